@@ -7,8 +7,6 @@ import hashlib
 import pathlib
 import sys
 
-import hypothesis
-import hypothesis.strategies as st
 import pytest
 
 from tff_dpftrl.data import jsonl, split, user_text
@@ -56,29 +54,6 @@ def test_shakespeare_splits_as_documented():
         sum(1 for _ in part.texts()) for part in (parts.train, parts.validation, parts.test)
     ]
     assert examples == [24_809, 2_991, 2_894]
-
-
-@hypothesis.given(st.integers(0, 200), st.integers(1, 99))
-def test_each_users_texts_are_cut_in_order(count, percent):
-    texts = [str(i) for i in range(count)]
-    corpus = user_text.UserText.from_mapping("m", {"a": texts, "b": []})
-    first, last = split.within_users(corpus, percent / 100)
-    assert first.examples("a") + last.examples("a") == texts
-    assert len(first.examples("a")) == -(-percent * count // 100)
-    assert first.user_ids == last.user_ids == corpus.user_ids
-
-
-def test_eighty_twenty():
-    corpus = user_text.UserText.from_mapping("m", {"a": list("0123456789"), "b": ["x"]})
-    first, last = split.within_users(corpus)
-    assert first.examples("a") == list("01234567") and last.examples("a") == list("89")
-    assert first.examples("b") == ["x"] and last.examples("b") == []
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, float("nan")])
-def test_bad_fractions_are_refused(fraction):
-    with pytest.raises(ValueError, match="train_fraction must be .*, above 0 and below 1"):
-        split.within_users(_corpus(2), fraction)
 
 
 if __name__ == "__main__":
