@@ -164,8 +164,8 @@ def test_the_bound_in_the_picture_is_what_was_found():
 
 def test_somebodys_own_code_is_named_as_such():
     theirs = _report(is_ours=False)
-    assert "somebody's own" in theirs.to_markdown() and "not of this package" in theirs.entry()
-    assert "somebody's own" not in _report().to_markdown()
+    assert "its author answers" in theirs.to_markdown() and "not of this package" in theirs.entry()
+    assert "its author answers" not in _report().to_markdown()
 
 
 def _stated(**kwargs):

@@ -434,7 +434,7 @@ def _maker(
     """Returns a function that makes the process anew, as a program does that starts again."""
     if isinstance(aggregator, tff.templates.AggregationProcess):
         if value_type is not None:
-            raise validation.UsageError("value_type must be None for a process: it has its own.")
+            raise validation.UsageError("value_type must be None for a process, which has a type.")
         return lambda: aggregator
     if value_type is None:
         # Of both tensors a part stays quiet, and each canary has a coordinate in both.

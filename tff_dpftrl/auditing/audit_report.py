@@ -20,7 +20,7 @@ Outcome = Literal["consistent", "violated", "not tested", "estimate"]
 _OUTCOMES = get_args(Outcome)
 
 _PICTURE = "trade_off.png"
-_NOT_OURS = "not of this package: it is somebody's own, and what was not tested is theirs to answer"
+_NOT_OURS = "custom, not of this package: its author answers for what was not tested"
 _NOT_OURS_SHORT = " (code not of this package)"
 _LIMITS = (
     "A lower bound above the claim shows that the claim is false. A lower bound below it shows "

@@ -153,10 +153,10 @@ def choose(
     """
     choices = []
     for family in families:
-        meeting = [point for point in family.points if point.accuracy >= target_accuracy]
-        if not meeting:
+        sufficient = [point for point in family.points if point.accuracy >= target_accuracy]
+        if not sufficient:
             continue
-        best = meeting[-1]
+        best = sufficient[-1]
         result = best.setting.results[0]
         config = result.cell.config
         report_goal = config.simulate_report_goal or config.clients_per_round

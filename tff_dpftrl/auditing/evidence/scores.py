@@ -91,7 +91,7 @@ def learned_scores(
         best = max(held_out, key=lambda key: _separation(held_out[key], train.present))
         weights = _discriminant(first, train.present, best)
         parts.append((held_out[best], second @ weights))
-    joint = np.stack([own for own, _ in parts], axis=1)
+    joint = np.stack([learned for learned, _ in parts], axis=1)
     weights = np.maximum(0.0, _discriminant(joint, train.present, 2.0))
     return np.stack([other for _, other in parts], axis=1) @ weights
 

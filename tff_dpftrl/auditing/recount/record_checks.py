@@ -127,7 +127,7 @@ def ledger(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_rep
     if terms.noise_multiplier > 0.0 and len(noises) < begun:
         wrong.append(f"{begun - len(noises)} rounds have no fingerprint of their noise")
     wrong += _index(history)
-    fine = f"{done} rounds are committed, each after the one before and with noise of its own"
+    fine = f"{done} rounds are committed, each after the one before, and no two with the same noise"
     return findings.judged(test, wrong, fine)
 
 
