@@ -18,7 +18,7 @@ help:
 	@echo "make test       run the default test suite, two files at a time (TEST_WORKERS=2)"
 	@echo "make test-slow  run the tests that are left out of it for their length"
 	@echo "make test-distributed  add Ray to .venv, and run the tests that need it"
-	@echo "make lint       check style with ruff, and types with basedpyright"
+	@echo "make lint       check style with ruff, texts of arguments, and types with basedpyright"
 	@echo "make format     rewrite files to the style that lint checks"
 	@echo "make notebooks  execute every notebook in colabs/ on small data"
 	@echo "make bazel-test run the tests with Bazel, offline"
@@ -65,6 +65,7 @@ test-distributed: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m verification.plain_words tff_dpftrl verification
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 format: $(READY)

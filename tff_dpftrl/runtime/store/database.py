@@ -28,6 +28,7 @@ _PACKAGES = {"psycopg2": "psycopg2-binary"}  # Packages that install without a c
 _FILE = "store.sqlite"
 _FORMAT = 2  # Version of the tables in `tables`, written to each store.
 _FORMAT_WITHOUT_DIGESTS = 1
+_SQLITE_CORRUPT = 11  # `sqlite3.SQLITE_CORRUPT`, which Python 3.10 does not name.
 _BUSY_SECONDS = 30  # Seconds that a transaction waits for one of another process.
 _BETWEEN_TRIES = 0.01  # Seconds.
 # Time-outs that detect a connection whose other end is gone.
@@ -81,8 +82,8 @@ def one_line_errors(action: str) -> Iterator[None]:
 
 def _is_corrupt(error: BaseException | None) -> bool:
     """Returns whether SQLite reports a damaged file, rather than a file of another kind."""
-    code = getattr(error, "sqlite_errorcode", 0) or 0
-    return code & 0xFF == sqlite3.SQLITE_CORRUPT
+    code = getattr(error, "sqlite_errorcode", 0) or 0  # Python 3.10 has none.
+    return code & 0xFF == _SQLITE_CORRUPT
 
 
 def open_database(place: str | os.PathLike[str]) -> tuple[sql.engine.Engine, str]:
