@@ -44,9 +44,9 @@ def _refused(path, match):
 
 def test_what_numpy_writes_is_read(tmp_path):
     np.savez(tmp_path / "a.npz", **_ARRAYS)
-    found = array_files.read(tmp_path / "a.npz")
-    assert found.keys() == _ARRAYS.keys()
-    for name, array in found.items():
+    arrays = array_files.read(tmp_path / "a.npz")
+    assert arrays.keys() == _ARRAYS.keys()
+    for name, array in arrays.items():
         assert array.dtype == _ARRAYS[name].dtype and array.flags.writeable
         np.testing.assert_array_equal(array, _ARRAYS[name])
 

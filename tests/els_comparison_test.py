@@ -28,18 +28,20 @@ _SETTING = {"sampling_probability": 0.01, "num_steps": 2000, "delta": 1e-6}
     ],
 )
 def test_black_box_values(stddev, group, expected):
-    found = els_comparison.black_box_epsilon(noise_multiplier=stddev, group_size=group, **_SETTING)
-    assert found == pytest.approx(expected, rel=3e-3)
+    computed = els_comparison.black_box_epsilon(
+        noise_multiplier=stddev, group_size=group, **_SETTING
+    )
+    assert computed == pytest.approx(expected, rel=3e-3)
     tight = mixture_of_gaussians.epsilon(
         mixture_of_gaussians.els(stddev, 0.01, group), num_steps=2000, delta=1e-6
     )
-    assert tight <= found
-    assert group == 1 or found > 1.005 * tight
+    assert tight <= computed
+    assert group == 1 or computed > 1.005 * tight
 
 
 def test_black_box_holds_by_the_formula():
-    found = els_comparison.black_box_epsilon(noise_multiplier=2.0, group_size=3, **_SETTING)
-    example = found / 3
+    computed = els_comparison.black_box_epsilon(noise_multiplier=2.0, group_size=3, **_SETTING)
+    example = computed / 3
     pair = mixture_of_gaussians.uls(2.0, 0.01)
     small = mixture_of_gaussians.delta(pair, num_steps=2000, epsilon=example)
     assert small * math.expm1(3 * example) / math.expm1(example) <= 1e-6 * (1 + 1e-9)
@@ -51,8 +53,8 @@ def test_black_box_holds_by_the_formula():
 
 def test_black_box_gives_up_where_it_asks_for_too_small_a_delta():
     kwargs = {"sampling_probability": 0.01, "num_steps": 100, "delta": 1e-50}
-    found = els_comparison.black_box_epsilon(noise_multiplier=2.0, group_size=16, **kwargs)
-    assert found == math.inf
+    computed = els_comparison.black_box_epsilon(noise_multiplier=2.0, group_size=16, **kwargs)
+    assert computed == math.inf
 
 
 @pytest.mark.parametrize("group, is_finite", [(2, True), (8, False)])
@@ -67,8 +69,8 @@ def test_black_box_asks_a_few_quick_questions(group, is_finite, monkeypatch):
     monkeypatch.setattr(mixture_of_gaussians, "epsilon", counted)
     monkeypatch.setattr(mixture_of_gaussians, "delta", None)
     kwargs = {"sampling_probability": 0.01, "num_steps": 100, "delta": 1e-6}
-    found = els_comparison.black_box_epsilon(noise_multiplier=0.7, group_size=group, **kwargs)
-    assert math.isfinite(found) == is_finite
+    computed = els_comparison.black_box_epsilon(noise_multiplier=0.7, group_size=group, **kwargs)
+    assert math.isfinite(computed) == is_finite
     assert len(asked) <= 20 and min(asked) >= 0.99e-50
 
 
@@ -83,30 +85,30 @@ def test_divergence_of_removal_is_the_sum_over_all_draws(stddev, group, order):
         pairs = sum(a * b for a, b in itertools.combinations(draws, 2))
         weight = np.prod([pair.probabilities[j] for j in draws])
         total += weight * math.exp(pairs / stddev**2)
-    found = els_comparison._divergence(pair, float(order), True)
-    assert found == pytest.approx(math.log(total) / (order - 1), rel=1e-9)
+    computed = els_comparison._divergence(pair, float(order), True)
+    assert computed == pytest.approx(math.log(total) / (order - 1), rel=1e-9)
 
 
 def test_divergence_of_addition_is_that_of_a_gaussian_without_sampling():
     pair = mixture_of_gaussians.uls(2.0, 1.0)
     for order in (1.5, 2.0, 7.0):
         for remove in (True, False):
-            found = els_comparison._divergence(pair, order, remove)
-            assert found == pytest.approx(order / 8.0, rel=1e-9)
+            computed = els_comparison._divergence(pair, order, remove)
+            assert computed == pytest.approx(order / 8.0, rel=1e-9)
 
 
 def test_renyi_epsilon_lies_above_the_tight_one_and_is_the_known_one_of_one_example():
     kwargs = {"sampling_probability": 0.02, "num_steps": 500, "delta": 1e-6}
-    found = els_comparison.renyi_epsilon(noise_multiplier=1.1, group_size=1, **kwargs)
+    computed = els_comparison.renyi_epsilon(noise_multiplier=1.1, group_size=1, **kwargs)
     known = dp_fedavg.DpFedAvg(0.02, 1.1, 500).epsilon_rdp(1e-6)
-    assert found == pytest.approx(known, rel=5e-3)
+    assert computed == pytest.approx(known, rel=5e-3)
     for group, expected in ((2, 2.371), (8, 11.441)):
-        found = els_comparison.renyi_epsilon(noise_multiplier=2.0, group_size=group, **_SETTING)
-        assert found == pytest.approx(expected, rel=5e-3)
+        computed = els_comparison.renyi_epsilon(noise_multiplier=2.0, group_size=group, **_SETTING)
+        assert computed == pytest.approx(expected, rel=5e-3)
         tight = mixture_of_gaussians.epsilon(
             mixture_of_gaussians.els(2.0, 0.01, group), num_steps=2000, delta=1e-6
         )
-        assert found > 1.03 * tight
+        assert computed > 1.03 * tight
 
 
 @pytest.mark.parametrize(

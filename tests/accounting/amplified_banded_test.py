@@ -59,8 +59,10 @@ def test_calibration_meets_the_target():
     noise = amplified_banded.calibrate_noise_multiplier(
         strategy, target_epsilon=1.5, delta=1e-6, **run
     )
-    found = amplified_banded.AmplifiedBanded.from_strategy(strategy, noise_multiplier=noise, **run)
-    assert 1.5 * (1 - 1e-3) <= found.epsilon(1e-6) <= 1.5
+    amplified = amplified_banded.AmplifiedBanded.from_strategy(
+        strategy, noise_multiplier=noise, **run
+    )
+    assert 1.5 * (1 - 1e-3) <= amplified.epsilon(1e-6) <= 1.5
 
 
 def test_identity_with_one_group_is_dp_fedavg():

@@ -27,14 +27,14 @@ def test_target_epsilon_is_met_and_not_wasted(target, delta, inflation):
     noise = calibrate.calibrate_noise_multiplier(
         mechanism, _SCHEMA, target_epsilon=target, delta=delta, clip_norm_inflation=inflation
     )
-    found = guarantee.dp_ftrl_guarantee(
+    claim = guarantee.dp_ftrl_guarantee(
         mechanism,
         noise_multiplier=noise,
         schema=_SCHEMA,
         delta=delta,
         clip_norm_inflation=inflation,
     )
-    assert target * (1 - 1e-8) - 1e-9 * found.mu <= found.epsilon <= target
+    assert target * (1 - 1e-8) - 1e-9 * claim.mu <= claim.epsilon <= target
 
 
 @given(target=st.floats(-6.0, 4.0).map(lambda exponent: 10.0**exponent))
@@ -42,10 +42,10 @@ def test_target_epsilon_is_met_and_not_wasted(target, delta, inflation):
 def test_target_rho_is_met_and_not_wasted(target):
     mechanism = tree.Tree(200)
     noise = calibrate.calibrate_noise_multiplier(mechanism, _SCHEMA, target_rho=target)
-    found = guarantee.dp_ftrl_guarantee(
+    claim = guarantee.dp_ftrl_guarantee(
         mechanism, noise_multiplier=noise, schema=_SCHEMA, delta=1e-10
     )
-    assert target * (1 - 1e-9) <= found.rho_zcdp <= target
+    assert target * (1 - 1e-9) <= claim.rho_zcdp <= target
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_search_ends_just_above_the_smallest_noise(initial):
     def epsilon(noise):
         return gaussian.epsilon(1.0 / noise, 1e-8)
 
-    found = calibrate.smallest_noise(epsilon, target_epsilon=2.0, initial=initial)
-    assert epsilon(found) <= 2.0
+    computed = calibrate.smallest_noise(epsilon, target_epsilon=2.0, initial=initial)
+    assert epsilon(computed) <= 2.0
     smallest = 1.0 / gaussian.mu(2.0, 1e-8)
-    assert smallest <= found <= smallest * (1 + 1.01e-4)
+    assert smallest <= computed <= smallest * (1 + 1.01e-4)
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 8.0])
@@ -85,12 +85,12 @@ def test_search_is_short_and_proves_its_answer(power, tolerance):
         return asked[noise]
 
     target = epsilon(0.7)
-    found = calibrate.smallest_noise(
+    computed = calibrate.smallest_noise(
         epsilon, target_epsilon=target, initial=0.72, relative_tolerance=tolerance
     )
-    assert asked[found] <= target  # It was evaluated.
+    assert asked[computed] <= target  # It was evaluated.
     largest_too_small = max(noise for noise, cost in asked.items() if cost > target)
-    assert largest_too_small < found <= largest_too_small * (1 + tolerance)
+    assert largest_too_small < computed <= largest_too_small * (1 + tolerance)
     assert len(asked) <= 8  # Halving alone takes up to 17 from there.
 
 
@@ -101,8 +101,8 @@ def test_search_copes_with_jumps_and_without_a_limit(scale):
     def epsilon(noise):
         return math.inf if noise < 0.5 * scale else 3.0 if noise < 0.9 * scale else 0.0
 
-    found = calibrate.smallest_noise(epsilon, target_epsilon=2.0)
-    assert 0.9 * scale <= found <= 0.9 * scale * (1 + 1e-4)
+    computed = calibrate.smallest_noise(epsilon, target_epsilon=2.0)
+    assert 0.9 * scale <= computed <= 0.9 * scale * (1 + 1e-4)
 
 
 def test_search_gives_up_on_the_impossible():

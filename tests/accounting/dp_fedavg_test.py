@@ -76,8 +76,8 @@ def test_log_moments_are_integrals():
     base = np.exp(-(x**2) / (2 * noise**2)) / (noise * math.sqrt(2 * math.pi))
     ratio = 1 - q + q * np.exp((2 * x - 1) / (2 * noise**2))
     expected = [np.log(base @ ratio ** (moment + 1) * (x[1] - x[0])) for moment in (1, 5, 12)]
-    found = dp_fedavg.DpFedAvg(q, noise, 1)._log_moments()[[0, 4, 11]]
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    computed = dp_fedavg.DpFedAvg(q, noise, 1)._log_moments()[[0, 4, 11]]
+    np.testing.assert_allclose(computed, expected, rtol=1e-9)
 
 
 def test_full_participation_is_the_plain_gaussian():

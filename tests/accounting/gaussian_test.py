@@ -51,10 +51,10 @@ def test_epsilon_is_smallest_that_keeps_delta(mu, delta):
 @settings(max_examples=60, deadline=None)
 def test_mu_inverts_epsilon_on_the_safe_side(mu, delta):
     epsilon = gaussian.epsilon(mu, delta)
-    found = gaussian.mu(epsilon, delta)
-    assert gaussian.log_delta(found, epsilon) <= math.log(delta)
+    computed = gaussian.mu(epsilon, delta)
+    assert gaussian.log_delta(computed, epsilon) <= math.log(delta)
     if epsilon > 0.0:
-        assert found == pytest.approx(mu, rel=1e-9)
+        assert computed == pytest.approx(mu, rel=1e-9)
 
 
 @pytest.mark.parametrize("mu", [0.05, 0.5, 1.0, 2.0, 5.0])

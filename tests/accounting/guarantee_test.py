@@ -78,11 +78,11 @@ def _gboard(row, **kwargs) -> guarantee.Guarantee:
 
 @pytest.mark.parametrize("row", GBOARD_ROWS, ids=lambda row: row[0])
 def test_zcdp_of_the_gboard_tables(row):
-    found = _gboard(row)
-    assert found.sensitivity.exact
-    assert found.sensitivity.squared == row[5]
+    claim = _gboard(row)
+    assert claim.sensitivity.exact
+    assert claim.sensitivity.squared == row[5]
     if row[0] != "en-US*":
-        assert round(found.rho_zcdp, 2) == row[4]
+        assert round(claim.rho_zcdp, 2) == row[4]
 
 
 @pytest.mark.parametrize("name", GBOARD_EPSILONS)
@@ -134,21 +134,21 @@ def test_inflation_that_explains_the_secure_aggregation_row():
 def test_blt_rows_of_table_4(
     name, noise, rounds, gap, participations, rho, epsilon, printed_rho, printed_epsilon
 ):
-    found = guarantee.dp_ftrl_guarantee(
+    claim = guarantee.dp_ftrl_guarantee(
         zoo.load(name),
         noise_multiplier=noise,
         schema=schema_lib.MinSep.from_gap(rounds, gap, participations),
         delta=1e-10,
     )
-    assert found.rho_zcdp == pytest.approx(rho, rel=5e-4)
-    assert found.epsilon == pytest.approx(epsilon, rel=2e-4)
+    assert claim.rho_zcdp == pytest.approx(rho, rel=5e-4)
+    assert claim.epsilon == pytest.approx(epsilon, rel=2e-4)
     if name == "blt-gboard-b400":
         # The production parameters; the table's rho is rounded up.
-        assert math.ceil(100 * found.rho_zcdp) / 100 == printed_rho
+        assert math.ceil(100 * claim.rho_zcdp) / 100 == printed_rho
     else:
         # Our optimum for the same schema, which need not be theirs to the last digit.
-        assert found.rho_zcdp == pytest.approx(printed_rho, rel=0.01)
-    assert found.epsilon == pytest.approx(printed_epsilon, abs=0.0051)
+        assert claim.rho_zcdp == pytest.approx(printed_rho, rel=0.01)
+    assert claim.epsilon == pytest.approx(printed_epsilon, abs=0.0051)
 
 
 @pytest.mark.parametrize(
@@ -222,43 +222,43 @@ def test_calibration_works_for_every_mechanism(index):
     mechanism = _strategies(48)[index]
     schema = schema_lib.MinSep(48, 7, 4)
     noise = calibrate.calibrate_noise_multiplier(mechanism, schema, target_epsilon=3.0, delta=1e-9)
-    found = guarantee.dp_ftrl_guarantee(
+    claim = guarantee.dp_ftrl_guarantee(
         mechanism, noise_multiplier=noise, schema=schema, delta=1e-9
     )
-    assert 3.0 * (1 - 1e-8) <= found.epsilon <= 3.0
+    assert 3.0 * (1 - 1e-8) <= claim.epsilon <= 3.0
 
 
 def test_identity_with_one_participation_is_the_plain_gaussian():
     schema = schema_lib.MinSep(100, 100, 1)
-    found = guarantee.dp_ftrl_guarantee(
+    claim = guarantee.dp_ftrl_guarantee(
         identity.Identity(), noise_multiplier=2.5, schema=schema, delta=1e-6
     )
-    assert found.rho_zcdp == pytest.approx(1 / (2 * 2.5**2), rel=1e-14)
+    assert claim.rho_zcdp == pytest.approx(1 / (2 * 2.5**2), rel=1e-14)
     plain = dp_accounting.get_epsilon_gaussian(2.5, 1e-6)
-    assert found.epsilon == pytest.approx(plain, rel=1e-9)
-    assert found.delta_at(found.epsilon) == pytest.approx(1e-6, rel=1e-9)
+    assert claim.epsilon == pytest.approx(plain, rel=1e-9)
+    assert claim.delta_at(claim.epsilon) == pytest.approx(1e-6, rel=1e-9)
 
 
 def test_accountants_accept_the_event():
-    found = _gboard(GBOARD_ROWS[4])
-    event = found.to_dp_event()
+    claim = _gboard(GBOARD_ROWS[4])
+    event = claim.to_dp_event()
     pld = dp_accounting.pld.PLDAccountant(_ZERO_OUT)
     assert pld.supports(event)
-    assert pld.compose(event).get_epsilon(1e-10) == pytest.approx(found.epsilon, rel=1e-6)
+    assert pld.compose(event).get_epsilon(1e-10) == pytest.approx(claim.epsilon, rel=1e-6)
     renyi = rdp.RdpAccountant(neighboring_relation=_ZERO_OUT).compose(event)
-    assert renyi.get_epsilon(1e-10) == pytest.approx(found.epsilon_rdp, rel=2e-3)
+    assert renyi.get_epsilon(1e-10) == pytest.approx(claim.epsilon_rdp, rel=2e-3)
     assert pld.ledger == event
     rebuilt = dp_accounting.DpEvent.from_named_tuple(event.to_named_tuple())
     assert rebuilt == event
 
 
 def test_event_without_noise_is_not_private():
-    found = guarantee.dp_ftrl_guarantee(
+    claim = guarantee.dp_ftrl_guarantee(
         identity.Identity(), noise_multiplier=0.0, schema=schema_lib.MinSep(10, 1, 1), delta=1e-6
     )
-    assert found.rho_zcdp == found.epsilon == math.inf
-    assert found.to_dict()["epsilon"] is None
-    accountant = dp_accounting.pld.PLDAccountant(_ZERO_OUT).compose(found.to_dp_event())
+    assert claim.rho_zcdp == claim.epsilon == math.inf
+    assert claim.to_dict()["epsilon"] is None
+    accountant = dp_accounting.pld.PLDAccountant(_ZERO_OUT).compose(claim.to_dp_event())
     assert accountant.get_epsilon(1e-6) == math.inf
 
 
@@ -278,18 +278,18 @@ def test_a_known_seed_guarantees_nothing():
 
 
 def test_a_guarantee_prints_as_a_sentence_that_rounds_up():
-    found = guarantee.dp_ftrl_guarantee(
+    claim = guarantee.dp_ftrl_guarantee(
         tree.Tree(2000),
         noise_multiplier=7.0,
         schema=schema_lib.MinSep.from_gap(2000, 313, 6),
         delta=1e-10,
     )
     # es-ES of 2022 (McMahan & Thakurta): epsilon 8.5261, rho 79 / 98, both rounded up.
-    assert str(found) == (
+    assert str(claim) == (
         "tree: (ε = 8.527, δ = 1e-10)-differential privacy, ρ = 0.8062 zCDP; noise multiplier 7, "
         "2000 rounds, stride at least 314, at most 6 participations"
     )
-    assert "ε = unbounded" in str(dataclasses.replace(found, noise_multiplier=0.0))
+    assert "ε = unbounded" in str(dataclasses.replace(claim, noise_multiplier=0.0))
 
 
 def test_event_refuses_an_inconsistent_multiplier():
@@ -395,13 +395,13 @@ def test_more_rounds_than_declared_are_refused():
 @pytest.mark.parametrize("z", [5e-324, 1e-200, 1e-160])
 @pytest.mark.filterwarnings("error")
 def test_next_to_no_noise_is_no_guarantee_and_no_traceback(z):
-    found = guarantee.dp_ftrl_guarantee(
+    claim = guarantee.dp_ftrl_guarantee(
         tree.Tree(20), noise_multiplier=z, schema=schema_lib.MinSep(20, 5, 4), delta=1e-6
     )
-    assert found.epsilon == found.rho_zcdp == found.epsilon_rdp == math.inf
-    assert found.delta_at(1e300) == pytest.approx(1.0)
-    assert found.to_dict()["epsilon"] is None
-    assert "ε = unbounded" in str(found)
+    assert claim.epsilon == claim.rho_zcdp == claim.epsilon_rdp == math.inf
+    assert claim.delta_at(1e300) == pytest.approx(1.0)
+    assert claim.to_dict()["epsilon"] is None
+    assert "ε = unbounded" in str(claim)
 
 
 @pytest.mark.parametrize("z", [math.inf, math.nan, -1.0, "many"])

@@ -137,11 +137,11 @@ def test_one_step_is_the_hockey_stick_integral(group, stddev, sampling, epsilon)
         return np.maximum(upper - math.exp(epsilon) * lower, 0.0).sum() * (x[1] - x[0])
 
     expected = max(hockey_stick(mixed, base), hockey_stick(base, mixed))
-    found = mixture_of_gaussians.delta(
+    computed = mixture_of_gaussians.delta(
         mixture_of_gaussians.els(stddev, sampling, group), num_steps=1, epsilon=epsilon
     )
-    assert found >= expected * (1 - 1e-6) - 1e-14
-    assert found <= expected * 1.01 + 1e-14
+    assert computed >= expected * (1 - 1e-6) - 1e-14
+    assert computed <= expected * 1.01 + 1e-14
     if expected > 1e-7:
         back = _epsilon(stddev, group, 1, expected, sampling)
         assert epsilon - 1e-6 <= back <= epsilon * (1 + 1e-3) + 1e-5
@@ -195,18 +195,18 @@ def test_few_steps_against_direct_convolution(steps):
         candidates = np.arange(0.3, 0.5, 2e-4)
         deltas = [composed[losses > e] @ -np.expm1(e - losses[losses > e]) for e in candidates]
         bounds.append(candidates[np.searchsorted(-np.array(deltas), -delta)])
-    found = mixture_of_gaussians.epsilon(
+    computed = mixture_of_gaussians.epsilon(
         mixture_of_gaussians.uls(1.0, q), num_steps=steps, delta=delta
     )
-    assert bounds[0] - 2e-4 <= found <= bounds[1] + 2e-4
+    assert bounds[0] - 2e-4 <= computed <= bounds[1] + 2e-4
 
 
 def test_delta_and_epsilon_agree():
     mixture = mixture_of_gaussians.els(1.0, 0.01, 4)
     for delta in (1e-12, 1e-6, 1e-2):
         epsilon = mixture_of_gaussians.epsilon(mixture, num_steps=500, delta=delta)
-        found = mixture_of_gaussians.delta(mixture, num_steps=500, epsilon=epsilon)
-        assert found == pytest.approx(delta, rel=1e-3)
+        computed = mixture_of_gaussians.delta(mixture, num_steps=500, epsilon=epsilon)
+        assert computed == pytest.approx(delta, rel=1e-3)
 
 
 def test_calibration_meets_the_target():
@@ -219,7 +219,7 @@ def test_calibration_meets_the_target():
 @pytest.mark.parametrize("sigma, ratio, epsilon", _CALIBRATED)
 def test_calibration_of_table(sigma, ratio, epsilon):
     sampling, group = ratio
-    found = mixture_of_gaussians.calibrate_els(
+    computed = mixture_of_gaussians.calibrate_els(
         sampling_probability=sampling,
         group_size=group,
         num_steps=256,
@@ -227,7 +227,7 @@ def test_calibration_of_table(sigma, ratio, epsilon):
         delta=1e-6,
     )
     # Half of the last digit, and what a search may lie above the smallest noise.
-    assert found == pytest.approx(sigma, abs=5e-4 + 1e-4 * sigma)
+    assert computed == pytest.approx(sigma, abs=5e-4 + 1e-4 * sigma)
 
 
 def test_calibration_evaluates_little_and_remembers(monkeypatch):
@@ -349,12 +349,12 @@ def test_probabilities_that_are_far_from_one_are_refused():
 @pytest.mark.filterwarnings("error")
 def test_any_noise_gives_an_epsilon_that_covers_the_whole_delta(noise):
     pair = mixture_of_gaussians.uls(noise, 0.01)
-    found = mixture_of_gaussians.epsilon(pair, num_steps=100, delta=1e-6)
+    computed = mixture_of_gaussians.epsilon(pair, num_steps=100, delta=1e-6)
     # At least 5 of the 100 steps concern the user with probability .003, far above delta.
-    assert found >= 5 / (2 * noise * noise) if noise > 1e-150 else found == math.inf
+    assert computed >= 5 / (2 * noise * noise) if noise > 1e-150 else computed == math.inf
     assert mixture_of_gaussians.delta(pair, num_steps=100, epsilon=1.0) == 1.0
     # And it is at most that of all steps, without sampling.
-    assert found <= gaussian.epsilon(10.0 / noise if noise > 1e-300 else math.inf, 1e-6)
+    assert computed <= gaussian.epsilon(10.0 / noise if noise > 1e-300 else math.inf, 1e-6)
 
 
 def test_counting_and_losses_agree_where_both_can_be_used():

@@ -54,19 +54,19 @@ def test_delta_is_the_binomial_sum(num_steps, share):
     epsilon = max(epsilon, 0.0)
     exact = _exact_delta(num_steps, epsilon)
     saddle = privacy_loss.saddle_for_epsilon(_step(), num_steps, epsilon)
-    found = _composed(_step(), num_steps, saddle, math.log(exact)).delta(epsilon)
+    computed = _composed(_step(), num_steps, saddle, math.log(exact)).delta(epsilon)
     # Moving epsilon by a relative 1e-5 moves log delta by the tilt times that; rounding is charged.
     moved = 2 * _TOLERANCE * saddle.tilt * max(epsilon, 1e-3)
-    assert exact <= found <= exact * math.exp(moved + 1e-7)
+    assert exact <= computed <= exact * math.exp(moved + 1e-7)
 
 
 @pytest.mark.parametrize("delta", [1e-30, 1e-12, 1e-6, 1e-2])
 def test_epsilon_is_just_large_enough(delta):
     saddle = privacy_loss.saddle_for_delta(_step(), 500, math.log(delta))
-    found = _composed(_step(), 500, saddle, math.log(delta)).epsilon(delta)
-    assert found <= saddle.epsilon
-    assert _exact_delta(500, found) <= delta
-    assert _exact_delta(500, found * (1 - 1e-3)) > delta
+    computed = _composed(_step(), 500, saddle, math.log(delta)).epsilon(delta)
+    assert computed <= saddle.epsilon
+    assert _exact_delta(500, computed) <= delta
+    assert _exact_delta(500, computed * (1 - 1e-3)) > delta
 
 
 def test_infinite_losses_are_charged():

@@ -33,9 +33,9 @@ def _statement(**kwargs) -> statement.PrivacyStatement:
     return statement.dp_ftrl_statement(claim, facts, **({"unit_of_privacy": "device"} | kwargs))
 
 
-def _headline(found: statement.PrivacyStatement) -> list[str]:
+def _headline(built: statement.PrivacyStatement) -> list[str]:
     """The paragraphs between the title and the first section."""
-    return found.to_markdown().split("\n## ")[0].strip().split("\n\n")[1:]
+    return built.to_markdown().split("\n## ")[0].strip().split("\n\n")[1:]
 
 
 def test_markdown_says_what_the_checklist_asks_for():
@@ -86,46 +86,46 @@ def test_markdown_says_what_the_checklist_asks_for():
     ],
 )
 def test_a_broken_claim_is_withdrawn(kwargs, reason):
-    found = _statement(**kwargs)
-    assert not found.has_guarantee
-    assert found.epsilon is None and found.rho_zcdp is None
-    text = found.to_markdown()
+    built = _statement(**kwargs)
+    assert not built.has_guarantee
+    assert built.epsilon is None and built.rho_zcdp is None
+    text = built.to_markdown()
     assert "**No differential privacy guarantee.**" in text
     assert reason in text
     assert "ε =" not in text and "ρ =" not in text
-    values = json.loads(found.to_json())
+    values = json.loads(built.to_json())
     assert values["epsilon"] is None and values["rho_zcdp"] is None
-    assert statement.PrivacyStatement.from_json(found.to_json()) == found
+    assert statement.PrivacyStatement.from_json(built.to_json()) == built
 
 
 def test_a_claim_for_fewer_participations_than_observed_is_withdrawn():
     narrow = _claim(schema=schema_lib.MinSep(2000, 400, 2))
-    found = _statement(
+    built = _statement(
         claim=narrow, declared=_SCHEMA, observed=observed.Participation(2000, 400, 3)
     )
-    assert "accounted for: 3 participations of one client exceed" in found.no_guarantee[0]
+    assert "accounted for: 3 participations of one client exceed" in built.no_guarantee[0]
 
 
 def test_a_run_cut_short_is_charged_for_what_it_released():
     short = dataclasses.replace(_SCHEMA, num_rounds=1000)
-    found = _statement(
+    built = _statement(
         claim=_claim(schema=short),
         declared=_SCHEMA,
         observed=observed.Participation(1000, None, 1),
     )
-    assert found.has_guarantee
-    assert found.epsilon < _statement().epsilon
-    text = found.to_markdown()
+    assert built.has_guarantee
+    assert built.epsilon < _statement().epsilon
+    text = built.to_markdown()
     assert "| accounted for | 1000 | 314 | 313 | 6 |" in text
     assert "| observed | 1000 | none took part twice | | 1 |" in text
 
 
 def test_json_round_trip_is_exact():
-    found = _statement(observed=observed.Participation(1990, None, 1), caveats=("One more.",))
-    again = statement.PrivacyStatement.from_json(found.to_json())
-    assert again == found
-    assert again.diff(found) == {}
-    assert again.to_markdown() == found.to_markdown()
+    built = _statement(observed=observed.Participation(1990, None, 1), caveats=("One more.",))
+    again = statement.PrivacyStatement.from_json(built.to_json())
+    assert again == built
+    assert again.diff(built) == {}
+    assert again.to_markdown() == built.to_markdown()
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"epsilon": 1.0}'])
@@ -166,22 +166,22 @@ def test_without_a_record_the_headline_says_that_participation_was_assumed():
 
 def test_the_ledgers_summary_is_taken_as_it_is_without_its_histogram():
     seen = observed.ObservedParticipation(2000, 320, 5, {1: 7, 5: 1})
-    found = _statement(observed=seen)
-    assert found == _statement(observed=observed.Participation(2000, 320, 5))
-    assert "histogram" not in found.to_json()
+    built = _statement(observed=seen)
+    assert built == _statement(observed=observed.Participation(2000, 320, 5))
+    assert "histogram" not in built.to_json()
 
 
 def test_a_delta_that_protects_nobody_stands_under_the_headline():
     # Delta at least 1 / users allows to publish all data of a user drawn at random.
     claim = _claim(delta=0.5)
     with pytest.warns(UserWarning, match="delta=0.5 is not below 1 / 27") as caught:
-        found = statement.dp_ftrl_statement(claim, unit_of_privacy="user", num_users=27)
+        built = statement.dp_ftrl_statement(claim, unit_of_privacy="user", num_users=27)
     assert caught[0].filename == __file__
-    assert found.epsilon < 1.0
-    headline, caveat = _headline(found)
+    assert built.epsilon < 1.0
+    headline, caveat = _headline(built)
     assert "δ = 0.5" in headline
     assert caveat.startswith("**δ = 0.5 is not below 1 / 27") and "drawn at random" in caveat
-    assert statement.PrivacyStatement.from_json(found.to_json()) == found
+    assert statement.PrivacyStatement.from_json(built.to_json()) == built
     with pytest.warns(UserWarning, match="not below"):
         assert _statement(claim=_claim(delta=1 / 49), num_users=49).headline_caveats
     sampled = {"accounting": "PLD.", "sampling": "Poisson.", "mechanism": "x"}
@@ -194,9 +194,9 @@ def test_a_delta_that_protects_nobody_stands_under_the_headline():
 def test_a_small_delta_needs_no_caveat_and_a_large_one_does_without_a_population():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = _statement(num_users=10**6)
+        built = _statement(num_users=10**6)
         unknown = _statement(claim=_claim(delta=0.01))
-    assert found.headline_caveats == () and found.parameters["num_users"] == 10**6
+    assert built.headline_caveats == () and built.parameters["num_users"] == 10**6
     assert "with 100 devices or more" in _headline(unknown)[1]
     assert _statement(claim=_claim(delta=1e-3)).headline_caveats == ()
 
@@ -240,12 +240,12 @@ def test_statement_of_a_sampled_mechanism():
         "sampling": "Every user is in a round's cohort with probability 0.01.",
         "facts": facts_lib.Facts({"sampling_probability": 0.01}),
     }
-    found = statement.sampled_statement(epsilon=3.89, **kwargs)
-    assert "probability 0.01" in found.to_markdown()
-    (headline,) = _headline(found)
+    built = statement.sampled_statement(epsilon=3.89, **kwargs)
+    assert "probability 0.01" in built.to_markdown()
+    (headline,) = _headline(built)
     assert headline.startswith("**User-level (ε = 3.89, δ = 1e-09)-differential privacy, if the")
     assert "sampling of cohorts was kept: it was assumed, not observed**" in headline
-    assert statement.PrivacyStatement.from_json(found.to_json()) == found
+    assert statement.PrivacyStatement.from_json(built.to_json()) == built
     assert not statement.sampled_statement(epsilon=math.inf, **kwargs).has_guarantee
     seeded = statement.sampled_statement(epsilon=3.89, seed_is_known=True, **kwargs)
     assert not seeded.has_guarantee
@@ -269,10 +269,10 @@ def test_an_inconsistent_statement_cannot_be_built(changes, message):
 
 
 def test_statements_from_before_there_were_audits_are_read():
-    found = _statement()
-    values = json.loads(found.to_json())
+    built = _statement()
+    values = json.loads(built.to_json())
     del values["audits"]
-    assert statement.PrivacyStatement.from_json(json.dumps(values)) == found
+    assert statement.PrivacyStatement.from_json(json.dumps(values)) == built
     with pytest.raises(ValueError, match="audits is of another type"):
         statement.PrivacyStatement.from_json(json.dumps(values | {"audits": "none"}))
 

@@ -106,12 +106,12 @@ def test_sensitivity_against_every_pattern(strategy):
         schema = schema_lib.MinSep(n, b, k)
         dense = strategy.strategy_matrix(n)
         oracle = max(np.sum(dense[:, list(p)].sum(axis=1) ** 2) for p in schema.patterns())
-        found = strategy.sensitivity(schema)
-        assert found.squared >= oracle * (1 - 1e-13)
-        if found.exact:
-            assert found.squared == pytest.approx(oracle, rel=1e-12)
+        sensitivity = strategy.sensitivity(schema)
+        assert sensitivity.squared >= oracle * (1 - 1e-13)
+        if sensitivity.exact:
+            assert sensitivity.squared == pytest.approx(oracle, rel=1e-12)
         else:
-            assert sum(strategy.output_scale) > 1 and "bound" in found.method
+            assert sum(strategy.output_scale) > 1 and "bound" in sensitivity.method
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_sensitivity_against_every_pattern(strategy):
 )
 def test_published_privacy_of_the_production_parameters(n, gap, k, z, rho):
     schema = schema_lib.MinSep.from_gap(n, gap, k)
-    found = _PRODUCTION.sensitivity(schema)
-    assert found.exact
-    assert found.squared / (2 * z**2) == pytest.approx(rho, abs=5e-6)
+    sensitivity = _PRODUCTION.sensitivity(schema)
+    assert sensitivity.exact
+    assert sensitivity.squared / (2 * z**2) == pytest.approx(rho, abs=5e-6)
 
 
 def test_production_loss_is_close_to_the_optimum():

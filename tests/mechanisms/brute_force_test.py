@@ -136,8 +136,8 @@ def test_never_below_and_never_far_above(name, num_rounds):
 @pytest.mark.parametrize("name", _SIGNED)
 def test_never_below_any_signs(name, num_rounds):
     strategy = _SIGNED[name]
-    for schema, found in _schemas_and_truth(strategy, num_rounds, signs=(1.0, -1.0)):
-        assert strategy.sensitivity(schema).squared >= found * (1 - _ROUNDING), schema
+    for schema, computed in _schemas_and_truth(strategy, num_rounds, signs=(1.0, -1.0)):
+        assert strategy.sensitivity(schema).squared >= computed * (1 - _ROUNDING), schema
 
 
 def test_the_signed_cases_are_cases():

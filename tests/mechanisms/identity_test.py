@@ -28,8 +28,8 @@ def test_sensitivity_counts_participations_that_fit():
     for n, b, k in [(10, 3, 2), (10, 3, 9), (1, 1, 1), (12, 12, 4)]:
         schema = schema_lib.MinSep(n, b, k)
         expected = max(len(pattern) for pattern in schema.patterns())
-        found = strategy.sensitivity(schema)
-        assert (found.squared, found.exact) == (expected, True)
+        sensitivity = strategy.sensitivity(schema)
+        assert (sensitivity.squared, sensitivity.exact) == (expected, True)
 
 
 def test_dictionary_round_trip():

@@ -25,8 +25,8 @@ def test_split_and_total_are_inverse(noise, factor):
 
 def test_gboard_default_split():
     # Xu et al. 2023, Algorithm 1: sigma_b = m / 20 with m = 6500 clients and z = 7.
-    found = noise_split.update_noise_multiplier(7.0, 6500 / 20)
-    assert found == pytest.approx((7.0**-2 - 650.0**-2) ** -0.5, rel=1e-14)
+    computed = noise_split.update_noise_multiplier(7.0, 6500 / 20)
+    assert computed == pytest.approx((7.0**-2 - 650.0**-2) ** -0.5, rel=1e-14)
 
 
 def test_both_streams_together_cost_what_the_total_costs():

@@ -80,10 +80,10 @@ def test_gboard_en_us_with_secagg():
 )
 def test_rows_that_the_earliest_pattern_understates(name, earliest):
     num_rounds, min_sep_gap, max_participations, expected, _ = _ROWS[name]
-    found = tree_sensitivity.earliest_pattern_squared(
+    computed = tree_sensitivity.earliest_pattern_squared(
         num_rounds, min_sep_gap + 1, max_participations
     )
-    assert found == earliest < expected
+    assert computed == earliest < expected
 
 
 def test_the_gap_taken_for_a_stride_would_overstate():

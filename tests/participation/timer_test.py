@@ -144,11 +144,11 @@ def min_seps(hours):
 
 
 def test_min_sep_grows_with_the_timer_until_the_population_caps_it():
-    found = min_seps([0, 4, 8, 24, 48, 96, 480])
-    assert found == sorted(found)
-    assert found[1] < 0.5 * found[3]
-    assert found[3] == pytest.approx(found[-1], rel=0.02)  # Longer is of no more use.
-    assert 70 <= found[-1] <= 100
+    separations = min_seps([0, 4, 8, 24, 48, 96, 480])
+    assert separations == sorted(separations)
+    assert separations[1] < 0.5 * separations[3]
+    assert separations[3] == pytest.approx(separations[-1], rel=0.02)  # Longer is of no more use.
+    assert 70 <= separations[-1] <= 100
 
 
 def test_timers_should_be_whole_days():
@@ -160,12 +160,12 @@ def test_timers_should_be_whole_days():
 
 def test_where_rounds_are_paced_min_sep_is_proportional_to_the_timer():
     # "MinS can proportionally increase with the timer period" (Xu et al. 2023, 2.2).
-    found = [
+    computed = [
         timer.simulate(timer.TimerModel(100_000, 50, hours), 1_500, seed=3).min_sep
         for hours in (24, 48, 72)
     ]
-    assert found[1] / found[0] == pytest.approx(2, rel=0.05)
-    assert found[2] / found[0] == pytest.approx(3, rel=0.05)
+    assert computed[1] / computed[0] == pytest.approx(2, rel=0.05)
+    assert computed[2] / computed[0] == pytest.approx(3, rel=0.05)
 
 
 def test_too_few_rounds_cap_min_sep_too():

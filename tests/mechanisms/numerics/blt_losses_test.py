@@ -68,11 +68,11 @@ def test_errors_match_brute_force(name):
 @pytest.mark.parametrize("n,b,k", _SCHEMAS)
 def test_sensitivity_matches_the_sum_of_columns(name, n, b, k):
     strategy, schema = _STRATEGIES[name], schema_lib.MinSep(n, b, k)
-    found = blt_losses.sensitivity_squared(
+    computed = blt_losses.sensitivity_squared(
         1 - np.array(strategy.buf_decay), np.array(strategy.output_scale), schema
     )
     expected = toeplitz.earliest_pattern_norm_squared(strategy.coefficients(n), schema)
-    assert found == pytest.approx(expected, rel=1e-12)
+    assert computed == pytest.approx(expected, rel=1e-12)
 
 
 def _mp_sum(x, n):
@@ -144,10 +144,10 @@ def _mp_times(polynomial, root):
 def test_everything_matches_mpmath(name, n, b, k):
     strategy, schema = _STRATEGIES[name], schema_lib.MinSep(n, b, k)
     s2, max2, rms2 = _mp_reference(strategy, schema)
-    found = blt_losses.sensitivity_squared(
+    computed = blt_losses.sensitivity_squared(
         1 - np.array(strategy.buf_decay), np.array(strategy.output_scale), schema
     )
-    assert found == pytest.approx(s2, rel=1e-12)
+    assert computed == pytest.approx(s2, rel=1e-12)
     assert strategy.max_error(n) ** 2 == pytest.approx(max2, rel=1e-12)
     assert strategy.rms_error(n) ** 2 == pytest.approx(rms2, rel=1e-12)
 

@@ -30,10 +30,10 @@ def test_value_and_gradient(minimize_rms, n, b, k, num_buffers):
     gaps = np.random.default_rng(num_buffers).uniform(0.1, 1.5, (4, 2 * num_buffers))
     chains = -np.cumsum(gaps, axis=1)[:, ::-1]
     value, gradient = blt_objective.log_loss(chains, schema, minimize_rms)
-    for chain, found in zip(chains, value, strict=True):
+    for chain, computed in zip(chains, value, strict=True):
         strategy = blt.Blt.from_complements(np.exp(chain[0::2]), np.exp(chain[1::2]))
         loss = strategy.rms_loss(schema) if minimize_rms else strategy.max_loss(schema)
-        assert found == pytest.approx(math.log(loss), abs=1e-9)
+        assert computed == pytest.approx(math.log(loss), abs=1e-9)
     # Fourth order: the error is about h⁴ + 1e-16 / h.
     h = 1e-3
     for i in range(2 * num_buffers):

@@ -62,8 +62,8 @@ def test_summation_nodes_add_up_products_of_exponentials(count):
     m = np.arange(count, dtype=float)
     for rate in (0.0, 1e-9, 1e-5, 1e-3, 0.03, 0.4, 3.0, 50.0):
         expected = np.sum(np.exp(-rate * m) * (1 + 1e-6 * m))
-        found = weights @ (np.exp(-rate * nodes) * (1 + 1e-6 * nodes))
-        assert found == pytest.approx(expected, rel=1e-13)
+        computed = weights @ (np.exp(-rate * nodes) * (1 + 1e-6 * nodes))
+        assert computed == pytest.approx(expected, rel=1e-13)
 
 
 def test_summation_nodes_of_a_billion_terms():
@@ -72,8 +72,8 @@ def test_summation_nodes_of_a_billion_terms():
     assert len(nodes) < 700
     for gap in (1e-12, 1e-9, 1e-6, 1e-3, 0.5):
         expected = _exact(gap, count)[0]
-        found = weights @ np.exp(nodes * np.log1p(-gap))
-        assert found == pytest.approx(expected, rel=1e-13)
+        computed = weights @ np.exp(nodes * np.log1p(-gap))
+        assert computed == pytest.approx(expected, rel=1e-13)
 
 
 if __name__ == "__main__":

@@ -75,12 +75,12 @@ def test_sensitivity_is_exact_or_a_bound_on_every_pattern(name):
     for n, b, k in itertools.product([1, 2, 5, 9, 12], [1, 2, 3, 5, 12], [1, 2, 3, 12]):
         schema = schema_lib.MinSep(n, b, k)
         oracle = _worst_pattern(toeplitz.matrix(column, n), schema)
-        found = toeplitz.sensitivity(column, schema)
-        if found.exact:
-            assert found.squared == pytest.approx(oracle, rel=1e-13)
+        sensitivity = toeplitz.sensitivity(column, schema)
+        if sensitivity.exact:
+            assert sensitivity.squared == pytest.approx(oracle, rel=1e-13)
         else:
-            assert found.squared >= oracle * (1 - 1e-13)
-            assert "bound" in found.method
+            assert sensitivity.squared >= oracle * (1 - 1e-13)
+            assert "bound" in sensitivity.method
 
 
 def test_monotone_and_separated_columns_are_exact():
