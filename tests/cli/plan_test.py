@@ -177,6 +177,15 @@ def test_plot(capsys, tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_plot_in_an_unknown_format_is_refused(capsys, tmp_path):
+    path = tmp_path / "plans.docx"
+    command = ["plan", *_TARGET, "--mechanisms", "identity,tree", "--plot", str(path)]
+    assert main.main(command) == 2
+    error = capsys.readouterr().err
+    assert "'docx' is no format of Matplotlib" in error and "pdf" in error
+    assert not path.exists()
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

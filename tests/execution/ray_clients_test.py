@@ -378,7 +378,10 @@ def test_without_ray_the_error_says_what_to_install():
         "execution.RayClients"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "ImportError: Ray is not installed: pip install 'tff_dpftrl[distributed]'" in done.stderr
+    assert (
+        "ModuleNotFoundError: Ray is not installed: pip install 'tff_dpftrl[distributed]'"
+        in done.stderr
+    )
 
 
 if __name__ == "__main__":

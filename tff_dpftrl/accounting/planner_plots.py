@@ -72,17 +72,23 @@ def save_plans(path: str | os.PathLike[str], plans: Sequence[planner.Plan], titl
       title: Title of the plot.
 
     Raises:
-      ValueError: If the file cannot be written, or Matplotlib does not know the format.
+      UsageError: If the file cannot be written, or Matplotlib does not know the format.
     """
     path = pathlib.Path(path)
     image = io.BytesIO()
     with matplotlib.rc_context({"font.size": 9}):
         figure = figure_lib.Figure(figsize=(7, 4.5), layout="constrained")
+        form, known = path.suffix[1:].lower() or "png", figure.canvas.get_supported_filetypes()
+        if form not in known:
+            raise validation.UsageError(
+                f"Cannot write the plot to {path}: {form!r} is no format of Matplotlib. Let the "
+                f"name end in one of {', '.join(sorted(known))}."
+            )
         axes = figure.subplots()
         draw_plans(axes, plans)
         axes.set_title(title)
         figure.text(0.01, 0.005, "Utility at equal noise is a hypothesis.", fontsize=7)
-        figure.savefig(image, format=path.suffix[1:] or "png", dpi=150)
+        figure.savefig(image, format=form, dpi=150)
     try:
         durable_files.write(path, image.getvalue())
     except OSError as error:

@@ -16,8 +16,8 @@ from tff_dpftrl.execution import ray_address
 try:
     import ray
 except ImportError as import_error:
-    raise ImportError(
-        "Ray is not installed: pip install 'tff_dpftrl[distributed]'."
+    raise ModuleNotFoundError(
+        "Ray is not installed: pip install 'tff_dpftrl[distributed]'.", name="ray"
     ) from import_error
 
 _SECONDS_TO_ANSWER = 10.0
