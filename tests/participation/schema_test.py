@@ -59,7 +59,7 @@ def test_allows_is_the_definition(declared, rounds):
 
 
 @pytest.mark.parametrize("name", ["num_rounds", "min_sep", "max_participations"])
-@pytest.mark.parametrize("value", [0, -3, 1.5, "4", None])
+@pytest.mark.parametrize("value", [0, -3, 1.5, "4", None, 2**53 + 1])
 def test_bad_arguments_are_named(name, value):
     arguments = {"num_rounds": 5, "min_sep": 2, "max_participations": 2, name: value}
     with pytest.raises(ValueError, match=name):

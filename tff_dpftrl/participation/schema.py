@@ -37,6 +37,9 @@ class Breach(NamedTuple):
         return f"{excess} {self.limit}={self.allowed}"
 
 
+_MOST = 2**53  # Larger numbers of rounds are not exact in the float64 of the accounting.
+
+
 @dataclasses.dataclass(frozen=True)
 class MinSep:
     """Schema: each client takes part at most `max_participations` times, `min_sep` apart.
@@ -59,6 +62,10 @@ class MinSep:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value = validation.integer(field.name, getattr(self, field.name), minimum=1)
+            if value > _MOST:
+                raise validation.UsageError(
+                    f"{field.name} must be at most 2^53, the largest exact float64, got {value}."
+                )
             object.__setattr__(self, field.name, value)
 
     @classmethod
