@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import pathlib
+import random
 from collections.abc import Callable
 
 from tests.fuzzing import files, judging, mutations
@@ -148,6 +149,35 @@ def _serve(folder: pathlib.Path) -> str:
     return _run("serve", *task, "--store", folder / "store", *nowhere)
 
 
+_SCHEMA = ("--rounds", "8", "--min-sep", "2")
+_COMPUTING = (
+    ("account", "--mechanism", "blt", "--noise-multiplier", "2", *_SCHEMA),
+    ("calibrate", "--mechanism", "tree", "--target-epsilon", "8", *_SCHEMA),
+    ("compare", "--vary", "rounds", "--values", "4,8", "--min-sep", "2", "tree", "identity"),
+    ("finetune-plan", "--users", "50", "--examples-per-user", "5", "--target-epsilon", "8")
+    + ("--compute-budget", "64", "--steps", "5"),
+    ("optimize", "--mechanism", "bandtoep", *_SCHEMA),
+    ("plan", "--population", "3000", "--rounds", "50", "--target-epsilon", "8"),
+)
+"""Commands that only compute, with valid arguments."""
+_VALUES = ("0", "-1", "1", "3", "0.5", "nan", "inf", "1e308", "1e-320", "9" * 23, "", "many", "ß")
+_FLAGS = ("--delta", "--max-participations", "--restart-every", "--clip-norm-inflation", "--bands")
+
+
+def _arguments(folder: pathlib.Path) -> Callable[[random.Random], judging.Case]:
+    def case(rng: random.Random) -> judging.Case:
+        arguments = list(rng.choice(_COMPUTING))
+        for _ in range(rng.randint(1, 2)):
+            if rng.random() < 0.3:
+                arguments += [rng.choice(_FLAGS), rng.choice(_VALUES)]
+            else:
+                flags = [i for i, text in enumerate(arguments) if text.startswith("--")]
+                arguments[rng.choice(flags) + 1] = rng.choice(_VALUES)
+        return judging.Case(lambda: _run(*arguments), folder)
+
+    return case
+
+
 _json, _sqlite = mutations.json_text, mutations.sqlite
 _RUN = {
     "manifest.json": _json,
@@ -177,6 +207,7 @@ _SERVED = {
     "attestation_issuer": mutations.pem,
 }
 KINDS = (
+    judging.Kind("arguments of commands", _arguments, refusals=()),
     _kind("tff-dpftrl account", files.write_strategy, {"s.json": _json}, _account),
     _kind(
         "tff-dpftrl device --add",
