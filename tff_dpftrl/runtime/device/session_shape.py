@@ -46,11 +46,6 @@ class SessionShape:
     def __str__(self) -> str:
         return self._events
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the session has ended."""
-        return self._events in SHAPES
-
     def add(self, event: Event) -> None:
         """Adds the next event.
 
