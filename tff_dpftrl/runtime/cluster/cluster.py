@@ -23,7 +23,7 @@ _OBJECT_STORE_BYTES = 1 << 28
 _ANSWER_SECONDS = 5.0
 _NODE_SECONDS = 60.0
 _STOP_SECONDS = 30.0
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 class RayCluster:
@@ -109,7 +109,7 @@ class RayCluster:
         while lease is not None and interface.is_held(lease, time.time()):
             if lease != first or time.monotonic() > until:
                 raise binding.another_leads(self._deployment.population)
-            if self._gives_up.wait(_LOOK_SECONDS):
+            if self._gives_up.wait(_POLL_SECONDS):
                 return
             lease = store.lease(name)
 
@@ -192,7 +192,7 @@ class RayCluster:
                 return
             if time.monotonic() > until:
                 raise self._too_late(statuses)
-            if self._gives_up.wait(_LOOK_SECONDS):
+            if self._gives_up.wait(_POLL_SECONDS):
                 return
 
     def _too_late(self, statuses: dict[str, Any]) -> binding.ServerError:

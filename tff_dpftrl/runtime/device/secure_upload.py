@@ -24,7 +24,7 @@ from tff_dpftrl.secure_sums import refusals, secure_sum_pb2
 
 # Other devices' tokens are verified after reporting is closed, and may date from its beginning.
 # Each is bound to one session and one key, so that an old token is of no use.
-_LONGEST_REPORTING_S = 24 * 3600.0
+_MAX_REPORTING_S = 24 * 3600.0
 
 
 class AttestedIdentity(participant_lib.Identity):
@@ -49,9 +49,7 @@ class AttestedIdentity(participant_lib.Identity):
           clock: Clock that returns seconds since 1970.
         """
         self._population, self._session, self._attester = population, session_name, attester
-        self._tokens = attestation.SignedTokens(
-            issuers, clock=clock, clock_skew_s=_LONGEST_REPORTING_S
-        )
+        self._tokens = attestation.SignedTokens(issuers, clock=clock, clock_skew_s=_MAX_REPORTING_S)
 
     def _nonce(self, identity_key: bytes) -> bytes:
         return session_stream.identity_nonce(self._session, self._population, identity_key)
