@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from tests.runtime.cluster import ray_nodes, toy_cluster
+from tests.runtime.cluster import example_cluster, ray_nodes
 from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.actors import events
 
@@ -70,7 +70,9 @@ def test_who_lacks_ray_is_told_what_to_install():
 
 @pytest.mark.slow
 def test_rounds_go_on_over_two_nodes(nodes, tmp_path):
-    deployed = toy_cluster.deployment(tmp_path, ({"goal_count": 4, "devices_per_aggregator": 2},))
+    deployed = example_cluster.deployment(
+        tmp_path, ({"goal_count": 4, "devices_per_aggregator": 2},)
+    )
 
     async def story(running, devices, seen):
         await ray_nodes.progress(deployed, seen, 5)
@@ -90,7 +92,7 @@ def test_rounds_go_on_over_two_nodes(nodes, tmp_path):
 
 @pytest.mark.slow
 def test_secure_sums_go_on_over_two_nodes(nodes, tmp_path):
-    deployed = toy_cluster.secure_deployment(tmp_path)
+    deployed = example_cluster.secure_deployment(tmp_path)
 
     async def story(running, devices, seen):
         await ray_nodes.progress(deployed, seen, 3)
@@ -110,10 +112,10 @@ def test_secure_sums_go_on_over_two_nodes(nodes, tmp_path):
 @pytest.mark.parametrize("victim", ["selector-0", "coordinator", "worker-0", "worker-1"])
 def test_rounds_go_on_when_a_process_is_killed(nodes, tmp_path, victim, secure):
     if secure:
-        deployed = toy_cluster.secure_deployment(tmp_path, times=_QUICK)
+        deployed = example_cluster.secure_deployment(tmp_path, times=_QUICK)
     else:
         options = {"goal_count": 4, "devices_per_aggregator": 2, "least_fraction": 0.5}
-        deployed = toy_cluster.deployment(tmp_path, (options,), times=_QUICK)
+        deployed = example_cluster.deployment(tmp_path, (options,), times=_QUICK)
     took = []
 
     async def story(running, devices, seen):
@@ -137,7 +139,7 @@ def test_rounds_go_on_when_a_process_is_killed(nodes, tmp_path, victim, secure):
 
 @pytest.mark.slow
 def test_of_many_selectors_that_find_nobody_leads_one_coordinator_comes(nodes, tmp_path):
-    deployed = toy_cluster.deployment(tmp_path, times=_QUICK, addresses=("127.0.0.1:0",) * 5)
+    deployed = example_cluster.deployment(tmp_path, times=_QUICK, addresses=("127.0.0.1:0",) * 5)
 
     def coordinators():
         from ray._private import state
@@ -165,7 +167,7 @@ def test_of_many_selectors_that_find_nobody_leads_one_coordinator_comes(nodes, t
 
 @pytest.mark.slow
 def test_a_coordinator_that_is_stopped_past_its_lease_is_replaced_and_fenced(nodes, tmp_path):
-    deployed = toy_cluster.deployment(tmp_path, times=_QUICK, answer_seconds=3.0)
+    deployed = example_cluster.deployment(tmp_path, times=_QUICK, answer_seconds=3.0)
 
     async def story():
         async with _running(deployed, nodes) as running:
@@ -211,11 +213,11 @@ def test_a_coordinator_that_is_stopped_past_its_lease_is_replaced_and_fenced(nod
 
 _DRIVER = """
 import asyncio, pathlib, sys
-from tests.runtime.cluster import toy_cluster
+from tests.runtime.cluster import example_cluster
 from tff_dpftrl.runtime.cluster import cluster
 
 async def run(folder, address):
-    deployed = toy_cluster.deployment(folder, times={times!r})
+    deployed = example_cluster.deployment(folder, times={times!r})
     await cluster.RayCluster(deployed, ray_address=address).start()
     print("serves", flush=True)
     await asyncio.sleep(600)
@@ -229,7 +231,7 @@ def test_another_program_goes_on_with_the_hosts_of_one_that_was_killed(nodes, tm
     from tff_dpftrl.runtime.cluster import cluster
     from tff_dpftrl.runtime.server import server
 
-    deployed = toy_cluster.deployment(tmp_path, times=_QUICK)
+    deployed = example_cluster.deployment(tmp_path, times=_QUICK)
     with subprocess.Popen(
         [sys.executable, "-c", _DRIVER.format(times=_QUICK), str(tmp_path), nodes.address],
         stdout=subprocess.PIPE,
@@ -243,7 +245,7 @@ def test_another_program_goes_on_with_the_hosts_of_one_that_was_killed(nodes, tm
         before = ray_hosts.places(example.POPULATION)
 
     async def refused():
-        other = toy_cluster.deployment(tmp_path, times=_QUICK, num_workers=1)
+        other = example_cluster.deployment(tmp_path, times=_QUICK, num_workers=1)
         with pytest.raises(server.ServerError, match="run already with other settings"):
             await cluster.RayCluster(other, ray_address=nodes.address).start()
 
@@ -261,7 +263,7 @@ def test_another_program_goes_on_with_the_hosts_of_one_that_was_killed(nodes, tm
 @pytest.mark.slow
 def test_rounds_go_on_when_a_node_is_lost(nodes, tmp_path):
     options = {"goal_count": 4, "devices_per_aggregator": 2, "least_fraction": 0.5}
-    deployed = toy_cluster.deployment(tmp_path, (options,), times=_QUICK)
+    deployed = example_cluster.deployment(tmp_path, (options,), times=_QUICK)
     lost = nodes.add_node(**ray_nodes.NODE)
 
     async def story(running, devices, seen):

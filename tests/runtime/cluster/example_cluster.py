@@ -1,4 +1,4 @@
-"""Deployments of toy tasks."""
+"""Deployments of example tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pace(now, randomness):
 
 
 def build(deployed: deployment_lib.ClusterDeployment) -> deployment_lib.Parts:
-    """The parts of toy tasks that sum integers, as the deployment's options say."""
+    """Builds the parts of example tasks that sum integers, from the options of the deployment."""
     times = {**TIMES, **deployed.options["times"]}
     tasks = _served(deployed.options)
     served = population.Population(deployed.population, tuple(task.task for task in tasks), **times)
@@ -51,7 +51,7 @@ def deployment(
             example.store_with(*_served(options), store=store)
     given = {
         "population": example.POPULATION,
-        "builder": "tests.runtime.cluster.toy_cluster:build",
+        "builder": "tests.runtime.cluster.example_cluster:build",
         "store": place,
         "certificate": str(paths["certificate"]),
         "private_key": str(paths["key"]),

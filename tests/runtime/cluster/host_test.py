@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.runtime.cluster import toy_cluster
+from tests.runtime.cluster import example_cluster
 from tests.runtime.server import example_secure_task
 from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.actors import events, messages, roles
@@ -159,7 +159,7 @@ def rows(deployed):
 
 
 def test_rounds_go_over_hosts_and_nothing_of_a_device_is_in_the_clear(tmp_path):
-    deployed = toy_cluster.deployment(tmp_path, ({"devices_per_aggregator": 1},))
+    deployed = example_cluster.deployment(tmp_path, ({"devices_per_aggregator": 1},))
     sentinel = b"7777777777777"
 
     async def story(network, channels):
@@ -177,7 +177,7 @@ def test_rounds_go_over_hosts_and_nothing_of_a_device_is_in_the_clear(tmp_path):
 
 
 def test_secure_sums_go_over_hosts(tmp_path):
-    deployed = toy_cluster.secure_deployment(tmp_path)
+    deployed = example_cluster.secure_deployment(tmp_path)
 
     async def story(network, channels):
         answers = await asyncio.gather(
@@ -191,7 +191,7 @@ def test_secure_sums_go_over_hosts(tmp_path):
 
 
 def test_an_attempt_whose_worker_is_lost_is_made_again_at_once(tmp_path):
-    deployed = toy_cluster.deployment(tmp_path, (SLOW,), num_workers=3)
+    deployed = example_cluster.deployment(tmp_path, (SLOW,), num_workers=3)
 
     async def story(network, channels):
         streams, attempt = await configured(*channels)
@@ -220,7 +220,7 @@ def test_an_attempt_whose_worker_is_lost_is_made_again_at_once(tmp_path):
 
 
 def test_devices_do_not_wait_for_an_aggregator_that_cannot_be_made(tmp_path):
-    deployed = toy_cluster.deployment(tmp_path, (SLOW,))
+    deployed = example_cluster.deployment(tmp_path, (SLOW,))
 
     async def story(network, channels):
         lost = deployed.placement.host_of("toys/coordinator/0/round/1/aggregator/0")
@@ -235,7 +235,7 @@ def test_devices_do_not_wait_for_an_aggregator_that_cannot_be_made(tmp_path):
 
 def test_devices_of_a_selector_that_is_lost_are_not_waited_for(tmp_path):
     options = {"goal_count": 4, "least_fraction": 0.5, **SLOW}
-    deployed = toy_cluster.deployment(tmp_path, (options,))
+    deployed = example_cluster.deployment(tmp_path, (options,))
 
     async def story(network, channels):
         streams, attempt = await configured(*channels, *channels)
@@ -255,7 +255,7 @@ def test_devices_of_a_selector_that_is_lost_are_not_waited_for(tmp_path):
 
 
 def test_a_selector_that_comes_back_has_its_port_again(tmp_path):
-    deployed = toy_cluster.deployment(tmp_path)
+    deployed = example_cluster.deployment(tmp_path)
 
     async def story(network, channels):
         before = network.address(0)
@@ -273,7 +273,7 @@ def test_a_selector_that_comes_back_has_its_port_again(tmp_path):
 
 def test_another_coordinator_comes_when_the_first_is_lost(tmp_path):
     times = {"heartbeat_seconds": 0.2, "silence_seconds": 0.5, "lease_seconds": 1.0}
-    deployed = toy_cluster.deployment(tmp_path, times=times)
+    deployed = example_cluster.deployment(tmp_path, times=times)
 
     async def story(network, channels):
         await asyncio.gather(*(example.take_part(one, b"5") for one in channels))
@@ -292,7 +292,7 @@ def test_another_coordinator_comes_when_the_first_is_lost(tmp_path):
 
 
 def test_a_coordinator_that_stops_tells_new_selectors_nothing(tmp_path):
-    deployed = toy_cluster.deployment(tmp_path)
+    deployed = example_cluster.deployment(tmp_path)
 
     async def story(network, channels):
         coordinator = network.hosts["coordinator"]
@@ -309,7 +309,7 @@ def test_a_coordinator_that_stops_tells_new_selectors_nothing(tmp_path):
 
 def test_devices_that_are_forwarded_before_who_waits_for_them_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(worker_host, "_AHEAD_SECONDS", 0.5)
-    deployed = toy_cluster.deployment(tmp_path)
+    deployed = example_cluster.deployment(tmp_path)
 
     async def story(network, channels):
         worker = network.hosts["worker-0"]
@@ -336,7 +336,7 @@ def test_devices_that_are_forwarded_before_who_waits_for_them_is_made(tmp_path, 
 
 
 def test_a_host_takes_nothing_that_is_not_sealed_for_it(tmp_path):
-    deployed = toy_cluster.deployment(tmp_path)
+    deployed = example_cluster.deployment(tmp_path)
 
     async def story(network, channels):
         to_worker = [sealed for _, to, sealed in network.carried if to == "selector-0"]
@@ -348,7 +348,7 @@ def test_a_host_takes_nothing_that_is_not_sealed_for_it(tmp_path):
 
 
 def test_what_hosts_have_said_is_not_heard_again(tmp_path, monkeypatch):
-    deployed = toy_cluster.deployment(tmp_path)
+    deployed = example_cluster.deployment(tmp_path)
     handed_out = []
 
     async def story(network, channels):
@@ -377,7 +377,7 @@ def test_what_hosts_have_said_is_not_heard_again(tmp_path, monkeypatch):
 
 
 def test_what_was_for_a_former_process_of_a_host_is_not_heard(tmp_path):
-    deployed = toy_cluster.deployment(tmp_path)
+    deployed = example_cluster.deployment(tmp_path)
 
     async def story(network, channels):
         await take_part_until_committed(deployed, channels, 2)
@@ -395,7 +395,7 @@ def test_what_was_for_a_former_process_of_a_host_is_not_heard(tmp_path):
 
 
 def test_mail_for_a_host_that_was_started_anew_is_sealed_again(tmp_path):
-    deployed = toy_cluster.deployment(tmp_path)
+    deployed = example_cluster.deployment(tmp_path)
 
     async def story(network, channels):
         sender = network.hosts["selector-0"]
@@ -418,7 +418,7 @@ def test_mail_for_a_host_that_was_started_anew_is_sealed_again(tmp_path):
 
 
 def test_a_host_that_has_read_other_tasks_takes_part_in_nothing(tmp_path):
-    deployed = toy_cluster.deployment(tmp_path, num_workers=1)
+    deployed = example_cluster.deployment(tmp_path, num_workers=1)
 
     async def story(network, channels):
         await network.cut("selector-1")
@@ -444,7 +444,7 @@ def test_a_host_that_has_read_other_tasks_takes_part_in_nothing(tmp_path):
 
 
 def test_a_host_that_does_not_answer_is_started_anew(tmp_path):
-    deployed = toy_cluster.deployment(tmp_path, (SLOW,), answer_seconds=0.5)
+    deployed = example_cluster.deployment(tmp_path, (SLOW,), answer_seconds=0.5)
 
     async def story(network, channels):
         streams, attempt = await configured(*channels)
@@ -464,7 +464,7 @@ def test_a_host_that_does_not_answer_is_started_anew(tmp_path):
 
 
 def test_a_host_that_has_to_start_has_more_time_to_answer_at_its_second_start_too(tmp_path):
-    deployed = toy_cluster.deployment(tmp_path, answer_seconds=5.0)
+    deployed = example_cluster.deployment(tmp_path, answer_seconds=5.0)
 
     async def story(network, channels):
         await take_part_until_committed(deployed, channels, 2)  # An attempt on each worker.
@@ -477,7 +477,7 @@ def test_a_host_that_has_to_start_has_more_time_to_answer_at_its_second_start_to
 
 
 def test_mail_that_fails_while_a_host_starts_is_not_forgotten(tmp_path):
-    deployed = toy_cluster.deployment(tmp_path)
+    deployed = example_cluster.deployment(tmp_path)
 
     async def story(network, channels):
         await network.cut("selector-0")
@@ -510,7 +510,7 @@ def test_mail_that_fails_while_a_host_starts_is_not_forgotten(tmp_path):
 
 
 def test_a_host_remembers_no_attempt_that_is_over(tmp_path):
-    deployed = toy_cluster.deployment(tmp_path, ({"devices_per_aggregator": 1},))
+    deployed = example_cluster.deployment(tmp_path, ({"devices_per_aggregator": 1},))
 
     async def story(network, channels):
         await take_part_until_committed(deployed, channels, 6)
@@ -522,7 +522,7 @@ def test_a_host_remembers_no_attempt_that_is_over(tmp_path):
 
 
 def test_a_host_says_what_it_lacks(tmp_path):
-    deployed = toy_cluster.deployment(tmp_path, builder="no.such.module:build")
+    deployed = example_cluster.deployment(tmp_path, builder="no.such.module:build")
 
     async def start():
         await Network(deployed).start("worker-0")

@@ -1,4 +1,4 @@
-"""Two nodes of Ray on this machine, and toy devices that take part until something is so."""
+"""Two nodes of Ray on this machine, and simulated devices that take part until something is so."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def check(deployed, devices, seen):
     with sql.SqlStore(deployed.store) as store:
         commit = store.last_commit(deployed.population, "sum")
     assert commit.rounds_done == len(rows)
-    # The toy step adds each round's sum and 1000: no round is in the model twice.
+    # The example step adds each round's sum and 1000: no round is in the model twice.
     assert int(commit.model) == sum(row["total"] for row in rows) + 1000 * len(rows)
     for row in rows:
         # A device may not have heard that its report was in the sum; none is in it twice.
