@@ -183,12 +183,16 @@ def make(
     config = config.resolved(pathlib.Path(output).name)
     parts = _prepare(config, config.client_epochs, progress)
     learning, plan = config.learning, _privacy_plan(config.privacy(), parts, progress)
-    terms = _terms(
+    terms = terms_lib.of_training(
         plan,
-        parts,
-        max_epsilon=config.max_epsilon,
+        population=parts.demands.population,
+        task=parts.demands.task,
         data=pathlib.PurePath(config.data).name,
+        words=parts.language.words,
+        initial_weights=parts.language.initial_weights,
+        max_epsilon=config.max_epsilon,
         server_optimizer=learning.server_optimizer,
+        secure_aggregation=parts.demands.stated,
     )
     _check_budget(terms)
     progress("Building the plans ...")
@@ -416,50 +420,6 @@ def _report_limits(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan | None) -> bo
     )
 
 
-def _terms(
-    plan: dp_ftrl_privacy.DpFtrlPlan,
-    parts: _Parts,
-    *,
-    max_epsilon: float | None,
-    data: str,
-    server_optimizer: str,
-) -> terms_lib.Terms:
-    """States what a training task promises; hashes of plan and files are added when written."""
-    words, initial = parts.language.words, parts.language.initial_weights
-    parameters: dict[str, str | int | float | bool | None] = {
-        "clients_per_round": plan.clients_per_round,
-        "server_optimizer": server_optimizer,
-    }
-    if plan.encoding is not None:
-        parameters |= {
-            "secagg_norm_inflation": plan.encoding.inflation,
-            "secagg_bits_per_parameter": plan.encoding.bits_per_parameter,
-            "noise_multiplier_is_relative_to": "clip_norm times secagg_norm_inflation",
-        }
-    return terms_lib.Terms(
-        server_plan="",
-        files={},
-        kind="training",
-        population=parts.demands.population,
-        task=parts.demands.task,
-        num_devices=parts.demands.num_devices,
-        schema=plan.schema,
-        delta=plan.delta,
-        strategy=plan.strategy,
-        noise_multiplier=plan.noise_multiplier,
-        clip_norm=plan.clip_norm,
-        adaptive_clipping=plan.adaptive_clipping,
-        max_epsilon=max_epsilon,
-        data=data,
-        vocabulary_source=words.source,
-        vocabulary_is_public=words.is_public,
-        initial_weights_source=None if initial is None else initial.source,
-        initial_weights_are_public=initial is not None and initial.is_public,
-        parameters=parameters,
-        secure_aggregation=parts.demands.stated,
-    )
-
-
 def _check_budget(terms: terms_lib.Terms) -> None:
     refusal = task_privacy.TaskPrivacy(terms).refusal(participation_histograms.ObservedRounds())
     if refusal:
@@ -518,7 +478,7 @@ def _finish(
     """Tests, signs and writes a task."""
     progress(f"Testing the plans on public text, {len(parts.proxies)} devices ...")
     findings = predicates.check_task(plans.server, plans.devices, parts.proxies, parts.tests)
-    tested = _tested(findings)
+    tested = readme.test_results(findings)
     for line in tested:
         progress(line)
     task_folder.write(
@@ -541,16 +501,3 @@ def _finish(
         ),
     )
     return task_folder.read(output, [key.public_key()])
-
-
-def _tested(findings: Mapping[int, predicates.Findings]) -> list[str]:
-    """Describes the results of the tests, one sentence for each variant of the devices' plan."""
-    lines = []
-    for least, result in findings.items():
-        loss = f"loss {result.losses[0]:.3f} to {result.losses[-1]:.3f}, " if result.losses else ""
-        lines.append(
-            f"Tested for devices of version {least} and later: {loss}largest change "
-            f"{max(result.changes):.3g}, {result.cost.seconds:.2g} s and "
-            f"{result.cost.memory_bytes / 1e6:.0f} MB on a device."
-        )
-    return lines

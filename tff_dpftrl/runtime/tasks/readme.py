@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tff_dpftrl import version
 from tff_dpftrl.accounting import display
 from tff_dpftrl.runtime.actors import population
-from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.runtime.plans import plan_pb2, predicates
 from tff_dpftrl.runtime.tasks import summation_sentences, task_folder, task_privacy
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
@@ -67,6 +67,26 @@ def text(
         "secret; it is signed, and must not be changed.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def test_results(findings: Mapping[int, predicates.Findings]) -> list[str]:
+    """Describes the results of a task's tests.
+
+    Args:
+      findings: Measurements, by the least runtime version of each variant of the devices' plan.
+
+    Returns:
+      One sentence for each variant.
+    """
+    lines = []
+    for least, result in findings.items():
+        loss = f"loss {result.losses[0]:.3f} to {result.losses[-1]:.3f}, " if result.losses else ""
+        lines.append(
+            f"Tested for devices of version {least} and later: {loss}largest change "
+            f"{max(result.changes):.3g}, {result.cost.seconds:.2g} s and "
+            f"{result.cost.memory_bytes / 1e6:.0f} MB on a device."
+        )
+    return lines
 
 
 def _who_sees(secure: terms_lib.SecureAggregation | None) -> str:
