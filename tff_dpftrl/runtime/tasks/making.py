@@ -302,10 +302,7 @@ def _prepare(config: task_config.TaskConfig, epochs: int, progress: Progress) ->
     )
     return _Parts(
         proxies=public,
-        tests=predicates.Predicates(
-            num_rounds=config.proxy_rounds,
-            devices_per_proxy=-(-config.clients_per_round // len(public)),
-        ),
+        tests=_tests(config.proxy_rounds, config.clients_per_round, len(public)),
         language=language,
         batches=_Batches(
             feature=config.text_feature,
@@ -318,6 +315,11 @@ def _prepare(config: task_config.TaskConfig, epochs: int, progress: Progress) ->
         demands=_demands(config, language),
         options=dataclasses.asdict(config),
     )
+
+
+def _tests(num_rounds: int, clients_per_round: int, num_proxies: int) -> predicates.Predicates:
+    """Chooses the tests of a task, in which proxies stand for the devices of a round."""
+    return predicates.Predicates(num_rounds, devices_per_proxy=-(-clients_per_round // num_proxies))
 
 
 def _read_language(
