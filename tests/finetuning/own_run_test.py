@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tff_dpftrl.cli import main
 from tff_dpftrl.finetuning import contributions, own_run, plan
+from tff_dpftrl.runs import manifest
 
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 _STEPS = 5
@@ -131,6 +132,24 @@ def test_a_run_that_ended_early_is_charged_as_a_whole_one(tmp_path):
         _finetune(tmp_path / "run", made=made, crash_at=3)
     told = json.loads((tmp_path / "run" / "privacy_statement.json").read_text())
     assert told["epsilon"] == made.epsilon > made.epsilon_after(2)
+
+
+def test_a_run_that_an_older_version_began_goes_on(tmp_path, monkeypatch):
+    public = manifest.Manifest._public
+
+    def older(self):
+        content = {name: value for name, value in public(self).items() if name != "kind"}
+        config = {k: v for k, v in content["config"].items() if k != "max_epsilon"}
+        return content | {"config": config}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest.Manifest, "_public", older)
+        with pytest.raises(_Crash):
+            _finetune(tmp_path / "run", crash_at=4)
+    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert "kind" not in written and "max_epsilon" not in written["config"]
+    assert len(own_run.write_report(tmp_path / "run").rows) == 3
+    assert len(_finetune(tmp_path / "run").rows) == _STEPS
 
 
 def test_a_budget_ends_a_run_and_pays_for_what_was_run(tmp_path):

@@ -235,11 +235,11 @@ def _sampled(
     why: tuple[str, ...] = (),
 ) -> Chosen:
     clip_norm, source = _clip_norm(config, public, plan.rows_per_unit)
-    found = run_privacy.SampledFinetuning.of(
+    private = run_privacy.SampledFinetuning.of(
         plan, clip_norm=clip_norm, deterministic_seed=config.deterministic_noise_seed
     )
     facts = {"group_size_source": plan.group_size_source, "clip_norm_source": source}
-    return Chosen(found, plan.group_size, (*why, f"Clip norm: {clip_norm:g}, {source}."), facts)
+    return Chosen(private, plan.group_size, (*why, f"Clip norm: {clip_norm:g}, {source}."), facts)
 
 
 def _clip_norm(

@@ -295,8 +295,8 @@ def splits(
       ValueError: If the budget is smaller than a cohort, or the cohort larger than N.
     """
     doublings = _num_doublings(compute_budget, smallest_cohort, num_users)
-    found = [(2**i, smallest_cohort * 2 ** (doublings - i)) for i in range(doublings + 1)]
-    return [(g, m) for g, m in found if num_users is None or m <= num_users]
+    pairs = [(2**i, smallest_cohort * 2 ** (doublings - i)) for i in range(doublings + 1)]
+    return [(g, m) for g, m in pairs if num_users is None or m <= num_users]
 
 
 def estimate_and_double(

@@ -242,7 +242,7 @@ _MEASURED = "eval_"  # Prefix of the columns that an evaluation fills.
 
 
 class _Evaluator(prepared.Evaluator):
-    """Judges a model by the caller's function."""
+    """Evaluator that calls the caller's function."""
 
     def __init__(self, function: Evaluate | None):
         self._function = function

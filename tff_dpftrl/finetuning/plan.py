@@ -527,20 +527,20 @@ def choices(
     pairs = group_sizes.splits(
         compute_budget, num_users=len(users), smallest_cohort=smallest_cohort
     )
-    found = [
+    plans = [
         make_plan(users, sampling=EXAMPLE, group_size=g, expected_units=compute_budget, **kwargs)
         for g in example_group_sizes
         if users.pool_size(contributions.check_group_size(g)) >= compute_budget
     ]
-    found += [
+    plans += [
         make_plan(users, sampling=USER, group_size=g, expected_units=m, **kwargs) for g, m in pairs
     ]
-    if not found:
+    if not plans:
         raise validation.UsageError(
             f"compute_budget={compute_budget} exceeds what {len(users)} users with "
             f"{int(users.num_examples.sum())} examples can give in a step: lower it."
         )
-    return found
+    return plans
 
 
 def relative_noise(plan: Plan, gradient_norm: group_sizes.GradientNorms) -> float:

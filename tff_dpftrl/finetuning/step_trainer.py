@@ -17,7 +17,7 @@ ReadExamples = Callable[[Sequence[tuple[str, int]]], clipped_sums.Rows]
 
 
 class StepTrainer(prepared.Trainer):
-    """Trains steps on batches of ELS, ULS or passes."""
+    """Trainer of steps on batches of ELS, ULS or passes."""
 
     too_fast = "learning_rate"
     unit = "users or examples"

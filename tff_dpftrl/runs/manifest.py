@@ -195,12 +195,12 @@ def read(output: pathlib.Path) -> Manifest:
         raise validation.UsageError(f"There is no run in {output}: {path} does not exist.")
     public = _read(path)
     if public.get("format") != FORMAT:
-        found = "1, which did not bind a run to its options"
+        theirs = "1, which did not bind a run to its options"
         if "format" in public:
-            found = repr(public["format"])
+            theirs = repr(public["format"])
         raise validation.UsageError(
             f"The run in {output} was begun by another version of tff-dpftrl: its folder is of "
-            f"format {found}, and this version goes on with format {FORMAT} only. Finish it with "
+            f"format {theirs}, and this version goes on with format {FORMAT} only. Finish it with "
             "the version that began it, or start a new run."
         )
     copy = _read(output / _COPY)
@@ -266,18 +266,18 @@ def _differences(then: Any, now: Any, name: str = "") -> list[tuple[str, Any, An
     """Name, old and new value of every entry that differs; lists are compared as a whole."""
     if not (isinstance(then, dict) and isinstance(now, dict)):
         return [] if then == now else [(name, then, now)]
-    found = []
+    differences = []
     for key in sorted(then.keys() | now.keys()):
-        found += _differences(then.get(key), now.get(key), f"{name}.{key}" if name else key)
-    return found
+        differences += _differences(then.get(key), now.get(key), f"{name}.{key}" if name else key)
+    return differences
 
 
 def _versions() -> dict[str, str]:
     """Versions of what it ran on, for the reader; they may change while a run lasts."""
-    found = {"tff_dpftrl": version.__version__, "python": platform.python_version()}
+    versions = {"tff_dpftrl": version.__version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

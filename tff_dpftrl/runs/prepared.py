@@ -37,7 +37,7 @@ class Trained(NamedTuple):
 
 
 class Trainer(abc.ABC):
-    """Trains the rounds of a run.
+    """Trainer of the rounds of a run.
 
     Attributes:
       too_fast: Names of the options to lower if training diverges.
@@ -78,7 +78,7 @@ class Trainer(abc.ABC):
 
 
 class Evaluator(abc.ABC):
-    """Judges the models of a run on held-out data."""
+    """Evaluator of the models of a run on held-out data."""
 
     @abc.abstractmethod
     def evaluate(self, weights: list[np.ndarray]) -> Mapping[str, float]:
@@ -107,7 +107,7 @@ class Evaluator(abc.ABC):
 
 
 class Outcome(NamedTuple):
-    """What a run has come to, for its presentation.
+    """Outcome of the committed rounds, for the presentation of a run.
 
     Attributes:
       rows: One row of metrics for each committed round.
@@ -123,7 +123,7 @@ class Outcome(NamedTuple):
 
 
 class Presentation(abc.ABC):
-    """Writes the model, the curves and the summary of a run. It needs no data.
+    """Writer of the model, the curves and the summary of a run. It needs no data.
 
     Attributes:
       columns: Columns of `metrics.csv`.
@@ -153,7 +153,7 @@ class Presentation(abc.ABC):
 
         Args:
           output: Folder of the run.
-          outcome: What the run has come to.
+          outcome: Outcome of the committed rounds.
 
         Returns:
           The results, for the caller of the run.
@@ -165,7 +165,7 @@ class Presentation(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reportable:
-    """What a report on a run is made of: its manifest, and nothing that needs data.
+    """Material of a report on a run: its manifest, and nothing that needs data.
 
     Attributes:
       known: Manifest of the run.
@@ -191,7 +191,7 @@ class Prepared:
     """A run that can begin or go on.
 
     Attributes:
-      report: What a report on the run is made of.
+      report: Material of a report on the run.
       trainer: Context in which the rounds are trained.
       evaluator: Judges the models.
       public_seed: Seed of the cohorts where they need not be secret.

@@ -21,7 +21,7 @@ def write(
 
     Args:
       output: Folder of the run; statement, curves and model in it are replaced.
-      run: What the report is made of.
+      run: Material of the report.
       rounds: The open rounds of the run.
 
     Returns:

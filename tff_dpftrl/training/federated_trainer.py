@@ -17,7 +17,7 @@ from tff_dpftrl.training import placement as placement_lib
 
 
 class FederatedTrainer(prepared.Trainer):
-    """Trains rounds with cohorts of clients."""
+    """Trainer of rounds with cohorts of clients."""
 
     too_fast = "client_learning_rate or server_learning_rate"
     unit = "clients"

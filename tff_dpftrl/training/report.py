@@ -258,7 +258,7 @@ class TextPresentation(prepared.Presentation):
 
 
 class TextEvaluator(prepared.Evaluator):
-    """Judges models of text on held-out users, and against simpler models."""
+    """Evaluator of language models on held-out users, and against simpler models."""
 
     def __init__(self, task: text_task.TextTask, baselines: Mapping[str, float] | None = None):
         """Initialises the evaluator.

@@ -60,12 +60,12 @@ def source(folder: pathlib.Path) -> tuple[str, bool]:
         return text, False
     if record.exists():
         try:
-            found = json_text.parse(record.read_text(encoding="utf-8"))["source"]
+            trained_on = json_text.parse(record.read_text(encoding="utf-8"))["source"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise validation.UsageError(
                 f"{record} cannot be read: {error}. Restore it, or pretrain anew."
             ) from error
-        return f"the model {name!r}, trained on {found}", True
+        return f"the model {name!r}, trained on {trained_on}", True
     return f"the model {name!r}, of which is not recorded what it was trained on", False
 
 
