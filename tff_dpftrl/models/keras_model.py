@@ -69,7 +69,7 @@ def _check(model: tf.keras.Model, variables: Sequence[tf.Variable]) -> None:
         )
     if model.losses:
         raise validation.UsageError(
-            "model adds extra losses, like those of a regulariser, which training does not "
+            "model adds losses, such as those of a regulariser, which training does not "
             "add to the cross-entropy: leave them out."
         )
     for owner in {owner for module in (model, *model.submodules) for owner in type(module).__mro__}:
