@@ -15,7 +15,7 @@ import pathlib
 import els_comparison
 
 from tff_dpftrl.accounting import mixture_of_gaussians
-from tff_dpftrl.finetuning import contributions, plan
+from tff_dpftrl.finetuning import example_sampling, plan
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _EPSILONS = _HERE / "results" / "finetuning_epsilon.csv"
@@ -61,7 +61,7 @@ def noise(targets: tuple[float, ...] = _TARGETS) -> list[dict[str, object]]:
     Examples are clipped to L and means of G of them to L (users whose gradients are all equal)
     or to L / √G (diverse ones, whose gradients are orthogonal).
     """
-    users = contributions.of_sizes([_ROWS] * _USERS)
+    users = example_sampling.of_sizes([_ROWS] * _USERS)
     found = []
 
     def add(figure: str, epsilon: float, sampling: str, group: int, units: int) -> None:

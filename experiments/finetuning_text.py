@@ -35,7 +35,7 @@ import numpy as np
 from tff_dpftrl.data import sequences
 from tff_dpftrl.finetuning import (
     choosing,
-    contributions,
+    example_sampling,
     group_size,
     plan,
     proxies,
@@ -236,7 +236,7 @@ class Corpus:
             "seconds": f"{time.monotonic() - begin:.0f}",
         }
 
-    def _step(self, steps, state, batch: contributions.Batch):
+    def _step(self, steps, state, batch: example_sampling.Batch):
         train = self.task.train
         drawn = [
             train.sequences(self.users.ids[user])[example]

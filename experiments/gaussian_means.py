@@ -21,7 +21,7 @@ import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import mixture_of_gaussians
-from tff_dpftrl.finetuning import contributions, plan
+from tff_dpftrl.finetuning import example_sampling, plan
 
 RATES = tuple(float(f"{rate:.4g}") for rate in np.geomspace(0.02, 6.0, 11))
 """Learning rates that are tried first, per step of normalised gradients; finer ones follow."""
@@ -109,7 +109,7 @@ class Method:
             raise validation.UsageError(
                 f"sampling must be 'example' or 'user', got {self.sampling!r}."
             )
-        contributions.check_group_size(self.group_size)
+        example_sampling.check_group_size(self.group_size)
         if self.group_size > task.examples_per_user:
             raise validation.UsageError(
                 f"group_size={self.group_size} exceeds examples_per_user="

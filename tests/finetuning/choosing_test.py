@@ -6,12 +6,12 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.finetuning import choosing, contributions, group_size, proxies
+from tff_dpftrl.finetuning import choosing, example_sampling, group_size, proxies
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.runs import dp_ftrl_privacy
 
-_USERS = contributions.of_sizes(np.tile([4, 16, 16, 60], 250))
+_USERS = example_sampling.of_sizes(np.tile([4, 16, 16, 60], 250))
 # As measured from docstrings to commit messages (a transformer of 0.9M weights).
 _NORMS = group_size.GradientNorms((1, 2, 4, 8, 16, 32), (8.756, 6.619, 5.128, 4.019, 3.36, 3.037))
 
@@ -70,7 +70,7 @@ def test_estimate_and_double_decides_for_users():
     # It is the cohort that was judged, not what is left of an odd budget.
     odd = _choose(_config(sampling="user", compute_budget=1100)).privacy.plan
     assert (odd.group_size, odd.expected_units) == (plan.group_size, plan.expected_units)
-    few = contributions.of_sizes([5] * 48)
+    few = example_sampling.of_sizes([5] * 48)
     small = choosing.choose(_config(sampling="user", compute_budget=60), few, _public(), 10)
     assert small.privacy.plan.expected_units == 32
     with pytest.raises(ValueError, match="begins with 32 users in a step, and there are 10"):
@@ -95,7 +95,7 @@ def test_a_declared_number_of_users_is_the_one_that_counts():
     ],
 )
 def test_the_private_median_is_charged_whichever_is_taken(sizes, sampling):
-    users = contributions.of_sizes(sizes * 1000)
+    users = example_sampling.of_sizes(sizes * 1000)
     config = _config(sampling="auto", compute_budget=32, group_size_epsilon=0.5)
     chosen = choosing.choose(config, users, _public(), num_parameters=1000)
     plan = chosen.privacy.plan

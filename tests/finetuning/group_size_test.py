@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.finetuning import contributions, group_size, plan
+from tff_dpftrl.finetuning import example_sampling, group_size, plan
 
 # L(G) of a small transformer on commit messages, 128 users; own measurement, four digits.
 _NORMS = group_size.GradientNorms(
@@ -56,7 +56,7 @@ def test_a_split_becomes_a_choice_that_says_whose_gradients_were_looked_at():
     assert "Estimate-and-Double, with gradient norms of 128 public users" in public.source
     best = group_size.best_split(_NORMS, _noise(1), **kwargs)
     own = best.choice(norms_of="the training users", looked_at_users=True)
-    users = contributions.of_sizes([16] * _USERS)
+    users = example_sampling.of_sizes([16] * _USERS)
     made = plan.make_plan(
         users, sampling="user", group_size=own, expected_units=128, num_steps=5, noise_multiplier=1
     )
@@ -155,7 +155,7 @@ def test_the_private_median_is_drawn_by_its_probabilities():
 
 
 def test_probes_are_nested_random_users():
-    users = contributions.of_sizes(_sizes(1, 500))
+    users = example_sampling.of_sizes(_sizes(1, 500))
     chosen, rows = group_size.probe(users, largest_group=64, seed=3)
     assert len(set(chosen.tolist())) == 128 == len(rows)
     assert [len(one) for one in rows] == np.minimum(users.num_examples[chosen], 64).tolist()
@@ -165,7 +165,7 @@ def test_probes_are_nested_random_users():
     for long, short in zip(rows, shorter, strict=True):
         np.testing.assert_array_equal(long[:8], short)
     assert group_size.probe(users, largest_group=8, seed=4)[0].tolist() != chosen.tolist()
-    assert len(group_size.probe(contributions.of_sizes([1, 2]), largest_group=8, seed=4)[0]) == 2
+    assert len(group_size.probe(example_sampling.of_sizes([1, 2]), largest_group=8, seed=4)[0]) == 2
 
 
 def test_gradient_norms_are_medians_over_users():

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tff_dpftrl.cli import main
-from tff_dpftrl.finetuning import contributions, own_run, plan
+from tff_dpftrl.finetuning import example_sampling, own_run, plan
 from tff_dpftrl.runs import manifest
 
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
@@ -24,7 +24,7 @@ def _table():
 
 
 def _users(table):
-    return contributions.Users(tuple(table), np.array([len(rows) for rows in table.values()]))
+    return example_sampling.Users(tuple(table), np.array([len(rows) for rows in table.values()]))
 
 
 def _losses(weights, rows):

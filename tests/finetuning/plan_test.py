@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tff_dpftrl.accounting import display, facts, mixture_of_gaussians, statement
-from tff_dpftrl.finetuning import contributions, group_size, plan
+from tff_dpftrl.finetuning import example_sampling, group_size, plan
 
-_USERS = contributions.of_sizes([16] * 256)
+_USERS = example_sampling.of_sizes([16] * 256)
 
 
 def _plan(sampling=plan.USER, **kwargs):
@@ -51,7 +51,7 @@ def test_epsilon_is_that_of_the_accounting():
 
 
 def test_with_one_example_a_user_both_ways_cost_the_same():
-    ones = contributions.of_sizes([1] * 300)
+    ones = example_sampling.of_sizes([1] * 300)
     example, user = (_plan(s, users=ones, group_size=1) for s in ("example", "user"))
     assert example.noise_multiplier == user.noise_multiplier
     assert example.epsilon == user.epsilon
@@ -64,7 +64,7 @@ def test_delta_is_the_papers_by_default():
 
 
 def test_batches_are_those_of_the_plan():
-    sizes = contributions.of_sizes([1, 5, 40] * 50)
+    sizes = example_sampling.of_sizes([1, 5, 40] * 50)
     for sampling, units in (("example", 50 + 200 + 200), ("user", 150)):
         found = _plan(sampling, users=sizes, expected_units=30)
         assert found.num_units == units
@@ -81,15 +81,15 @@ def test_other_users_than_those_that_were_counted_are_refused():
     for sampling, unit in (("example", "1020 examples"), ("user", "255 users")):
         found = _plan(sampling)
         with pytest.raises(ValueError, match=f"users have {unit}, but the plan was made for"):
-            found.contributions(contributions.of_sizes([16] * 255), seed=1)
+            found.contributions(example_sampling.of_sizes([16] * 255), seed=1)
         declared = _plan(sampling, declared_units=2000)
         assert declared.sampling_probability == 16 / 2000
-        batches = declared.contributions(contributions.of_sizes([16] * 255), seed=1)
+        batches = declared.contributions(example_sampling.of_sizes([16] * 255), seed=1)
         assert batches.sampling_probability == 16 / 2000
 
 
 def test_share_of_examples_used_is_what_batches_use():
-    users = contributions.of_sizes([2, 9, 30] * 20)
+    users = example_sampling.of_sizes([2, 9, 30] * 20)
     for sampling, units in (("example", 6), ("user", 3)):
         found = _plan(sampling, users=users, expected_units=units, num_steps=20)
         shares = []
@@ -153,7 +153,7 @@ def test_the_statement_says_what_holds(sampling):
 
 @pytest.mark.parametrize("sampling", ["example", "user"])
 def test_what_people_read_is_short_and_its_nouns_agree(sampling):
-    users = contributions.of_sizes([2] * 300)
+    users = example_sampling.of_sizes([2] * 300)
     found = _plan(sampling, users=users, group_size=1, expected_units=7)
     said = found.statement(
         facts.Facts({"user": "one author"}, vocabulary_source="a book", vocabulary_is_public=True)
@@ -208,7 +208,7 @@ def test_choices_are_all_ways_to_spend_a_budget():
 
 
 def test_pools_that_are_too_small_are_left_out():
-    few = contributions.of_sizes([1, 3, 6] * 20)
+    few = example_sampling.of_sizes([1, 3, 6] * 20)
     found = plan.choices(few, compute_budget=128, num_steps=5, target_epsilon=4.0)
     assert {(one.sampling, one.group_size) for one in found} == {
         ("example", 4),
@@ -239,7 +239,7 @@ def test_pools_that_are_too_small_are_left_out():
         ({"users_scale": 0.5}, "users_scale .* at least 1, got 0.5"),
         ({"users_scale": 2.0, "noise_multiplier": 1.0}, "users_scale=2 needs a target_epsilon"),
         (
-            {"users": contributions.of_sizes([1]), "expected_units": 1, "delta": None},
+            {"users": example_sampling.of_sizes([1]), "expected_units": 1, "delta": None},
             "num_examples",
         ),
     ],

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tff_dpftrl.data import jsonl, sequences, tokenizer, user_text, vocabulary
-from tff_dpftrl.finetuning import contributions, group_size, proxies
+from tff_dpftrl.finetuning import example_sampling, group_size, proxies
 from tff_dpftrl.models import low_rank, metrics, transformer
 from tff_dpftrl.training import trained_model
 
@@ -50,7 +50,7 @@ def test_norms_are_medians_over_users_of_their_first_examples(model):
     ids = [user for user in corpus.user_ids if len(corpus.sequences(user))]
     assert found.num_users == len(ids) == 16 and found.source == "x"
     assert found.gradient_norms.group_sizes == (1, 2, 4)
-    users = contributions.Users(tuple(ids), np.array([len(corpus.sequences(u)) for u in ids]))
+    users = example_sampling.Users(tuple(ids), np.array([len(corpus.sequences(u)) for u in ids]))
     chosen, orders = group_size.probe(users, largest_group=4, seed=1)
     expected = [
         np.median(

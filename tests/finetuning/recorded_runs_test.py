@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tests.finetuning import toy_finetuning
 from tests.training import toy_run
-from tff_dpftrl.finetuning import contributions, own_run, plan
+from tff_dpftrl.finetuning import example_sampling, own_run, plan
 from tff_dpftrl.finetuning import run as finetuning_run
 from tff_dpftrl.training import run as training_run
 
@@ -99,7 +99,7 @@ def _finetune(toy: pathlib.Path, output: pathlib.Path, **options: Any) -> dict[s
 def _finetune_own(toy: pathlib.Path, output: pathlib.Path, seed: int | None = 11) -> dict[str, Any]:
     rng = np.random.RandomState(3)
     table = {f"user {i}": rng.normal(2.0, 1.0, [1 + i % 4, 3]) for i in range(60)}
-    users = contributions.Users(tuple(table), np.array([len(rows) for rows in table.values()]))
+    users = example_sampling.Users(tuple(table), np.array([len(rows) for rows in table.values()]))
     lines: list[str] = []
     results = own_run.finetune(
         output,

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from tff_dpftrl.accounting import facts
-from tff_dpftrl.finetuning import contributions, run_privacy
+from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.participation import observed
 from tff_dpftrl.training import startup
 
-_USERS = contributions.of_sizes([3, 8, 20] * 200)
+_USERS = example_sampling.of_sizes([3, 8, 20] * 200)
 
 
 def _made(seed=None, sampling="example", **options):
@@ -46,7 +46,7 @@ def test_epsilon_is_that_of_the_plan_and_none_where_there_is_none():
 
 def test_noise_that_fine_tuning_gained_under_is_not_warned_of():
     # The noisiest runs that were measured, by sampling: 32 users in each of 60 steps.
-    users = contributions.of_sizes([28] * 8602)
+    users = example_sampling.of_sizes([28] * 8602)
 
     def warnings(noise_multiplier):
         plan = plan_lib.make_plan(

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tests.finetuning import toy_finetuning
 from tff_dpftrl.data import sequences, split
 from tff_dpftrl.finetuning import (
-    contributions,
+    example_sampling,
     group_size,
     opening,
     private_steps,
@@ -229,7 +229,7 @@ def test_the_books_have_the_users_of_every_batch(toy, tmp_path, monkeypatch):
         sequences.SequenceSpec(6, split_long_texts=False),
     )
     sizes = np.array([len(encoded.sequences(user)) for user in encoded.user_ids])
-    users = contributions.Users(encoded.user_ids, sizes)
+    users = example_sampling.Users(encoded.user_ids, sizes)
     plan = run.plan_of(manifest.read(tmp_path / "run"), config).plan
     batches = plan.contributions(users, seed=config.deterministic_noise_seed)
     assert len(begun) == len(trained) == toy_finetuning.NUM_STEPS

@@ -13,7 +13,7 @@ from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema
 from tff_dpftrl.runs import reporting
-from tff_dpftrl.training import report
+from tff_dpftrl.training import metrics_columns, report
 
 
 def test_a_delta_that_protects_nobody_is_not_quoted_alone():
@@ -53,7 +53,7 @@ def test_weights_that_may_tell_of_people_are_said_beside_epsilon(facts, is_said)
 
 
 def test_what_tells_of_a_cohort_is_not_for_publishing():
-    exact = [column.name for column in report.COLUMNS if column.is_exact]
+    exact = [column.name for column in metrics_columns.COLUMNS if column.is_exact]
     assert exact == ["loss", "top1", "clients", "seconds"]
 
 

@@ -13,7 +13,8 @@ import time
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import device_flags, train
+from tff_dpftrl.cli import train, trust_flags
+from tff_dpftrl.runtime.device import backoff
 
 if TYPE_CHECKING:
     from tff_dpftrl.runtime.device import device_runtime
@@ -79,7 +80,7 @@ def add_parser(subparsers) -> None:
         help="Collection that the texts are added to. Default: text.",
     )
     server = parser.add_argument_group("server")
-    device_flags.add_arguments(server)
+    trust_flags.add_arguments(server)
     server.add_argument(
         "--population",
         action="append",
@@ -196,7 +197,7 @@ def _lines(path: str) -> list[str]:
 def _take_part(args: argparse.Namespace) -> int:
     if not args.population:
         raise validation.UsageError("--population must be given: the population to take part in.")
-    trust = device_flags.Trust(args)
+    trust = trust_flags.Trust(args)
     train.silence_tensorflow()
     _silence_tracebacks(args.verbose)
     from tff_dpftrl.runtime.device import (
@@ -250,7 +251,7 @@ def _take_part(args: argparse.Namespace) -> int:
                 args.population,
                 clock=time.monotonic,
                 generator=random.SystemRandom(),
-                waits=scheduler.Waits(first_s=args.start_within),
+                waits=backoff.Waits(first_s=args.start_within),
             ),
             lambda population: sessions.run(population).result,
             own.eligibility,

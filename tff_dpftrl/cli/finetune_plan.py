@@ -14,7 +14,7 @@ from tff_dpftrl.cli import output, train
 from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
-    from tff_dpftrl.finetuning import contributions, group_size, proxies
+    from tff_dpftrl.finetuning import example_sampling, group_size, proxies
     from tff_dpftrl.finetuning import plan as plan_lib
     from tff_dpftrl.training import trained_model
 
@@ -205,8 +205,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _users(args: argparse.Namespace) -> contributions.Users:
-    from tff_dpftrl.finetuning import contributions
+def _users(args: argparse.Namespace) -> example_sampling.Users:
+    from tff_dpftrl.finetuning import example_sampling
 
     if (args.users is None) != (args.examples_per_user is None):
         raise validation.UsageError("--users and --examples-per-user go together.")
@@ -219,11 +219,11 @@ def _users(args: argparse.Namespace) -> contributions.Users:
     if args.users is not None:
         count = validation.integer("--users", args.users, minimum=1)
         size = validation.integer("--examples-per-user", args.examples_per_user, minimum=1)
-        return contributions.of_sizes([size] * count)
+        return example_sampling.of_sizes([size] * count)
     if args.user_sizes is not None:
         try:
             lines = args.user_sizes.read_text(encoding="utf-8").split()
-            return contributions.of_sizes([int(line) for line in lines])
+            return example_sampling.of_sizes([int(line) for line in lines])
         except (OSError, ValueError) as error:
             raise validation.UsageError(
                 f"--user-sizes {args.user_sizes} must have one number above 0 on each line: {error}"
@@ -231,7 +231,7 @@ def _users(args: argparse.Namespace) -> contributions.Users:
     from tff_dpftrl.training import corpus
 
     text = language_config.TextConfig(args.data, **_given_text_options(args))
-    return contributions.of_text(corpus.read_users(text).train)
+    return example_sampling.of_text(corpus.read_users(text).train)
 
 
 def _given_text_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -295,7 +295,7 @@ def _name(one: plan_lib.Plan) -> str:
 
 def _as_json(
     one: plan_lib.Plan,
-    users: contributions.Users,
+    users: example_sampling.Users,
     norms: dict[str, group_size.GradientNorms],
 ) -> dict[str, Any]:
     from tff_dpftrl.finetuning import plan
@@ -312,7 +312,7 @@ def _as_json(
 
 def _rows(
     plans: list[plan_lib.Plan],
-    users: contributions.Users,
+    users: example_sampling.Users,
     norms: dict[str, group_size.GradientNorms],
     recommended: plan_lib.Plan,
 ) -> list[list[str]]:
@@ -342,7 +342,7 @@ def _rows(
 def _advice(
     recommended: plan_lib.Plan,
     best: dict[str, plan_lib.Plan],
-    users: contributions.Users,
+    users: example_sampling.Users,
     plans: list[plan_lib.Plan],
     measured: proxies.Proxies | None,
 ) -> list[str]:

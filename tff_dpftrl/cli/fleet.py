@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import device_flags, output, train
+from tff_dpftrl.cli import output, train, trust_flags
 
 _DESCRIPTION = """\
 Run many simulated devices against a server (`tff-dpftrl serve`). Each has the texts of one user of
@@ -46,7 +46,7 @@ def add_parser(subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    device_flags.add_arguments(parser.add_argument_group("server"))
+    trust_flags.add_arguments(parser.add_argument_group("server"))
     devices = parser.add_argument_group("devices")
     _add(devices, "--population", str, "NAME", None, "Population that they take part in.")
     _add(devices, "--data", str, "CORPUS", "docs", "Texts by user, as for train --data.")
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the fleet, and returns the exit status: 1 if no report counted."""
     if not args.population:
         raise validation.UsageError("--population must be given: the population to take part in.")
-    trust = device_flags.Trust(args)
+    trust = trust_flags.Trust(args)
     train.silence_tensorflow()
     from tff_dpftrl.runtime.fleet import behaviour, fleet, tally
 

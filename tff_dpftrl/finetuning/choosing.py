@@ -11,7 +11,7 @@ from typing import TypeVar
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.finetuning import config as config_lib
-from tff_dpftrl.finetuning import contributions, group_size, proxies, run_privacy
+from tff_dpftrl.finetuning import example_sampling, group_size, proxies, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.runs import dp_ftrl_privacy
 
@@ -76,7 +76,7 @@ def largest_group(config: config_lib.FinetuningConfig, num_users: int) -> int:
 
 def choose(
     config: config_lib.FinetuningConfig,
-    users: contributions.Users,
+    users: example_sampling.Users,
     public: proxies.Proxies | None,
     num_parameters: int,
 ) -> Chosen:
@@ -106,7 +106,7 @@ def choose(
 
 
 def _better(
-    config: config_lib.FinetuningConfig, users: contributions.Users, public: proxies.Proxies
+    config: config_lib.FinetuningConfig, users: example_sampling.Users, public: proxies.Proxies
 ) -> Chosen:
     """Chooses ELS or ULS by the noise of the average, relative to the gradients' size."""
     median = _median(config, users)
@@ -128,7 +128,9 @@ def _better(
     return dataclasses.replace(chosen, not_covered=(_POOL_LOOKED_AT,))
 
 
-def _median(config: config_lib.FinetuningConfig, users: contributions.Users) -> group_size.Choice:
+def _median(
+    config: config_lib.FinetuningConfig, users: example_sampling.Users
+) -> group_size.Choice:
     """The group size of ELS."""
     if config.group_size is not None:
         return group_size.Choice(config.group_size)
@@ -142,7 +144,7 @@ def _median(config: config_lib.FinetuningConfig, users: contributions.Users) -> 
 
 def _group_and_cohort(
     config: config_lib.FinetuningConfig,
-    users: contributions.Users,
+    users: example_sampling.Users,
     public: proxies.Proxies | None,
 ) -> tuple[group_size.Choice, int, tuple[str, ...]]:
     """G and M of ULS, and why."""
@@ -186,7 +188,7 @@ def _check_num_users(num_users: int) -> None:
 
 
 def _example(
-    config: config_lib.FinetuningConfig, users: contributions.Users, choice: group_size.Choice
+    config: config_lib.FinetuningConfig, users: example_sampling.Users, choice: group_size.Choice
 ) -> plan_lib.Plan:
     pool = config.declared_units or users.pool_size(choice.group_size)
     budget = _given("compute_budget", config.compute_budget)
@@ -200,7 +202,7 @@ def _example(
 
 def _user(
     config: config_lib.FinetuningConfig,
-    users: contributions.Users,
+    users: example_sampling.Users,
     choice: group_size.Choice,
     cohort: int,
 ) -> plan_lib.Plan:
@@ -210,7 +212,7 @@ def _user(
 
 def _plan(
     config: config_lib.FinetuningConfig,
-    users: contributions.Users,
+    users: example_sampling.Users,
     sampling: str,
     choice: group_size.Choice,
     expected_units: int,
@@ -259,7 +261,7 @@ def _clip_norm(
 
 def _passes(
     config: config_lib.FinetuningConfig,
-    users: contributions.Users,
+    users: example_sampling.Users,
     public: proxies.Proxies | None,
     num_parameters: int,
 ) -> Chosen:

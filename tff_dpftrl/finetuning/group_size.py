@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.finetuning import contributions
+from tff_dpftrl.finetuning import example_sampling
 
 SMALLEST_COHORT = 32
 """The cohort that Estimate-and-Double begins with, as in the paper."""
@@ -43,7 +43,7 @@ class Choice:
     looked_at_users: bool = False
 
     def __post_init__(self):
-        contributions.check_group_size(self.group_size)
+        example_sampling.check_group_size(self.group_size)
         validation.number("epsilon", self.epsilon, at_least=0)
 
 
@@ -62,7 +62,7 @@ def median_choice(sizes: Sequence[int] | np.ndarray) -> Choice:
     Raises:
       ValueError: If there is no user, or one without examples.
     """
-    median = float(np.median(contributions.of_sizes(sizes).num_examples))
+    median = float(np.median(example_sampling.of_sizes(sizes).num_examples))
     return Choice(
         min(_powers_of_two(2.0 * median), key=lambda power: (abs(power - median), power)),
         f"the power of two nearest to the median, {median:g}, of the users' numbers of examples",
@@ -114,12 +114,12 @@ def median_probabilities(
     sizes: Sequence[int] | np.ndarray, *, epsilon: float, candidates: Sequence[int] | None = None
 ) -> dict[int, float]:
     """How likely `private_median_choice` chooses which group size; of the data: secret."""
-    counts = np.sort(contributions.of_sizes(sizes).num_examples)
+    counts = np.sort(example_sampling.of_sizes(sizes).num_examples)
     if candidates is None:
         candidates = _powers_of_two(2**16)
     if not len(candidates):
         raise validation.UsageError("candidates must have at least one group size, got none.")
-    options = np.array([contributions.check_group_size(one) for one in candidates])
+    options = np.array([example_sampling.check_group_size(one) for one in candidates])
     half = len(counts) / 2.0
     below = np.searchsorted(counts, options, side="left") - half
     above = half - np.searchsorted(counts, options, side="right")
@@ -129,7 +129,7 @@ def median_probabilities(
 
 
 def probe(
-    users: contributions.Users, *, largest_group: int, seed: int, num_users: int = 128
+    users: example_sampling.Users, *, largest_group: int, seed: int, num_users: int = 128
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Draws the users whose gradients L(G) is estimated from, for all group sizes at once.
 
@@ -147,12 +147,12 @@ def probe(
     Raises:
       ValueError: If an argument is out of range.
     """
-    largest_group = contributions.check_group_size(largest_group)
+    largest_group = example_sampling.check_group_size(largest_group)
     num_users = validation.integer("num_users", num_users, minimum=1)
     seed = validation.integer("seed", seed, minimum=0)
-    chosen = contributions.random_examples(f"probe/{seed}", "", len(users), num_users)
+    chosen = example_sampling.random_examples(f"probe/{seed}", "", len(users), num_users)
     return chosen, [
-        contributions.random_order(
+        example_sampling.random_order(
             f"probe rows/{seed}", users.ids[user], int(users.num_examples[user]), largest_group
         )
         for user in chosen.tolist()
@@ -178,7 +178,7 @@ class GradientNorms:
                 f"least one, got {len(self.norms)}."
             )
         for size, norm in zip(self.group_sizes, self.norms, strict=True):
-            contributions.check_group_size(size)
+            example_sampling.check_group_size(size)
             validation.positive(f"norms at group size {size}", norm)
         if any(a >= b for a, b in zip(self.group_sizes, self.group_sizes[1:], strict=False)):
             raise validation.UsageError(

@@ -29,7 +29,7 @@ from tff_dpftrl import durable_files, validation
 from tff_dpftrl.accounting import display, facts, statement
 from tff_dpftrl.finetuning import (
     clipped_sums,
-    contributions,
+    example_sampling,
     private_steps,
     run_privacy,
     step_trainer,
@@ -74,7 +74,7 @@ class Results:
 
 def finetune(
     output: str | pathlib.Path,
-    users: contributions.Users,
+    users: example_sampling.Users,
     plan: plan_lib.Plan,
     row_losses: clipped_sums.RowLosses,
     weights: Sequence[np.ndarray],

@@ -18,7 +18,7 @@ import numpy as np
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, mixture_of_gaussians, statement
 from tff_dpftrl.accounting import facts as facts_lib
-from tff_dpftrl.finetuning import contributions
+from tff_dpftrl.finetuning import example_sampling
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.mechanisms import strategy
 
@@ -119,7 +119,9 @@ class Plan:
     def _examples(self) -> str:
         return strategy.counted(self.group_size, "example")
 
-    def contributions(self, users: contributions.Users, seed: int) -> contributions.Contributions:
+    def contributions(
+        self, users: example_sampling.Users, seed: int
+    ) -> example_sampling.Contributions:
         """Samples the contributions to each step.
 
         Args:
@@ -134,9 +136,9 @@ class Plan:
           ValueError: If the users are others than those that the plan counted.
         """
         make = (
-            contributions.ExampleSampling
+            example_sampling.ExampleSampling
             if self.sampling == EXAMPLE
-            else contributions.UserSampling
+            else example_sampling.UserSampling
         )
         counted = _count_units(users, self.sampling, self.group_size)
         if counted != self.num_units and not self.units_are_declared:
@@ -152,11 +154,11 @@ class Plan:
             seed=seed,
         )
 
-    def expected_gradients(self, users: contributions.Users) -> float:
+    def expected_gradients(self, users: example_sampling.Users) -> float:
         """Gradients expected in a step: p · |D_sub|, or q · Σ min(n_u, G)."""
         return self.sampling_probability * users.pool_size(self.group_size)
 
-    def share_of_examples_used(self, users: contributions.Users) -> float:
+    def share_of_examples_used(self, users: example_sampling.Users) -> float:
         """Expected share of all examples that are in at least one step."""
         sizes = users.num_examples
         taken = np.minimum(sizes, self.group_size)
@@ -349,7 +351,7 @@ def default_delta(num_examples: float) -> float:
 
 
 def make_plan(
-    users: contributions.Users,
+    users: example_sampling.Users,
     *,
     sampling: str,
     group_size: int | group_sizes.Choice,
@@ -389,7 +391,7 @@ def make_plan(
     choice = (
         group_size
         if isinstance(group_size, group_sizes.Choice)
-        else group_sizes.Choice(contributions.check_group_size(group_size))
+        else group_sizes.Choice(example_sampling.check_group_size(group_size))
     )
     expected_units = validation.positive("expected_units", expected_units)
     num_steps = validation.integer("num_steps", num_steps, minimum=1)
@@ -490,7 +492,7 @@ def _noise_of_cohort(
 
 
 def choices(
-    users: contributions.Users,
+    users: example_sampling.Users,
     *,
     compute_budget: int,
     num_steps: int,
@@ -530,7 +532,7 @@ def choices(
     plans = [
         make_plan(users, sampling=EXAMPLE, group_size=g, expected_units=compute_budget, **kwargs)
         for g in example_group_sizes
-        if users.pool_size(contributions.check_group_size(g)) >= compute_budget
+        if users.pool_size(example_sampling.check_group_size(g)) >= compute_budget
     ]
     plans += [
         make_plan(users, sampling=USER, group_size=g, expected_units=m, **kwargs) for g, m in pairs
@@ -562,7 +564,7 @@ def relative_noise(plan: Plan, gradient_norm: group_sizes.GradientNorms) -> floa
     return gradient_norm(plan.rows_per_unit) * plan.noise_of_average
 
 
-def _count_units(users: contributions.Users, sampling: str, group_size: int) -> int:
+def _count_units(users: example_sampling.Users, sampling: str, group_size: int) -> int:
     return users.pool_size(group_size) if sampling == EXAMPLE else len(users)
 
 

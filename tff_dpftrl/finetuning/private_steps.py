@@ -117,7 +117,7 @@ class PrivateSteps:
 
         Args:
           state: The state before it; it is not changed.
-          row_splits: Which rows of the batch are whose, as in `contributions.Batch`.
+          row_splits: Which rows of the batch are whose, as in `example_sampling.Batch`.
           read_rows: Reads some of the batch's rows.
 
         Returns:

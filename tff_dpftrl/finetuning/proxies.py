@@ -11,7 +11,7 @@ import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import docstrings, sequences, sources, user_text
-from tff_dpftrl.finetuning import clipped_sums, contributions, group_size
+from tff_dpftrl.finetuning import clipped_sums, example_sampling, group_size
 from tff_dpftrl.models import language_model
 from tff_dpftrl.training import pretraining
 
@@ -135,7 +135,7 @@ def measure(
         raise validation.UsageError(
             "proxy_data has no user with a word of the vocabulary: name other text."
         )
-    users = contributions.Users(tuple(ids), np.array([len(corpus.sequences(u)) for u in ids]))
+    users = example_sampling.Users(tuple(ids), np.array([len(corpus.sequences(u)) for u in ids]))
     sizes = [2**i for i in range((largest_group - 1).bit_length() + 1)]
     chosen, orders = group_size.probe(users, largest_group=sizes[-1], seed=seed)
     clipped_sum = clipped_sums.looped(clipped_sums.language_rows(model))

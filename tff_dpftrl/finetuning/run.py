@@ -20,7 +20,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.data import sequences, split
 from tff_dpftrl.finetuning import (
     choosing,
-    contributions,
+    example_sampling,
     ghost,
     opening,
     optimizers,
@@ -152,7 +152,7 @@ def _prepared(
     plan: run_privacy.FinetuningPlan,
     part: trained_part.TrainedPart,
     task: text_task.TextTask,
-    users: contributions.Users,
+    users: example_sampling.Users,
     progress: progress_lib.Progress,
 ) -> prepared.Prepared:
     config, group_size = opened.config, known.derived["group_size"]
@@ -270,8 +270,8 @@ def steps_of(
 
 
 def batches_of(
-    plan: run_privacy.FinetuningPlan, users: contributions.Users, group_size: int, seed: int
-) -> Callable[[int], contributions.Batch]:
+    plan: run_privacy.FinetuningPlan, users: example_sampling.Users, group_size: int, seed: int
+) -> Callable[[int], example_sampling.Batch]:
     """Returns the batches of a run.
 
     Args:
@@ -287,10 +287,10 @@ def batches_of(
         return plan.plan.contributions(users, seed).batch
     sampler = plan.sampler(seed)
 
-    def turns(step: int) -> contributions.Batch:
+    def turns(step: int) -> example_sampling.Batch:
         # No secret is needed: the guarantee holds whoever knows whose turn it is.
         members = sampler.cohort(step)
-        return contributions.batch_of_users(users, members, group_size, f"turns/{seed}/{step}")
+        return example_sampling.batch_of_users(users, members, group_size, f"turns/{seed}/{step}")
 
     return turns
 
@@ -327,7 +327,7 @@ def _manifest(
     config: config_lib.FinetuningConfig,
     chosen: choosing.Chosen,
     task: text_task.TextTask,
-    users: contributions.Users,
+    users: example_sampling.Users,
     part: trained_part.TrainedPart,
     facts: Mapping[str, Any],
 ) -> manifest.Manifest:
@@ -353,7 +353,7 @@ def _manifest(
 
 
 def _identities(
-    task: text_task.TextTask, users: contributions.Users, part: trained_part.TrainedPart
+    task: text_task.TextTask, users: example_sampling.Users, part: trained_part.TrainedPart
 ) -> dict[str, Sequence[str]]:
     """Returns what must not change while a run lasts, by name."""
     return {
@@ -409,7 +409,7 @@ def _task(
     return task
 
 
-def users_of(task: text_task.TextTask) -> contributions.Users:
+def users_of(task: text_task.TextTask) -> example_sampling.Users:
     """Returns the users who have examples.
 
     Args:
@@ -428,12 +428,12 @@ def users_of(task: text_task.TextTask) -> contributions.Users:
             f"data {task.train.corpus.name!r} has no user to train on who has a text with a word: "
             "use other text."
         )
-    return contributions.Users(ids, np.array([sizes[user] for user in ids]))
+    return example_sampling.Users(ids, np.array([sizes[user] for user in ids]))
 
 
 def _choose(
     config: config_lib.FinetuningConfig,
-    users: contributions.Users,
+    users: example_sampling.Users,
     trained: trained_model.TrainedModel,
     progress: progress_lib.Progress,
 ) -> choosing.Chosen:

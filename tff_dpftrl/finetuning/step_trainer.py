@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from tff_dpftrl.finetuning import clipped_sums, contributions, private_steps
+from tff_dpftrl.finetuning import clipped_sums, example_sampling, private_steps
 from tff_dpftrl.runs import prepared
 from tff_dpftrl.runs import progress as progress_lib
 
@@ -25,7 +25,7 @@ class StepTrainer(prepared.Trainer):
     def __init__(
         self,
         user_ids: Sequence[str],
-        sample: Callable[[int], Callable[[int], contributions.Batch]],
+        sample: Callable[[int], Callable[[int], example_sampling.Batch]],
         steps: private_steps.PrivateSteps,
         read_examples: ReadExamples,
         *,
@@ -34,7 +34,7 @@ class StepTrainer(prepared.Trainer):
         """Keeps its arguments.
 
         Args:
-          user_ids: Ids of the users, as `contributions.Users` has them.
+          user_ids: Ids of the users, as `example_sampling.Users` has them.
           sample: Function from a seed to a function from a step to its batch, the same one each
             time.
           steps: Steps of the optimizer.
@@ -46,8 +46,8 @@ class StepTrainer(prepared.Trainer):
         self._steps = steps
         self._read_examples = read_examples
         self._progress = progress
-        self._batches: Callable[[int], contributions.Batch] | None = None
-        self._drawn: tuple[int, contributions.Batch] | None = None
+        self._batches: Callable[[int], example_sampling.Batch] | None = None
+        self._drawn: tuple[int, example_sampling.Batch] | None = None
 
     @override
     def initial_state(self) -> Any:
@@ -57,7 +57,7 @@ class StepTrainer(prepared.Trainer):
     def sample_with(self, seed: int) -> None:
         self._batches = self._sample(seed)
 
-    def _batch(self, step: int) -> contributions.Batch:
+    def _batch(self, step: int) -> example_sampling.Batch:
         if self._drawn is None or self._drawn[0] != step:
             if self._batches is None:
                 raise RuntimeError("sample_with was not called.")

@@ -143,8 +143,10 @@ def check_strategy(value: Any, name: str = "strategy") -> Strategy:
     """
     if isinstance(value, Strategy):
         return value
-    if isinstance(getattr(value, "strategy", None), Strategy):
-        got, remedy = f"a {type(value).__name__}", f"pass its strategy, {name}=result.strategy"
+    factory = hasattr(value, "private_round")  # Of TFF aggregators.
+    if isinstance(getattr(value.private_round if factory else value, "strategy", None), Strategy):
+        attribute = "factory.private_round.strategy" if factory else "result.strategy"
+        got, remedy = f"a {type(value).__name__}", f"pass its strategy, {name}={attribute}"
     elif isinstance(value, str):
         got, remedy = repr(value), "make one with mechanisms.table.build(name, schema)"
     else:

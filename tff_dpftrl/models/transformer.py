@@ -18,7 +18,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tff_dpftrl import validation
-from tff_dpftrl.models import language_model, layers, weight_uses
+from tff_dpftrl.models import embedding_lookup, language_model, weight_uses
 
 _EPSILON = 1e-5  # Added to the variance in layer norms, as in GPT-2.
 _EMBEDDING_STDDEV = 0.02
@@ -152,7 +152,7 @@ class Transformer(language_model.LanguageModel):
     ) -> tf.Tensor:
         """Returns the states after the last block, shape [batch · T, E]."""
         words = language_model.checked_words(words, self.sequence_length)
-        states = layers.lookup(named["embedding"], words) + named["position_embedding"]
+        states = embedding_lookup.lookup(named["embedding"], words) + named["position_embedding"]
         states = record(
             tf.reshape(states, [-1, self.embedding_size]),
             weight_uses.Lookup("embedding", tf.reshape(words, [-1])),

@@ -17,7 +17,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tff_dpftrl import validation
-from tff_dpftrl.models import language_model, layers, weight_uses
+from tff_dpftrl.models import embedding_lookup, language_model, lstm_layer, weight_uses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ class WordLstm(language_model.LanguageModel):
         # Time comes first, and one product makes the inputs of all steps.
         words = tf.reshape(tf.transpose(words), [-1])
         inputs = record(
-            layers.lookup(named["embedding"], words),
+            embedding_lookup.lookup(named["embedding"], words),
             weight_uses.Lookup("embedding", words),
             order=by_step,
         )
@@ -166,7 +166,7 @@ class WordLstm(language_model.LanguageModel):
             weight_uses.Bias("gate_bias"),
             order=by_step,
         )
-        outputs = layers.lstm(
+        outputs = lstm_layer.lstm(
             tf.reshape(gates, [self.sequence_length, -1, self._num_gates * self.state_size]),
             named["recurrent_kernel"],
             named["projection"] if self.recurrent_projection else None,

@@ -26,7 +26,6 @@ from tff_dpftrl.models import export, table
 from tff_dpftrl.runs import (
     curves,
     manifest,
-    metrics_log,
     prepared,
     privacy,
     released_model,
@@ -35,62 +34,11 @@ from tff_dpftrl.runs import (
     stopping,
 )
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import metrics_columns, own_models
 from tff_dpftrl.training import options as options_lib
-from tff_dpftrl.training import own_models
 
 if TYPE_CHECKING:
     from tff_dpftrl.training import text_task
-
-EVALUATION_METRICS = {
-    "loss": "cross-entropy, nats per word",
-    "perplexity": "exp of the cross-entropy",
-    "top1_in_vocab": "share of next words guessed right, among words of the vocabulary, which all "
-    "guesses are from",
-    "top1_oov_wrong": "the same among all words; those outside the vocabulary count as wrong",
-    "top3_in_vocab": "share of next words among the first three guesses",
-    "top5_in_vocab": "share of next words among the first five guesses",
-    "top3_oov_wrong": "the first three guesses, words outside the vocabulary counted as wrong",
-    "top5_oov_wrong": "the first five guesses, words outside the vocabulary counted as wrong",
-}
-"""Metrics of `models.metrics` that are recorded for held-out users, and their meaning."""
-
-COLUMNS = (
-    metrics_log.Column("round", "number of the round, from 1; of fine-tuning, of the step"),
-    metrics_log.Column(
-        "loss",
-        "cross-entropy on the round's training cohort; of fine-tuning, mean over the step's "
-        "sampled examples, each the mean over its words, or over its users, each the mean over "
-        "their examples",
-        is_exact=True,
-    ),
-    metrics_log.Column(
-        "top1",
-        "accuracy on the round's training cohort; empty in fine-tuning, which does not measure it",
-        is_exact=True,
-    ),
-    metrics_log.Column(
-        "epsilon",
-        "ε that all rounds so far spent at the run's δ, with the participation that was declared. "
-        "Quote the privacy statement instead: it is of what was observed, and charges all rounds "
-        "that might have been run where the data, or somebody, decided when to end",
-    ),
-    *(
-        metrics_log.Column(f"eval_{name}", f"held-out users, who never train: {meaning}")
-        for name, meaning in EVALUATION_METRICS.items()
-    ),
-    metrics_log.Column(
-        "clients",
-        "size of the cohort; empty where it is secret, as with sampled cohorts, and in fine-tuning "
-        "with sampled examples or users",
-        is_exact=True,
-    ),
-    metrics_log.Column(
-        "seconds",
-        "wall-clock time of the round, which grows with the cohort and its text",
-        is_exact=True,
-    ),
-)
-"""Columns of `metrics.csv`."""
 
 PRETRAINED = "pretrained"
 """Name of the model that fine-tuning begins with, among the baselines."""
@@ -221,7 +169,7 @@ def facts_of(
 class TextPresentation(prepared.Presentation):
     """Model, curves and summary of a run on text."""
 
-    columns = COLUMNS
+    columns = metrics_columns.COLUMNS
 
     def __init__(self, known: manifest.Manifest, unit: str):
         """Initialises the presentation.
@@ -273,7 +221,7 @@ class TextEvaluator(prepared.Evaluator):
     @override
     def evaluate(self, weights: list[np.ndarray]) -> dict[str, float]:
         measured = self._task.evaluate(weights)
-        return {f"eval_{name}": measured[name] for name in EVALUATION_METRICS}
+        return {f"eval_{name}": measured[name] for name in metrics_columns.EVALUATION_METRICS}
 
     @override
     def examine(self, output, rounds_done, weights):

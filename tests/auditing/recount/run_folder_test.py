@@ -17,7 +17,7 @@ from tests.finetuning import toy_finetuning
 from tests.training import toy_run
 from tff_dpftrl.accounting import gaussian
 from tff_dpftrl.auditing.recount import run_folder
-from tff_dpftrl.finetuning import contributions, own_run
+from tff_dpftrl.finetuning import example_sampling, own_run
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.finetuning import run as finetuning_run
 from tff_dpftrl.participation import ledger as ledger_lib
@@ -469,7 +469,7 @@ def test_fine_tuning_is_consistent(toy, tmp_path, options):
 @pytest.mark.slow
 def test_a_run_of_somebodys_own_model_is_consistent(tmp_path):
     rows = {f"user {i}": np.full([1 + i % 3, 2], i, np.float32) for i in range(40)}
-    users = contributions.Users(tuple(rows), np.array(list(map(len, rows.values()))))
+    users = example_sampling.Users(tuple(rows), np.array(list(map(len, rows.values()))))
     made = plan_lib.make_plan(
         users,
         sampling="user",

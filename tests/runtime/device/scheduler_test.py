@@ -13,12 +13,12 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tff_dpftrl.runtime.device import eligibility, scheduler, session
+from tff_dpftrl.runtime.device import backoff, eligibility, scheduler, session
 
 deterministic = hypothesis.settings(deadline=None, derandomize=True)
 
 _NO_REPORT = session.SessionReport("-#", 1.0, 1, {})
-_WAITS = scheduler.Waits(usual_s=1_000.0, first_s=50.0, after_failure_s=10.0, longest_s=5_000.0)
+_WAITS = backoff.Waits(usual_s=1_000.0, first_s=50.0, after_failure_s=10.0, longest_s=5_000.0)
 _FAILED = session.SessionOutcome.FAILED
 
 
@@ -107,7 +107,7 @@ def test_devices_that_failed_together_do_not_return_together():
 def test_whoever_waits_longest_is_next(count, asked):
     time = _Time()
     due = {f"p{i}": time.now for i in range(count)}
-    schedule = _schedule(time, due, waits=scheduler.Waits(first_s=0.0))
+    schedule = _schedule(time, due, waits=backoff.Waits(first_s=0.0))
     overtaken = collections.Counter()
     for seconds in asked:
         job = schedule.next_job()
@@ -274,7 +274,7 @@ def test_bad_populations_are_named(populations):
 )
 def test_bad_waits_are_named(changed, name):
     with pytest.raises(ValueError, match=name):
-        scheduler.Waits(**changed)
+        backoff.Waits(**changed)
 
 
 if __name__ == "__main__":

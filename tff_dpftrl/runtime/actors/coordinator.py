@@ -7,7 +7,7 @@ import dataclasses
 import random
 from collections.abc import Iterable, Mapping
 
-from tff_dpftrl.runtime import backoff
+from tff_dpftrl.runtime import exponential_backoff
 from tff_dpftrl.runtime.actors import actor, events, experience, messages, population, roles
 from tff_dpftrl.runtime.store import interface
 
@@ -420,7 +420,7 @@ class Coordinator(actor.Actor):
         """Backs off: each attempt costs devices a participation, and the store makes no commit."""
         self._not_stored += 1
         first = self._served.heartbeat_seconds
-        pause = backoff.exponential_s(self._not_stored, first, _LONGEST_PAUSE * first)
+        pause = exponential_backoff.exponential_s(self._not_stored, first, _LONGEST_PAUSE * first)
         self._paused_until = self.now + pause
 
     def _end_attempt(self) -> None:

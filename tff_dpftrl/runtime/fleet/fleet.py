@@ -21,10 +21,10 @@ from tff_dpftrl.data import sources, split, user_text
 from tff_dpftrl.runtime.device import attester as attester_lib
 from tff_dpftrl.runtime.device import (
     background_loop,
+    backoff,
     eligibility,
     loaded_plans,
     participation_timer,
-    scheduler,
     server_connection,
     watcher,
 )
@@ -178,7 +178,7 @@ class Fleet:
                 on_session_end=on_session_end,
                 stop=stop,
                 clock=time.monotonic,
-                waits=scheduler.Waits(
+                waits=backoff.Waits(
                     usual_s=self.usual_wait_s,
                     first_s=self.start_within_s,
                     after_failure_s=min(5.0, self.usual_wait_s),

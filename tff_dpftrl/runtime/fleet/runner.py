@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from tff_dpftrl import validation
-from tff_dpftrl.runtime.device import scheduler, session
+from tff_dpftrl.runtime.device import backoff, scheduler, session
 from tff_dpftrl.runtime.fleet import simulated_device, tally
 
 _logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Runner:
         on_session_end: Callable[[tally.SessionEnd], None],
         stop: threading.Event,
         clock: Callable[[], float],
-        waits: scheduler.Waits,
+        waits: backoff.Waits,
         max_sessions: int,
     ):
         """Schedules the first session of each device.

@@ -21,7 +21,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import (
-    plan_pb2,
+    report_size,
     secure_report,
     server_work,
     signing,
@@ -30,9 +30,7 @@ from tff_dpftrl.runtime.plans import (
 from tff_dpftrl.runtime.server import served_task
 from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import summations, task_folder, task_privacy, task_state
-from tff_dpftrl.secure_sums import vectors
 
-_OVERHEAD_BYTES = 4096  # Room for a report's tensor names, shapes, and its attempt's name.
 _OF_ALL_ROUNDS = "total_rounds_metrics/"  # Sums over models that differ: not shown.
 
 
@@ -203,7 +201,7 @@ class PlannedTask:
         self.served = served_task.ServedTask(
             task=task,
             plan_for=self._plan_for,
-            largest_report_bytes=_largest_report(folder.server),
+            largest_report_bytes=report_size.largest_report_bytes(folder.server),
             digest=self._digest,
         )
         """The task in the form that the server takes."""
@@ -312,17 +310,6 @@ def _secure_sum(folder: task_folder.TaskFolder) -> population_lib.SecureSumSetti
         num_neighbours=config.secure_neighbours,
         step_timeout=config.secure_step_timeout,
     )
-
-
-def _largest_report(server: plan_pb2.ServerPlan) -> int:
-    """Computes the size of the largest report, or of a secure vector, that a device may send."""
-    if secure_report.is_asked_for(server):
-        return vectors.packed_bytes(secure_report.parameters_of(server).layout)
-    update = [
-        np.zeros([max(size, 0) for size in tensor.shape], tensor.dtype) for tensor in server.update
-    ]
-    buckets = sum(shape[0] for shape in secure_report.buckets_of(server.participation).shapes)
-    return len(tensor_values.to_bytes(update)) + 10 * buckets + _OVERHEAD_BYTES
 
 
 def _plain(metrics: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -24,8 +24,7 @@ from tff_dpftrl.runtime.plans import tensor_values
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import summation_sentences, task_folder, task_privacy, task_state
-from tff_dpftrl.training import corpus, text_task, trained_model
-from tff_dpftrl.training import report as training_report
+from tff_dpftrl.training import corpus, metrics_columns, text_task, trained_model
 
 METRICS = "metrics.csv"
 
@@ -266,7 +265,7 @@ def _evaluate(
     )
     special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
     measured = evaluation.Evaluator(model, special, text["held_out"])(weights)
-    return {name: measured[name] for name in training_report.EVALUATION_METRICS}
+    return {name: measured[name] for name in metrics_columns.EVALUATION_METRICS}
 
 
 def _last(shown: Sequence[Mapping[str, Any]]) -> str:

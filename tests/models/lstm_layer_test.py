@@ -1,4 +1,4 @@
-"""Tests of tff_dpftrl.models.layers, against TensorFlow's gradients of the plain form."""
+"""Tests of tff_dpftrl.models.lstm_layer, against TensorFlow's gradients of the plain form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_dpftrl.models import layers
+from tff_dpftrl.models import embedding_lookup, lstm_layer
 
 _STEPS, _BATCH, _SIZE = 4, 2, 3
 
@@ -80,7 +80,7 @@ def test_lstm_is_the_plain_form(couple_gates, projected, steps, batch, size, dty
     arguments = _arguments(
         couple_gates, projected, steps=steps, batch=batch, size=size, dtype=dtype
     )
-    found = _states_and_gradients(layers.lstm, arguments, couple_gates)
+    found = _states_and_gradients(lstm_layer.lstm, arguments, couple_gates)
     expected = _states_and_gradients(_plain_lstm, arguments, couple_gates)
     for x, y in zip(found, expected, strict=True):
         assert x.dtype == y.dtype == dtype and x.shape == y.shape
@@ -90,7 +90,7 @@ def test_lstm_is_the_plain_form(couple_gates, projected, steps, batch, size, dty
 @_VARIANTS
 def test_lstm_has_the_gradient_of_finite_differences(couple_gates, projected):
     def function(*arguments):
-        return tf.sin(3 * layers.lstm(*arguments, couple_gates=couple_gates))
+        return tf.sin(3 * lstm_layer.lstm(*arguments, couple_gates=couple_gates))
 
     found, expected = tf.test.compute_gradient(
         function, _arguments(couple_gates, projected), delta=1e-5
@@ -104,29 +104,14 @@ def test_lstm_has_the_gradient_of_finite_differences(couple_gates, projected):
 def test_later_gates_do_not_matter_to_earlier_states(couple_gates, projected):
     gate_inputs, *matrices = _arguments(couple_gates, projected)
     changed = tf.concat([gate_inputs[:2], -gate_inputs[2:]], axis=0)
-    states = layers.lstm(gate_inputs, *matrices, couple_gates=couple_gates)
-    others = layers.lstm(changed, *matrices, couple_gates=couple_gates)
+    states = lstm_layer.lstm(gate_inputs, *matrices, couple_gates=couple_gates)
+    others = lstm_layer.lstm(changed, *matrices, couple_gates=couple_gates)
     np.testing.assert_array_equal(states[:2], others[:2])
     assert np.abs(states[2:] - others[2:]).max() > 1e-3
 
 
-def test_lookup_adds_up_the_gradients_of_a_row():
-    table = tf.constant(np.arange(8.0).reshape(4, 2))
-    ids = tf.constant([[3, 0], [3, 3]])
-    with tf.GradientTape() as tape:
-        tape.watch(table)
-        rows = layers.lookup(table, ids)
-        total = tf.reduce_sum(
-            rows * tf.constant([[[1.0, 2], [3, 4]], [[5, 6], [7, 8]]], tf.float64)
-        )
-    np.testing.assert_array_equal(rows, [[[6, 7], [0, 1]], [[6, 7], [6, 7]]])
-    gradient = tape.gradient(total, table)
-    assert isinstance(gradient, tf.Tensor)
-    np.testing.assert_array_equal(gradient, [[3, 4], [0, 0], [0, 0], [13, 16]])
-
-
 @_VARIANTS
-def test_layers_can_be_vectorised(couple_gates, projected):
+def test_lstm_and_lookup_can_be_vectorised(couple_gates, projected):
     arguments = [_arguments(couple_gates, projected, seed=seed) for seed in range(3)]
     stacked = tuple(tf.stack(values) for values in zip(*arguments, strict=True))
     ids = tf.constant([[0, 2, 0], [1, 2, 1], [2, 2, 2]])
@@ -135,14 +120,14 @@ def test_layers_can_be_vectorised(couple_gates, projected):
         *arguments, ids = arguments
         with tf.GradientTape() as tape:
             tape.watch(arguments)
-            states = layers.lstm(*arguments, couple_gates=couple_gates)
-            looked_up = layers.lookup(arguments[1], ids)
+            states = lstm_layer.lstm(*arguments, couple_gates=couple_gates)
+            looked_up = embedding_lookup.lookup(arguments[1], ids)
             total = tf.reduce_sum(tf.sin(states)) + tf.reduce_sum(looked_up**2)
         return tape.gradient(total, arguments)
 
-    found = tf.vectorized_map(gradients, (*stacked, ids), fallback_to_while_loop=False)
-    for index, own in enumerate(arguments):
-        for x, y in zip(found, gradients((*own, ids[index])), strict=True):
+    together = tf.vectorized_map(gradients, (*stacked, ids), fallback_to_while_loop=False)
+    for index, alone in enumerate(arguments):
+        for x, y in zip(together, gradients((*alone, ids[index])), strict=True):
             np.testing.assert_allclose(x[index], y, rtol=1e-12, atol=1e-12)
 
 

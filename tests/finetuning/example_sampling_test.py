@@ -10,24 +10,24 @@ import pytest
 from scipy import stats
 
 from tff_dpftrl.data import user_text
-from tff_dpftrl.finetuning import contributions
+from tff_dpftrl.finetuning import example_sampling
 
 _SIZES = (1, 2, 3, 5, 8, 13, 40)
 _SEED = 2**200 + 7
 
 
 def _users(sizes=_SIZES):
-    return contributions.Users(tuple(f"user {i}" for i in range(len(sizes))), np.array(sizes))
+    return example_sampling.Users(tuple(f"user {i}" for i in range(len(sizes))), np.array(sizes))
 
 
 def _els(users=None, **kwargs):
     values = {"group_size": 4, "sampling_probability": 0.3, "num_steps": 500, "seed": _SEED}
-    return contributions.ExampleSampling(users or _users(), **values | kwargs)
+    return example_sampling.ExampleSampling(users or _users(), **values | kwargs)
 
 
 def _uls(users=None, **kwargs):
     values = {"group_size": 4, "sampling_probability": 0.3, "num_steps": 500, "seed": _SEED}
-    return contributions.UserSampling(users or _users(), **values | kwargs)
+    return example_sampling.UserSampling(users or _users(), **values | kwargs)
 
 
 def _rows(batch):
@@ -63,7 +63,7 @@ def test_the_rows_of_a_user_in_a_step_of_els_are_binomial():
 def test_every_subset_of_a_users_examples_is_equally_likely(stream):
     subsets = {s: 0 for s in itertools.combinations(range(6), 3)}
     for seed in range(4000):
-        found = contributions.random_examples(f"{stream}/{seed}", "someone", 6, 3)
+        found = example_sampling.random_examples(f"{stream}/{seed}", "someone", 6, 3)
         subsets[tuple(found.tolist())] += 1
     assert stats.chisquare(list(subsets.values())).pvalue > 1e-3
 
@@ -71,14 +71,14 @@ def test_every_subset_of_a_users_examples_is_equally_likely(stream):
 def test_every_order_of_a_users_examples_is_equally_likely():
     orders = {s: 0 for s in itertools.permutations(range(4), 3)}
     for seed in range(4000):
-        orders[tuple(contributions.random_order(str(seed), "someone", 4, 3).tolist())] += 1
+        orders[tuple(example_sampling.random_order(str(seed), "someone", 4, 3).tolist())] += 1
     assert stats.chisquare(list(orders.values())).pvalue > 1e-3
 
 
 def test_choices_for_smaller_groups_are_nested():
     for size in (3, 9, 1000):
         choices = [
-            set(contributions.random_examples("pool/1", "a", size, group).tolist())
+            set(example_sampling.random_examples("pool/1", "a", size, group).tolist())
             for group in (1, 2, 4, 8, 16)
         ]
         assert all(a <= b for a, b in itertools.pairwise(choices))
@@ -130,7 +130,7 @@ def test_batches_stay_the_same_in_later_versions():
 
 
 def test_a_users_choice_depends_on_no_other_user():
-    fewer = contributions.Users(("user 6", "user 2"), np.array([40, 3]))
+    fewer = example_sampling.Users(("user 6", "user 2"), np.array([40, 3]))
     everybody = _els(sampling_probability=1.0).batch(0)
     two = _els(fewer, sampling_probability=1.0).batch(0)
     np.testing.assert_array_equal(two.examples[:4], everybody.examples[-4:])
@@ -176,7 +176,7 @@ def test_expected_gradients(make, units):
     ids=["more than G", "twice", "not there", "out of order"],
 )
 def test_a_batch_that_breaks_the_bound_is_never_returned(users, examples):
-    batch = contributions.Batch(np.array(users), np.array(examples), np.arange(len(users) + 1))
+    batch = example_sampling.Batch(np.array(users), np.array(examples), np.arange(len(users) + 1))
     with pytest.raises(RuntimeError, match="group_size=4"):
         _els()._checked(batch)
 
@@ -196,8 +196,8 @@ def test_a_batch_that_breaks_the_bound_is_never_returned(users, examples):
         (lambda: _users([3, 0, 0]), "'user 1' and 1 more: leave"),
         (lambda: _users([]), "at least one user"),
         (lambda: _users([1.5]), "one integer"),
-        (lambda: contributions.Users(("a", "b", "a"), np.array([1, 2, 3])), "'a' twice"),
-        (lambda: contributions.Users(("a", "b"), np.array([1])), "each of 2 ids"),
+        (lambda: example_sampling.Users(("a", "b", "a"), np.array([1, 2, 3])), "'a' twice"),
+        (lambda: example_sampling.Users(("a", "b"), np.array([1])), "each of 2 ids"),
     ],
 )
 def test_bad_input_is_one_clear_line(call, message):
@@ -210,10 +210,10 @@ def test_examples_of_text_are_what_is_not_blank():
     corpus = user_text.UserText.from_mapping(
         "notes", {"ann": ["a b", " ", "c"], "silent": ["", "\n"], "bob": ["d"]}
     )
-    users = contributions.of_text(corpus)
+    users = example_sampling.of_text(corpus)
     assert users.ids == ("ann", "bob") and users.num_examples.tolist() == [2, 1]
     with pytest.raises(ValueError, match="'notes' has no user to train on"):
-        contributions.of_text(corpus.select(["silent"]))
+        example_sampling.of_text(corpus.select(["silent"]))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Layers with written-out gradients, which cost little more than their matrix products.
+"""An unrolled LSTM with written-out gradients, which cost little more than its matrix products.
 
 TensorFlow's gradient of an unrolled LSTM makes a gradient as large as the recurrent kernel at
-every step and adds them up. Its gradient of a table that is both looked up and multiplied with
-copies the table. That took as long as the products themselves. All operations here can be
-vectorised by `tf.vectorized_map`. They have first derivatives only.
+every step and adds them up, which took as long as the products themselves. All operations here
+can be vectorised by `tf.vectorized_map`. They have first derivatives only.
 """
 
 from __future__ import annotations
@@ -13,27 +12,6 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 _LANES = 16  # Floats in the widest vector of a CPU.
-
-
-def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Returns rows of a table; the gradient is dense.
-
-    Args:
-      table: Table, floating, shape [V, E], with V known when the graph is made.
-      ids: Indices of the rows to return, integer, any shape.
-
-    Returns:
-      The rows, of `table`'s dtype, shape [..., E].
-    """
-
-    @tf.custom_gradient
-    def run(table):
-        def gradient(rows):
-            return tf.math.unsorted_segment_sum(rows, ids, table.shape[0])
-
-        return tf.gather(table, ids), gradient
-
-    return run(table)
 
 
 def lstm(

@@ -1,0 +1,47 @@
+"""How long a device waits between sessions, and its back-off after failures."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from tff_dpftrl import validation
+from tff_dpftrl.runtime import exponential_backoff
+
+
+@dataclasses.dataclass(frozen=True)
+class Waits:
+    """Waiting times of a device, in seconds.
+
+    Attributes:
+      usual_s: Time between sessions if the server assigns no turns. A device that has missed all
+        its turns tries again after a random time up to this.
+      first_s: Largest time before the first session. The time is random, so that devices that
+        start together (an update, the end of a power cut) do not check in together.
+      after_failure_s: Back-off after the first failure, or after an interruption.
+      longest_s: Largest back-off, and largest time of a turn that the server can assign.
+    """
+
+    usual_s: float = 3600.0
+    first_s: float = 60.0
+    after_failure_s: float = 30.0
+    longest_s: float = 24 * 3600.0
+
+    def __post_init__(self):
+        validation.positive("usual_s", self.usual_s)
+        validation.number("first_s", self.first_s, at_least=0)
+        validation.positive("after_failure_s", self.after_failure_s)
+        validation.number("longest_s", self.longest_s, at_least=self.after_failure_s)
+
+    def back_off_s(self, failures: int, generator: random.Random) -> float:
+        """Draws the back-off after some failures in a row.
+
+        Args:
+          failures: Number of failures, at least 1.
+          generator: Source of the jitter.
+
+        Returns:
+          Seconds to wait, between half and all of the exponential back-off.
+        """
+        limit = exponential_backoff.exponential_s(failures, self.after_failure_s, self.longest_s)
+        return exponential_backoff.jittered_s(limit, generator)
