@@ -17,7 +17,7 @@ from tests import small_disk
 from tests.runtime.plans import small_tasks
 from tests.runtime.store import postgresql
 from tests.runtime.tasks import number_devices, small_folder
-from tff_dpftrl import execution
+from tff_dpftrl import execution, validation
 from tff_dpftrl.cli import main, serve
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.runtime import core_files, signing_keys
@@ -194,7 +194,7 @@ def test_grpc_writes_no_log_beside_our_line():
 
 def test_core_files_are_forbidden_before_there_is_a_secret(task, tmp_path, capsys, monkeypatch):
     def forbid():
-        raise ValueError("no core files from here on")
+        raise validation.UsageError("no core files from here on")
 
     monkeypatch.setattr(core_files, "forbid", forbid)
     assert main.main(_arguments(task, tmp_path)) == 2

@@ -22,7 +22,7 @@ import tensorflow_federated as tff
 import tff_dpftrl
 from tests.runtime.plans import small_tasks
 from tests.training import toy_model
-from tff_dpftrl.finetuning import clipped_sums, contributions, own_run
+from tff_dpftrl.finetuning import clipped_sums, example_sampling, own_run
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.private_round import fixed_clip
 from tff_dpftrl.runtime.plans import device_work, server_work
@@ -147,7 +147,7 @@ def _steps():
 
 def _fine_tuning():
     tables = _rows()
-    users = contributions.Users(tuple(tables), np.array([len(rows) for rows in tables.values()]))
+    users = example_sampling.Users(tuple(tables), np.array([len(rows) for rows in tables.values()]))
     return {
         "users": users,
         "made": plan_lib.make_plan(
