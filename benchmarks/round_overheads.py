@@ -94,15 +94,16 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
     "tff_dpftrl.runs.reporting": {"write": "statement"},
     "tff_dpftrl.runs.stopping": {"Schedule.reason_to_end": "stopping rule"},
     "tff_dpftrl.runs.tensorboard_log": {"TensorBoardLog.append": "TensorBoard"},
-    "tff_dpftrl.training.config": {"read_toml": "options"},
+    "tff_dpftrl.training.federated_trainer": {},
+    "tff_dpftrl.training.options": {"read_toml": "options"},
     "tff_dpftrl.training.process": {"build_process": "build the computations"},
     "tff_dpftrl.training.run": {"train": _REST},
     "tff_dpftrl.training.startup": {"describe_task": "count the training text"},
     "tff_dpftrl.training.task": {
-        "LanguageTask.baselines": "n-grams",
         "LanguageTask.client_dataset": "client data",
         "LanguageTask.client_rows": "client data",
     },
+    "tff_dpftrl.training.text_task": {"TextTask.baselines": "n-grams"},
 }
 """Which part a function's time belongs to: module → qualified name → part."""
 
@@ -173,8 +174,8 @@ class _Clock:
                 setattr(holder, name, type(found)(self.timed(part, found.__func__)))
             else:
                 setattr(holder, name, self.timed(part, found))
-        if module.__name__ == "tff_dpftrl.training.run":
-            self._enter_process(module._Run)
+        if module.__name__ == "tff_dpftrl.training.federated_trainer":
+            self._enter_process(module.FederatedTrainer)
 
     def _enter_process(self, run: type) -> None:
         """A clock around what a run asks of its learning process, whichever it is."""

@@ -16,7 +16,8 @@ def test_splits_host_and_port(address, parts):
 
 
 @pytest.mark.parametrize(
-    "address", ["", "example.org", ":443", "a:65536", "a:x", "http://a:1", "a:-1", "a:²"]
+    "address",
+    ["", "example.org", ":443", "a:65536", "a:x", "http://a:1", "a:-1", "a:²", "a:" + "1" * 5000],
 )
 @pytest.mark.parametrize("can_listen", [False, True])
 def test_refuses_what_is_no_address(address, can_listen):

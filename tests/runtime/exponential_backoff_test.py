@@ -1,4 +1,4 @@
-"""Tests of tff_dpftrl.runtime.backoff."""
+"""Tests of tff_dpftrl.runtime.exponential_backoff."""
 
 from __future__ import annotations
 

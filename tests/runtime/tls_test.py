@@ -5,6 +5,7 @@ import sys
 import pytest
 from cryptography import x509
 
+from tff_dpftrl import validation
 from tff_dpftrl.runtime import tls
 
 
@@ -22,6 +23,21 @@ def test_a_certificate_is_for_the_names_it_was_made_for(tmp_path, pair):
     tls.create_self_signed(*other, ["example.org", "::1"])
     assert tls.load(*other).names == ("example.org", "::1")
     assert "PRIVATE" not in repr(identity)
+
+
+def test_a_long_name_is_served_as_well(tmp_path):
+    name = "internal." * 12 + "example.org"
+    paths = tmp_path / "long.pem", tmp_path / "long.key"
+    tls.create_self_signed(*paths, [name])
+    assert tls.load(*paths).names == (name,)
+
+
+@pytest.mark.parametrize("name", ["bücher.example", ""])
+def test_a_name_of_no_host_is_refused(tmp_path, name):
+    paths = tmp_path / "new.pem", tmp_path / "new.key"
+    with pytest.raises(validation.UsageError, match="cannot be in a certificate"):
+        tls.create_self_signed(*paths, [name])
+    assert not paths[0].exists() and not paths[1].exists()
 
 
 def test_a_key_is_for_its_owner_and_never_overwritten(pair):

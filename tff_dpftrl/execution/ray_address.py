@@ -16,7 +16,7 @@ def check(address: str) -> None:
       UsageError: If it is neither.
     """
     host, _, port = address.rpartition(":")
-    is_pair = bool(host and port.isdecimal() and 0 < int(port) < 2**16)
+    is_pair = bool(host and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 2**16)
     if address != "auto" and not is_pair:
         raise validation.UsageError(
             f"address of Ray must be 'host:port' or 'auto', got {address!r}: run this program on a "

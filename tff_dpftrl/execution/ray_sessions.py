@@ -63,7 +63,7 @@ def join(address: str) -> None:
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # The latter of a name that is none of a host.
             raise ConnectionError(
                 f"No Ray cluster answers at {address!r} ({error}): start one with 'ray start'."
             ) from error

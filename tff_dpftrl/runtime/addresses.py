@@ -49,6 +49,7 @@ def split(address: str, name: str = "address", *, can_listen: bool = False) -> t
         not host
         or "/" in host
         or not port.isdecimal()
+        or len(port) > 5
         or not (0 if can_listen else 1) <= int(port) < 2**16
     ):
         example = "127.0.0.1:8443; port 0 is any free port" if can_listen else "example.org:443"

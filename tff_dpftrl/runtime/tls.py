@@ -53,7 +53,7 @@ def create_self_signed(
       names: DNS names and IP addresses to which devices connect.
 
     Raises:
-      ValueError: If a file exists already, or there is no name.
+      UsageError: If a file exists already, there is no name, or a name is none of a host.
       OSError: If the files cannot be written.
     """
     for path in (certificate, key):
@@ -65,7 +65,15 @@ def create_self_signed(
     if not names:
         raise validation.UsageError("names is empty: give the names that devices connect to.")
     private = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
+    try:
+        # Devices look at the alternative names; a common name has at most 64 characters.
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
+        alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
+    except ValueError as error:
+        raise validation.UsageError(
+            f"names={list(names)!r} cannot be in a certificate ({error}): give DNS names in ASCII, "
+            "or IP addresses."
+        ) from error
     now = datetime.datetime.now(datetime.timezone.utc)
     signed = (
         x509.CertificateBuilder()
@@ -75,7 +83,7 @@ def create_self_signed(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))  # Clocks of devices differ.
         .not_valid_after(now + datetime.timedelta(days=_VALID_DAYS))
-        .add_extension(x509.SubjectAlternativeName([_general_name(n) for n in names]), False)
+        .add_extension(alternatives, False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
         .sign(private, hashes.SHA256())
     )

@@ -29,6 +29,7 @@ import tornado.netutil
 import tornado.web
 from tornado import httputil
 
+from tff_dpftrl import validation
 from tff_dpftrl.runtime import addresses
 from tff_dpftrl.runtime.status import access as access_lib
 from tff_dpftrl.runtime.status import history as history_lib
@@ -110,6 +111,7 @@ class StatusServer:
         """Starts listening, and sets `address` to the page's URL.
 
         Raises:
+          UsageError: If the host is no name of one.
           OSError: If the port is in use, or the host is not this machine.
         """
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
@@ -120,6 +122,10 @@ class StatusServer:
                 error.errno,
                 f"The status page cannot listen at {self._host} port {self._port} "
                 f"({error.strerror}): choose another port, or 0 for a free one.",
+            ) from error
+        except UnicodeError as error:  # Of a name that cannot be looked up.
+            raise validation.UsageError(
+                f"The status page cannot listen at {self._host!r}: it is no name of a host."
             ) from error
         port = sockets[0].getsockname()[1]
         host = f"[{self._host}]" if ":" in self._host else self._host
