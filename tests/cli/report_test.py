@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import pathlib
 import re
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from tests.cli import toy_corpus
 from tff_dpftrl.accounting import statement
-from tff_dpftrl.cli import main
+from tff_dpftrl.cli import main, report
 from tff_dpftrl.models import export
 from tff_dpftrl.participation import ledger_file
 from tff_dpftrl.runs import committed_rounds
@@ -65,6 +66,11 @@ def test_it_states_what_was_committed_and_writes_the_model(folder, capsys):
     assert (written.observed.num_rounds, written.accounted.num_rounds) == (2, 4)
     model, weights = export.read(folder / "model.npz")
     assert sum(weight.size for weight in weights) == model.num_parameters
+
+
+def test_json_has_null_for_what_is_not_finite():
+    values = [report._finite(value) for value in (math.inf, math.nan, 1.5, None, 2)]
+    assert values == [None, None, 1.5, None, 2]
 
 
 def test_json_for_scripts(folder, capsys):

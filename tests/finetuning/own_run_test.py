@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_dpftrl import validation
 from tff_dpftrl.cli import main
 from tff_dpftrl.finetuning import example_sampling, own_run, plan
 from tff_dpftrl.runs import manifest
@@ -150,6 +151,17 @@ def test_a_run_that_an_older_version_began_goes_on(tmp_path, monkeypatch):
     assert "kind" not in written and "max_epsilon" not in written["config"]
     assert len(own_run.write_report(tmp_path / "run").rows) == 3
     assert len(_finetune(tmp_path / "run").rows) == _STEPS
+
+
+@pytest.mark.parametrize("refused", ["budget", "users"])
+def test_what_could_never_begin_is_refused_before_a_folder_is_made(tmp_path, refused):
+    made = _plan(_table())
+    options, message = {"max_epsilon": 1.0, "deterministic_noise_seed": 3}, "max_epsilon has no"
+    if refused == "users":
+        made, options, message = _plan(dict(list(_table().items())[1:])), {}, "make a new plan"
+    with pytest.raises(validation.UsageError, match=message):
+        _finetune(tmp_path / "run", made=made, **options)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_budget_ends_a_run_and_pays_for_what_was_run(tmp_path):

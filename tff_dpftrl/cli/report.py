@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         output.print_json(
             {
                 "statement": json.loads(results.statement.to_json()),
-                "last_round": results.rows[-1],
+                "last_round": {name: _finite(value) for name, value in results.rows[-1].items()},
                 "baselines": baselines,
                 "held_out": held_out,
                 "summary": results.summary,
@@ -99,3 +100,8 @@ def _print_head_words(head_words: Mapping[str, Any]) -> None:
     for size, shares in head_words["histograms"].items():
         rows.append([size, *(f"{share:.1%}" for share in shares)])
     output.print_table(rows, left=0)
+
+
+def _finite(value: Any) -> Any:
+    """Returns None in place of a number that JSON does not have, such as an infinite perplexity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -147,6 +147,12 @@ def finetune(
         clip_norm=validation.positive("clip_norm", clip_norm),
         deterministic_seed=deterministic_noise_seed,
     )
+    if max_epsilon is not None and not private.has_guarantee:
+        raise validation.UsageError(
+            "max_epsilon has no meaning without noise, or with deterministic_noise_seed, which "
+            "makes the run not private: leave one of them out."
+        )
+    plan.contributions(users, 0)  # Refuses users for whom the plan was not made.
     made = optimizer()
     steps = private_steps.PrivateSteps(
         private_steps.round_of(private, identity.Identity()),

@@ -247,7 +247,9 @@ def _why(folder: pathlib.Path, status: int) -> str:
         return f"killed by {name}{memory}"
     lines = re.split(r"[\r\n]+", (folder / folder_lib.LOG).read_text("utf-8", errors="replace"))
     printed = [line.strip() for line in lines if line.strip()]
-    return printed[-1][:_LONGEST_LINE] if printed else f"ended with status {status}"
+    # What can be done with the folder stands below the error.
+    errors = [line for line in printed if re.match(r"tff-dpftrl train: (?!warning: )", line)]
+    return (errors or printed or [f"ended with status {status}"])[-1][:_LONGEST_LINE]
 
 
 def _end(running: Sequence[_Running], interruption: Interruption) -> None:

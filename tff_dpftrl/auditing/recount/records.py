@@ -6,6 +6,7 @@ import contextlib
 import csv
 import dataclasses
 import hashlib
+import io
 import json
 import pathlib
 import sqlite3
@@ -217,7 +218,10 @@ def _json(path: pathlib.Path, unreadable: list[str]) -> Json | None:
 
 def _rows(path: pathlib.Path, unreadable: list[str]) -> list[dict[str, str]] | None:
     text = _text(path, unreadable)
-    return None if text is None else list(csv.DictReader(text.splitlines()))
+    if text is None:
+        return None
+    # A line without an end was cut short by a crash.
+    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
 
 
 def _ledger(path: pathlib.Path, unreadable: list[str]) -> Ledger | None:
