@@ -50,6 +50,7 @@ from tff_dpftrl.data import client_datasets
 from tff_dpftrl.execution import client_part
 from tff_dpftrl.mechanisms import identity, tree
 from tff_dpftrl.models import word_lstm
+from tff_dpftrl.training import corpus
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import task as task_lib
 
@@ -292,7 +293,8 @@ def _contenders(children: Mapping[str, Child]) -> dict[str, Contender]:
 def _quickstart_task() -> task_lib.LanguageTask:
     path = _ROOT / "configs" / "quickstart.toml"
     config = options_lib.config_from_mapping(options_lib.read_toml(path), str(path))
-    return task_lib.build_language_task(config)
+    text = corpus.read(config.part(corpus.TextOptions))
+    return task_lib.build_language_task(config.part(task_lib.TaskOptions), text)
 
 
 def quickstart_workload(

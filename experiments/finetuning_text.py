@@ -105,7 +105,8 @@ class Corpus:
 
     def __init__(self, data: str, initial_weights: str):
         self._files = {"data": data, "initial_weights": initial_weights}
-        text = corpus.read_users(self._config(sampling="user", group_size=1, cohort_size=1))
+        config = self._config(sampling="user", group_size=1, cohort_size=1)
+        text = corpus.read_users(config.part(corpus.UserOptions))
         initial = trained_model.find(pathlib.Path(initial_weights)).load()
         self.model, self.weights = initial.model, initial.weights
         spec = sequences.SequenceSpec(self.model.sequence_length, split_long_texts=False)

@@ -151,9 +151,9 @@ def test_bad_input_is_one_clear_line(capsys, arguments, message):
 def test_texts_are_read_as_finetune_reads_them(capsys, toy, monkeypatch):
     seen, read = [], corpus.read_users
 
-    def recorded(config):
-        seen.append(config)
-        return read(config)
+    def recorded(options):
+        seen.append(options)
+        return read(options)
 
     measured = {}
     monkeypatch.setattr(corpus, "read_users", recorded)
@@ -164,7 +164,8 @@ def test_texts_are_read_as_finetune_reads_them(capsys, toy, monkeypatch):
     flags = ("--initial-weights", str(toy / "pretrained"), "--compute-budget", "32")
     flags += ("--target-epsilon", "4", "--steps", "9", "--delta", "1e-4")
     said = _out(capsys, *text, *flags)
-    assert seen == [language_config.TextConfig(users, pretokenized=True, max_users=40)]
+    config = language_config.TextConfig(users, pretokenized=True, max_users=40)
+    assert seen == [config.part(corpus.UserOptions)]
     assert said.split("\n\n")[1].startswith("40 users with ") and measured["is_tokenized"]
     assert "of all weights, not of adapters" in said
     assert main.main(["finetune-plan", *text, *flags, "--sqlite-split", "train"]) == 2

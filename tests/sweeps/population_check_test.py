@@ -49,10 +49,10 @@ def test_files_and_schemas_are_checked(options, axes, message):
 def test_a_text_is_read_once(options, monkeypatch):
     seen = []
     read = corpus.read
-    monkeypatch.setattr(corpus, "read", lambda config: seen.append(config) or read(config))
+    monkeypatch.setattr(corpus, "read", lambda text: seen.append(text) or read(text))
     grid = cells.grid(options, {"max_users": (10, 20), "seed": (0, 1), "batch_size": (4, 8)})
     assert population_check.first_error([cell.config for cell in grid]) is None
-    assert [config.max_users for config in seen] == [10, 20]
+    assert [text.max_users for text in seen] == [10, 20]
 
 
 if __name__ == "__main__":

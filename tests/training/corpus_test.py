@@ -27,14 +27,15 @@ def _read(data, **options):
     vocabulary = data.with_name("words.txt")
     vocabulary.write_text("the\ntests\n")
     defaults = {"data": str(data), "vocabulary": str(vocabulary), "mechanism": "none"}
-    return corpus.read(config_lib.TrainingConfig(**defaults | options))
+    config = config_lib.TrainingConfig(**defaults | options)
+    return corpus.read(config.part(corpus.TextOptions))
 
 
 def test_text_in_memory_is_not_called_the_docstrings(tmp_path):
     text = _read(_write(tmp_path / "c.jsonl", _users()))
     with pytest.raises(ValueError, match="c.jsonl', but data is 'docs' .*: set data to the name"):
-        corpus.check_named(config_lib.TrainingConfig(noise_multiplier=1.0), text.train)
-    corpus.check_named(config_lib.TrainingConfig(noise_multiplier=1.0, data="mine"), text.train)
+        corpus.check_named(config_lib.TrainingConfig.data, text.train)
+    corpus.check_named("mine", text.train)
 
 
 @pytest.mark.parametrize("texts", [[], [""], [" \n\t"]])
@@ -92,7 +93,8 @@ def test_files_are_read_without_tensorflow(tmp_path):
 import sys
 from tff_dpftrl.training import config, corpus
 options = {{"data": {str(data)!r}, "vocabulary": "private", "mechanism": "none"}}
-assert len(corpus.read(config.TrainingConfig(**options)).train) > 20
+options = config.TrainingConfig(**options).part(corpus.TextOptions)
+assert len(corpus.read(options).train) > 20
 assert "tensorflow" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -197,7 +197,7 @@ def test_what_a_run_will_do_is_said_before_its_first_round(uninterrupted):
 
 @pytest.mark.slow
 def test_nothing_is_measured_on_a_cohort_without_text(corpus, tmp_path):
-    text = corpus_lib.read(toy_run.config(corpus))
+    text = corpus_lib.read(toy_run.config(corpus).part(corpus_lib.TextOptions))
     speaker = text.train.user_ids[0]
     silent = set(text.train.user_ids) - {speaker}
     users = [json.loads(line) for line in (corpus / "users.jsonl").read_text().splitlines()]

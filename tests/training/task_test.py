@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import task
+from tff_dpftrl.training import corpus, task
 
 _TEXTS = ('The front-end isn\'t 3.5 times "faster".', "Why? Because the tests say so!")
 
@@ -48,7 +48,9 @@ def _build(data, **options):
     vocabulary = data.with_name("words.txt")
     vocabulary.write_text("the\nfront\nend\nbecause\ntests\nisn't\n.\n-\n")
     defaults = {"data": str(data), "vocabulary": str(vocabulary), "mechanism": "none"}
-    return task.build_language_task(config_lib.TrainingConfig(**defaults | options))
+    config = config_lib.TrainingConfig(**defaults | options)
+    text = corpus.read(config.part(corpus.TextOptions))
+    return task.build_language_task(config.part(task.TaskOptions), text)
 
 
 def test_the_same_corpus_is_the_same_in_sqlite_and_in_json_lines(tmp_path):

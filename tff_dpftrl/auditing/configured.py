@@ -64,7 +64,7 @@ def audit_config(
     progress = progress or (lambda line: None)
     config = dataclasses.replace(config, deterministic_noise_seed=None)
     if num_clients is None:
-        num_clients = len(corpus.read_users(config).train)
+        num_clients = len(corpus.read_users(config.part(corpus.UserOptions)).train)
     plan = config.privacy().plan(num_clients, _NUM_WEIGHTS)
     if not plan.has_guarantee:
         raise validation.UsageError(

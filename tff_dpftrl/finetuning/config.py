@@ -329,6 +329,7 @@ class FinetuningConfig(language_config.TextConfig):
         """Folder of the model to fine-tune."""
         return pathlib.Path(typing.cast(str, self.initial_weights))  # Checked at the beginning.
 
+    @property
     def statement_parameters(self) -> dict[str, statement.Scalar]:
         """What the privacy statement says of the options, besides what the plan says."""
         return {

@@ -65,9 +65,9 @@ def open_run(
         warm_start.refuse_protected(config.initial_folder, config.data)
     if text is None:
         progress("Reading the data ...")
-        text = corpus.read_users(config)
+        text = corpus.read_users(config.part(corpus.UserOptions))
     elif known is None:
-        corpus.check_named(config, text.train)
+        corpus.check_named(config.data, text.train)
     return OpenedRun(output, config, known, text)
 
 

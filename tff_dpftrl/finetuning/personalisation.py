@@ -172,7 +172,7 @@ def read(folder: str | pathlib.Path, given: Mapping[str, Any], part: Part) -> us
     config = language_config.TextConfig(**options)
     if part == "test" and not manifest.exists(folder):
         _refuse_trained_on(folder, config.data)
-    parts = corpus.read_users(config)
+    parts = corpus.read_users(config.part(corpus.UserOptions))
     return parts.test if part == "test" else parts.validation
 
 

@@ -33,7 +33,7 @@ from tff_dpftrl.finetuning import (
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.models import table
-from tff_dpftrl.runs import manifest, prepared, released_model, stopping
+from tff_dpftrl.runs import manifest, prepared
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import (
@@ -60,8 +60,8 @@ def finetune(
     Args:
       config: Options of a new run, or None to go on with the run in `output`.
       output: Folder of the run; created for a new one.
-      text: The users, as `training.corpus.read_users` returns them for the config; they are
-        read now if None.
+      text: The users, as `training.corpus.read_users` returns them; they are read now from the
+        files that the config names if None.
       progress: Callback for progress lines and warnings; prints to standard error by default.
 
     Returns:
@@ -156,9 +156,10 @@ def _prepared(
     progress: progress_lib.Progress,
 ) -> prepared.Prepared:
     config, group_size = opened.config, known.derived["group_size"]
-    seed = config.deterministic_noise_seed
+    seed, options = config.deterministic_noise_seed, config.part(report.ReportOptions)
+    go_on = how_to_go_on(opened.output, config.data)
     return prepared.Prepared(
-        report=_reportable(config, opened.output, known, plan, part.whole),
+        report=report.of_run(options, known, plan, unit="step", go_on=go_on, whole=part.whole),
         trainer=contextlib.nullcontext(
             step_trainer.StepTrainer(
                 users.ids,
@@ -174,26 +175,6 @@ def _prepared(
         announcement=startup.describe_plan(
             plan, part.model.num_parameters, unit="step", swamped=run_privacy.SWAMPED
         ),
-    )
-
-
-def _reportable(
-    config: config_lib.FinetuningConfig,
-    output: pathlib.Path,
-    known: manifest.Manifest,
-    plan: run_privacy.FinetuningPlan,
-    whole: released_model.Whole,
-) -> prepared.Reportable:
-    return prepared.Reportable(
-        known=known,
-        plan=plan,
-        facts=report.facts_of(known, config.statement_parameters()),
-        schedule=stopping.Schedule(
-            "step", config.eval_every, config.max_epsilon, config.stop_at_accuracy
-        ),
-        released=functools.partial(released_model.weights, config.iterate_averaging, whole=whole),
-        presentation=report.TextPresentation(known, "step"),
-        go_on=how_to_go_on(output, config.data),
     )
 
 
@@ -225,7 +206,9 @@ def write_report(output: pathlib.Path) -> report.TrainingResults:
             known.check_identities(part.identities(), remedy=_REMEDY)
             return part.whole(weights)
 
-        return _reportable(config, output, known, plan_of(known, config), whole)
+        options, go_on = config.part(report.ReportOptions), how_to_go_on(output, config.data)
+        plan = plan_of(known, config)
+        return report.of_run(options, known, plan, unit="step", go_on=go_on, whole=whole)
 
     return run_lib.report(output, reportable)
 

@@ -17,17 +17,6 @@ from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import child
 from tff_dpftrl.training import config as config_lib
 
-_OF_TEXT = (
-    "data",
-    "pretokenized",
-    "sqlite_text_feature",
-    "sqlite_split",
-    "vocabulary",
-    "vocabulary_size",
-    "lower_case",
-    "max_users",
-)
-
 
 def check(cells: Sequence[cells_lib.Cell]) -> None:
     """Checks that each cell's text has enough users; each text is read once.
@@ -69,12 +58,12 @@ def first_error(configs: Sequence[config_lib.TrainingConfig]) -> dict[str, int |
     """
     from tff_dpftrl.training import corpus
 
-    users: dict[tuple[object, ...], int] = {}
+    users: dict[corpus.TextOptions, int] = {}
     for index, config in enumerate(configs):
-        text = tuple(getattr(config, name) for name in _OF_TEXT)
+        text = config.part(corpus.TextOptions)
         try:
             if text not in users:
-                users[text] = len(corpus.read(config).train)
+                users[text] = len(corpus.read(text).train)
             config.privacy().check(users[text])
         except ValueError as error:
             return {"cell": index, "error": str(error)}

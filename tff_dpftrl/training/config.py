@@ -395,17 +395,19 @@ class TrainingConfig(language_config.LanguageConfig):
     @property
     def learning(self) -> learning_options.LearningOptions:
         """Optimizers, their schedule, and the adaptation of a learned clip norm."""
-        names = {field.name for field in dataclasses.fields(learning_options.LearningOptions)}
-        return learning_options.LearningOptions(
-            **{name: getattr(self, name) for name in names - {"server_restarts"}},
-            server_restarts=self.starts[1:] if self.restart_optimizer else (),
-        )
+        return self.part(learning_options.LearningOptions)
+
+    @property
+    def server_restarts(self) -> tuple[int, ...]:
+        """Rounds in which the state of the server's optimizer restarts."""
+        return self.starts[1:] if self.restart_optimizer else ()
 
     @property
     def mechanism_options(self) -> table.Options:
         """What is asked of the mechanism."""
         return table.Options(**{name: getattr(self, name) for name in _MECHANISM_OPTIONS})
 
+    @property
     def statement_parameters(self) -> dict[str, statement.Scalar]:
         """What the privacy statement says of the options, besides what the plan says."""
         parameters: dict[str, statement.Scalar] = {"server_optimizer": self.server_optimizer}

@@ -15,6 +15,26 @@ from tff_dpftrl.data import sources, split, user_text, vocabulary
 from tff_dpftrl.training import language_config
 
 
+@dataclasses.dataclass(frozen=True)
+class UserOptions:
+    """Options of the users and their text; `TextConfig` says what each means."""
+
+    data: str
+    pretokenized: bool
+    sqlite_text_feature: str
+    sqlite_split: str | None
+    max_users: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class TextOptions(UserOptions):
+    """Options of text and vocabulary; `LanguageConfig` says what each means."""
+
+    vocabulary: str
+    vocabulary_size: int
+    lower_case: bool
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunText:
     """Text by user, in two parts, and the vocabulary.
@@ -32,11 +52,11 @@ class RunText:
     num_untouched: int = 0
 
 
-def read(config: language_config.LanguageConfig) -> RunText:
-    """Reads the corpus and the vocabulary that a config names.
+def read(options: TextOptions) -> RunText:
+    """Reads the corpus and the vocabulary that options name.
 
     Args:
-      config: Options of the run.
+      options: Options of text and vocabulary.
 
     Returns:
       The text, with the users of `read_users`.
@@ -44,16 +64,16 @@ def read(config: language_config.LanguageConfig) -> RunText:
     Raises:
       ValueError: If corpus or vocabulary cannot be used.
     """
-    parts = read_users(config)
-    words = read_vocabulary(config, parts.train)
+    parts = read_users(options)
+    words = _read_vocabulary(options, parts.train)
     return RunText(parts.train, parts.validation, words, num_untouched=len(parts.test))
 
 
-def read_users(config: language_config.TextConfig) -> split.UserSplit:
-    """Reads the corpus that a config names.
+def read_users(options: UserOptions) -> split.UserSplit:
+    """Reads the corpus that options name.
 
     Args:
-      config: Options of the run.
+      options: Options of the users and their text.
 
     Returns:
       Users split by a hash of their id: about eight in ten train and one in ten is held
@@ -62,27 +82,27 @@ def read_users(config: language_config.TextConfig) -> split.UserSplit:
     Raises:
       ValueError: If the corpus cannot be used.
     """
-    corpus = _load_corpus(config)
+    corpus = _load_corpus(options)
     parts = split.by_user(corpus)
-    if config.max_users is not None:
-        chosen = parts.train.user_ids[: config.max_users]
+    if options.max_users is not None:
+        chosen = parts.train.user_ids[: options.max_users]
         parts = dataclasses.replace(parts, train=parts.train.select(chosen))
     _check_users(corpus, parts.train, parts.validation)
     return parts
 
 
-def check_named(config: language_config.TextConfig, train: user_text.UserText) -> None:
+def check_named(data: str, train: user_text.UserText) -> None:
     """Refuses text in memory that a statement would call the docstrings of packages.
 
     Args:
-      config: Options of a new run, whose `data` is how the statement calls the text.
+      data: Corpus of a new run, which is how the statement calls the text.
       train: The training users' part of what is given beside it.
 
     Raises:
       ValueError: If `data` was left at its default, and the text is something else.
     """
     default = language_config.TextConfig.data
-    if config.data == default and train.name != default:
+    if data == default and train.name != default:
         raise validation.UsageError(
             f"text is of {train.name!r}, but data is {default!r} in the config, which is what "
             "the statement would say: set data to the name of the text."
@@ -112,7 +132,7 @@ def _check_users(
             )
 
 
-def _load_corpus(config: language_config.TextConfig) -> user_text.UserText:
+def _load_corpus(options: UserOptions) -> user_text.UserText:
     with tqdm.tqdm(desc="Reading docstrings", unit="file", leave=False, delay=1.0) as bar:
 
         def show(done: int, total: int) -> None:
@@ -120,38 +140,24 @@ def _load_corpus(config: language_config.TextConfig) -> user_text.UserText:
             bar.update(done - bar.n)
 
         return sources.load_user_text(
-            config.data,
-            pretokenized=config.pretokenized,
-            sqlite_text_feature=config.sqlite_text_feature,
-            sqlite_split=config.sqlite_split,
+            options.data,
+            pretokenized=options.pretokenized,
+            sqlite_text_feature=options.sqlite_text_feature,
+            sqlite_split=options.sqlite_split,
             progress=show,
         )
 
 
-def read_vocabulary(
-    config: language_config.LanguageConfig, train: user_text.UserText
-) -> vocabulary.Vocabulary:
-    """Reads or counts the vocabulary that a config names.
-
-    Args:
-      config: Options of the run.
-      train: The training users' text.
-
-    Returns:
-      The vocabulary.
-
-    Raises:
-      ValueError: If it cannot be used.
-    """
-    size, lower_case = config.vocabulary_size, config.lower_case
-    if config.vocabulary == "private":
+def _read_vocabulary(options: TextOptions, train: user_text.UserText) -> vocabulary.Vocabulary:
+    size, lower_case = options.vocabulary_size, options.lower_case
+    if options.vocabulary == "private":
         return vocabulary.of_training_users(train, size, lower_case=lower_case)
     return public_vocabulary(
-        config.vocabulary,
+        options.vocabulary,
         size,
         lower_case=lower_case,
-        pretokenized=config.pretokenized,
-        data=config.data,
+        pretokenized=options.pretokenized,
+        data=options.data,
         train=train,
     )
 
@@ -183,17 +189,12 @@ def public_vocabulary(
     """
     if source == "docs":
         return vocabulary.standard_library(size, lower_case=lower_case)
-    _refuse_same_file(data, source)
+    if sources.are_same_text(data, source):
+        raise validation.UsageError(
+            f"vocabulary {source!r} is the file of the users to be protected, {data!r}, or a copy "
+            "of it, and cannot be public: count it on other text, or pass vocabulary 'private', "
+            "and the statement will say that it is not covered."
+        )
     return vocabulary.from_file(
         source, size, lower_case=lower_case, is_tokenized=pretokenized, protected=train
     )
-
-
-def _refuse_same_file(data: str, path: str) -> None:
-    """Refuses a vocabulary that is the protected file, under its own name or as a copy."""
-    if sources.are_same_text(data, path):
-        raise validation.UsageError(
-            f"vocabulary {path!r} is the file of the users to be protected, {data!r}, or a copy of "
-            "it, and cannot be public: count it on other text, or pass vocabulary 'private', and "
-            "the statement will say that it is not covered."
-        )

@@ -10,13 +10,16 @@ import dataclasses
 import pathlib
 import sys
 import typing
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tff_dpftrl import validation
 from tff_dpftrl.models import table as model_table
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from typing_extensions import Self
+
+_Part = TypeVar("_Part", bound="DataclassInstance")
 
 Model = Literal[(*model_table.MODELS, model_table.OWN)]
 
@@ -119,6 +122,10 @@ class TextConfig:
         names = (field.name for field in dataclasses.fields(self))
         paths = {n: absolute_path(n, getattr(self, n)) for n in names if n in FILES}
         return dataclasses.replace(self, **paths)
+
+    def part(self, kind: type[_Part]) -> _Part:
+        """Returns the options that are the fields of `kind`, as an instance of it."""
+        return kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON-compatible values."""

@@ -83,9 +83,9 @@ def open_run(
     placement.check(config.engine)
     if text is None:
         progress("Reading the data ...")
-        text = corpus.read(config)
+        text = corpus.read(config.part(corpus.TextOptions))
     elif known is None:
-        corpus.check_named(config, text.train)
+        corpus.check_named(config.data, text.train)
     if known is None:  # A run that has begun does not need the strategy's file any more.
         config.privacy().check(len(text.train))
     return OpenedRun(output, config, known, text, model, model_trained_on, placement)

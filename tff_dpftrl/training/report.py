@@ -33,7 +33,6 @@ from tff_dpftrl.runs import (
     run,
     stopping,
 )
-from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import metrics_columns, own_models
 from tff_dpftrl.training import options as options_lib
 
@@ -52,6 +51,17 @@ _BASELINES = pathlib.PurePath("private", "baselines.json")
 _HELD_OUT = "held_out.json"
 # What comes of reading JSON that has other values than were written.
 _NOT_AS_WRITTEN = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions:
+    """Options that a report depends on; the config of a run says what each means."""
+
+    statement_parameters: Mapping[str, statement_lib.Scalar]
+    eval_every: int
+    max_epsilon: float | None
+    stop_at_accuracy: float | None
+    iterate_averaging: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,24 +109,30 @@ def report(output: pathlib.Path) -> TrainingResults:
         plan = config.privacy().resumed(
             known.facts["training_users"], known.facts["num_parameters"], known.derived
         )
-        return of_training(config, output, known, plan)
+        go_on = own_models.how_to_go_on(config.model, output)
+        return of_run(config.part(ReportOptions), known, plan, unit="round", go_on=go_on)
 
     return run.report(output, reportable)
 
 
-def of_training(
-    config: config_lib.TrainingConfig,
-    output: pathlib.Path,
+def of_run(
+    options: ReportOptions,
     known: manifest.Manifest,
     plan: privacy.PrivacyPlan,
+    *,
+    unit: str,
+    go_on: str,
+    whole: released_model.Whole = list,
 ) -> prepared.Reportable:
-    """Returns what the report on a training run is made of.
+    """Returns what the report on a run on text is made of.
 
     Args:
-      config: Options of the run.
-      output: Folder of the run.
+      options: Options that the report depends on.
       known: Manifest of the run.
       plan: Privacy of the run.
+      unit: Name of a round: "round" or "step".
+      go_on: Command, or call in Python, that resumes the run.
+      whole: Function from the trained weights to those of the model; the identity by default.
 
     Returns:
       The material of the report.
@@ -124,33 +140,23 @@ def of_training(
     return prepared.Reportable(
         known=known,
         plan=plan,
-        facts=facts_of(known, config.statement_parameters()),
+        facts=_facts(known, options),
         schedule=stopping.Schedule(
-            "round", config.eval_every, config.max_epsilon, config.stop_at_accuracy
+            unit, options.eval_every, options.max_epsilon, options.stop_at_accuracy
         ),
-        released=functools.partial(released_model.weights, config.iterate_averaging),
-        presentation=TextPresentation(known, "round"),
-        go_on=own_models.how_to_go_on(config.model, output),
+        released=functools.partial(released_model.weights, options.iterate_averaging, whole=whole),
+        presentation=TextPresentation(known, unit),
+        go_on=go_on,
     )
 
 
-def facts_of(
-    known: manifest.Manifest, parameters: Mapping[str, statement_lib.Scalar]
-) -> facts_lib.Facts:
-    """Returns the facts that the statement of a run on text reports.
-
-    Args:
-      known: Manifest of the run.
-      parameters: Options that the statement names, besides those of the privacy plan.
-
-    Returns:
-      The facts.
-    """
+def _facts(known: manifest.Manifest, options: ReportOptions) -> facts_lib.Facts:
+    """Returns the facts that the statement of a run on text reports."""
     source = known.facts.get("initial_weights_source")
     trained_on = f"Text that the initial weights were trained on: {source}."
     return facts_lib.Facts(
         parameters={
-            **parameters,
+            **options.statement_parameters,
             **known.facts.get("choices", {}),
             "data": _name(known),
             "user": known.facts["user_unit"],

@@ -54,8 +54,9 @@ def train(
     Args:
       config: Options of a new run, or None to go on with the run in `output`.
       output: Folder of the run; created for a new one.
-      text: Text and vocabulary of the run, as `corpus.read` returns them for the config; they are
-        read now if None. Text in memory can be given too (docs/own_models.md).
+      text: Text and vocabulary of the run, as `corpus.read` returns them; read now from
+        the files that the config names if None. Text in memory can be given too
+        (docs/own_models.md).
       model: A `tf.keras.Model` or `tff.learning.models.FunctionalModel` of your own instead of
         one that the config names: it maps word ids, int32, [batch, T], to scores (logits) of
         the next words, float32, [batch, T, V], where T is `sequence_length` and V is
@@ -158,7 +159,8 @@ def _begun(
 
 
 def _task(opened: opening.OpenedRun, progress: progress_lib.Progress) -> task.LanguageTask:
-    language_task = task.build_language_task(opened.config, opened.text, opened.model)
+    options = opened.config.part(task.TaskOptions)
+    language_task = task.build_language_task(options, opened.text, opened.model)
     for line in startup.describe_task(language_task):
         progress(line)
     return language_task
@@ -174,7 +176,9 @@ def _prepared(
     config, num_parameters = opened.config, language_task.model.num_parameters
     for line in startup.describe_plan(plan, num_parameters):
         progress(line)
-    reportable = report.of_training(config, opened.output, known, plan)
+    go_on = own_models.how_to_go_on(config.model, opened.output)
+    options = config.part(report.ReportOptions)
+    reportable = report.of_run(options, known, plan, unit="round", go_on=go_on)
     reportable.schedule.check_budget(plan)
     if config.engine == "tff":
         process.check_state_fits(plan, num_parameters)

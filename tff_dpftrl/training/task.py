@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -10,9 +12,22 @@ import tensorflow_federated as tff
 
 from tff_dpftrl.data import client_datasets, sequences
 from tff_dpftrl.learning import functional_model
-from tff_dpftrl.models import language_model, table
-from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.models import table
 from tff_dpftrl.training import corpus, own_models, text_task
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions:
+    """Options of a `LanguageTask`; `TrainingConfig` says what each means."""
+
+    sequence_length: int
+    eval_sequences: int
+    batch_size: int
+    max_sequences_per_client: int
+    client_epochs: int
+    model: str
+    model_sizes: Mapping[str, Any]
+    seed: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,46 +76,38 @@ class LanguageTask(text_task.TextTask):
 
 
 def build_language_task(
-    config: config_lib.TrainingConfig,
-    text: corpus.RunText | None = None,
-    model: own_models.Own | None = None,
+    options: TaskOptions, text: corpus.RunText, model: own_models.Own | None = None
 ) -> LanguageTask:
-    """Builds the task of a config.
+    """Builds the task of a run.
 
     Args:
-      config: Options of the run.
-      text: Text and vocabulary of the run; read now if None.
-      model: The caller's own model; None if the config names one of this package.
+      options: Options of the task.
+      text: Text and vocabulary of the run.
+      model: The caller's own model; None if the options name one of this package.
 
     Returns:
       The task.
 
     Raises:
-      ValueError: If corpus, vocabulary or model cannot be used.
+      ValueError: If text or model cannot be used.
     """
-    if text is None:
-        text = corpus.read(config)
+    sizes = {"vocabulary_size": text.words.size, "sequence_length": options.sequence_length}
+    if model is None:
+        built = table.build(options.model, **sizes, **options.model_sizes)
+    else:
+        built = own_models.read(model, **sizes)
     return LanguageTask(
         **text_task.sequences_of(
             text.train,
             text.held_out,
             text.words,
-            sequences.SequenceSpec(config.sequence_length),
-            max_held_out=config.eval_sequences,
+            sequences.SequenceSpec(options.sequence_length),
+            max_held_out=options.eval_sequences,
         ),
         num_untouched_users=text.num_untouched,
         client_spec=client_datasets.ClientSpec(
-            config.batch_size, config.max_sequences_per_client, config.client_epochs
+            options.batch_size, options.max_sequences_per_client, options.client_epochs
         ),
-        model=_build_model(config, model, text.words.size),
-        seed=config.seed,
+        model=built,
+        seed=options.seed,
     )
-
-
-def _build_model(
-    config: config_lib.TrainingConfig, own: own_models.Own | None, vocabulary_size: int
-) -> language_model.LanguageModel:
-    sizes = {"vocabulary_size": vocabulary_size, "sequence_length": config.sequence_length}
-    if own is not None:
-        return own_models.read(own, **sizes)
-    return table.build(config.model, **sizes, **config.model_sizes)

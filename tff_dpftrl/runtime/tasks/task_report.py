@@ -255,7 +255,7 @@ def _evaluate(
 ) -> dict[str, float]:
     """Measures what `train` measures on held-out users, on the same sequences."""
     config, words = folder.config, folder.words
-    parts = corpus.read_users(config)
+    parts = corpus.read_users(config.part(corpus.UserOptions))
     text = text_task.sequences_of(
         parts.train,
         parts.validation,
