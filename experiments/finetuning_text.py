@@ -187,8 +187,8 @@ class Corpus:
                 "clip_norm": clip_norm,
                 "deterministic_noise_seed": cell.seed,
             }
-            config = self._config(**options)
-            return choosing.choose(config, self.users, None, self.model.num_parameters).privacy
+            sampling = self._config(**options).part(choosing.SamplingOptions)
+            return choosing.choose(sampling, self.users, None, self.model.num_parameters).privacy
         has_noise = cell.method != NONE
         made = plan.make_plan(
             self.users,

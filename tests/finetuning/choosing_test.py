@@ -16,49 +16,49 @@ _USERS = example_sampling.of_sizes(np.tile([4, 16, 16, 60], 250))
 _NORMS = group_size.GradientNorms((1, 2, 4, 8, 16, 32), (8.756, 6.619, 5.128, 4.019, 3.36, 3.037))
 
 
-def _config(**options):
+def _options(**options):
     needed = {"initial_weights": "x", "target_epsilon": 4.0, "num_steps": 100}
-    return config_lib.FinetuningConfig(**needed | options)
+    return config_lib.FinetuningConfig(**needed | options).part(choosing.SamplingOptions)
 
 
 def _public(norms=_NORMS):
     return proxies.Proxies(norms, 128, "somebody's public text")
 
 
-def _choose(config, public=None):
-    return choosing.choose(config, _USERS, public or _public(), num_parameters=1000)
+def _choose(options, public=None):
+    return choosing.choose(options, _USERS, public or _public(), num_parameters=1000)
 
 
 def test_what_is_given_is_taken_and_what_it_needs_is_known_beforehand():
-    config = _config(sampling="user", group_size=8, cohort_size=50, clip_norm=0.3, delta=1e-6)
-    assert not choosing.needs_proxies(config)
-    chosen = choosing.choose(config, _USERS, None, num_parameters=1000)
+    options = _options(sampling="user", group_size=8, cohort_size=50, clip_norm=0.3, delta=1e-6)
+    assert not choosing.needs_proxies(options)
+    chosen = choosing.choose(options, _USERS, None, num_parameters=1000)
     plan = chosen.privacy.plan
     assert (plan.sampling, plan.group_size, plan.expected_units) == ("user", 8, 50)
     assert chosen.privacy.clip_norm == 0.3 and plan.epsilon <= 4.0 and plan.delta == 1e-6
     assert plan.sampling_probability == 50 / 1000
     assert chosen.facts["clip_norm_source"] == "given" and chosen.not_covered == ()
-    assert choosing.needs_proxies(dataclasses.replace(config, clip_norm=None))
+    assert choosing.needs_proxies(dataclasses.replace(options, clip_norm=None))
 
 
 def test_half_of_the_budget_is_the_other_half():
-    by_group = _choose(_config(sampling="user", compute_budget=256, group_size=4))
-    by_cohort = _choose(_config(sampling="user", compute_budget=256, cohort_size=64))
+    by_group = _choose(_options(sampling="user", compute_budget=256, group_size=4))
+    by_cohort = _choose(_options(sampling="user", compute_budget=256, cohort_size=64))
     assert by_group.privacy.plan.expected_units == 64
     assert by_cohort.group_size == 4
     # Half of L(4) = 5.128, two digits.
     assert by_group.privacy.clip_norm == 2.6
     with pytest.raises(ValueError, match="smaller than a cohort of one user"):
-        _choose(_config(sampling="user", compute_budget=3, group_size=4))
+        _choose(_options(sampling="user", compute_budget=3, group_size=4))
     with pytest.raises(ValueError, match="compute_budget / group_size = 2000 exceeds the 1000"):
-        _choose(_config(sampling="user", compute_budget=8000, group_size=4))
+        _choose(_options(sampling="user", compute_budget=8000, group_size=4))
 
 
 def test_estimate_and_double_decides_for_users():
-    config = _config(sampling="user", compute_budget=1024)
-    assert choosing.needs_proxies(config)
-    assert choosing.largest_group(config, len(_USERS)) == 32
-    chosen = _choose(config)
+    options = _options(sampling="user", compute_budget=1024)
+    assert choosing.needs_proxies(options)
+    assert choosing.largest_group(options, len(_USERS)) == 32
+    chosen = _choose(options)
     sigma = plan_lib.noise_multiplier_of_cohort(
         len(_USERS), num_steps=100, target_epsilon=4.0, delta=chosen.privacy.delta
     )
@@ -68,20 +68,20 @@ def test_estimate_and_double_decides_for_users():
     assert "Estimate-and-Double" in chosen.reasons[0]
     assert plan.group_size_epsilon == 0.0 and not plan.group_size_is_exact
     # It is the cohort that was judged, not what is left of an odd budget.
-    odd = _choose(_config(sampling="user", compute_budget=1100)).privacy.plan
+    odd = _choose(_options(sampling="user", compute_budget=1100)).privacy.plan
     assert (odd.group_size, odd.expected_units) == (plan.group_size, plan.expected_units)
     few = example_sampling.of_sizes([5] * 48)
-    small = choosing.choose(_config(sampling="user", compute_budget=60), few, _public(), 10)
+    small = choosing.choose(_options(sampling="user", compute_budget=60), few, _public(), 10)
     assert small.privacy.plan.expected_units == 32
     with pytest.raises(ValueError, match="begins with 32 users in a step, and there are 10"):
-        choosing.largest_group(config, 10)
+        choosing.largest_group(options, 10)
 
 
 def test_a_declared_number_of_users_is_the_one_that_counts():
     # With so many users the cohort can grow further before the noise of its average falls.
     options = {"sampling": "user", "compute_budget": 1024, "target_epsilon": 1.0, "delta": 1e-6}
-    counted = _choose(_config(**options)).privacy.plan
-    declared = _choose(_config(**options, declared_units=100_000)).privacy.plan
+    counted = _choose(_options(**options)).privacy.plan
+    declared = _choose(_options(**options, declared_units=100_000)).privacy.plan
     assert declared.expected_units > counted.expected_units
     assert declared.sampling_probability == declared.expected_units / 100_000
 
@@ -96,8 +96,8 @@ def test_a_declared_number_of_users_is_the_one_that_counts():
 )
 def test_the_private_median_is_charged_whichever_is_taken(sizes, sampling):
     users = example_sampling.of_sizes(sizes * 1000)
-    config = _config(sampling="auto", compute_budget=32, group_size_epsilon=0.5)
-    chosen = choosing.choose(config, users, _public(), num_parameters=1000)
+    options = _options(sampling="auto", compute_budget=32, group_size_epsilon=0.5)
+    chosen = choosing.choose(options, users, _public(), num_parameters=1000)
     plan = chosen.privacy.plan
     assert plan.sampling == sampling
     assert plan.group_size_epsilon == 0.5 and plan.epsilon <= 4.0
@@ -106,18 +106,20 @@ def test_the_private_median_is_charged_whichever_is_taken(sizes, sampling):
 
 
 def test_examples_take_the_private_median():
-    chosen = _choose(_config(sampling="example", compute_budget=256, group_size_epsilon=1.0))
+    chosen = _choose(_options(sampling="example", compute_budget=256, group_size_epsilon=1.0))
     plan = chosen.privacy.plan
     assert (plan.sampling, plan.group_size) == ("example", 16)
     assert plan.num_units == 250 * (4 + 16 + 16 + 16)
     assert chosen.privacy.clip_norm == 4.4  # Half of L(1), two digits.
     with pytest.raises(ValueError, match="exceeds the 13000 examples"):
-        _choose(_config(sampling="example", compute_budget=100_000, group_size=16))
+        _choose(_options(sampling="example", compute_budget=100_000, group_size=16))
 
 
 def test_passes_sample_nothing_and_correlate_the_noise():
-    config = _config(sampling="passes", group_size=2, compute_budget=40, clip_norm=1.0, delta=1e-6)
-    chosen = _choose(config)
+    options = _options(
+        sampling="passes", group_size=2, compute_budget=40, clip_norm=1.0, delta=1e-6
+    )
+    chosen = _choose(options)
     plan = chosen.privacy
     assert isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) and plan.clients_per_round == 20
     assert plan.schema.min_sep == 50 and plan.schema.max_participations == 2

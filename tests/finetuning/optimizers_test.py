@@ -10,9 +10,10 @@ from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import optimizers
 
 
-def _config(**options):
+def _options(**options):
     needed = {"initial_weights": "x", "target_epsilon": 1.0, "compute_budget": 64}
-    return config_lib.FinetuningConfig(**needed | {"num_steps": 10, "warmup_steps": 0} | options)
+    config = config_lib.FinetuningConfig(**needed | {"num_steps": 10, "warmup_steps": 0} | options)
+    return config.part(optimizers.OptimizerOptions)
 
 
 @pytest.mark.parametrize(
@@ -26,13 +27,13 @@ def _config(**options):
     ],
 )
 def test_rates_grow_and_fall(options, expected):
-    config = _config(learning_rate=0.5, **options)
-    found = [optimizers.learning_rate(config, step) for step in range(4)]
+    options = _options(learning_rate=0.5, **options)
+    found = [optimizers.learning_rate(options, step) for step in range(4)]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def _moved(gradients, **options):
-    optimizer = optimizers.build(_config(learning_rate=0.1, **options))
+    optimizer = optimizers.build(_options(learning_rate=0.1, **options))
     weight = tf.Variable(np.ones(2, np.float32))
     optimizer.build([weight])
     for gradient in gradients:

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement
-from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import example_sampling, group_size, proxies, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.runs import dp_ftrl_privacy
@@ -21,6 +20,31 @@ CLIP_FACTOR = 0.5
 _POOL_LOOKED_AT = (
     "The comparison of sampling users with sampling examples used the exact size of the pool."
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingOptions:
+    """Options of sampling, sizes and noise; `FinetuningConfig` says what each means."""
+
+    sampling: str
+    compute_budget: int | None
+    group_size: int | None
+    cohort_size: int | None
+    num_steps: int
+    target_epsilon: float | None
+    noise_multiplier: float | None
+    delta: float | None
+    clip_norm: float | None
+    group_size_epsilon: float
+    declared_units: int | None
+    mechanism: str
+    deterministic_noise_seed: int | None
+    splits_budget: bool
+
+    @property
+    def budget(self) -> int:
+        """The compute budget of a step, which these options need."""
+        return _given("compute_budget", self.compute_budget)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,30 +76,25 @@ def _given(name: str, value: _T | None) -> _T:
     return value
 
 
-def needs_proxies(config: config_lib.FinetuningConfig) -> bool:
+def needs_proxies(options: SamplingOptions) -> bool:
     """Returns whether gradients of public text decide anything that the options leave open."""
-    return config.clip_norm is None or config.splits_budget
+    return options.clip_norm is None or options.splits_budget
 
 
-def largest_group(config: config_lib.FinetuningConfig, num_users: int) -> int:
+def largest_group(options: SamplingOptions, num_users: int) -> int:
     """Returns the largest group size whose gradients may have to be known."""
-    if config.sampling == "example":
+    if options.sampling == "example":
         return 1
-    if config.group_size is not None:
-        return config.group_size
-    if config.cohort_size is not None:
-        return _given("compute_budget", config.compute_budget) // config.cohort_size
+    if options.group_size is not None:
+        return options.group_size
+    if options.cohort_size is not None:
+        return options.budget // options.cohort_size
     _check_num_users(num_users)
-    return max(
-        g
-        for g, _ in group_size.splits(
-            _given("compute_budget", config.compute_budget), num_users=num_users
-        )
-    )
+    return max(g for g, _ in group_size.splits(options.budget, num_users=num_users))
 
 
 def choose(
-    config: config_lib.FinetuningConfig,
+    options: SamplingOptions,
     users: example_sampling.Users,
     public: proxies.Proxies | None,
     num_parameters: int,
@@ -83,7 +102,7 @@ def choose(
     """Chooses what the options leave open.
 
     Args:
-      config: Options of the run.
+      options: Options of sampling, sizes and noise.
       users: The protected users.
       public: Norms of public users' gradients; None if `needs_proxies` returned False.
       num_parameters: Number of weights that are trained.
@@ -94,28 +113,28 @@ def choose(
     Raises:
       ValueError: If the users or the budget cannot have it.
     """
-    match config.sampling:
+    match options.sampling:
         case "passes":
-            return _passes(config, users, public, num_parameters)
+            return _passes(options, users, public, num_parameters)
         case "example":
-            return _sampled(config, _example(config, users, _median(config, users)), public)
+            return _sampled(options, _example(options, users, _median(options, users)), public)
         case "user":
-            choice, cohort, why = _group_and_cohort(config, users, public)
-            return _sampled(config, _user(config, users, choice, cohort), public, why)
-    return _better(config, users, _given("proxy_data", public))
+            choice, cohort, why = _group_and_cohort(options, users, public)
+            return _sampled(options, _user(options, users, choice, cohort), public, why)
+    return _better(options, users, _given("proxy_data", public))
 
 
 def _better(
-    config: config_lib.FinetuningConfig, users: example_sampling.Users, public: proxies.Proxies
+    options: SamplingOptions, users: example_sampling.Users, public: proxies.Proxies
 ) -> Chosen:
     """Chooses ELS or ULS by the noise of the average, relative to the gradients' size."""
-    median = _median(config, users)
-    choice, cohort, why = _group_and_cohort(config, users, public)
+    median = _median(options, users)
+    choice, cohort, why = _group_and_cohort(options, users, public)
     # Whichever is taken, the median was looked at.
     charged = dataclasses.replace(
         choice, epsilon=median.epsilon, source=f"{choice.source}, compared with {median.source}"
     )
-    plans = [_example(config, users, median), _user(config, users, charged, cohort)]
+    plans = [_example(options, users, median), _user(options, users, charged, cohort)]
     noise = [plan_lib.relative_noise(plan, public.gradient_norms) for plan in plans]
     better = plans[noise.index(min(noise))]
     by_example, by_user = (f"{value:.3g}" for value in noise)
@@ -124,52 +143,45 @@ def _better(
         f"sampled (ELS, G = {median.group_size}), {by_user} if users are (ULS, G = "
         f"{choice.group_size}, M = {cohort}): the smaller one is taken."
     )
-    chosen = _sampled(config, better, public, (*why, said))
+    chosen = _sampled(options, better, public, (*why, said))
     return dataclasses.replace(chosen, not_covered=(_POOL_LOOKED_AT,))
 
 
-def _median(
-    config: config_lib.FinetuningConfig, users: example_sampling.Users
-) -> group_size.Choice:
+def _median(options: SamplingOptions, users: example_sampling.Users) -> group_size.Choice:
     """The group size of ELS."""
-    if config.group_size is not None:
-        return group_size.Choice(config.group_size)
-    seed = config.deterministic_noise_seed
+    if options.group_size is not None:
+        return group_size.Choice(options.group_size)
+    seed = options.deterministic_noise_seed
     return group_size.private_median_choice(
         users.num_examples,
-        epsilon=config.group_size_epsilon,
+        epsilon=options.group_size_epsilon,
         seed=secrets.randbits(256) if seed is None else seed,
     )
 
 
 def _group_and_cohort(
-    config: config_lib.FinetuningConfig,
-    users: example_sampling.Users,
-    public: proxies.Proxies | None,
+    options: SamplingOptions, users: example_sampling.Users, public: proxies.Proxies | None
 ) -> tuple[group_size.Choice, int, tuple[str, ...]]:
     """G and M of ULS, and why."""
-    if config.group_size is not None:
-        cohort = (
-            config.cohort_size
-            or _given("compute_budget", config.compute_budget) // config.group_size
-        )
-        return group_size.Choice(config.group_size), cohort, ()
-    if config.cohort_size is not None:
-        group = _given("compute_budget", config.compute_budget) // config.cohort_size
-        return group_size.Choice(group, "compute_budget / cohort_size"), config.cohort_size, ()
-    num_users = config.declared_units or len(users)
+    if options.group_size is not None:
+        cohort = options.cohort_size or options.budget // options.group_size
+        return group_size.Choice(options.group_size), cohort, ()
+    if options.cohort_size is not None:
+        group = options.budget // options.cohort_size
+        return group_size.Choice(group, "compute_budget / cohort_size"), options.cohort_size, ()
+    num_users = options.declared_units or len(users)
     _check_num_users(num_users)
     sigma = plan_lib.noise_multiplier_of_cohort(
         num_users,
-        num_steps=config.num_steps,
-        target_epsilon=_given("target_epsilon", config.target_epsilon),
-        delta=config.delta or plan_lib.default_delta(int(users.num_examples.sum())),
+        num_steps=options.num_steps,
+        target_epsilon=_given("target_epsilon", options.target_epsilon),
+        delta=options.delta or plan_lib.default_delta(int(users.num_examples.sum())),
     )
     public = _given("proxy_data", public)
     split = group_size.estimate_and_double(
         public.gradient_norms,
         sigma,
-        compute_budget=_given("compute_budget", config.compute_budget),
+        compute_budget=options.budget,
         num_users=num_users,
     )
     path = " → ".join(f"({one.group_size}, {one.cohort_size})" for one in (*split.doublings, split))
@@ -188,30 +200,27 @@ def _check_num_users(num_users: int) -> None:
 
 
 def _example(
-    config: config_lib.FinetuningConfig, users: example_sampling.Users, choice: group_size.Choice
+    options: SamplingOptions, users: example_sampling.Users, choice: group_size.Choice
 ) -> plan_lib.Plan:
-    pool = config.declared_units or users.pool_size(choice.group_size)
-    budget = _given("compute_budget", config.compute_budget)
+    pool = options.declared_units or users.pool_size(choice.group_size)
+    budget = options.budget
     if budget > pool:
         raise validation.UsageError(
             f"compute_budget={budget} exceeds the {pool} examples of the pool: "
             "lower it, or raise group_size."
         )
-    return _plan(config, users, plan_lib.EXAMPLE, choice, budget)
+    return _plan(options, users, plan_lib.EXAMPLE, choice, budget)
 
 
 def _user(
-    config: config_lib.FinetuningConfig,
-    users: example_sampling.Users,
-    choice: group_size.Choice,
-    cohort: int,
+    options: SamplingOptions, users: example_sampling.Users, choice: group_size.Choice, cohort: int
 ) -> plan_lib.Plan:
-    _check_cohort(config, choice.group_size, cohort, config.declared_units or len(users))
-    return _plan(config, users, plan_lib.USER, choice, cohort)
+    _check_cohort(options, choice.group_size, cohort, options.declared_units or len(users))
+    return _plan(options, users, plan_lib.USER, choice, cohort)
 
 
 def _plan(
-    config: config_lib.FinetuningConfig,
+    options: SamplingOptions,
     users: example_sampling.Users,
     sampling: str,
     choice: group_size.Choice,
@@ -222,34 +231,34 @@ def _plan(
         sampling=sampling,
         group_size=choice,
         expected_units=expected_units,
-        num_steps=config.num_steps,
-        target_epsilon=config.target_epsilon,
-        noise_multiplier=config.noise_multiplier,
-        delta=config.delta,
-        declared_units=config.declared_units,
+        num_steps=options.num_steps,
+        target_epsilon=options.target_epsilon,
+        noise_multiplier=options.noise_multiplier,
+        delta=options.delta,
+        declared_units=options.declared_units,
     )
 
 
 def _sampled(
-    config: config_lib.FinetuningConfig,
+    options: SamplingOptions,
     plan: plan_lib.Plan,
     public: proxies.Proxies | None,
     why: tuple[str, ...] = (),
 ) -> Chosen:
-    clip_norm, source = _clip_norm(config, public, plan.rows_per_unit)
+    clip_norm, source = _clip_norm(options, public, plan.rows_per_unit)
     private = run_privacy.SampledFinetuning.of(
-        plan, clip_norm=clip_norm, deterministic_seed=config.deterministic_noise_seed
+        plan, clip_norm=clip_norm, deterministic_seed=options.deterministic_noise_seed
     )
     facts = {"group_size_source": plan.group_size_source, "clip_norm_source": source}
     return Chosen(private, plan.group_size, (*why, f"Clip norm: {clip_norm:g}, {source}."), facts)
 
 
 def _clip_norm(
-    config: config_lib.FinetuningConfig, public: proxies.Proxies | None, rows: int
+    options: SamplingOptions, public: proxies.Proxies | None, rows: int
 ) -> tuple[float, str]:
     """Returns the clip norm and its source."""
-    if config.clip_norm is not None:
-        return config.clip_norm, "given"
+    if options.clip_norm is not None:
+        return options.clip_norm, "given"
     public = _given("proxy_data", public)
     # Few digits say as much as it is worth.
     norm = float(f"{CLIP_FACTOR * public.gradient_norms(rows):.2g}")
@@ -260,15 +269,15 @@ def _clip_norm(
 
 
 def _passes(
-    config: config_lib.FinetuningConfig,
+    options: SamplingOptions,
     users: example_sampling.Users,
     public: proxies.Proxies | None,
     num_parameters: int,
 ) -> Chosen:
-    group = _given("group_size", config.group_size)
-    clip_norm, source = _clip_norm(config, public, group)
-    asked = asked_of_passes(config, clip_norm=clip_norm)
-    _check_cohort(config, group, asked.clients_per_round, len(users))
+    group = _given("group_size", options.group_size)
+    clip_norm, source = _clip_norm(options, public, group)
+    asked = asked_of_passes(options, clip_norm=clip_norm)
+    _check_cohort(options, group, asked.clients_per_round, len(users))
     plan = asked.plan(len(users), num_parameters)
     turn = math.ceil(len(users) / plan.clients_per_round)
     facts = {
@@ -281,45 +290,38 @@ def _passes(
     return Chosen(plan, group, reasons, facts)
 
 
-def asked_of_passes(
-    config: config_lib.FinetuningConfig, *, clip_norm: float
-) -> dp_ftrl_privacy.DpFtrlPrivacy:
+def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_privacy.DpFtrlPrivacy:
     """Returns the privacy that a run with sampling 'passes' requests.
 
     Args:
-      config: Options of the run.
+      options: Options of sampling, sizes and noise.
       clip_norm: L2 norm that a user's gradient is clipped to.
 
     Returns:
       The request; the plan of a new run, or of one that goes on, is made of it.
     """
-    cohort = config.cohort_size
-    if cohort is None:
-        budget = _given("compute_budget", config.compute_budget)
-        cohort = budget // _given("group_size", config.group_size)
+    cohort = options.cohort_size or options.budget // _given("group_size", options.group_size)
     return dp_ftrl_privacy.DpFtrlPrivacy(
-        num_rounds=config.num_steps,
+        num_rounds=options.num_steps,
         clients_per_round=cohort,
         clip_norm=clip_norm,
-        delta=_given("delta", config.delta),
-        mechanism=config.mechanism,
-        noise_multiplier=config.noise_multiplier,
-        target_epsilon=config.target_epsilon,
-        deterministic_seed=config.deterministic_noise_seed,
+        delta=_given("delta", options.delta),
+        mechanism=options.mechanism,
+        noise_multiplier=options.noise_multiplier,
+        target_epsilon=options.target_epsilon,
+        deterministic_seed=options.deterministic_noise_seed,
         data_in_one_place=True,
     )
 
 
-def _check_cohort(
-    config: config_lib.FinetuningConfig, group: int, cohort: int, num_users: int
-) -> None:
+def _check_cohort(options: SamplingOptions, group: int, cohort: int, num_users: int) -> None:
     if cohort < 1:
         raise validation.UsageError(
-            f"compute_budget={config.compute_budget} is smaller than a cohort of one user with "
+            f"compute_budget={options.compute_budget} is smaller than a cohort of one user with "
             f"group_size={group} examples: raise it or lower group_size."
         )
     if cohort > num_users:
-        name = "cohort_size" if config.cohort_size else "compute_budget / group_size"
+        name = "cohort_size" if options.cohort_size else "compute_budget / group_size"
         raise validation.UsageError(
             f"{name} = {cohort} exceeds the {num_users} users that there are: lower it."
         )

@@ -236,6 +236,7 @@ def steps_of(
       The steps.
     """
     strategy, rows_per_unit = None, group_size
+    options = config.part(optimizers.OptimizerOptions)
     if isinstance(plan, run_privacy.SampledFinetuning):
         rows_per_unit = plan.plan.rows_per_unit
     else:
@@ -243,12 +244,12 @@ def steps_of(
     return private_steps.PrivateSteps(
         private_steps.round_of(plan, identity.Identity() if strategy is None else strategy),
         ghost.fastest_clipped_sum(model, rows_per_unit),
-        optimizers.build(config),
+        optimizers.build(options),
         weights,
         units_at_once=max(1, config.examples_at_once // rows_per_unit),
         normalised=config.normalised_clipping,
         iterate_averaging=config.iterate_averaging,
-        learning_rate=lambda step: optimizers.learning_rate(config, step),
+        learning_rate=lambda step: optimizers.learning_rate(options, step),
     )
 
 
@@ -287,7 +288,8 @@ def plan_of(
             known.derived, deterministic_seed=config.deterministic_noise_seed
         )
     facts, derived = known.facts, known.derived
-    asked = choosing.asked_of_passes(config, clip_norm=derived["clip_norm"])
+    options = config.part(choosing.SamplingOptions)
+    asked = choosing.asked_of_passes(options, clip_norm=derived["clip_norm"])
     return asked.resumed(facts["training_users"], facts["num_parameters"], known.derived)
 
 
@@ -420,18 +422,18 @@ def _choose(
     trained: trained_model.TrainedModel,
     progress: progress_lib.Progress,
 ) -> choosing.Chosen:
-    public = None
-    if choosing.needs_proxies(config):
+    public, options = None, config.part(choosing.SamplingOptions)
+    if choosing.needs_proxies(options):
         progress("Measuring gradients of public text ...")
         public = proxies.of_model(
             trained,
             config.proxy_data,
             protected=config.data,
-            largest_group=choosing.largest_group(config, len(users)),
+            largest_group=choosing.largest_group(options, len(users)),
             is_tokenized=config.pretokenized,
             seed=config.seed,
         )
-    return choosing.choose(config, users, public, trained.model.num_parameters)
+    return choosing.choose(options, users, public, trained.model.num_parameters)
 
 
 def _reader(train: sequences.SequenceCorpus) -> step_trainer.ReadExamples:
