@@ -14,7 +14,7 @@ import pytest
 
 from tests.runtime.server import example_secure_task
 from tests.runtime.server import example_service as example
-from tff_dpftrl.runtime.actors import events
+from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.runtime.cluster import observed
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.store import sql
@@ -126,10 +126,15 @@ class Seen:
         return attempts
 
 
-def history(deployed, task="sum"):
+def commits(deployed, task="sum"):
+    """Rows of all committed rounds, skipped ones included."""
     with sql.SqlStore(deployed.store) as store:
-        rows = store.history(deployed.population, task)
-    return [row for row in rows if not row.get("skipped")]
+        return store.history(deployed.population, task)
+
+
+def history(deployed, task="sum"):
+    """Rows of the released rounds."""
+    return [row for row in commits(deployed, task) if not row.get(population.SKIPPED)]
 
 
 def lease(deployed):
@@ -153,14 +158,14 @@ async def progress(deployed, seen, rounds=2, seconds=120.0):
 
 def check(deployed, devices, seen):
     """The laws that hold whoever was killed."""
-    rows = history(deployed)
-    attempts = [row["attempt"] for row in rows]
-    assert [row["round"] for row in rows] == list(range(len(rows)))
-    assert len(set(attempts)) == len(attempts)
-    assert [row["epoch"] for row in rows] == sorted(row["epoch"] for row in rows)
+    committed, rows = commits(deployed), history(deployed)
+    attempts = {row["round"]: row["attempt"] for row in rows}
+    assert [row["round"] for row in committed] == list(range(len(committed)))
+    assert len(set(attempts.values())) == len(rows)
+    assert [row["epoch"] for row in committed] == sorted(row["epoch"] for row in committed)
     with sql.SqlStore(deployed.store) as store:
         commit = store.last_commit(deployed.population, "sum")
-    assert commit.rounds_done == len(rows)
+    assert commit.rounds_done == len(committed)
     # The example step adds each round's sum and 1000: no round is in the model twice.
     assert int(commit.model) == sum(row["total"] for row in rows) + 1000 * len(rows)
     for row in rows:
