@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -62,7 +63,11 @@ def test_a_strategy_says_its_name(made, name):
 @pytest.mark.parametrize(
     "value, message",
     [
-        (blt_optimize.search(_SCHEMA), "got a BltResult: pass its strategy"),
+        (blt_optimize.search(_SCHEMA), "got a BltResult: pass its strategy, .*=result.strategy"),
+        (
+            types.SimpleNamespace(private_round=types.SimpleNamespace(strategy=tree.Tree(4))),
+            "got a SimpleNamespace: pass its strategy, .*=factory.private_round.strategy",
+        ),
         ("blt", r"got 'blt': make one with mechanisms.table.build\(name, schema\)"),
         (None, "got None: make one with"),
         (tree.Tree, "got the class Tree: make one with"),

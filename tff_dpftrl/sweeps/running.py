@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 import tqdm
 
 from tff_dpftrl.runs import manifest
+from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import child
 from tff_dpftrl.sweeps import folder as folder_lib
@@ -24,9 +25,6 @@ from tff_dpftrl.training import config as config_lib
 
 Command = Callable[[cells_lib.Cell, pathlib.Path], Sequence[str]]
 """Function from a cell and its folder to the command line that runs it."""
-
-Progress = Callable[[str], None]
-"""Callback for progress lines."""
 
 PROGRAM = (sys.executable, "-m", "tff_dpftrl.cli.main", "train")
 """Command that runs a cell."""
@@ -165,7 +163,7 @@ def run(
     jobs: int,
     lock: int,
     interruption: Interruption,
-    progress: Progress,
+    progress: progress_lib.Progress,
     after_each: Callable[[cells_lib.Cell, folder_lib.Ending], None],
 ) -> None:
     """Runs all cells that are not finished, until they are or a signal comes.

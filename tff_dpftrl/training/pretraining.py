@@ -15,7 +15,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tqdm
@@ -23,6 +23,7 @@ import tqdm
 from tff_dpftrl import durable_files, validation, version
 from tff_dpftrl.data import docstrings, sequences, sources, split, user_text, vocabulary
 from tff_dpftrl.models import table as model_table
+from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.training import language_config, trained_model, warm_start
 
 STANDARD_LIBRARY = "standard-library"
@@ -30,8 +31,6 @@ STANDARD_LIBRARY = "standard-library"
 
 # Written before the first model, which is so never without them.
 _BEFORE_MODEL = {"vocabulary.json", warm_start.RECORD}
-
-Progress = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +182,7 @@ def pretrain(
     output: pathlib.Path,
     *,
     text: PublicText | None = None,
-    progress: Progress = print,
+    progress: progress_lib.Progress = print,
 ) -> str:
     """Trains a model, and keeps the best one of the epochs done at any time.
 

@@ -22,6 +22,7 @@ from tff_dpftrl.models import language_model, metrics, table
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import interface
 from tff_dpftrl.runs import dp_ftrl_privacy, privacy
+from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import (
@@ -41,9 +42,6 @@ from tff_dpftrl.runtime.tasks import (
 )
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import corpus, process, startup, warm_start
-
-Progress = Callable[[str], None]
-"""Callback for progress lines."""
 
 _METRICS_BYTES = 1_000_000  # Room for metrics in an upload, besides the update.
 _LARGEST_LOSS = 100.0  # Largest mean loss of a device's targets, in nats.
@@ -159,7 +157,7 @@ def make(
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
     *,
-    progress: Progress,
+    progress: progress_lib.Progress,
 ) -> task_folder.TaskFolder:
     """Makes a training task: plans, tests, signatures, folder.
 
@@ -217,7 +215,7 @@ def make_evaluation(
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
     *,
-    progress: Progress,
+    progress: progress_lib.Progress,
 ) -> task_folder.TaskFolder:
     """Makes a task that evaluates the model of another task while that one trains.
 
@@ -273,7 +271,9 @@ def make_evaluation(
     return _finish(parts, plans, terms, output, key, progress)
 
 
-def _prepare(config: task_config.TaskConfig, epochs: int, progress: Progress) -> _Parts:
+def _prepare(
+    config: task_config.TaskConfig, epochs: int, progress: progress_lib.Progress
+) -> _Parts:
     """Reads and checks what the options name; `epochs` are passes over a device's sequences."""
     public = proxies.read(
         config.proxy_data,
@@ -331,7 +331,7 @@ def _read_language(
     weights_folder: str | None,
     seed: int,
     protected: str,
-    progress: Progress,
+    progress: progress_lib.Progress,
 ) -> _Language:
     """Builds the model of a name, and reads its initial weights if a folder is given."""
     progress(f"Vocabulary: {len(words.words)} words ({words.source}).")
@@ -371,7 +371,7 @@ def _demands(config: task_config.TaskConfig, language: _Language) -> _Demands:
 
 
 def _privacy_plan(
-    wanted: privacy.Privacy, parts: _Parts, progress: Progress
+    wanted: privacy.Privacy, parts: _Parts, progress: progress_lib.Progress
 ) -> dp_ftrl_privacy.DpFtrlPlan:
     """Plans the noise; a sum has room for the reports of all devices that a round chooses."""
     if not isinstance(wanted, dp_ftrl_privacy.DpFtrlPrivacy):
@@ -475,7 +475,7 @@ def _finish(
     terms: terms_lib.Terms,
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
-    progress: Progress,
+    progress: progress_lib.Progress,
 ) -> task_folder.TaskFolder:
     """Tests, signs and writes a task."""
     progress(f"Testing the plans on public text, {len(parts.proxies)} devices ...")
