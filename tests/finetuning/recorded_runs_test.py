@@ -2,7 +2,8 @@
 
 The same seeds must give the same batches, noise, weights, metrics and statements after every
 change of the code. Floating-point sums depend on the processor, in the order that they are added
-in: texts are compared exactly, and numbers with a tolerance that is explained at `_RELATIVE`.
+in: texts are compared exactly but for the last digits of long numbers, and results with a
+tolerance that is explained at `_RELATIVE`.
 
 `python -m tests.finetuning.recorded_runs_test record` writes the file anew, for a change that is
 meant to change them: the difference belongs into its commit message.
@@ -175,6 +176,21 @@ def _assert_same(found: Any, recorded: Any, name: str) -> None:
         assert float(found) == pytest.approx(number, rel=_RELATIVE, abs=_RELATIVE), name
 
 
+# Other processors end a search for a mechanism at figures that differ in their last digits.
+_LONG_NUMBER = re.compile(r"(\d+\.\d{8,})")
+
+
+def _assert_same_text(found: Any, recorded: Any, name: str) -> None:
+    """Compares a text, or lists of lines; numbers with eight decimals or more to seven digits."""
+    if not isinstance(recorded, str):
+        assert found == recorded, name
+        return
+    parts, wanted = _LONG_NUMBER.split(found), _LONG_NUMBER.split(recorded)
+    assert parts[::2] == wanted[::2], name
+    numbers = [np.array(split[1::2], float) for split in (parts, wanted)]
+    np.testing.assert_allclose(*numbers, rtol=1e-7, err_msg=name)
+
+
 _FAST = ("train", "train, own model", "finetune", "finetune, own model")
 
 
@@ -188,7 +204,7 @@ def test_a_run_comes_to_what_it_came_to_when_it_was_recorded(name, toy, tmp_path
     texts = ["files", "private files", "progress", "statement"]
     texts += [] if "private" in name else ["summary"]
     for kind in texts:
-        assert found[kind] == recorded[kind], kind
+        _assert_same_text(found[kind], recorded[kind], kind)
     if "private" not in name:
         _assert_same(found["metrics"], recorded["metrics"], "metrics.csv")
         _assert_same(found["weights"], recorded["weights"], "weights")

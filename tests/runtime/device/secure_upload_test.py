@@ -114,7 +114,7 @@ def _serve(folder, plan, store):
         ),
         {"plain": served},
         store,
-        **example_service.certificate(folder),
+        endpoint=example_service.endpoint(folder),
         attestation=attestation.SignedTokens(
             [_ISSUER.public_key(), _OTHER_ISSUER.public_key()], clock=time.time
         ),

@@ -62,7 +62,7 @@ def _make_server(folder, task, store):
         ),
         {"small": served},
         store,
-        **example_service.certificate(folder),
+        endpoint=example_service.endpoint(folder),
         attestation=None,
         pace=lambda now, randomness: (1.0,),
     )

@@ -129,15 +129,7 @@ def test_batches_of_another_type_are_refused(process):
     pipeline = small_tasks.pipeline()
     object.__setattr__(pipeline, "to_batch", lambda features: features["x"])
     with pytest.raises(ValueError, match="must be a dataset with elements of type"):
-        building.build_plans(
-            process,
-            pipeline,
-            population="tests",
-            task="small",
-            selection=small_tasks.SELECTION,
-            limits=small_tasks.LIMITS,
-            participation=small_tasks.PARTICIPATION,
-        )
+        building.build_plans(process, pipeline, small_tasks.terms())
 
 
 @pytest.mark.parametrize(

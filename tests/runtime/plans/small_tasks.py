@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 
 import numpy as np
 import tensorflow as tf
@@ -165,15 +166,22 @@ def limits_of(process):
 def plans(process, **options):
     """Builds the plans of a process of this module."""
     shuffle = options.pop("shuffle", False)
+    values = {"report_limits": limits_of(process)} | options
+    names = [field.name for field in dataclasses.fields(building.DeviceTerms)]
+    changes = {name: values.pop(name) for name in names if name in values}
+    return building.build_plans(process, pipeline(shuffle=shuffle), terms(**changes), **values)
+
+
+def terms(**changes):
+    """Returns the terms of the small task, with changes."""
     values = {
         "population": "tests",
         "task": "small",
         "selection": SELECTION,
         "limits": LIMITS,
         "participation": PARTICIPATION,
-        "report_limits": limits_of(process),
     }
-    return building.build_plans(process, pipeline(shuffle=shuffle), **(values | options))
+    return building.DeviceTerms(**(values | changes))
 
 
 def rows(seed, num_examples):

@@ -129,12 +129,16 @@ def certificate(folder: pathlib.Path):
     return {"certificate": paths[0], "key": paths[1]}
 
 
+def endpoint(folder: pathlib.Path, **changes):
+    return server.Endpoint(**certificate(folder), **changes)
+
+
 def make(folder, tasks, store, **changes):
     """A server that is not started."""
     times = {"heartbeat_seconds": 0.1, "silence_seconds": 30.0, "lease_seconds": 60.0}
     members = tuple(task.task for task in tasks)
     given = {
-        **certificate(folder),
+        "endpoint": endpoint(folder),
         "attestation": None,
         "pace": lambda now, randomness: (5.0, 9.0),
         "randomness": random.Random(1),

@@ -104,7 +104,8 @@ def test_a_port_in_use_is_one_line(tmp_path):
 
     async def story():
         async with example.running(tmp_path, [task], example.store_with(task)) as first:
-            second = example.make(tmp_path, [task], example.store_with(task), address=first.address)
+            same = example.endpoint(tmp_path, address=first.address)
+            second = example.make(tmp_path, [task], example.store_with(task), endpoint=same)
             with pytest.raises(server.ServerError, match=f"Cannot listen on {first.address}"):
                 await second.start()
 
@@ -172,7 +173,7 @@ def test_tasks_have_to_be_those_of_the_population(tmp_path):
             made._population,
             {"sum": other},
             memory_store.MemoryStore(),
-            **example.certificate(tmp_path),
+            endpoint=example.endpoint(tmp_path),
             attestation=None,
             pace=lambda *_: (0.0,),
         )

@@ -16,7 +16,7 @@ from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import mail as mail_lib
 from tff_dpftrl.runtime.cluster import placement as placement_lib
 from tff_dpftrl.runtime.cluster.deployment import Parts
-from tff_dpftrl.runtime.server import binding
+from tff_dpftrl.runtime.server import admission, binding
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import service as service_lib
 
@@ -55,12 +55,15 @@ class SelectorHost(host_lib.Host):
     @override
     async def _begin(self, parts, attestation):
         self._service = service_lib.Service(
-            parts.population.name,
             parts.tasks,
             self._engine,
+            admission.Admission(
+                parts.population.name,
+                parts.tasks,
+                attestation,
+                parts.server_names or self._identity.names,
+            ),
             selector_address=self.name,
-            attestation=attestation,
-            server_names=parts.server_names or self._identity.names,
             pace=parts.pace,
             observer=self._recorder,
             limits=parts.limits,

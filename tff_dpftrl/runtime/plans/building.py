@@ -52,16 +52,55 @@ class Plans:
         return signing.sign_task(self.server, self.devices, key)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceTerms:
+    """Terms on which devices take part in a task; its plans hold them.
+
+    Attributes:
+      population: Name of the devices that take part.
+      task: Name of the task.
+      kind: Kind of the task, training or evaluation.
+      selection: Examples that a device takes from its store.
+      limits: Memory, time and upload that the task may cost a device.
+      participation: Rest of a device between two rounds, and the buckets of its histograms.
+
+    Raises:
+      ValueError: If a name, limit or bucket is missing or out of range.
+    """
+
+    population: str
+    task: str
+    kind: plan_pb2.TaskKind = plan_pb2.TRAINING
+    selection: plan_pb2.Selection
+    limits: plan_pb2.Limits
+    participation: plan_pb2.Participation
+
+    def __post_init__(self) -> None:
+        selection, participation = self.selection, self.participation
+        names = {
+            "population": self.population,
+            "task": self.task,
+            "selection.collection": selection.collection,
+        }
+        for name, value in names.items():
+            if not value:
+                raise validation.UsageError(f"{name} must not be empty.")
+        validation.integer("selection.max_examples", selection.max_examples, minimum=1)
+        validation.number("selection.max_age_hours", selection.max_age_hours, at_least=0)
+        for name in ("memory_bytes", "seconds", "upload_bytes"):
+            validation.positive(f"limits.{name}", getattr(self.limits, name))
+        validation.integer("participation.min_sep_rounds", participation.min_sep_rounds, minimum=1)
+        validation.number("participation.min_sep_hours", participation.min_sep_hours, at_least=0)
+        participation_histograms.ParticipationBuckets(
+            tuple(participation.stride_edges), tuple(participation.times_edges)
+        )
+
+
 def build_plans(
     process: tff.learning.templates.LearningProcess,
     pipeline: example_pipeline.ExamplePipeline,
+    terms: DeviceTerms,
     *,
-    population: str,
-    task: str,
-    kind: plan_pb2.TaskKind = plan_pb2.TRAINING,
-    selection: plan_pb2.Selection,
-    limits: plan_pb2.Limits,
-    participation: plan_pb2.Participation,
     secure_aggregation: plan_pb2.SecureAggregation | None = None,
     variants: Sequence[Callable[[tf.compat.v1.GraphDef], tf.compat.v1.GraphDef]] = (),
     broadcast: Sequence[plan_pb2.Tensor] | None = None,
@@ -80,12 +119,7 @@ def build_plans(
     Args:
       process: Learning process.
       pipeline: Pipeline from a device's examples to its batches.
-      population: Name of the devices that take part.
-      task: Name of the task.
-      kind: Kind of the task, training or evaluation.
-      selection: Examples that a device takes from its store.
-      limits: Memory, time and upload that the task may cost a device.
-      participation: Rest of a device between two rounds, and the buckets of its histograms.
+      terms: Terms on which devices take part in the task.
       secure_aggregation: Demands of devices on the sums of their reports, all of which must then
         be secure sums of the process. None if reports are summed in the clear.
       variants: Functions that rewrite the graph of the device part into one that computes the
@@ -104,15 +138,13 @@ def build_plans(
 
     Raises:
       CannotPlanError: If no plan can be made of the process; the message says why.
-      ValueError: If the pipeline does not make the process's batches, or a name, limit or
-        bucket is missing or out of range.
+      ValueError: If the pipeline does not make the process's batches.
     """
-    _check_terms(population, task, selection, limits, participation)
     common = {
-        "population": population,
-        "task": task,
-        "kind": kind,
-        "participation": participation,
+        "population": terms.population,
+        "task": terms.task,
+        "kind": terms.kind,
+        "participation": terms.participation,
         "secure_aggregation": secure_aggregation,
     }
     try:
@@ -126,7 +158,7 @@ def build_plans(
         server.MergeFrom(
             plan_pb2.ServerPlan(update=_report_of(form), secure_sums=secure_sums, **common)
         )
-        bounding.bound_reports(server, kind, report_limits or bounding.ReportLimits())
+        bounding.bound_reports(server, terms.kind, report_limits or bounding.ReportLimits())
         graph = _device_graph(process, form, pipeline, server)
         del server.update[:]
         server.update.extend(graph.outputs)
@@ -140,11 +172,11 @@ def build_plans(
     device = plan_pb2.DevicePlan(
         graph=graph,
         secure_sums=server.secure_sums,
-        selection=selection,
+        selection=terms.selection,
         batch_size=pipeline.batch_size,
         epochs=pipeline.epochs,
         seed_policy=shuffled,
-        limits=limits,
+        limits=terms.limits,
         **common,
     )
     _check_numbers([*server.prepare.inputs, *server.prepare.outputs, *graph.outputs])
@@ -153,29 +185,6 @@ def build_plans(
         rewritten = rewrite(tf.compat.v1.GraphDef.FromString(graph.graph_def))
         devices.append(_with_graph(device, rewritten.SerializeToString(deterministic=True)))
     return Plans(server, tuple(devices))
-
-
-def _check_terms(
-    population: str,
-    task: str,
-    selection: plan_pb2.Selection,
-    limits: plan_pb2.Limits,
-    participation: plan_pb2.Participation,
-) -> None:
-    """Refuses names, a selection, limits or a participation that are missing or out of range."""
-    names = {"population": population, "task": task, "selection.collection": selection.collection}
-    for name, value in names.items():
-        if not value:
-            raise validation.UsageError(f"{name} must not be empty.")
-    validation.integer("selection.max_examples", selection.max_examples, minimum=1)
-    validation.number("selection.max_age_hours", selection.max_age_hours, at_least=0)
-    for name in ("memory_bytes", "seconds", "upload_bytes"):
-        validation.positive(f"limits.{name}", getattr(limits, name))
-    validation.integer("participation.min_sep_rounds", participation.min_sep_rounds, minimum=1)
-    validation.number("participation.min_sep_hours", participation.min_sep_hours, at_least=0)
-    participation_histograms.ParticipationBuckets(
-        tuple(participation.stride_edges), tuple(participation.times_edges)
-    )
 
 
 def _check_secure_aggregation(server: plan_pb2.ServerPlan) -> None:

@@ -31,7 +31,7 @@ class Admission:
           attestation: Verifier of devices' tokens; with None, every connection counts as a device.
           server_names: Names under which devices may know the server, for their tokens.
         """
-        self._population = population
+        self.population = population
         self._tasks = tasks
         self._attestation = attestation
         self._names = list(server_names)
@@ -51,7 +51,7 @@ class Admission:
         Raises:
           Refused: If the device cannot take part.
         """
-        if check_in.population != self._population:
+        if check_in.population != self.population:
             raise Refused(
                 grpc.StatusCode.NOT_FOUND,
                 "there is no such population here: correct its name, or the server's address",
@@ -84,7 +84,7 @@ class Admission:
             return
         verdict = attestation_lib.Verdict.OTHER_NONCE
         for i, name in enumerate(self._names):
-            nonce = session_stream.attested_nonce(challenge, name, self._population)
+            nonce = session_stream.attested_nonce(challenge, name, self.population)
             verdict = self._attestation.verify(token, nonce)
             if verdict is attestation_lib.Verdict.GENUINE:
                 if i:  # Most devices know the server by one name.

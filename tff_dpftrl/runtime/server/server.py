@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import random
@@ -17,7 +18,7 @@ from tff_dpftrl.runtime import addresses, tls
 from tff_dpftrl.runtime.actors import events, factory, selector
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
-from tff_dpftrl.runtime.server import attesting, binding, served_task, service
+from tff_dpftrl.runtime.server import admission, attesting, binding, served_task, service
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import observer as observer_lib
@@ -30,6 +31,24 @@ _LOOK_SECONDS = 0.5  # Seconds between two looks at another server's lease.
 
 ServerError = binding.ServerError
 """The server cannot start; the message is one line and says what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """Address of a server, and the certificate that devices see there.
+
+    Attributes:
+      certificate: File of the server's certificate in PEM.
+      key: File of the certificate's private key in PEM.
+      address: Host and port to listen on; with port 0, any free port.
+      names: Names under which devices may know the server, for their tokens; those in the
+        certificate if empty.
+    """
+
+    certificate: str | os.PathLike[str]
+    key: str | os.PathLike[str]
+    address: str = addresses.DEFAULT_ADDRESS
+    names: Sequence[str] = ()
 
 
 class Server:
@@ -45,13 +64,10 @@ class Server:
         tasks: Mapping[str, served_task.ServedTask],
         store: interface.Store,
         *,
-        certificate: str | os.PathLike[str],
-        key: str | os.PathLike[str],
+        endpoint: Endpoint,
         attestation: attestation_lib.Attestation | None,
         pace: selector.Pace,
         observer: observer_lib.Observer | None = None,
-        address: str = addresses.DEFAULT_ADDRESS,
-        server_names: Sequence[str] = (),
         limits: limits_lib.Limits | None = None,
         clock: Callable[[], float] = time.time,
         randomness: random.Random | None = None,
@@ -63,15 +79,11 @@ class Server:
           population: The population.
           tasks: The population's tasks by name; the store must have them.
           store: Store of the population's lease and commits; `stop` leaves it open.
-          certificate: File of the server's certificate in PEM.
-          key: File of the certificate's private key in PEM.
+          endpoint: Address to listen on, and certificate that devices see there.
           attestation: Verifier of devices' tokens; with None, every connection counts as a device.
           pace: Function that draws when a device is to check in again, like a
             `pace_steering.TurnsAhead`.
           observer: Callbacks for events and counts; none if None.
-          address: Host and port to listen on; with port 0, any free port.
-          server_names: Names under which devices may know the server, for their tokens; those in
-            the certificate if empty.
           limits: Limits on what devices may use; the defaults if None.
           clock: Function that returns the seconds since 1970.
           randomness: Source of choices among devices; the operating system's if None.
@@ -92,14 +104,14 @@ class Server:
         self._population = population
         self._tasks = dict(tasks)
         self._store = store
-        self._identity = tls.load(certificate, key)
+        self._identity = tls.load(endpoint.certificate, endpoint.key)
         self._attestation = (
             None if attestation is None else attesting.LockedAttestation(attestation)
         )
         self._pace = pace
         self._observer = observer_lib.Observer() if observer is None else observer
-        self._wanted_address = address
-        self._names = tuple(server_names) or self._identity.names
+        self._wanted_address = endpoint.address
+        self._names = tuple(endpoint.names) or self._identity.names
         self._limits = limits_lib.Limits() if limits is None else limits
         self._clock = clock
         self._random = random.SystemRandom() if randomness is None else randomness
@@ -142,12 +154,10 @@ class Server:
             on_actor_gone=lambda address: devices.actor_gone(address),
         )
         devices = self._service = service.Service(
-            self._population.name,
             self._tasks,
             engine,
+            admission.Admission(self._population.name, self._tasks, self._attestation, self._names),
             selector_address=_SELECTOR,
-            attestation=self._attestation,
-            server_names=self._names,
             pace=self._pace,
             observer=self._observer,
             limits=self._limits,

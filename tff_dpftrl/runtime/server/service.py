@@ -12,7 +12,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -20,17 +20,17 @@ import grpc
 from tff_dpftrl.runtime.actors import events, messages, selector
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
+from tff_dpftrl.runtime.server import admission as admission_lib
+from tff_dpftrl.runtime.server import engine as engine_lib
+from tff_dpftrl.runtime.server import limits as limits_lib
+from tff_dpftrl.runtime.server import observer as observer_lib
+from tff_dpftrl.runtime.server import peers as peers_lib
 from tff_dpftrl.runtime.server import (
-    admission,
     received,
     secure_conversation,
     served_task,
     summaries,
 )
-from tff_dpftrl.runtime.server import engine as engine_lib
-from tff_dpftrl.runtime.server import limits as limits_lib
-from tff_dpftrl.runtime.server import observer as observer_lib
-from tff_dpftrl.runtime.server import peers as peers_lib
 from tff_dpftrl.runtime.server.errors import Refused, TimeIsOver
 from tff_dpftrl.runtime.server.session import Phase, Session
 
@@ -47,13 +47,11 @@ class Service:
 
     def __init__(
         self,
-        population: str,
         tasks: Mapping[str, served_task.ServedTask],
         engine: engine_lib.Engine,
+        admission: admission_lib.Admission,
         *,
         selector_address: str,
-        attestation: attestation_lib.Attestation | None,
-        server_names: Sequence[str],
         pace: selector.Pace,
         observer: observer_lib.Observer,
         limits: limits_lib.Limits,
@@ -64,12 +62,10 @@ class Service:
         """Begins without sessions, on the running event loop.
 
         Args:
-          population: Name of the population.
           tasks: The population's tasks by name.
           engine: Engine that runs the actors.
+          admission: Checks of the population's devices when they check in.
           selector_address: Address of the Selector that gets this service's devices.
-          attestation: Verifier of devices' tokens; with None, every connection counts as a device.
-          server_names: Names under which devices may know the server, for their tokens.
           pace: Function that draws when a device is to check in again.
           observer: Callbacks for sessions.
           limits: Limits on what devices may use.
@@ -78,12 +74,11 @@ class Service:
           device_prefix: Prefix of devices' addresses. Where there are several services, no other
             one and no earlier start may have it.
         """
-        self._population = population
         self._device_prefix = device_prefix
         self._tasks = tasks
         self._engine = engine
         self._selector = selector_address
-        self._admission = admission.Admission(population, tasks, attestation, server_names)
+        self._admission = admission
         self._pace = pace
         self._observer = observer
         self._limits = limits
@@ -461,7 +456,7 @@ class Service:
                     "too many summaries at a time: do not try again",
                     "too many summaries",
                 )
-            summary = summaries.parse(raw, self._population)
+            summary = summaries.parse(raw, self._admission.population)
             self._shares.check(summary)
             self._observer.session_summarized(summary)
         except Refused as refused:

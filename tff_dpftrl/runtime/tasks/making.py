@@ -451,16 +451,18 @@ def _build(
     return building.build_plans(
         learning_process,
         pipeline,
-        population=demands.population,
-        task=demands.task,
-        kind=_KINDS[terms.kind],
-        selection=demands.selection,
-        limits=demands.limits,
-        participation=plan_pb2.Participation(
-            min_sep_rounds=schema.min_sep,
-            min_sep_hours=demands.min_sep_hours,
-            stride_edges=buckets.stride_edges,
-            times_edges=buckets.times_edges,
+        building.DeviceTerms(
+            population=demands.population,
+            task=demands.task,
+            kind=_KINDS[terms.kind],
+            selection=demands.selection,
+            limits=demands.limits,
+            participation=plan_pb2.Participation(
+                min_sep_rounds=schema.min_sep,
+                min_sep_hours=demands.min_sep_hours,
+                stride_edges=buckets.stride_edges,
+                times_edges=buckets.times_edges,
+            ),
         ),
         secure_aggregation=None if groups is None else groups.demanded(),
         broadcast=broadcast,
