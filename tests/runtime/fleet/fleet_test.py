@@ -29,13 +29,18 @@ def test_rounds_are_committed_with_the_texts_of_users(tmp_path):
     assert ("session_summarized", "-v[]+^") in served.observer.calls
 
 
-def test_faults_and_attacks_cost_reports_and_no_round(tmp_path):
+def test_faults_and_attacks_cost_reports_and_rounds_go_on(tmp_path):
     served = text_service.Served(tmp_path)
     rates = behaviour.Rates(drop_outs=0.2, stragglers=0.3, straggler_s=0.4, malicious=0.3)
     with served.running() as address:
-        counts, _ = fleets.run(fleets.of(tmp_path, address, rates=rates, num_devices=30), rounds=6)
+        counts, _ = fleets.run(
+            fleets.of(tmp_path, address, rates=rates, num_devices=30),
+            rounds=100,
+            until=lambda counts: len(counts.rounds) >= 6 and len(served.released()) >= 6,
+        )
     history = served.released()
-    assert len(history) >= 6
+    # On a busy machine a round's attempts may all run out of time: it is skipped.
+    assert len(history) >= 6 and len(served.rows()) - len(history) <= 2
     assert all(math.isfinite(row["letters"]) for row in history)
     shapes = set(counts.shapes)
     assert {"-v[]+^", "-v[]+#"} <= shapes and shapes & {"-!", "-v[!", "-v[]+!"}
