@@ -16,7 +16,7 @@ _COPIES = {
     "cli/audit.py",
     "cli/report.py",
     "cli/task.py",
-    "finetuning/own_run.py",
+    "finetuning/custom_run.py",
 }
 
 

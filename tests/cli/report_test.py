@@ -40,15 +40,15 @@ def folder(tmp_path_factory) -> pathlib.Path:
         noise_multiplier=1.0,
         eval_every=1,
     )
-    commit = committed_rounds.CommittedRounds.commit
+    begin = committed_rounds.CommittedRounds.begin
 
     def stop_after_two(rounds, *args):
-        commit(rounds, *args)
         if rounds.rounds_done == 2:
             raise KeyboardInterrupt
+        begin(rounds, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(committed_rounds.CommittedRounds, "commit", stop_after_two)
+        patch.setattr(committed_rounds.CommittedRounds, "begin", stop_after_two)
         with pytest.raises(KeyboardInterrupt):
             run_lib.train(config, folder / "run")
     return folder / "run"

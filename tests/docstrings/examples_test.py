@@ -22,7 +22,7 @@ import tensorflow_federated as tff
 import tff_dpftrl
 from tests.runtime.plans import small_tasks
 from tests.training import toy_model
-from tff_dpftrl.finetuning import clipped_sums, example_sampling, own_run
+from tff_dpftrl.finetuning import clipped_sums, custom_run, example_sampling
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.private_round import fixed_clip
 from tff_dpftrl.runtime.plans import device_work, server_work
@@ -156,7 +156,7 @@ def _fine_tuning():
         "row_losses": _row_losses,
         "weights": [np.zeros(4, np.float32)],
         "read_examples": lambda rows: np.stack([tables[user][row] for user, row in rows]),
-        "own_run": own_run,
+        "custom_run": custom_run,
     }
 
 
@@ -190,7 +190,7 @@ _GIVEN = {
     "runtime.plans.server_work": _server_work,
     "training.program": _program,
     "training.saved_model": _exported,
-    "finetuning.own_run": _fine_tuning,
+    "finetuning.custom_run": _fine_tuning,
     "finetuning.private_steps": _steps,
 }
 _SLOW = {"auditing.training:audit_training", "training.program"}

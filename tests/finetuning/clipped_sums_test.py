@@ -244,31 +244,6 @@ def test_rows_that_are_missing_are_not_left_out_silently():
         clipped_sums.sum_in_chunks(clipped_sums.looped(_row_losses), units_per_chunk=0)
 
 
-def test_batch_normalisation_is_refused_unless_it_is_frozen():
-    inner = tf.keras.Sequential([tf.keras.layers.BatchNormalization(name="norm")])
-    model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=[3]), inner])
-    with pytest.raises(ValueError, match="model has the layer 'norm' of batch normalisation"):
-        clipped_sums.refuse_mixing_layers(model)
-    inner.trainable = False
-    clipped_sums.refuse_mixing_layers(model)
-    clipped_sums.refuse_mixing_layers(tf.keras.Sequential([tf.keras.layers.LayerNormalization()]))
-
-
-def test_losses_that_depend_on_other_rows_are_refused():
-    weights, rows, _ = _problem()
-    clipped_sums.refuse_mixed_rows(_row_losses, weights, rows)
-    with pytest.raises(ValueError, match="row_losses gives row 0 the loss .* beside others"):
-        clipped_sums.refuse_mixed_rows(
-            lambda w, r: _row_losses(w, r) - tf.reduce_mean(r[1]), weights, rows
-        )
-    with pytest.raises(ValueError, match="one loss a row"):
-        clipped_sums.refuse_mixed_rows(
-            lambda w, r: tf.reduce_mean(_row_losses(w, r)), weights, rows
-        )
-    with pytest.raises(ValueError, match="rows must be at least two, for the trial; got 1"):
-        clipped_sums.refuse_mixed_rows(_row_losses, weights, tuple(x[:1] for x in rows))
-
-
 @pytest.mark.parametrize("name", ["word-lstm", "dp-fedavg-lstm", "transformer"])
 def test_the_loss_of_a_row_of_text_is_the_mean_over_its_own_targets(name):
     model = small_models.build(name, vocabulary_size=9, sequence_length=4)

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tests.finetuning import toy_finetuning
 from tests.training import toy_run
-from tff_dpftrl.finetuning import example_sampling, own_run, plan
+from tff_dpftrl.finetuning import custom_run, example_sampling, plan
 from tff_dpftrl.finetuning import run as finetuning_run
 from tff_dpftrl.training import run as training_run
 
@@ -102,9 +102,17 @@ def _finetune_own(toy: pathlib.Path, output: pathlib.Path, seed: int | None = 11
     table = {f"user {i}": rng.normal(2.0, 1.0, [1 + i % 4, 3]) for i in range(60)}
     users = example_sampling.Users(tuple(table), np.array([len(rows) for rows in table.values()]))
     lines: list[str] = []
-    results = own_run.finetune(
+    results = custom_run.finetune(
         output,
-        users,
+        custom_run.Model(
+            lambda weights, rows: 0.5 * tf.reduce_sum(tf.square(weights[0] - rows), axis=1),
+            [np.zeros(3, np.float32)],
+            trained_on="nobody's data",
+        ),
+        custom_run.Examples(
+            users,
+            lambda examples: np.stack([table[user][i] for user, i in examples]).astype(np.float32),
+        ),
         plan.make_plan(
             users,
             sampling="user",
@@ -113,15 +121,12 @@ def _finetune_own(toy: pathlib.Path, output: pathlib.Path, seed: int | None = 11
             num_steps=5,
             target_epsilon=8.0,
         ),
-        lambda weights, rows: 0.5 * tf.reduce_sum(tf.square(weights[0] - rows), axis=1),
-        [np.zeros(3, np.float32)],
-        lambda examples: np.stack([table[user][i] for user, i in examples]).astype(np.float32),
-        clip_norm=1.0,
-        optimizer=lambda: tf.keras.optimizers.Adam(0.3),
-        iterate_averaging=0.5,
-        evaluate=lambda weights: {"error": np.linalg.norm(weights[0] - 2.0)},
-        eval_every=2,
-        weights_source="nobody's data",
+        custom_run.Steps(
+            clip_norm=1.0,
+            optimizer=lambda: tf.keras.optimizers.Adam(0.3),
+            iterate_averaging=0.5,
+        ),
+        custom_run.Evaluation(lambda weights: {"error": np.linalg.norm(weights[0] - 2.0)}, every=2),
         deterministic_noise_seed=seed,
         progress=lines.append,
     )

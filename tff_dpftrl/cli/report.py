@@ -56,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
     train.silence_tensorflow()
     baselines, held_out = {}, None
     if known.kind == manifest.CUSTOM_FINETUNING:
-        from tff_dpftrl.finetuning import own_run
+        from tff_dpftrl.finetuning import custom_run
 
-        results = own_run.write_report(folder)
+        results = custom_run.write_report(folder)
     else:
         results = _report_on_text(known.kind, folder)
         baselines, held_out = dict(results.baselines), results.held_out

@@ -69,8 +69,6 @@ scalar. Results: the sum of the units' clipped gradients, one float64 tensor for
 weight, zero if there is no unit; and the units' norms and losses.
 """
 
-_SAME = 1e-4  # Relative; losses in float32 in batches of different sizes differ by less.
-
 
 def language_rows(model: language_model.LanguageModel) -> RowLosses:
     """Returns the losses of rows of text.
@@ -301,57 +299,3 @@ def _compiled(clipped_sum: ClippedSum, weights: Sequence[tf.Tensor], rows: Rows)
         tf.TensorSpec([], tf.float64),
     ]
     return tf.function(clipped_sum, input_signature=signature, autograph=False)
-
-
-def refuse_mixing_layers(model: tf.Module) -> None:
-    """Refuses a Keras model with layers that mix rows, so that clipping bounds nobody.
-
-    What it cannot see, such as a mean over the batch in a function of one's own, may be
-    seen by `refuse_mixed_rows`.
-
-    Args:
-      model: The model.
-
-    Raises:
-      ValueError: If it has a layer of batch normalisation that is not frozen.
-    """
-    for layer in model.submodules:
-        # Keras' other batch normalisations are its subclasses.
-        if isinstance(layer, tf.keras.layers.BatchNormalization) and layer.trainable:
-            raise validation.UsageError(
-                f"model has the layer {layer.name!r} of batch normalisation, which mixes the rows "
-                "of different units: replace it by layer or group normalisation, or freeze it "
-                "(trainable = False)."
-            )
-
-
-def refuse_mixed_rows(row_losses: RowLosses, weights: Sequence[tf.Tensor], rows: Rows) -> None:
-    """Refuses losses of rows that depend on the rows beside them, by trying it.
-
-    Args:
-      row_losses: The losses.
-      weights: Weights for the trial.
-      rows: At least two rows for the trial, made up or public.
-
-    Raises:
-      ValueError: If there are fewer rows, or the loss of one differs when it is alone.
-    """
-    num_rows = int(tf.nest.flatten(rows)[0].shape[0])
-    if num_rows < 2:
-        raise validation.UsageError(f"rows must be at least two, for the trial; got {num_rows}.")
-    together = np.asarray(row_losses(weights, rows))
-    for row in range(num_rows):
-        own = tf.nest.map_structure(lambda x, row=row: x[row : row + 1], rows)
-        alone = np.asarray(row_losses(weights, own))
-        if alone.shape != (1,) or together.shape != (num_rows,):
-            raise validation.UsageError(
-                "row_losses must return one loss a row, shape [n], got shapes "
-                f"{list(alone.shape)} of one row and {list(together.shape)} of {num_rows}: do not "
-                "average over the rows."
-            )
-        if not np.allclose(alone[0], together[row], rtol=_SAME, atol=_SAME, equal_nan=True):
-            raise validation.UsageError(
-                f"row_losses gives row {row} the loss {alone[0]:.6g} when it is alone and "
-                f"{together[row]:.6g} beside others: the loss of a row must depend on that row "
-                "only (no batch normalisation, no mean over the batch)."
-            )

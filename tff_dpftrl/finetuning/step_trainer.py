@@ -6,11 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from typing_extensions import override
 
+from tff_dpftrl import validation
 from tff_dpftrl.finetuning import clipped_sums, example_sampling, private_steps
 from tff_dpftrl.runs import prepared
 from tff_dpftrl.runs import progress as progress_lib
+
+_TRIED_ROWS = 4
+# So many units whose gradients are all not finite come of the model, not of a few bad examples.
+_NOT_FINITE_UNITS = 8
 
 ReadExamples = Callable[[Sequence[tuple[str, int]]], clipped_sums.Rows]
 """Function from (user id, index of one of the user's examples, from 0) pairs to their rows."""
@@ -30,6 +36,7 @@ class StepTrainer(prepared.Trainer):
         read_examples: ReadExamples,
         *,
         progress: progress_lib.Progress | None = None,
+        try_losses: Callable[[Sequence[np.ndarray], clipped_sums.Rows], None] | None = None,
     ):
         """Keeps its arguments.
 
@@ -40,12 +47,15 @@ class StepTrainer(prepared.Trainer):
           steps: Steps of the optimizer.
           read_examples: Reads examples, in the order asked for.
           progress: Callback for a line before the first step, which takes long; None for no line.
+          try_losses: Function that raises an error if the losses are unfit, given weights and some
+            rows of a batch. It is called at the steps 1, 2, 4, 8 …; None for losses of the package.
         """
         self._user_ids = user_ids
         self._sample = sample
         self._steps = steps
         self._read_examples = read_examples
         self._progress = progress
+        self._try_losses = try_losses
         self._batches: Callable[[int], example_sampling.Batch] | None = None
         self._drawn: tuple[int, example_sampling.Batch] | None = None
 
@@ -80,15 +90,32 @@ class StepTrainer(prepared.Trainer):
         owners: list[int] = batch.row_users.tolist()
 
         def read_rows(begin: int, end: int) -> clipped_sums.Rows:
-            return self._read_examples(
+            rows = self._read_examples(
                 [
                     (self._user_ids[owners[row]], int(batch.examples[row]))
                     for row in range(begin, end)
                 ]
             )
+            if begin == 0 and round_index + 1 & round_index == 0:
+                self._try(state, rows)
+            return rows
 
         state, units = self._steps.step(state, batch.row_splits, read_rows)
         counts = np.isfinite(units.norms)  # All units of a batch have rows.
+        if len(counts) >= _NOT_FINITE_UNITS and not counts.any():
+            raise validation.UsageError(
+                f"No gradient of the {len(counts)} {self.unit} in step {round_index + 1} is "
+                f"finite: look for NaN in the losses, and lower {self.too_fast}. The step is not "
+                "committed."
+            )
         losses = np.asarray(units.losses)[counts]
         loss = float(np.mean(losses)) if counts.any() else None
         return prepared.Trained(state, loss, None, int(np.sum(~counts)))
+
+    def _try(self, state: Any, rows: clipped_sums.Rows) -> None:
+        """Tries the losses on a few rows of a batch."""
+        if self._try_losses is not None:
+            few = tf.nest.map_structure(
+                lambda x: x[:: max(1, len(x) // _TRIED_ROWS)][:_TRIED_ROWS], rows
+            )
+            self._try_losses(state["global_model_weights"]["trainable"], few)

@@ -85,7 +85,7 @@ class Loop:
             self._events = tensorboard_log.TensorBoardLog(self._output)
         if row:
             # The crash may have come between the commit and the row.
-            self._publish(row)
+            self._publish(self._measured(row))
 
     def _run_rounds(self) -> None:
         """Runs the rounds that are left, with a progress bar."""
@@ -120,16 +120,25 @@ class Loop:
         self._warn_of_dropped(trained.num_not_finite, round_index, len(members))
         self._check_finite(trained.state, round_index)
         self._state = trained.state
-        is_evaluated = self._run.schedule.is_evaluated(round_index + 1, plan.num_rounds)
-        if is_evaluated:
-            row |= self._evaluator.evaluate(self._released_weights())
         row["seconds"] = time.monotonic() - start
+        # An evaluator may be the caller's, and may fail: nobody gets a model whose round could
+        # still be trained again, perhaps on other rows with the same noise.
         self._rounds.commit(round_index, self._state, row)
-        self._publish(row)
+        self._publish(self._measured(row))
+        is_evaluated = self._run.schedule.is_evaluated(round_index + 1, plan.num_rounds)
         is_last = round_index + 1 == plan.num_rounds  # A run ends with a report.
         if is_evaluated and not is_last and self._run.presentation.is_renewed:
             reporting.write(self._output, self._run, self._rounds)
         return row
+
+    def _measured(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a committed row with its evaluation: the one in the log, if there is one."""
+        logged = next((kept for kept in self._log.rows[-1:] if kept["round"] == row["round"]), None)
+        if logged is not None:
+            return {**logged, **{name: v for name, v in row.items() if v is not None}}
+        if not self._run.schedule.is_evaluated(row["round"], self._run.plan.num_rounds):
+            return dict(row)
+        return {**row, **self._evaluator.evaluate(self._released_weights())}
 
     def _released_weights(self) -> list[np.ndarray]:
         return self._run.released(checkpoint.Snapshot.of(self._state))

@@ -25,7 +25,7 @@ FORMAT = 2
 """Raise it when a run that was begun before can no longer be resumed."""
 
 Kind = Literal["training", "finetuning", "custom finetuning"]
-"""Kind of a run: of `tff-dpftrl train`, `tff-dpftrl finetune` or `finetuning.own_run.finetune`."""
+"""Kind of a run: of `train`, `finetune`, or `finetuning.custom_run.finetune`."""
 
 TRAINING: Kind = "training"
 FINETUNING: Kind = "finetuning"
@@ -35,7 +35,10 @@ CUSTOM_FINETUNING: Kind = "custom finetuning"
 _COMMANDS: dict[Kind, tuple[str, str]] = {
     TRAINING: ("tff-dpftrl train", "tff-dpftrl train --resume --output"),
     FINETUNING: ("tff-dpftrl finetune", "tff-dpftrl finetune --resume --output"),
-    CUSTOM_FINETUNING: ("finetuning.own_run.finetune", "the same call in Python, with the folder"),
+    CUSTOM_FINETUNING: (
+        "finetuning.custom_run.finetune",
+        "the same call in Python, with the folder",
+    ),
 }
 _NAME = "config.json"
 _MODEL = "model.npz"

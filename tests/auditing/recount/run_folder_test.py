@@ -17,7 +17,7 @@ from tests.finetuning import toy_finetuning
 from tests.training import toy_run
 from tff_dpftrl.accounting import gaussian
 from tff_dpftrl.auditing.recount import run_folder
-from tff_dpftrl.finetuning import example_sampling, own_run
+from tff_dpftrl.finetuning import custom_run, example_sampling
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.finetuning import run as finetuning_run
 from tff_dpftrl.participation import ledger as ledger_lib
@@ -479,17 +479,18 @@ def test_a_run_of_somebodys_own_model_is_consistent(tmp_path):
         delta=1e-4,
         noise_multiplier=1.5,
     )
-    own_run.finetune(
+    custom_run.finetune(
         tmp_path / "run",
-        users,
+        custom_run.Model(
+            lambda weights, batch: tf.reduce_sum(tf.square(weights[0] - batch), axis=1),
+            [np.zeros(2, np.float32)],
+        ),
+        custom_run.Examples(
+            users, lambda examples: np.stack([rows[user][example] for user, example in examples])
+        ),
         made,
-        lambda weights, batch: tf.reduce_sum(tf.square(weights[0] - batch), axis=1),
-        [np.zeros(2, np.float32)],
-        lambda examples: np.stack([rows[user][example] for user, example in examples]),
-        clip_norm=1.0,
-        optimizer=lambda: tf.keras.optimizers.SGD(0.1),
-        evaluate=lambda weights: {"error": 0.0},
-        eval_every=2,
+        custom_run.Steps(clip_norm=1.0, optimizer=lambda: tf.keras.optimizers.SGD(0.1)),
+        custom_run.Evaluation(lambda weights: {"error": 0.0}, every=2),
         progress=lambda line: None,
     )
     found = _outcomes(tmp_path / "run")

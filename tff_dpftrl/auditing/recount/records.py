@@ -130,7 +130,7 @@ class Records:
 
     @property
     def has_custom_model(self) -> bool:
-        """Whether `finetuning.own_run` made it, with a custom model and custom examples."""
+        """Whether `finetuning.custom_run` made it, with a custom model and custom examples."""
         return bool(self.config.get("own_model"))
 
     @property

@@ -1,7 +1,11 @@
 """Fine-tuning of any TensorFlow model on any examples by user, with the ledger of a run.
 
-    results = own_run.finetune(
-        "results/mine", users, made, row_losses, weights, read_examples, clip_norm=1.0
+    results = custom_run.finetune(
+        "results/mine",
+        custom_run.Model(row_losses, weights, trained_on="nothing"),
+        custom_run.Examples(users, read_examples),
+        made,
+        custom_run.Steps(clip_norm=1.0),
     )
 
 It is what `finetuning.run` is for text and the models of this package: every step is committed
@@ -27,9 +31,11 @@ from typing_extensions import override
 
 from tff_dpftrl import durable_files, validation
 from tff_dpftrl.accounting import display, facts, statement
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.finetuning import (
     clipped_sums,
     example_sampling,
+    losses_trial,
     private_steps,
     run_privacy,
     step_trainer,
@@ -55,6 +61,97 @@ _CURVES = "curves.png"
 _EVAL_EVERY = 25
 
 
+RANDOM = "nothing"
+"""What weights that were drawn at random were trained on (`Model.trained_on`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model as a function of its weights.
+
+    Attributes:
+      row_losses: Function from weights and rows to the loss of each row by itself: without a mean
+        over the batch, batch normalisation or a state of its own. It must use all the weights.
+        This is tried before the first step, and now and then during the run.
+      weights: Initial weights, float32.
+      trained_on: Text or data that the initial weights were trained on, for the statement:
+        `RANDOM`, "nothing", if they were drawn at random; None if that is not known, which the
+        statement says beside ε.
+    """
+
+    row_losses: clipped_sums.RowLosses
+    weights: Sequence[np.ndarray]
+    trained_on: str | None = None
+
+    def __post_init__(self) -> None:
+        weights = [_checked(index, weight) for index, weight in enumerate(self.weights)]
+        object.__setattr__(self, "weights", weights)
+        if self.trained_on is not None and not self.trained_on.strip():
+            raise validation.UsageError(
+                "trained_on must name what the weights were trained on: say 'nothing' if they are "
+                "random, or leave it out if it is not known."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """The examples of all users.
+
+    Attributes:
+      users: Ids of the users, and how many examples each of them has.
+      read: Function that reads examples.
+      name: Name of the data in the statement.
+    """
+
+    users: example_sampling.Users
+    read: step_trainer.ReadExamples
+    name: str = "in memory"
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Settings of the steps.
+
+    Attributes:
+      clip_norm: L2 norm that the gradient of a unit is clipped to.
+      optimizer: Function that makes the optimizer.
+      learning_rate: Function from a step, counted from 0, to its learning rate; the optimizer's
+        own rate if None.
+      normalised_clipping: Whether gradients are divided by the clip norm.
+      iterate_averaging: Decay of the average of the steps' models that is evaluated and
+        kept, instead of the last one; None for none.
+      units_at_once: Number of units whose rows are in memory together.
+    """
+
+    clip_norm: float
+    optimizer: Callable[[], tf.keras.optimizers.Optimizer] = tf.keras.optimizers.Adam
+    learning_rate: Callable[[int], float] | None = None
+    normalised_clipping: bool = True
+    iterate_averaging: float | None = None
+    units_at_once: int = 16
+
+    def __post_init__(self) -> None:
+        validation.positive("clip_norm", self.clip_norm)
+        validation.integer("units_at_once", self.units_at_once, minimum=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Evaluation of the released models.
+
+    Attributes:
+      evaluate: Function that measures a model on held-out data; not measured if None. It is
+        called once before the first step, and later only with models whose step is committed.
+      every: Number of steps between evaluations, and between renewals of the report.
+    """
+
+    evaluate: Evaluate | None = None
+    every: int = _EVAL_EVERY
+
+    def __post_init__(self) -> None:
+        validation.integer("every", self.every, minimum=1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Results:
     """Results of a run.
@@ -74,23 +171,13 @@ class Results:
 
 def finetune(
     output: str | pathlib.Path,
-    users: example_sampling.Users,
+    model: Model,
+    examples: Examples,
     plan: plan_lib.Plan,
-    row_losses: clipped_sums.RowLosses,
-    weights: Sequence[np.ndarray],
-    read_examples: step_trainer.ReadExamples,
+    steps: Steps,
+    evaluation: Evaluation | None = None,
     *,
-    clip_norm: float,
-    optimizer: Callable[[], tf.keras.optimizers.Optimizer] = tf.keras.optimizers.Adam,
-    learning_rate: Callable[[int], float] | None = None,
-    normalised_clipping: bool = True,
-    iterate_averaging: float | None = None,
-    units_at_once: int = 16,
-    evaluate: Evaluate | None = None,
-    eval_every: int = _EVAL_EVERY,
     max_epsilon: float | None = None,
-    weights_source: str | None = None,
-    data: str = "in memory",
     deterministic_noise_seed: int | None = None,
     progress: progress_lib.Progress = progress_lib.to_stderr,
 ) -> Results:
@@ -99,32 +186,19 @@ def finetune(
     The folder gets `metrics.csv`, `privacy_statement.md` and `.json`, `weights.npz` and
     `curves.png`, renewed at each evaluation and at the end, and `private/`, which is secret.
 
+    Errors about `row_losses` follow from examples of the users: they are for the operator's eyes.
+
     Args:
       output: Folder of the run; of one that was interrupted, to go on with it by the same
         call.
-      users: Ids of the users, and how many examples each of them has.
+      model: Losses and initial weights.
+      examples: The users and their examples.
       plan: Sampling and noise, as `plan.make_plan` made them for these users. If a
         private choice is in it, make it once and keep it: whoever makes it anew until it
         pleases pays each time.
-      row_losses: Function that computes the loss of each row by itself; no mean over the batch, no
-        batch normalisation (`clipped_sums.refuse_mixed_rows` tries that on made-up rows).
-      weights: Initial weights of the model, float32.
-      read_examples: Reads examples.
-      clip_norm: L2 norm that the gradient of a unit is clipped to.
-      optimizer: Makes the optimizer.
-      learning_rate: Function from a step, counted from 0, to its learning rate; the optimizer's
-        own rate if None.
-      normalised_clipping: Whether gradients are divided by the clip norm.
-      iterate_averaging: Decay of the average of the steps' models that is evaluated and
-        kept, instead of the last one; None for none.
-      units_at_once: Units whose rows are in memory together.
-      evaluate: Measures a model on held-out data; not measured if None. It is called once
-        before the first step.
-      eval_every: Number of steps between evaluations.
+      steps: Clip norm and optimizer.
+      evaluation: Evaluation on held-out data; none by default.
       max_epsilon: ε above which no step begins; None for no such budget.
-      weights_source: Text that the weights were trained on, for the statement; None if they are
-        random.
-      data: Name of the data in the statement.
       deterministic_noise_seed: Seed of noise and samples, for debugging only: the run is not
         private then.
       progress: Callback for progress lines and warnings; prints to standard error by default.
@@ -138,14 +212,12 @@ def finetune(
       OSError: If a file cannot be written; every committed step is kept.
     """
     output = pathlib.Path(output)
-    validation.integer("eval_every", eval_every, minimum=1)
+    evaluation = Evaluation() if evaluation is None else evaluation
     if max_epsilon is not None:
         validation.positive("max_epsilon", max_epsilon)
-    weights = [_checked(index, weight) for index, weight in enumerate(weights)]
+    users, weights = examples.users, list(model.weights)
     private = run_privacy.SampledFinetuning.of(
-        plan,
-        clip_norm=validation.positive("clip_norm", clip_norm),
-        deterministic_seed=deterministic_noise_seed,
+        plan, clip_norm=steps.clip_norm, deterministic_seed=deterministic_noise_seed
     )
     if max_epsilon is not None and not private.has_guarantee:
         raise validation.UsageError(
@@ -153,28 +225,30 @@ def finetune(
             "makes the run not private: leave one of them out."
         )
     plan.contributions(users, 0)  # Refuses users for whom the plan was not made.
-    made = optimizer()
-    steps = private_steps.PrivateSteps(
+    if not manifest.exists(output):
+        _try_losses(model, examples)
+    made = steps.optimizer()
+    private_step = private_steps.PrivateSteps(
         private_steps.round_of(private, identity.Identity()),
-        clipped_sums.looped(row_losses),
+        clipped_sums.looped(model.row_losses),
         made,
         weights,
-        units_at_once=validation.integer("units_at_once", units_at_once, minimum=1),
-        normalised=normalised_clipping,
-        iterate_averaging=iterate_averaging,
-        learning_rate=learning_rate,
+        units_at_once=steps.units_at_once,
+        normalised=steps.normalised_clipping,
+        iterate_averaging=steps.iterate_averaging,
+        learning_rate=steps.learning_rate,
     )
-    evaluator = _Evaluator(evaluate)
+    evaluator = _Evaluator(evaluation.evaluate)
     before = evaluator.evaluate(weights)
     known = manifest.Manifest(
         config={
             "own_model": True,
-            "data": data,
+            "data": examples.name,
             "optimizer": json.loads(json.dumps(made.get_config(), default=str)),
-            "normalised_clipping": normalised_clipping,
-            "iterate_averaging": iterate_averaging,
-            "units_at_once": units_at_once,
-            "weights_source": weights_source,
+            "normalised_clipping": steps.normalised_clipping,
+            "iterate_averaging": steps.iterate_averaging,
+            "units_at_once": steps.units_at_once,
+            "weights_source": model.trained_on,
             "metrics": sorted(name.removeprefix(_MEASURED) for name in before),
             "deterministic_noise_seed": deterministic_noise_seed,
             "max_epsilon": max_epsilon,
@@ -192,7 +266,7 @@ def finetune(
     )
 
     def prepare(begun: manifest.Manifest) -> prepared.Prepared:
-        report = _reportable(begun, output, eval_every)
+        report = _reportable(begun, output, evaluation.every)
         report.schedule.check_budget(private)
         return prepared.Prepared(
             report=report,
@@ -200,8 +274,9 @@ def finetune(
                 step_trainer.StepTrainer(
                     users.ids,
                     lambda seed: plan.contributions(users, seed).batch,
-                    steps,
-                    read_examples,
+                    private_step,
+                    examples.read,
+                    try_losses=functools.partial(losses_trial.refuse, model.row_losses),
                 )
             ),
             evaluator=evaluator,
@@ -292,11 +367,10 @@ def _reportable(
 ) -> prepared.Reportable:
     known.check_kind(manifest.CUSTOM_FINETUNING, output)
     config = known.config
+    is_known = config["weights_source"] is not None
     plan = run_privacy.SampledFinetuning.resumed(
         known.derived, deterministic_seed=config["deterministic_noise_seed"]
     )
-    source = config["weights_source"]
-    trained_on = () if source is None else (f"What the initial weights were trained on: {source}.",)
     return prepared.Reportable(
         known=known,
         plan=plan,
@@ -308,14 +382,35 @@ def _reportable(
                 "group_size_source": plan.plan.group_size_source,
                 "clip_norm_source": "given",
             },
-            not_covered=trained_on,
+            headline_caveats=() if is_known else (sentences.INITIAL_WEIGHTS,),
+            not_covered=_not_covered(config["weights_source"]),
         ),
         # Older runs had no budget.
         schedule=stopping.Schedule("step", eval_every, max_epsilon=config.get("max_epsilon")),
         released=functools.partial(released_model.weights, config["iterate_averaging"]),
         presentation=_Presentation(config["metrics"]),
-        go_on=f"the call of finetuning.own_run.finetune({str(output)!r}, ...) that began it",
+        go_on=f"the call of finetuning.custom_run.finetune({str(output)!r}, ...) that began it",
     )
+
+
+def _not_covered(trained_on: str | None) -> tuple[str, ...]:
+    """Returns what a statement says of data in the initial weights."""
+    if trained_on == RANDOM:
+        return ()
+    source = "not recorded" if trained_on is None else trained_on
+    return (f"What the initial weights were trained on: {source}.",)
+
+
+_TRIED_ROWS = 4
+
+
+def _try_losses(model: Model, examples: Examples) -> None:
+    """Tries the losses on rows of the first users, before anything is written."""
+    users = examples.users
+    tried = [
+        (user, 0) for user, number in zip(users.ids, users.num_examples, strict=True) if number
+    ][:_TRIED_ROWS]
+    losses_trial.refuse(model.row_losses, list(model.weights), examples.read(tried))
 
 
 def _drawn(

@@ -1,5 +1,6 @@
 """Tests of runs of any model: the books of a run, on vectors whose mean is learnt."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -11,8 +12,9 @@ import pytest
 import tensorflow as tf
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.cli import main
-from tff_dpftrl.finetuning import example_sampling, own_run, plan
+from tff_dpftrl.finetuning import custom_run, example_sampling, plan
 from tff_dpftrl.runs import manifest
 
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
@@ -51,9 +53,12 @@ def _finetune(output, table=None, made=None, *, crash_at=None, lines=None, **opt
     table = _table() if table is None else table
     calls = []
 
+    # A new run reads a few rows first, to try the losses.
+    crash_at = crash_at and crash_at + (not manifest.exists(pathlib.Path(output)))
+
     def read(examples):
         calls.append(examples)
-        if crash_at is not None and len(calls) == crash_at:
+        if len(calls) == crash_at:
             raise _Crash
         return np.stack([table[user][example] for user, example in examples])
 
@@ -62,21 +67,27 @@ def _finetune(output, table=None, made=None, *, crash_at=None, lines=None, **opt
 
     options = {
         "weights": [np.zeros(3, np.float32)],
+        "row_losses": _losses,
+        "trained_on": "nothing",
         "clip_norm": 1.0,
         "optimizer": lambda: tf.keras.optimizers.Adam(0.3),
         "evaluate": error,
-        "eval_every": 2,
+        "every": 2,
         "units_at_once": 64,  # One piece a step: a crash is at a step.
         **options,
     }
-    weights = options.pop("weights")
-    return own_run.finetune(
+
+    def taken(kind):
+        names = [field.name for field in dataclasses.fields(kind)]
+        return kind(**{name: options.pop(name) for name in names if name in options})
+
+    return custom_run.finetune(
         output,
-        _users(table),
+        taken(custom_run.Model),
+        custom_run.Examples(_users(table), read),
         _plan(table) if made is None else made,
-        _losses,
-        weights,
-        read,
+        taken(custom_run.Steps),
+        taken(custom_run.Evaluation),
         progress=(lines if lines is not None else []).append,
         **options,
     )
@@ -85,7 +96,7 @@ def _finetune(output, table=None, made=None, *, crash_at=None, lines=None, **opt
 @pytest.mark.parametrize("sampling", ["user", "example"])
 def test_a_run_keeps_books_and_states_what_its_plan_spent(sampling, tmp_path):
     made = _plan(_table(), sampling)
-    results = _finetune(tmp_path / "run", made=made, weights_source="nobody's data")
+    results = _finetune(tmp_path / "run", made=made, trained_on="nobody's data")
     assert results.statement.has_guarantee and results.statement.epsilon == made.epsilon <= 8.0
     assert [row["round"] for row in results.rows] == list(range(1, _STEPS + 1))
     assert all(row["loss"] is not None for row in results.rows)
@@ -127,6 +138,74 @@ def test_a_private_run_goes_on_with_its_secret_samples(tmp_path):
     assert (tmp_path / "run" / "private" / "cohort_seed").read_text() == seed
 
 
+def test_nobody_sees_a_model_whose_step_is_not_committed(tmp_path):
+    """A crash in `evaluate`, then other rows, would be two releases with one noise."""
+    table, seen = _table(), []
+
+    def evaluate(weights):
+        seen.append(weights[0].copy())
+        if len(seen) == 2:  # The first is before the first step.
+            raise _Crash
+        return {"error": float(np.linalg.norm(weights[0]))}
+
+    with pytest.raises(_Crash):
+        _finetune(tmp_path / "run", evaluate=evaluate)
+    others = {user: -rows for user, rows in table.items()}
+    results = _finetune(tmp_path / "run", table=others, evaluate=evaluate)
+    # Step 2, at which it crashed, is not trained again: the same weights are measured.
+    np.testing.assert_array_equal(seen[3], seen[1])
+    assert results.rows[1]["eval_error"] == pytest.approx(np.linalg.norm(seen[1]))
+    assert [row["round"] for row in results.rows if row["eval_error"] is not None] == [2, 4, 5]
+
+
+def test_unknown_weights_are_a_caveat_beside_epsilon_and_random_ones_none(tmp_path):
+    for trained_on, is_known in ((None, False), ("nothing", True)):
+        results = _finetune(tmp_path / f"{is_known}", trained_on=trained_on)
+        headline = " ".join(results.statement.headline_caveats)
+        assert (sentences.INITIAL_WEIGHTS in headline) != is_known
+    with pytest.raises(ValueError, match="trained_on must name"):
+        _finetune(tmp_path / "blank", trained_on=" ")
+
+
+@pytest.mark.parametrize(
+    ("row_losses", "message"),
+    [
+        (lambda w, rows: _losses(w, rows - tf.reduce_mean(rows, 0)), "beside others"),
+        (lambda w, rows: tf.reduce_sum(tf.square(rows), axis=1), "does not use its argument"),
+        (lambda w, rows: tf.math.log(-1.0 - _losses(w, rows)), "row_losses gives nan"),
+    ],
+)
+def test_losses_are_tried_before_a_folder_is_made(row_losses, message, tmp_path):
+    with pytest.raises(validation.UsageError, match=message):
+        _finetune(tmp_path / "run", row_losses=row_losses)
+    assert not (tmp_path / "run").exists()
+
+
+def test_losses_are_tried_again_during_the_run(tmp_path):
+    table = _table()
+    first = {user: np.abs(rows) for user, rows in table.items()}
+
+    def turned(weights, rows):  # Mixes rows where the trial before the run cannot see it.
+        mean = tf.reduce_mean(rows, 0)
+        return _losses(weights, tf.where(rows < 0, rows - mean, rows))
+
+    later = {u: -rows if i > 4 else rows for i, (u, rows) in enumerate(first.items())}
+    with pytest.raises(validation.UsageError, match="beside others"):
+        _finetune(tmp_path / "run", table=later, row_losses=turned)
+    assert (tmp_path / "run").exists()
+
+
+def test_a_step_without_any_finite_gradient_is_not_committed(tmp_path):
+    def losses(weights, rows):
+        return _losses(weights, rows) * tf.where(
+            tf.reduce_max(tf.abs(weights[0])) > 0.45, np.nan, 1
+        )
+
+    with pytest.raises(validation.UsageError, match="No gradient of the .* in step 3 is finite"):
+        _finetune(tmp_path / "run", row_losses=losses, evaluate=None)
+    assert len(custom_run.write_report(tmp_path / "run").rows) == 2
+
+
 def test_a_run_that_ended_early_is_charged_as_a_whole_one(tmp_path):
     made = _plan(_table())
     with pytest.raises(_Crash):
@@ -149,7 +228,7 @@ def test_a_run_that_an_older_version_began_goes_on(tmp_path, monkeypatch):
             _finetune(tmp_path / "run", crash_at=4)
     written = json.loads((tmp_path / "run" / "config.json").read_text())
     assert "kind" not in written and "max_epsilon" not in written["config"]
-    assert len(own_run.write_report(tmp_path / "run").rows) == 3
+    assert len(custom_run.write_report(tmp_path / "run").rows) == 3
     assert len(_finetune(tmp_path / "run").rows) == _STEPS
 
 
@@ -183,14 +262,14 @@ def test_an_interrupted_run_is_reported_without_its_data(tmp_path, capsys):
     with pytest.raises(_Crash):
         _finetune(tmp_path / "run", crash_at=4)
     (tmp_path / "run" / "weights.npz").unlink()
-    reported = own_run.write_report(tmp_path / "run")
+    reported = custom_run.write_report(tmp_path / "run")
     assert len(reported.rows) == 3
-    assert "3 of 5 steps are done; go on with the call of finetuning.own_run" in reported.summary
+    assert "3 of 5 steps are done; go on with the call of finetuning.custom_run" in reported.summary
     assert (tmp_path / "run" / "weights.npz").exists()
     assert main.main(["report", str(tmp_path / "run"), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["statement"]["epsilon"] == reported.statement.epsilon
     assert main.main(["finetune", "--resume", "--output", str(tmp_path / "run")]) == 2
-    assert "is one of finetuning.own_run.finetune, not of tff-dpftrl" in capsys.readouterr().err
+    assert "is one of finetuning.custom_run.finetune, not of tff-dpftrl" in capsys.readouterr().err
     assert len(_finetune(tmp_path / "run").rows) == _STEPS
 
 
@@ -226,7 +305,7 @@ def test_other_users_or_another_plan_are_refused(tmp_path):
         ({"weights": [np.zeros(3)]}, r"weights\[0\] must be finite and float32, got float64"),
         ({"weights": [np.full(3, np.nan, np.float32)]}, "finite"),
         ({"clip_norm": 0.0}, "clip_norm"),
-        ({"eval_every": 0}, "eval_every"),
+        ({"every": 0}, "every"),
         ({"units_at_once": 0}, "units_at_once"),
     ],
 )
@@ -254,7 +333,7 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
     (example,) = (
         block
         for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-        if "own_run" in block
+        if "custom_run" in block
     )
     monkeypatch.chdir(tmp_path)
     exec(compile(example, "finetuning.md", "exec"), {})
