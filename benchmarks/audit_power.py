@@ -64,7 +64,8 @@ def _row(name: str, case: planted_bugs.Case, arguments: argparse.Namespace) -> s
         start = time.perf_counter()
         with mock.patch.object(playing, "Player", compiled):
             report = aggregator.audit_aggregator(
-                **case.arguments(), trials=arguments.trials, seed=arguments.seed + index
+                **case.arguments(),
+                budget=aggregator.GameBudget(arguments.trials, seed=arguments.seed + index),
             )
         seconds.append(time.perf_counter() - start)
         num_violated += report.is_violated

@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 import tff_dpftrl
 from tests.auditing import planted_bugs
 from tests.auditing.fixed_seeds import fixed_seeds  # noqa: F401
+from tff_dpftrl.auditing import aggregator as aggregator_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.auditing import probes
@@ -18,9 +19,13 @@ from tff_dpftrl.private_round import clipping
 _ERROR_RATE = 1e-3
 
 
-def _audit(case, trials=800, **options):
-    arguments = case.arguments() | {"seed": 1, "error_rate": _ERROR_RATE, "trials": trials}
-    return tff_dpftrl.audit_aggregator(**arguments | options)
+def _games(trials, *, error_rate=_ERROR_RATE, **options):
+    return aggregator_lib.GameBudget(trials, error_rate=error_rate, seed=1, **options)
+
+
+def _audit(case, trials=800, *, error_rate=_ERROR_RATE, **options):
+    budget = _games(trials, error_rate=error_rate)
+    return tff_dpftrl.audit_aggregator(**case.arguments(), budget=budget, **options)
 
 
 def _outcomes(report):
@@ -40,9 +45,7 @@ def test_a_correct_aggregator_is_consistent_and_its_mu_nearly_reached():
 def test_fewer_rounds_are_held_to_what_the_claim_says_of_them():
     aggregator = planted_bugs.CORRECT["identity"].build()
     declared, played = tff_dpftrl.MinSep(12, 3, 4), tff_dpftrl.MinSep(6, 3, 4)
-    report = tff_dpftrl.audit_aggregator(
-        aggregator, schema=declared, rounds=6, trials=200, seed=1, error_rate=_ERROR_RATE
-    )
+    report = tff_dpftrl.audit_aggregator(aggregator, schema=declared, budget=_games(200, rounds=6))
     claimed = aggregator.guarantee(played, report.claim.delta)
     assert report.claim.mu == pytest.approx(np.sqrt(2.0) * claimed.mu)
     for finding in report.findings:
@@ -92,9 +95,7 @@ def test_a_mechanism_of_which_nothing_is_known_is_tested_without_numbers():
     )
     schema = tff_dpftrl.MinSep(6, 3, 2)
     claim = claim_lib.Claim(epsilon=8.0, delta=1e-6)
-    report = tff_dpftrl.audit_aggregator(
-        process, schema=schema, claim=claim, trials=240, seed=1, error_rate=_ERROR_RATE
-    )
+    report = tff_dpftrl.audit_aggregator(process, schema=schema, claim=claim, budget=_games(240))
     assert report.verdict == "consistent with the claim", report.to_markdown()
     assert not report.is_ours
     outcomes = _outcomes(report)
@@ -149,10 +150,7 @@ def test_of_a_black_box_only_bounds_that_hold_for_every_mechanism_decide(
         _NoiseOfAll(stddev),
         schema=tff_dpftrl.MinSep(3, 3, 1),
         claim=claim_lib.Claim(epsilon=1.0, delta=1e-6),
-        trials=240,
-        seed=1,
-        error_rate=_ERROR_RATE,
-        canaries_per_run=canaries_per_run,
+        budget=_games(240, canaries_per_run=canaries_per_run),
     )
     assert _outcomes(report)["a round repeated from its state"] == "not tested"
     (game,) = (finding for finding in report.findings if "learned" in finding.test)
@@ -165,7 +163,7 @@ def test_of_a_black_box_only_bounds_that_hold_for_every_mechanism_decide(
 @pytest.mark.slow
 def test_that_somebody_else_s_rounds_are_repeated_has_to_be_said():
     arguments = planted_bugs.OF_TFF["TFF's gaussian_fixed"].arguments()
-    arguments |= {"trials": 200, "seed": 1, "schema": tff_dpftrl.MinSep(3, 3, 1)}
+    arguments |= {"budget": _games(200), "schema": tff_dpftrl.MinSep(3, 3, 1)}
     for said, outcome in ((None, "not tested"), (True, "violated")):
         report = tff_dpftrl.audit_aggregator(**arguments, repeats_rounds=said)
         assert _outcomes(report)["a round repeated from its state"] == outcome
@@ -204,9 +202,7 @@ _GAME = "distinguishing game, likelihood ratio"
 def test_canaries_count_in_full_whatever_clients_are_weighted_with_or_made_of(
     aggregator, mu, options
 ):
-    report = tff_dpftrl.audit_aggregator(
-        aggregator, schema=_SHORT, trials=400, seed=1, error_rate=_ERROR_RATE, **options
-    )
+    report = tff_dpftrl.audit_aggregator(aggregator, schema=_SHORT, budget=_games(400), **options)
     assert report.verdict == "consistent with the claim", report.to_markdown()
     (game,) = (finding for finding in report.findings if finding.test == _GAME)
     assert f"by that μ is {mu:.4g}." in game.says and game.outcome == "consistent"
@@ -218,7 +214,7 @@ def test_games_whose_canaries_hardly_count_test_nothing():
     aggregator = _weighted(tff_dpftrl.FixedDenominator(0.1, 100.0), weight_cap=100.0)
     believed = dataclasses.replace(mechanism_lib.Mechanism.of(aggregator), client_weight=1.0)
     report = tff_dpftrl.audit_aggregator(
-        aggregator, schema=_SHORT, trials=200, seed=1, error_rate=_ERROR_RATE, mechanism=believed
+        aggregator, schema=_SHORT, budget=_games(200), mechanism=believed
     )
     games = [one for one in report.findings if one.test.startswith("distinguishing game")]
     assert [game.outcome for game in games] == ["not tested"] * 2
@@ -239,15 +235,18 @@ def test_too_few_rounds_are_refused_by_the_argument_that_is_too_small(num_rounds
         tff_dpftrl.audit_aggregator(
             planted_bugs.CORRECT["identity"].build(),
             schema=tff_dpftrl.MinSep(num_rounds, 1, 1),
-            rounds=rounds,
+            budget=aggregator_lib.GameBudget(rounds=rounds),
         )
 
 
-@pytest.mark.parametrize("option", ["resume", "repeats_rounds", "canaries_per_run"])
+@pytest.mark.parametrize("option", ["resume", "repeats_rounds", "canaries_per_run", "trials"])
 def test_options_of_another_type_are_refused(option):
     with pytest.raises(ValueError, match=f"^{option} must be .*got 'no'"):
+        options = {option: "no"}
+        if option in ("canaries_per_run", "trials"):
+            options = {"budget": aggregator_lib.GameBudget(**options)}
         tff_dpftrl.audit_aggregator(
-            planted_bugs.CORRECT["identity"].build(), schema=planted_bugs.SCHEMA, **{option: "no"}
+            planted_bugs.CORRECT["identity"].build(), schema=planted_bugs.SCHEMA, **options
         )
 
 

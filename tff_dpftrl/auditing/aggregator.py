@@ -29,6 +29,31 @@ _QUIET_RUNS = 4
 _ROUNDING = 1e-6
 
 
+@dataclasses.dataclass(frozen=True)
+class GameBudget:
+    """Number and length of an audit's games, and how often the audit may be wrong.
+
+    Attributes:
+      trials: Least number of games.
+      rounds: Rounds of each game, at least 3; all of the schema if None. With fewer, a
+        Gaussian claim is reduced to what it says about these rounds.
+      canaries_per_run: Largest number of trials in one run of the process; as many as there is
+        room for, up to 500, if None. With 1, every trial takes a run.
+      error_rate: Largest chance that a correct mechanism is called violated.
+      seed: Seed of the audit's random choices; the noise is seeded elsewhere. Drawn if None.
+    """
+
+    trials: int = defaults.TRIALS
+    rounds: int | None = None
+    canaries_per_run: int | None = None
+    error_rate: float = defaults.ERROR_RATE
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        validation.integer("trials", self.trials, minimum=_FEWEST_TRIALS)
+        validation.number("error_rate", self.error_rate, above=0, below=1)
+
+
 def audit_aggregator(
     aggregator_or_process: Any,
     *,
@@ -37,13 +62,9 @@ def audit_aggregator(
     delta: float = 1e-6,
     mechanism: mechanism_lib.Mechanism | None = None,
     value_type: tff.Type | None = None,
-    trials: int = defaults.TRIALS,
-    rounds: int | None = None,
+    budget: GameBudget | None = None,
     resume: bool | playing.Resume = True,
     repeats_rounds: bool | None = None,
-    canaries_per_run: int | None = None,
-    error_rate: float = defaults.ERROR_RATE,
-    seed: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> audit_report.AuditReport:
     """Tests whether what an aggregator releases is as private as it claims.
@@ -58,7 +79,7 @@ def audit_aggregator(
     "VIOLATED" is wrong at most as often as `error_rate`, if the noise of different coordinates
     is independent: a run has many trials, which rest on it. Without `mechanism` this is not
     taken for granted. There a one-run bound decides, which holds for every mechanism and mostly
-    proves less (Steinke et al. 2023; Mahloujifar et al. 2024), or, with `canaries_per_run=1`,
+    proves less (Steinke et al. 2023; Mahloujifar et al. 2024), or, with one canary a run,
     trials that have a run each. "Consistent" means that nothing was found, no more.
 
     10,000 trials of 100 rounds of a BLT take 11 seconds of one core, compilation included. With
@@ -81,19 +102,13 @@ def audit_aggregator(
       value_type: Type of an update. If None, two tensors with room for the canaries, or for
         a secure sum's encoding. It must be None for a process. Canaries share no coordinate, so
         small tensors have room for few of them; tensors of millions take long.
-      trials: Least number of games.
-      rounds: Rounds of each game, at least 3; all of the schema if None. With fewer, a
-        Gaussian claim is reduced to what it says about these rounds.
+      budget: Number and length of the games, and the error rate; the defaults if None.
       resume: Whether runs are saved in the middle, as NumPy arrays, and resumed in a new
         process. A function from the saved state to the state to resume from tests how a program
         saves and loads it.
       repeats_rounds: Whether a program may run a round again from its saved state, for example
         after a crash; the round must then have the same noise. If None, True for this package's
         factories, which promise it, and False for others.
-      canaries_per_run: Largest number of trials in one run of the process; as many as there is
-        room for, up to 500, if None. With 1, every trial takes a run.
-      error_rate: Largest chance that a correct mechanism is called violated.
-      seed: Seed of the audit's random choices; the noise is seeded elsewhere. Drawn if None.
       progress: Callback for progress lines.
 
     Returns:
@@ -104,10 +119,9 @@ def audit_aggregator(
         the aggregator is of another kind, a learning process for example, or if its noise has a
         seed that was given.
     """
-    trials = validation.integer("trials", trials, minimum=_FEWEST_TRIALS)
-    error_rate = validation.number("error_rate", error_rate, above=0, below=1)
+    budget = GameBudget() if budget is None else budget
     _refuse(aggregator_or_process)
-    rounds = _num_rounds(schema, rounds)
+    rounds = _num_rounds(schema, budget.rounds)
     if not (isinstance(resume, bool) or callable(resume)):
         raise validation.UsageError(
             f"resume must be True, False or a function of a state, got {resume!r}."
@@ -121,9 +135,9 @@ def audit_aggregator(
         repeats_rounds = stated_mechanism is not None
     mechanism = stated_mechanism if mechanism is None else mechanism
     tested_claim = _claim(aggregator_or_process, claim, schema, delta, mechanism)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(budget.seed)
     progress = progress or (lambda line: None)
-    num_canaries = _num_canaries(mechanism, trials, canaries_per_run)
+    num_canaries = _num_canaries(mechanism, budget.trials, budget.canaries_per_run)
     make = _maker(aggregator_or_process, mechanism, value_type, num_canaries)
     weight = 1.0 if mechanism is None else mechanism.client_weight
     player = playing.Player(make(), weight)
@@ -140,7 +154,9 @@ def audit_aggregator(
         rng,
         progress,
     )
-    findings, trade_off = audit.findings(trials, num_canaries, repeats_rounds, error_rate)
+    findings, trade_off = audit.findings(
+        budget.trials, num_canaries, repeats_rounds, budget.error_rate
+    )
     return audit_report.AuditReport(
         subject=_subject(aggregator_or_process, mechanism),
         claim=tested_claim,

@@ -97,9 +97,9 @@ def _audit(
         schema=plan.declared,
         claim=aggregator_claim,
         delta=plan.delta,
-        trials=trials,
-        rounds=min(rounds, plan.num_rounds),
-        error_rate=error_rate / 2.0,
+        budget=aggregator_lib.GameBudget(
+            trials, min(rounds, plan.num_rounds), error_rate=error_rate / 2.0
+        ),
         progress=progress,
     )
     progress("The learning process: a short run of a tiny model, with canaries.")
