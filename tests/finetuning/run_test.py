@@ -421,13 +421,20 @@ def test_other_data_or_a_training_run_is_refused(toy, tmp_path):
     data.write_text("\n".join(map(json.dumps, users)))
     with pytest.raises(ValueError, match="numbers of the users' examples are no longer those"):
         _finetune(None, tmp_path / "run")
+    train["examples"] = [" ".join(reversed(text.split())) for text in train["examples"][:-1]]
+    data.write_text("\n".join(map(json.dumps, users)))
+    with pytest.raises(ValueError, match="texts of the training users are no longer those"):
+        _finetune(None, tmp_path / "run")
     data.write_text("\n".join(json.dumps(user) for user in users if user is not train))
     with pytest.raises(ValueError, match="training users are no longer those"):
         _finetune(None, tmp_path / "run")
     with pytest.raises(ValueError, match="already holds a run"):
         _finetune(config, tmp_path / "run")
     with pytest.raises(ValueError, match="one of tff-dpftrl train"):
-        opening.config_of(dataclasses.replace(manifest.read(tmp_path / "run"), config={}), tmp_path)
+        known = dataclasses.replace(
+            manifest.read(tmp_path / "run"), recorded_kind=manifest.TRAINING
+        )
+        opening.config_of(known, tmp_path)
     with pytest.raises(ValueError, match="is one of tff-dpftrl finetune"):
         report.report(tmp_path / "run")
 

@@ -1,5 +1,6 @@
 """Tests of interrupted runs: crashes, reports, resumption, and what is refused."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.training import toy_run
+from tff_dpftrl.data import split
 from tff_dpftrl.participation import ledger
 from tff_dpftrl.runs import checkpoint, manifest, metrics_log
 from tff_dpftrl.training import config as config_lib
@@ -214,6 +216,29 @@ def test_other_users_are_refused_on_resuming(corpus, uninterrupted):
             run.train(None, uninterrupted[0])
     finally:
         data.write_text(before)
+
+
+def test_other_texts_of_the_same_users_are_refused_on_resuming(corpus, uninterrupted):
+    """Two copies of a run that go on with different texts would add the same noise to both."""
+    data = corpus / "users.jsonl"
+    before = data.read_text()
+    users = [json.loads(line) for line in before.splitlines()]
+    train = next(user for user in users if split.hash_bucket(user["user_id"]) > 1)
+    train["examples"][0] = " ".join(reversed(train["examples"][0].split()))
+    output, _ = uninterrupted
+    try:
+        data.write_text("\n".join(map(json.dumps, users)) + "\n")
+        with pytest.raises(ValueError, match="texts of the training users are no longer those"):
+            run.train(None, output)
+    finally:
+        data.write_text(before)
+    # A run of a version that did not record the texts goes on.
+    older = manifest.read(output)
+    identities = {k: v for k, v in older.identities.items() if k != manifest.TEXTS}
+    assert len(identities) < len(older.identities)
+    dataclasses.replace(older, identities=identities).check_identities(
+        {manifest.TEXTS: ["another"]}, remedy=""
+    )
 
 
 def test_a_second_run_in_the_folder_and_a_missing_one_are_refused(uninterrupted, tmp_path, corpus):

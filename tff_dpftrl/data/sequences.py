@@ -82,6 +82,18 @@ class SequenceCorpus:
             self._cache[user_id] = cached
         return cached
 
+    def digest(self) -> str:
+        """Returns a BLAKE2b digest (hex) of the sequences of all users, in their order.
+
+        Whoever knows the texts can compute it: keep it with the secrets of a run.
+        """
+        content = hashlib.blake2b(digest_size=16)
+        for user_id in self.user_ids:
+            rows = self.sequences(user_id)
+            content.update(f"{len(user_id)} {user_id} {rows.shape}".encode())
+            content.update(rows.astype("<i4").tobytes())
+        return content.hexdigest()
+
     def sample(
         self, user_id: str, *, max_sequences: int | None, num_epochs: int = 1, seed: int
     ) -> np.ndarray:

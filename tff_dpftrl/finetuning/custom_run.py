@@ -99,7 +99,8 @@ class Examples:
 
     Attributes:
       users: Ids of the users, and how many examples each of them has.
-      read: Function that reads examples.
+      read: Function that reads examples. A run that is resumed must read the same ones: users
+        and numbers of examples are compared, contents are not.
       name: Name of the data in the statement.
     """
 

@@ -344,6 +344,7 @@ def _identities(
     return {
         "training users": users.ids,
         "numbers of the users' examples": list(map(str, users.num_examples)),
+        manifest.TEXTS: [task.train.digest()],
         "model and words": [repr(table.describe(task.model)), *task.words.words],
         **part.identities(),
     }

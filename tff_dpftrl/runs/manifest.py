@@ -40,6 +40,8 @@ _COMMANDS: dict[Kind, tuple[str, str]] = {
         "the same call in Python, with the folder",
     ),
 }
+TEXTS = "texts of the training users"
+"""Name of an identity: with other texts, a copy of a run would give other sums the same noise."""
 _NAME = "config.json"
 _MODEL = "model.npz"
 _COPY = pathlib.PurePath("private", "manifest.json")
@@ -134,9 +136,12 @@ class Manifest:
           remedy: What to do, as the beginning of the sentence "restore the data, or ...".
 
         Raises:
-          UsageError: If they are not those that the run began with.
+          UsageError: If they are not those that the run began with. Only runs that began before
+            texts had an identity go on without it.
         """
         for name, names in present.items():
+            if name == TEXTS and name not in self.identities:
+                continue
             if self.identities.get(name) != identity(names):
                 raise validation.UsageError(
                     f"The {name} are no longer those that the run began with, so its privacy "
