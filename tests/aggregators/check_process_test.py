@@ -13,9 +13,10 @@ import tensorflow_federated as tff
 import tff_dpftrl
 from tff_dpftrl import aggregators, execution
 from tff_dpftrl.aggregators import check_process as check_process_lib
-from tff_dpftrl.aggregators import release_registry
+from tff_dpftrl.aggregators import dp_ftrl, release_registry
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import blt, identity
+from tff_dpftrl.private_round import clipping, fixed_clip
 
 LeakKind = check_process_lib.LeakKind
 check_process = tff_dpftrl.check_process
@@ -150,6 +151,55 @@ def test_releases_that_protect_nobody_are_named(options, reason):
     assert (leak.kind, leak.paths) == (LeakKind.NOT_PRIVATE, ("result",))
     assert reason in leak.remedy
     assert check_process(before).leaks == check_process(_ours().create(_TYPE)).leaks == ()
+
+
+class _WithoutNoise(fixed_clip.FixedClipRound):
+    def release(self, state, totals):
+        average = [tensor / self.clients_per_round for tensor in totals.update]
+        return state._replace(round_index=state.round_index + 1), average, {}
+
+
+class _WithoutClipping(fixed_clip.FixedClipRound):
+    def clip_client(self, tensors, broadcast, weight=None):
+        tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
+        return fixed_clip.interface.Contribution(tensors), tf.constant(True)
+
+
+class _StrategyOfAnother(type(tff_dpftrl.Identity())):
+    pass
+
+
+def _with_replaced_method():
+    private_round = _fixed_clip_round()
+    private_round.clip_client = _fixed_clip_round(_WithoutClipping).clip_client
+    return private_round
+
+
+def _fixed_clip_round(kind=fixed_clip.FixedClipRound, strategy=None):
+    return kind(
+        strategy or tff_dpftrl.Identity(),
+        noise_multiplier=1.5,
+        clipping=clipping.FlatClipping(2.0),
+        clients_per_round=5.0,
+    )
+
+
+@pytest.mark.parametrize(
+    "private_round",
+    [
+        _fixed_clip_round(_WithoutNoise),
+        _fixed_clip_round(_WithoutClipping),
+        _fixed_clip_round(strategy=_StrategyOfAnother()),
+        _with_replaced_method(),
+    ],
+    ids=["no noise", "no clipping", "strategy", "method"],
+)
+def test_rounds_with_code_of_others_are_not_vouched_for(private_round):
+    """They inherit a guarantee, but may do anything."""
+    factory = dp_ftrl.DPFTRLFactory(private_round)
+    check = check_process(factory.create(_TYPE))
+    assert not check.releases
+    assert any(leak.paths == ("result",) for leak in check.leaks), str(check)
 
 
 def test_an_exact_count_beside_the_release_is_a_metric():

@@ -17,7 +17,7 @@ from tff_dpftrl.aggregators import (
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.mechanisms import strategy as strategy_lib
-from tff_dpftrl.private_round import estimators
+from tff_dpftrl.private_round import estimators, interface
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,12 +127,14 @@ class Mechanism:
 
 def is_ours(factory: Any) -> bool:
     """Returns whether all code of an aggregator is from this package, or TFF's plain sum."""
-    parts = [factory, getattr(factory, "private_round", None)]
+    parts = [factory]
     inner = getattr(factory, "inner_sum", None)
     if inner is not None and not inner.is_exact:
         parts.append(inner.factory)
-    modules = [type(part).__module__ for part in parts if part is not None]
-    return all(module.partition(".")[0] == "tff_dpftrl" for module in modules)
+    modules = [type(part).__module__ for part in parts]
+    return all(module.partition(".")[0] == "tff_dpftrl" for module in modules) and (
+        interface.foreign_part(getattr(factory, "private_round", None)) is None
+    )
 
 
 def _encoding(inner: inner_sum.InnerSum) -> grid.GridEncoding | None:

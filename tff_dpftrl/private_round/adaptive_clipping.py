@@ -222,7 +222,6 @@ class AdaptiveClipRound(interface.PrivateRound):
         return self.update_noise_multiplier / self.noise_multiplier
 
     @override
-    @override
     def initial_state(self, shapes):
         initial = tf.constant(self.clipping.initial_clip_norm, tf.float32)
         return AdaptiveClipState(
@@ -233,7 +232,6 @@ class AdaptiveClipRound(interface.PrivateRound):
             clip=ClipState(active=initial, estimate=initial, excess=tf.constant(0.0)),
         )
 
-    @override
     @override
     def clip_client(self, tensors, broadcast, weight=None):
         interface.refuse_weight(weight)

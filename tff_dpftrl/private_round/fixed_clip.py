@@ -99,13 +99,11 @@ class FixedClipRound(interface.PrivateRound):
         self._recipe = strategy.noise_recipe()
 
     @override
-    @override
     def initial_state(self, shapes):
         self.clipping.check_num_tensors(len(shapes))
         seed = seeds.root_seed(self.deterministic_seed)
         return FixedClipState(tf.constant(0, tf.int64), seed, self._stream(shapes).initial_buffer())
 
-    @override
     @override
     def clip_client(self, tensors, broadcast, weight=None):
         interface.refuse_weight(weight)

@@ -107,7 +107,6 @@ class SampledGaussianRound(interface.PrivateRound):
         self.deterministic_seed = seeds.check_deterministic_seed(deterministic_seed)
 
     @override
-    @override
     def initial_state(self, shapes):
         self.clipping.check_num_tensors(len(shapes))
         return SampledGaussianState(
