@@ -119,6 +119,46 @@ class _FirstTensorNotClipped(_Round):
         )
 
 
+class _ClippedAboveTwice(_Round):
+    def clip_client(self, tensors, broadcast, weight=None):
+        clipped, is_finite = super().clip_client(tensors, broadcast)
+        return _kept_up_to(2.0 * self.clipping.constant_norm, tensors, clipped), is_finite
+
+
+class _NotClippedUpTo(_Round):
+    def clip_client(self, tensors, broadcast, weight=None):
+        clipped, is_finite = super().clip_client(tensors, broadcast)
+        return _kept_up_to(1.5 * self.clipping.constant_norm, tensors, clipped), is_finite
+
+
+def _kept_up_to(norm, tensors, clipped):
+    """Returns the update as it is if its norm is at most `norm`, else the clipped one."""
+    given = [tf.cast(tensor, tf.float64) for tensor in tensors]
+    is_kept = tf.linalg.global_norm(given) <= norm
+    kept = [tf.where(is_kept, one, two) for one, two in zip(given, clipped.update, strict=True)]
+    return fixed_clip.interface.Contribution(kept)
+
+
+class _MeasuresTheMean(_Round):
+    def release(self, state, totals):
+        state, average, measured = super().release(state, totals)
+        first = tf.reshape(totals.update[0], [-1])[:2] / self.clients_per_round
+        return state, average, measured | {"mean": tf.cast(first, tf.float32)}
+
+
+class _MeasuresTheNorm(_Round):
+    def release(self, state, totals):
+        state, average, measured = super().release(state, totals)
+        norm = tf.cast(tf.linalg.global_norm(totals.update), tf.float32)
+        return state, average, measured | {"norm": norm}
+
+
+class _ShortSeed(_Round):
+    def initial_state(self, shapes):
+        state = super().initial_state(shapes)
+        return state._replace(seed=tf.bitwise.bitwise_and(state.seed, [0, 0xFFFFFF]))
+
+
 class _SameSeedForTensors(_Round):
     def initial_state(self, shapes):
         return super().initial_state(shapes[:1])
@@ -311,6 +351,11 @@ def _claim_with_gap(factory):
 _CLOSE = tff_dpftrl.MinSep.as_many_as_fit(32, 3)
 
 PLANTED = {
+    "clip above 2C only": Case(_fixed(_ClippedAboveTwice)),
+    "norms from C to 1.5 C not clipped": Case(_fixed(_NotClippedUpTo)),
+    "exact mean among the measurements": Case(_fixed(_MeasuresTheMean)),
+    "exact norm among the measurements": Case(_fixed(_MeasuresTheNorm)),
+    "root seed of 24 bits": Case(_fixed(_ShortSeed)),
     "noise std × 0.8": Case(_fixed(_LessNoise)),
     "division before noise": Case(_fixed(_NoiseOfTheMean)),
     "clip per tensor": Case(_fixed(_ClippedByTensor)),

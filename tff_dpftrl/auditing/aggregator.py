@@ -206,6 +206,8 @@ class _Audit:
             probing.not_finite(each),
             probing.stays_finite(),
             probing.contribution(self._allowed(), self._count_weight(), each),
+            probing.measurements(),
+            probing.seed_bits(),
         ]
         if counted:
             findings.append(self._published_clip_norm())

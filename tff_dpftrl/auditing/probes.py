@@ -27,12 +27,20 @@ _SMALL_BLUR, _LARGEST_BLUR = 1e-3, 0.05
 """Rounding of the release over the allowed norm: from where it is reported; where no test is."""
 
 _REPEATS = 200
+_FRESH_STATES = 3
 _NOBODY_REPEATS = 1200
 _MOST_COLUMNS = 4096  # Largest number of coordinates whose means are compared.
 _HALF_GRID_TRIES = 200
 _OTHERS = 3
 _JUST_WITHIN = 2e-5
 _MUCH = 1e100
+_GRID = (1.001, 1.01, 1.1, 1.3, 1.6, 1.95, 2.05, 3.0, 10.0, 100.0, 1000.0)
+"""Norms of updates over the clip norm: a clipping may let some through and not others."""
+_MOST_GRID_TENSORS = 4
+_SEEDS = 64
+_FEWEST_SEED_BITS = 80
+_DECLARED_EXACT = ("summed_clients", "non_finite_clients")
+"""Measurements that are documented as exact, for the operator's eyes only."""
 _OVERFLOWING = (1e20, 1e38)
 """Finite float32 values whose squares are not, or whose sum is not."""
 
@@ -163,6 +171,55 @@ class Probes:
             test, "consistent", f"It releases the same bits (resumed before rounds {rounds})."
         )
 
+    def seed_bits(self) -> audit_report.Finding:
+        """Tests that the seed in the state has many bits that differ between initialisations."""
+        test = "entropy of the seed in the state"
+        drawn = [_seed_of(self._player.initialize()) for _ in range(_SEEDS)]
+        if any(seed is None for seed in drawn):
+            return audit_report.Finding(test, "not tested", "The state shows no field `seed`.")
+        bits = np.unpackbits(np.stack([np.ravel(seed).view(np.uint8) for seed in drawn]), axis=1)
+        varying = int(np.sum(np.any(bits != bits[0], axis=0)))
+        says = (
+            f"{varying} of its {bits.shape[1]} bits differ between {_SEEDS} initialisations; who "
+            f"can search all their values can subtract the noise, and {_FEWEST_SEED_BITS} are too "
+            "many. A seed that is computed from fewer random bits is not seen."
+        )
+        outcome = "consistent" if varying >= _FEWEST_SEED_BITS else "violated"
+        return audit_report.Finding(test, outcome, says)
+
+    def measurements(self) -> audit_report.Finding:
+        """Tests that no measurement is the same whatever the noise is, and tells the clients."""
+        test = "measurements: noised, or declared exact"
+        cohorts = [
+            [self._player.client(row) for row in self._rng.normal(size=(_OTHERS, self._player.dim))]
+            for _ in range(2)
+        ]
+        one, two = (
+            [
+                self._player.next(self._player.initialize(), cohort).measurements
+                for _ in range(_FRESH_STATES)
+            ]
+            for cohort in cohorts
+        )
+        names = sorted(set(one[0]) - set(_DECLARED_EXACT))
+        exact = [
+            name
+            for name in names
+            if all(len({m.get(name) for m in cohort}) == 1 for cohort in (one, two))
+            and one[0][name] != two[0].get(name)
+        ]
+        if exact:
+            says = (
+                f"{', '.join(exact)} differ between cohorts and not between seeds of the noise: "
+                "they are exact, and no guarantee covers them."
+            )
+            return audit_report.Finding(test, "violated", says)
+        declared = [name for name in _DECLARED_EXACT if name in one[0]]
+        says = f"{len(names)} numbers of a first round were compared under {_FRESH_STATES} seeds."
+        if declared:
+            says += f" Exact, as documented, for the operator's eyes only: {', '.join(declared)}."
+        return audit_report.Finding(test, "consistent", says)
+
     def zero_update(self, error_rate: float) -> audit_report.Finding:
         """Tests that a client that sends zeros counts as nobody, now and in the next round."""
         return self._counts_as_nobody(
@@ -277,7 +334,7 @@ class Probes:
         )
 
     def contribution(self, allowed: float, count_weight: float, error_rate: float):
-        """Tests that one client adds no more than the noise is scaled to, whatever it sends.
+        """Tests that one client adds no more than the noise is scaled to, with all that is tried.
 
         Args:
           allowed: Largest norm that the claim allows, in clip norms.
@@ -288,7 +345,7 @@ class Probes:
         Returns:
           The finding.
         """
-        test = "what one client adds, whatever it sends"
+        test = "what one client adds"
         if self._mechanism is None:
             return audit_report.Finding(
                 test, "not tested", "What the noise is scaled to is not known: give mechanism."
@@ -299,7 +356,7 @@ class Probes:
         for saved in self._saved:
             for others in ([], self._others(saved)):
                 without = self._player.next(saved.state, others)
-                updates = self._updates(saved)
+                updates = itertools.chain(self._updates(saved), self._norm_grid(saved))
                 if saved is self._saved[-1] and not others:
                     updates = itertools.chain(updates, self._half_grid_updates(saved))
                 for kind, client in updates:
@@ -322,7 +379,9 @@ class Probes:
         counted = ", its bit included" if count_weight else ""
         says = (
             f"The most that one client added{counted} was {_amount(largest)} clip norms "
-            f"({kind_of_largest}); the noise covers {allowed:.6g}."
+            f"({kind_of_largest}); the noise covers {allowed:.6g}. It sent {tries} updates: of "
+            f"{_GRID[0]:g} to {_GRID[-1]:g} clip norms, tiny and huge ones, along random signs, "
+            "one coordinate and single tensors."
         )
         if blur > _SMALL_BLUR * allowed:
             says += f" What is released is rounded: up to {blur:.2g} clip norms more pass."
@@ -399,6 +458,27 @@ class Probes:
             yield "a huge weight", self._player.client(signs * self._much * norm, 1e6)
             yield "a negative weight", self._player.client(signs * self._much * norm, -1e6)
 
+    def _norm_grid(self, saved: SavedState) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields updates somewhat or far above the clip norm, along several directions."""
+        dim = self._player.dim
+        signs = self._rng.choice([-1.0, 1.0], dim) / math.sqrt(dim)
+        one_hot = np.zeros(dim)
+        one_hot[self._rng.integers(dim)] = -1.0
+        directions = {"random signs": signs, "one coordinate": one_hot}
+        ends = np.cumsum(self._player.sizes)
+        parts = [(end - size, end) for end, size in zip(ends, self._player.sizes, strict=True)]
+        # Of many tensors some, so that the audit's time does not grow with the model.
+        parts = [part for part in parts if part[0] < part[1]]
+        for number in range(0, len(parts), max(1, len(parts) // _MOST_GRID_TENSORS)):
+            begin, end = parts[number]
+            alone = np.zeros(dim)
+            alone[begin:end] = signs[begin:end] * math.sqrt(dim / (end - begin))
+            directions[f"tensor {number}"] = alone
+        for name, direction in directions.items():
+            for factor in _GRID:
+                update = self._player.client(direction * factor * saved.largest_norm)
+                yield f"an update of {factor:g} clip norms along {name}", update
+
     def _half_grid_updates(self, saved: SavedState) -> Iterator[tuple[str, np.ndarray]]:
         """Yields updates whose encoded coordinates all lie between two grid points."""
         encoding = self._mechanism.encoding if self._mechanism is not None else None
@@ -438,6 +518,15 @@ def _rotation_seed(state) -> np.ndarray:
 def _unrotate(vector: np.ndarray, seed) -> np.ndarray:
     rotated = tf.constant(vector, tf.float32)
     return walsh_hadamard.unrotate(rotated, seed).numpy().astype(np.float64)
+
+
+def _seed_of(state: object) -> np.ndarray | None:
+    """Returns the field `seed` of a state, as integers; None if there is none."""
+    seed = state.get("seed") if isinstance(state, dict) else getattr(state, "seed", None)
+    if seed is None:
+        return None
+    array = np.asarray(seed)
+    return array if array.dtype.kind in "iu" else None
 
 
 def _amount(norm: float) -> str:
