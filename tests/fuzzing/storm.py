@@ -291,7 +291,7 @@ def storm_of_sessions(
                 [task],
                 store,
                 attestation=attestation.SignedTokens([key.public_key()], clock=time.time),
-                server_names=["localhost"],
+                endpoint=example_service.endpoint(folder, names=["localhost"]),
                 limits=limits.Limits(waiting_seconds=1.0, check_in_seconds=1.0),
             ) as server,
             example_service.channel_to(folder, server.address) as channel,

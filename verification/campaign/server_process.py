@@ -55,8 +55,9 @@ async def _serve(
             tiny_tasks.served_population(tasks),
             tasks,
             store,
-            certificate=place.server_folder.certificate,
-            key=place.server_folder.private_key,
+            endpoint=server.Endpoint(
+                place.server_folder.certificate, place.server_folder.private_key
+            ),
             attestation=attestation.SignedTokens([issuer], clock=time.time),
             pace=tiny_tasks.pace,
             observer=events,
