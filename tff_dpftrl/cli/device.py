@@ -222,10 +222,11 @@ def _take_part(args: argparse.Namespace) -> int:
         def opened(resource):
             return stack.enter_context(contextlib.closing(resource))
 
+        examples = opened(example_store.SqliteExampleStore.open(args.examples, clock=time.time))
         own = device_runtime.DeviceRuntime(
             opened(trust.connect()),
             loaded_plans.LoadedPlans(trust.plan_keys),
-            opened(example_store.SqliteExampleStore.open(args.examples, clock=time.time)),
+            examples,
             opened(
                 participation_timer.ParticipationTimer.open(
                     folder / "participation.sqlite", clock=time.time
@@ -255,7 +256,7 @@ def _take_part(args: argparse.Namespace) -> int:
             ),
             lambda population: sessions.run(population).result,
             own.eligibility,
-            wait=time.sleep,
+            wait=example_store.DailyExpiry(examples, time.sleep),
             should_stop=lambda: False,
             lock_file=lock_file,
             progress=_progress,

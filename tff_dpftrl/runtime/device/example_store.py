@@ -15,8 +15,10 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import logging
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterable
 
 from typing_extensions import override
@@ -30,6 +32,9 @@ _ROW_BYTES = 80
 # a full store is emptied by more than it needs to be.
 _EXPIRE_EARLY = 1 / 32
 _KEEP_WHEN_FULL = 7 / 8
+_DAY_S = 24 * 3600.0
+
+_logger = logging.getLogger(__name__)
 
 _KIND = private_database.Kind(
     name="an example store",
@@ -87,8 +92,9 @@ class Retention:
     """Retention limits of an example store.
 
     Attributes:
-      max_age_s: Age in seconds from which an example is no longer read. The next write deletes
-        it; a write may delete it up to 1/32 of this age earlier.
+      max_age_s: Age in seconds from which an example is no longer read. The next write, the next
+        opening and, once a day, a device that waits (`DailyExpiry`) delete it; they may delete
+        it up to 1/32 of this age earlier.
       max_bytes: Largest size of all examples in bytes, counting 80 bytes of overhead for each.
         Beyond it the oldest are deleted. The file may be somewhat larger.
     """
@@ -123,7 +129,7 @@ class SqliteExampleStore(ExampleStore):
         clock: Callable[[], float],
         retention: Retention | None = None,
     ) -> SqliteExampleStore:
-        """Opens a store, or creates an empty one.
+        """Opens a store, or creates an empty one; examples that expired are deleted from the file.
 
         Args:
           path: Path of the file. Its folder must exist; its mode becomes 0600.
@@ -138,7 +144,13 @@ class SqliteExampleStore(ExampleStore):
           OSError: If the file cannot be used.
         """
         database = private_database.PrivateDatabase.open(path, _KIND)
-        return cls(database, Retention() if retention is None else retention, clock)
+        store = cls(database, Retention() if retention is None else retention, clock)
+        try:
+            store.expire()
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     def close(self) -> None:
         """Closes the file."""
@@ -296,3 +308,39 @@ def _checked_collection(collection: str) -> str:
             f"collection must be a name of 1 to 200 characters, got {collection!r}."
         )
     return collection
+
+
+class DailyExpiry:
+    """Waiting of a device that deletes its expired examples once a day."""
+
+    def __init__(
+        self,
+        store: SqliteExampleStore,
+        wait: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Keeps its arguments; opening the store has just deleted what had expired.
+
+        Args:
+          store: Open store.
+          wait: Function that sleeps for a number of seconds, or less.
+          clock: Monotonic clock in seconds.
+        """
+        self._store = store
+        self._wait = wait
+        self._clock = clock
+        self._due = clock() + _DAY_S
+
+    def __call__(self, seconds: float) -> None:
+        """Waits for a number of seconds, or less: no longer than until the next deletion.
+
+        Args:
+          seconds: Longest time to wait.
+        """
+        if self._clock() >= self._due:
+            self._due = self._clock() + _DAY_S
+            try:
+                self._store.expire()
+            except OSError as error:  # A full disk ends no device; the next opening tries again.
+                _logger.warning("Expired examples cannot be deleted: %s", error)
+        self._wait(min(seconds, self._due - self._clock()))
