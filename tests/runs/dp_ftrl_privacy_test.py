@@ -11,7 +11,7 @@ import pytest
 from tff_dpftrl.accounting import facts, guarantee
 from tff_dpftrl.mechanisms import blt, identity, serialization, table, tree
 from tff_dpftrl.participation import cohorts, observed, schema
-from tff_dpftrl.runs import dp_ftrl_privacy
+from tff_dpftrl.runs import dp_ftrl_privacy, simulated_run
 
 _PRIVACY = dp_ftrl_privacy.DpFtrlPrivacy(
     num_rounds=12,
@@ -56,6 +56,30 @@ def test_the_cohorts_keep_the_schema():
         min_sep=counter.observed.min_sep,
         max_participations=counter.observed.max_participations,
     )
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "clients_per_round", "num_rounds"),
+    # Among them: a turn of 6.8 rounds, which fits 7 times into the stride's bound and is run 6.
+    [(40, 5, 12), (13, 5, 20), (34, 5, 41), (9, 5, 30), (60, 7, 50), (7, 7, 5), (50, 3, 16)],
+)
+def test_without_a_stride_the_schema_is_what_the_schedule_does(
+    num_clients, clients_per_round, num_rounds
+):
+    plan = _plan(
+        num_clients, min_sep=None, clients_per_round=clients_per_round, num_rounds=num_rounds
+    )
+    counter = observed.ParticipationCounter(num_clients)
+    for t in range(num_rounds):
+        counter.add(np.asarray(plan.sampler(seed=3).cohort(t)))
+    assert counter.observed.max_participations == plan.declared.max_participations
+    assert counter.observed.min_sep in (plan.declared.min_sep, None)
+
+
+def test_devices_that_keep_to_a_stride_may_come_as_often_as_it_allows():
+    fleet = simulated_run.Deployment(population=340, report_goal=50)
+    wanted = _plan(34, num_rounds=41, min_sep=None, deployment=fleet).wanted_schema
+    assert wanted == schema.MinSep(41, 6, 7)
 
 
 def test_epsilon_is_that_of_the_strategy_and_never_falls():

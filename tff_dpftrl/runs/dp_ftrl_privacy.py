@@ -38,7 +38,8 @@ class DpFtrlPrivacy(privacy.Privacy):
         mechanism.
       target_epsilon: The largest ε that the whole run may spend.
       min_sep: Stride; None for the largest that the population allows.
-      max_participations: Rounds of a client; None for as many as the stride allows.
+      max_participations: Rounds of a client; None for as many as a given stride allows, or, without
+        one, as few as sharing the rounds out evenly needs.
       adaptive_clipping: Whether the clip norm is learned under the same z.
       secagg_bits: Bits a parameter of secure aggregation; None without it.
       deterministic_seed: Seed of the noise, for debugging; the run is not private then.
@@ -100,20 +101,22 @@ class DpFtrlPrivacy(privacy.Privacy):
         """Returns the schema of the run that ε is wanted for."""
         if self.deployment is None:
             privacy.check_population(num_clients, self.clients_per_round)
-            clients_per_round = self.clients_per_round
+            schema = _evenly_shared(num_clients, self.clients_per_round, self.num_rounds)
         else:
+            # Devices keep to a stride; nobody shares the rounds out among them.
             self.deployment.scale(self.clients_per_round)
             num_clients = self.deployment.population
-            clients_per_round = self.deployment.report_goal
-        if self.min_sep is None:
-            schema = _largest_schema(num_clients, clients_per_round, self.num_rounds)
-        else:
+            feasible = cohorts.largest_feasible_min_sep(num_clients, self.deployment.report_goal)
+            schema = schema_lib.MinSep.as_many_as_fit(
+                self.num_rounds, min(feasible, self.num_rounds)
+            )
+        if self.min_sep is not None:
             schema = schema_lib.MinSep.as_many_as_fit(self.num_rounds, self.min_sep)
         if self.max_participations is not None:
             schema = dataclasses.replace(schema, max_participations=self.max_participations)
         if self.deployment is not None:  # No cohorts of it are ever drawn, which would check it.
             try:
-                _sampler(num_clients, clients_per_round, schema, seed=0)
+                _sampler(num_clients, self.deployment.report_goal, schema, seed=0)
             except ValueError as error:
                 raise validation.UsageError(
                     "In the run that is simulated, where clients_per_round is simulate_report_goal "
@@ -126,7 +129,7 @@ class DpFtrlPrivacy(privacy.Privacy):
         if self.deployment is None:
             return self._wanted_schema(num_clients)
         privacy.check_population(num_clients, self.clients_per_round)
-        return _largest_schema(num_clients, self.clients_per_round, self.num_rounds)
+        return _evenly_shared(num_clients, self.clients_per_round, self.num_rounds)
 
     def _strategy(self, schema: schema_lib.MinSep) -> strategy_lib.Strategy | None:
         """Returns the strategy of the whole run, restarts included."""
@@ -201,10 +204,14 @@ def _needed(strategy: strategy_lib.Strategy | None) -> strategy_lib.Strategy:
     return strategy
 
 
-def _largest_schema(num_clients: int, clients_per_round: int, num_rounds: int) -> schema_lib.MinSep:
-    """Returns the schema with the rarest participation that a population allows."""
+def _evenly_shared(num_clients: int, clients_per_round: int, num_rounds: int) -> schema_lib.MinSep:
+    """Returns the schema of the rounds that `cohorts.MinSepSampler` draws at the largest stride.
+
+    The stride alone would leave room for more participations of one client.
+    """
     feasible = cohorts.largest_feasible_min_sep(num_clients, clients_per_round)
-    return schema_lib.MinSep.as_many_as_fit(num_rounds, min(feasible, num_rounds))
+    least = cohorts.implied_participations(num_clients, clients_per_round, num_rounds)
+    return schema_lib.MinSep(num_rounds, min(feasible, num_rounds), least)
 
 
 def _participation(schema: schema_lib.MinSep) -> str:

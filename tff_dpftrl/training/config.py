@@ -172,7 +172,8 @@ class TrainingConfig(language_config.LanguageConfig):
     )
     max_participations: int | None = _option(
         None,
-        "Largest number of rounds of one client; if not given, as many as min_sep allows.",
+        "Largest number of rounds of one client; if not given, as many as min_sep allows, or, "
+        "without min_sep, as few as equal shares of the rounds need.",
         "privacy",
         1,
     )
