@@ -171,6 +171,19 @@ def test_the_ledgers_summary_is_taken_as_it_is_without_its_histogram():
     assert "histogram" not in built.to_json()
 
 
+@pytest.mark.parametrize(("num_users", "is_said"), [(318, True), (10**6, True), (50_000, False)])
+def test_a_delta_under_which_somebody_may_lose_all_stands_under_the_headline(num_users, is_said):
+    # The default of fine-tuning, of users with one example each, or (last) with ten.
+    delta = (num_users * (1 if is_said else 10)) ** -1.1
+    built = _statement(claim=_claim(delta=delta), num_users=num_users)
+    expected = delta * num_users
+    said = f"**δ = {delta:g} times the {num_users} devices is {expected:.2g}: "
+    assert any(line.startswith(said) for line in _headline(built)) == is_said == (expected > 0.1)
+    if is_said:
+        somebody = 1.0 - (1.0 - delta) ** num_users
+        assert f"probability {somebody:.2g}. Choose a δ below" in _headline(built)[1]
+
+
 def test_a_delta_that_protects_nobody_stands_under_the_headline():
     # Delta at least 1 / users allows to publish all data of a user drawn at random.
     claim = _claim(delta=0.5)

@@ -6,9 +6,11 @@ import sys
 import numpy as np
 import pytest
 
+from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.finetuning import choosing, example_sampling, group_size, proxies
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import plan as plan_lib
+from tff_dpftrl.participation import observed
 from tff_dpftrl.runs import dp_ftrl_privacy
 
 _USERS = example_sampling.of_sizes(np.tile([4, 16, 16, 60], 250))
@@ -39,6 +41,23 @@ def test_what_is_given_is_taken_and_what_it_needs_is_known_beforehand():
     assert plan.sampling_probability == 50 / 1000
     assert chosen.facts["clip_norm_source"] == "given" and chosen.not_covered == ()
     assert choosing.needs_proxies(dataclasses.replace(options, clip_norm=None))
+
+
+@pytest.mark.parametrize("sampling", ["user", "example", "passes"])
+def test_a_group_size_in_which_the_users_had_a_say_is_not_covered(sampling):
+    options = {"sampling": sampling, "compute_budget": 64, "group_size": 4, "delta": 1e-6}
+    silent, named = (
+        _choose(_options(group_size_looked_at_users=looked, **options)) for looked in (False, True)
+    )
+    said = "Choice of the group size, 4: given with the training users in view"
+    for chosen, times in ((silent, 0), (named, 1)):
+        plan = chosen.privacy
+        seen = observed.ObservedParticipation(100, 15, 7, {7: 1000})
+        facts = facts_lib.Facts(not_covered=chosen.not_covered)
+        stated = plan.statement(seen, facts, charge_all_rounds=True).not_covered
+        assert sum(line.startswith(said) for line in stated) == times
+    with pytest.raises(ValueError, match="group_size_looked_at_users is for a group_size that"):
+        _options(sampling="example", compute_budget=64, group_size_looked_at_users=True)
 
 
 def test_half_of_the_budget_is_the_other_half():
@@ -111,7 +130,7 @@ def test_examples_take_the_private_median():
     assert (plan.sampling, plan.group_size) == ("example", 16)
     assert plan.num_units == 250 * (4 + 16 + 16 + 16)
     assert chosen.privacy.clip_norm == 4.4  # Half of L(1), two digits.
-    with pytest.raises(ValueError, match="exceeds the 13000 examples"):
+    with pytest.raises(ValueError, match="exceeds the number of examples in the pool"):
         _choose(_options(sampling="example", compute_budget=100_000, group_size=16))
 
 

@@ -226,7 +226,7 @@ def test_pools_that_are_too_small_are_left_out():
         ({"expected_units": 257}, "expected_units=257 exceeds the 256 users"),
         (
             {"sampling": "example", "expected_units": 2000},
-            "expected_units=2000 exceeds the 1024 examples .* raise group_size",
+            "expected_units=2000 exceeds the number of examples .* raise group_size",
         ),
         ({"num_steps": 0}, "num_steps must be at least 1, got 0"),
         ({"target_epsilon": 0.0}, "target_epsilon .* above 0, got 0.0"),

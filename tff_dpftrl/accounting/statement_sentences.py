@@ -11,6 +11,8 @@ import warnings
 
 from tff_dpftrl.accounting import defaults
 
+_MANY = 0.1  # Users whose data may be published, in expectation, without a caveat: δ times them.
+
 SETTING = (
     "Central differential privacy: the server is trusted to run the mechanism as it is written, "
     "to keep secret what clients send, the sums before noise is added, and the noise with its seed "
@@ -162,7 +164,8 @@ def delta_caveats(delta: float, num_users: int | None, unit: str) -> tuple[str, 
       unit: Unit of privacy, "user" or "device".
 
     Returns:
-      One sentence if delta is at least 1 / num_users, or large and `num_users` unknown.
+      One sentence if delta times the number of users is above 0.1, or if delta is large and
+      `num_users` unknown.
     """
     allows = "publishing all data of one drawn at random would meet this δ, with ε = 0"
     if num_users is None:
@@ -172,9 +175,16 @@ def delta_caveats(delta: float, num_users: int | None, unit: str) -> tuple[str, 
             f"δ = {delta:g} is large and the number of {unit}s is not recorded: with "
             f"{math.ceil(1.0 / delta)} {unit}s or more, {allows}.",
         )
-    # A delta of 1 / num_users gives the warning however it was rounded.
-    if delta * num_users < 1.0 - 1e-9:
+    expected = delta * num_users
+    if expected <= _MANY:
         return ()
+    if expected < 1.0 - 1e-9:  # A delta of 1 / num_users gives the warning however it was rounded.
+        somebody = -math.expm1(num_users * math.log1p(-delta))
+        return (
+            f"δ = {delta:g} times the {num_users} {unit}s is {expected:.2g}: publishing all data "
+            "of each with probability δ would meet this δ, with ε = 0, and publishes somebody's "
+            f"with probability {somebody:.2g}. Choose a δ below {_MANY / num_users:.1g}.",
+        )
     warnings.warn(
         f"delta={delta:g} is not below 1 / {num_users}, one over the number of {unit}s, and "
         f"protects nobody for certain: choose one far below {1.0 / num_users:.2g}.",

@@ -59,6 +59,11 @@ examples:
       --steps 300 --gradient-norms 8.76,6.62,5.13,4.02,3.36,3.04
 """
 
+_HAD_A_SAY = (
+    "In a group size taken from this table the users had a say: run finetune with "
+    "--group-size-looked-at-users, so that its statement says so."
+)
+
 
 def add_parser(subparsers) -> None:
     """Registers the subcommand."""
@@ -201,7 +206,10 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     output.print_table(_rows(plans, users, norms, recommended), left=0)
-    print("\n" + "\n".join(_advice(recommended, best, users, plans, measured)))
+    advice = _advice(recommended, best, users, plans, measured)
+    if args.users is None:
+        advice.append(_HAD_A_SAY)
+    print("\n" + "\n".join(advice))
     return 0
 
 

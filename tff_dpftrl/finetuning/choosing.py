@@ -29,6 +29,7 @@ class SamplingOptions:
     sampling: str
     compute_budget: int | None
     group_size: int | None
+    group_size_looked_at_users: bool
     cohort_size: int | None
     num_steps: int
     target_epsilon: float | None
@@ -45,6 +46,17 @@ class SamplingOptions:
     def budget(self) -> int:
         """The compute budget of a step, which these options need."""
         return _given("compute_budget", self.compute_budget)
+
+    @property
+    def given_group_size(self) -> group_size.Choice | None:
+        """The group size that the options give, with its source; None if it is to be chosen."""
+        if self.group_size is None:
+            return None
+        if self.group_size_looked_at_users:
+            return group_size.Choice(
+                self.group_size, "given with the training users in view", looked_at_users=True
+            )
+        return group_size.Choice(self.group_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,8 +161,8 @@ def _better(
 
 def _median(options: SamplingOptions, users: example_sampling.Users) -> group_size.Choice:
     """The group size of ELS."""
-    if options.group_size is not None:
-        return group_size.Choice(options.group_size)
+    if options.given_group_size is not None:
+        return options.given_group_size
     seed = options.deterministic_noise_seed
     return group_size.private_median_choice(
         users.num_examples,
@@ -163,9 +175,8 @@ def _group_and_cohort(
     options: SamplingOptions, users: example_sampling.Users, public: proxies.Proxies | None
 ) -> tuple[group_size.Choice, int, tuple[str, ...]]:
     """G and M of ULS, and why."""
-    if options.group_size is not None:
-        cohort = options.cohort_size or options.budget // options.group_size
-        return group_size.Choice(options.group_size), cohort, ()
+    if (given := options.given_group_size) is not None:
+        return given, options.cohort_size or options.budget // given.group_size, ()
     if options.cohort_size is not None:
         group = options.budget // options.cohort_size
         return group_size.Choice(group, "compute_budget / cohort_size"), options.cohort_size, ()
@@ -206,8 +217,9 @@ def _example(
     budget = options.budget
     if budget > pool:
         raise validation.UsageError(
-            f"compute_budget={budget} exceeds the {pool} examples of the pool: "
-            "lower it, or raise group_size."
+            # How many there are tells of the users more than ε covers.
+            f"compute_budget={budget} exceeds the number of examples in the pool: lower it, or "
+            "raise group_size."
         )
     return _plan(options, users, plan_lib.EXAMPLE, choice, budget)
 
@@ -287,7 +299,11 @@ def _passes(
         "contribution": "the mean gradient of at most group_size examples of a user",
     }
     reasons = (f"Clip norm: {clip_norm:g}, {source}.", f"Passes: everybody once in {turn} steps.")
-    return Chosen(plan, group, reasons, facts)
+    given = options.given_group_size
+    said = ()
+    if given is not None and given.looked_at_users:
+        said = (group_size.not_covered(group, given.source),)
+    return Chosen(plan, group, reasons, facts, said)
 
 
 def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_privacy.DpFtrlPrivacy:

@@ -76,6 +76,12 @@ class FinetuningConfig(language_config.TextConfig):
         "fine-tuning",
         1,
     )
+    group_size_looked_at_users: bool = _option(
+        False,
+        "Say that the training users had a say in group_size (a table of finetune-plan, their "
+        "median, an earlier run): the statement then names the choice among what is not covered.",
+        "fine-tuning",
+    )
     cohort_size: int | None = _option(
         None,
         "M: users expected in a step (user), or in every step (passes); compute_budget / "
@@ -258,6 +264,11 @@ class FinetuningConfig(language_config.TextConfig):
             ("second_moment_decay", self.optimizer in adam, "the optimizers adam and adamw"),
             ("momentum", self.optimizer in ("momentum", *adam), "momentum, adam and adamw"),
             ("group_size_epsilon", self.chooses_median, "a group size that is chosen privately"),
+            (
+                "group_size_looked_at_users",
+                self.group_size is not None,
+                "a group_size that is given",
+            ),
         ):
             if getattr(self, name) != getattr(type(self), name) and not has_effect:
                 raise validation.UsageError(f"{name} is for {where}: leave it out.")

@@ -47,6 +47,22 @@ class Choice:
         validation.number("epsilon", self.epsilon, at_least=0)
 
 
+def not_covered(group_size: int, source: str) -> str:
+    """Sentence of a statement about a group size that was chosen by looking at the users.
+
+    Args:
+      group_size: Group size G, a number of examples.
+      source: Source of the group size, a phrase.
+
+    Returns:
+      The sentence.
+    """
+    return (
+        f"Choice of the group size, {group_size}: {source}, computed on the training users without "
+        "noise."
+    )
+
+
 def median_choice(sizes: Sequence[int] | np.ndarray) -> Choice:
     """The power of two nearest to the median of the users' numbers of examples.
 
@@ -79,9 +95,11 @@ def private_median_choice(
 ) -> Choice:
     """A median of the users' numbers of examples by the exponential mechanism.
 
-    g has the probability ∝ exp(ε · u(g)) with u(g) = −max(#{n_u < g} − N/2,
-    N/2 − #{n_u ≤ g}, 0). One user more or less moves u by at most 1/2, so that the choice
-    is ε-differentially private, N not being taken for public; own, not the paper's.
+    g has the probability ∝ exp(ε · u(g) / 2) with u(g) = −max(#{n_u < g} − N/2,
+    N/2 − #{n_u ≤ g}, 0). The choice is ε-differentially private for neighbours that differ in one
+    user's data, whatever takes its place: another number n_u moves u by at most 1, and where the
+    user is there or not, N not being taken for public, by 1/2 only. The statements' neighbours,
+    whose one user counts for zero, are among them. Own, not the paper's.
 
     Args:
       sizes: n_u of each user whose data is there, at least one.
@@ -105,7 +123,8 @@ def private_median_choice(
     place = int(np.searchsorted(totals / totals[-1], uniform, side="right"))
     return Choice(
         list(chances)[min(place, len(chances) - 1)],
-        f"a private median of the users' numbers of examples, ε = {epsilon:g}",
+        f"a private median of the users' numbers of examples, ε = {epsilon:g} "
+        "(one user's number replaced by any other, or left out)",
         epsilon=epsilon,
     )
 
@@ -124,7 +143,7 @@ def median_probabilities(
     below = np.searchsorted(counts, options, side="left") - half
     above = half - np.searchsorted(counts, options, side="right")
     utility = -np.maximum(np.maximum(below, above), 0.0)
-    weights = np.exp(epsilon * (utility - utility.max()))
+    weights = np.exp(epsilon / 2.0 * (utility - utility.max()))
     return dict(zip(options.tolist(), (weights / weights.sum()).tolist(), strict=True))
 
 

@@ -280,7 +280,7 @@ class Plan:
         if self.sampling == EXAMPLE:
             return (
                 f"At most {self._examples} of each user were put into a pool, once, at random; "
-                f" every example of the pool is in a step {chance}."
+                f"every example of the pool is in a step {chance}."
             )
         return (
             f"Every user is in a step {chance}, with at most {self._examples} drawn at random in "
@@ -290,10 +290,7 @@ class Plan:
     def _not_covered(self) -> tuple[str, ...]:
         if not self.group_size_is_exact:
             return ()
-        return (
-            f"Choice of the group size, {self.group_size}: {self.group_size_source}, computed on "
-            "the training users without noise.",
-        )
+        return (group_sizes.not_covered(self.group_size, self.group_size_source),)
 
     def _caveats(self) -> tuple[str, ...]:
         counted = []
@@ -409,10 +406,14 @@ def make_plan(
     if declared_units is not None:
         num_units = validation.integer("declared_units", declared_units, minimum=1)
     if expected_units > num_units:
-        remedy = " or raise group_size" if sampling == EXAMPLE else ""
+        if sampling == EXAMPLE:  # The size of the pool tells of the users more than ε covers.
+            raise validation.UsageError(
+                f"expected_units={expected_units:g} exceeds the number of examples in the pool: "
+                "lower it or raise group_size."
+            )
         raise validation.UsageError(
-            f"expected_units={expected_units:g} exceeds the {num_units} {_units(sampling)} that "
-            f"there are to sample from: lower it{remedy}."
+            f"expected_units={expected_units:g} exceeds the {num_units} users that there are to "
+            "sample from: lower it."
         )
     num_examples, scaled = None, delta
     if delta is None or scaled is None:

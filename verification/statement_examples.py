@@ -1,0 +1,133 @@
+"""Examples of the privacy statement of every kind of run, as docs/statements.md shows them.
+
+To write the page again: `python -m verification.statement_examples > docs/statements.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tff_dpftrl.accounting import facts as facts_lib
+from tff_dpftrl.accounting import statement
+from tff_dpftrl.finetuning import example_sampling, run_privacy
+from tff_dpftrl.finetuning import plan as plan_lib
+from tff_dpftrl.mechanisms import blt
+from tff_dpftrl.participation import observed
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runs import dp_ftrl_privacy, privacy, sampled_privacy
+from tff_dpftrl.runtime import participation_histograms
+from tff_dpftrl.runtime.tasks import task_privacy
+from tff_dpftrl.runtime.tasks import terms as terms_lib
+
+_HEAD = """# Statements
+
+The privacy statement of each kind of run (`privacy_statement.md`; `privacy_statement.json` says the
+same for programs).
+All figures are of made-up runs that trained nothing. A test renders this page again.
+"""
+_NUM_USERS = 20_000
+_FACTS = facts_lib.Facts(
+    vocabulary_source="the docstrings of the standard library",
+    vocabulary_is_public=True,
+    hyperparameter_tuning="on public text",
+)
+
+
+def _of_run(plan: privacy.PrivacyPlan, *, min_sep: int, times: int) -> statement.PrivacyStatement:
+    seen = observed.ObservedParticipation(plan.num_rounds, min_sep, times, {times: _NUM_USERS})
+    return plan.statement(seen, _FACTS, charge_all_rounds=False)
+
+
+def _passes(*, in_one_place: bool) -> statement.PrivacyStatement:
+    plan = dp_ftrl_privacy.DpFtrlPrivacy(
+        num_rounds=100,
+        clients_per_round=1000,
+        clip_norm=0.5,
+        delta=1e-7,
+        mechanism="tree",
+        noise_multiplier=5.0,
+        data_in_one_place=in_one_place,
+    ).plan(_NUM_USERS, 1000)
+    return _of_run(plan, min_sep=20, times=5)
+
+
+def _dp_fedavg() -> statement.PrivacyStatement:
+    plan = sampled_privacy.SampledPrivacy(
+        algorithm="dp-fedavg",
+        num_rounds=100,
+        clients_per_round=1000,
+        clip_norm=0.5,
+        delta=1e-7,
+        noise_multiplier=1.0,
+    ).plan(_NUM_USERS, 1000)
+    return _of_run(plan, min_sep=1, times=12)
+
+
+def _finetuning(sampling: str) -> statement.PrivacyStatement:
+    plan = plan_lib.make_plan(
+        example_sampling.of_sizes([16] * _NUM_USERS),
+        sampling=sampling,
+        group_size=8,
+        expected_units=1000.0,
+        num_steps=100,
+        noise_multiplier=1.0,
+        delta=1e-7,
+    )
+    run = run_privacy.SampledFinetuning.of(plan, clip_norm=0.5, deterministic_seed=None)
+    return _of_run(run, min_sep=1, times=12)
+
+
+def _served(secure: terms_lib.SecureAggregation | None) -> statement.PrivacyStatement:
+    terms = terms_lib.Terms(
+        server_plan="ab" * 32,
+        files={},
+        kind="training",
+        population="keyboards",
+        task="next-word",
+        num_devices=_NUM_USERS,
+        schema=schema_lib.MinSep(100, 20, 5),
+        delta=1e-7,
+        strategy=blt.Blt((0.9, 0.5), (0.3, 0.2)),
+        noise_multiplier=5.0,
+        clip_norm=0.5,
+        adaptive_clipping=False,
+        max_epsilon=None,
+        data="typed words",
+        vocabulary_source="the docstrings of the standard library",
+        vocabulary_is_public=True,
+        initial_weights_source=None,
+        initial_weights_are_public=False,
+        parameters={"clients_per_round": 1000},
+        secure_aggregation=secure,
+    )
+    seen = participation_histograms.ObservedRounds(100, 20, 5)
+    return task_privacy.TaskPrivacy(terms).statement(seen)
+
+
+def examples() -> Iterator[tuple[str, statement.PrivacyStatement]]:
+    """Makes the examples.
+
+    Yields:
+      What was run, and its statement.
+    """
+    yield "`train` (DP-FTRL)", _passes(in_one_place=False)
+    yield "`train --algorithm dp-fedavg`", _dp_fedavg()
+    yield "`finetune --sampling example` (ELS)", _finetuning(plan_lib.EXAMPLE)
+    yield "`finetune --sampling user` (ULS)", _finetuning(plan_lib.USER)
+    yield "`finetune --sampling passes`", _passes(in_one_place=True)
+    yield "A served task", _served(None)
+    secure = terms_lib.SecureAggregation("active-server", least_group=100, threshold=0.75)
+    yield "A served task with secure aggregation", _served(secure)
+
+
+def page() -> str:
+    """Renders docs/statements.md."""
+    parts = [_HEAD]
+    for title, example in examples():
+        parts.append(f"## {title}\n")
+        parts.append("\n".join(f"> {line}".rstrip() for line in example.to_markdown().split("\n")))
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
