@@ -156,8 +156,9 @@ def test_units_without_words_and_chunks_without_units_add_zero(name):
     assert not norms.any() and not any(x.any() for x in total)
 
 
-@pytest.mark.parametrize("name", ["lstm-untied", "lstm-wide"])
-@pytest.mark.parametrize("value", [np.nan, 1e30])
+@pytest.mark.parametrize(
+    ("name", "value"), [("lstm-untied", np.nan), ("lstm-untied", 1e30), ("lstm-wide", np.nan)]
+)
 def test_a_unit_that_is_not_finite_counts_as_zero(name, value):
     model = dataclasses.replace(_MODELS[name], tie_embeddings=False)
     weights = _weights(model)
@@ -173,6 +174,7 @@ def test_a_unit_that_is_not_finite_counts_as_zero(name, value):
     booked = ghost.booked(model, 3)
     found = _run(booked, broken, rows, splits, 0.5)
     assert np.isinf(found[1][3]) and np.isfinite(found[1][:3]).all()
+    _assert_same(found, _run(_loop(model), broken, rows, splits, 0.5), 0.5)
     without = tuple(x[: splits[3]] for x in rows)
     expected = _run(booked, broken, without, splits[:-1], 0.5)
     assert all(np.isfinite(x).all() for x in found[0])
@@ -190,6 +192,47 @@ def test_no_unit_moves_the_sum_by_more_than_the_clip_norm(name):
     without, _ = _run(booked, weights, *fewer, 0.1)
     moved = np.sqrt(sum(np.sum((x - y) ** 2) for x, y in zip(total, without, strict=True)))
     assert 0.1 * (1 - 2 * clipping.CLIP_MARGIN) < moved <= 0.1
+
+
+def _contradicting(model, rows_per_unit=2):
+    """Weights at which a unit's rows, alike but for the last word, want the contrary."""
+    words = np.tile(np.arange(1, model.sequence_length + 1, dtype=np.int32), [rows_per_unit, 1])
+    targets = np.roll(words, -1, axis=1)
+    targets[:, -1] = np.arange(1, rows_per_unit + 1)
+    rows = words, targets
+    losses = clipped_sums.language_rows(model)
+    weights = [tf.Variable(weight) for weight in _weights(model)]
+    optimizer = tf.keras.optimizers.legacy.Adam(0.02)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(losses(weights, rows))
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+    for rate in (0.02, 0.005, 0.001, 2e-4, 4e-5):
+        optimizer.learning_rate = rate
+        for _ in range(300):
+            step()
+    return [tf.constant(weight) for weight in weights], rows
+
+
+@pytest.mark.parametrize("name", ["lstm-wide", "transformer-wide"])
+def test_rows_that_contradict_each_other_move_the_sum_by_no_more_than_the_clip_norm(name):
+    model = _MODELS[name]
+    weights, alone = _contradicting(model)
+    (words, targets), splits = _rows(model, [2, 2, 1])
+    rows = np.concatenate([alone[0], words]), np.concatenate([alone[1], targets])
+    splits = np.concatenate([[0], splits + 2])
+    found = _run(ghost.booked(model, 2), weights, rows, splits, 1e-4)
+    expected = _run(_loop(model), weights, rows, splits, 1e-4)
+    norms = expected[1]
+    assert norms[0] < 0.01 * norms[1:].min()  # Its gradients cancel,
+    clip_norm = norms[0] / 3  # and are clipped all the same.
+    total, _ = _run(ghost.booked(model, 2), weights, alone, splits[:2], clip_norm)
+    moved = np.sqrt(sum(np.sum(x**2) for x in total))
+    assert clip_norm * (1 - 2 * clipping.CLIP_MARGIN) < moved <= clip_norm
+    _assert_same(found, expected, 1e-4)
 
 
 @pytest.mark.parametrize("name", ["lstm", "transformer"])

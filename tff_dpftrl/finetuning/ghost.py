@@ -9,12 +9,13 @@ then each δ is scaled by its unit's factor, and the gradients of the weights ar
 norm has the product of both uses, too: without it, it would be wrong, silently. Where a
 gradient for each unit is no larger than the tokens' products, it is formed after all.
 
-Norms are sums over pairs of tokens, of float32 where there are hundreds of outputs and of
-float64 where there is one for each word. On random words their relative error is below 1e-6,
-which the margin of the clip (`clipping.CLIP_MARGIN`) covers; it grows where the gradients of
-a unit's tokens cancel each other. The sum over a chunk is float32: the proof in
-`private_round.summation` is not one for this way. Where that matters, `clipped_sums.looped`
-is the same function in float64.
+Norms are sums over pairs of tokens, in float64. The gradients that are added up are sums over
+tokens in float32. Both lose digits where the gradients of a unit's tokens cancel each other, by
+the factor A / ‖gradient‖ with A = Σ_t ‖x_t‖ ‖δ_t‖: in units where that is large (`_CANCELLED`),
+one gradient is taken after the other (`clipped_sums.looped`). For the others it is measured, not
+proven, that the margin of the clip (`clipping.CLIP_MARGIN`) covers the rounding of the sum: the
+proof in `private_round.summation` is not one for this way. Where that matters,
+`clipped_sums.looped` is the same function in float64 for all units.
 """
 
 from __future__ import annotations
@@ -30,12 +31,19 @@ import tensorflow as tf
 from tff_dpftrl import validation
 from tff_dpftrl.finetuning import clipped_sums
 from tff_dpftrl.models import language_model, weight_uses
-from tff_dpftrl.private_round import clipping
+from tff_dpftrl.private_round import clipping, summation
 
 _MOST_TOKENS = 128
 """Tokens in a unit, padding included, up to which this is no slower than a gradient for each.
 
 `benchmarks/clipped_sums.py` has the comparison.
+"""
+
+_CANCELLED = 64.0
+"""Largest A / ‖gradient‖ of a unit whose gradient is taken in one pass with others.
+
+Gradients of T tokens in random directions have √T, up to 11 here. At 64 the rounding of a sum in
+float32 moves a gradient by some 64 · 6e-8, below half of the clip's margin.
 """
 
 
@@ -90,6 +98,7 @@ def booked(
             f"model is {type(model).__name__}, which does not report its uses of weights as it is: "
             "use clipped_sums.looped."
         )
+    one_by_one = clipped_sums.looped(clipped_sums.language_rows(model))
 
     def clipped_sum(
         weights: Sequence[tf.Tensor],
@@ -100,10 +109,10 @@ def booked(
         weights = [tf.convert_to_tensor(weight) for weight in weights]
         row_splits = clipped_sums.checked_row_splits(rows, row_splits)
         num_rows = tf.cast(row_splits[1:] - row_splits[:-1], tf.float32)
-        rows = _filled_up(rows, row_splits, rows_per_unit)
+        filled = _filled_up(rows, row_splits, rows_per_unit)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             record = _Record(tape)
-            losses = clipped_sums.language_losses(model, weights, rows, record=record)
+            losses = clipped_sums.language_losses(model, weights, filled, record=record)
             shares = tf.math.reciprocal_no_nan(num_rows)
             losses = shares * tf.reduce_sum(tf.reshape(losses, [-1, rows_per_unit]), axis=1)
         results = record.results
@@ -112,16 +121,42 @@ def booked(
         gradients = typing.cast(list[tf.Tensor], tape.gradient(losses, outputs))
         units = _Units(tf.size(num_rows), rows_per_unit, model.sequence_length)
         formed = _formed(results, gradients, units)
-        norms = _norms(_squares(results, gradients, units) + list(map(_square, formed.values())))
+        squares, lengths = _squares(results, gradients, units)
+        norms = _norms(squares + list(map(_square, formed.values())))
+        is_finite = tf.math.is_finite(norms)
+        # Where a length is no number, too.
+        is_alone = is_finite & tf.math.logical_not(lengths <= _CANCELLED * norms)
         scales = tf.where(
-            tf.math.is_finite(norms), clipping.scale_to(norms, clip_norm), tf.zeros_like(norms)
+            is_finite & tf.math.logical_not(is_alone),
+            clipping.scale_to(norms, clip_norm),
+            tf.zeros_like(norms),
         )
         shapes = model.weight_shapes
-        total = _sums(results, gradients, units, formed, tf.cast(scales, tf.float32), shapes)
-        total = clipped_sums.divided([total[name] for name in shapes], clip_norm, normalised)
+        sums = _sums(results, gradients, units, formed, tf.cast(scales, tf.float32), shapes)
+        total = [tf.cast(sums[name], summation.DTYPE) for name in shapes]
+
+        def with_others():
+            others = _only(rows, row_splits, is_alone)
+            more, measured = one_by_one(weights, *others, clip_norm)
+            added = [x + y for x, y in zip(total, more, strict=True)]
+            return added, tf.where(is_alone, measured.norms, norms)
+
+        total, norms = tf.cond(tf.reduce_any(is_alone), with_others, lambda: (total, norms))
+        total = clipped_sums.divided(total, clip_norm, normalised)
         return total, clipped_sums.PerUnit(norms, tf.cast(losses, tf.float64))
 
     return clipped_sum
+
+
+def _only(
+    rows: clipped_sums.Rows, row_splits: tf.Tensor, is_kept: tf.Tensor
+) -> tuple[clipped_sums.Rows, tf.Tensor]:
+    """Returns the rows of some units, and row splits by which the other units have none."""
+    num_rows = row_splits[1:] - row_splits[:-1]
+    of_row = tf.repeat(is_kept, num_rows)
+    kept = tf.cumsum(tf.where(is_kept, num_rows, tf.zeros_like(num_rows)))
+    rows = tf.nest.map_structure(lambda x: tf.boolean_mask(x, of_row), rows)
+    return rows, tf.pad(kept, [[1, 0]])
 
 
 def _filled_up(
@@ -262,23 +297,28 @@ def _formed(
 
 
 def _square(values: tf.Tensor) -> tf.Tensor:
-    """Squared norm of everything but the first axis."""
-    return tf.reduce_sum(tf.square(values), axis=list(range(1, values.shape.rank)))
+    """Squared norm of everything but the first axis, float64; nothing cancels here."""
+    squares = tf.reduce_sum(tf.square(values), axis=list(range(1, values.shape.rank)))
+    return tf.cast(squares, tf.float64)
 
 
 def _norms(squares: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Root of the sum, float64; infinite if it is not finite."""
-    total = tf.add_n([tf.cast(square, tf.float64) for square in squares])
+    """Root of the sum; infinite if that is none, or as large as counts as zero elsewhere."""
+    total = tf.add_n(squares)
     # Rounding may leave less than nothing.
     norms = tf.sqrt(tf.maximum(total, 0.0))
-    return tf.where(tf.math.is_finite(total), norms, tf.constant(math.inf, tf.float64))
+    return tf.where(total <= tf.float32.max, norms, tf.constant(math.inf, tf.float64))
 
 
 def _squares(
     results: Sequence[_Result], gradients: Sequence[tf.Tensor], units: _Units
-) -> list[tf.Tensor]:
-    """Returns squared norms, [units], of gradients that are not formed, and what ties add."""
-    squares, ties = [], _ties(results)
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Compares the tokens of gradients that are not formed.
+
+    Returns:
+      Squared norms, [units], and what ties add; and A of all of them together, [units].
+    """
+    squares, lengths, ties = [], [tf.zeros([units.number], tf.float64)], _ties(results)
     for result, gradient in zip(results, gradients, strict=True):
         uses = [use for use in result.uses if not _is_formed(use, result, units)]
         if not uses:
@@ -291,12 +331,21 @@ def _squares(
                 tied = units.apart(words, order), units.apart(gradients[index], order)
         given = [getattr(use, "ids", getattr(use, "inputs", None)) for use in uses]
         if isinstance(result.order, weight_uses.Order):
-            given = [None if x is None else units.apart(x, result.order) for x in given]
-            by = units.apart(gradient, result.order)
-            squares.append(_compared(uses, given, by, tied))
+            given = [None if x is None else _wide(units.apart(x, result.order)) for x in given]
+            by = _wide(units.apart(gradient, result.order))
+            if tied is not None:
+                tied = tied[0], _wide(tied[1])
+            square, length = _compared(uses, given, by, tied)
         else:
-            squares.append(_compared_each(uses, given, gradient, tied, units, result.order))
-    return squares
+            square, length = _compared_each(uses, given, gradient, tied, units, result.order)
+        squares.append(square)
+        lengths.append(tf.square(length))
+    return squares, tf.sqrt(tf.add_n(lengths))
+
+
+def _wide(values: tf.Tensor) -> tf.Tensor:
+    """Casts to float64, but for ids."""
+    return tf.cast(values, tf.float64) if values.dtype.is_floating else values
 
 
 def _ties(results: Sequence[_Result]) -> dict[str, tuple[int, tf.Tensor]]:
@@ -330,8 +379,8 @@ def _compared(
     given: Sequence[tf.Tensor | None],
     gradient: tf.Tensor,
     tied: tuple[tf.Tensor, tf.Tensor] | None,
-) -> tf.Tensor:
-    """Returns Σ_{t,t'} (x_t · x_t') (δ_t · δ_t') of each unit, the sum of it over uses.
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns Σ_{t,t'} (x_t · x_t') (δ_t · δ_t') of each unit, the sum of it over uses, and A.
 
     Args:
       uses: Products, lookups and biases with the same result.
@@ -341,8 +390,10 @@ def _compared(
         [units, words] and [units, words, inputs].
 
     Returns:
-      Shape [units], of the gradient's dtype. With `tied`, also twice the inner product of both
-      gradients of the embedding: 2 Σ_{t,t'} δ_t[w_t'] (x_t · δ'_t'), t' over the words.
+      Both of shape [units] and the gradient's dtype. With `tied`, the first has also twice the
+      inner product of both gradients of the embedding: 2 Σ_{t,t'} δ_t[w_t'] (x_t · δ'_t'), t' over
+      the words. A is the sum of the roots of the terms with t = t': the norm if all tokens had
+      the same direction.
     """
     alike = []
     for use, x in zip(uses, given, strict=True):
@@ -355,13 +406,14 @@ def _compared(
     biases = float(sum(isinstance(use, weight_uses.Bias) for use in uses))
     both = (tf.add_n(alike) + biases) * tf.matmul(gradient, gradient, transpose_b=True)
     square = tf.reduce_sum(both, axis=[1, 2])
+    length = tf.reduce_sum(tf.sqrt(tf.linalg.diag_part(both)), axis=1)
     if tied is not None:
         words, by_rows = tied
         (states,) = (x for x in given if x is not None)
         of_words = tf.gather(gradient, words, axis=2, batch_dims=1)
         of_words *= tf.matmul(states, by_rows, transpose_b=True)
         square += 2.0 * tf.reduce_sum(of_words, axis=[1, 2])
-    return square
+    return square, length
 
 
 def _compared_each(
@@ -371,12 +423,8 @@ def _compared_each(
     tied: tuple[tf.Tensor, tf.Tensor] | None,
     units: _Units,
     positions: tf.Tensor,
-) -> tf.Tensor:
-    """`_compared` for picked positions, one unit after the other: their numbers differ.
-
-    In float64. The gradient of a token's scores has one entry near -1 and thousands of
-    small ones: in float32, many of their squares are lost, always in the same direction.
-    """
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """`_compared` for picked positions, one unit after the other: their numbers differ."""
     splits = units.splits(positions)
 
     def of_unit(index):
@@ -388,9 +436,11 @@ def _compared_each(
             words, by_rows = (x[index : index + 1] for x in tied)
             tied_to = words, tf.cast(by_rows, tf.float64)
         inputs = [None if x is None else own(x) for x in given]
-        return _compared(uses, inputs, own(gradient), tied_to)[0]
+        square, length = _compared(uses, inputs, own(gradient), tied_to)
+        return square[0], length[0]
 
-    return tf.map_fn(of_unit, tf.range(units.number), fn_output_signature=tf.float64)
+    both = (tf.float64, tf.float64)
+    return tf.map_fn(of_unit, tf.range(units.number), fn_output_signature=both)
 
 
 def _sums(
