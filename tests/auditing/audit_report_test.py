@@ -50,12 +50,22 @@ def test_a_consistent_report_says_what_was_shown_and_by_what_chance():
     found = _report()
     assert found.verdict == "consistent with the claim"
     text = found.to_markdown()
-    assert "**consistent with the claim**" in text
+    assert "**consistent with the claim (2 of 3 tests could be done)**" in text
     assert "at least ε = 2.345 at δ = 1e-06, μ = 0.9123" in text  # Rounded down.
     assert "at most 2%" in text and "noise smaller by 4%" in text
     assert "| restarts | not tested | 0 |  |  |  |" in text
     assert "shows no guarantee" in text
     assert "2 of 3 tests" in found.entry()
+
+
+def test_without_the_records_nothing_is_consistent_with_the_claim():
+    found = dataclasses.replace(_report(), missing="private/")
+    said = "nothing contradicts the claim, which cannot be derived without private/"
+    assert found.verdict == said and found.headline == f"{said} (2 of 3 tests could be done)"
+    assert said in found.entry() and "consistent with" not in found.to_markdown()
+    assert audit_report.AuditReport.from_json(found.to_json()) == found
+    refuted = dataclasses.replace(_violated(), missing="private/")
+    assert refuted.verdict == _violated().verdict
 
 
 def test_a_violation_is_said_with_its_confidence():

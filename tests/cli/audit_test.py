@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import sys
 
@@ -40,9 +41,19 @@ def _forge(folder):
 def test_a_run_that_keeps_its_promise(run, capsys):
     assert main.main(["audit", "--run", str(run)]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("consistent with the claim\n")
+    assert re.match(r"consistent with the claim \(\d+ of 18 tests could be done\)\n", printed.out)
     assert "consistent   ledger: one history of rounds: 2 rounds are committed" in printed.out
     assert "statement: ε" in printed.err.splitlines()  # What is being done, as it is done.
+
+
+def test_a_run_that_is_handed_over_has_a_verdict_and_a_status_of_its_own(run, capsys):
+    shutil.rmtree(run / "private")
+    assert main.main(["audit", "--run", str(run)]) == audit.INCOMPLETE == 4
+    printed = capsys.readouterr().out
+    assert printed.startswith("nothing contradicts the claim, which cannot be derived without")
+    assert "tests could be done)\n" in printed
+    _forge(run)
+    assert main.main(["audit", "--run", str(run)]) == audit.VIOLATED
 
 
 def test_a_violation_has_a_status_of_its_own(run, capsys):

@@ -89,6 +89,8 @@ class AuditReport:
       claim: Claim that was tested.
       findings: Findings of the tests.
       is_ours: Whether the audited code is from this package; the report says so if not.
+      missing: Records without which the claim cannot be derived and that were not there, a noun
+        phrase like "private/ (…)"; "" if all were.
       trade_off: Empirical trade-off curve of the strongest game; None if none was played.
       code_version: Version of this package that did the audit.
     """
@@ -99,6 +101,7 @@ class AuditReport:
     is_ours: bool
     trade_off: TradeOff | None = None
     code_version: str = version.__version__
+    missing: str = ""
 
     @property
     def is_violated(self) -> bool:
@@ -124,8 +127,15 @@ class AuditReport:
 
     @property
     def verdict(self) -> str:
-        """One line: "consistent with the claim", or "VIOLATED: ..." with the bound or the tests."""
+        """One line: "consistent with the claim", or "VIOLATED: ..." with the bound or the tests.
+
+        Where records are missing: "nothing contradicts the claim, which …".
+        """
         if not self.is_violated:
+            if self.missing:
+                return (
+                    f"nothing contradicts the claim, which cannot be derived without {self.missing}"
+                )
             return "consistent with the claim"
         violated = [finding for finding in self.findings if finding.outcome == "violated"]
         is_above = self.epsilon_at_least > self.claim.epsilon
@@ -140,19 +150,23 @@ class AuditReport:
             )
         return f"VIOLATED{chance}: {', '.join(finding.test for finding in violated)}"
 
+    @property
+    def headline(self) -> str:
+        """The verdict, and how many of the tests could be done."""
+        tests = [finding.outcome for finding in self.findings if finding.outcome != "estimate"]
+        done = len(tests) - tests.count("not tested")
+        return f"{self.verdict} ({done} of {len(tests)} tests could be done)"
+
     def entry(self) -> str:
         """Returns one line for `PrivacyStatement.with_audit`."""
-        tests = [finding.outcome for finding in self.findings if finding.outcome != "estimate"]
-        tested = len(tests) - tests.count("not tested")
         bound = ""
         if not self.is_violated and self.epsilon_at_least > 0.0:
             bound = (
-                f", at least ε = {_round_down(self.epsilon_at_least)} at δ = {self.claim.delta:g}"
+                f"; at least ε = {_round_down(self.epsilon_at_least)} at δ = {self.claim.delta:g}"
             )
         text = (
             f"audited: {self.subject}{'' if self.is_ours else _NOT_OURS_SHORT}: "
-            f"{self.verdict}{bound} ({tested} of {len(tests)} tests could be done; "
-            f"tff_dpftrl {self.code_version})"
+            f"{self.headline}{bound}; tff_dpftrl {self.code_version}"
         )
         return " ".join(text.split())
 
@@ -170,7 +184,7 @@ class AuditReport:
         lines = [
             "# Audit",
             "",
-            f"**{self.verdict}**",
+            f"**{self.headline}**",
             "",
             f"- Audited: {self.subject}",
             f"- Code: {'of this package' if self.is_ours else _NOT_OURS}",
@@ -202,6 +216,7 @@ class AuditReport:
         values: dict[str, Any] = dataclasses.asdict(self)
         values |= {
             "verdict": self.verdict,
+            "headline": self.headline,
             "confidence": self.confidence,
             "epsilon_at_least": self.epsilon_at_least,
         }
@@ -230,6 +245,7 @@ class AuditReport:
                 if curve is None
                 else TradeOff(**{name: tuple(rates) for name, rates in curve.items()}),
                 code_version=str(values["code_version"]),
+                missing=str(values.get("missing", "")),  # Earlier versions did not say.
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise validation.UsageError(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 VIOLATED = 3
 """Exit status where the claim was refuted: no other outcome has it."""
 
+INCOMPLETE = 4
+"""Exit status where nothing contradicts the claim, and it could not be derived: no `private/`."""
+
 _DESCRIPTION = """\
 Test whether the code keeps the promise that it prints, in one of two ways.
 
@@ -33,9 +36,10 @@ them, and look through its files for what should not be there. It takes seconds.
 
 docs/auditing.md says what an audit proves and what it does not.
 
-The exit status is 0 if nothing contradicts the claim, 3 if the claim is VIOLATED, 2 if nothing
-could be audited (a wrong flag, no run in the folder, a run in use), 1 if a file could not be
-written.
+The exit status is 0 if nothing contradicts the claim, 3 if the claim is VIOLATED, 4 if nothing
+contradicts it but the run's private/ is not there, without which it cannot be derived, 2 if
+nothing could be audited (a wrong flag, no run in the folder, a run in use), 1 if a file could not
+be written.
 """
 
 _EPILOG = """\
@@ -130,7 +134,9 @@ def run(args: argparse.Namespace) -> int:
         output.print_json(json.loads(found.to_json()))
     else:
         _print(found)
-    return VIOLATED if found.is_violated else 0
+    if found.is_violated:
+        return VIOLATED
+    return INCOMPLETE if found.missing else 0
 
 
 def _of_config(args: argparse.Namespace) -> audit_report.AuditReport:
@@ -168,7 +174,7 @@ def _progress(line: str) -> None:
 
 def _print(found: audit_report.AuditReport) -> None:
     """Prints the verdict, and each test in a line."""
-    print(found.verdict + "\n")
+    print(found.headline + "\n")
     for finding in found.findings:
         print(f"{finding.outcome:12} {finding.test}: {finding.says}")
 

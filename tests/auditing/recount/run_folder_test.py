@@ -129,6 +129,11 @@ def test_a_run_without_its_secrets_is_recounted_as_far_as_may_be(finished):
     assert "violated" not in found.values()
     assert found[_EPSILON] == found[_SENSITIVITY] == found[_NOISE] == "consistent"
     assert found[_LEDGER] == found[_CHECKPOINT] == found[_SECRETS] == "not tested"
+    report = run_folder.recount_run(finished)
+    assert report.verdict.startswith("nothing contradicts the claim, which cannot be derived")
+    says = {finding.test: finding.says for finding in report.findings}
+    assert "the clients that took part" not in says[_SENSITIVITY]
+    assert says["released model and checkpoint"].startswith("there is no checkpoint")
 
 
 def _edit(path, **changes):

@@ -177,8 +177,10 @@ def exact_figures(test: str, run: records.Records) -> audit_report.Finding:
 def model(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """Checks that the model file holds the weights of the committed state, and nothing else."""
     path, state = run.folder / _model_of(run), run.checkpoint
-    if not path.is_file() or state is None:
-        return findings.skipped(test, f"there is no {path.name}, or no checkpoint")
+    if not path.is_file():
+        return findings.skipped(test, f"there is no {path.name}")
+    if state is None:
+        return findings.skipped(test, "there is no checkpoint of it that could be read")
     if run.rounds_done != terms.num_rounds:
         return findings.skipped(test, "the run has not done all rounds: its model may be older")
     if run.config.get("adapter_rank") is not None:

@@ -19,6 +19,8 @@ from tff_dpftrl.auditing.recount import (
 )
 from tff_dpftrl.auditing.recount import terms as terms_lib
 
+_NOT_HANDED_OVER = "private/ (manifest, ledger, secrets and checkpoints)"
+
 
 def recount_run(
     folder: str | os.PathLike[str], *, progress: Callable[[str], None] = lambda line: None
@@ -83,6 +85,7 @@ def recount_run(
         claim=_claim(run, terms),
         findings=tuple(done),
         is_ours=True,
+        missing="" if run.manifest is not None and run.ledger is not None else _NOT_HANDED_OVER,
     )
 
 

@@ -106,8 +106,9 @@ def sensitivity(test: str, run: records.Records, terms: terms_lib.Terms) -> audi
         wrong.append(f"S² = {stated:.9g} is stated, and a client can reach {bounds.lower:.9g}")
     if stated > bounds.upper * (1.0 + 1e-9) and "upper bound" not in method:
         wrong.append(f"S² = {stated:.9g} is stated, and no client exceeds {bounds.upper:.9g}")
-    most = 0.0
+    of_ledger = ""
     if run.ledger is not None and not _earlier(run, terms):
+        most = 0.0
         rounds = max(schema.rounds, len(run.ledger.rounds))
         matrix = arithmetic.strategy_matrix(strategy, rounds)
         patterns = sorted({tuple(turns) for turns in run.ledger.turns().values()}, key=len)
@@ -115,9 +116,10 @@ def sensitivity(test: str, run: records.Records, terms: terms_lib.Terms) -> audi
             most = max(most, float(np.sum(np.square(matrix[:, list(turns)].sum(axis=1)))))
         if most > stated * (1.0 + 1e-9):
             wrong.append(f"a client of the ledger has ‖C u‖² = {most:.9g}, above the stated S²")
+        of_ledger = f"; the clients that took part have {most:.9g} at most"
     fine = (
         f"S² = {stated:.9g}, and computed anew it is {bounds.lower:.9g} to {bounds.upper:.9g} "
-        f"({bounds.how}); the clients that took part have {most:.9g} at most"
+        f"({bounds.how}){of_ledger}"
     )
     return findings.judged(test, wrong, fine)
 
