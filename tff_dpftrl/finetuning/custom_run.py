@@ -282,6 +282,7 @@ def finetune(
             ),
             evaluator=evaluator,
             public_seed=deterministic_noise_seed or 0,
+            keep=functools.partial(plan.keep_pool, users),
             announcement=[
                 *private.describe(),
                 *(

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
+import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 
-from tff_dpftrl import validation
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.accounting import display, mixture_of_gaussians, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.finetuning import example_sampling
@@ -153,6 +155,21 @@ class Plan:
             num_steps=self.num_steps,
             seed=seed,
         )
+
+    def keep_pool(self, users: example_sampling.Users, output: pathlib.Path) -> None:
+        """Keeps the size of each user's part of the pool with a run's secrets, for a recount.
+
+        Args:
+          users: The users that the plan was made for.
+          output: Folder of the run. Nothing is written for ULS, which has no pool.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+        if self.sampling == EXAMPLE:
+            sizes = np.minimum(users.num_examples, self.group_size).tolist()
+            text = json.dumps({"examples_of_users": sizes}) + "\n"
+            durable_files.write(output / "private" / "pool.json", text.encode(), private=True)
 
     def expected_gradients(self, users: example_sampling.Users) -> float:
         """Gradients expected in a step: p · |D_sub|, or q · Σ min(n_u, G)."""

@@ -171,7 +171,7 @@ def _prepared(
         ),
         evaluator=report.TextEvaluator(task, {report.PRETRAINED: known.facts["pretrained_top1"]}),
         public_seed=config.seed if seed is None else seed,
-        keep=functools.partial(_keep, part, task),
+        keep=functools.partial(_keep, part, task, plan, users),
         announcement=startup.describe_plan(
             plan, part.model.num_parameters, unit="step", swamped=run_privacy.SWAMPED
         ),
@@ -350,8 +350,16 @@ def _identities(
     }
 
 
-def _keep(part: trained_part.TrainedPart, task: text_task.TextTask, output: pathlib.Path) -> None:
-    """Writes what a resumption reads in the folder instead of that of the initial weights."""
+def _keep(
+    part: trained_part.TrainedPart,
+    task: text_task.TextTask,
+    plan: run_privacy.FinetuningPlan,
+    users: example_sampling.Users,
+    output: pathlib.Path,
+) -> None:
+    """Writes what a resumption or a recount reads in the folder, besides what every run has."""
+    if isinstance(plan, run_privacy.SampledFinetuning):
+        plan.plan.keep_pool(users, output)
     part.keep(output)
     trained_model.write_vocabulary(output, task.words, task.train.corpus.is_tokenized)
 

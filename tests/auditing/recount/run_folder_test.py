@@ -48,6 +48,7 @@ _PERMISSIONS = "permissions of private/"
 _SECRETS = "secrets outside of private/"
 _EXACT = "exact figures in files that may be published"
 _FILES = "files: missing or unknown"
+_SAMPLING = "sampling: ledger and secret seed"
 
 
 @pytest.fixture(scope="module")
@@ -442,6 +443,7 @@ def test_runs_of_every_kind_are_consistent(corpus, tmp_path, kind):
     found = _outcomes(folder)
     assert set(found.values()) <= {"consistent", "not tested"}
     assert found[_EPSILON] == found[_LEDGER] == found[_CHECKPOINT] == "consistent"
+    assert found.get(_SAMPLING) == ("consistent" if kind == "dp-fedavg" else None)
 
 
 @pytest.mark.slow
@@ -467,6 +469,7 @@ def test_fine_tuning_is_consistent(toy, tmp_path, options):
     found = _outcomes(folder)
     assert set(found.values()) <= {"consistent", "not tested"}
     assert found[_EPSILON] == found[_LEDGER] == found[_CHECKPOINT] == "consistent"
+    assert found.get(_SAMPLING) == (None if options.get("sampling") == "passes" else "consistent")
     _edit(folder / "privacy_statement.json", epsilon=0.1)
     assert _EPSILON in _violated(folder)
 

@@ -25,7 +25,7 @@ _KNOWN = (
     *("pretrained_model.npz", "held_out.json", "curves.png", "sweep.log"),
     *("audit.md", "audit.json", "trade_off.png"),
     *("private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"),
-    *("private/cohort_seed", "private/baselines.json"),
+    *("private/cohort_seed", "private/pool.json", "private/baselines.json"),
     "private/ledger.sqlite-journal",  # A killed process leaves one even if nothing is undone.
 )
 _FOLDERS = ("private", "private/checkpoints", "tensorboard")

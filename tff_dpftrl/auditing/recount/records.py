@@ -101,6 +101,8 @@ class Records:
       statement_text: Content of `privacy_statement.md`.
       metrics: Rows of `metrics.csv`.
       unreadable: Sentences on the files that cannot be read.
+      cohort_seed: Secret seed of the samples, from `private/cohort_seed`.
+      pool: Number of examples of each user in the pool of ELS, from `private/pool.json`.
     """
 
     folder: pathlib.Path
@@ -112,6 +114,8 @@ class Records:
     statement_text: str | None
     metrics: list[dict[str, str]] | None
     unreadable: tuple[str, ...]
+    cohort_seed: int | None = None
+    pool: list[int] | None = None
 
     @property
     def config(self) -> Json:
@@ -180,6 +184,7 @@ def read(folder: pathlib.Path) -> Records:
             f"{path} is not that of a run of train or finetune: a part is missing."
         )
     ledger = _ledger(folder / "private" / "ledger.sqlite", unreadable)
+    pool = _json(folder / "private" / "pool.json", unreadable)
     return Records(
         folder=folder,
         public=public,
@@ -189,8 +194,19 @@ def read(folder: pathlib.Path) -> Records:
         statement=_json(folder / "privacy_statement.json", unreadable),
         statement_text=_text(folder / "privacy_statement.md", unreadable),
         metrics=_rows(folder / "metrics.csv", unreadable),
+        cohort_seed=_seed(folder / "private" / "cohort_seed", unreadable),
+        pool=None if pool is None else pool.get("examples_of_users"),
         unreadable=tuple(unreadable),
     )
+
+
+def _seed(path: pathlib.Path, unreadable: list[str]) -> int | None:
+    text = _text(path, unreadable)
+    try:
+        return None if text is None else int(text, base=16)
+    except ValueError:
+        unreadable.append(f"{path.name} is no hexadecimal number")
+        return None
 
 
 def _text(path: pathlib.Path, unreadable: list[str]) -> str | None:

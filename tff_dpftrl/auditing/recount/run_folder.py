@@ -15,6 +15,7 @@ from tff_dpftrl.auditing.recount import (
     findings,
     record_checks,
     records,
+    sampling_checks,
     statement_checks,
 )
 from tff_dpftrl.auditing.recount import terms as terms_lib
@@ -72,6 +73,10 @@ def recount_run(
         ),
         "files: missing or unknown": lambda test: file_checks.complete(test, run, terms),
     }
+    if terms.kind == terms_lib.SAMPLED:
+        checks["sampling: ledger and secret seed"] = lambda test: sampling_checks.sampling(
+            test, run, terms
+        )
     done = []
     for test, check in checks.items():
         progress(test)
