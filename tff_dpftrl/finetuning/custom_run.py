@@ -267,7 +267,7 @@ def finetune(
     )
 
     def prepare(begun: manifest.Manifest) -> prepared.Prepared:
-        report = _reportable(begun, output, evaluation.every)
+        report = reportable(begun, output, evaluation.every)
         report.schedule.check_budget(private)
         return prepared.Prepared(
             report=report,
@@ -318,7 +318,7 @@ def write_report(output: str | pathlib.Path) -> Results:
       OSError: If a file cannot be written.
     """
     output = pathlib.Path(output)
-    return run_lib.report(output, lambda known: _reportable(known, output))
+    return run_lib.report(output, lambda known: reportable(known, output))
 
 
 _MEASURED = "eval_"  # Prefix of the columns that an evaluation fills.
@@ -364,9 +364,22 @@ class _Presentation(prepared.Presentation):
         return Results(outcome.weights, outcome.rows, outcome.statement, summary)
 
 
-def _reportable(
+def reportable(
     known: manifest.Manifest, output: pathlib.Path, eval_every: int = _EVAL_EVERY
 ) -> prepared.Reportable:
+    """Returns what the report on a custom run is made of.
+
+    Args:
+      known: Manifest of the run.
+      output: Folder of the run, for messages.
+      eval_every: Number of steps between two evaluations.
+
+    Returns:
+      The material of the report.
+
+    Raises:
+      UsageError: If it is the manifest of another kind of run.
+    """
     known.check_kind(manifest.CUSTOM_FINETUNING, output)
     config = known.config
     is_known = config["weights_source"] is not None

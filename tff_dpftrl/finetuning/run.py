@@ -194,23 +194,35 @@ def write_report(output: pathlib.Path) -> report.TrainingResults:
         or none of its steps has been committed yet.
       OSError: If a file cannot be written.
     """
+    return run_lib.report(output, lambda known: reportable(known, output))
 
-    def reportable(known: manifest.Manifest) -> prepared.Reportable:
-        config = opening.config_of(known, output)
 
-        def whole(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
-            if config.adapter_rank is None:
-                return list(weights)
-            initial = _kept_initial(config, output, known)
-            part = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
-            known.check_identities(part.identities(), remedy=_REMEDY)
-            return part.whole(weights)
+def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Reportable:
+    """Returns what the report on a fine-tuning run is made of.
 
-        options, go_on = config.part(report.ReportOptions), how_to_go_on(output, config.data)
-        plan = plan_of(known, config)
-        return report.of_run(options, known, plan, unit="step", go_on=go_on, whole=whole)
+    Args:
+      known: Manifest of the run.
+      output: Folder of the run.
 
-    return run_lib.report(output, reportable)
+    Returns:
+      The material of the report.
+
+    Raises:
+      UsageError: If it is the manifest of another kind of run.
+    """
+    config = opening.config_of(known, output)
+
+    def whole(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+        if config.adapter_rank is None:
+            return list(weights)
+        initial = _kept_initial(config, output, known)
+        part = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
+        known.check_identities(part.identities(), remedy=_REMEDY)
+        return part.whole(weights)
+
+    options, go_on = config.part(report.ReportOptions), how_to_go_on(output, config.data)
+    plan = plan_of(known, config)
+    return report.of_run(options, known, plan, unit="step", go_on=go_on, whole=whole)
 
 
 _REMEDY = "restore data and model"

@@ -103,16 +103,28 @@ def report(output: pathlib.Path) -> TrainingResults:
         changed, or none of its rounds has been committed yet.
       OSError: If a file cannot be written.
     """
+    return run.report(output, lambda known: reportable(known, output))
 
-    def reportable(known: manifest.Manifest) -> prepared.Reportable:
-        config = options_lib.of_manifest(known, output)
-        plan = config.privacy().resumed(
-            known.facts["training_users"], known.facts["num_parameters"], known.derived
-        )
-        go_on = own_models.how_to_go_on(config.model, output)
-        return of_run(config.part(ReportOptions), known, plan, unit="round", go_on=go_on)
 
-    return run.report(output, reportable)
+def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Reportable:
+    """Returns what the report on a training run is made of.
+
+    Args:
+      known: Manifest of the run.
+      output: Folder of the run, for messages.
+
+    Returns:
+      The material of the report.
+
+    Raises:
+      UsageError: If it is the manifest of another kind of run.
+    """
+    config = options_lib.of_manifest(known, output)
+    plan = config.privacy().resumed(
+        known.facts["training_users"], known.facts["num_parameters"], known.derived
+    )
+    go_on = own_models.how_to_go_on(config.model, output)
+    return of_run(config.part(ReportOptions), known, plan, unit="round", go_on=go_on)
 
 
 def of_run(

@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from tests.finetuning import toy_finetuning
 from tests.training import toy_run
-from tff_dpftrl.accounting import gaussian
-from tff_dpftrl.auditing.recount import run_folder
+from tff_dpftrl.accounting import gaussian, privacy_statement
+from tff_dpftrl.auditing.recount import run_folder, statement_checks
+from tff_dpftrl.auditing.recount import terms as terms_lib
 from tff_dpftrl.finetuning import custom_run, example_sampling
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.finetuning import run as finetuning_run
@@ -41,6 +42,7 @@ _STATED_PARTICIPATION = "statement: participation"
 _SENSITIVITY = "statement: sensitivity"
 _EPSILON = "statement: ε"
 _TEXT = "statement: Markdown and JSON"
+_SENTENCES = "statement: every sentence"
 _METRICS = "metrics: ε by round"
 _ROWS = "metrics: rows and cohorts"
 _MODEL = "released model and checkpoint"
@@ -95,7 +97,7 @@ def test_an_untouched_run_is_consistent(runs):
     found = run_folder.recount_run(runs[0], progress=said.append)
     assert found.verdict == "consistent with the claim"
     assert {finding.outcome for finding in found.findings} == {"consistent"}
-    assert len(found.findings) == len(said) == 18
+    assert len(found.findings) == len(said) == 19
     assert found.confidence == pytest.approx(0.999) and "with 99%" in found.to_markdown()
     stated = json.loads((runs[0] / "privacy_statement.json").read_text())
     assert found.claim.epsilon == stated["epsilon"] and stated["observed"]["min_sep"] == 3
@@ -169,12 +171,18 @@ def _text(name, old, new):
     return change
 
 
+def _forge(folder, **changes):
+    """Changes the statement in both files alike."""
+    path = folder / "privacy_statement.json"
+    _edit(path, **changes)
+    forged = privacy_statement.PrivacyStatement.from_json(path.read_text())
+    path.with_suffix(".md").write_text(forged.to_markdown())
+
+
 def _both_epsilons(folder):
     """Half of ε, and what makes it look right but for the noise."""
     values = json.loads((folder / "privacy_statement.json").read_text())
-    shown = (folder / "privacy_statement.md").read_text().partition("(ε = ")[2].partition(",")[0]
-    _edit(folder / "privacy_statement.json", epsilon=values["epsilon"] / 2)
-    _text("privacy_statement.md", f"(ε = {shown},", f"(ε = {float(shown) / 2:.4g}1,")(folder)
+    _forge(folder, epsilon=values["epsilon"] / 2)
 
 
 def _lower_sensitivity(folder):
@@ -372,6 +380,75 @@ def test_a_fault_is_no_more_than_its_own(finished):
     found = run_folder.recount_run(finished)
     assert found.verdict == "VIOLATED: statement: ε"
     assert "computed anew" in found.to_markdown()
+
+
+_FORGED = {
+    "setting": "Nobody has to be trusted.",
+    "output": "The final model only.",
+    "adjacency": "Add or remove: neighbouring data sets differ in all data of one user.",
+    "unit_of_privacy": "device",
+    "mechanism": "tree",
+    "accounting": "Exact.",
+    "covered": ["Everything."],
+    "not_covered": [],
+    "assumptions": [],
+    "caveats": [],
+    "headline_caveats": ["An auditor has approved of it."],
+    "no_guarantee": ["None is needed."],
+    "parameters__clients_per_round": 1000,
+    "parameters__clip_norm_inflation": 0.5,
+    "parameters__data": "public text",
+    "parameters__approved_by": "nobody",
+}
+
+
+@pytest.mark.parametrize("has_records", [True, False])
+@pytest.mark.parametrize("entry", _FORGED)
+def test_a_forged_sentence_is_found_though_both_files_say_it(finished, entry, has_records):
+    if not has_records:
+        shutil.rmtree(finished / "private")
+    assert "violated" not in _outcomes(finished).values()
+    changes = {entry: _FORGED[entry]}
+    if entry == "no_guarantee":
+        changes |= {"epsilon": None, "rho_zcdp": None}
+    _forge(finished, **changes)
+    found = run_folder.recount_run(finished)
+    (whole,) = [finding for finding in found.findings if finding.test == _SENTENCES]
+    assert whole.outcome == "violated" and entry.rpartition("__")[2] in whole.says
+    assert found.verdict.startswith("VIOLATED")
+
+
+def test_epsilon_that_falls_between_the_recounted_rows_is_found(finished, monkeypatch):
+    monkeypatch.setattr(statement_checks, "_ROWS_RECOUNTED", {terms_lib.DP_FTRL: 2})
+    path = finished / "metrics.csv"
+    header, *rows = path.read_text().splitlines()
+    column = header.split(",").index("epsilon")
+    cells = rows[3].split(",")
+    cells[column] = str(float(cells[column]) / 2)
+    rows[3] = ",".join(cells)
+    assert _METRICS not in _violated(finished)
+    path.write_text("\n".join([header, *rows]) + "\n")
+    assert _violated(finished) == {_METRICS}
+
+
+def test_files_that_are_compared_with_nothing_are_named(finished):
+    says = {finding.test: finding.says for finding in run_folder.recount_run(finished).findings}
+    assert "compared the content of" in says[_FILES] and "held_out.json" in says[_FILES]
+
+
+def test_the_sentences_of_another_version_are_not_looked_at(finished):
+    _forge(finished, code_version="0.2.0")
+    found = _outcomes(finished)
+    assert found[_SENTENCES] == "not tested" and "violated" not in found.values()
+
+
+def test_an_audit_in_the_statement_is_no_forgery(finished):
+    path = finished / "privacy_statement.json"
+    stated = privacy_statement.PrivacyStatement.from_json(path.read_text())
+    stated = stated.with_audit("audited: by somebody", is_refuted=True)
+    path.write_text(stated.to_json())
+    path.with_suffix(".md").write_text(stated.to_markdown())
+    assert _outcomes(finished)[_SENTENCES] == "consistent"
 
 
 def test_what_is_no_run_is_refused(tmp_path, finished):

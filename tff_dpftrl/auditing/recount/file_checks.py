@@ -28,6 +28,13 @@ _KNOWN = (
     *("private/cohort_seed", "private/pool.json", "private/baselines.json"),
     "private/ledger.sqlite-journal",  # A killed process leaves one even if nothing is undone.
 )
+# Looked through for secrets and exact figures, but compared with nothing.
+_NOT_READ = frozenset(
+    {
+        *("best_model.npz", "pretrained_model.npz", "held_out.json", "curves.png"),
+        *("tensorboard", "metrics_README.md", "vocabulary.json", "sweep.log", "trade_off.png"),
+    }
+)
 _FOLDERS = ("private", "private/checkpoints", "tensorboard")
 # Files of text that may be published, by docs/results_folder.md.
 _MAY_BE_PUBLISHED = (
@@ -137,7 +144,11 @@ def complete(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_r
         for name, path in _all(run.folder)
         if path.is_dir() and name not in _FOLDERS
     ]
-    return findings.judged(test, wrong, f"All {len(present)} are those of a run")
+    unread = sorted(
+        {name.partition("/")[0] for name in present if name.partition("/")[0] in _NOT_READ}
+    )
+    named = f". Nobody has compared the content of {', '.join(unread)}" if unread else ""
+    return findings.judged(test, wrong, f"All {len(present)} are those of a run{named}")
 
 
 def _model_of(run: records.Records) -> str:

@@ -63,6 +63,7 @@ def recount_run(
         "statement: sensitivity": lambda test: statement_checks.sensitivity(test, run, terms),
         "statement: ε": lambda test: statement_checks.epsilon(test, run, terms),
         "statement: Markdown and JSON": lambda test: statement_checks.text(test, run),
+        "statement: every sentence": lambda test: statement_checks.sentences(test, run, terms),
         "metrics: ε by round": lambda test: statement_checks.metrics_epsilon(test, run, terms),
         "metrics: rows and cohorts": lambda test: statement_checks.metrics_rows(test, run, terms),
         "released model and checkpoint": lambda test: file_checks.model(test, run, terms),

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from tff_dpftrl import version
+from tff_dpftrl.accounting import privacy_statement, statement_sentences
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing.recount import arithmetic, findings, record_checks, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
+from tff_dpftrl.participation import observed
+from tff_dpftrl.runs import manifest
 
 _NO_STATEMENT = "there is no privacy_statement.json: tff-dpftrl report writes it"
 _EARLIER = "the run has gone on since its statement was written: tff-dpftrl report writes it again"
 _ROWS_RECOUNTED = {terms_lib.DP_FTRL: 8, terms_lib.SAMPLED: 2}  # A row costs seconds if sampled.
 _MOST_CLIENTS = 10_000
+# Entries and parameters that are computed anew by checks of their own.
+_RECOUNTED = frozenset(
+    {
+        *("epsilon", "delta", "rho_zcdp", "declared", "accounted", "observed"),
+        *("sensitivity_squared", "sensitivity_method", "clip_norm", "noise_multiplier"),
+        *("num_steps", "num_rounds", "num_steps_charged", "num_rounds_charged", "audits"),
+    }
+)
+_SHOWN = 160  # Characters of a sentence that a finding quotes.
 
 
 def _earlier(run: records.Records, terms: terms_lib.Terms) -> bool:
@@ -32,20 +47,34 @@ def _stated_rounds(statement: records.Json) -> int | None:
     return observed.get("num_rounds", parameters.get("num_steps", parameters.get("num_rounds")))
 
 
+def _charges_all(run: records.Records, terms: terms_lib.Terms) -> bool:
+    """Returns whether all declared rounds are charged, as if the run ended by what the data say."""
+    done, budget = run.rounds_done, run.config.get("max_epsilon")
+    if done is None:
+        done = _stated_rounds(run.statement)
+    ended = done == terms.num_rounds
+    if not ended and budget is not None:
+        following = _declared(run)._replace(rounds=min((done or 0) + 1, terms.num_rounds))
+        ended = terms.epsilon(following, terms.delta)[1] > budget
+    return not ended or run.config.get("stop_at_accuracy") is not None
+
+
+def _declared(run: records.Records) -> arithmetic.Schema:
+    """Returns the declared participation, by the ledger or else by the statement."""
+    if run.ledger is not None:
+        return arithmetic.Schema(*run.ledger.declared)
+    once = arithmetic.Schema(1, 1, 1)  # For samples only the number of rounds matters.
+    return arithmetic.Schema(*(run.statement.get("declared") or _as_json(once)).values())
+
+
 def _charged(run: records.Records, terms: terms_lib.Terms) -> arithmetic.Schema:
     """Returns the participation that the statement must be computed for.
 
     It is the declared one, unless the run has ended for a reason that does not depend on data.
     """
+    if _charges_all(run, terms):
+        return _declared(run)
     rounds, stride, times = run.ledger.observed()
-    declared = arithmetic.Schema(*run.ledger.declared)
-    budget, done = run.config.get("max_epsilon"), run.rounds_done
-    ended = done == terms.num_rounds
-    if not ended and budget is not None:
-        following = declared._replace(rounds=min(done + 1, terms.num_rounds))
-        ended = terms.epsilon(following, terms.delta)[1] > budget
-    if not ended or run.config.get("stop_at_accuracy") is not None:
-        return declared
     return arithmetic.Schema(rounds, rounds if stride is None else stride, max(1, times))
 
 
@@ -225,7 +254,99 @@ def text(test: str, run: records.Records) -> audit_report.Finding:
         if line not in markdown and (key != "headline_caveats" or stated.get("epsilon") is not None)
     ]
     wrong += [f"the Markdown leaves out: {line}" for line in missing]
+    if not wrong and stated.get("code_version") == version.__version__:
+        made = privacy_statement.PrivacyStatement.from_json(json.dumps(stated)).to_markdown()
+        wrong = _other_lines(markdown.splitlines(), made.splitlines())
     return findings.judged(test, wrong, "Both say the same; the Markdown rounds up")
+
+
+def sentences(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
+    """Makes the whole statement again from the records, and compares it entry by entry.
+
+    Numbers are recounted by other checks, with other code; here the code that writes statements
+    says again what it has to say of such a run.
+    """
+    if run.statement is None:
+        return findings.skipped(test, _NO_STATEMENT)
+    if _earlier(run, terms):
+        return findings.skipped(test, _EARLIER)
+    stated = dict(run.statement)
+    if stated.get("code_version") != version.__version__:
+        return findings.skipped(
+            test,
+            f"it is of tff_dpftrl {stated.get('code_version')}, whose sentences this version, "
+            f"{version.__version__}, does not know",
+        )
+    made = _made_again(run, terms)
+    expected = json.loads(made.to_json())
+    refuted = {statement_sentences.refuted(entry) for entry in stated.get("audits", ())}
+    stated["headline_caveats"] = [
+        line for line in stated.get("headline_caveats", ()) if line not in refuted
+    ]
+    wrong = []
+    compared = sorted(expected.keys() - _RECOUNTED)
+    for name in compared:
+        wrong += _differences(name, stated.get(name), expected[name])
+    wrong += [f"{name} is no entry of a statement" for name in stated.keys() - expected.keys()]
+    fine = f"{len(compared)} entries are what the records make; other tests recount the rest"
+    return findings.judged(test, wrong, fine)
+
+
+def _made_again(run: records.Records, terms: terms_lib.Terms) -> privacy_statement.PrivacyStatement:
+    known = manifest.Manifest(
+        run.config, run.derived, run.facts, identities={}, recorded_kind=run.public.get("kind")
+    )
+    if known.kind == manifest.CUSTOM_FINETUNING:
+        from tff_dpftrl.finetuning import custom_run as kind
+    elif known.kind == manifest.FINETUNING:
+        from tff_dpftrl.finetuning import run as kind
+    else:
+        from tff_dpftrl.training import report as kind
+    reportable = kind.reportable(known, run.folder)
+    if run.ledger is not None:
+        seen = run.ledger.observed()
+    else:
+        seen_by = run.statement.get("observed") or {}
+        seen = (
+            _stated_rounds(run.statement) or 0,
+            seen_by.get("min_sep"),
+            seen_by.get("max_participations", 0),
+        )
+    return reportable.plan.statement(
+        observed.ObservedParticipation(*seen, {}),
+        reportable.facts,
+        charge_all_rounds=_charges_all(run, terms),
+    )
+
+
+def _differences(name: str, stated: Any, expected: Any) -> list[str]:
+    """Lists what an entry of a statement says in another way than it should."""
+    if isinstance(expected, dict) and isinstance(stated, dict):
+        return [
+            line
+            for key in sorted((expected.keys() | stated.keys()) - _RECOUNTED)
+            for line in _differences(f"{name}: {key}", stated.get(key), expected.get(key))
+        ]
+    if isinstance(expected, list) and isinstance(stated, list):
+        return _other_lines(stated, expected, f"{name}: ")
+    if isinstance(expected, float) and not findings.differs(stated, expected, 1e-6):
+        return []
+    if stated == expected and isinstance(stated, bool) == isinstance(expected, bool):
+        return []
+    return [f"{name} is {_short(stated)} in the statement and {_short(expected)} by the records"]
+
+
+def _other_lines(stated: Sequence[Any], expected: Sequence[Any], name: str = "") -> list[str]:
+    wrong = [f"{name}it leaves out {_short(line)}" for line in expected if line not in stated]
+    wrong += [f"{name}it adds {_short(line)}" for line in stated if line not in expected]
+    if not wrong and list(stated) != list(expected):
+        wrong = [f"{name}its lines are in another order, or repeated"]
+    return wrong
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
 
 
 def _table_row(title: str, schema: dict[str, Any]) -> str:
@@ -262,7 +383,19 @@ def metrics_epsilon(
         low, high = terms.epsilon(declared._replace(rounds=t), terms.delta)
         if not low <= shown <= high:
             wrong.append(f"ε after round {t} is {shown:.6g}, computed {low:.6g} to {high:.6g}")
-    return findings.judged(test, wrong, f"Computed anew for {len(chosen)} of {len(rows)} rows")
+    wrong += [] if wrong else _falls(values)
+    fine = f"Computed anew for {len(chosen)} of {len(rows)} rows, between which it never falls"
+    return findings.judged(test, wrong, fine)
+
+
+def _falls(values: Sequence[str | None]) -> list[str]:
+    """Lists where the column ε falls: what is spent is never less later on."""
+    spent = [float(value or "nan") for value in values]
+    return [
+        f"ε is {after:.6g} in row {i + 2}, after {before:.6g}"
+        for i, (before, after) in enumerate(zip(spent, spent[1:], strict=False))
+        if not after >= before * (1.0 - 1e-9)
+    ]
 
 
 def metrics_rows(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
