@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import pathlib
 import sqlite3
 import sys
 
@@ -31,10 +33,35 @@ def test_the_same_text_is_recognised_by_name_and_as_a_copy(tmp_path, monkeypatch
         corpus = user_text.UserText.from_mapping("m", {"a": texts, "b": []})
         jsonl.write(corpus, tmp_path / f"{name}.jsonl")
     for other in ("one.jsonl", str(tmp_path / "one.jsonl"), "copy.jsonl"):
-        assert sources.are_same_text("one.jsonl", other)
-    assert sources.are_same_text("docs", "docs")
+        assert sources.share_texts("one.jsonl", other)
+    assert sources.share_texts("docs", "docs")
     for other in ("other.jsonl", "nowhere.jsonl", "docs", ""):
-        assert not sources.are_same_text("one.jsonl", other)
+        assert not sources.share_texts("one.jsonl", other)
+
+
+def test_texts_of_a_protected_user_are_recognised_in_any_file(tmp_path):
+    long = [f"a sentence of the {i}th kind that nobody else would write" for i in range(3)]
+    users = {"ann": long, "bob": ["short", "thanks"], "cy": []}
+
+    def written(name, texts):
+        jsonl.write(user_text.UserText.from_mapping("m", texts), tmp_path / name)
+        return str(tmp_path / name)
+
+    protected = written("protected.jsonl", users)
+    compressed = tmp_path / "compressed.jsonl.gz"
+    compressed.write_bytes(gzip.compress(pathlib.Path(protected).read_bytes()))
+    same = [
+        str(compressed),
+        written("renamed.jsonl", {"x": long[::-1], "y": ["other text"]}),
+        written("one_text.jsonl", {"ann": ["other", long[1].upper()], "y": ["other text"]}),
+    ]
+    assert [sources.share_texts(file, protected) for file in same] == [True] * 3
+    others = [
+        written("by_chance.jsonl", {"x": ["short", "Thanks"], "y": [long[0]]}),
+        str(tmp_path / "empty.jsonl"),
+    ]
+    (tmp_path / "empty.jsonl").write_text("")
+    assert [sources.share_texts(file, protected) for file in others] == [False] * 2
 
 
 def test_options_that_do_not_apply_are_refused(tmp_path):

@@ -156,7 +156,7 @@ def test_a_copy_with_users_put_together_is_no_public_text():
     protected = user_text.UserText.from_mapping("protected", texts)
     merged = {f"other{i}": texts[f"user{2 * i}"] + texts[f"user{2 * i + 1}"] for i in range(2)}
     copy = user_text.UserText.from_mapping("copy", merged)
-    assert vocabulary._shared_users(copy, protected) == 4
+    assert user_text.shared_users(copy, protected) == 4
 
 
 if __name__ == "__main__":

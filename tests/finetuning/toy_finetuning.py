@@ -21,8 +21,7 @@ def toy(tmp_path_factory) -> pathlib.Path:
 def write(folder: pathlib.Path) -> pathlib.Path:
     """Writes users.jsonl, words.txt, public.jsonl and a pretrained model to a folder."""
     toy_run.write_corpus(folder)
-    lines = (folder / "users.jsonl").read_text().splitlines()
-    (folder / "public.jsonl").write_text("\n".join(lines[:40]).replace(': "user', ': "author'))
+    toy_run.write_public_corpus(folder)
     options = language_config.LanguageConfig(
         data=str(folder / "users.jsonl"),
         vocabulary=str(folder / "words.txt"),

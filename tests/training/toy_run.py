@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tff_dpftrl.data import jsonl, user_text
 from tff_dpftrl.models import export
 from tff_dpftrl.training import config as config_lib
 
@@ -28,6 +29,18 @@ def write_corpus(folder: pathlib.Path) -> None:
             ]
             file.write(json.dumps({"user_id": f"user{user}", "examples": texts}) + "\n")
     (folder / "words.txt").write_text("\n".join(WORDS))
+
+
+def write_public_corpus(folder: pathlib.Path) -> None:
+    """Writes public.jsonl: the words of forty users, by others, and nobody's sentence."""
+    users = jsonl.read(folder / "users.jsonl")
+    texts = {
+        user.replace("user", "author"): [
+            " ".join(reversed(text.split())) for text in users.examples(user)
+        ]
+        for user in users.user_ids[:40]
+    }
+    jsonl.write(user_text.UserText.from_mapping("public", texts), folder / "public.jsonl")
 
 
 @pytest.fixture(scope="module")

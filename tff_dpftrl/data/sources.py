@@ -67,16 +67,30 @@ def load_user_text(
     )
 
 
-def are_same_text(one: str, other: str) -> bool:
-    """Returns whether two names stand for the same text: by name, or as a file and its copy.
+def are_same_file(one: str, other: str) -> bool:
+    """Returns whether two corpora are the same by name, or as a file and its copy."""
+    if one == other:
+        return True
+    return os.path.isfile(one) and os.path.isfile(other) and filecmp.cmp(one, other, shallow=False)
+
+
+def share_texts(one: str, other: str) -> bool:
+    """Returns whether two corpora are the same, or users of the second have texts in the first.
 
     Args:
       one: First name or path; a name of no file is compared by name.
       other: Second name or path.
 
     Returns:
-      Whether they do. Other files with the same texts are not recognised.
+      Whether they do, by the names, the bytes, or else the texts (`user_text.shared_users`) of
+      files that can be read as they are. Texts that were changed are not recognised.
     """
-    if one == other:
+    if are_same_file(one, other):
         return True
-    return os.path.isfile(one) and os.path.isfile(other) and filecmp.cmp(one, other, shallow=False)
+    if not (os.path.isfile(one) and os.path.isfile(other)):
+        return False
+    try:
+        corpora = load_user_text(one), load_user_text(other)
+    except ValueError:  # Who uses the file says what is wrong with it.
+        return False
+    return user_text.shared_users(*corpora) > 0

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tff_dpftrl import validation
 
+_MIN_SHARED_WORDS = 20
+"""Least number of words that show a copy: shorter texts may well be the same by chance."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UserText:
@@ -172,3 +175,32 @@ def require_several_users(corpus: UserText) -> UserText:
             "training needs at least two. Split the text by who wrote it."
         )
     return corpus
+
+
+def shared_users(public: UserText, protected: UserText) -> int:
+    """Counts the users of one corpus who have their texts in another, in any order.
+
+    Args:
+      public: Corpus in which their texts may be.
+      protected: Corpus of the users.
+
+    Returns:
+      Number of users of `protected` with one of their texts under their id in `public`, or all of
+      their texts, 20 words or more, under any. White space and case make no difference.
+    """
+    texts_of = {user_id: _normal(public.examples(user_id)) for user_id in public.user_ids}
+    all_texts = frozenset().union(*texts_of.values())
+    shared = 0
+    for user_id in protected.user_ids:
+        texts = _normal(protected.examples(user_id))
+        is_copied = texts <= all_texts and _num_words(texts) >= _MIN_SHARED_WORDS
+        shared += is_copied or not texts.isdisjoint(texts_of.get(user_id, ()))
+    return shared
+
+
+def _normal(texts: Iterable[str]) -> frozenset[str]:
+    return frozenset(" ".join(text.lower().split()) for text in texts if text.strip())
+
+
+def _num_words(texts: Iterable[str]) -> int:
+    return sum(len(text.split()) for text in texts)

@@ -23,8 +23,6 @@ PAD = 0
 
 _SIZE = "size of the vocabulary"
 _DECLARED = "declared public by the operator"
-_MIN_SHARED_WORDS = 20
-"""Least number of words that show a copy: shorter texts may well be the same by chance."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +199,7 @@ def from_file(
                 f"size must be given to count the words of the corpus {path}."
             )
         corpus = jsonl.read(path, is_tokenized=is_tokenized)
-        if protected is not None and (shared := _shared_users(corpus, protected)):
+        if protected is not None and (shared := user_text.shared_users(corpus, protected)):
             raise validation.UsageError(
                 f"vocabulary {path} cannot be public: it has the texts of {shared} of the "
                 f"{len(protected)} users of {protected.name} who are to be protected; count it on "
@@ -219,26 +217,6 @@ def from_file(
     if not words:
         raise validation.UsageError(f"{path}: the vocabulary has no words; write one a line.")
     return Vocabulary(tuple(words[:size]), f"word list {path}, {_DECLARED}", lower_case)
-
-
-def _shared_users(public: user_text.UserText, protected: user_text.UserText) -> int:
-    """Counts the users of `protected` that have their texts in `public`, in any order."""
-    texts_of = {user_id: _normal(public.examples(user_id)) for user_id in public.user_ids}
-    all_texts = frozenset().union(*texts_of.values())
-    shared = 0
-    for user_id in protected.user_ids:
-        texts = _normal(protected.examples(user_id))
-        is_copied = texts <= all_texts and _num_words(texts) >= _MIN_SHARED_WORDS
-        shared += is_copied or not texts.isdisjoint(texts_of.get(user_id, ()))
-    return shared
-
-
-def _normal(texts: Iterable[str]) -> frozenset[str]:
-    return frozenset(" ".join(text.lower().split()) for text in texts if text.strip())
-
-
-def _num_words(texts: Iterable[str]) -> int:
-    return sum(len(text.split()) for text in texts)
 
 
 def _first_words(lines: Iterable[str], lower_case: bool) -> list[str]:

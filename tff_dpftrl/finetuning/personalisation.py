@@ -179,7 +179,7 @@ def read(folder: str | pathlib.Path, given: Mapping[str, Any], part: Part) -> us
 def _refuse_trained_on(folder: pathlib.Path, data: str) -> None:
     """Refuses a corpus of which `pretrain` has taken all users but the held-out ones."""
     known = warm_start.pretrained_on(folder)
-    if known is not None and sources.are_same_text(known, data):
+    if known is not None and sources.share_texts(known, data):
         raise validation.UsageError(
             f"users 'test' of data {data!r} are among those whom the model in {folder} was trained "
             "on, by tff-dpftrl pretrain: take users 'held-out', or other text."

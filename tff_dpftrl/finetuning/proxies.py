@@ -53,10 +53,10 @@ def read(name: str, *, is_tokenized: bool, protected: str) -> tuple[user_text.Us
     """
     if name == pretraining.STANDARD_LIBRARY:
         return docstrings.read_standard_library(), "docstrings of Python's standard library"
-    if sources.are_same_text(name, protected):
+    if sources.share_texts(name, protected):
         raise validation.UsageError(
-            f"proxy_data {name!r} is the file of the users to be protected, {protected!r}, or a "
-            "copy of it, and cannot be public: name other text."
+            f"proxy_data {name!r} is the file of the users to be protected, {protected!r}, a "
+            "copy of it, or has texts of theirs, and cannot be public: name other text."
         )
     text = sources.load_user_text(name, pretokenized=is_tokenized)
     return text, f"{pathlib.PurePath(name).name}, declared public by the operator"

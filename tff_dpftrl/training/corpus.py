@@ -189,7 +189,7 @@ def public_vocabulary(
     """
     if source == "docs":
         return vocabulary.standard_library(size, lower_case=lower_case)
-    if sources.are_same_text(data, source):
+    if sources.are_same_file(data, source):  # `from_file` compares the texts.
         raise validation.UsageError(
             f"vocabulary {source!r} is the file of the users to be protected, {data!r}, or a copy "
             "of it, and cannot be public: count it on other text, or pass vocabulary 'private', "

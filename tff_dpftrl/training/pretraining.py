@@ -151,10 +151,10 @@ def _all_docstrings() -> user_text.UserText:
 
 
 def _refuse_protected(public: str, protected: str) -> None:
-    if sources.are_same_text(public, protected):
+    if sources.share_texts(public, protected):
         raise validation.UsageError(
-            f"data {public!r} is the file of the users to be protected, {protected!r}, or a "
-            "copy of it, and cannot be public: pretrain on other text."
+            f"data {public!r} is the file of the users to be protected, {protected!r}, a copy "
+            "of it, or has texts of theirs, and cannot be public: pretrain on other text."
         )
 
 

@@ -94,10 +94,10 @@ def refuse_protected(folder: pathlib.Path, protected: str) -> None:
       ValueError: If they were.
     """
     data = pretrained_on(folder)  # None of something else, which `source` has words for.
-    if data is not None and sources.are_same_text(data, protected):
+    if data is not None and sources.share_texts(data, protected):
         raise validation.UsageError(
             f"initial_weights {folder} were pretrained on {data!r}, the very text that this run "
-            "protects or a copy of it: pretrain on public text."
+            "protects, a copy of it, or text of its users: pretrain on public text."
         )
 
 

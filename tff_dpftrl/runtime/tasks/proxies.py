@@ -45,9 +45,9 @@ def read(
 def _public_text(source: str, pretokenized: bool, protected: str) -> user_text.UserText:
     if source == _STANDARD_LIBRARY:
         return docstrings.read_standard_library()
-    if sources.are_same_text(source, protected):
+    if sources.share_texts(source, protected):
         raise validation.UsageError(
-            f"proxy_data {source!r} is the data that is protected, or a copy of it: "
-            "name public text."
+            f"proxy_data {source!r} is the data that is protected, a copy of it, or "
+            "has texts of its users: name public text."
         )
     return sources.load_user_text(source, pretokenized=pretokenized)
