@@ -179,6 +179,29 @@ def test_shares_of_colluding_devices_are_never_rounded_up(threshold, percent):
     assert f"no more than {percent} of" in summation_sentences.who_sees(secure)
 
 
+@pytest.mark.parametrize(
+    ("secure", "in_league", "others"),
+    [
+        (("active-server", 2, 0.75), 0, "1 other report: "),
+        (("active-server", 3, 0.75), 0, "2 other reports: "),
+        (("active-server", 4, 0.75), 1, "2 other reports: "),
+        (("active-server", 100, 0.75), 33, "66 other reports: "),
+        (("honest-but-curious", 2, 0.6), 1, None),
+        (("honest-but-curious", 10, 0.6), 6, "3 other reports: "),
+        # 0.57 · 100 is a little less in floating point.
+        (("honest-but-curious", 100, 0.57), 57, "42 other reports: "),
+        (("honest-but-curious", 40, 0.75, 20, 0.1), 4, "35 other reports: "),
+    ],
+)
+def test_a_statement_says_among_how_few_reports_one_is_hidden(secure, in_league, others):
+    said = summation_sentences.who_sees(terms_lib.SecureAggregation(*secure))
+    assert f"In a group of {secure[1]}, with {in_league} of them in league, a report is " in said
+    if others is None:
+        assert "alone in what is left of the sum: it is not hidden." in said
+    else:
+        assert f"in one exact sum with {others}whoever knows them knows it." in said
+
+
 def test_whoever_ends_a_task_early_is_charged_for_what_it_might_have_run():
     statement = task_privacy.TaskPrivacy(_terms()).statement(_SEEN(2, None, 1))
     assert statement.epsilon == _guarantee(6, 2, 3).epsilon

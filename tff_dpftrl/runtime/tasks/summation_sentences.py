@@ -6,7 +6,9 @@ Each sentence must be true of every task whose terms carry it, and claim no more
 from __future__ import annotations
 
 import decimal
+import math
 
+from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.runtime.tasks import secure_groups
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.secure_sums import parameters
@@ -45,7 +47,24 @@ def who_sees(secure: terms_lib.SecureAggregation | None) -> str:
         against = _curious(secure.threshold)
     else:
         against = _curious_with_neighbours(secure.neighbours, secure.corrupt_fraction)
-    return f"{kept} {against} {NOT_HIDDEN}"
+    return f"{kept} {against} {_smallest(secure)} {NOT_HIDDEN}"
+
+
+def _smallest(secure: terms_lib.SecureAggregation) -> str:
+    """Describes how little hides a report in the smallest group, with the most in league."""
+    least = secure.least_group
+    if parameters.ThreatModel(secure.threat_model) is parameters.ThreatModel.ACTIVE_SERVER:
+        most_in_league = (least - 1) // 3
+    else:
+        # Of a product that is not exact, the larger number.
+        share = secure.threshold if secure.corrupt_fraction is None else secure.corrupt_fraction
+        most_in_league = math.floor(share * least * (1.0 + 1e-12))
+    others = least - 1 - most_in_league
+    of_group = f"In a group of {least}, with {most_in_league} of them in league,"
+    if others < 1:
+        return f"{of_group} a report is alone in what is left of the sum: it is not hidden."
+    counted = strategy_lib.counted(others, "other report")
+    return f"{of_group} a report is in one exact sum with {counted}: whoever knows them knows it."
 
 
 def in_short(secure: terms_lib.SecureAggregation | None) -> str:
