@@ -69,6 +69,14 @@ def test_epsilon_is_just_large_enough(delta):
     assert _exact_delta(500, computed * (1 - 1e-3)) > delta
 
 
+def test_epsilon_is_never_negative():
+    saddle = privacy_loss.saddle_for_delta(_step(), 100, math.log(0.05))
+    composed = _composed(_step(), 100, saddle, math.log(0.05))
+    largest = _exact_delta(100, 0.0)  # Total variation: with more δ nothing is left to promise.
+    assert [composed.epsilon(delta) for delta in (1.1 * largest, 0.99, 1 - 1e-9)] == [0.0] * 3
+    assert composed.epsilon(0.9 * largest) > 0.0
+
+
 def test_infinite_losses_are_charged():
     step = _step(infinity_mass=1e-8)
     saddle = privacy_loss.saddle_for_delta(step, 100, math.log(1e-5))

@@ -69,6 +69,22 @@ def test_the_charge_is_reached():
     assert moved + (bit - 0.5) ** 2 == pytest.approx(1.75, rel=3e-5)
 
 
+def test_the_noise_covers_what_encoding_may_add_to_a_contribution():
+    totals = adaptive_clipping.CountedContribution(
+        [tf.zeros(shape, tf.float64) for shape in _SHAPES], tf.constant(0.0, tf.float64)
+    )
+    stddevs, averages = [], []
+    for unit_inflation in (None, 1.0, 1.5):
+        round_ = _round(unit_inflation=unit_inflation, deterministic_seed=3)
+        _, average, measured = round_.release(round_.initial_state(_SHAPES), totals)
+        stddevs.append(float(measured["noise_stddev"]))
+        averages.append(np.append(average[0], average[1]))
+    assert stddevs == pytest.approx(np.array([1.0, 1.0, 1.5]) * stddevs[0], rel=1e-6)
+    np.testing.assert_allclose(averages[1], averages[0], rtol=1e-5)
+    np.testing.assert_allclose(averages[2], 1.5 * averages[0], rtol=1e-5)
+    assert np.abs(averages[0]).min() > 0.0
+
+
 def test_a_client_that_sends_zeros_counts_as_one_that_does_not_report():
     round_ = _round()
     clip = round_.initial_state(_SHAPES).clip

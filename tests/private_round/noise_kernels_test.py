@@ -160,6 +160,13 @@ def test_tree_covariance_test_has_power():
     assert np.max(np.abs(reduced - vanilla)) > 0.1
 
 
+@pytest.mark.parametrize("variance_reduction", [True, False])
+@pytest.mark.parametrize("num_levels", [1, 3])
+def test_a_tree_ends_with_the_last_round_that_has_fresh_noise(num_levels, variance_reduction):
+    kernel = noise_stream.build_kernel(noise_recipe.TreeNoise(num_levels, variance_reduction))
+    assert kernel.max_rounds == 2**num_levels - 1  # A round more would need another level.
+
+
 def test_tree_of_more_levels_than_needed_has_the_same_law():
     n = 21
     dense = _run_with_ids(noise_recipe.TreeNoise(9, True), n)

@@ -71,6 +71,20 @@ def test_low_order_keys_are_unsound_and_would_leave_no_secret(coordinate):
         x25519.X25519PrivateKey.generate().exchange(x25519.X25519PublicKey.from_public_bytes(weak))
 
 
+def test_all_points_of_low_order_are_known():
+    # Of order 1 and 2 there is one coordinate, of order 4 two, of order 8 two (Bernstein).
+    assert len(keys._LOW_ORDER) == 5
+    assert sum(_double(u) == 0 for u in keys._LOW_ORDER) == 3  # 0, and both of order 4.
+    assert sum(_double(u) in (1, keys._FIELD - 1) for u in keys._LOW_ORDER) == 2
+
+
+def _double(u):
+    """The coordinate of twice a point (Montgomery 1987), 0 for that at infinity."""
+    p = keys._FIELD
+    below = 4 * u * (u * u + 486662 * u + 1) % p
+    return (u * u - 1) ** 2 * pow(below, p - 2, p) % p
+
+
 def test_second_encodings_of_a_key_are_unsound():
     public = keys.KeyPair().public
     coordinate = int.from_bytes(public, "little")
