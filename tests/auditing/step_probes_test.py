@@ -1,0 +1,218 @@
+"""Exact probes of the steps of fine-tuning, on correct steps and on planted faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_dpftrl.auditing import step_probes
+from tff_dpftrl.finetuning import (
+    clipped_sums,
+    example_sampling,
+    ghost,
+    private_steps,
+    run_privacy,
+)
+from tff_dpftrl.finetuning import plan as plan_lib
+from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.models import low_rank, transformer, word_lstm
+from tff_dpftrl.runs import dp_ftrl_privacy
+
+_CLIP, _AT_ONCE, _NUM_STEPS = 0.05, 3, 7
+_MODEL = word_lstm.WordLstm(40, 5, embedding_size=12, state_size=16)
+_TRANSFORMER = transformer.Transformer(
+    40, 5, embedding_size=12, num_layers=1, num_heads=2, feed_forward_size=16
+)
+_ADAPTERS = low_rank.LowRank(_TRANSFORMER, _TRANSFORMER.initial_weights(0), 2)
+
+_SAMPLED = run_privacy.SampledFinetuning.of(
+    plan_lib.make_plan(
+        example_sampling.of_sizes([4] * 100),
+        sampling="user",
+        group_size=2,
+        expected_units=10.0,
+        num_steps=_NUM_STEPS,
+        noise_multiplier=1.0,
+        delta=1e-5,
+    ),
+    clip_norm=_CLIP,
+    deterministic_seed=None,
+)
+_PASSES = dp_ftrl_privacy.DpFtrlPrivacy(
+    num_rounds=_NUM_STEPS,
+    clients_per_round=10,
+    clip_norm=_CLIP,
+    delta=1e-5,
+    noise_multiplier=1.0,
+    data_in_one_place=True,
+).plan(40, 1000)
+
+
+def _rows(counts, seed=0):
+    ids = np.random.default_rng(seed).integers(4, 40, [sum(counts), 6]).astype(np.int32)
+    return (ids[:, :-1], ids[:, 1:]), np.concatenate([[0], np.cumsum(counts)])
+
+
+_UNITS = [2, 1, 2, 2, 1]  # Three at once: the last piece has two.
+
+
+def _build(plan, sums, *, noise=1.0, model=_MODEL, kind=private_steps.PrivateSteps):
+    strategy = identity.Identity() if plan is _SAMPLED else plan.strategy
+    weaker = dataclasses.replace(plan, noise_multiplier=noise * plan.noise_multiplier)
+    return lambda optimizer: kind(
+        private_steps.round_of(weaker, strategy),
+        sums,
+        optimizer,
+        model.initial_weights(0),
+        units_at_once=_AT_ONCE,
+    )
+
+
+_GHOST = ghost.booked(_MODEL, 2)
+_LOOPED = clipped_sums.looped(clipped_sums.language_rows(_MODEL))
+
+
+def _audit(build, plan=_SAMPLED, counts=tuple(_UNITS)):
+    return step_probes.audit_steps(build, *_rows(counts), plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("plan", "sums", "counts"),
+    [
+        pytest.param(_SAMPLED, _GHOST, _UNITS, id="ghost"),
+        pytest.param(_SAMPLED, _LOOPED, _UNITS, id="looped"),
+        pytest.param(_PASSES, _GHOST, _UNITS, id="passes"),
+        pytest.param(_SAMPLED, _GHOST, [1], id="one unit"),
+        pytest.param(_SAMPLED, _GHOST, [2] * 90, id="more than expected", marks=pytest.mark.slow),
+    ],
+)
+def test_correct_steps_are_consistent(plan, sums, counts):
+    found = _audit(_build(plan, sums), plan, counts)
+    assert found.verdict == "consistent with the claim", found.to_markdown()
+    added = next(finding for finding in found.findings if finding.test == "what one unit adds")
+    assert float(added.says.split()[2]) > 0.999  # The clip was reached,
+    spread = next(finding for finding in found.findings if "standard deviation" in finding.test)
+    assert float(spread.power.split()[2]) > 0.85  # and a tenth of the noise would be missed.
+    assert found.confidence == pytest.approx(0.95)
+
+
+def test_adapters_are_audited_like_a_model():
+    sums = ghost.booked(_ADAPTERS, 2)
+    assert not _audit(_build(_SAMPLED, sums, model=_ADAPTERS)).is_violated
+
+
+class _SameNoise(private_steps.PrivateSteps):
+    def step(self, state, row_splits, read_rows):
+        first = state["aggregator"]._replace(round_index=tf.constant(0, tf.int64))
+        new, units = super().step({**state, "aggregator": first}, row_splits, read_rows)
+        index = state["aggregator"].round_index + 1
+        return {**new, "aggregator": new["aggregator"]._replace(round_index=index)}, units
+
+
+class _WithoutNoise(private_steps.PrivateSteps):
+    """Releases the exact mean in some of the steps."""
+
+    def _is_exact(self, state):
+        return int(state["aggregator"].round_index) == _NUM_STEPS - 1
+
+    def step(self, state, row_splits, read_rows):
+        new, units = super().step(state, row_splits, read_rows)
+        if self._is_exact(state):
+            old = state["global_model_weights"]["trainable"]
+            total, _ = self._sum(self._weights, read_rows, row_splits, self._clip_norm)
+            exact = [w - t.numpy() * self._scale / 10.0 for w, t in zip(old, total, strict=True)]
+            new = {**new, "global_model_weights": {"trainable": exact}}
+        return new, units
+
+
+class _OftenExact(_WithoutNoise):
+    def _is_exact(self, state):
+        return int(np.sum(state["aggregator"].seed)) % 2 == 0 or super()._is_exact(state)
+
+
+class _TwiceAtBorders(private_steps.PrivateSteps):
+    """Adds the last unit of every full piece to the next one as well."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        once = self._sum
+
+        def twice(weights, read_rows, row_splits, clip_norm):
+            total, units = once(weights, read_rows, row_splits, clip_norm)
+            for last in range(_AT_ONCE, len(row_splits), _AT_ONCE):
+                begin, end = row_splits[last - 1], row_splits[last]
+                more, _ = once(
+                    weights,
+                    lambda i, j, begin=begin: read_rows(begin + i, begin + j),
+                    np.array([0, end - begin]),
+                    clip_norm,
+                )
+                total = [x + y for x, y in zip(total, more, strict=True)]
+            return total, units
+
+        self._sum = twice
+
+
+class _NewNoise(private_steps.PrivateSteps):
+    def step(self, state, row_splits, read_rows):
+        seed = tf.random.uniform(state["aggregator"].seed.shape, 0, 2**31 - 1, tf.int32)
+        seed = tf.cast(seed, state["aggregator"].seed.dtype)
+        return super().step(
+            {**state, "aggregator": state["aggregator"]._replace(seed=seed)}, row_splits, read_rows
+        )
+
+
+_SPREAD = "noise: standard deviation of each step"
+_PLANTED = {
+    "noise × 0.3": ({"noise": 0.3}, _SPREAD),
+    "noise × 0.9": ({"noise": 0.9}, _SPREAD),
+    "the same noise in every step": ({"kind": _SameNoise}, "noise: correlation of steps"),
+    "no noise in the last step": ({"kind": _WithoutNoise}, _SPREAD),
+    "an exact mean in half of the runs": ({"kind": _OftenExact}, _SPREAD),
+    "units counted twice at borders": ({"kind": _TwiceAtBorders}, "what one unit adds"),
+    "other noise in a repeated step": ({"kind": _NewNoise}, "a step repeated from its state"),
+}
+
+
+@pytest.mark.parametrize("fault", _PLANTED)
+@pytest.mark.parametrize(
+    "plan", [_SAMPLED, pytest.param(_PASSES, marks=pytest.mark.slow)], ids=["sampled", "passes"]
+)
+def test_planted_faults_are_found_and_named(fault, plan):
+    changes, test = _PLANTED[fault]
+    found = _audit(_build(plan, _GHOST, **changes), plan)
+    assert test in {finding.test for finding in found.findings if finding.outcome == "violated"}
+    assert found.is_ours == ("kind" not in changes)
+
+
+def test_rows_that_are_not_clipped_are_found():
+    def unclipped(weights, rows, row_splits, clip_norm):
+        return _LOOPED(weights, rows, row_splits, 3.0 * clip_norm)
+
+    found = _audit(_build(_SAMPLED, unclipped))
+    assert {finding.test for finding in found.findings if finding.outcome == "violated"} == {
+        "what one unit adds"
+    }
+
+
+def test_what_cannot_be_audited_is_refused():
+    with pytest.raises(ValueError, match="row_splits must have one unit at least"):
+        _audit(_build(_SAMPLED, _GHOST), counts=())
+    silent = dataclasses.replace(_SAMPLED, noise_multiplier=0.0)
+    with pytest.raises(ValueError, match="plan has no noise"):
+        _audit(_build(_SAMPLED, _GHOST), silent)
+
+
+@pytest.mark.slow
+def test_correct_steps_are_hardly_ever_called_violated():
+    build = _build(_SAMPLED, _GHOST)
+    violated = sum(_audit(build, counts=[2, 1]).is_violated for _ in range(200))
+    assert violated <= 21  # Of Binomial(200, 0.05), more in one of a thousand.
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,258 @@
+"""Exact probes of the steps of fine-tuning: a step is repeated with and without a unit.
+
+    report = step_probes.audit_steps(build, rows, row_splits, plan=plan)
+
+It works for every way to sum clipped gradients, `ghost` included, since it looks only at what a
+step releases: the weights after a step of plain SGD, from the same weights each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from scipy import stats
+
+from tff_dpftrl import validation
+from tff_dpftrl.auditing import audit_report, defaults
+from tff_dpftrl.auditing import claim as claim_lib
+from tff_dpftrl.finetuning import clipped_sums, private_steps, run_privacy
+
+Build = Callable[[tf.keras.optimizers.Optimizer], private_steps.PrivateSteps]
+"""Function from an optimizer to the steps that are audited, without averaging of models."""
+
+_MOST_UNITS = 64
+_FIRST_AND_LAST = 3
+_ROUNDING = 2.0**-23  # Of a weight in float32, before and after a step.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    rows: clipped_sums.Rows
+    row_splits: np.ndarray
+
+    @property
+    def num_units(self) -> int:
+        return len(self.row_splits) - 1
+
+    def read(self, begin: int, end: int) -> clipped_sums.Rows:
+        return tf.nest.map_structure(lambda x: x[begin:end], self.rows)
+
+    def of(self, units: Sequence[int]) -> _Batch:
+        """Returns the batch of some of the units, in order."""
+        sizes = np.diff(self.row_splits)
+        taken = np.isin(np.arange(self.num_units), units)
+        of_rows = np.repeat(taken, sizes)
+        rows = tf.nest.map_structure(lambda x: np.asarray(x)[of_rows], self.rows)
+        return _Batch(rows, np.concatenate([[0], np.cumsum(sizes[taken])]))
+
+
+class _Stepper:
+    """Steps of one run, all from the initial weights, in units of what a unit may add at most."""
+
+    def __init__(self, steps: private_steps.PrivateSteps, unit: float):
+        self._steps = steps
+        self._state = steps.initial_state()
+        self._weights = self._state["global_model_weights"]["trainable"]
+        self._unit = unit
+
+    @property
+    def rounding(self) -> float:
+        """Largest norm of the rounding of the weights, before and after a step."""
+        return 2.0 * _ROUNDING * float(np.linalg.norm(_flat(self._weights))) / self._unit
+
+    def release(self, batch: _Batch) -> np.ndarray:
+        """Returns what a step would move the weights by; the run stays where it is."""
+        return self._step(batch)[1]
+
+    def go_on(self, batch: _Batch) -> np.ndarray:
+        """Takes a step, but for the weights, and returns what it would have moved them by."""
+        state, moved = self._step(batch)
+        self._state = {**self._state, "aggregator": state["aggregator"]}
+        return moved
+
+    def _step(self, batch: _Batch) -> tuple[dict[str, Any], np.ndarray]:
+        state, _ = self._steps.step(self._state, batch.row_splits, batch.read)
+        after = state["global_model_weights"]["trainable"]
+        return state, (_flat(self._weights) - _flat(after)) / self._unit
+
+
+def _flat(tensors: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.ravel(tensor).astype(np.float64) for tensor in tensors])
+
+
+def audit_steps(
+    build: Build,
+    rows: clipped_sums.Rows,
+    row_splits: Sequence[int] | np.ndarray,
+    *,
+    plan: run_privacy.FinetuningPlan,
+    normalised: bool = True,
+    error_rate: float = defaults.ERROR_RATE,
+    progress: Callable[[str], None] = lambda line: None,
+) -> audit_report.AuditReport:
+    """Audits the steps of a fine-tuning run by what they release.
+
+    What one unit adds is the difference of a step with and without it from the same state, whose
+    noise is the same. Noise is the difference of the same step of two runs, whose sums are the
+    same. Steps in between are taken without units, so that the last ones are looked at, too.
+
+    Args:
+      build: Function that makes the steps with an optimizer; it is called with plain SGD.
+      rows: Rows of a batch, as the steps read them: of more units than are summed at once, some
+        with gradients above the clip norm.
+      row_splits: Row splits of the batch's units.
+      plan: Plan of the run: noise, clip norm, expected units and number of steps.
+      normalised: Whether the steps divide gradients by the clip norm.
+      error_rate: Largest chance that correct steps are called violated.
+      progress: Callback for progress lines.
+
+    Returns:
+      The report. The claim is ε of the plan.
+
+    Raises:
+      ValueError: If the batch has no unit, or the plan no noise.
+    """
+    batch = _Batch(tf.nest.map_structure(np.asarray, rows), np.asarray(row_splits, np.int64))
+    if batch.num_units < 1:
+        raise validation.UsageError("row_splits must have one unit at least, got none.")
+    if plan.noise_multiplier <= 0.0:
+        raise validation.UsageError("plan has no noise: there is no claim to audit.")
+    steps = build(tf.keras.optimizers.SGD(1.0))
+    unit = (1.0 if normalised else plan.clip_norm) / plan.clients_per_round
+    runs = _Stepper(steps, unit), _Stepper(steps, unit)
+    looked = sorted(
+        {*range(min(_FIRST_AND_LAST, plan.num_rounds))}
+        | {*range(max(0, plan.num_rounds - _FIRST_AND_LAST), plan.num_rounds)}
+    )
+    progress(f"Steps {', '.join(str(step + 1) for step in looked)} of {plan.num_rounds} ...")
+    empty, differences, added, repeated = batch.of([]), {}, {}, []
+    for step in range(plan.num_rounds):
+        if step not in looked:
+            for run in runs:
+                run.go_on(empty)
+            continue
+        released = runs[0].release(batch)
+        repeated.append(bool(np.array_equal(released, runs[0].release(batch))))
+        if step in (looked[0], looked[-1]):
+            added[step] = _added(runs[0], batch, released)
+        differences[step] = [runs[0].release(one) - runs[1].release(one) for one in (empty, batch)]
+        for run in runs:
+            run.go_on(batch)
+    expected = _expected_noise(plan)[looked]
+    noise = np.array([differences[step] for step in looked]) / math.sqrt(2.0)
+    findings = (
+        _repeats(repeated),
+        _adds(added, 4.0 * max(run.rounding for run in runs)),
+        _spread(noise, expected, looked, error_rate / 2.0),
+        _independent(noise[:, 1], expected, looked, error_rate / 2.0),
+    )
+    return audit_report.AuditReport(
+        subject=f"{plan.num_rounds} steps of fine-tuning",
+        claim=claim_lib.Claim(plan.epsilon_after(plan.num_rounds) or math.inf, plan.delta),
+        findings=findings,
+        is_ours=type(steps) is private_steps.PrivateSteps,
+    )
+
+
+def _expected_noise(plan: run_privacy.FinetuningPlan) -> np.ndarray:
+    """Returns the map from independent draws to the noise of steps, [steps, draws], in units."""
+    strategy = None if isinstance(plan, run_privacy.SampledFinetuning) else plan.strategy
+    matrix = np.eye(plan.num_rounds) if strategy is None else strategy.noise_matrix(plan.num_rounds)
+    return plan.noise_multiplier * matrix
+
+
+def _added(run: _Stepper, batch: _Batch, released: np.ndarray) -> list[float]:
+    """Returns the norms of what units add to the batch, and to nothing."""
+    every = np.arange(batch.num_units)
+    most = min(_MOST_UNITS, len(every))
+    nothing, norms = run.release(batch.of([])), []
+    for unit in np.unique(np.linspace(0, len(every) - 1, most).round().astype(int)):
+        without = run.release(batch.of(every[every != unit]))
+        alone = run.release(batch.of([unit]))
+        norms += [float(np.linalg.norm(x)) for x in (released - without, alone - nothing)]
+    return norms
+
+
+def _repeats(repeated: Sequence[bool]) -> audit_report.Finding:
+    test = "a step repeated from its state"
+    if all(repeated):
+        says = f"{len(repeated)} steps were repeated, bit by bit."
+        return audit_report.Finding(test, "consistent", says)
+    says = f"{repeated.count(False)} of {len(repeated)} steps released something else."
+    return audit_report.Finding(test, "violated", says)
+
+
+def _adds(added: dict[int, list[float]], rounding: float) -> audit_report.Finding:
+    test = "what one unit adds"
+    worst, step = max((max(norms), step) for step, norms in added.items())
+    count = sum(map(len, added.values()))
+    says = (
+        f"At most {worst:.6g} of the clip norm, in {count} differences with and without a unit "
+        f"(the largest one in step {step + 1}); rounding explains {rounding:.2g}."
+    )
+    outcome = "violated" if worst > 1.0 + rounding else "consistent"
+    return audit_report.Finding(test, outcome, says, trials=count)
+
+
+def _spread(
+    noise: np.ndarray, expected: np.ndarray, looked: Sequence[int], error_rate: float
+) -> audit_report.Finding:
+    """Tests the noise of each step, without and with units, against a χ² distribution."""
+    count, size = noise.shape[0] * noise.shape[1], noise.shape[2]
+    stddevs = np.linalg.norm(expected, axis=1)
+    shares = np.sqrt(np.mean(np.square(noise), axis=2)) / stddevs[:, None]
+    least = math.sqrt(stats.chi2.ppf(error_rate / count, size) / size)
+    found = math.sqrt(stats.chi2.ppf(error_rate / count, size) / stats.chi2.ppf(0.99, size))
+    step, kind = np.unravel_index(np.argmin(shares), shares.shape)
+    where = f"in step {looked[int(step)] + 1} {('without units', 'with units')[int(kind)]}"
+    return audit_report.Finding(
+        "noise: standard deviation of each step",
+        "violated" if shares[step, kind] < least else "consistent",
+        f"At least {shares[step, kind]:.4g} of what is claimed, {where}, on {size} weights.",
+        error_rate=error_rate,
+        trials=count,
+        power=f"noise below {found:.3g} of what is claimed",
+    )
+
+
+def _independent(
+    noise: np.ndarray, expected: np.ndarray, looked: Sequence[int], error_rate: float
+) -> audit_report.Finding:
+    """Tests the correlations of the noise of two steps against those that the strategy makes."""
+    test = "noise: correlation of steps"
+    pairs = [(i, j) for j in range(len(looked)) for i in range(j)]
+    if not pairs:
+        return audit_report.Finding(test, "not tested", "There is one step only.", power="")
+    size = noise.shape[1]
+    limit = stats.norm.isf(error_rate / len(pairs) / 2.0) / math.sqrt(size)
+    worst, where = 0.0, pairs[0]
+    for i, j in pairs:
+        claimed = _correlation(expected[i], expected[j])
+        # Fisher's transformation: its error does not depend on the correlation.
+        apart = abs(math.atanh(_inside(_correlation(noise[i], noise[j]))) - math.atanh(claimed))
+        if apart > worst:
+            worst, where = apart, (i, j)
+    one, two = (looked[k] + 1 for k in where)
+    return audit_report.Finding(
+        test,
+        "violated" if worst > limit else "consistent",
+        f"At most {worst:.3g} apart from the claimed ones (steps {one} and {two}), by Fisher's "
+        f"transformation; chance explains {limit:.3g}.",
+        error_rate=error_rate,
+        trials=len(pairs),
+        power=f"a correlation {limit + 2.33 / math.sqrt(size):.2g} apart from what is claimed",
+    )
+
+
+def _correlation(one: np.ndarray, two: np.ndarray) -> float:
+    norms = float(np.linalg.norm(one) * np.linalg.norm(two))
+    return float(one @ two) / norms if norms > 0.0 else 1.0
+
+
+def _inside(correlation: float) -> float:
+    return min(max(correlation, -1.0 + 1e-12), 1.0 - 1e-12)
