@@ -238,17 +238,17 @@ def test_a_timer_may_hold_other_types(tmp_path, change):
 def test_an_example_store_may_hold_other_types(tmp_path, change):
     files.write_examples(tmp_path, 0)
     _execute(tmp_path / "examples", change)
-    store = example_store.SqliteExampleStore.open(tmp_path / "examples", clock=lambda: files._NOW)
-    with contextlib.closing(store):
-        _refuses(ValueError, "is damaged", store.add, "text", [b"example"])
+    _refuses(ValueError, "is damaged", _open, tmp_path / "examples")
 
 
 def test_the_time_of_an_example_may_be_none(tmp_path):
     files.write_examples(tmp_path, 0)
     _execute(tmp_path / "examples", "UPDATE examples SET recorded = 'x'")
-    store = example_store.SqliteExampleStore.open(tmp_path / "examples", clock=lambda: files._NOW)
-    with contextlib.closing(store):
-        _refuses(ValueError, "is damaged", store.expire)
+    _refuses(ValueError, "is damaged", _open, tmp_path / "examples")
+
+
+def _open(path):
+    example_store.SqliteExampleStore.open(path, clock=lambda: files._NOW).close()
 
 
 def test_an_example_may_be_no_bytes(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tff_dpftrl import version
+from tff_dpftrl import json_text, version
 from tff_dpftrl.accounting import privacy_statement, statement_sentences
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing.recount import arithmetic, findings, record_checks, records
@@ -278,7 +278,7 @@ def sentences(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_
             f"{version.__version__}, does not know",
         )
     made = _made_again(run, terms)
-    expected = json.loads(made.to_json())
+    expected = json_text.parse(made.to_json())
     refuted = {statement_sentences.refuted(entry) for entry in stated.get("audits", ())}
     stated["headline_caveats"] = [
         line for line in stated.get("headline_caveats", ()) if line not in refuted
