@@ -78,8 +78,8 @@ def test_without_a_stride_the_schema_is_what_the_schedule_does(
 
 def test_devices_that_keep_to_a_stride_may_come_as_often_as_it_allows():
     fleet = simulated_run.Deployment(population=340, report_goal=50)
-    wanted = _plan(34, num_rounds=41, min_sep=None, deployment=fleet).wanted_schema
-    assert wanted == schema.MinSep(41, 6, 7)
+    plan = _plan(34, num_rounds=41, min_sep=None, deployment=fleet)
+    assert plan.wanted_schema == plan.schema == schema.MinSep(41, 6, 7)
 
 
 def test_epsilon_is_that_of_the_strategy_and_never_falls():

@@ -106,10 +106,7 @@ class DpFtrlPrivacy(privacy.Privacy):
             # Devices keep to a stride; nobody shares the rounds out among them.
             self.deployment.scale(self.clients_per_round)
             num_clients = self.deployment.population
-            feasible = cohorts.largest_feasible_min_sep(num_clients, self.deployment.report_goal)
-            schema = schema_lib.MinSep.as_many_as_fit(
-                self.num_rounds, min(feasible, self.num_rounds)
-            )
+            schema = _as_often_as_fits(num_clients, self.deployment.report_goal, self.num_rounds)
         if self.min_sep is not None:
             schema = schema_lib.MinSep.as_many_as_fit(self.num_rounds, self.min_sep)
         if self.max_participations is not None:
@@ -129,7 +126,8 @@ class DpFtrlPrivacy(privacy.Privacy):
         if self.deployment is None:
             return self._wanted_schema(num_clients)
         privacy.check_population(num_clients, self.clients_per_round)
-        return _evenly_shared(num_clients, self.clients_per_round, self.num_rounds)
+        # No claim rests on it, and runs that began earlier have it in their ledgers.
+        return _as_often_as_fits(num_clients, self.clients_per_round, self.num_rounds)
 
     def _strategy(self, schema: schema_lib.MinSep) -> strategy_lib.Strategy | None:
         """Returns the strategy of the whole run, restarts included."""
@@ -212,6 +210,14 @@ def _evenly_shared(num_clients: int, clients_per_round: int, num_rounds: int) ->
     feasible = cohorts.largest_feasible_min_sep(num_clients, clients_per_round)
     least = cohorts.implied_participations(num_clients, clients_per_round, num_rounds)
     return schema_lib.MinSep(num_rounds, min(feasible, num_rounds), least)
+
+
+def _as_often_as_fits(
+    num_clients: int, clients_per_round: int, num_rounds: int
+) -> schema_lib.MinSep:
+    """Returns the schema of clients of whom only the largest stride is known."""
+    feasible = cohorts.largest_feasible_min_sep(num_clients, clients_per_round)
+    return schema_lib.MinSep.as_many_as_fit(num_rounds, min(feasible, num_rounds))
 
 
 def _participation(schema: schema_lib.MinSep) -> str:
