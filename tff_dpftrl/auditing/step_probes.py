@@ -1,9 +1,7 @@
 """Exact probes of the steps of fine-tuning: a step is repeated with and without a unit.
 
-    report = step_probes.audit_steps(build, rows, row_splits, plan=plan)
-
-It works for every way to sum clipped gradients, `ghost` included, since it looks only at what a
-step releases: the weights after a step of plain SGD, from the same weights each time.
+`audit_steps` works for every way to sum clipped gradients, `ghost` included, since it looks only at
+what a step releases: the weights after a step of plain SGD, from the same weights each time.
 """
 
 from __future__ import annotations
