@@ -42,9 +42,10 @@ class _Conversation:
         most_devices=None,
         gone=None,
         fraction=None,
+        num_neighbours=None,
     ):
         self.demanded = parameters.Parameters(
-            _LAYOUT, model, least_devices, most_devices=most_devices
+            _LAYOUT, model, least_devices, num_neighbours, most_devices=most_devices
         )
         self.session = parameters.new_session()
         self.devices = {
@@ -53,7 +54,12 @@ class _Conversation:
             )
             for i in range(num_devices)
         }
-        self.server = group.Group(self.demanded, self.session, threshold_fraction=fraction)
+        self.server = group.Group(
+            self.demanded,
+            self.session,
+            threshold_fraction=fraction,
+            num_neighbours=num_neighbours,
+        )
         self.messages = {}
         self.gone = gone or {}
         while self.server.phase is not until:
@@ -356,6 +362,13 @@ def test_too_few_survivors_for_the_threshold(model):
 def test_fewer_survivors_than_demanded(model):
     conversation = _before_survivors(model, least_devices=6)
     messages = {name: _survivors(*range(5)) for name in range(5)}
+    conversation.all_refuse(refusals.TooFewSurvivorsError, messages=messages)
+
+
+def test_fewer_survivors_than_demanded_though_enough_are_neighbours():
+    # One of 12 is missing, and so at most one of the 5 who hold a device's shares.
+    conversation = _before_survivors(_HONEST, num_devices=12, least_devices=12, num_neighbours=4)
+    messages = {name: _survivors(*range(11), num_devices=12) for name in range(11)}
     conversation.all_refuse(refusals.TooFewSurvivorsError, messages=messages)
 
 
