@@ -31,7 +31,7 @@ _ALLOWED = {
     "training": (*_FEDERATED, "runs"),
     "sweeps": ("accounting", "mechanisms", "runs", "training"),
     "secure_sums": (),
-    "auditing": (*_FEDERATED, "runs", "finetuning", "training"),
+    "auditing": (*_FEDERATED, "runs", "finetuning", "training", "runtime"),
     "runtime": (*_FEDERATED, "secure_sums", "runs", "training"),
     "cli": (
         *_FEDERATED,

@@ -56,6 +56,10 @@ examples:
   # Keep the report, and add its verdict to the statement of the run.
   tff-dpftrl audit --run results/quickstart --output results/audit --state
 
+  # A task that was served to devices, without its server.
+  tff-dpftrl task report tasks/nwp --store store --records --output nwp_records
+  tff-dpftrl audit --run nwp_records
+
   # For a script.
   tff-dpftrl audit --run results/quickstart --format json | jq -r .verdict
 """
@@ -79,7 +83,8 @@ def add_parser(subparsers) -> None:
         "--run",
         metavar="RUN",
         dest="run_folder",
-        help="Results folder of train or finetune whose run is not under way.",
+        help="Results folder of train or finetune whose run is not under way, or the report of a "
+        "served task with its records (task report --records).",
     )
     parser.add_argument(
         "--output",

@@ -63,6 +63,10 @@ _REPORT_EPILOG = """\
 examples:
   tff-dpftrl task report tasks/nwp --store store
   tff-dpftrl predict tasks/nwp/report "the number of"
+
+  # For an auditor, who needs neither the server nor its store.
+  tff-dpftrl task report tasks/nwp --store store --records --output nwp_records
+  tff-dpftrl audit --run nwp_records
 """
 
 _HIDDEN = (
@@ -157,6 +161,12 @@ def _add_report(parts) -> None:
         action="store_true",
         help="Do not read the options' data, and so not evaluate the model on its held-out users.",
     )
+    parser.add_argument(
+        "--records",
+        action="store_true",
+        help="Add what an audit needs: the task's folder, and the store's rows in private/, which "
+        "holds the seed of the noise.",
+    )
     output_lib.add_format(parser)
 
 
@@ -180,7 +190,14 @@ def _report(args: argparse.Namespace) -> int:
     sessions = session_table.SessionTable.load(counted)
     with sql.SqlStore(args.store) as store:
         found = task_report.write(
-            folder, store, output, with_held_out=not args.no_held_out, sessions=sessions
+            folder,
+            store,
+            output,
+            with_held_out=not args.no_held_out,
+            sessions=sessions,
+            rows_of_store=(
+                store.rows(folder.terms.population, folder.name) if args.records else None
+            ),
         )
     if args.format == "json":
         output_lib.print_json(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -45,7 +45,8 @@ _EXACT = ("loss", "top1", "seconds", "clients")
 _SMALLEST_SECRET = 10**9
 
 
-def _all(folder: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
+def all_files(folder: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
+    """Yields the name, relative to the folder, and the path of each file and folder in it."""
     for path in sorted(folder.rglob("*")):
         yield path.relative_to(folder).as_posix(), path
 
@@ -56,7 +57,7 @@ def permissions(test: str, run: records.Records) -> audit_report.Finding:
     if not private.exists():
         return findings.skipped(test, "there is no private/")
     wrong = []
-    for path in [private, *(path for _, path in _all(private))]:
+    for path in [private, *(path for _, path in all_files(private))]:
         mode = stat.S_IMODE(path.lstat().st_mode)
         if mode & 0o077:
             name = path.relative_to(run.folder).as_posix()
@@ -72,7 +73,7 @@ def secrets(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_re
     if not sought:
         return findings.skipped(test, "there is no secret that could be read")
     wrong, looked_at = [], 0
-    for name, path in _all(run.folder):
+    for name, path in all_files(run.folder):
         if name.startswith("private/") or not path.is_file():
             continue
         looked_at += 1
@@ -120,7 +121,7 @@ def _contents(path: pathlib.Path) -> Iterator[bytes]:
 
 def complete(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """Checks that all files of a run exist, and no others."""
-    present = {name for name, path in _all(run.folder) if not path.is_dir()}
+    present = {name for name, path in all_files(run.folder) if not path.is_dir()}
     required = ["config.json"] if run.has_custom_model else ["config.json", "vocabulary.json"]
     if run.rounds_done == terms.num_rounds:
         required += [*_AT_THE_END, _model_of(run)]
@@ -138,17 +139,27 @@ def complete(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_r
         if name.startswith("private/checkpoints/") and kept is not None:
             wrong.append(f"{name} is another state than the one committed last: remove it")
         else:
-            wrong.append(f"{name} is no file of a run, and what it gives away is not known")
-    wrong += [
-        f"{name}/ is no folder of a run, and what it gives away is not known"
-        for name, path in _all(run.folder)
-        if path.is_dir() and name not in _FOLDERS
-    ]
+            wrong.append(unknown_file(name))
+    wrong += unknown_folders(run.folder, _FOLDERS)
     unread = sorted(
         {name.partition("/")[0] for name in present if name.partition("/")[0] in _NOT_READ}
     )
     named = f". Nobody has compared the content of {', '.join(unread)}" if unread else ""
     return findings.judged(test, wrong, f"All {len(present)} are those of a run{named}")
+
+
+def unknown_file(name: str) -> str:
+    """Describes a file that no run writes."""
+    return f"{name} is no file of a run, and what it gives away is not known"
+
+
+def unknown_folders(folder: pathlib.Path, known: Iterable[str]) -> list[str]:
+    """Describes each folder that no run makes."""
+    return [
+        f"{name}/ is no folder of a run, and what it gives away is not known"
+        for name, path in all_files(folder)
+        if path.is_dir() and name not in known
+    ]
 
 
 def _model_of(run: records.Records) -> str:
@@ -165,15 +176,7 @@ def exact_figures(test: str, run: records.Records) -> audit_report.Finding:
         for column in _EXACT
         if len(row.get(column) or "") >= 8  # Shorter numbers may be there by chance.
     }
-    wrong, looked_at = [], 0
-    for name in _MAY_BE_PUBLISHED:
-        path = run.folder / name
-        if not path.is_file():
-            continue
-        looked_at += 1
-        content = path.read_text(encoding="utf-8", errors="replace")
-        columns = sorted({column for column, figure in figures if figure in content})
-        wrong += [f"{name} holds values of the column {column}" for column in columns]
+    wrong, looked_at = holds_figures(run.folder, _MAY_BE_PUBLISHED, figures)
     note = run.folder / "metrics_README.md"
     if note.is_file():
         warning = note.read_text(encoding="utf-8", errors="replace").partition("Do not publish")[2]
@@ -185,25 +188,56 @@ def exact_figures(test: str, run: records.Records) -> audit_report.Finding:
     return findings.judged(test, wrong, f"None of {len(figures)} figures is in {looked_at} files")
 
 
+def holds_figures(
+    folder: pathlib.Path, names: Iterable[str], figures: set[tuple[str, str]]
+) -> tuple[list[str], int]:
+    """Looks for figures in files of text.
+
+    Args:
+      folder: Folder of the files.
+      names: Names of the files; those that do not exist are left out.
+      figures: Pairs of a column and one of its values, as it is written.
+
+    Returns:
+      A clause for each column with a value in a file, and the number of files.
+    """
+    wrong, looked_at = [], 0
+    for path in filter(pathlib.Path.is_file, map(folder.joinpath, names)):
+        looked_at += 1
+        content = path.read_text(encoding="utf-8", errors="replace")
+        columns = sorted({column for column, figure in figures if figure in content})
+        wrong += [
+            f"{path.relative_to(folder).as_posix()} holds values of the column {column}"
+            for column in columns
+        ]
+    return wrong, looked_at
+
+
 def model(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """Checks that the model file holds the weights of the committed state, and nothing else."""
-    path, state = run.folder / _model_of(run), run.checkpoint
+    path = run.folder / _model_of(run)
     if not path.is_file():
         return findings.skipped(test, f"there is no {path.name}")
-    if state is None:
-        return findings.skipped(test, "there is no checkpoint of it that could be read")
     if run.rounds_done != terms.num_rounds:
         return findings.skipped(test, "the run has not done all rounds: its model may be older")
     if run.config.get("adapter_rank") is not None:
         return findings.skipped(test, "it is the sum of a public model and of adapters")
+    return weights(test, run, path)
+
+
+def weights(test: str, run: records.Records, path: pathlib.Path) -> audit_report.Finding:
+    """Checks that a model file holds the weights of the committed state, and nothing else."""
+    state = run.checkpoint
+    if state is None:
+        return findings.skipped(test, "there is no checkpoint of it that could be read")
     averaged = run.config.get("iterate_averaging") is not None
     part = "finalizer/average/" if averaged else "global_model_weights/trainable/"
     expected = [tensor for name, tensor in state.tensors if name.startswith(part)]
     try:
         with np.load(path, allow_pickle=False) as archive:
-            weights = [archive[name] for name in archive.files if archive[name].dtype.kind != "U"]
+            held = [archive[name] for name in archive.files if archive[name].dtype.kind != "U"]
     except Exception as error:  # NumPy and zipfile raise a dozen kinds.
         return findings.judged(test, [f"{path.name} cannot be read: {error}"], "")
-    same = len(weights) == len(expected) and all(map(np.array_equal, weights, expected))
+    same = len(held) == len(expected) and all(map(np.array_equal, held, expected))
     wrong = [] if same else [f"the weights in {path.name} are not those of the committed state"]
-    return findings.judged(test, wrong, f"Its {len(weights)} tensors are those of the state")
+    return findings.judged(test, wrong, f"Its {len(held)} tensors are those of the state")

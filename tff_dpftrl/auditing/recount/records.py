@@ -150,6 +150,11 @@ class Records:
         return None if self.ledger is None else len(self.ledger.commits)
 
     @property
+    def declared(self) -> tuple[int, int, int] | None:
+        """Declared number of rounds, stride and participations; None if that is not known."""
+        return None if self.ledger is None else self.ledger.declared
+
+    @property
     def binding(self) -> str:
         """The private and full options, which every fingerprint of a state also covers."""
         content = {k: v for k, v in self.manifest.items() if k != "versions"}
@@ -174,26 +179,27 @@ def read(folder: pathlib.Path) -> Records:
     if not path.is_file():
         raise validation.UsageError(
             f"There is no run in {folder}: {path} does not exist. Name the folder that train or "
-            "finetune wrote to; a served task keeps its records in its server's store."
+            "finetune wrote to, or the report of a served task that tff-dpftrl task report "
+            "--records wrote."
         )
     unreadable: list[str] = []
-    public = _json(path, unreadable)
+    public = read_json(path, unreadable)
     parts = ("config", "derived", "facts")
     if public is None or not all(isinstance(public.get(part), dict) for part in parts):
         raise validation.UsageError(
             f"{path} is not that of a run of train or finetune: a part is missing."
         )
     ledger = _ledger(folder / "private" / "ledger.sqlite", unreadable)
-    pool = _json(folder / "private" / "pool.json", unreadable)
+    pool = read_json(folder / "private" / "pool.json", unreadable)
     return Records(
         folder=folder,
         public=public,
-        manifest=_json(folder / "private" / "manifest.json", unreadable),
+        manifest=read_json(folder / "private" / "manifest.json", unreadable),
         ledger=ledger,
         checkpoint=None if ledger is None else _checkpoint(folder, ledger, unreadable),
-        statement=_json(folder / "privacy_statement.json", unreadable),
-        statement_text=_text(folder / "privacy_statement.md", unreadable),
-        metrics=_rows(folder / "metrics.csv", unreadable),
+        statement=read_json(folder / "privacy_statement.json", unreadable),
+        statement_text=read_text(folder / "privacy_statement.md", unreadable),
+        metrics=read_rows(folder / "metrics.csv", unreadable),
         cohort_seed=_seed(folder / "private" / "cohort_seed", unreadable),
         pool=None if pool is None else pool.get("examples_of_users"),
         unreadable=tuple(unreadable),
@@ -201,7 +207,7 @@ def read(folder: pathlib.Path) -> Records:
 
 
 def _seed(path: pathlib.Path, unreadable: list[str]) -> int | None:
-    text = _text(path, unreadable)
+    text = read_text(path, unreadable)
     try:
         return None if text is None else int(text, base=16)
     except ValueError:
@@ -209,7 +215,8 @@ def _seed(path: pathlib.Path, unreadable: list[str]) -> int | None:
         return None
 
 
-def _text(path: pathlib.Path, unreadable: list[str]) -> str | None:
+def read_text(path: pathlib.Path, unreadable: list[str]) -> str | None:
+    """Reads a file of text; None if there is none, or if it is `unreadable`, which then says so."""
     try:
         return path.read_text(encoding="utf-8") if path.exists() else None
     except (OSError, ValueError) as error:
@@ -217,8 +224,9 @@ def _text(path: pathlib.Path, unreadable: list[str]) -> str | None:
         return None
 
 
-def _json(path: pathlib.Path, unreadable: list[str]) -> Json | None:
-    text = _text(path, unreadable)
+def read_json(path: pathlib.Path, unreadable: list[str]) -> Json | None:
+    """Reads a JSON object, like `read_text`."""
+    text = read_text(path, unreadable)
     if text is None:
         return None
     try:
@@ -232,8 +240,9 @@ def _json(path: pathlib.Path, unreadable: list[str]) -> Json | None:
     return found
 
 
-def _rows(path: pathlib.Path, unreadable: list[str]) -> list[dict[str, str]] | None:
-    text = _text(path, unreadable)
+def read_rows(path: pathlib.Path, unreadable: list[str]) -> list[dict[str, str]] | None:
+    """Reads the whole rows of a CSV file, like `read_text`."""
+    text = read_text(path, unreadable)
     if text is None:
         return None
     # A line without an end was cut short by a crash.

@@ -16,6 +16,7 @@ from tff_dpftrl.auditing.recount import (
     record_checks,
     records,
     sampling_checks,
+    served_task,
     statement_checks,
 )
 from tff_dpftrl.auditing.recount import terms as terms_lib
@@ -33,7 +34,7 @@ def recount_run(
 
     Args:
       folder: Folder that `tff-dpftrl train` or `finetune` wrote to, of a run that is finished or
-        interrupted.
+        interrupted; or that `tff-dpftrl task report --records` wrote to.
       progress: Callback for progress lines: the name of each test before it begins.
 
     Returns:
@@ -43,8 +44,39 @@ def recount_run(
       ValueError: If there is no such run in the folder, or another process has it open.
       OSError: If a file cannot be read.
     """
-    run = records.read(pathlib.Path(folder))
-    terms = terms_lib.of(run)
+    folder = pathlib.Path(folder)
+    if served_task.is_report(folder):
+        task = served_task.read(folder)
+        terms = served_task.terms(task)
+        subject, checks = "report of the task", served_task.checks(task, terms)
+        run, missing = task, "" if task.rows is not None else served_task.NOT_HANDED_OVER
+    else:
+        run = records.read(folder)
+        terms = terms_lib.of(run)
+        subject, checks = "run", _checks(run, terms)
+        is_whole = run.manifest is not None and run.ledger is not None
+        missing = "" if is_whole else _NOT_HANDED_OVER
+    done = []
+    for test, check in checks.items():
+        progress(test)
+        try:
+            done.append(check(test))
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+            # Records that no run writes: nobody can check their claim.
+            done.append(findings.judged(test, [f"the records cannot be recounted: {error!r}"], ""))
+    return audit_report.AuditReport(
+        subject=f"recount of the {subject} {run.folder.absolute().name}",
+        claim=_claim(run, terms),
+        findings=tuple(done),
+        is_ours=True,
+        missing=missing,
+    )
+
+
+def _checks(
+    run: records.Records, terms: terms_lib.Terms
+) -> dict[str, Callable[[str], audit_report.Finding]]:
+    """Returns the checks of a run of `train` or `finetune`, by name."""
     checks: dict[str, Callable[[str], audit_report.Finding]] = {
         "options: config.json and private/manifest.json": lambda test: record_checks.options(
             test, run
@@ -63,7 +95,9 @@ def recount_run(
         "statement: sensitivity": lambda test: statement_checks.sensitivity(test, run, terms),
         "statement: ε": lambda test: statement_checks.epsilon(test, run, terms),
         "statement: Markdown and JSON": lambda test: statement_checks.text(test, run),
-        "statement: every sentence": lambda test: statement_checks.sentences(test, run, terms),
+        "statement: every sentence": lambda test: statement_checks.sentences(
+            test, run, terms, statement_checks.made_again
+        ),
         "metrics: ε by round": lambda test: statement_checks.metrics_epsilon(test, run, terms),
         "metrics: rows and cohorts": lambda test: statement_checks.metrics_rows(test, run, terms),
         "released model and checkpoint": lambda test: file_checks.model(test, run, terms),
@@ -78,21 +112,7 @@ def recount_run(
         checks["sampling: ledger and secret seed"] = lambda test: sampling_checks.sampling(
             test, run, terms
         )
-    done = []
-    for test, check in checks.items():
-        progress(test)
-        try:
-            done.append(check(test))
-        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-            # Records that no run writes: nobody can check their claim.
-            done.append(findings.judged(test, [f"the records cannot be recounted: {error!r}"], ""))
-    return audit_report.AuditReport(
-        subject=f"recount of the run {run.folder.absolute().name}",
-        claim=_claim(run, terms),
-        findings=tuple(done),
-        is_ours=True,
-        missing="" if run.manifest is not None and run.ledger is not None else _NOT_HANDED_OVER,
-    )
+    return checks
 
 
 def _claim(run: records.Records, terms: terms_lib.Terms) -> claim_lib.Claim:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,10 +61,10 @@ def _charges_all(run: records.Records, terms: terms_lib.Terms) -> bool:
 
 def _declared(run: records.Records) -> arithmetic.Schema:
     """Returns the declared participation, by the ledger or else by the statement."""
-    if run.ledger is not None:
-        return arithmetic.Schema(*run.ledger.declared)
+    if run.declared is not None:
+        return arithmetic.Schema(*run.declared)
     once = arithmetic.Schema(1, 1, 1)  # For samples only the number of rounds matters.
-    return arithmetic.Schema(*(run.statement.get("declared") or _as_json(once)).values())
+    return arithmetic.Schema(*(run.statement.get("declared") or as_json(once)).values())
 
 
 def _charged(run: records.Records, terms: terms_lib.Terms) -> arithmetic.Schema:
@@ -78,7 +78,8 @@ def _charged(run: records.Records, terms: terms_lib.Terms) -> arithmetic.Schema:
     return arithmetic.Schema(rounds, rounds if stride is None else stride, max(1, times))
 
 
-def _as_json(schema: arithmetic.Schema) -> records.Json:
+def as_json(schema: arithmetic.Schema) -> records.Json:
+    """Returns a schema as statements have it."""
     return {
         "num_rounds": schema.rounds,
         "min_sep": schema.stride,
@@ -103,9 +104,9 @@ def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> au
     else:
         rounds, stride, times = run.ledger.observed()
         expected = {
-            "declared": _as_json(arithmetic.Schema(*run.ledger.declared)),
-            "observed": _as_json(arithmetic.Schema(rounds, stride, times)),
-            "accounted": _as_json(_charged(run, terms)),
+            "declared": as_json(arithmetic.Schema(*run.ledger.declared)),
+            "observed": as_json(arithmetic.Schema(rounds, stride, times)),
+            "accounted": as_json(_charged(run, terms)),
         }
         given = {key: stated.get(key) for key in expected}
     wrong = [
@@ -260,11 +261,22 @@ def text(test: str, run: records.Records) -> audit_report.Finding:
     return findings.judged(test, wrong, "Both say the same; the Markdown rounds up")
 
 
-def sentences(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
+def sentences(
+    test: str,
+    run: records.Records,
+    terms: terms_lib.Terms,
+    make: Callable[[records.Records, terms_lib.Terms], privacy_statement.PrivacyStatement],
+) -> audit_report.Finding:
     """Makes the whole statement again from the records, and compares it entry by entry.
 
     Numbers are recounted by other checks, with other code; here the code that writes statements
     says again what it has to say of such a run.
+
+    Args:
+      test: Name of the check.
+      run: Records of the run.
+      terms: Terms of the run.
+      make: Function that makes the statement: `made_again` for runs in folders.
     """
     if run.statement is None:
         return findings.skipped(test, _NO_STATEMENT)
@@ -277,8 +289,7 @@ def sentences(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_
             f"it is of tff_dpftrl {stated.get('code_version')}, whose sentences this version, "
             f"{version.__version__}, does not know",
         )
-    made = _made_again(run, terms)
-    expected = json_text.parse(made.to_json())
+    expected = json_text.parse(make(run, terms).to_json())
     refuted = {statement_sentences.refuted(entry) for entry in stated.get("audits", ())}
     stated["headline_caveats"] = [
         line for line in stated.get("headline_caveats", ()) if line not in refuted
@@ -292,7 +303,8 @@ def sentences(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_
     return findings.judged(test, wrong, fine)
 
 
-def _made_again(run: records.Records, terms: terms_lib.Terms) -> privacy_statement.PrivacyStatement:
+def made_again(run: records.Records, terms: terms_lib.Terms) -> privacy_statement.PrivacyStatement:
+    """Makes the statement of a run by its options and ledger, as `tff-dpftrl report` does."""
     known = manifest.Manifest(
         run.config, run.derived, run.facts, identities={}, recorded_kind=run.public.get("kind")
     )
@@ -366,13 +378,11 @@ def metrics_epsilon(
     if not terms.has_guarantee:
         wrong = ["it has an ε without a guarantee"] if any(values) else []
         return findings.judged(test, wrong, "There is no guarantee, and no ε in it")
-    if run.ledger is None and terms.kind == terms_lib.DP_FTRL:
+    if run.declared is None and terms.kind == terms_lib.DP_FTRL:
         return findings.skipped(test, record_checks.GONE)
     most = _ROWS_RECOUNTED[terms.kind]
     chosen = sorted(set(np.linspace(0, len(rows) - 1, most).round().astype(int).tolist()))
-    declared = arithmetic.Schema(1, 1, 1)
-    if run.ledger is not None:
-        declared = arithmetic.Schema(*run.ledger.declared)
+    declared = arithmetic.Schema(*(run.declared or (1, 1, 1)))
     wrong = []
     for i in chosen:
         try:

@@ -22,7 +22,7 @@ import abc
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl import validation
@@ -178,6 +178,23 @@ class Commit:
     model: bytes = dataclasses.field(repr=False)
     state: bytes = dataclasses.field(repr=False)
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskRows:
+    """All that a store has of a task, read in one transaction, for an auditor.
+
+    Attributes:
+      commit: Last commit of the task.
+      head: Row of the last commit without model and state; values by column.
+      rounds: Rows of the committed rounds, in order; values by column.
+      epoch: Epoch of the population's last lease; 0 if there was none.
+    """
+
+    commit: Commit
+    head: Mapping[str, Any]
+    rounds: Sequence[Mapping[str, Any]]
+    epoch: int
 
 
 class Store(abc.ABC):

@@ -141,13 +141,26 @@ class SqlStore(interface.Store):
         with self._reading() as connection:
             row = _checked_head(connection, _COMMITS.c, population, task)
             digests.check_content(row)
-            return interface.Commit(
-                task,
-                row.rounds_done,
-                row.epoch,
-                bytes(row.model),
-                bytes(row.state),
-                json_text.parse(row.metrics),
+            return _as_commit(row)
+
+    def rows(self, population: str, task: str) -> interface.TaskRows:
+        """Returns all that the store has of a task, checked, from one transaction.
+
+        Raises:
+          interface.UnknownTask: If there is no such task.
+        """
+        with self._reading() as connection:
+            head = _head(connection, _COMMITS.c, population, task)
+            rounds = tables.execute(connection, tables.rounds_of(head)).all()
+            digests.check_rounds(head, rounds)
+            digests.check_content(head)
+            lease = _read_lease(connection, population)
+            columns = {column.name for column in tables.HEAD}
+            return interface.TaskRows(
+                commit=_as_commit(head),
+                head={k: v for k, v in head._mapping.items() if k in columns},
+                rounds=[dict(row._mapping) for row in rounds],
+                epoch=0 if lease is None else lease.epoch,
             )
 
     @override
@@ -211,6 +224,17 @@ class SqlStore(interface.Store):
     @override
     def close(self) -> None:
         self._engine.dispose()
+
+
+def _as_commit(row: sql.engine.Row) -> interface.Commit:
+    return interface.Commit(
+        row.task,
+        row.rounds_done,
+        row.epoch,
+        bytes(row.model),
+        bytes(row.state),
+        json_text.parse(row.metrics),
+    )
 
 
 def _head(

@@ -23,7 +23,13 @@ from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import tensor_values
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import interface
-from tff_dpftrl.runtime.tasks import summation_sentences, task_folder, task_privacy, task_state
+from tff_dpftrl.runtime.tasks import (
+    summation_sentences,
+    task_folder,
+    task_privacy,
+    task_records,
+    task_state,
+)
 from tff_dpftrl.training import corpus, metrics_columns, text_task, trained_model
 
 METRICS = "metrics.csv"
@@ -130,6 +136,7 @@ def write(
     *,
     with_held_out: bool = True,
     sessions: session_table.SessionTable | None = None,
+    rows_of_store: interface.TaskRows | None = None,
 ) -> TaskReport:
     """Writes metrics, curves, statement and model of what a task has committed so far.
 
@@ -143,6 +150,8 @@ def write(
         who never train.
       sessions: Counts of the shapes of the devices' sessions, for `sessions.md`; None if they are
         not known.
+      rows_of_store: Rows of the task in the store, to be reported and written too, for an audit;
+        None to report the last commit, and write no records.
 
     Returns:
       The results that were written, and a summary.
@@ -153,7 +162,15 @@ def write(
       OSError: If a file cannot be written.
     """
     terms = folder.terms
-    commit = store.last_commit(terms.population, terms.task)
+    if rows_of_store is None:
+        commit = store.last_commit(terms.population, terms.task)
+    elif terms.kind == "evaluation":
+        raise validation.UsageError(
+            f"The task {terms.task!r} evaluates only, and promises nothing that could be audited: "
+            "report it without records."
+        )
+    else:
+        commit = rows_of_store.commit
     state = task_state.TaskState.from_bytes(commit.state, terms.digest())
     rows = rounds(store, terms.population, terms.task)[: commit.rounds_done]
     released = [row for row in rows if not row.get(population_lib.SKIPPED)]
@@ -173,10 +190,11 @@ def write(
         summary += f"\n{summation_sentences.in_short(terms.secure_aggregation)}"
         return TaskReport(rows, None, None, summary)
     accounting = task_privacy.TaskPrivacy(terms)
-    statement = accounting.statement(
-        state.observed, others=others(store, terms.population, terms.task)
-    )
+    spent_by_others = others(store, terms.population, terms.task)
+    statement = accounting.statement(state.observed, others=spent_by_others)
     reporting.write_statement(output, statement)
+    if rows_of_store is not None:
+        task_records.write(output, folder.path, rows_of_store, spent_by_others)
     model, weights = _released(folder, state)
     export.write(output / "model.npz", model, weights)
     trained_model.write_vocabulary(output, folder.words, folder.rule.is_tokenized)
