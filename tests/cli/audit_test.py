@@ -10,7 +10,7 @@ import pytest
 
 from tests.training import toy_run
 from tff_dpftrl.accounting import statement
-from tff_dpftrl.auditing import audit_report
+from tff_dpftrl.auditing import audit_report, configured
 from tff_dpftrl.cli import audit, main
 from tff_dpftrl.participation import ledger_file
 from tff_dpftrl.training import run as run_lib
@@ -103,6 +103,7 @@ def test_a_refuted_claim_says_so_in_its_statement(run):
         (["--run", "nowhere"], "There is no run in nowhere"),
         (["--run", "."], "There is no run in ."),
         (["--run", ".", "--trials", "10"], "--trials is for --config"),
+        (["--run", ".", "--kind", "task"], "--kind is for --config"),
         (["--run", ".", "--error-rate", "0.1"], "--error-rate is for --config"),
         (["--config", "options.toml", "--state"], "--state is for --run"),
         (["--config", "nowhere.toml"], "nowhere.toml"),
@@ -142,11 +143,38 @@ def test_a_config_that_promises_nothing(tmp_path, capsys):
     assert "config promises nothing" in capsys.readouterr().err
 
 
+def test_the_options_of_a_task_say_how_many_devices_there_are(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "task.toml"
+    file.write_text(_OPTIONS.format("none") + 'population = "tests"\nnum_devices = 300')
+    plan = configured.dp_ftrl_privacy.DpFtrlPrivacy.plan
+    asked = []
+    monkeypatch.setattr(
+        configured.dp_ftrl_privacy.DpFtrlPrivacy,
+        "plan",
+        lambda self, clients, size: asked.append(clients) or plan(self, clients, size),
+    )
+    assert main.main(["audit", "--config", str(file)]) == 2
+    assert "config promises nothing" in capsys.readouterr().err
+    assert asked == [300]
+
+
+_TASK = 'population = "tests"\nnum_devices = 200\n'
+
+
 @pytest.mark.slow
-def test_a_config_that_keeps_its_promise(tmp_path, capsys):
+@pytest.mark.parametrize("more", ["", _TASK], ids=["training", "task"])
+def test_a_config_that_keeps_its_promise(tmp_path, capsys, more):
     file, folder = tmp_path / "options.toml", tmp_path / "audit"
-    file.write_text(_OPTIONS.format("identity") + "noise_multiplier = 2.0")
-    flags = ["--clients", "200", "--trials", "500", "--error-rate", "0.01", "--format", "json"]
+    file.write_text(more + _OPTIONS.format("identity") + "noise_multiplier = 2.0")
+    flags = [
+        *([] if more else ["--clients", "200"]),
+        "--trials",
+        "500",
+        "--error-rate",
+        "0.01",
+        "--format",
+        "json",
+    ]
     command = ["audit", "--config", str(file), "--output", str(folder), *flags]
     assert main.main(command) == 0
     printed = json.loads(capsys.readouterr().out)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.auditing import defaults
 from tff_dpftrl.cli import output, train
+from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import own_models
 
@@ -26,9 +29,10 @@ INCOMPLETE = 4
 _DESCRIPTION = """\
 Test whether the code keeps the promise that it prints, in one of two ways.
 
---config: run what `tff-dpftrl train` would run with a file of options, on small vectors and a tiny
-model, thousands of times with and without one client. How well the two can be told apart gives a
-lower bound on ε. It takes minutes.
+--config: run what `tff-dpftrl train` or `task new` would run with a file of options, on small
+vectors and a tiny model, thousands of times with and without one client. How well the two can be
+told apart gives a lower bound on ε. It takes minutes. Of a file of options of `finetune`, repeat
+steps with its model, with and without each unit, and compare what they release exactly.
 
 --run: of a run that is finished or interrupted, derive everything in its privacy statement again
 from ledger, options, checkpoint and strategy, by code that shares nothing with that which wrote
@@ -64,7 +68,8 @@ examples:
   tff-dpftrl audit --run results/quickstart --format json | jq -r .verdict
 """
 
-_OF_CONFIG = ("clients", "trials", "error_rate")
+_OF_CONFIG = ("kind", "clients", "trials", "error_rate")
+_KINDS = ("train", "finetune", "task")
 
 
 def add_parser(subparsers) -> None:
@@ -78,7 +83,9 @@ def add_parser(subparsers) -> None:
     )
     parser.set_defaults(run=run)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", metavar="FILE", help="TOML file of options of train.")
+    what.add_argument(
+        "--config", metavar="FILE", help="TOML file of options of train, finetune or task new."
+    )
     what.add_argument(
         "--run",
         metavar="RUN",
@@ -96,17 +103,23 @@ def add_parser(subparsers) -> None:
     )
     of_config = parser.add_argument_group("with --config")
     of_config.add_argument(
+        "--kind",
+        choices=_KINDS,
+        help="Command that the options are for. Default: the first of these that has all of them.",
+    )
+    of_config.add_argument(
         "--clients",
         type=int,
         metavar="N",
-        help="Number of training users. Default: counted in the config's corpus.",
+        help="Number of training users. Default: counted in the config's corpus, or num_devices "
+        "of a task.",
     )
     of_config.add_argument(
         "--trials",
         type=int,
         metavar="N",
-        help="Least number of games; more of them see smaller deviations. Default: "
-        f"{defaults.TRIALS}.",
+        help="Least number of games, not of fine-tuning; more of them see smaller deviations. "
+        f"Default: {defaults.TRIALS}.",
     )
     of_config.add_argument(
         "--error-rate",
@@ -149,18 +162,48 @@ def _of_config(args: argparse.Namespace) -> audit_report.AuditReport:
         raise validation.UsageError(
             "--state is for --run: there is no statement yet, leave it out."
         )
-    config = options_lib.config_from_mapping(options_lib.read_toml(args.config), args.config)
-    own_models.refuse_here(config.model, None)
-    given = {"trials": args.trials, "error_rate": args.error_rate, "num_clients": args.clients}
+    values = options_lib.read_toml(args.config)
+    kind = args.kind or _kind_of(values)
+    config = options_lib.config_from_mapping(values, args.config, _config_classes()[kind])
+    if isinstance(config, config_lib.TrainingConfig):
+        own_models.refuse_here(config.model, None)
+    if kind == "finetune" and args.trials is not None:
+        raise validation.UsageError(
+            "--trials is for games: steps of fine-tuning are compared exactly, leave it out."
+        )
+    rates = {} if args.error_rate is None else {"error_rate": args.error_rate}
     train.silence_tensorflow()
     _progress("Loading TensorFlow ...")
+    if kind == "finetune":
+        from tff_dpftrl.auditing import configured_steps
+
+        return configured_steps.audit_config(
+            config, num_users=args.clients, progress=_progress, **rates
+        )
     from tff_dpftrl.auditing import configured
 
+    clients = config.num_devices if kind == "task" and args.clients is None else args.clients
+    games = {} if args.trials is None else {"trials": args.trials}
     return configured.audit_config(
-        config,
-        progress=_progress,
-        **{name: value for name, value in given.items() if value is not None},
+        config, num_clients=clients, progress=_progress, **games, **rates
     )
+
+
+def _config_classes() -> dict[str, type]:
+    """Returns the class of the options of each command."""
+    from tff_dpftrl.finetuning import config as finetuning_config
+    from tff_dpftrl.runtime.tasks import task_config
+
+    classes = config_lib.TrainingConfig, finetuning_config.FinetuningConfig, task_config.TaskConfig
+    return dict(zip(_KINDS, classes, strict=True))
+
+
+def _kind_of(values: Mapping[str, Any]) -> str:
+    """Returns the first command that has all options of a file, or the first one of all."""
+    for kind, config_class in _config_classes().items():
+        if values.keys() <= {field.name for field in dataclasses.fields(config_class)}:
+            return kind
+    return _KINDS[0]
 
 
 def _of_run(args: argparse.Namespace) -> audit_report.AuditReport:
@@ -181,7 +224,8 @@ def _print(found: audit_report.AuditReport) -> None:
     """Prints the verdict, and each test in a line."""
     print(found.headline + "\n")
     for finding in found.findings:
-        print(f"{finding.outcome:12} {finding.test}: {finding.says}")
+        power = f" Power: {finding.power}." if finding.power else ""
+        print(f"{finding.outcome:12} {finding.test}: {finding.says}{power}")
 
 
 def _state(folder: pathlib.Path, found: audit_report.AuditReport) -> None:
