@@ -5,10 +5,11 @@ To write the page again: `python -m verification.statement_examples > docs/state
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
+from tff_dpftrl.accounting import composition, statement
 from tff_dpftrl.accounting import facts as facts_lib
-from tff_dpftrl.accounting import statement
 from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import blt
@@ -33,9 +34,11 @@ _FACTS = facts_lib.Facts(
 )
 
 
-def _of_run(plan: privacy.PrivacyPlan, *, min_sep: int, times: int) -> statement.PrivacyStatement:
+def _of_run(
+    plan: privacy.PrivacyPlan, *, min_sep: int, times: int, facts: facts_lib.Facts = _FACTS
+) -> statement.PrivacyStatement:
     seen = observed.ObservedParticipation(plan.num_rounds, min_sep, times, {times: _NUM_USERS})
-    return plan.statement(seen, _FACTS, charge_all_rounds=False)
+    return plan.statement(seen, facts, charge_all_rounds=False)
 
 
 def _passes(*, in_one_place: bool) -> statement.PrivacyStatement:
@@ -63,7 +66,7 @@ def _dp_fedavg() -> statement.PrivacyStatement:
     return _of_run(plan, min_sep=1, times=12)
 
 
-def _finetuning(sampling: str) -> statement.PrivacyStatement:
+def _finetuning(sampling: str, facts: facts_lib.Facts = _FACTS) -> statement.PrivacyStatement:
     plan = plan_lib.make_plan(
         example_sampling.of_sizes([16] * _NUM_USERS),
         sampling=sampling,
@@ -74,7 +77,13 @@ def _finetuning(sampling: str) -> statement.PrivacyStatement:
         delta=1e-7,
     )
     run = run_privacy.SampledFinetuning.of(plan, clip_norm=0.5, deterministic_seed=None)
-    return _of_run(run, min_sep=1, times=12)
+    return _of_run(run, min_sep=1, times=12, facts=facts)
+
+
+def _after_another_run() -> statement.PrivacyStatement:
+    earlier = composition.Spent("first", delta=1e-7, epsilon=4.5)
+    facts = dataclasses.replace(_FACTS, earlier_runs=(earlier,), same_users=True)
+    return _finetuning(plan_lib.USER, facts)
 
 
 def _served(secure: terms_lib.SecureAggregation | None) -> statement.PrivacyStatement:
@@ -115,6 +124,7 @@ def examples() -> Iterator[tuple[str, statement.PrivacyStatement]]:
     yield "`finetune --sampling example` (ELS)", _finetuning(plan_lib.EXAMPLE)
     yield "`finetune --sampling user` (ULS)", _finetuning(plan_lib.USER)
     yield "`finetune --sampling passes`", _passes(in_one_place=True)
+    yield "`finetune`, beginning with the model of another run", _after_another_run()
     yield "A served task", _served(None)
     secure = terms_lib.SecureAggregation("active-server", least_group=100, threshold=0.75)
     yield "A served task with secure aggregation", _served(secure)

@@ -167,6 +167,18 @@ def test_unknown_weights_are_a_caveat_beside_epsilon_and_random_ones_none(tmp_pa
         _finetune(tmp_path / "blank", trained_on=" ")
 
 
+def test_a_run_that_begins_with_another_s_weights_is_composed_with_it(tmp_path):
+    first = _finetune(tmp_path / "first", trained_on="nothing")
+    for _ in range(2):  # The second call goes on with the run.
+        results = _finetune(tmp_path / "second", trained_on=tmp_path / "first")
+        *_, says = results.statement.headline_caveats
+        assert "'first'" in says and "All of these runs trained on the same users." in says
+        together = results.statement.parameters["epsilon_with_earlier_runs"]
+        assert together == pytest.approx(2.0 * first.statement.epsilon)
+    with pytest.raises(ValueError, match="There is no run in .*nowhere"):
+        _finetune(tmp_path / "third", trained_on=tmp_path / "nowhere")
+
+
 @pytest.mark.parametrize(
     ("row_losses", "message"),
     [

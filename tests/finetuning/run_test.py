@@ -292,6 +292,22 @@ def test_a_private_run_states_what_its_plan_spent(kind, toy, tmp_path):
     assert results.rows[-1]["clients"] is None  # How many came is secret.
 
 
+def test_a_chain_of_runs_on_the_same_users_is_composed(toy, tmp_path):
+    options = {"deterministic_noise_seed": None, "num_steps": 2, "noise_multiplier": 3.0}
+    beginning, spent = toy / "pretrained", []
+    for name in ("first", "second", "third"):
+        config = toy_finetuning.config(toy, **options, initial_weights=str(beginning))
+        results = _finetune(config, tmp_path / name)
+        spent.append(results.statement.epsilon)
+        beginning = tmp_path / name
+    *_, says = results.statement.headline_caveats
+    assert "run 'second' (ε = " in says and "began with those of the run 'first'" in says
+    assert "All of these runs trained on the same users." in says and says in results.summary
+    parameters = results.statement.parameters
+    assert parameters["epsilon_with_earlier_runs"] == pytest.approx(sum(spent))
+    assert parameters["delta_with_earlier_runs"] == pytest.approx(3 * results.statement.delta)
+
+
 def test_half_a_run_is_charged_as_a_whole_one(toy, tmp_path, monkeypatch):
     config = toy_finetuning.config(toy, deterministic_noise_seed=None)
 

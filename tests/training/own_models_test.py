@@ -138,7 +138,7 @@ def test_what_its_weights_may_tell_is_stated(private_run):
     assert any(caveat in line for line in results.statement.headline_caveats)
     text = (output / "privacy_statement.md").read_text()
     assert "initial weights were trained on: not recorded; they are those of the caller's" in text
-    facts = own_models.weights_facts("nothing")
+    facts = own_models.weights_facts("nothing", [])
     assert "nothing (so the operator says" in facts["initial_weights_source"]
     assert report._headline_caveats("docs", facts) == ()
 

@@ -93,6 +93,11 @@ def test_a_run_begins_with_its_weights_and_says_so(corpus, pretrained, tmp_path)
     shutil.rmtree(output)
     again = run.train(None, tmp_path / "run", progress=lines.append)
     assert sentence in again.statement.not_covered
+    # And who goes on with its model on the same users is told of both.
+    config = dataclasses.replace(config, initial_weights=str(tmp_path / "run"))
+    second = run.train(config, tmp_path / "second", progress=lines.append).statement
+    assert "All of these runs trained on the same users." in second.headline_caveats[-1]
+    assert second.epsilon is None or second.parameters["epsilon_with_earlier_runs"] > second.epsilon
 
 
 @pytest.mark.parametrize(

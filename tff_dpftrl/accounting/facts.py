@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from tff_dpftrl.accounting import composition
+
 Scalar = str | int | float | bool | None
 
 
@@ -21,6 +23,8 @@ class Facts:
       not_covered: Further data accesses that the guarantee does not cover, a sentence each.
       caveats: Further caveats, a sentence each.
       headline_caveats: Caveats that stand right under the headline, a sentence each.
+      earlier_runs: Runs that the initial weights come from: the last one first.
+      same_users: Whether these trained on the same users as this run; None if that is not known.
     """
 
     parameters: Mapping[str, Scalar] = dataclasses.field(default_factory=dict)
@@ -30,6 +34,8 @@ class Facts:
     not_covered: Sequence[str] = ()
     caveats: Sequence[str] = ()
     headline_caveats: Sequence[str] = ()
+    earlier_runs: Sequence[composition.Spent] = ()
+    same_users: bool | None = None
 
     def with_plan(
         self,

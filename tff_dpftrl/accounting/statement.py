@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import composition, guarantee, privacy_statement
 from tff_dpftrl.accounting import facts as facts_lib
-from tff_dpftrl.accounting import guarantee, privacy_statement
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.participation import observed as observed_lib
 from tff_dpftrl.participation import schema as schema_lib
@@ -82,7 +83,7 @@ def dp_ftrl_statement(
         )
     if num_users is not None:
         parameters["num_users"] = validation.integer("num_users", num_users, minimum=1)
-    return PrivacyStatement(
+    statement = PrivacyStatement(
         mechanism=claim.mechanism,
         parameters={**parameters, **facts.parameters},
         epsilon=None if reasons else claim.epsilon,
@@ -120,6 +121,24 @@ def dp_ftrl_statement(
             *sentences.delta_caveats(claim.delta, num_users, unit_of_privacy),
             *facts.headline_caveats,
         ),
+    )
+    return _with_earlier_runs(statement, facts)
+
+
+def _with_earlier_runs(statement: PrivacyStatement, facts: facts_lib.Facts) -> PrivacyStatement:
+    """Says beside ε what the run and those that its weights come from have spent together."""
+    if not facts.earlier_runs:
+        return statement
+    this = composition.Spent("this", statement.delta, statement.epsilon, statement.rho_zcdp)
+    says, total = composition.with_earlier_runs(this, facts.earlier_runs, facts.same_users)
+    parameters = dict(statement.parameters)
+    if total is not None:
+        parameters["epsilon_with_earlier_runs"] = total.epsilon
+        parameters["delta_with_earlier_runs"] = total.delta
+    return dataclasses.replace(
+        statement,
+        parameters=parameters,
+        headline_caveats=(*statement.headline_caveats, says),
     )
 
 
@@ -189,7 +208,7 @@ def sampled_statement(
     parameters: dict[str, Scalar] = {}
     if num_users is not None:
         parameters["num_users"] = validation.integer("num_users", num_users, minimum=1)
-    return PrivacyStatement(
+    statement = PrivacyStatement(
         mechanism=mechanism,
         parameters={**parameters, **facts.parameters},
         epsilon=None if reasons else epsilon,
@@ -227,3 +246,4 @@ def sampled_statement(
             *facts.headline_caveats,
         ),
     )
+    return _with_earlier_runs(statement, facts)

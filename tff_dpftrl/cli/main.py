@@ -35,6 +35,7 @@ _SUBCOMMANDS = (
     "finetune",
     "personalize",
     "report",
+    "budget",
     "audit",
     "predict",
     "export",

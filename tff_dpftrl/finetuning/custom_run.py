@@ -21,6 +21,7 @@ import functools
 import hashlib
 import io
 import json
+import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -43,6 +44,7 @@ from tff_dpftrl.finetuning import (
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.runs import (
+    earlier_runs,
     manifest,
     metrics_log,
     prepared,
@@ -75,18 +77,19 @@ class Model:
         This is tried before the first step, and now and then during the run.
       weights: Initial weights, float32.
       trained_on: Text or data that the initial weights were trained on, for the statement:
-        `RANDOM`, "nothing", if they were drawn at random; None if that is not known, which the
-        statement says beside ε.
+        `RANDOM`, "nothing", if they were drawn at random; the folder of an earlier run, as a path,
+        if they are that run's, with which this one is then composed; None if that is not known,
+        which the statement says beside ε.
     """
 
     row_losses: clipped_sums.RowLosses
     weights: Sequence[np.ndarray]
-    trained_on: str | None = None
+    trained_on: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         weights = [_checked(index, weight) for index, weight in enumerate(self.weights)]
         object.__setattr__(self, "weights", weights)
-        if self.trained_on is not None and not self.trained_on.strip():
+        if isinstance(self.trained_on, str) and not self.trained_on.strip():
             raise validation.UsageError(
                 "trained_on must name what the weights were trained on: say 'nothing' if they are "
                 "random, or leave it out if it is not known."
@@ -239,6 +242,10 @@ def finetune(
         iterate_averaging=steps.iterate_averaging,
         learning_rate=steps.learning_rate,
     )
+    source, earlier = model.trained_on, {}
+    if isinstance(source, os.PathLike):
+        earlier = earlier_runs.of_caller(pathlib.Path(source), users.ids)
+        source = earlier["initial_weights_source"]
     evaluator = _Evaluator(evaluation.evaluate)
     before = evaluator.evaluate(weights)
     known = manifest.Manifest(
@@ -249,13 +256,13 @@ def finetune(
             "normalised_clipping": steps.normalised_clipping,
             "iterate_averaging": steps.iterate_averaging,
             "units_at_once": steps.units_at_once,
-            "weights_source": model.trained_on,
+            "weights_source": source,
             "metrics": sorted(name.removeprefix(_MEASURED) for name in before),
             "deterministic_noise_seed": deterministic_noise_seed,
             "max_epsilon": max_epsilon,
         },
         derived=json.loads(json.dumps(private.derived())),
-        facts={"num_parameters": sum(weight.size for weight in weights)},
+        facts={"num_parameters": sum(weight.size for weight in weights), **earlier},
         identities=manifest.identities(
             {
                 "users": users.ids,
@@ -383,6 +390,7 @@ def reportable(
     known.check_kind(manifest.CUSTOM_FINETUNING, output)
     config = known.config
     is_known = config["weights_source"] is not None
+    runs, same_users = earlier_runs.parts(known.facts)
     plan = run_privacy.SampledFinetuning.resumed(
         known.derived, deterministic_seed=config["deterministic_noise_seed"]
     )
@@ -399,6 +407,8 @@ def reportable(
             },
             headline_caveats=() if is_known else (sentences.INITIAL_WEIGHTS,),
             not_covered=_not_covered(config["weights_source"]),
+            earlier_runs=runs,
+            same_users=same_users,
         ),
         # Older runs had no budget.
         schedule=stopping.Schedule("step", eval_every, max_epsilon=config.get("max_epsilon")),

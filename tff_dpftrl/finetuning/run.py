@@ -33,7 +33,7 @@ from tff_dpftrl.finetuning import (
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.models import table
-from tff_dpftrl.runs import manifest, prepared
+from tff_dpftrl.runs import earlier_runs, manifest, prepared
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import (
@@ -120,6 +120,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         "pretrained_top1": pretrained,
         "initial_weights_source": source,
         "initial_weights_are_public": weights_are_public,
+        **earlier_runs.facts_of(config.initial_folder.expanduser(), users.ids),
     }
     known = _manifest(config, chosen, task, users, part, facts)
     run = _prepared(opened, known, chosen.privacy, part, task, users, progress)

@@ -42,7 +42,9 @@ _COMMANDS: dict[Kind, tuple[str, str]] = {
 }
 TEXTS = "texts of the training users"
 """Name of an identity: with other texts, a copy of a run would give other sums the same noise."""
-_NAME = "config.json"
+NAME = "config.json"
+"""Name of the file that makes a folder that of a run."""
+
 _MODEL = "model.npz"
 _COPY = pathlib.PurePath("private", "manifest.json")
 _PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "scipy", "dp-accounting")
@@ -125,7 +127,7 @@ class Manifest:
         """
         public = self._public()
         _write(output / _COPY, public | {"identities": dict(self.identities)}, private=True)
-        _write(output / _NAME, public | {"versions": _versions()}, private=False)
+        _write(output / NAME, public | {"versions": _versions()}, private=False)
 
     def check_identities(self, present: Mapping[str, Sequence[str]], *, remedy: str) -> None:
         """Refuses to go on with other users, words or whatever else has an identity.
@@ -162,7 +164,7 @@ def identities(present: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 def exists(output: pathlib.Path) -> bool:
     """Whether a folder holds a run that can be resumed, or be refused with a reason."""
-    return (output / _NAME).exists()
+    return (output / NAME).exists()
 
 
 def check_is_free(output: pathlib.Path) -> None:
@@ -198,7 +200,7 @@ def read(output: pathlib.Path) -> Manifest:
         format, its noise would be another one today, or it is no longer the one that
         the run began with.
     """
-    path = output / _NAME
+    path = output / NAME
     if not exists(output):
         raise validation.UsageError(f"There is no run in {output}: {path} does not exist.")
     public = _read(path)

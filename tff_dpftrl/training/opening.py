@@ -7,6 +7,7 @@ before that, for the command and for `training.run.train` alike.
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 
 from tff_dpftrl.runs import manifest
@@ -37,7 +38,7 @@ class OpenedRun:
     known: manifest.Manifest | None
     text: corpus.RunText
     model: own_models.Own | None
-    model_trained_on: str | None
+    model_trained_on: str | os.PathLike[str] | None
     placement: placement_lib.Placement
 
 
@@ -47,7 +48,7 @@ def open_run(
     *,
     text: corpus.RunText | None = None,
     model: own_models.Own | None = None,
-    model_trained_on: str | None = None,
+    model_trained_on: str | os.PathLike[str] | None = None,
     progress: progress_lib.Progress = progress_lib.to_stderr,
     placement: placement_lib.Placement = IN_THIS_PROCESS,
 ) -> OpenedRun:

@@ -5,13 +5,15 @@ TensorFlow and TFF are imported only where there is such a model.
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from tff_dpftrl import validation
 from tff_dpftrl.models import table
+from tff_dpftrl.runs import earlier_runs
 from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
@@ -57,13 +59,14 @@ def read(model: Own, *, vocabulary_size: int, sequence_length: int) -> custom_mo
     )
 
 
-def name_of(named: str, model: Own | None, trained_on: str | None) -> str:
+def name_of(named: str, model: Own | None, trained_on: str | os.PathLike[str] | None) -> str:
     """Returns the name of the model of a new run.
 
     Args:
       named: Name of the model in the run's config, perhaps the default.
       model: The caller's own model; None for a model of this package.
-      trained_on: Public text that the caller's model was trained on; None if unknown.
+      trained_on: Public text that the caller's model was trained on, or the folder of a run, as
+        a path; None if unknown.
 
     Returns:
       The name; `table.OWN` for the caller's own model.
@@ -83,7 +86,7 @@ def name_of(named: str, model: Own | None, trained_on: str | None) -> str:
             f"config names the model {named!r}, but one of your own is given: leave one of "
             "them out."
         )
-    if trained_on is not None and not trained_on.strip():
+    if isinstance(trained_on, str) and not trained_on.strip():
         raise validation.UsageError(
             'model_trained_on must name a text, or be "nothing"; got an empty one.'
         )
@@ -128,7 +131,7 @@ def how_to_go_on(model: str, output: pathlib.Path) -> str:
 def check_resumed(
     named: str,
     model: Own | None,
-    trained_on: str | None,
+    trained_on: str | os.PathLike[str] | None,
     output: pathlib.Path,
 ) -> None:
     """Refuses to go on with a run without its own model, or with one that it does not have.
@@ -208,15 +211,25 @@ def of_file(
     return read_model
 
 
-def weights_facts(trained_on: str | None) -> dict[str, Any]:
+def weights_facts(
+    trained_on: str | os.PathLike[str] | None, users: Sequence[str]
+) -> dict[str, Any]:
     """Returns what a run records of the initial weights of the caller's own model.
 
     Args:
-      trained_on: Public text that they were trained on; None if unknown.
+      trained_on: Public text that they were trained on, or the folder of the run that they come
+        from, as a path; None if unknown.
+      users: Ids of the new run's training users.
 
     Returns:
-      `initial_weights_source` and `initial_weights_are_public`, as for a warm start.
+      `initial_weights_source` and `initial_weights_are_public`, and what earlier runs have spent,
+      as for a warm start.
+
+    Raises:
+      UsageError: If the folder is not that of a run.
     """
+    if isinstance(trained_on, os.PathLike):
+        return earlier_runs.of_caller(pathlib.Path(trained_on), users)
     source = "not recorded; they are those of the caller's own model"
     if trained_on is not None:
         source = f"{trained_on} (so the operator says; it is the caller's own model)"

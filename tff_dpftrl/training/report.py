@@ -18,13 +18,14 @@ import numpy as np
 from typing_extensions import override
 
 from tff_dpftrl import durable_files, json_text, validation
-from tff_dpftrl.accounting import display
+from tff_dpftrl.accounting import composition, display
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.models import export, table
 from tff_dpftrl.runs import (
     curves,
+    earlier_runs,
     manifest,
     prepared,
     privacy,
@@ -165,6 +166,7 @@ def of_run(
 def _facts(known: manifest.Manifest, options: ReportOptions) -> facts_lib.Facts:
     """Returns the facts that the statement of a run on text reports."""
     source = known.facts.get("initial_weights_source")
+    runs, same_users = earlier_runs.parts(known.facts)
     trained_on = f"Text that the initial weights were trained on: {source}."
     return facts_lib.Facts(
         parameters={
@@ -176,11 +178,13 @@ def _facts(known: manifest.Manifest, options: ReportOptions) -> facts_lib.Facts:
         vocabulary_source=known.facts["vocabulary_source"],
         # Older runs did not record it.
         vocabulary_is_public=known.facts.get("vocabulary_is_public", False),
-        headline_caveats=_headline_caveats(known.config.get("vocabulary"), known.facts),
+        headline_caveats=_headline_caveats(known.config.get("vocabulary"), known.facts, runs),
         not_covered=(
             *([] if source is None else [trained_on]),
             *known.facts.get("not_covered", ()),
         ),
+        earlier_runs=runs,
+        same_users=same_users,
     )
 
 
@@ -355,11 +359,14 @@ def failure(
     )
 
 
-def _headline_caveats(vocabulary: str | None, facts: Mapping[str, Any]) -> tuple[str, ...]:
+def _headline_caveats(
+    vocabulary: str | None, facts: Mapping[str, Any], runs: Sequence[composition.Spent] = ()
+) -> tuple[str, ...]:
     # Text in memory brings its own words, whatever the config says; older runs did not record it.
     is_public = vocabulary != "private" and facts.get("vocabulary_is_public", True)
     caveats = () if is_public else (sentences.PRIVATE_VOCABULARY,)
-    if facts.get("initial_weights_source") and not facts.get("initial_weights_are_public"):
+    is_unknown = facts.get("initial_weights_source") and not facts.get("initial_weights_are_public")
+    if is_unknown and not runs:  # What earlier runs have spent is stated as a number.
         caveats += (sentences.INITIAL_WEIGHTS,)
     return caveats
 

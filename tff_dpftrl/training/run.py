@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl.models import table
-from tff_dpftrl.runs import manifest, prepared, privacy
+from tff_dpftrl.runs import earlier_runs, manifest, prepared, privacy
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import config as config_lib
@@ -42,7 +43,7 @@ def train(
     *,
     text: corpus.RunText | None = None,
     model: own_models.Own | None = None,
-    model_trained_on: str | None = None,
+    model_trained_on: str | os.PathLike[str] | None = None,
     progress: progress_lib.Progress = progress_lib.to_stderr,
     placement: placement_lib.Placement = opening.IN_THIS_PROCESS,
 ) -> report.TrainingResults:
@@ -63,8 +64,9 @@ def train(
         `text.words.size`. It begins with the weights that it has, and is not changed; loss and
         metrics are those of this package. To go on with such a run, give the same model again.
       model_trained_on: Public text that the weights of your own model were trained on, as the
-        statement is to name it, or "nothing" for weights drawn at random. For a new run only. If
-        None, the statement says beside ε that they may tell of the same people.
+        statement is to name it, or "nothing" for weights drawn at random; or the folder of an
+        earlier run, as a path, with which this one is then composed. For a new run only. If None,
+        the statement says beside ε that they may tell of the same people.
       progress: Callback for progress lines and warnings; prints to standard error by default.
       placement: Where clients work; in this process by default.
 
@@ -115,7 +117,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
     language_task = _task(opened, progress)
     facts: dict[str, Any] = {}
     if opened.model is not None:
-        facts |= own_models.weights_facts(opened.model_trained_on)
+        facts |= own_models.weights_facts(opened.model_trained_on, language_task.train.user_ids)
         progress(
             f"Model: your own, of {language_task.model.num_parameters} weights. Text that they "
             f"were trained on: {facts['initial_weights_source']}."
@@ -135,6 +137,8 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         language_task = dataclasses.replace(language_task, initial_weights=initial.weights)
         facts["initial_weights_source"] = initial.source
         facts["initial_weights_are_public"] = initial.is_public
+        folder = pathlib.Path(config.initial_weights).expanduser()
+        facts |= earlier_runs.facts_of(folder, language_task.train.user_ids)
     plan = config.privacy().plan(
         len(language_task.train.user_ids), language_task.model.num_parameters
     )

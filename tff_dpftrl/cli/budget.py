@@ -1,0 +1,139 @@
+"""`tff-dpftrl budget`: what all runs on one corpus have spent together."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from typing import TYPE_CHECKING
+
+from tff_dpftrl import validation
+from tff_dpftrl.cli import output
+
+if TYPE_CHECKING:
+    from tff_dpftrl.training import data_budget
+
+ABOVE = 3
+"""Exit status where the runs have spent more than --max-epsilon, or nobody knows how much."""
+
+_DESCRIPTION = """\
+List the runs on one corpus, and state what they have spent together.
+
+Each ε of a statement is that of one run by itself. Whoever sees the models of several runs on the
+same people learns more: for who takes part in all of them, ρ of Gaussian mechanisms adds up, and ε
+and δ of runs that sampled in secret do. Runs in folders that are not named here, or that were
+deleted, count too, and nobody can list them.
+
+The exit status is 0, or 3 if --max-epsilon is given and the total is above it or not known.
+"""
+
+_EPILOG = """\
+examples:
+  tff-dpftrl budget users.jsonl
+  tff-dpftrl budget users.jsonl --runs results /archive/results --max-epsilon 10
+
+  # For a script.
+  tff-dpftrl budget users.jsonl --format json | jq .total.epsilon
+"""
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "budget",
+        help="state what all runs on one corpus have spent together",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("data", metavar="DATA", help="The corpus, as --data of train names it.")
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        default=["results"],
+        metavar="DIR",
+        help="Folders in which, or below which, the runs are. Default: results.",
+    )
+    parser.add_argument(
+        "--max-epsilon", type=float, metavar="E", help="Largest ε that all runs may have spent."
+    )
+    output.add_format(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Lists and composes the runs, and returns the exit status."""
+    from tff_dpftrl.training import data_budget
+
+    if args.max_epsilon is not None:
+        validation.positive("--max-epsilon", args.max_epsilon)
+    found = data_budget.of_corpus(args.data, args.runs)
+    if not (found.runs or found.without_statement):
+        raise validation.UsageError(
+            f"No run on {args.data} is in {', '.join(args.runs)}: name the folders with --runs."
+        )
+    if args.format == "json":
+        output.print_json(_as_json(found))
+    else:
+        _print(found)
+    for line in _gaps(found):
+        print(line, file=sys.stderr)
+    if args.max_epsilon is None:
+        return 0
+    total = found.total
+    is_within = total is not None and total.epsilon <= args.max_epsilon
+    return 0 if is_within and not _gaps(found) else ABOVE
+
+
+def _gaps(found: data_budget.Budget) -> list[str]:
+    """Describes what the total leaves out."""
+    lines = []
+    if found.without_statement:
+        names = ", ".join(map(str, found.without_statement))
+        lines.append(f"Without a statement: {names}. Run tff-dpftrl report on it first.")
+    if found.not_found:
+        names = ", ".join(found.not_found)
+        lines.append(
+            f"Not in these folders: {names}, whose models were the beginning of runs that are."
+        )
+    if found.not_compared:
+        names = ", ".join(map(str, found.not_compared))
+        lines.append(
+            f"Not compared, since their corpus is not where it was or was in memory: {names}."
+        )
+    return lines
+
+
+def _as_json(found: data_budget.Budget) -> dict[str, object]:
+    total = found.total
+    return {
+        "runs": [
+            {"folder": str(folder), **dataclasses.asdict(run)} for folder, run in found.runs.items()
+        ],
+        "without_statement": list(map(str, found.without_statement)),
+        "not_found": list(found.not_found),
+        "not_compared": list(map(str, found.not_compared)),
+        "total": None if total is None else dataclasses.asdict(total),
+    }
+
+
+def _print(found: data_budget.Budget) -> None:
+    from tff_dpftrl.accounting import display
+
+    rows = [["run", "ε", "δ", "ρ-zCDP"]]
+    for folder, run in found.runs.items():
+        cost = ["none", "", ""]
+        if run.epsilon is not None:
+            rho = "" if run.rho_zcdp is None else display.round_up(run.rho_zcdp)
+            cost = [display.round_up(run.epsilon), f"{run.delta:g}", rho]
+        rows.append([str(folder), *cost])
+    rows += [[str(folder), "?", "", ""] for folder in found.without_statement]
+    output.print_table(rows, left=0)
+    total, number = found.total, len(rows) - 1
+    if total is None:
+        print("\nNot all of them have a guarantee: nothing is promised for all together.")
+    else:
+        who = "For who is in it" if number == 1 else f"For who is in all {number} of them"
+        print(
+            f"\n{who}: ε = {display.round_up(total.epsilon)} at δ = {total.delta:g} ({total.how})."
+        )

@@ -1,0 +1,117 @@
+"""The runs that initial weights come from: what they have spent, by the statements in folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_dpftrl import json_text, validation
+from tff_dpftrl.accounting import composition
+from tff_dpftrl.runs import manifest
+
+_RUNS, _SAME_USERS = "earlier_runs", "earlier_runs_have_same_users"
+_STATEMENT = "privacy_statement.json"
+_COPY = pathlib.PurePath("private", "manifest.json")
+_USERS = ("training users", "users")  # Names of one identity, in runs on text and in custom ones.
+
+
+def facts_of(folder: pathlib.Path, users: Sequence[str]) -> dict[str, Any]:
+    """Returns what the manifest of a run records of the run that its weights come from.
+
+    Args:
+      folder: Folder of the weights.
+      users: Ids of the new run's training users.
+
+    Returns:
+      Facts that `parts` reads; empty if the folder is not that of a run.
+
+    Raises:
+      UsageError: If the folder has a file of a run that cannot be read.
+    """
+    if not is_run(folder):
+        return {}
+    spent = statement_of(folder) or composition.Spent(folder.name)
+    before = _read(folder / manifest.NAME).get("facts", {})
+    chain, same = [dataclasses.asdict(spent), *before.get(_RUNS, ())], None
+    identities = _read(folder / _COPY).get("identities", {})
+    theirs = next((identities[name] for name in _USERS if name in identities), None)
+    if theirs is not None:
+        same = theirs == manifest.identity(users)
+        if len(chain) > 1 and same:
+            same = before.get(_SAME_USERS)
+    return {_RUNS: chain, _SAME_USERS: same}
+
+
+def of_caller(folder: pathlib.Path, users: Sequence[str]) -> dict[str, Any]:
+    """Returns the facts of weights which the caller says come from the run in a folder.
+
+    Args:
+      folder: Folder of the run.
+      users: Ids of the new run's training users.
+
+    Returns:
+      `initial_weights_source`, `initial_weights_are_public` and those of `facts_of`.
+
+    Raises:
+      UsageError: If the folder is not that of a run, or a file of it cannot be read.
+    """
+    folder = folder.expanduser()
+    if not is_run(folder):
+        raise validation.UsageError(
+            f"There is no run in {folder}, from which the initial weights are said to come: name "
+            "the folder with its privacy_statement.json, or say in words what they were trained on."
+        )
+    return {
+        "initial_weights_source": f"the users of the run {folder.absolute().name!r}",
+        "initial_weights_are_public": False,
+        **facts_of(folder, users),
+    }
+
+
+def is_run(folder: pathlib.Path) -> bool:
+    """Returns whether a folder is that of a run, or the report of a served task."""
+    return (folder / manifest.NAME).exists() or (folder / _STATEMENT).exists()
+
+
+def statement_of(folder: pathlib.Path) -> composition.Spent | None:
+    """Reads what the run in a folder has spent, by its statement.
+
+    Args:
+      folder: Folder of the run, whose name is the run's.
+
+    Returns:
+      What it has spent; None if it has no statement.
+
+    Raises:
+      UsageError: If the statement cannot be read.
+    """
+    path = folder / _STATEMENT
+    if not path.exists():
+        return None
+    try:
+        return composition.Spent.from_json(folder.absolute().name, _read(path))
+    except (KeyError, TypeError, ValueError) as error:
+        raise validation.UsageError(
+            f"{path} cannot be read: {error}. Run tff-dpftrl report {folder} first."
+        ) from None
+
+
+def parts(facts: Mapping[str, Any]) -> tuple[tuple[composition.Spent, ...], bool | None]:
+    """Returns the earlier runs of a manifest's facts, and whether they have the same users."""
+    runs = tuple(composition.Spent(**entry) for entry in facts.get(_RUNS, ()))
+    return runs, facts.get(_SAME_USERS)
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a JSON object; an empty one if there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        content = json_text.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise validation.UsageError(f"{path} cannot be read: {error}. Restore it.") from error
+    if not isinstance(content, dict):
+        raise validation.UsageError(f"{path} is no JSON object. Restore it.")
+    return content
