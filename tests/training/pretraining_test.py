@@ -45,7 +45,8 @@ def pretrained(corpus, tmp_path_factory):
 def test_a_folder_has_the_best_model_and_what_it_was_trained_on(corpus, pretrained):
     output, lines, summary = pretrained
     names = {path.name for path in output.iterdir()}
-    assert names == {"curves.png", "model.npz", "pretraining.json", "vocabulary.json"}
+    described = {"curves.png", "pretraining.json", "text_digests.npz", "vocabulary.json"}
+    assert names == {"model.npz", *described}
     record = json.loads((output / "pretraining.json").read_text())
     assert record["source"] == "public.jsonl, declared public by the operator"
     assert record["pretraining"] == dataclasses.asdict(_config(corpus))
@@ -156,6 +157,22 @@ def test_weights_of_a_protected_file_are_refused_wherever_it_was_named(
         with pytest.raises(ValueError, match="public.jsonl', the very text .* a copy of it"):
             warm_start.refuse_protected(tmp_path / "pretrained", protected)
     warm_start.refuse_protected(tmp_path / "pretrained", str(corpus / "users.jsonl"))
+
+
+def test_weights_of_protected_text_are_refused_though_the_file_is_gone(corpus, tmp_path):
+    public = tmp_path / "public.jsonl"
+    shutil.copy(corpus / "public.jsonl", public)
+    config = _config(corpus, data=str(public), epochs=1)
+    pretraining.pretrain(config, toy_run.config(corpus), tmp_path / "pretrained")
+    public.unlink()
+    shuffled = jsonl.read(corpus / "public.jsonl")
+    renamed = {f"a {user}": shuffled.examples(user)[::-1] for user in shuffled.user_ids[:3]}
+    jsonl.write(user_text.UserText.from_mapping("renamed", renamed), tmp_path / "renamed.jsonl")
+    with pytest.raises(ValueError, match="the very text that this run protects, a copy of it"):
+        warm_start.refuse_protected(tmp_path / "pretrained", str(tmp_path / "renamed.jsonl"))
+    warm_start.refuse_protected(tmp_path / "pretrained", str(corpus / "users.jsonl"))
+    (tmp_path / "pretrained" / warm_start.DIGESTS).unlink()  # As in folders of earlier versions.
+    warm_start.refuse_protected(tmp_path / "pretrained", str(tmp_path / "renamed.jsonl"))
 
 
 def test_a_folder_with_something_in_it_is_refused(pretrained):

@@ -188,19 +188,21 @@ def shared_users(public: UserText, protected: UserText) -> int:
       Number of users of `protected` with one of their texts under their id in `public`, or all of
       their texts, 20 words or more, under any. White space and case make no difference.
     """
-    texts_of = {user_id: _normal(public.examples(user_id)) for user_id in public.user_ids}
+    texts_of = {user_id: normal_texts(public.examples(user_id)) for user_id in public.user_ids}
     all_texts = frozenset().union(*texts_of.values())
     shared = 0
     for user_id in protected.user_ids:
-        texts = _normal(protected.examples(user_id))
-        is_copied = texts <= all_texts and _num_words(texts) >= _MIN_SHARED_WORDS
+        texts = normal_texts(protected.examples(user_id))
+        is_copied = texts <= all_texts and is_long(texts)
         shared += is_copied or not texts.isdisjoint(texts_of.get(user_id, ()))
     return shared
 
 
-def _normal(texts: Iterable[str]) -> frozenset[str]:
+def normal_texts(texts: Iterable[str]) -> frozenset[str]:
+    """Returns texts as they are compared: in lower case, with single blanks, without empty ones."""
     return frozenset(" ".join(text.lower().split()) for text in texts if text.strip())
 
 
-def _num_words(texts: Iterable[str]) -> int:
-    return sum(len(text.split()) for text in texts)
+def is_long(texts: Iterable[str]) -> bool:
+    """Returns whether texts have the words that nobody else writes by chance."""
+    return sum(len(text.split()) for text in texts) >= _MIN_SHARED_WORDS

@@ -5,6 +5,7 @@ The folder of a pretrained model:
     model.npz          of the epoch that was of least loss on held-out text
     vocabulary.json    the words of its ids, and how text is split into them
     pretraining.json   what it was trained on, with which options, and every epoch's metrics
+    text_digests.npz   digests of the text, if it came from a file
     curves.png
 """
 
@@ -21,7 +22,15 @@ from typing import Any
 import tqdm
 
 from tff_dpftrl import durable_files, validation, version
-from tff_dpftrl.data import docstrings, sequences, sources, split, user_text, vocabulary
+from tff_dpftrl.data import (
+    docstrings,
+    sequences,
+    sources,
+    split,
+    text_digests,
+    user_text,
+    vocabulary,
+)
 from tff_dpftrl.models import table as model_table
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.training import language_config, trained_model, warm_start
@@ -30,7 +39,7 @@ STANDARD_LIBRARY = "standard-library"
 """Name of the docstrings of Python's standard library."""
 
 # Written before the first model, which is so never without them.
-_BEFORE_MODEL = {"vocabulary.json", warm_start.RECORD}
+_BEFORE_MODEL = {"vocabulary.json", warm_start.RECORD, warm_start.DIGESTS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +233,8 @@ def pretrain(
     )
     output.mkdir(parents=True, exist_ok=True)
     durable_files.remove_leftovers(output)
+    if os.path.isfile(config.data):  # Installed texts can always be read again.
+        text_digests.TextDigests.of(text.train, text.held_out).save(output / warm_start.DIGESTS)
     done: list[dict[str, float]] = []
     per_epoch = central_training.num_batches(len(rows), config.batch_size)
     with tqdm.tqdm(

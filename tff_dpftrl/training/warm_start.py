@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import json_text, validation
-from tff_dpftrl.data import sources, vocabulary
+from tff_dpftrl.data import sources, text_digests, vocabulary
 from tff_dpftrl.training import trained_model
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 RECORD = "pretraining.json"
 """Name of the file that says what a pretrained model was trained on."""
+
+DIGESTS = "text_digests.npz"
+"""Name of the file by which the text of pretraining is recognised where it is gone."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,11 +98,25 @@ def refuse_protected(folder: pathlib.Path, protected: str) -> None:
       ValueError: If they were.
     """
     data = pretrained_on(folder)  # None of something else, which `source` has words for.
-    if data is not None and sources.share_texts(data, protected):
+    if data is not None and (
+        sources.share_texts(data, protected) or _has_digests_of(folder.expanduser(), protected)
+    ):
         raise validation.UsageError(
             f"initial_weights {folder} were pretrained on {data!r}, the very text that this run "
             "protects, a copy of it, or text of its users: pretrain on public text."
         )
+
+
+def _has_digests_of(folder: pathlib.Path, protected: str) -> bool:
+    """Returns whether the digests of pretraining, whose text may be gone, are of protected text."""
+    if not ((folder / DIGESTS).exists() and os.path.isfile(protected)):
+        return False
+    digests = text_digests.TextDigests.load(folder / DIGESTS)
+    try:
+        corpus = sources.load_user_text(protected)
+    except ValueError:  # Who uses the file says what is wrong with it.
+        return False
+    return digests.shared_users(corpus) > 0
 
 
 def read(

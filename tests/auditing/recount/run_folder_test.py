@@ -294,11 +294,26 @@ def _metrics(column, value):
     return change
 
 
-def _other_model(folder):
-    with np.load(folder / "model.npz") as archive:
-        tensors = {name: archive[name] for name in archive.files}
+def _model(change):
+    def changed(folder):
+        with np.load(folder / "model.npz") as archive:
+            tensors = {name: archive[name] for name in archive.files}
+        change(tensors)
+        np.savez(folder / "model.npz", **tensors)
+
+    return changed
+
+
+def _other_weights(tensors):
     tensors["embedding"][0, 0] += 1.0
-    np.savez(folder / "model.npz", **tensors)
+
+
+def _other_description(tensors):
+    tensors["model"] = np.array(str(tensors["model"]).replace("lstm", "gru"))
+
+
+def _hidden_text(tensors):
+    tensors["note"] = np.array("ada wrote this")
 
 
 def _copy_of_ledger(folder):
@@ -361,7 +376,9 @@ _LAST = toy_run.NUM_ROUNDS - 1
         (_metrics("epsilon", "3.5"), {_METRICS}),
         (_metrics("epsilon", ""), {_METRICS}),
         (_metrics("clients", "14"), {_ROWS}),
-        (_other_model, {_MODEL}),
+        (_model(_other_weights), {_MODEL}),
+        (_model(_other_description), {_MODEL}),
+        (_model(_hidden_text), {_MODEL}),
         (lambda folder: (folder / "vocabulary.json").unlink(), {_FILES}),
         (lambda folder: (folder / "private" / "ledger.sqlite.key").unlink(), {_FILES}),
         (lambda folder: (folder / "privacy_statement.json").write_text("{"), {_FILES}),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from tff_dpftrl import json_text
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing.recount import findings, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
@@ -225,6 +226,20 @@ def model(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_repo
     return weights(test, run, path)
 
 
+def _other_description(run: records.Records, texts: dict[str, str]) -> list[str]:
+    """Lists what a model file says in words that is not the description of the run's model."""
+    wrong = [f"it holds the text {name!r}" for name in texts if name != "model"]
+    described = run.facts.get("model")
+    if described is not None and not run.has_custom_model:
+        try:
+            is_same = json_text.parse(texts.get("model", "")) == described
+        except ValueError:
+            is_same = False
+        if not is_same:
+            wrong.append("the model that it describes is another one than config.json does")
+    return wrong
+
+
 def weights(test: str, run: records.Records, path: pathlib.Path) -> audit_report.Finding:
     """Checks that a model file holds the weights of the committed state, and nothing else."""
     state = run.checkpoint
@@ -235,9 +250,12 @@ def weights(test: str, run: records.Records, path: pathlib.Path) -> audit_report
     expected = [tensor for name, tensor in state.tensors if name.startswith(part)]
     try:
         with np.load(path, allow_pickle=False) as archive:
-            held = [archive[name] for name in archive.files if archive[name].dtype.kind != "U"]
+            arrays = {name: archive[name] for name in archive.files}
     except Exception as error:  # NumPy and zipfile raise a dozen kinds.
         return findings.judged(test, [f"{path.name} cannot be read: {error}"], "")
+    held = [array for array in arrays.values() if array.dtype.kind != "U"]
+    wrong = _other_description(run, {n: str(a) for n, a in arrays.items() if a.dtype.kind == "U"})
     same = len(held) == len(expected) and all(map(np.array_equal, held, expected))
-    wrong = [] if same else [f"the weights in {path.name} are not those of the committed state"]
+    if not same:
+        wrong.append(f"the weights in {path.name} are not those of the committed state")
     return findings.judged(test, wrong, f"Its {len(held)} tensors are those of the state")
