@@ -10,7 +10,7 @@ PRETRAINED ?= results/pretrained
 TRAIN_FLAGS ?=
 DEMO ?= results/serve-demo$(if $(SECURE),-secure)
 
-.PHONY: help train serve-demo test test-slow test-distributed lint format notebooks bazel-test lock clean
+.PHONY: help train serve-demo test test-slow test-distributed mutants lint format notebooks bazel-test lock clean
 help:
 	@echo "make train      pretrain on public text, then train a private next-word model (results/quickstart)"
 	@echo "make serve-demo train on 300 simulated devices over the network protocol (results/serve-demo)"
@@ -18,6 +18,7 @@ help:
 	@echo "make test       run the default test suite, two files at a time (TEST_WORKERS=2)"
 	@echo "make test-slow  run the tests that are left out of it for their length"
 	@echo "make test-distributed  add Ray to .venv, and run the tests that need it"
+	@echo "make mutants    change lines of ROOMS, one at a time, and see whether the rooms' tests notice"
 	@echo "make lint       check style with ruff, texts of arguments, and types with basedpyright"
 	@echo "make format     rewrite files to the style that lint checks"
 	@echo "make notebooks  execute every notebook in colabs/ on small data"
@@ -61,6 +62,11 @@ test-distributed: $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/distributed.lock
 	$(BIN)/python -m pytest -m "slow or not slow" tests/execution/ray_clients_test.py \
 	  tests/runtime/cluster tests/cli/serve_test.py
+
+ROOMS ?= participation discretization accounting mechanisms private_round secure_sums runs execution
+MUTANTS ?= 20
+mutants: $(READY)
+	$(BIN)/python -m verification.mutants $(ROOMS) --sample $(MUTANTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -126,6 +126,16 @@ def test_wraparound_probability_extremes():
     assert 0 < encoding.wraparound_probability(2**16) < 2e-27  # Xu et al. 2023, footnote 2.
 
 
+@pytest.mark.parametrize("modulus", [201, 401, 1001, 4001])
+def test_wraparound_probability_is_hoeffding_s_bound_for_all_coordinates(modulus):
+    dim, clients, norm = 64, 10, 40.0
+    encoding = grid.GridEncoding(dim, clients, norm)
+    # Signs times |x_i| ≤ n K / √d: P(|coordinate| > t) ≤ 2 exp(-t² / 2 σ²), σ = n K / √d.
+    room = (modulus - 1) / 2 - clients
+    bound = dim * 2.0 * math.exp(-(room**2) / (2 * clients**2 * norm**2 / dim))
+    assert encoding.wraparound_probability(modulus) == pytest.approx(min(1.0, bound), rel=1e-9)
+
+
 def test_no_coordinate_bound_for_the_smallest_dimensions():
     # The paper's 2 ln(d) / √d is 0 for d = 1.
     for dim in (1, 2, 4, 64):

@@ -134,6 +134,22 @@ def test_examples_take_the_private_median():
         _choose(_options(sampling="example", compute_budget=100_000, group_size=16))
 
 
+def test_the_private_median_has_a_seed_that_nobody_chose(monkeypatch):
+    choose, seeds = group_size.private_median_choice, []
+
+    def remember(sizes, *, epsilon, seed):
+        seeds.append(seed)
+        return choose(sizes, epsilon=epsilon, seed=seed)
+
+    monkeypatch.setattr(group_size, "private_median_choice", remember)
+    example = {"sampling": "example", "compute_budget": 256, "clip_norm": 1.0}
+    for _ in range(2):
+        _choose(_options(**example))
+    assert len(set(seeds)) == 2 and min(seeds).bit_length() > 200
+    _choose(_options(**example, deterministic_noise_seed=7))
+    assert seeds[-1] == 7
+
+
 def test_passes_sample_nothing_and_correlate_the_noise():
     options = _options(
         sampling="passes", group_size=2, compute_budget=40, clip_norm=1.0, delta=1e-6

@@ -154,6 +154,8 @@ def test_slack_is_used_to_mix_the_cohorts():
     # Without slack the ten cohorts return as they were: 10 * (10 choose 2) pairs.
     assert pairs_meeting_twice(100) == 450
     assert pairs_meeting_twice(200) < 100
+    # A slack of a single client: neighbours change places, and few more cohorts meet again.
+    assert pairs_meeting_twice(101) < 450
 
 
 def test_shuffled_epochs_visit_everybody_once_an_epoch():

@@ -13,6 +13,12 @@ def test_pseudonyms_are_blake2b_under_the_key():
     assert pseudonyms.Pseudonyms(key).of(["é"]) == [expected]
 
 
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_key_of_another_length_is_refused(length):
+    with pytest.raises(ValueError, match=f"key must have 32 bytes, got {length}"):
+        pseudonyms.Pseudonyms(bytes(length))
+
+
 def test_every_key_gives_other_pseudonyms(tmp_path):
     first = pseudonyms.Pseudonyms.create(tmp_path / "a")
     second = pseudonyms.Pseudonyms.create(tmp_path / "b")

@@ -66,6 +66,10 @@ def test_bad_arguments_are_named(name, value):
         schema.MinSep(**arguments)
 
 
+def test_the_largest_exact_number_is_allowed():
+    assert schema.MinSep(2**53, 1, 1).num_rounds == 2**53
+
+
 def test_numpy_integers_become_ints():
     declared = schema.MinSep(np.int64(5), np.int32(2), np.uint8(2))
     assert declared == schema.MinSep(5, 2, 2)

@@ -38,6 +38,17 @@ def test_every_column_and_baseline_is_drawn():
     assert [len(axes.lines) for axes in figure.axes] == [3, 2, 1]
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_baselines_are_told_apart_from_light_to_dark(number):
+    baselines = {f"{n}-grams": 0.1 * n for n in range(1, number + 1)}
+    figure = curves.draw(_HELD_OUT, title="title", baselines=baselines)
+    lines = figure.axes[0].lines[-number:]
+    shades = [float(line.get_color()) for line in lines]
+    assert shades == sorted(shades, reverse=True) and len(set(shades)) == number
+    assert shades[0] == 0.7 and shades[-1] == pytest.approx(0.2 if number > 1 else 0.7)
+    assert [line.get_label() for line in lines] == list(baselines)
+
+
 def test_the_file_is_an_image(tmp_path):
     curves.write(tmp_path / "curves.png", _HELD_OUT, title="title", baselines={})
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

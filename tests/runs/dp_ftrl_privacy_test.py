@@ -190,6 +190,14 @@ def test_noise_to_signal_is_that_of_the_sum_of_all_rounds():
     assert _plan(mechanism=None, noise_multiplier=None).noise_to_signal(400) == 0.0
 
 
+def test_noise_to_signal_is_as_much_larger_as_the_encoding_makes_the_noise():
+    plain = _plan(mechanism="identity", num_parameters=400)
+    encoded = _plan(mechanism="identity", num_parameters=400, secagg_bits=12)
+    inflation = encoded.encoding.inflation
+    assert inflation > 1.0
+    assert encoded.noise_to_signal(400) == pytest.approx(inflation * plain.noise_to_signal(400))
+
+
 def test_a_plan_describes_itself():
     once, thrice = _plan(max_participations=1).describe()[0], _plan().describe()[0]
     assert once == "Participation: each of 40 users at most 1 time in 12 rounds, 4 apart (stride)."

@@ -1,6 +1,7 @@
 """Tests of the manifest: a run is resumed with what it began with, or not at all."""
 
 import json
+import os
 import stat
 import sys
 
@@ -118,6 +119,20 @@ def test_a_change_deep_within_and_a_new_key_are_named(output):
     with pytest.raises(ValueError) as caught:
         manifest.read(output)
     assert "config.surprise: null → 1; derived.schema.min_sep: 1 → 2" in str(caught.value)
+
+
+def test_only_the_copy_with_the_users_digests_is_private(tmp_path):
+    (tmp_path / "private").mkdir()
+    before = os.umask(0o022)
+    try:
+        _manifest().write(tmp_path)
+    finally:
+        os.umask(before)
+    modes = {
+        name: stat.S_IMODE((tmp_path / name).stat().st_mode)
+        for name in ("config.json", "private/manifest.json")
+    }
+    assert modes == {"config.json": 0o644, "private/manifest.json": 0o600}
 
 
 def test_versions_of_packages_may_change(output):

@@ -25,6 +25,12 @@ _REAL_SCHEMA = schema.MinSep(40, 20, 2)
 _OWN_SCHEMA = schema.MinSep(40, 12, 4)  # 60 users, 5 a round.
 
 
+def test_a_deployment_has_a_client_in_a_round_at_least():
+    assert simulated_run.Deployment(report_goal=1, population=1).scale(1) == 1.0
+    with pytest.raises(ValueError, match="report_goal"):
+        simulated_run.Deployment(report_goal=0, population=1)
+
+
 def _epsilon(noise_multiplier, of_schema):
     return guarantee.dp_ftrl_guarantee(
         tree.Tree(40), noise_multiplier=noise_multiplier, schema=of_schema, delta=1e-6

@@ -1,0 +1,347 @@
+"""Tests of the kernel of runs, with a trainer of a few lines: killed anywhere, gone on with."""
+
+import contextlib
+import functools
+import sys
+
+import numpy as np
+import pytest
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import facts
+from tff_dpftrl.runs import (
+    cohort_seed,
+    dp_ftrl_privacy,
+    loop,
+    manifest,
+    metrics_log,
+    prepared,
+    released_model,
+    sampled_privacy,
+    stopping,
+)
+from tff_dpftrl.runs import run as run_lib
+
+_USERS = [f"user{i}" for i in range(12)]
+_COMMON = {"num_rounds": 4, "clients_per_round": 4, "clip_norm": 1.0, "delta": 1e-5}
+_NOISE = {"noise_multiplier": 1.0}
+_PUBLIC_SEED = 5
+
+
+def _sampled(**options):
+    asked = sampled_privacy.SampledPrivacy(algorithm="dp-fedavg", **_COMMON, **(_NOISE | options))
+    return asked.plan(len(_USERS), 3)
+
+
+def _in_turns(**options):
+    asked = dp_ftrl_privacy.DpFtrlPrivacy(**_COMMON, **(_NOISE | options), mechanism="identity")
+    return asked.plan(len(_USERS), 3)
+
+
+class _Crash(BaseException):
+    """Stands for the death of the process."""
+
+
+class _Trainer(prepared.Trainer):
+    """Adds the number of members and noise that is a function of the state."""
+
+    too_fast = "learning_rate"
+    unit = "clients"
+
+    def __init__(self, plan, weights=(0.0, 0.0, 0.0), not_finite=0):
+        self._plan = plan
+        self._weights = np.array(weights)
+        self._not_finite = not_finite
+        self.seeds = []
+
+    def initial_state(self):
+        return {
+            "aggregator": {"index": np.int64(0), "noise": np.zeros(3)},
+            "global_model_weights": {"trainable": [self._weights]},
+        }
+
+    def sample_with(self, seed):
+        self.seeds.append(seed)
+        self._sampler = self._plan.sampler(seed)
+
+    def members(self, round_index):
+        return [_USERS[i] for i in self._sampler.cohort(round_index)]
+
+    def train(self, state, round_index, members):
+        noise = np.random.default_rng([3, round_index]).normal(size=3)
+        (weights,) = state["global_model_weights"]["trainable"]
+        after = {
+            "aggregator": {"index": state["aggregator"]["index"] + 1, "noise": noise},
+            "global_model_weights": {"trainable": [weights + len(members) + noise]},
+        }
+        return prepared.Trained(after, 3.0 - round_index, 0.1 * round_index, self._not_finite)
+
+
+class _Evaluator(prepared.Evaluator):
+    """Remembers what it was shown."""
+
+    def __init__(self, accuracies=(0.2, 0.5, 0.4, 0.3)):
+        self._accuracies = list(accuracies)
+        self.seen, self.examined = [], None
+
+    def evaluate(self, weights):
+        self.seen.append(weights[0].copy())
+        return {"eval_top1_in_vocab": self._accuracies[len(self.seen) - 1]}
+
+    def examine(self, output, rounds_done, weights):
+        self.examined = rounds_done, weights[0].copy()
+
+
+class _Presentation(prepared.Presentation):
+    columns = tuple(
+        metrics_log.Column(name, name)
+        for name in ("round", "loss", "top1", "epsilon", "clients", "seconds", "eval_top1_in_vocab")
+    )
+    has_events = False
+
+    def __init__(self):
+        self.best = []
+
+    def write_best(self, output, weights):
+        self.best.append(weights[0].copy())
+
+    def write(self, output, outcome):
+        np.save(output / "model.npy", outcome.weights[0])
+        return outcome
+
+
+def _manifest(plan):
+    return manifest.Manifest({"x": 1}, plan.derived(), {}, {}, recorded_kind=manifest.TRAINING)
+
+
+def _prepared(plan, trainer=None, evaluator=None, *, known=None, **schedule):
+    presentation = _Presentation()
+    report = prepared.Reportable(
+        known=known or _manifest(plan),
+        plan=plan,
+        facts=facts.Facts(),
+        schedule=stopping.Schedule("round", **({"eval_every": 2} | schedule)),
+        released=functools.partial(released_model.weights, None),
+        presentation=presentation,
+        go_on="the same call",
+    )
+    trainer = trainer or _Trainer(plan)
+    evaluator = evaluator or _Evaluator()
+    made = prepared.Prepared(report, contextlib.nullcontext(trainer), evaluator, _PUBLIC_SEED)
+    return made, trainer, evaluator, presentation
+
+
+def _run(output, plan, *parts, progress=lambda line: None, **schedule):
+    made, *rest = _prepared(plan, *parts, **schedule)
+    if manifest.exists(output):
+        return run_lib.resume(output, lambda known: made, progress), *rest
+    return run_lib.begin(output, lambda: made, progress), *rest
+
+
+@pytest.mark.parametrize("make_plan", [_sampled, _in_turns])
+def test_a_run_does_all_rounds_and_reports(make_plan, tmp_path):
+    plan, lines = make_plan(), []
+    outcome, trainer, evaluator, presentation = _run(tmp_path, plan, progress=lines.append)
+    assert [row["round"] for row in outcome.rows] == [1, 2, 3, 4]
+    assert [row["loss"] for row in outcome.rows] == [3.0, 2.0, 1.0, 0.0]
+    assert [row["epsilon"] for row in outcome.rows] == [plan.epsilon_after(t) for t in range(1, 5)]
+    assert [row["eval_top1_in_vocab"] for row in outcome.rows] == [None, 0.2, None, 0.5]
+    assert outcome.progress == "All 4 rounds are done."
+    assert outcome.statement.epsilon == pytest.approx(plan.epsilon_after(4))
+    np.testing.assert_array_equal(outcome.weights[0], evaluator.seen[-1])
+    assert evaluator.examined[0] == 4
+    np.testing.assert_array_equal(evaluator.examined[1], outcome.weights[0])
+    assert len(presentation.best) == 2  # Each was the best so far.
+    assert any(line.endswith("0 of 4 rounds done.") for line in lines)
+
+
+def test_a_model_that_is_not_the_best_is_not_kept(tmp_path):
+    evaluator = _Evaluator([0.5, 0.4])
+    _, _, _, presentation = _run(tmp_path, _in_turns(), None, evaluator)
+    (best,) = presentation.best
+    np.testing.assert_array_equal(best, evaluator.seen[0])
+
+
+def test_secret_cohorts_have_a_seed_that_nobody_chose(tmp_path):
+    plan = _sampled()
+    seeds = []
+    for name in ("a", "b"):
+        _, trainer, _, _ = _run(tmp_path / name, plan)
+        (seed,) = trainer.seeds
+        assert seed == cohort_seed.read(tmp_path / name / "private") != _PUBLIC_SEED
+        seeds.append(seed)
+        _, again, _, _ = _run(tmp_path / name, plan)
+        assert again.seeds == [seed]
+    assert seeds[0] != seeds[1] and min(seeds).bit_length() > 200
+
+
+@pytest.mark.parametrize(
+    "plan", [_in_turns(), _sampled(deterministic_seed=7)], ids=["turns", "known"]
+)
+def test_other_cohorts_have_the_public_seed(tmp_path, plan):
+    _, trainer, _, _ = _run(tmp_path, plan)
+    assert trainer.seeds == [_PUBLIC_SEED]
+    assert not (tmp_path / "private" / "cohort_seed").exists()
+
+
+def test_the_sizes_of_secret_cohorts_are_kept_out_of_the_metrics(tmp_path):
+    secret, *_ = _run(tmp_path / "secret", _sampled())
+    assert [row["clients"] for row in secret.rows] == [None] * 4
+    turns, *_ = _run(tmp_path / "turns", _in_turns())
+    assert [row["clients"] for row in turns.rows] == [4] * 4
+
+
+@pytest.mark.parametrize("make_plan", [_sampled, _in_turns])
+@pytest.mark.parametrize("where", ["train", "begin", "commit", "_publish", "evaluate", "examine"])
+def test_a_run_killed_anywhere_gives_what_it_would_have_given(
+    make_plan, where, tmp_path, monkeypatch
+):
+    plan = make_plan(deterministic_seed=7)
+    expected, *_ = _run(tmp_path / "whole", plan)
+    evaluator, trainer = _Evaluator(), _Trainer(plan)
+    owner = {
+        "train": trainer,
+        "_publish": loop.Loop,
+        "evaluate": evaluator,
+        "examine": evaluator,
+    }.get(where, loop.committed_rounds.CommittedRounds)
+    called = getattr(owner, where)
+    calls = []
+
+    def crash(*args):
+        calls.append(args)
+        if len(calls) == (1 if where == "examine" else 2):
+            raise _Crash
+        return called(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, where, crash)
+        with pytest.raises(_Crash):
+            _run(tmp_path / "killed", plan, trainer, evaluator)
+    went_on, _, after, _ = _run(tmp_path / "killed", plan)
+    np.testing.assert_array_equal(went_on.weights[0], expected.weights[0])
+    assert [row["loss"] for row in went_on.rows] == [row["loss"] for row in expected.rows]
+    assert went_on.statement == expected.statement
+    rows = went_on.rows
+    assert all(row["eval_top1_in_vocab"] is not None for row in (rows[1], rows[3]))
+
+
+def test_only_committed_models_are_evaluated(tmp_path, monkeypatch):
+    done = []
+
+    class Watching(_Evaluator):
+        def evaluate(self, weights):
+            committed = len(list((tmp_path / "private" / "checkpoints").iterdir()))
+            done.append((committed, self.rounds.rounds_done))
+            return super().evaluate(weights)
+
+    evaluator = Watching()
+    restore = loop.committed_rounds.CommittedRounds.restore
+
+    def remember(rounds):
+        evaluator.rounds = rounds
+        return restore(rounds)
+
+    monkeypatch.setattr(loop.committed_rounds.CommittedRounds, "restore", remember)
+    _run(tmp_path, _in_turns(), None, evaluator)
+    assert [rounds_done for _, rounds_done in done] == [2, 4]
+
+
+def test_a_budget_ends_a_run_before_the_round_that_it_does_not_pay_for(tmp_path):
+    plan = _sampled()
+    budget = plan.epsilon_after(2) * 1.0001
+    outcome, *_ = _run(tmp_path, plan, max_epsilon=budget)
+    assert len(outcome.rows) == 2
+    assert outcome.progress.startswith("Stopped after 2 of 4 rounds: the next one would bring ε")
+    assert outcome.statement.epsilon == pytest.approx(plan.epsilon_after(2))  # By what was public.
+
+
+def test_an_accuracy_that_ends_a_run_is_charged_as_all_rounds(tmp_path):
+    plan = _in_turns()
+    outcome, *_ = _run(tmp_path, plan, stop_at_accuracy=0.2)
+    assert len(outcome.rows) == 2 and "stop_at_accuracy is 20.00%" in outcome.progress
+    assert outcome.statement.epsilon == pytest.approx(plan.epsilon_after(4))
+
+
+def test_an_interrupted_run_is_reported_and_charged_as_a_whole_one(tmp_path, monkeypatch):
+    plan = _in_turns()
+    trainer = _Trainer(plan)
+    train = trainer.train
+
+    def crash(state, round_index, members):
+        if round_index == 3:
+            raise _Crash
+        return train(state, round_index, members)
+
+    monkeypatch.setattr(trainer, "train", crash)
+    with pytest.raises(_Crash):
+        _run(tmp_path, plan, trainer)
+    made, *_ = _prepared(plan)
+    outcome = run_lib.report(tmp_path, lambda known: made.report)
+    assert len(outcome.rows) == 3
+    assert outcome.progress.startswith("3 of 4 rounds are done; go on with the same call.")
+    assert outcome.statement.epsilon == pytest.approx(plan.epsilon_after(4))
+
+
+def test_before_the_first_round_there_is_nothing_to_report(tmp_path, monkeypatch):
+    plan = _in_turns()
+    trainer = _Trainer(plan)
+
+    def crash(*_):
+        raise _Crash
+
+    monkeypatch.setattr(trainer, "train", crash)
+    with pytest.raises(_Crash):
+        _run(tmp_path, plan, trainer)
+    made, *_ = _prepared(plan)
+    with pytest.raises(ValueError, match="has not committed a round yet"):
+        run_lib.report(tmp_path, lambda known: made.report)
+
+
+def test_a_model_that_diverged_is_not_committed(tmp_path):
+    plan = _in_turns()
+    trainer = _Trainer(plan, weights=(np.inf, 0.0, 0.0))
+    with pytest.raises(
+        validation.UsageError, match="weights after round 1 are not finite. Lower l"
+    ):
+        _run(tmp_path, plan, trainer)
+    made, *_ = _prepared(plan)
+    with pytest.raises(ValueError, match="has not committed a round yet"):
+        run_lib.report(tmp_path, lambda known: made.report)
+
+
+@pytest.mark.parametrize(
+    "plan, says",
+    [(_sampled(), "some clients"), (_in_turns(), "2 of 4 clients")],
+    ids=["secret", "turns"],
+)
+def test_updates_that_are_not_finite_are_said(tmp_path, plan, says):
+    lines = []
+    _run(tmp_path, plan, _Trainer(plan, not_finite=2), progress=lines.append)
+    warnings = [line for line in lines if "not finite" in line]
+    assert len(warnings) == 4 and says in warnings[0] and "lower learning_rate" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    "row, shown",
+    [
+        (
+            {"loss": 2.34567, "top1": 0.1234, "epsilon": 1.2341},
+            {"loss": "2.346", "top-1": "12.3%", "ε": "1.24"},
+        ),
+        ({"loss": None, "top1": None, "epsilon": None}, {}),
+    ],
+)
+def test_the_progress_bar_shows_what_is_known(row, shown):
+    assert loop._shown(row) == shown
+
+
+def test_a_folder_that_holds_a_run_is_not_begun_again(tmp_path):
+    _run(tmp_path, _in_turns())
+    made, *_ = _prepared(_in_turns())
+    with pytest.raises(ValueError, match="already holds a run"):
+        run_lib.begin(tmp_path, lambda: made, lambda line: None)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
