@@ -90,7 +90,7 @@ def test_the_command_knows_a_fine_tuning_config_by_its_options(toy, tmp_path, ca
     assert main.main(audit) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("consistent with the claim (4 of 4 tests could be done)")
-    assert "Power: noise below" in shown
+    assert "standard deviation of each step: noise below 0.7" in shown
     assert main.main([*audit, "--trials", "100"]) == 2
     assert "--trials is for games" in capsys.readouterr().err
     assert main.main([*audit, "--kind", "train"]) == 2

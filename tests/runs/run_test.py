@@ -1,6 +1,7 @@
 """Tests of the kernel of runs, with a trainer of a few lines: killed anywhere, gone on with."""
 
 import contextlib
+import dataclasses
 import functools
 import sys
 
@@ -17,6 +18,7 @@ from tff_dpftrl.runs import (
     metrics_log,
     prepared,
     released_model,
+    reporting,
     sampled_privacy,
     stopping,
 )
@@ -189,6 +191,19 @@ def test_the_sizes_of_secret_cohorts_are_kept_out_of_the_metrics(tmp_path):
     assert [row["clients"] for row in secret.rows] == [None] * 4
     turns, *_ = _run(tmp_path / "turns", _in_turns())
     assert [row["clients"] for row in turns.rows] == [4] * 4
+
+
+@pytest.mark.parametrize("make_plan", [_sampled, _in_turns])
+def test_the_promise_of_a_run_is_a_sentence_with_its_caveats(make_plan, tmp_path):
+    statement = _run(tmp_path, make_plan())[0].statement
+    said = reporting.promise(dataclasses.replace(statement, headline_caveats=("But beware.",)))
+    assert said.startswith("Privacy: ε = ") and said.endswith("privacy_statement.md. But beware.")
+    assert ("ρ-zCDP" in said) == (statement.rho_zcdp is not None)
+
+
+def test_without_noise_the_promise_says_that_there_is_none(tmp_path):
+    statement = _run(tmp_path, _in_turns(noise_multiplier=0.0))[0].statement
+    assert reporting.promise(statement).startswith("Privacy: NO guarantee. No noise")
 
 
 @pytest.mark.parametrize("make_plan", [_sampled, _in_turns])

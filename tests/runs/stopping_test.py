@@ -1,12 +1,13 @@
 """Tests of when a run ends, and what is said then."""
 
+import dataclasses
 import sys
 
 import pytest
 
 from tff_dpftrl.runs import dp_ftrl_privacy, stopping
 
-_PLAN = dp_ftrl_privacy.DpFtrlPrivacy(
+_ASKED = dp_ftrl_privacy.DpFtrlPrivacy(
     mechanism="identity",
     noise_multiplier=5.0,
     num_rounds=10,
@@ -14,7 +15,8 @@ _PLAN = dp_ftrl_privacy.DpFtrlPrivacy(
     clip_norm=0.5,
     delta=1e-6,
     min_sep=2,
-).plan(40, 100)
+)
+_PLAN = _ASKED.plan(40, 100)
 
 
 def _reason(rounds_done, rows=(), **options):
@@ -53,6 +55,12 @@ def test_a_budget_that_does_not_pay_for_a_round_is_refused():
         too_little.check_budget(_PLAN)
     with pytest.raises(ValueError, match="does not pay for one step: raise it\\."):
         too_little.check_budget(_PLAN, show_cost=False)
+
+
+def test_a_budget_that_pays_for_one_round_and_no_more_is_taken():
+    plan = dataclasses.replace(_ASKED, min_sep=1).plan(40, 100)
+    assert plan.epsilon_after(2) > plan.epsilon_after(1)
+    stopping.Schedule("round", 10, max_epsilon=plan.epsilon_after(1)).check_budget(plan)
 
 
 if __name__ == "__main__":

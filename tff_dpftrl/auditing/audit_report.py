@@ -45,8 +45,8 @@ class Finding:
       mu_at_least: Lower bound of μ at confidence 1 − error_rate; None if the test gives none.
       epsilon_at_least: Lower bound of ε at the claim's δ at confidence 1 − error_rate; None
         if the test gives none.
-      power: Smallest deviation that the test finds with 99 % probability, in words; "" if
-        the test is exact.
+      power: Smallest deviation that the test finds with 99 % probability, or what so few trials
+        cannot show, in words; "" if the test is exact.
     """
 
     test: str
@@ -157,6 +157,11 @@ class AuditReport:
         done = len(tests) - tests.count("not tested")
         return f"{self.verdict} ({done} of {len(tests)} tests could be done)"
 
+    @property
+    def powers(self) -> tuple[str, ...]:
+        """The smallest fault that each test left to chance would have found, a line each."""
+        return tuple(f"{one.test}: {one.power}" for one in self.findings if one.power)
+
     def entry(self) -> str:
         """Returns one line for `PrivacyStatement.with_audit`."""
         bound = ""
@@ -194,6 +199,7 @@ class AuditReport:
             "- Chance that code that keeps its claim is called VIOLATED: "
             + (f"at most {_percent(chance)}" if chance else "none, nothing was left to chance"),
             "",
+            *self._smallest_faults(),
             "## Tests",
             "",
             "| test | outcome | error rate | trials | ε at least | μ at least |",
@@ -203,10 +209,14 @@ class AuditReport:
         ]
         for finding in self.findings:
             lines += [f"### {finding.test}", "", f"{finding.outcome}: {finding.says}", ""]
-            if finding.power:
-                lines += [f"Power: {finding.power}", ""]
         lines += ["## What this does not say", "", *(f"- {line}" for line in _LIMITS), ""]
         return "\n".join([*lines, f"tff_dpftrl {self.code_version}"]) + "\n"
+
+    def _smallest_faults(self) -> list[str]:
+        if not self.powers:
+            return []
+        title = "Smallest faults that these tests would have found with 99 % probability:"
+        return [title, "", *(f"- {line}" for line in self.powers), ""]
 
     def _shown_mu(self) -> str:
         return f", μ = {_round_down(self.mu_at_least)}" if self.mu_at_least > 0.0 else ""

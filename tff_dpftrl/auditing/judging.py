@@ -224,7 +224,7 @@ class Judge:
         error = math.sqrt(1 / first + 1 / second + self.claim.mu**2 / (2 * len(present)))
         # Half of the error rate goes to the Gaussian family.
         errors = special.ndtri(_SURELY) - special.ndtri(self.error_rate / 2)
-        return f"a μ of {self.claim.mu + errors * error:.4g} is found with 99 % probability"
+        return f"a μ of {self.claim.mu + errors * error:.4g}"
 
     def _not_finite(
         self, test: str, transcripts: transcripts_lib.Transcripts
@@ -291,6 +291,5 @@ class Judge:
             f"{p_value:.2g}).",
             self.error_rate,
             trials=number,
-            power=f"{math.sqrt(detectable):.3g} times the standard deviation is found with 99 % "
-            "probability",
+            power=f"{math.sqrt(detectable):.3g} times the standard deviation",
         )

@@ -330,7 +330,7 @@ class Probes:
             trials=_NOBODY_REPEATS,
             power="means that differ by "
             f"{_detectable(_NOBODY_REPEATS, smallest):.2g} standard deviations of the noise, "
-            "in one coordinate, are found with 99 % probability",
+            "in one coordinate",
         )
 
     def contribution(self, allowed: float, count_weight: float, error_rate: float):
@@ -420,7 +420,7 @@ class Probes:
             f"more ({kind_of_largest or 'whatever it sent'}); the noise covers {allowed:.6g}.",
             error_rate,
             trials=_REPEATS,
-            power=f"{detectable:.2g} clip norms too much are found with 99 % probability",
+            power=f"{detectable:.2g} clip norms too much",
         )
 
     def _release(self, saved: SavedState) -> playing.Played:

@@ -224,8 +224,10 @@ def _print(found: audit_report.AuditReport) -> None:
     """Prints the verdict, and each test in a line."""
     print(found.headline + "\n")
     for finding in found.findings:
-        power = f" Power: {finding.power}." if finding.power else ""
-        print(f"{finding.outcome:12} {finding.test}: {finding.says}{power}")
+        print(f"{finding.outcome:12} {finding.test}: {finding.says}")
+    if found.powers:
+        print("\nSmallest faults that these tests would have found with 99 % probability:")
+        print("\n".join(f"  {line}" for line in found.powers))
 
 
 def _state(folder: pathlib.Path, found: audit_report.AuditReport) -> None:

@@ -98,7 +98,11 @@ def test_an_untouched_run_is_consistent(runs):
     assert found.verdict == "consistent with the claim"
     assert {finding.outcome for finding in found.findings} == {"consistent"}
     assert len(found.findings) == len(said) == 19
-    assert found.confidence == pytest.approx(0.999) and "with 99%" in found.to_markdown()
+    assert (
+        found.confidence == pytest.approx(0.999)
+        and "Smallest faults that these tests would have found with 99 % probability"
+        in found.to_markdown()
+    )
     stated = json.loads((runs[0] / "privacy_statement.json").read_text())
     assert found.claim.epsilon == stated["epsilon"] and stated["observed"]["min_sep"] == 3
     assert {path: path.stat().st_mtime_ns for path in runs[0].rglob("*")} == before

@@ -256,8 +256,7 @@ def noise_state(test: str, run: records.Records, terms: terms_lib.Terms) -> audi
         judged.says,
         error_rate=_NOISE_ERROR_RATE,
         trials=size,
-        power=f"a standard deviation smaller by {detectable:.2%} or more is found with 99% "
-        "probability",
+        power=f"a standard deviation smaller by {detectable:.2%}",
     )
 
 
