@@ -30,18 +30,35 @@ def facts_of(folder: pathlib.Path, users: Sequence[str]) -> dict[str, Any]:
     Raises:
       UsageError: If the folder has a file of a run that cannot be read.
     """
-    if not is_run(folder):
+    chain = chain_of(folder)
+    if not chain:
         return {}
-    spent = statement_of(folder) or composition.Spent(folder.name)
-    before = _read(folder / manifest.NAME).get("facts", {})
-    chain, same = [dataclasses.asdict(spent), *before.get(_RUNS, ())], None
+    same = None
     identities = _read(folder / _COPY).get("identities", {})
     theirs = next((identities[name] for name in _USERS if name in identities), None)
     if theirs is not None:
         same = theirs == manifest.identity(users)
         if len(chain) > 1 and same:
-            same = before.get(_SAME_USERS)
-    return {_RUNS: chain, _SAME_USERS: same}
+            same = _facts(folder).get(_SAME_USERS)
+    return {_RUNS: [dataclasses.asdict(run) for run in chain], _SAME_USERS: same}
+
+
+def chain_of(folder: pathlib.Path) -> tuple[composition.Spent, ...]:
+    """Returns what the run in a folder has spent, and those that its weights come from.
+
+    Args:
+      folder: Folder of the weights.
+
+    Returns:
+      The runs, the last one first; none if the folder is not that of a run.
+
+    Raises:
+      UsageError: If the folder has a file of a run that cannot be read.
+    """
+    if not is_run(folder):
+        return ()
+    spent = statement_of(folder) or composition.Spent(folder.absolute().name)
+    return spent, *parts(_facts(folder))[0]
 
 
 def of_caller(folder: pathlib.Path, users: Sequence[str]) -> dict[str, Any]:
@@ -102,6 +119,10 @@ def parts(facts: Mapping[str, Any]) -> tuple[tuple[composition.Spent, ...], bool
     """Returns the earlier runs of a manifest's facts, and whether they have the same users."""
     runs = tuple(composition.Spent(**entry) for entry in facts.get(_RUNS, ()))
     return runs, facts.get(_SAME_USERS)
+
+
+def _facts(folder: pathlib.Path) -> dict[str, Any]:
+    return _read(folder / manifest.NAME).get("facts", {})
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

@@ -8,7 +8,9 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import json_text, validation
+from tff_dpftrl.accounting import composition
 from tff_dpftrl.data import sources, text_digests, vocabulary
+from tff_dpftrl.runs import earlier_runs
 from tff_dpftrl.training import trained_model
 
 if TYPE_CHECKING:
@@ -32,12 +34,14 @@ class InitialWeights:
       source: Source of the weights, for the privacy statement.
       is_public: Whether the weights are recorded to be of public text alone.
       num_known_words: Number of words of the vocabulary that the earlier model knew.
+      runs: Runs that the weights come from, with what they have spent: the last one first.
     """
 
     weights: tuple[np.ndarray, ...]
     source: str
     is_public: bool
     num_known_words: int
+    runs: tuple[composition.Spent, ...] = ()
 
 
 def find(folder: str | pathlib.Path) -> trained_model.TrainedFiles:
@@ -177,7 +181,8 @@ def read(
         mapped[here] = old.swapaxes(0, axis)[there]
         found.append(mapped.swapaxes(0, axis))
     num_special = words.size - len(words.words)
-    return InitialWeights(tuple(found), *source(folder), len(here) - num_special)
+    runs = earlier_runs.chain_of(folder.expanduser())
+    return InitialWeights(tuple(found), *source(folder), len(here) - num_special, runs)
 
 
 def _ids(

@@ -1,13 +1,14 @@
 """Tests of what tasks spend, when they must end, and their privacy statements."""
 
 import dataclasses
+import json
 import sys
 
 import numpy as np
 import pytest
 
 from tests.runtime.tasks import small_folder
-from tff_dpftrl.accounting import gaussian, guarantee
+from tff_dpftrl.accounting import composition, gaussian, guarantee
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import participation_histograms
@@ -282,6 +283,18 @@ def test_what_begins_with_other_peoples_weights_says_so():
     statement = task_privacy.TaskPrivacy(terms).statement(_SEEN(6, 2, 3))
     assert any("'old'" in text for text in statement.not_covered)
     assert len(statement.headline_caveats) == 2
+
+
+def test_what_begins_with_the_model_of_a_run_is_composed_with_it():
+    earlier = composition.Spent("first", delta=1e-6, epsilon=2.0)
+    terms = _terms(initial_weights_source="the run 'first'", earlier_runs=(earlier,))
+    statement = task_privacy.TaskPrivacy(terms).statement(_SEEN(6, 2, 3))
+    (says,) = statement.headline_caveats
+    assert "run 'first' (ε = 2 at δ = 1e-06). Whether they trained on the same users is not" in says
+    together = statement.parameters["epsilon_with_earlier_runs"]
+    assert together == pytest.approx(statement.epsilon + 2.0)
+    again = terms_lib._from_dict(json.loads(terms.to_bytes()))
+    assert again == terms and b"earlier_runs" not in _terms().to_bytes()
 
 
 def test_there_is_no_statement_of_nothing():

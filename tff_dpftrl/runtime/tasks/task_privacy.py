@@ -220,6 +220,7 @@ class TaskPrivacy:
                     *self._contradictions(seen, charged),
                     *self._headline_caveats(claim, others or {}),
                 ),
+                earlier_runs=terms.earlier_runs,
             ),
             unit_of_privacy="device",
             num_users=terms.num_devices,
@@ -327,7 +328,10 @@ class TaskPrivacy:
         self, claim: guarantee.Guarantee, others: Mapping[str, float | None]
     ) -> Sequence[str]:
         caveats = [] if self._terms.vocabulary_is_public else [sentences.PRIVATE_VOCABULARY]
-        if self._terms.initial_weights_source and not self._terms.initial_weights_are_public:
+        is_unknown = (
+            self._terms.initial_weights_source and not self._terms.initial_weights_are_public
+        )
+        if is_unknown and not self._terms.earlier_runs:  # Of these the statement has a number.
             caveats.append(sentences.INITIAL_WEIGHTS)
         if others:
             caveats.append(_composed(claim, others))

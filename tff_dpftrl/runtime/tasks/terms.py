@@ -17,6 +17,7 @@ from cryptography import exceptions
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import json_text, validation
+from tff_dpftrl.accounting import composition
 from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
@@ -98,6 +99,7 @@ class Terms:
       parameters: Further entries of the statement, by name.
       model_of: Name of the task whose model is evaluated; None for training.
       secure_aggregation: How reports are hidden from the server; None if it sees them.
+      earlier_runs: Runs that the initial weights come from: the last one first.
     """
 
     server_plan: str
@@ -121,6 +123,7 @@ class Terms:
     parameters: Mapping[str, str | int | float | bool | None]
     model_of: str | None = None
     secure_aggregation: SecureAggregation | None = None
+    earlier_runs: tuple[composition.Spent, ...] = ()
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -162,6 +165,10 @@ class Terms:
             del values["secure_aggregation"]
         else:
             values["secure_aggregation"] = dataclasses.asdict(self.secure_aggregation)
+        if not self.earlier_runs:
+            del values["earlier_runs"]
+        else:
+            values["earlier_runs"] = [dataclasses.asdict(run) for run in self.earlier_runs]
         return (json.dumps(values, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
     def digest(self) -> str:
@@ -240,6 +247,7 @@ def of_training(
         vocabulary_is_public=words.is_public,
         initial_weights_source=None if initial is None else initial.source,
         initial_weights_are_public=initial is not None and initial.is_public,
+        earlier_runs=() if initial is None else initial.runs,
         parameters=parameters,
         secure_aggregation=secure_aggregation,
     )
@@ -282,12 +290,14 @@ def _from_dict(values: dict[str, Any]) -> Terms:
     if values.pop("format") != _FORMAT:
         raise validation.UsageError("they are of another version of this package")
     strategy, secure = values.pop("strategy"), values.pop("secure_aggregation", None)
+    runs = values.pop("earlier_runs", ())
     return Terms(
         **values
         | {
             "schema": schema_lib.MinSep(**values["schema"]),
             "strategy": None if strategy is None else serialization.strategy_from_dict(strategy),
             "secure_aggregation": None if secure is None else SecureAggregation(**secure),
+            "earlier_runs": tuple(composition.Spent(**run) for run in runs),
         }
     )
 
