@@ -8,6 +8,7 @@ import sys
 
 import dp_accounting
 import mpmath
+import numpy as np
 import pytest
 from dp_accounting import gaussian_mechanism, rdp
 from hypothesis import given, settings
@@ -178,6 +179,19 @@ def test_epsilon_is_never_below_the_exact_one_and_dp_accountings_is(mu, delta):
     if (mu, delta) == (1e-8, 1e-300):
         theirs = gaussian_mechanism.get_epsilon_gaussian(1 / mu, delta)
         assert theirs < gaussian.epsilon(mu, delta) * (1 - 1e-7)
+
+
+@pytest.mark.parametrize("x", [-0.9, 0.0, 0.5, 3.0, 59.9, 60.1, 100.0, 1e3, 1e6])
+def test_the_slope_of_erfcx_keeps_its_digits_where_it_vanishes(x):
+    with mpmath.workdps(80):
+        exact = 2 / mpmath.sqrt(mpmath.pi) - 2 * mpmath.mpf(x) * (
+            mpmath.exp(mpmath.mpf(x) ** 2) * mpmath.erfc(x)
+        )
+    # Below 60 the difference of two numbers near 2/√π is taken: x² roundings of 2⁻⁵³.
+    rounding = 8 * 2.0**-53 * max(1.0, min(x, 60.0) ** 2)
+    assert float(gaussian._minus_erfcx_slope(np.array(x))) == pytest.approx(
+        float(exact), rel=rounding
+    )
 
 
 if __name__ == "__main__":

@@ -136,6 +136,31 @@ def test_wraparound_probability_is_hoeffding_s_bound_for_all_coordinates(modulus
     assert encoding.wraparound_probability(modulus) == pytest.approx(min(1.0, bound), rel=1e-9)
 
 
+def test_the_largest_modulus_is_that_of_int32():
+    # 2 n c + 1 for n clients with coordinates up to c: (2³¹ − 2) / 2 = 21483 · 49981.
+    encoding = grid.GridEncoding(1, 21483, 49981.0)
+    assert encoding.modulus == encoding.sum_modulus == np.iinfo(np.int32).max
+    with pytest.raises(ValueError, match="above the largest of an int32 sum, 2147483647"):
+        grid.GridEncoding(1, 21484, 49981.0)
+
+
+def test_the_largest_coordinate_has_half_steps_in_float32():
+    largest = grid.GridEncoding(1, 1, 2.0**22).max_coordinate
+    half = np.float32(largest - 0.5)
+    assert largest == 2**22 and half == largest - 0.5
+    with pytest.raises(ValueError, match="which float32 cannot round faithfully"):
+        grid.GridEncoding(1, 1, 2.0**22 + 1.0)
+
+
+def test_rounding_adds_half_a_grid_step_for_a_client():
+    encoding = grid.GridEncoding(64, 100, 40.0, rejection_bound=0.2)
+    # A coordinate half way between two steps, in the unit of a clip norm of 5: 5 / 40 a step.
+    assert encoding.rounding_stddev_bound(5.0, 1) == 0.5 * 5.0 / 40.0
+    assert encoding.rounding_stddev_bound(5.0, 100) == 10 * 0.5 * 5.0 / 40.0
+    # Of a mean over 4/5 of the roundings: at most √((1/5) / (4/5)) standard deviations off.
+    assert encoding.rounding_bias_bound == pytest.approx(0.5 * 0.5)
+
+
 def test_no_coordinate_bound_for_the_smallest_dimensions():
     # The paper's 2 ln(d) / √d is 0 for d = 1.
     for dim in (1, 2, 4, 64):

@@ -108,5 +108,13 @@ def test_what_is_no_adaptive_clipping_is_refused():
         _round(unit_inflation=0.9)
 
 
+@pytest.mark.parametrize(
+    "given, noise_multiplier, expected", [(None, 1.0, 5.0), (None, 0.0, 0.0), (3.0, 0.0, 3.0)]
+)
+def test_the_bits_have_noise_where_the_updates_have(given, noise_multiplier, expected):
+    settings = adaptive_clipping.AdaptiveClipping(2.0, clipped_count_stddev=given)
+    assert settings.count_stddev(noise_multiplier, clients_per_round=100) == expected
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))
