@@ -19,6 +19,7 @@ from tff_dpftrl import validation
 
 _SUFFIX = ".npy"
 _PART = 1 << 20
+_MOST_DIMENSIONS = 32  # Of TensorFlow and NumPy 1; NumPy 2 has more.
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -78,7 +79,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
         except ValueError:  # Its text quotes the header.
             raise validation.UsageError("it has an array whose header cannot be read") from None
         num_bytes = entry.file_size - stream.tell()
-        if dtype.hasobject or len(shape) > np.MAXDIMS or min(shape, default=0) < 0:
+        if dtype.hasobject or len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
             raise validation.UsageError("it holds objects that are no plain values")
         if dtype.itemsize < 0 or math.prod(shape) * dtype.itemsize != num_bytes:
             raise validation.UsageError("it has an array whose size is not that of its header")

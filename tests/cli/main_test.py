@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -49,8 +50,34 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == version.__version__
 
 
-def test_without_a_command_the_usage_is_shown(capsys):
-    assert "usage: tff-dpftrl" in _errors([], capsys)
+def test_without_a_command_the_usual_way_is_shown(capsys):
+    shown = _errors([], capsys)
+    assert shown.startswith("usage: tff-dpftrl")
+    assert "tff-dpftrl audit --run results/quickstart" in shown
+
+
+def test_help_lists_every_command_in_a_group(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main.main(["--help"])
+    assert exit_info.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "Train on devices:" in lines
+    modules = pathlib.Path(main.__file__).parent.glob("*.py")
+    commands = {
+        path.stem.replace("_", "-")
+        for path in modules
+        if "def add_parser(" in path.read_text(encoding="utf-8")
+    }
+    shown = {line.split()[0] for line in lines if line.startswith("  ") and line[2:3].isalpha()}
+    assert shown - {"tff-dpftrl"} == commands
+
+
+@pytest.mark.parametrize(
+    "command, near", [("fintune", "did you mean finetune?"), ("xyz", "unknown command 'xyz' (see")]
+)
+def test_an_unknown_command_is_one_line_with_the_nearest_one(command, near, capsys):
+    (line,) = _errors([command, "--wobble"], capsys).splitlines()
+    assert line.startswith("tff-dpftrl: unknown command") and near in line
 
 
 @pytest.mark.parametrize("command", _COMMANDS)

@@ -94,22 +94,32 @@ def test_bad_text_is_refused(text, message):
         serialization.strategy_from_json(text)
 
 
+class _Own(identity.Identity):
+    mechanism = "own"
+
+
+@pytest.mark.parametrize("strategy", [_Own(), restarts.Restarted(_Own(), (0, 3))])
+def test_what_could_not_be_read_again_is_not_written(strategy, tmp_path):
+    with pytest.raises(ValueError, match="is a _Own, which nobody could read again"):
+        serialization.save(tmp_path / "strategy.json", strategy)
+    assert not list(tmp_path.iterdir())
+
+
 def test_bad_certificate_is_refused():
     with pytest.raises(ValueError, match="certificate"):
         serialization.certificate_from_json(_document(certificate={"luck": 7}))
 
 
-def test_failed_writes_leave_the_old_file(tmp_path):
+def test_failed_writes_leave_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "strategy.json"
     serialization.save(path, identity.Identity())
     before = path.read_text()
 
-    class Broken(identity.Identity):
-        def to_dict(self):
-            return {"mechanism": "identity", "value": float("nan")}
-
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        serialization.save(path, Broken())
+    broken = {"mechanism": "identity", "value": float("nan")}
+    with monkeypatch.context() as patch:
+        patch.setattr(identity.Identity, "to_dict", lambda self: broken)
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            serialization.save(path, identity.Identity())
     assert path.read_text() == before
     assert [file.name for file in tmp_path.iterdir()] == ["strategy.json"]
     with pytest.raises(ValueError, match="Cannot write"):

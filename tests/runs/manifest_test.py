@@ -153,6 +153,25 @@ def test_a_run_without_its_private_copy_is_refused(output):
         manifest.read(output)
 
 
+@pytest.mark.parametrize(
+    "name, what",
+    [
+        ("task.pb", "a task for devices, which tff-dpftrl task report"),
+        ("pretraining.json", "a model of tff-dpftrl pretrain"),
+        ("sweep.json", "a sweep, which"),
+    ],
+)
+def test_the_folder_of_something_else_is_named(tmp_path, output, name, what):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / name).touch()
+    (other / "config.json").write_text("{}")  # A task has one, too.
+    with pytest.raises(ValueError, match=f"There is no run in .*other: it is {what}"):
+        manifest.read(other)
+    (output / name).touch()  # In the folder of a run it is no sign of anything.
+    manifest.read(output)
+
+
 def test_a_run_from_before_manifests_were_bound_is_refused(output):
     _edit(output / "config.json", lambda content: content.pop("format"))
     with pytest.raises(ValueError, match="format 1, which did not bind a run .* start a new run"):

@@ -28,28 +28,54 @@ from tff_dpftrl.cli import interruption
 _PROGRAM = "tff-dpftrl"
 _TRACEBACK_VARIABLE = "TFF_DPFTRL_TRACEBACK"
 _LONGEST_SUMMARY = 300  # Characters of an unexpected exception that its line quotes.
-_SUBCOMMANDS = (
-    "train",
-    "sweep",
-    "pretrain",
-    "finetune",
-    "personalize",
-    "report",
-    "budget",
-    "audit",
-    "predict",
-    "export",
-    "optimize",
-    "compare",
-    "account",
-    "calibrate",
-    "plan",
-    "finetune-plan",
-    "task",
-    "serve",
-    "device",
-    "fleet",
-)
+_GROUPS = {
+    "Train on texts in one place": (
+        *("pretrain", "train", "sweep", "finetune-plan", "finetune", "personalize"),
+    ),
+    "Look at what was trained": ("report", "audit", "budget", "predict", "export"),
+    "Train on devices": ("task", "serve", "device", "fleet"),
+    "Choose mechanism and noise": ("optimize", "compare", "account", "calibrate", "plan"),
+}
+_SUBCOMMANDS = tuple(name for names in _GROUPS.values() for name in names)
+_JOURNEY = """\
+The usual way, in a clone of the repository:
+  tff-dpftrl pretrain --config configs/quickstart.toml --output results/pretrained
+  tff-dpftrl train --config configs/quickstart.toml --initial-weights results/pretrained \\
+      --output results/quickstart
+  tff-dpftrl audit --run results/quickstart
+  tff-dpftrl predict results/quickstart "the number of"
+
+tff-dpftrl COMMAND --help has the options of a command, with examples.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parser of the command, which shows its subcommands in groups."""
+
+    def format_help(self) -> str:
+        """Returns usage, groups of subcommands, and the usual way through them."""
+        about = {choice.dest: choice.help for choice in self._commands()._choices_actions}
+        lines = [self.format_usage(), f"{self.description}\n"]
+        width = max(map(len, about))
+        for title, names in _GROUPS.items():
+            lines += [f"{title}:", *(f"  {name:{width}}  {about[name]}" for name in names), ""]
+        return "\n".join([*lines, _JOURNEY])
+
+    def _commands(self) -> argparse._SubParsersAction:
+        assert self._subparsers is not None
+        (commands,) = self._subparsers._group_actions
+        return commands
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Parses; shows the help without arguments, and names the nearest command."""
+        given = sys.argv[1:] if args is None else list(args)
+        if not given:
+            self.exit(2, self.format_help())
+        if not given[0].startswith("-") and given[0] not in _SUBCOMMANDS:
+            near = difflib.get_close_matches(given[0], _SUBCOMMANDS, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            self.exit(2, f"{self.prog}: unknown command {given[0]!r}{meant} (see --help)\n")
+        return super().parse_known_args(args, namespace)
 
 
 class _CommandParser(argparse.ArgumentParser):
@@ -81,7 +107,7 @@ class _CommandParser(argparse.ArgumentParser):
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=_PROGRAM,
         description="Federated learning with DP-FTRL: train, optimise mechanisms, account.",
     )

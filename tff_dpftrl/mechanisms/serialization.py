@@ -63,9 +63,17 @@ def strategy_to_json(
       The text that `strategy_from_json` and `certificate_from_json` read.
 
     Raises:
-      ValueError: If a parameter is not finite.
+      ValueError: If a parameter is not finite, or the strategy is of a class of the caller's own,
+        which `strategy_from_json` could not make again.
     """
     strategy_lib.check_strategy(strategy)
+    base = strategy.base if isinstance(strategy, restarts.Restarted) else strategy
+    if type(base) is not _CLASSES.get(base.mechanism):
+        raise validation.UsageError(
+            f"strategy is a {type(base).__name__}, which nobody could read again: only strategies "
+            f"of this package can be written ({', '.join(sorted(_CLASSES))}). Keep the code that "
+            "makes it instead."
+        )
     document = {"format": FORMAT, "version": VERSION, "strategy": strategy.to_dict()}
     if certificate is not None:
         document["certificate"] = certificate.to_dict()

@@ -45,6 +45,12 @@ TEXTS = "texts of the training users"
 NAME = "config.json"
 """Name of the file that makes a folder that of a run."""
 
+# Folders of something else, by a file in them, and what to do with them.
+_OTHER_FOLDERS = {
+    "task.pb": "a task for devices, which tff-dpftrl task report reports",
+    "pretraining.json": "a model of tff-dpftrl pretrain, which --initial-weights begins with",
+    "sweep.json": "a sweep, which the same tff-dpftrl sweep command goes on with",
+}
 _MODEL = "model.npz"
 _COPY = pathlib.PurePath("private", "manifest.json")
 _PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "scipy", "dp-accounting")
@@ -201,6 +207,9 @@ def read(output: pathlib.Path) -> Manifest:
         the run began with.
     """
     path = output / NAME
+    for name, what in _OTHER_FOLDERS.items():
+        if (output / name).exists() and not (output / _COPY).exists():
+            raise validation.UsageError(f"There is no run in {output}: it is {what}.")
     if not exists(output):
         raise validation.UsageError(f"There is no run in {output}: {path} does not exist.")
     public = _read(path)
