@@ -80,7 +80,9 @@ def _factories(clients: int, specs):
             _blt(4),
             noise_multiplier=1.0,
             clients_per_round=clients,
-            clipping=aggregators.AdaptiveClipping(initial_clip_norm=1.0, clipped_count_stddev=1.0),
+            clipping=aggregators.AdaptiveClipping(
+                initial_clip_norm=1.0, clipped_count_stddev=1.0, only_estimates=True
+            ),
         )
 
     gaussian = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed

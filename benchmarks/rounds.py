@@ -367,7 +367,9 @@ def _aggregators(clients: int) -> dict[str, tff.aggregators.UnweightedAggregatio
         "BLT d=4": fixed(ours.BLT),
         "adaptive BLT d=4": aggregators.build_adaptive_dp_ftrl_aggregator(
             ours.BLT,
-            clipping=aggregators.AdaptiveClipping(initial_clip_norm=1.0, clipped_count_stddev=1.0),
+            clipping=aggregators.AdaptiveClipping(
+                initial_clip_norm=1.0, clipped_count_stddev=1.0, only_estimates=True
+            ),
             **common,
         ),
         "tree": fixed(tree.Tree(2000)),

@@ -26,6 +26,7 @@ def _build(strategy, **kwargs):
         "noise_multiplier": 0.0,
         "clients_per_round": 2,
         "initial_clip_norm": 10.0,
+        "only_estimates": not isinstance(strategy, restarts.Restarted),
     } | kwargs
     clip_arguments = {
         field.name: arguments.pop(field.name)
@@ -282,6 +283,15 @@ def test_state_resumes_and_the_estimate_stays_in_the_safe_range():
     assert state.round_index == 1
     np.testing.assert_allclose(state.clip.active, clipping.MIN_CLIP_NORM)
     assert np.isfinite(process.next(state, _scalars(1.0)).result)
+
+
+@pytest.mark.parametrize(
+    "strategy", [identity.Identity(), restarts.Restarted(identity.Identity(), (0,))]
+)
+def test_a_strategy_without_restarts_has_to_be_asked_for(strategy):
+    with pytest.raises(ValueError, match="has no restarts, so that the clip norm would stay 0.3"):
+        _build(strategy, initial_clip_norm=0.3, only_estimates=False)
+    _build(strategy, initial_clip_norm=0.3, only_estimates=True)
 
 
 if __name__ == "__main__":

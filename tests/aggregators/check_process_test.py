@@ -37,7 +37,10 @@ def _ours(noise_multiplier=1.0, **options):
 
 def _adaptive():
     return aggregators.build_adaptive_dp_ftrl_aggregator(
-        _BLT, noise_multiplier=1.0, clients_per_round=100
+        _BLT,
+        noise_multiplier=1.0,
+        clients_per_round=100,
+        clipping=aggregators.AdaptiveClipping(only_estimates=True),
     )
 
 

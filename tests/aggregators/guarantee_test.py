@@ -26,7 +26,11 @@ def _fixed(**arguments):
 
 def _adaptive(**arguments):
     return aggregators.build_adaptive_dp_ftrl_aggregator(
-        _BLT, noise_multiplier=6.0, clients_per_round=200, **arguments
+        _BLT,
+        noise_multiplier=6.0,
+        clients_per_round=200,
+        clipping=aggregators.AdaptiveClipping(only_estimates=True),
+        **arguments,
     )
 
 

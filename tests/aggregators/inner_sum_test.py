@@ -55,7 +55,7 @@ def _fixed(**arguments):
 
 
 def _adaptive(**arguments):
-    clipping = aggregators.AdaptiveClipping(4.0, clipped_count_stddev=5.0)
+    clipping = aggregators.AdaptiveClipping(4.0, clipped_count_stddev=5.0, only_estimates=True)
     return aggregators.build_adaptive_dp_ftrl_aggregator(
         identity.Identity(), clipping=clipping, **_NOISE, **arguments
     )

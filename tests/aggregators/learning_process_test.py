@@ -122,7 +122,7 @@ def test_estimated_clip_norm_is_among_the_metrics():
         _BLT,
         noise_multiplier=0.0,
         clients_per_round=2,
-        clipping=aggregators.AdaptiveClipping(initial_clip_norm=100.0),
+        clipping=aggregators.AdaptiveClipping(initial_clip_norm=100.0, only_estimates=True),
     )
     process = _fed_avg(adaptive, _OPTIMIZERS["sgd"])
     output = process.next(process.initialize(), _clients(2, 0))

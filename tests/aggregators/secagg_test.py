@@ -112,7 +112,10 @@ def _adaptive(encoding, strategy, count_stddev=None, **kwargs):
         "noise_multiplier": 0.0,
         "clients_per_round": 4,
         "clipping": adaptive_clipping_lib.AdaptiveClipping(
-            _CLIP_NORM, clip_learning_rate=1.0, clipped_count_stddev=count_stddev
+            _CLIP_NORM,
+            clip_learning_rate=1.0,
+            clipped_count_stddev=count_stddev,
+            only_estimates=not isinstance(strategy, restarts.Restarted),
         ),
         "deterministic_seed": 11,
     } | kwargs

@@ -77,7 +77,9 @@ def _tff_tree_without_noise():
 def _adaptive():
     return aggregators.build_adaptive_dp_ftrl_aggregator(
         _BLT,
-        clipping=aggregators.AdaptiveClipping(initial_clip_norm=1.0, clipped_count_stddev=1.0),
+        clipping=aggregators.AdaptiveClipping(
+            initial_clip_norm=1.0, clipped_count_stddev=1.0, only_estimates=True
+        ),
         **_COMMON,
     )
 

@@ -174,6 +174,19 @@ def test_options_reach_the_mechanism():
     assert isinstance(plan.strategy, blt.Blt)
 
 
+@pytest.mark.parametrize(
+    "options, is_said",
+    [
+        ({"adaptive_clipping": True}, True),
+        ({"adaptive_clipping": True, "starts": (0, 4)}, False),
+        ({}, False),
+    ],
+)
+def test_a_clip_norm_that_cannot_adapt_is_said(options, is_said):
+    said = " ".join(_plan(mechanism="tree", **options).describe())
+    assert ("Warning: no restart lies within 12 rounds" in said) == is_said
+
+
 def test_noise_to_signal_is_that_of_the_sum_of_all_rounds():
     # Independent noise of 12 rounds and 400 weights against 12 cohorts of 5.
     plan = _plan(mechanism="identity", num_parameters=400)

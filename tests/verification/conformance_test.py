@@ -35,7 +35,9 @@ def _adaptive(strategy):
             strategy,
             noise_multiplier=noise_multiplier,
             clients_per_round=clients_per_round,
-            clipping=aggregators.AdaptiveClipping(clip_norm, clipped_count_stddev=1e3),
+            clipping=aggregators.AdaptiveClipping(
+                clip_norm, clipped_count_stddev=1e3, only_estimates=True
+            ),
         )
 
     return make

@@ -16,7 +16,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee as guarantee_lib
 from tff_dpftrl.aggregators import adapter
 from tff_dpftrl.aggregators import inner_sum as inner_sum_lib
-from tff_dpftrl.mechanisms import noise_split
+from tff_dpftrl.mechanisms import noise_split, restarts
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
@@ -198,9 +198,9 @@ def build_adaptive_dp_ftrl_aggregator(
 
     Args:
       strategy: Strategy C of both streams. Its restarts are the rounds that
-        take over the estimate, and restart both noises; without restarts the
-        estimate is released but never used. The paper's schedule is
-        `restarts.Restarted(base, (0, *range(128, num_rounds, 1024)))`.
+        take over the estimate, and restart both noises. The paper's schedule is
+        `restarts.Restarted(base, (0, *range(128, num_rounds, 1024)))`. Without restarts the
+        estimate is never used, which has to be asked for by `clipping.only_estimates`.
       noise_multiplier: Noise multiplier z of both streams together. With 0 there is no
         noise and no privacy.
       clients_per_round: Report goal, by which both noised sums are divided whatever the
@@ -225,12 +225,21 @@ def build_adaptive_dp_ftrl_aggregator(
       The factory.
 
     Raises:
-      ValueError: If an argument is out of range, or the noise cannot be split.
+      ValueError: If an argument is out of range, the noise cannot be split, or the strategy has
+        no restart.
 
     Warns:
       ExpensiveClippingWarning: If the updates get more than 1.25 times the noise that
         a fixed clip norm would need.
     """
+    num_blocks = len(strategy.starts) if isinstance(strategy, restarts.Restarted) else 1
+    if num_blocks == 1 and not clipping.only_estimates:
+        raise validation.UsageError(
+            f"strategy {strategy.name!r} has no restarts, so that the clip norm would stay "
+            f"{clipping.initial_clip_norm:g} for ever, with more noise than a fixed one has: give "
+            "build_strategy(..., starts=restarts.starts(num_rounds, first=128, every=1024)), take "
+            "build_dp_ftrl_aggregator, or set AdaptiveClipping(only_estimates=True)."
+        )
     inner_sum = inner_sum_lib.InnerSum.of(
         sum_factory, 1.0, stated_norm=unit_inflation, stated_name="unit_inflation"
     )

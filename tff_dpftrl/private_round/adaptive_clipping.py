@@ -54,6 +54,8 @@ class AdaptiveClipping:
         unclipped clients; `clients_per_round / 20` if None.
       geometric_update: Whether the estimate is C⁰ exp(-η_γ Σ (fraction - γ)), as in
         the papers, or, if False, C⁰ - η_γ Σ (fraction - γ).
+      only_estimates: Whether the strategy has no restarts, so that the estimate is released and
+        every update is clipped to the initial norm.
     """
 
     initial_clip_norm: float = 0.1
@@ -61,6 +63,7 @@ class AdaptiveClipping:
     clip_learning_rate: float = 0.2
     clipped_count_stddev: float | None = None
     geometric_update: bool = True
+    only_estimates: bool = False
 
     def __post_init__(self):
         clipping.check_clip_norm("initial_clip_norm", self.initial_clip_norm)

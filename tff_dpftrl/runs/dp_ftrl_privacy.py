@@ -316,6 +316,13 @@ class DpFtrlPlan(privacy.FederatedPlan):
         ]
         if self.strategy is None:
             return [*lines, "Noise: none, and no clipping."]
+        has_restarts = isinstance(self.strategy, restarts.Restarted)
+        if self.adaptive_clipping and not has_restarts:
+            lines.append(
+                f"Warning: no restart lies within {self.num_rounds} rounds, so that the clip norm "
+                f"stays {self.clip_norm:g}, with more noise than a fixed one has: give "
+                "restart_warmup, below the number of rounds, or leave adaptive_clipping out."
+            )
         return [
             *lines,
             f"Noise: {self.strategy.name}, z = {self.noise_multiplier:.6g}.",

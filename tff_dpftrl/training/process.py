@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 from tff_dpftrl import validation
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, sampled_gaussian, secagg
 from tff_dpftrl.learning import dp_fedavg, iterate_averaging, optimizer_restarts
+from tff_dpftrl.mechanisms import restarts
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 from tff_dpftrl.private_round import clipping, estimators
 from tff_dpftrl.runs import dp_ftrl_privacy, privacy, sampled_privacy
@@ -188,6 +189,7 @@ def build_aggregator(
         target_unclipped_quantile=options.target_unclipped_quantile,
         clip_learning_rate=options.clip_learning_rate,
         clipped_count_stddev=options.clipped_count_stddev,
+        only_estimates=not isinstance(plan.strategy, restarts.Restarted),  # Which the run has said.
     )
     if plan.encoding is not None and plan.adaptive_clipping:
         return secagg.build_secagg_adaptive_dp_ftrl_aggregator(

@@ -34,7 +34,9 @@ PARTICIPATION = plan_pb2.Participation(
 _BLT = blt.Blt((0.9, 0.5), (0.3, 0.2))
 _SGD = tff.learning.optimizers.build_sgdm(0.1)
 _COMMON = {"noise_multiplier": 0.5, "clients_per_round": 3, "deterministic_seed": 7}
-_CLIPPING = aggregators.AdaptiveClipping(initial_clip_norm=1.0, clipped_count_stddev=1.0)
+_CLIPPING = aggregators.AdaptiveClipping(
+    initial_clip_norm=1.0, clipped_count_stddev=1.0, only_estimates=True
+)
 _ENCODING = grid.for_bits(4, 8, 16)
 
 
