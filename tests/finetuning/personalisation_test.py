@@ -188,5 +188,16 @@ def test_the_text_is_that_of_the_run_unless_other_text_is_named(tmp_path):
     assert not personalisation.read(run, {"data": data}, "held-out").is_tokenized
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["text of the run", "the same text, named"])
+def test_test_users_whom_a_run_has_trained_on_are_no_test(tmp_path, given):
+    toy_run.write_corpus(tmp_path)
+    data = {"data": str(tmp_path / "users.jsonl")}
+    (tmp_path / "run" / "private").mkdir(parents=True)
+    manifest.Manifest({**data, "train_on_test_users": True}, {}, {}, {}).write(tmp_path / "run")
+    with pytest.raises(ValueError, match="has trained on the test users"):
+        personalisation.read(tmp_path / "run", data if given else {}, "test")
+    assert len(personalisation.read(tmp_path / "run", {}, "held-out"))
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -58,6 +58,18 @@ def test_who_has_no_text_is_said(tmp_path):
         _read(_write(tmp_path / "c.jsonl", silent))
 
 
+def test_all_users_but_those_held_out_can_be_trained_on(tmp_path):
+    data = _write(tmp_path / "c.jsonl", _users())
+    usual, more = _read(data), _read(data, train_on_test_users=True)
+    assert usual.num_untouched > 0 == more.num_untouched
+    assert more.held_out.user_ids == usual.held_out.user_ids
+    assert len(more.train) == len(usual.train) + usual.num_untouched
+    assert set(more.train.user_ids) == set(_users()) - set(usual.held_out.user_ids)
+    in_order = [user for user in _users() if user in set(more.train.user_ids)]
+    assert list(more.train.user_ids) == in_order
+    assert len(_read(data, train_on_test_users=True, max_users=7).train) == 7
+
+
 def test_too_few_users_are_counted(tmp_path):
     built = _read(_write(tmp_path / "c.jsonl", _users()))
     train = dict.fromkeys(built.train.user_ids[:3], ["the tests"])

@@ -43,7 +43,7 @@ examples:
 """
 
 # What a run says of its own users and of its beginning.
-_OF_THE_RUN = ("data", "max_users", "initial_weights")
+_OF_THE_RUN = ("data", "max_users", "train_on_test_users", "initial_weights")
 
 _HELP = {
     "data": "Public text: 'standard-library'; 'docs', with the docstrings of the installed "

@@ -161,6 +161,12 @@ def read(folder: str | pathlib.Path, given: Mapping[str, Any], part: Part) -> us
             f"users must be one of {', '.join(get_args(Part))}; got {part!r}."
         )
     folder, options = pathlib.Path(folder), dict(given)
+    if part == "test" and manifest.exists(folder):
+        if manifest.read(folder).config.get("train_on_test_users"):
+            raise validation.UsageError(
+                f"The run in {folder} has trained on the test users (train_on_test_users): take "
+                "users='held-out'."
+            )
     if "data" not in given:
         if not manifest.exists(folder):
             raise validation.UsageError(

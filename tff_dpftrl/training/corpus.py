@@ -24,6 +24,7 @@ class UserOptions:
     sqlite_text_feature: str
     sqlite_split: str | None
     max_users: int | None
+    train_on_test_users: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,13 +78,17 @@ def read_users(options: UserOptions) -> split.UserSplit:
 
     Returns:
       Users split by a hash of their id: about eight in ten train and one in ten is held
-      out (`validation`); the test part is never touched.
+      out (`validation`); the test part is never touched, and empty if it is trained on, too.
 
     Raises:
       ValueError: If the corpus cannot be used.
     """
     corpus = _load_corpus(options)
     parts = split.by_user(corpus)
+    if options.train_on_test_users:
+        held_out = set(parts.validation.user_ids)
+        train = [user for user in corpus.user_ids if user not in held_out]
+        parts = split.UserSplit(corpus.select(train), parts.validation, corpus.select([]))
     if options.max_users is not None:
         chosen = parts.train.user_ids[: options.max_users]
         parts = dataclasses.replace(parts, train=parts.train.select(chosen))

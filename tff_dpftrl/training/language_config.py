@@ -105,6 +105,12 @@ class TextConfig:
     max_users: int | None = option(
         None, "Use only the first so many training users; all if not given.", "data", 2
     )
+    train_on_test_users: bool = option(
+        False,
+        "Train on the users, too, who are otherwise kept for a test of your own: one in ten, by a "
+        "hash of the id. One in ten more is held out in any case.",
+        "data",
+    )
 
     def __post_init__(self):
         hints = typing.get_type_hints(type(self))
