@@ -193,6 +193,19 @@ def test_other_users_are_refused_and_their_order_counts(output):
             known.check_identities({"training users": users}, remedy="restore the data")
 
 
+def test_other_texts_of_the_same_users_are_refused_where_theirs_are_known():
+    users = {"training users": ["a", "b"]}
+    begun = manifest.Manifest({}, {}, {}, manifest.identities({**users, manifest.TEXTS: ["x"]}))
+    begun.check_identities({**users, manifest.TEXTS: ["x"]}, remedy="restore the data")
+    with pytest.raises(ValueError, match="texts of the training users are no longer those"):
+        begun.check_identities({**users, manifest.TEXTS: ["y"]}, remedy="restore the data")
+    # A run that began before texts had an identity goes on.
+    earlier = manifest.Manifest({}, {}, {}, manifest.identities(users))
+    earlier.check_identities({**users, manifest.TEXTS: ["y"]}, remedy="restore the data")
+    with pytest.raises(ValueError, match="words are no longer those"):
+        earlier.check_identities({"words": ["y"]}, remedy="restore the data")
+
+
 def test_a_folder_is_free_or_refused(output, tmp_path):
     with pytest.raises(ValueError, match="already holds a run: add --resume"):
         manifest.check_is_free(output)
