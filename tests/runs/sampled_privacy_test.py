@@ -88,6 +88,10 @@ def test_a_resumed_plan_is_the_same():
     assert privacy.resumed(100, 1000, json.loads(json.dumps(plan.derived()))) == plan
 
 
+def test_independent_noise_keeps_nothing():
+    assert _plan().memory_copies == 0
+
+
 def test_noise_to_signal_is_that_of_the_sum_of_all_rounds():
     # 20 rounds of independent noise in 1000 weights, against 20 cohorts of 10.
     expected = 2.0 * math.sqrt(20 * 1000) / (20 * 10)
