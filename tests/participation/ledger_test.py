@@ -1,4 +1,5 @@
 import collections
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -271,6 +272,26 @@ class TestFile:
         connection.execute("CREATE TABLE t (x)")
         connection.close()
         with pytest.raises(ValueError, match="not a participation ledger"):
+            recount.recount(path)
+
+    @pytest.mark.parametrize(
+        "statement, damage",
+        [
+            ("DELETE FROM declared", "it lacks the declared schema"),
+            ("DELETE FROM rounds WHERE round = 0", "rounds are missing"),
+            ("DELETE FROM clients WHERE client = 1", "clients are missing"),
+        ],
+    )
+    def test_a_ledger_that_lost_rows_is_damaged(self, book, path, statement, damage):
+        run_round(book, 0, ["a", "b"])
+        run_round(book, 1, [])
+        book.close()
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+            triggers = connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+            for (name,) in triggers.fetchall():  # Whoever damages a file asks no trigger.
+                connection.execute(f"DROP TRIGGER {name}")
+            connection.execute(statement)
+        with pytest.raises(ValueError, match=damage):
             recount.recount(path)
 
     def test_the_key_must_be_there_and_be_the_right_one(self, book, path):
