@@ -17,9 +17,11 @@ import numpy as np
 
 from tff_dpftrl import validation
 
+MOST_DIMENSIONS = 32
+"""Largest number of dimensions of an array, as in TensorFlow and NumPy 1."""
+
 _SUFFIX = ".npy"
 _PART = 1 << 20
-_MOST_DIMENSIONS = 32  # Of TensorFlow and NumPy 1; NumPy 2 has more.
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -79,7 +81,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
         except ValueError:  # Its text quotes the header.
             raise validation.UsageError("it has an array whose header cannot be read") from None
         num_bytes = entry.file_size - stream.tell()
-        if dtype.hasobject or len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
+        if dtype.hasobject or len(shape) > MOST_DIMENSIONS or min(shape, default=0) < 0:
             raise validation.UsageError("it holds objects that are no plain values")
         if dtype.itemsize < 0 or math.prod(shape) * dtype.itemsize != num_bytes:
             raise validation.UsageError("it has an array whose size is not that of its header")

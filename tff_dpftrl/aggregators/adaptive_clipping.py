@@ -232,8 +232,7 @@ def build_adaptive_dp_ftrl_aggregator(
       ExpensiveClippingWarning: If the updates get more than 1.25 times the noise that
         a fixed clip norm would need.
     """
-    num_blocks = len(strategy.starts) if isinstance(strategy, restarts.Restarted) else 1
-    if num_blocks == 1 and not clipping.only_estimates:
+    if not (restarts.has_restarts(strategy) or clipping.only_estimates):
         raise validation.UsageError(
             f"strategy {strategy.name!r} has no restarts, so that the clip norm would stay "
             f"{clipping.initial_clip_norm:g} for ever, with more noise than a fixed one has: give "

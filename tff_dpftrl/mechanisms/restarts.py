@@ -215,6 +215,11 @@ def longest_block(num_rounds: int, starts: Sequence[int]) -> int:
     return int(np.max(np.diff([*starts, num_rounds])))
 
 
+def has_restarts(strategy: strategy.Strategy) -> bool:
+    """Returns whether a strategy runs anew in some round after the first."""
+    return isinstance(strategy, Restarted) and len(strategy.starts) > 1
+
+
 def whole_run(
     base: strategy.Strategy, num_rounds: int, starts: Sequence[int] = (0,)
 ) -> strategy.Strategy:

@@ -316,8 +316,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
         ]
         if self.strategy is None:
             return [*lines, "Noise: none, and no clipping."]
-        has_restarts = isinstance(self.strategy, restarts.Restarted)
-        if self.adaptive_clipping and not has_restarts:
+        if self.adaptive_clipping and not restarts.has_restarts(self.strategy):
             lines.append(
                 f"Warning: no restart lies within {self.num_rounds} rounds, so that the clip norm "
                 f"stays {self.clip_norm:g}, with more noise than a fixed one has: give "

@@ -189,7 +189,7 @@ def build_aggregator(
         target_unclipped_quantile=options.target_unclipped_quantile,
         clip_learning_rate=options.clip_learning_rate,
         clipped_count_stddev=options.clipped_count_stddev,
-        only_estimates=not isinstance(plan.strategy, restarts.Restarted),  # Which the run has said.
+        only_estimates=not restarts.has_restarts(plan.strategy),  # Which the run has said.
     )
     if plan.encoding is not None and plan.adaptive_clipping:
         return secagg.build_secagg_adaptive_dp_ftrl_aggregator(

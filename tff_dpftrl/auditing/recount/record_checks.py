@@ -208,16 +208,23 @@ def checkpoint(test: str, run: records.Records) -> audit_report.Finding:
         named = state.path.stem.rpartition("_")[2]
         if state.fingerprint(binding=run.binding) != named:
             wrong.append("its tensors, or the options, are not those that the ledger committed to")
-    index = state.get("aggregator/round_index")
-    if index is not None and int(index) != done:
-        wrong.append(f"its noise is that of round {int(index)}, after {done} committed rounds")
-    if not all(np.all(np.isfinite(t)) for _, t in state.tensors if t.dtype.kind == "f"):
-        wrong.append("it holds numbers that are not finite")
+    wrong += state_faults(state, done)
     pending = history.rounds.get(done)
     if pending is not None and pending[1] not in (None, state.fingerprint(part="aggregator")):
         wrong.append(f"round {done} was begun with other noise than that of the state")
     fine = f"The state after round {done} has the fingerprint that the ledger and its name say"
     return findings.judged(test, wrong, fine)
+
+
+def state_faults(state: records.Checkpoint, done: int) -> list[str]:
+    """Lists what is wrong with the numbers of a state after so many committed rounds."""
+    wrong = []
+    index = state.get("aggregator/round_index")
+    if index is not None and int(index) != done:
+        wrong.append(f"its noise is that of round {int(index)}, after {done} committed rounds")
+    if not all(np.all(np.isfinite(t)) for _, t in state.tensors if t.dtype.kind == "f"):
+        wrong.append("it holds numbers that are not finite")
+    return wrong
 
 
 def noise_state(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:

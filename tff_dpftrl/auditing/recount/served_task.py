@@ -12,8 +12,6 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import privacy_statement
 from tff_dpftrl.auditing import audit_report
@@ -247,12 +245,7 @@ def _state(test: str, task: TaskRecords) -> audit_report.Finding:
     state = task.checkpoint
     if state is None:
         return findings.skipped(test, _GONE)
-    wrong = []
-    index = state.get("aggregator/round_index")
-    if index is not None and int(index) != task.rounds_done:
-        wrong.append(f"its noise is that of round {int(index)}, of {task.rounds_done} committed")
-    if not all(np.all(np.isfinite(t)) for _, t in state.tensors if t.dtype.kind == "f"):
-        wrong.append("it holds numbers that are not finite")
+    wrong = record_checks.state_faults(state, task.rounds_done)
     counted = task.seen.num_rounds
     if counted != task.rounds_done:
         wrong.append(f"it counts {counted} rounds, of {task.rounds_done} committed")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from google.protobuf import message
 
-from tff_dpftrl import validation
+from tff_dpftrl import array_files, validation
 from tff_dpftrl.runtime.plans import plan_pb2
 
 _DTYPES = (
@@ -21,7 +21,7 @@ _DTYPES = (
 DTYPES = frozenset(_DTYPES)
 """Names of the dtypes whose values can be sent and stored."""
 
-MOST_DIMENSIONS = 32
+MOST_DIMENSIONS = array_files.MOST_DIMENSIONS
 """Largest number of dimensions of a tensor, as in NumPy and TensorFlow."""
 
 
