@@ -24,9 +24,9 @@ def test_examples_print_what_the_page_says(page):
 
 
 @pytest.mark.slow
-def test_the_example_of_a_model_of_one_s_own_runs_whole(tmp_path, monkeypatch, capsys):
+def test_the_example_of_a_custom_model_runs_whole(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    page = (_DOCS / "own_models.md").read_text("utf-8")
+    page = (_DOCS / "custom_models.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 2
     names = {}
@@ -35,7 +35,7 @@ def test_the_example_of_a_model_of_one_s_own_runs_whole(tmp_path, monkeypatch, c
     assert names["results"].statement.has_guarantee
     assert not names["results"].statement.headline_caveats
     assert names["results"].summary in capsys.readouterr().out
-    statement = (tmp_path / "results" / "own" / "privacy_statement.md").read_text()
+    statement = (tmp_path / "results" / "custom_model" / "privacy_statement.md").read_text()
     assert "cats and dogs" in statement and "trained on: nothing (so the operator" in statement
     texts = jsonl.read(tmp_path / "users.jsonl")
     assert {user: texts.examples(user) for user in texts.user_ids} == names["users"]

@@ -31,7 +31,7 @@ def _printed(capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_the_table_has_the_model_and_the_users_own_models(run, capsys):
+def test_the_table_has_the_model_and_the_users_custom_models(run, capsys):
     lines = _printed(capsys, run, "--learning-rates", "0.001,0.1", "--max-users", "3").splitlines()
     heading, before, low, high = lines[:4]
     assert heading.split() == "learning rate loss gain top-1 accuracy gain".split()

@@ -126,7 +126,7 @@ def test_a_file_and_flags_are_overruled_by_cells(sweep):
         (["nowhere.toml", *_OVER], "nowhere.toml"),
         ([*_OVER, "--jobs", "0"], "--jobs must be at least 1"),
         ([*_OVER, "--initial-weights", "nowhere"], "noise_multiplier=1, seed=0: initial_weights"),
-        ([*_OVER, "--model", "own"], "seed=0: model 'own' is the caller's own"),
+        ([*_OVER, "--model", "own"], "seed=0: model 'own' is a custom model"),
         ([*_OVER, "--ray-workers", "2", "--engine", "tff"], "ray_workers"),
         ([*_OVER, "--target-accuracy", "0.1"], "go together"),
         ([*_OVER, "--target-accuracy", "15", "--population", "9"], "It is a share"),

@@ -21,7 +21,7 @@ from tff_dpftrl.training import language_config
         ({"model": "transformer", "num_layers": 0}, "num_layers must be"),
         ({"model": "gpt"}, "model must be one of word-lstm, gboard-"),
         ({"sequence_length": 2.5}, "sequence_length must be of type int, got 2.5"),
-        ({"model": "own", "initial_weights": "here"}, "initial_weights has no meaning with a mo"),
+        ({"model": "own", "initial_weights": "here"}, "initial_weights has no meaning with a cu"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(options, message):

@@ -65,7 +65,7 @@ def _module(page: pathlib.Path) -> str:
     return "".join(
         [
             "from typing import Any\n",
-            "import tensorflow as tf\n" if page.name != "own_models.md" else "",
+            "import tensorflow as tf\n" if page.name != "custom_models.md" else "",
             "import tensorflow_federated as tff\nimport tff_dpftrl\n",
             "def _given() -> Any: ...\n",
             *(f"{name}: {its_type} = _given()\n" for name, its_type in given.items()),

@@ -91,7 +91,7 @@ def audit_config(
     words = rng.integers(
         1, initial.words.size, [int(sizes.sum()), initial.model.sequence_length + 1]
     ).astype(np.int32)
-    found = step_probes.audit_steps(
+    report = step_probes.audit_steps(
         lambda optimizer: run_lib.steps_of(
             config, plan, chosen.group_size, part.model, part.weights
         ),
@@ -103,10 +103,10 @@ def audit_config(
         progress=progress,
     )
     subject = (
-        f"what the config runs: {found.subject}, {num_users} users with "
+        f"what the config runs: {report.subject}, {num_users} users with "
         f"{int(users.num_examples[0])} examples each, {part.model.num_parameters} trained weights"
     )
-    return dataclasses.replace(found, subject=subject)
+    return dataclasses.replace(report, subject=subject)
 
 
 def _users(options: choosing.SamplingOptions, num_users: int) -> example_sampling.Users:

@@ -205,7 +205,7 @@ def _spread(
     stddevs = np.linalg.norm(expected, axis=1)
     shares = np.sqrt(np.mean(np.square(noise), axis=2)) / stddevs[:, None]
     least = math.sqrt(stats.chi2.ppf(error_rate / count, size) / size)
-    found = math.sqrt(stats.chi2.ppf(error_rate / count, size) / stats.chi2.ppf(0.99, size))
+    detectable = math.sqrt(stats.chi2.ppf(error_rate / count, size) / stats.chi2.ppf(0.99, size))
     step, kind = np.unravel_index(np.argmin(shares), shares.shape)
     where = f"in step {looked[int(step)] + 1} {('without units', 'with units')[int(kind)]}"
     return audit_report.Finding(
@@ -214,7 +214,7 @@ def _spread(
         f"At least {shares[step, kind]:.4g} of what is claimed, {where}, on {size} weights.",
         error_rate=error_rate,
         trials=count,
-        power=f"noise below {found:.3g} of what is claimed",
+        power=f"noise below {detectable:.3g} of what is claimed",
     )
 
 

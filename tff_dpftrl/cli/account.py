@@ -82,17 +82,17 @@ def run(args: argparse.Namespace) -> int:
     delta_flag.check(args.delta)
     schema = mechanism_flags.schema_from(args)
     strategy = mechanism_flags.strategy_from(args, schema)
-    found = guarantee.dp_ftrl_guarantee(
+    claim = guarantee.dp_ftrl_guarantee(
         strategy,
         noise_multiplier=args.noise_multiplier,
         schema=schema,
         delta=args.delta,
         clip_norm_inflation=args.clip_norm_inflation,
     )
-    report = found.to_dict()
+    report = claim.to_dict()
     if args.sampling_groups is not None or args.sampling_probability is not None:
         report["epsilon_amplified"] = _amplified(args, strategy)
-    print_report(report, found, args.format)
+    print_report(report, claim, args.format)
     return 0
 
 
@@ -114,34 +114,34 @@ def _amplified(args: argparse.Namespace, strategy) -> float:
     ).epsilon(args.delta)
 
 
-def print_report(report: dict[str, Any], found: guarantee_lib.Guarantee, form: str) -> None:
+def print_report(report: dict[str, Any], claim: guarantee_lib.Guarantee, form: str) -> None:
     """Prints a guarantee, as JSON or as text that rounds up."""
     if form == "json":
         output.print_json(report)
         return
     from tff_dpftrl.accounting import display
 
-    schema = found.schema
-    noise_multiplier = display.round_up(found.noise_multiplier, 8)
+    schema = claim.schema
+    noise_multiplier = display.round_up(claim.noise_multiplier, 8)
     lines = {
-        "mechanism": f"{found.mechanism}, noise multiplier {noise_multiplier}",
+        "mechanism": f"{claim.mechanism}, noise multiplier {noise_multiplier}",
         "rounds": str(schema.num_rounds),
         "participation": (
             f"at most {schema.max_participations} times, at least {schema.min_sep} apart (stride; "
             f"{schema.min_sep_gap} rounds in between)"
         ),
-        "sensitivity": f"S^2 = {found.sensitivity.squared:.8g} ({found.sensitivity.method})",
-        "rho (zCDP)": display.round_up(found.rho_zcdp),
-        "epsilon": f"{display.round_up(found.epsilon)} at delta = {found.delta:g}",
-        "epsilon by RDP": f"{display.round_up(found.epsilon_rdp)} (looser; as in older papers)",
+        "sensitivity": f"S^2 = {claim.sensitivity.squared:.8g} ({claim.sensitivity.method})",
+        "rho (zCDP)": display.round_up(claim.rho_zcdp),
+        "epsilon": f"{display.round_up(claim.epsilon)} at delta = {claim.delta:g}",
+        "epsilon by RDP": f"{display.round_up(claim.epsilon_rdp)} (looser; as in older papers)",
     }
-    if found.clip_norm_inflation != 1.0:
-        lines["inflation"] = f"{found.clip_norm_inflation:.8g} times the clip norm"
+    if claim.clip_norm_inflation != 1.0:
+        lines["inflation"] = f"{claim.clip_norm_inflation:.8g} times the clip norm"
     if "epsilon_amplified" in report:
         lines["amplified"] = (
             f"epsilon {display.round_up(report['epsilon_amplified'])} if the server samples, "
             "secretly, and clients come only when asked"
         )
-    if found.noise_multiplier == 0.0:
+    if claim.noise_multiplier == 0.0:
         print("No differential privacy guarantee: there is no noise.\n")
     print("\n".join(f"{name:15} {text}" for name, text in lines.items()))

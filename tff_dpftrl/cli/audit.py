@@ -14,8 +14,8 @@ from tff_dpftrl import validation
 from tff_dpftrl.auditing import defaults
 from tff_dpftrl.cli import output, train
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import custom_models
 from tff_dpftrl.training import options as options_lib
-from tff_dpftrl.training import own_models
 
 if TYPE_CHECKING:
     from tff_dpftrl.auditing import audit_report
@@ -143,18 +143,18 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Audits, and returns the exit status."""
-    found = _of_config(args) if args.config is not None else _of_run(args)
+    report = _of_config(args) if args.config is not None else _of_run(args)
     if args.output is not None:
-        found.save(args.output)
+        report.save(args.output)
     if args.state:
-        _state(pathlib.Path(args.run_folder), found)
+        _state(pathlib.Path(args.run_folder), report)
     if args.format == "json":
-        output.print_json(json.loads(found.to_json()))
+        output.print_json(json.loads(report.to_json()))
     else:
-        _print(found)
-    if found.is_violated:
+        _print(report)
+    if report.is_violated:
         return VIOLATED
-    return INCOMPLETE if found.missing else 0
+    return INCOMPLETE if report.missing else 0
 
 
 def _of_config(args: argparse.Namespace) -> audit_report.AuditReport:
@@ -166,7 +166,7 @@ def _of_config(args: argparse.Namespace) -> audit_report.AuditReport:
     kind = args.kind or _kind_of(values)
     config = options_lib.config_from_mapping(values, args.config, _config_classes()[kind])
     if isinstance(config, config_lib.TrainingConfig):
-        own_models.refuse_here(config.model, None)
+        custom_models.refuse_missing(config.model, None)
     if kind == "finetune" and args.trials is not None:
         raise validation.UsageError(
             "--trials is for games: steps of fine-tuning are compared exactly, leave it out."
@@ -220,17 +220,17 @@ def _progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _print(found: audit_report.AuditReport) -> None:
+def _print(report: audit_report.AuditReport) -> None:
     """Prints the verdict, and each test in a line."""
-    print(found.headline + "\n")
-    for finding in found.findings:
+    print(report.headline + "\n")
+    for finding in report.findings:
         print(f"{finding.outcome:12} {finding.test}: {finding.says}")
-    if found.powers:
+    if report.powers:
         print("\nSmallest faults that these tests would have found with 99 % probability:")
-        print("\n".join(f"  {line}" for line in found.powers))
+        print("\n".join(f"  {line}" for line in report.powers))
 
 
-def _state(folder: pathlib.Path, found: audit_report.AuditReport) -> None:
+def _state(folder: pathlib.Path, report: audit_report.AuditReport) -> None:
     """Adds the audit to the statement of a run, once."""
     from tff_dpftrl import durable_files
     from tff_dpftrl.accounting import statement as statement_lib
@@ -247,9 +247,9 @@ def _state(folder: pathlib.Path, found: audit_report.AuditReport) -> None:
         raise validation.UsageError(
             f"--state cannot read {path}: {error} Run tff-dpftrl report on the folder first."
         ) from error
-    entry = found.entry()
+    entry = report.entry()
     if entry in stated.audits:
         return
-    stated = stated.with_audit(entry, is_refuted=found.is_violated)
+    stated = stated.with_audit(entry, is_refuted=report.is_violated)
     durable_files.write(path, (stated.to_json() + "\n").encode("utf-8"))
     durable_files.write(path.with_suffix(".md"), stated.to_markdown().encode("utf-8"))

@@ -67,69 +67,70 @@ def run(args: argparse.Namespace) -> int:
 
     if args.max_epsilon is not None:
         validation.positive("--max-epsilon", args.max_epsilon)
-    found = data_budget.of_corpus(args.data, args.runs)
-    if not (found.runs or found.without_statement):
+    budget = data_budget.of_corpus(args.data, args.runs)
+    if not (budget.runs or budget.without_statement):
         raise validation.UsageError(
             f"No run on {args.data} is in {', '.join(args.runs)}: name the folders with --runs."
         )
     if args.format == "json":
-        output.print_json(_as_json(found))
+        output.print_json(_as_json(budget))
     else:
-        _print(found)
-    for line in _gaps(found):
+        _print(budget)
+    for line in _gaps(budget):
         print(line, file=sys.stderr)
     if args.max_epsilon is None:
         return 0
-    total = found.total
+    total = budget.total
     is_within = total is not None and total.epsilon <= args.max_epsilon
-    return 0 if is_within and not _gaps(found) else ABOVE
+    return 0 if is_within and not _gaps(budget) else ABOVE
 
 
-def _gaps(found: data_budget.Budget) -> list[str]:
+def _gaps(budget: data_budget.Budget) -> list[str]:
     """Describes what the total leaves out."""
     lines = []
-    if found.without_statement:
-        names = ", ".join(map(str, found.without_statement))
+    if budget.without_statement:
+        names = ", ".join(map(str, budget.without_statement))
         lines.append(f"Without a statement: {names}. Run tff-dpftrl report on it first.")
-    if found.not_found:
-        names = ", ".join(found.not_found)
+    if budget.not_found:
+        names = ", ".join(budget.not_found)
         lines.append(
             f"Not in these folders: {names}, whose models were the beginning of runs that are."
         )
-    if found.not_compared:
-        names = ", ".join(map(str, found.not_compared))
+    if budget.not_compared:
+        names = ", ".join(map(str, budget.not_compared))
         lines.append(
             f"Not compared, since their corpus is not where it was or was in memory: {names}."
         )
     return lines
 
 
-def _as_json(found: data_budget.Budget) -> dict[str, object]:
-    total = found.total
+def _as_json(budget: data_budget.Budget) -> dict[str, object]:
+    total = budget.total
     return {
         "runs": [
-            {"folder": str(folder), **dataclasses.asdict(run)} for folder, run in found.runs.items()
+            {"folder": str(folder), **dataclasses.asdict(run)}
+            for folder, run in budget.runs.items()
         ],
-        "without_statement": list(map(str, found.without_statement)),
-        "not_found": list(found.not_found),
-        "not_compared": list(map(str, found.not_compared)),
+        "without_statement": list(map(str, budget.without_statement)),
+        "not_found": list(budget.not_found),
+        "not_compared": list(map(str, budget.not_compared)),
         "total": None if total is None else dataclasses.asdict(total),
     }
 
 
-def _print(found: data_budget.Budget) -> None:
+def _print(budget: data_budget.Budget) -> None:
     from tff_dpftrl.accounting import display
 
     rows = [["run", "ε", "δ", "ρ-zCDP"]]
-    for folder, run in found.runs.items():
+    for folder, run in budget.runs.items():
         cost = ["none", "", ""]
         if run.epsilon is not None:
             rho = "" if run.rho_zcdp is None else display.round_up(run.rho_zcdp)
             cost = [display.round_up(run.epsilon), f"{run.delta:g}", rho]
         rows.append([str(folder), *cost])
-    rows += [[str(folder), "?", "", ""] for folder in found.without_statement]
+    rows += [[str(folder), "?", "", ""] for folder in budget.without_statement]
     output.print_table(rows, left=0)
-    total, number = found.total, len(rows) - 1
+    total, number = budget.total, len(rows) - 1
     if total is None:
         print("\nNot all of them have a guarantee: nothing is promised for all together.")
     else:

@@ -59,12 +59,12 @@ def run(args: argparse.Namespace) -> int:
         delta=args.delta,
         clip_norm_inflation=args.clip_norm_inflation,
     )
-    found = guarantee.dp_ftrl_guarantee(
+    claim = guarantee.dp_ftrl_guarantee(
         strategy,
         noise_multiplier=noise_multiplier,
         schema=schema,
         delta=args.delta,
         clip_norm_inflation=args.clip_norm_inflation,
     )
-    account.print_report(found.to_dict(), found, args.format)
+    account.print_report(claim.to_dict(), claim, args.format)
     return 0

@@ -27,9 +27,9 @@ examples:
   # Elsewhere, in Python:
   import tensorflow as tf
   model = tf.saved_model.load("next_words")
-  found = model.signatures["serving_default"](texts=tf.constant(["the number of"]))
-  found["words"], found["probabilities"]      # [1, 10] each, best first
-  found["unknown_word"], found["end_of_text"] # what else may come next
+  output = model.signatures["serving_default"](texts=tf.constant(["the number of"]))
+  output["words"], output["probabilities"]      # [1, 10] each, best first
+  output["unknown_word"], output["end_of_text"] # what else may come next
 
   # TensorFlow Serving wants a version's number as the last folder.
   mkdir models/next_words

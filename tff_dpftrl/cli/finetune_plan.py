@@ -367,13 +367,13 @@ def _advice(
     ]
     if measured is not None:
         norms = measured.gradient_norms
-        found = ", ".join(
+        by_size = ", ".join(
             f"{norm:.3g} (G = {size})"
             for size, norm in zip(norms.group_sizes, norms.norms, strict=True)
         )
         lines.append(
             f"Norm of the mean of G gradients, median over {measured.num_users} public users "
-            f"({measured.source}): {found}; of all weights, not of adapters (--adapter-rank)."
+            f"({measured.source}): {by_size}; of all weights, not of adapters (--adapter-rank)."
         )
     if "halfway" in best:
         names = {name: _name(one) for name, one in best.items()}

@@ -121,36 +121,36 @@ def run(args: argparse.Namespace) -> int:
         dynamic_ncols=True,
         leave=False,
     ) as bar:
-        found = personalisation.personalise(trained, text, config, on_user=bar.update)
+        result = personalisation.personalise(trained, text, config, on_user=bar.update)
     facts = {
         "run": args.run_folder,
         "model": args.model,
         "data": text.name,
         "part": args.users,
-        "users": found.num_users,
+        "users": result.num_users,
         **dataclasses.asdict(config),
     }
     if args.format == "json":
         report = {
             **facts,
-            "users_with_too_few_examples": found.num_too_few,
-            "best_learning_rate": found.best.learning_rate,
-            "before": found.before.as_dict(),
-            "after": [one.as_dict() for one in found.after],
+            "users_with_too_few_examples": result.num_too_few,
+            "best_learning_rate": result.best.learning_rate,
+            "before": result.before.as_dict(),
+            "after": [one.as_dict() for one in result.after],
         }
         output.print_json(report)
     elif args.format == "csv":
         del facts["learning_rates"]
-        print(_as_csv(facts, found), end="")
+        print(_as_csv(facts, result), end="")
     else:
-        output.print_table(_table(found), left=0)
-        print("\n" + "\n".join(_remarks(args, text.name, found)))
+        output.print_table(_table(result), left=0)
+        print("\n" + "\n".join(_remarks(args, text.name, result)))
     return 0
 
 
-def _as_csv(facts: dict[str, object], found: personalisation.Personalisation) -> str:
+def _as_csv(facts: dict[str, object], result: personalisation.Personalisation) -> str:
     """Returns a row for each learning rate, and one without a rate for the model as it is."""
-    rows = [facts | one.as_dict() for one in (found.before, *found.after)]
+    rows = [facts | one.as_dict() for one in (result.before, *result.after)]
     written = io.StringIO()
     writer = csv.DictWriter(written, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -158,14 +158,14 @@ def _as_csv(facts: dict[str, object], found: personalisation.Personalisation) ->
     return written.getvalue()
 
 
-def _table(found: personalisation.Personalisation) -> list[list[str]]:
+def _table(result: personalisation.Personalisation) -> list[list[str]]:
     heading = ["learning rate", "loss", "gain", "top-1 accuracy", "gain"]
     rows = [heading]
-    for one in (found.before, *found.after):
+    for one in (result.before, *result.after):
         name = "none" if one.learning_rate is None else f"{one.learning_rate:g}"
         rows.append(
             [
-                name + (" *" if one is found.best and len(found.after) > 1 else ""),
+                name + (" *" if one is result.best and len(result.after) > 1 else ""),
                 _shown(one.loss),
                 _shown(one.loss_gain),
                 _shown(one.top1, percent=True),
@@ -189,18 +189,18 @@ def _shown(mean: personalisation.Mean | None, *, percent: bool = False) -> str:
 
 
 def _remarks(
-    args: argparse.Namespace, data: str, found: personalisation.Personalisation
+    args: argparse.Namespace, data: str, result: personalisation.Personalisation
 ) -> list[str]:
-    best = found.best.learning_rate
+    best = result.best.learning_rate
     lines = [
-        f"Means and standard errors over {found.num_users} {args.users} users of {data}, each of "
+        f"Means and standard errors over {result.num_users} {args.users} users of {data}, each of "
         "whom counts the same; the loss is in nats per word.",
     ]
-    if found.num_too_few:
+    if result.num_too_few:
         lines.append(
-            f"Left out: {found.num_too_few} users who have fewer than {args.min_examples} examples."
+            f"Left out: {result.num_too_few} users with fewer than {args.min_examples} examples."
         )
-    if len(found.after) > 1:
+    if len(result.after) > 1:
         lines.append("* The best learning rate, chosen for these very users.")
         if args.users == "held-out":
             lines[-1] += f" On others: --users test --learning-rates {best:g}, all else as here."

@@ -62,16 +62,16 @@ def rows(shown: Sequence[planner_lib.Plan], what_ifs: Sequence[WhatIf]) -> list[
     asked = any(what_if is not None for what_if in what_ifs)
     table = [[*_COLUMNS, "upload", *(["what if: epsilon"] if asked else [])]]
     for plan, what_if in zip(shown, what_ifs, strict=True):
-        found = plan.guarantee
+        claim = plan.guarantee
         row = [
             str(plan.report_goal),
             plan.mechanism,
-            str(found.schema.min_sep),
-            str(found.schema.max_participations),
-            display.round_up(found.noise_multiplier),
+            str(claim.schema.min_sep),
+            str(claim.schema.max_participations),
+            display.round_up(claim.noise_multiplier),
             f"{plan.noise_in_sum:.3g}",
-            display.round_up(found.rho_zcdp, 3),
-            display.round_up(found.epsilon),
+            display.round_up(claim.rho_zcdp, 3),
+            display.round_up(claim.epsilon),
             _bytes(plan.memory_bytes),
             _bytes(plan.upload_bytes),
         ]
@@ -118,7 +118,7 @@ def advice(plan: planner_lib.Plan, request: planner_request.Request) -> str:
     """Returns why a plan is recommended, what it promises, and the commands that set it up."""
     from tff_dpftrl.accounting import display, planner
 
-    found, schema = plan.guarantee, plan.guarantee.schema
+    claim, schema = plan.guarantee, plan.guarantee.schema
     production = planner.production_noise_in_sum(schema.num_rounds)
     what = f"{plan.mechanism} with {plan.report_goal} clients a round"
     noise = f"noise {plan.noise_in_sum:.3g}; tree, z 7, 6500 clients have {production:.3g}"
@@ -142,7 +142,7 @@ def advice(plan: planner_lib.Plan, request: planner_request.Request) -> str:
     lines = [
         "",
         *lines,
-        f"It is ({display.round_up(found.epsilon)}, {found.delta:g})-DP if no device takes part "
+        f"It is ({display.round_up(claim.epsilon)}, {claim.delta:g})-DP if no device takes part "
         f"more than {schema.max_participations} times,",
         f"or twice within {schema.min_sep} rounds; on average one takes part {asked:.3g} times.",
     ]

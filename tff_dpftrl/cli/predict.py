@@ -103,14 +103,14 @@ def _lines(files: trained_model.TrainedFiles) -> Iterator[list[str]]:
 
 
 def _print_json(text: str, prediction: trained_model.Prediction) -> None:
-    found = {
+    fields = {
         "text": text,
         "next_words": [{"word": w, "probability": p} for w, p in prediction.next_words],
         "unknown_word": prediction.unknown_word,
         "end_of_text": prediction.end_of_text,
         "unknown_in_text": prediction.unknown_in_text,
     }
-    print(json.dumps(found, allow_nan=False))
+    print(json.dumps(fields, allow_nan=False))
 
 
 def _print_text(text: str, prediction: trained_model.Prediction) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
 from tff_dpftrl.cli import train
+from tff_dpftrl.training import custom_models, warm_start
 from tff_dpftrl.training import options as options_lib
-from tff_dpftrl.training import own_models, warm_start
 
 if TYPE_CHECKING:
     from tff_dpftrl.sweeps import cells as cells_lib
@@ -217,7 +217,7 @@ def _check(
     unfinished = [cell for cell in cells if states[cell.name] != "finished"]
     for cell in unfinished:
         try:
-            own_models.refuse_here(cell.config.model, None)
+            custom_models.refuse_missing(cell.config.model, None)
             placement.check(cell.config.engine)
             if cell.config.initial_weights is not None:
                 warm_start.find(cell.config.initial_weights)
@@ -270,13 +270,13 @@ def _after(
     from tff_dpftrl.sweeps import axes as axes_lib
     from tff_dpftrl.sweeps import results as results_lib
 
-    (found,) = (result for result in writer.write() if result.cell.name == cell.name)
-    accuracy = found.metrics.get(results_lib.ACCURACY)
+    (result,) = (result for result in writer.write() if result.cell.name == cell.name)
+    accuracy = result.metrics.get(results_lib.ACCURACY)
     if ending.status:
         went = f"failed: {ending.last_line}"
     else:
         went = "finished" if accuracy is None else f"top-1 {accuracy:.2%}"
-        went += f" after {len(found.rows)} rounds"
+        went += f" after {len(result.rows)} rounds"
     _progress(f"{axes_lib.label(cell.values)}: {went}")
 
 

@@ -190,7 +190,7 @@ def _report(args: argparse.Namespace) -> int:
     counted = server_folder.of(args.server_folder or pathlib.Path(args.store) / "server").sessions
     sessions = session_table.SessionTable.load(counted)
     with sql.SqlStore(args.store) as store:
-        found = task_report.write(
+        report = task_report.write(
             folder,
             store,
             output,
@@ -203,15 +203,15 @@ def _report(args: argparse.Namespace) -> int:
     if args.format == "json":
         output_lib.print_json(
             {
-                "statement": found.statement and json.loads(found.statement.to_json()),
-                "last_round": found.rows[-1],
-                "held_out": found.held_out,
+                "statement": report.statement and json.loads(report.statement.to_json()),
+                "last_round": report.rows[-1],
+                "held_out": report.held_out,
                 "sessions": {shape: count for shape, count, _ in sessions.rows()},
-                "summary": found.summary,
+                "summary": report.summary,
             }
         )
     else:
-        print(f"{found.summary}\nMetrics, curves, statement and model are in {output}/")
+        print(f"{report.summary}\nMetrics, curves, statement and model are in {output}/")
         if sessions.total:
             print("\nSessions of the population's devices, by shape (sessions.md says of what):")
             rows = [

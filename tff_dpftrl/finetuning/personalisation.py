@@ -110,12 +110,12 @@ class Outcome:
 
     def as_dict(self) -> dict[str, float | None]:
         """All numbers by name, without NaN and infinity, which JSON does not have."""
-        found: dict[str, float | None] = {"learning_rate": self.learning_rate}
+        fields: dict[str, float | None] = {"learning_rate": self.learning_rate}
         for name in ("loss", "loss_gain", "top1", "top1_gain"):
             mean = getattr(self, name) or Mean(math.nan, math.nan)
             for key, value in ((name, mean.value), (f"{name}_se", mean.standard_error)):
-                found[key] = value if math.isfinite(value) else None
-        return found
+                fields[key] = value if math.isfinite(value) else None
+        return fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,17 +239,17 @@ def personalise(
             measured.append(local.measure(others))
         on_user()
     first = _outcome(None, before)
-    found = Personalisation(
+    result = Personalisation(
         len(users),
         num_too_few,
         first,
         tuple(_outcome(rate, measured, before) for rate, measured in after.items()),
     )
-    if not any(map(_converged, found.after)):
+    if not any(map(_converged, result.after)):
         raise validation.UsageError(
             f"Training diverged with each of learning_rates {config.learning_rates}: lower them."
         )
-    return found
+    return result
 
 
 def _choose(

@@ -158,7 +158,7 @@ def _prepared(
 ) -> prepared.Prepared:
     config, group_size = opened.config, known.derived["group_size"]
     seed, options = config.deterministic_noise_seed, config.part(report.ReportOptions)
-    go_on = how_to_go_on(opened.output, config.data)
+    go_on = resume_command(opened.output, config.data)
     return prepared.Prepared(
         report=report.of_run(options, known, plan, unit="step", go_on=go_on, whole=part.whole),
         trainer=contextlib.nullcontext(
@@ -221,7 +221,7 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
         known.check_identities(part.identities(), remedy=_REMEDY)
         return part.whole(weights)
 
-    options, go_on = config.part(report.ReportOptions), how_to_go_on(output, config.data)
+    options, go_on = config.part(report.ReportOptions), resume_command(output, config.data)
     plan = plan_of(known, config)
     return report.of_run(options, known, plan, unit="step", go_on=go_on, whole=whole)
 
@@ -306,7 +306,7 @@ def plan_of(
     return asked.resumed(facts["training_users"], facts["num_parameters"], known.derived)
 
 
-def how_to_go_on(output: pathlib.Path, data: str) -> str:
+def resume_command(output: pathlib.Path, data: str) -> str:
     """Returns the command, or the call in Python, that resumes a run.
 
     Args:

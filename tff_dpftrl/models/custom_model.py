@@ -68,7 +68,7 @@ class Fingerprint(language_model.LanguageModel):
     def description(self) -> dict[str, Any]:
         """Returns a description, fit for JSON, for `from_description`."""
         return {
-            "model": table.OWN,
+            "model": table.CUSTOM,
             "vocabulary_size": self.vocabulary_size,
             "sequence_length": self.sequence_length,
             "shapes": [[name, list(shape)] for name, shape in self.shapes],

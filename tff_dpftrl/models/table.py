@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from tff_dpftrl.models import language_model
 
 
-OWN = "own"
-"""Name of custom models, which the caller made (`custom_model`)."""
+CUSTOM = "own"
+"""Name of every custom model in configs and files (`custom_model`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +151,7 @@ def from_description(description: Mapping[str, Any]) -> language_model.LanguageM
         raise validation.UsageError(
             f"the description of a model must have the key 'model': {description}."
         )
-    if sizes["model"] == OWN:
+    if sizes["model"] == CUSTOM:
         from tff_dpftrl.models import custom_model
 
         return custom_model.Fingerprint.from_description(sizes)

@@ -75,19 +75,19 @@ def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
         named = warm_start.pretrained_on(folder)
         if named is not None and _is_same(data, named):
             spent[folder] = composition.Spent(folder.name)
-    found = {run.name for run in spent.values()} | {folder.name for folder in without}
-    return Budget(spent, tuple(without), tuple(not_compared), tuple(sorted(began_with - found)))
+    known = {run.name for run in spent.values()} | {folder.name for folder in without}
+    return Budget(spent, tuple(without), tuple(not_compared), tuple(sorted(began_with - known)))
 
 
 def _folders_with(name: str, folders: Sequence[str | os.PathLike[str]]) -> list[pathlib.Path]:
-    found = set()
+    folders = set()
     for folder in map(pathlib.Path, folders):
         if not folder.is_dir():
             raise validation.UsageError(
                 f"{folder} is no folder: name those that results folders are in."
             )
-        found.update(path.parent.resolve() for path in folder.rglob(name))
-    return sorted(found)
+        folders.update(path.parent.resolve() for path in folder.rglob(name))
+    return sorted(folders)
 
 
 def _is_same(data: str, named: str) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _Part = TypeVar("_Part", bound="DataclassInstance")
 
-Model = Literal[(*model_table.MODELS, model_table.OWN)]
+Model = Literal[(*model_table.MODELS, model_table.CUSTOM)]
 
 # Options that are sizes of models, and what the models call them.
 _MODEL_SIZES = {
@@ -157,7 +157,7 @@ class LanguageConfig(TextConfig):
     model: Model = option(
         "word-lstm",
         f"Language model: {'; '.join(f'{n}, {m.summary}' for n, m in model_table.MODELS.items())}; "
-        f"{model_table.OWN}, one that you give to `train` in Python (docs/own_models.md).",
+        f"{model_table.CUSTOM}, a custom model, which Python code gives (docs/custom_models.md).",
         "model",
     )
     embedding_size: int | None = _size("Width of the word embedding", "embedding_size")
@@ -191,9 +191,9 @@ class LanguageConfig(TextConfig):
                     f"{name} is for the model {' or '.join(takers)}, not for {self.model}: leave "
                     "it out."
                 )
-        if self.model == model_table.OWN and self.initial_weights is not None:
+        if self.model == model_table.CUSTOM and self.initial_weights is not None:
             raise validation.UsageError(
-                "initial_weights has no meaning with a model of your own, which begins with the "
+                "initial_weights has no meaning with a custom model, which begins with the "
                 "weights that it has: leave it out."
             )
 
@@ -205,7 +205,7 @@ class LanguageConfig(TextConfig):
 
     def with_model_sizes(self) -> Self:
         """The same with all sizes of the model, so that no later default changes them."""
-        if self.model == model_table.OWN:
+        if self.model == model_table.CUSTOM:
             return self
         sizes = {**model_table.MODELS[self.model].sizes, **self.model_sizes}
         given = {name: sizes[size] for name, size in _MODEL_SIZES.items() if size in sizes}

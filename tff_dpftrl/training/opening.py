@@ -13,7 +13,7 @@ import pathlib
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import corpus, options, own_models, warm_start
+from tff_dpftrl.training import corpus, custom_models, options, warm_start
 from tff_dpftrl.training import placement as placement_lib
 
 IN_THIS_PROCESS = placement_lib.Placement()
@@ -28,7 +28,7 @@ class OpenedRun:
       config: Resolved options of the run.
       known: Manifest of a run that has begun; None for a new run.
       text: Text and vocabulary of the run.
-      model: The caller's own model; None if the config names one.
+      model: Custom model; None if the config names one.
       model_trained_on: Public text that the caller's model was trained on; None if unknown.
       placement: Where the clients work.
     """
@@ -37,7 +37,7 @@ class OpenedRun:
     config: config_lib.TrainingConfig
     known: manifest.Manifest | None
     text: corpus.RunText
-    model: own_models.Own | None
+    model: custom_models.Model | None
     model_trained_on: str | os.PathLike[str] | None
     placement: placement_lib.Placement
 
@@ -47,7 +47,7 @@ def open_run(
     output: pathlib.Path,
     *,
     text: corpus.RunText | None = None,
-    model: own_models.Own | None = None,
+    model: custom_models.Model | None = None,
     model_trained_on: str | os.PathLike[str] | None = None,
     progress: progress_lib.Progress = progress_lib.to_stderr,
     placement: placement_lib.Placement = IN_THIS_PROCESS,
@@ -58,7 +58,7 @@ def open_run(
       config: Options of a new run; None to go on with the run in `output`.
       output: Folder of the run, which must be free for a new one.
       text: Text and vocabulary of the run; read from the files that the config names if None.
-      model: The caller's own model; None if the config names one.
+      model: Custom model; None if the config names one.
       model_trained_on: Public text that the caller's model was trained on; None if unknown, and
         for a run that has begun, which has recorded it.
       progress: Callback for progress lines.
@@ -74,10 +74,10 @@ def open_run(
     if config is None:
         known = manifest.read(output)
         config = options.of_manifest(known, output)
-        own_models.check_resumed(config.model, model, model_trained_on, output)
+        custom_models.check_resumed(config.model, model, model_trained_on, output)
     else:
         manifest.check_is_free(output)
-        name = own_models.name_of(config.model, model, model_trained_on)
+        name = custom_models.name_of(config.model, model, model_trained_on)
         config = dataclasses.replace(config, model=name).with_absolute_paths().with_model_sizes()
         if config.initial_weights is not None:
             warm_start.find(config.initial_weights)

@@ -107,9 +107,9 @@ def read(config: PretrainingConfig, options: language_config.LanguageConfig) -> 
             "vocabulary 'private' is counted on the users to be protected, and pretraining reads "
             "public text only: name a public vocabulary, and use it for the run too."
         )
-    if options.model == model_table.OWN:
+    if options.model == model_table.CUSTOM:
         raise validation.UsageError(
-            f"model {model_table.OWN!r} can be trained in Python only, where it is: pretrain it "
+            f"model {model_table.CUSTOM!r} can be trained in Python only, where it is: pretrain it "
             "there, or name a model of this package."
         )
     if config.data == STANDARD_LIBRARY:

@@ -34,7 +34,7 @@ from tff_dpftrl.runs import (
     run,
     stopping,
 )
-from tff_dpftrl.training import metrics_columns, own_models
+from tff_dpftrl.training import custom_models, metrics_columns
 from tff_dpftrl.training import options as options_lib
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
     plan = config.privacy().resumed(
         known.facts["training_users"], known.facts["num_parameters"], known.derived
     )
-    go_on = own_models.how_to_go_on(config.model, output)
+    go_on = custom_models.resume_command(config.model, output)
     return of_run(config.part(ReportOptions), known, plan, unit="round", go_on=go_on)
 
 

@@ -24,9 +24,9 @@ from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import (
     corpus,
+    custom_models,
     federated_trainer,
     opening,
-    own_models,
     process,
     report,
     startup,
@@ -42,7 +42,7 @@ def train(
     output: str | pathlib.Path,
     *,
     text: corpus.RunText | None = None,
-    model: own_models.Own | None = None,
+    model: custom_models.Model | None = None,
     model_trained_on: str | os.PathLike[str] | None = None,
     progress: progress_lib.Progress = progress_lib.to_stderr,
     placement: placement_lib.Placement = opening.IN_THIS_PROCESS,
@@ -57,13 +57,13 @@ def train(
       output: Folder of the run; created for a new one.
       text: Text and vocabulary of the run, as `corpus.read` returns them; read now from
         the files that the config names if None. Text in memory can be given too
-        (docs/own_models.md).
-      model: A `tf.keras.Model` or `tff.learning.models.FunctionalModel` of your own instead of
-        one that the config names: it maps word ids, int32, [batch, T], to scores (logits) of
+        (docs/custom_models.md).
+      model: A `tf.keras.Model` or `tff.learning.models.FunctionalModel` instead of the model
+        that the config names: it maps word ids, int32, [batch, T], to scores (logits) of
         the next words, float32, [batch, T, V], where T is `sequence_length` and V is
         `text.words.size`. It begins with the weights that it has, and is not changed; loss and
         metrics are those of this package. To go on with such a run, give the same model again.
-      model_trained_on: Public text that the weights of your own model were trained on, as the
+      model_trained_on: Public text that the weights of a custom model were trained on, as the
         statement is to name it, or "nothing" for weights drawn at random; or the folder of an
         earlier run, as a path, with which this one is then composed. For a new run only. If None,
         the statement says beside ε that they may tell of the same people.
@@ -117,7 +117,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
     language_task = _task(opened, progress)
     facts: dict[str, Any] = {}
     if opened.model is not None:
-        facts |= own_models.weights_facts(opened.model_trained_on, language_task.train.user_ids)
+        facts |= custom_models.weights_facts(opened.model_trained_on, language_task.train.user_ids)
         progress(
             f"Model: your own, of {language_task.model.num_parameters} weights. Text that they "
             f"were trained on: {facts['initial_weights_source']}."
@@ -155,7 +155,7 @@ def _begun(
     if opened.config.data == "docs":
         remedy += " (with data 'docs': the same installed packages)"
     known.check_identities(_identities(language_task), remedy=remedy)
-    own_models.check_same(known.facts["model"], language_task.model)
+    custom_models.check_same(known.facts["model"], language_task.model)
     plan = opened.config.privacy().resumed(
         len(language_task.train.user_ids), language_task.model.num_parameters, known.derived
     )
@@ -180,7 +180,7 @@ def _prepared(
     config, num_parameters = opened.config, language_task.model.num_parameters
     for line in startup.describe_plan(plan, num_parameters):
         progress(line)
-    go_on = own_models.how_to_go_on(config.model, opened.output)
+    go_on = custom_models.resume_command(config.model, opened.output)
     options = config.part(report.ReportOptions)
     reportable = report.of_run(options, known, plan, unit="round", go_on=go_on)
     reportable.schedule.check_budget(plan)

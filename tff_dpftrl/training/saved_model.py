@@ -7,8 +7,8 @@ Example:
   ```
   import tensorflow as tf
   model = tf.saved_model.load("exported")
-  found = model.signatures["serving_default"](texts=tf.constant(["the number of"]))
-  found["words"], found["probabilities"], found["unknown_word"], found["end_of_text"]
+  output = model.signatures["serving_default"](texts=tf.constant(["the number of"]))
+  output["words"], output["probabilities"], output["unknown_word"], output["end_of_text"]
   ```
 """
 
@@ -58,12 +58,12 @@ class _NextWords(tf.Module):
         trained = self._trained
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace")
         ids = tf.ragged.map_flat_values(self._ids.lookup, trained.rule.split(texts))
-        found = next_words.next_words(trained.model, self._weights, ids, trained.special, top)
+        predicted = next_words.next_words(trained.model, self._weights, ids, trained.special, top)
         return {
-            "words": tf.gather(self._words, found.ids - 1),
-            "probabilities": found.probabilities,
-            "unknown_word": found.unknown_word,
-            "end_of_text": found.end_of_text,
+            "words": tf.gather(self._words, predicted.ids - 1),
+            "probabilities": predicted.probabilities,
+            "unknown_word": predicted.unknown_word,
+            "end_of_text": predicted.end_of_text,
         }
 
 

@@ -13,7 +13,7 @@ import tensorflow_federated as tff
 from tff_dpftrl.data import client_datasets, sequences
 from tff_dpftrl.learning import functional_model
 from tff_dpftrl.models import table
-from tff_dpftrl.training import corpus, own_models, text_task
+from tff_dpftrl.training import corpus, custom_models, text_task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,14 +76,14 @@ class LanguageTask(text_task.TextTask):
 
 
 def build_language_task(
-    options: TaskOptions, text: corpus.RunText, model: own_models.Own | None = None
+    options: TaskOptions, text: corpus.RunText, model: custom_models.Model | None = None
 ) -> LanguageTask:
     """Builds the task of a run.
 
     Args:
       options: Options of the task.
       text: Text and vocabulary of the run.
-      model: The caller's own model; None if the options name one of this package.
+      model: Custom model; None if the options name one of this package.
 
     Returns:
       The task.
@@ -95,7 +95,7 @@ def build_language_task(
     if model is None:
         built = table.build(options.model, **sizes, **options.model_sizes)
     else:
-        built = own_models.read(model, **sizes)
+        built = custom_models.read(model, **sizes)
     return LanguageTask(
         **text_task.sequences_of(
             text.train,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # So that `find` can refuse a folder before TensorFlow is imp
     import numpy as np
 
     from tff_dpftrl.models import language_model, metrics, next_words
-    from tff_dpftrl.training import own_models
+    from tff_dpftrl.training import custom_models
 
 Which = Literal["last", "best"]
 """The model after the last round, or the one that was best on the held-out users."""
@@ -99,9 +99,9 @@ class TrainedModel:
             return []
         ids = tf.ragged.constant([self.words.ids(words) for words in split], dtype=tf.int32)
         top = min(top, self.words.size)  # Any number at all fits the graph then.
-        found = [part.numpy() for part in self._next_words(ids, tf.constant(top))]
+        arrays = [part.numpy() for part in self._next_words(ids, tf.constant(top))]
         known, predictions = self.words.id_of, []
-        for words, best, values, unknown, end in zip(split, *found, strict=True):
+        for words, best, values, unknown, end in zip(split, *arrays, strict=True):
             named = zip((self.words.words[i - 1] for i in best), map(float, values), strict=True)
             missing = dict.fromkeys(word for word in words if word not in known)
             predictions.append(Prediction(tuple(named), float(unknown), float(end), tuple(missing)))
@@ -140,11 +140,11 @@ class TrainedFiles:
     words: vocabulary.Vocabulary
     rule: tokenizer.Tokenizer
 
-    def load(self, model: own_models.Own | None = None) -> TrainedModel:
+    def load(self, model: custom_models.Model | None = None) -> TrainedModel:
         """Reads the model.
 
         Args:
-          model: For a run that trained a model of the caller's own, the same one again; its
+          model: Custom model that the run trained, if it trained one; its
             weights do not matter.
 
         Returns:
@@ -155,17 +155,17 @@ class TrainedFiles:
             is missing, is not the run's, or is given for a run that has none.
         """
         from tff_dpftrl.models import export
-        from tff_dpftrl.training import own_models
+        from tff_dpftrl.training import custom_models
 
-        found, weights = export.read(self.model_path)
-        if found.vocabulary_size != self.words.size:
+        stored, weights = export.read(self.model_path)
+        if stored.vocabulary_size != self.words.size:
             raise validation.UsageError(
-                f"{self.model_path} is a model of {found.vocabulary_size} ids, but {_VOCABULARY} "
+                f"{self.model_path} is a model of {stored.vocabulary_size} ids, but {_VOCABULARY} "
                 f"beside it has {self.words.size}: they are of two runs. Restore the one that "
                 "belongs to the other."
             )
-        found = own_models.of_file(found, model, self.model_path)
-        return TrainedModel(found, weights, self.words, self.rule)
+        stored = custom_models.for_file(stored, model, self.model_path)
+        return TrainedModel(stored, weights, self.words, self.rule)
 
 
 def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:

@@ -163,7 +163,7 @@ def read(
     # A longer vocabulary shows along which axis a weight belongs to words.
     longer = dataclasses.replace(model, vocabulary_size=model.vocabulary_size + 1).weight_shapes
     there, here = _ids(earlier.words, words)
-    found = []
+    weights = []
     for (name, shape), fresh, old in zip(
         model.weight_shapes.items(), model.initial_weights(seed), earlier.weights, strict=True
     ):
@@ -174,15 +174,15 @@ def read(
                     f"initial_weights {folder} has {name} of shape {old.shape}, the run's model of "
                     f"{shape}: give the run sequence_length {earlier.model.sequence_length}."
                 )
-            found.append(old)
+            weights.append(old)
             continue
         (axis,) = axes
         mapped = fresh.swapaxes(0, axis).copy()
         mapped[here] = old.swapaxes(0, axis)[there]
-        found.append(mapped.swapaxes(0, axis))
+        weights.append(mapped.swapaxes(0, axis))
     num_special = words.size - len(words.words)
     runs = earlier_runs.chain_of(folder.expanduser())
-    return InitialWeights(tuple(found), *source(folder), len(here) - num_special, runs)
+    return InitialWeights(tuple(weights), *source(folder), len(here) - num_special, runs)
 
 
 def _ids(

@@ -230,14 +230,14 @@ def read_json(path: pathlib.Path, unreadable: list[str]) -> Json | None:
     if text is None:
         return None
     try:
-        found = json_text.parse(text)
+        content = json_text.parse(text)
     except ValueError as error:
         unreadable.append(f"{path.name} is no JSON: {error}")
         return None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         unreadable.append(f"{path.name} is no JSON object")
         return None
-    return found
+    return content
 
 
 def read_rows(path: pathlib.Path, unreadable: list[str]) -> list[dict[str, str]] | None:
@@ -281,10 +281,10 @@ def _tables(connection: sqlite3.Connection) -> Ledger:
         return connection.execute(query).fetchall()
 
     def by_round(table: str) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        clients: dict[int, list[int]] = {}
         for t, client in rows(f"SELECT round, client FROM {table} ORDER BY round, client"):
-            found.setdefault(t, []).append(client)
-        return found
+            clients.setdefault(t, []).append(client)
+        return clients
 
     ((*declared, initial),) = rows(
         "SELECT num_rounds, min_sep, max_participations, initial_checkpoint FROM declared"

@@ -262,13 +262,13 @@ class WireSession(session.SessionSteps):
         return getattr(message, kind)
 
     def _check_names(self, plan: plan_pb2.DevicePlan, task: str) -> None:
-        for name, found, wanted in (
+        for name, planned, wanted in (
             ("population", plan.population, self._population),
             ("task", plan.task, task),
         ):
-            if found != wanted:
+            if planned != wanted:
                 raise signing.PlanRefusedError(
-                    f"The plan is for the {name} {server_connection.one_line(found)!r}, and the "
+                    f"The plan is for the {name} {server_connection.one_line(planned)!r}, and the "
                     f"server sent it for {server_connection.one_line(wanted)!r}."
                 )
 

@@ -135,6 +135,6 @@ def check(arrays: Sequence[np.ndarray], tensors: Sequence[plan_pb2.Tensor], name
             )
 
 
-def _check_number(found: int, tensors: Sequence[plan_pb2.Tensor], name: str) -> None:
-    if found != len(tensors):
-        raise ValuesError(f"{name} must have {len(tensors)} tensors, got {found}.")
+def _check_number(count: int, tensors: Sequence[plan_pb2.Tensor], name: str) -> None:
+    if count != len(tensors):
+        raise ValuesError(f"{name} must have {len(tensors)} tensors, got {count}.")

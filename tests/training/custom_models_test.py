@@ -1,4 +1,4 @@
-"""Tests of runs that train a caller's own model."""
+"""Tests of runs that train a custom model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tff_dpftrl.models import word_lstm
 from tff_dpftrl.runs import loop
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import (
-    own_models,
+    custom_models,
     pretraining,
     report,
     run,
@@ -138,7 +138,7 @@ def test_what_its_weights_may_tell_is_stated(private_run):
     assert any(caveat in line for line in results.statement.headline_caveats)
     text = (output / "privacy_statement.md").read_text()
     assert "initial weights were trained on: not recorded; they are those of the caller's" in text
-    facts = own_models.weights_facts("nothing", [])
+    facts = custom_models.weights_facts("nothing", [])
     assert "nothing (so the operator says" in facts["initial_weights_source"]
     assert report._headline_caveats("docs", facts) == ()
 
@@ -271,8 +271,8 @@ def test_user_errors_leave_nothing_behind(corpus, tmp_path, options, arguments, 
 
 def test_a_model_beside_a_run_of_the_config_s_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is of the model 'word-lstm': leave it out"):
-        own_models.check_resumed("word-lstm", _bigrams(), None, tmp_path)
-    with pytest.raises(ValueError, match="initial_weights has no meaning with a model of your own"):
+        custom_models.check_resumed("word-lstm", _bigrams(), None, tmp_path)
+    with pytest.raises(ValueError, match="initial_weights has no meaning with a custom model"):
         config_lib.TrainingConfig(mechanism="none", model="own", initial_weights="folder")
     own = config_lib.TrainingConfig(mechanism="none", model="own")
     with pytest.raises(ValueError, match="'own' can be trained in Python only"):

@@ -1,4 +1,4 @@
-"""Models of the caller's own in a run: what they may be, and what is recorded of them.
+"""Custom models in a training run: what they may be, and what is recorded of them.
 
 TensorFlow and TFF are imported only where there is such a model.
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from tff_dpftrl.models import custom_model, language_model
 
-Own: TypeAlias = Union["tf.keras.Model", "tff.learning.models.FunctionalModel"]
-"""A model that the caller made."""
+Model: TypeAlias = Union["tf.keras.Model", "tff.learning.models.FunctionalModel"]
+"""A custom model, as the caller of `train` gives it."""
 
 
-def read(model: Own, *, vocabulary_size: int, sequence_length: int) -> custom_model.CustomModel:
-    """Makes a language model of one of the caller's own.
+def read(model: Model, *, vocabulary_size: int, sequence_length: int) -> custom_model.CustomModel:
+    """Makes a language model of a custom model.
 
     Args:
       model: A `tf.keras.Model` or a `tff.learning.models.FunctionalModel`.
@@ -59,61 +59,58 @@ def read(model: Own, *, vocabulary_size: int, sequence_length: int) -> custom_mo
     )
 
 
-def name_of(named: str, model: Own | None, trained_on: str | os.PathLike[str] | None) -> str:
+def name_of(named: str, model: Model | None, trained_on: str | os.PathLike[str] | None) -> str:
     """Returns the name of the model of a new run.
 
     Args:
       named: Name of the model in the run's config, perhaps the default.
-      model: The caller's own model; None for a model of this package.
-      trained_on: Public text that the caller's model was trained on, or the folder of a run, as
+      model: Custom model; None for a model of this package.
+      trained_on: Public text that the custom model was trained on, or the folder of a run, as
         a path; None if unknown.
 
     Returns:
-      The name; `table.OWN` for the caller's own model.
+      The name; `table.CUSTOM` for a custom model.
 
     Raises:
       UsageError: If the config names another model, or `trained_on` does not fit.
     """
     if model is None:
         if trained_on is not None:
-            raise validation.UsageError(
-                "model_trained_on is about a model of your own: give model too."
-            )
-        refuse_here(named, None)
+            raise validation.UsageError("model_trained_on is about a custom model: give model too.")
+        refuse_missing(named, None)
         return named
-    if named not in (table.OWN, language_config.LanguageConfig.model):
+    if named not in (table.CUSTOM, language_config.LanguageConfig.model):
         raise validation.UsageError(
-            f"config names the model {named!r}, but one of your own is given: leave one of "
-            "them out."
+            f"config names the model {named!r}, but a custom model is given: leave one of them out."
         )
     if isinstance(trained_on, str) and not trained_on.strip():
         raise validation.UsageError(
             'model_trained_on must name a text, or be "nothing"; got an empty one.'
         )
-    return table.OWN
+    return table.CUSTOM
 
 
-def refuse_here(model: str, output: pathlib.Path | None) -> None:
-    """Refuses to do without the caller's own model where a run has one.
+def refuse_missing(model: str, output: pathlib.Path | None) -> None:
+    """Refuses a config of a custom model where no model is given.
 
     Args:
       model: Name of the model in the run's config.
       output: Folder of the run if it has begun, for the message; else None.
 
     Raises:
-      ValueError: If the model is the caller's own; it says how to give it.
+      ValueError: If the config names a custom model; the message says how to give it.
     """
-    if model != table.OWN:
+    if model != table.CUSTOM:
         return
     call = "tff_dpftrl.train(config, output, model=...)"
     if output is not None:
-        call = how_to_go_on(model, output)
+        call = resume_command(model, output)
     raise validation.UsageError(
-        f"model {table.OWN!r} is the caller's own and has to be given in Python: {call}."
+        f"model {table.CUSTOM!r} is a custom model, which has to be given in Python: {call}."
     )
 
 
-def how_to_go_on(model: str, output: pathlib.Path) -> str:
+def resume_command(model: str, output: pathlib.Path) -> str:
     """Returns the command, or the call in Python, that resumes the run in a folder.
 
     Args:
@@ -123,23 +120,24 @@ def how_to_go_on(model: str, output: pathlib.Path) -> str:
     Returns:
       The command or the call.
     """
-    if model == table.OWN:
+    if model == table.CUSTOM:
         return f"tff_dpftrl.train(None, {str(output)!r}, model=...)"
     return f"tff-dpftrl train --resume --output {shlex.quote(str(output))}"
 
 
 def check_resumed(
     named: str,
-    model: Own | None,
+    model: Model | None,
     trained_on: str | os.PathLike[str] | None,
     output: pathlib.Path,
 ) -> None:
-    """Refuses to go on with a run without its own model, or with one that it does not have.
+    """Refuses to resume a run without its custom model, or with one that it does not have.
 
     Args:
       named: Name of the run's model.
-      model: The caller's own model; None if it was not given.
-      trained_on: Public text that is named for it now, which must be None: a run has recorded it.
+      model: Custom model; None if it was not given.
+      trained_on: Public text that is named for the model now. It must be None: the run has
+        recorded it.
       output: Folder of the run.
 
     Raises:
@@ -150,8 +148,8 @@ def check_resumed(
             "model_trained_on is recorded when a run begins: leave it out to go on with it."
         )
     if model is None:
-        refuse_here(named, output)
-    elif named != table.OWN:
+        refuse_missing(named, output)
+    elif named != table.CUSTOM:
         raise validation.UsageError(
             f"model is given, but the run in {output} is of the model {named!r}: leave it "
             "out to go on with it."
@@ -159,7 +157,7 @@ def check_resumed(
 
 
 def check_same(recorded: Mapping[str, Any], model: language_model.LanguageModel) -> None:
-    """Refuses a model of the caller's own that is not the one a run began with.
+    """Refuses a custom model that is not the one a run began with.
 
     Args:
       recorded: The run's `table.describe`.
@@ -168,53 +166,53 @@ def check_same(recorded: Mapping[str, Any], model: language_model.LanguageModel)
     Raises:
       ValueError: If it is another one.
     """
-    if recorded["model"] == table.OWN:
+    if recorded["model"] == table.CUSTOM:
         table.from_description(recorded).check_same(model)
 
 
-def of_file(
-    found: language_model.LanguageModel, model: Own | None, path: pathlib.Path
+def for_file(
+    stored: language_model.LanguageModel, model: Model | None, path: pathlib.Path
 ) -> language_model.LanguageModel:
     """Returns the model that can use the weights of a file.
 
     Args:
-      found: Model that the file describes.
-      model: The caller's own model; None if it was not given.
+      stored: Model that the file describes.
+      model: Custom model; None if it was not given.
       path: The file, for messages.
 
     Returns:
       A model that can compute.
 
     Raises:
-      ValueError: If the caller's own model is missing, or not that of the file.
+      ValueError: If the custom model is missing, or not that of the file.
     """
     from tff_dpftrl.models import custom_model
 
-    if not isinstance(found, custom_model.Fingerprint):
+    if not isinstance(stored, custom_model.Fingerprint):
         if model is not None:
             raise validation.UsageError(
                 f"model is given, but {path} is of a model of this package, which needs none: "
                 "leave it out."
             )
-        return found
+        return stored
     if model is None:
         raise validation.UsageError(
-            f"{path} has the weights of a model of its author's own, which only Python code of "
-            "theirs can compute. There, tff_dpftrl.training.trained_model.find("
+            f"{path} has the weights of a custom model, which only the Python code of its author "
+            "can compute. There, tff_dpftrl.training.trained_model.find("
             f"{str(path.parent)!r}).load(model=...) gives a model to predict with, and "
-            "tff_dpftrl.training.saved_model.write exports it; see docs/own_models.md."
+            "tff_dpftrl.training.saved_model.write exports it; see docs/custom_models.md."
         )
     read_model = read(
-        model, vocabulary_size=found.vocabulary_size, sequence_length=found.sequence_length
+        model, vocabulary_size=stored.vocabulary_size, sequence_length=stored.sequence_length
     )
-    found.check_same(read_model)
+    stored.check_same(read_model)
     return read_model
 
 
 def weights_facts(
     trained_on: str | os.PathLike[str] | None, users: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns what a run records of the initial weights of the caller's own model.
+    """Returns what a run records of the initial weights of a custom model.
 
     Args:
       trained_on: Public text that they were trained on, or the folder of the run that they come
