@@ -153,7 +153,7 @@ def _sync(path: str | os.PathLike[str]) -> None:
 
 
 def is_leftover(path: str | os.PathLike[str]) -> bool:
-    """Whether a file's name is that of a file that `remove_leftovers` removes."""
+    """Returns whether a file's name is that of a file that `remove_leftovers` removes."""
     name = pathlib.PurePath(path).name
     return name.startswith(".") and name.endswith(_SUFFIX)
 

@@ -69,7 +69,7 @@ def _check_refused(make: MakeFactory, value_type: tff.Type, what: str) -> None:
 
 
 def check_type_signature(make: MakeFactory) -> None:
-    """The process takes one update a client and returns an average of the same type."""
+    """Checks that the process takes one update a client and returns an average of the same type."""
     factory = make(1.0, 1.0, 2)
     assert isinstance(factory, tff.aggregators.UnweightedAggregationFactory), type(factory)
     for value_type in (tff.TensorType(np.float32, [3]), _NESTED):
@@ -89,7 +89,7 @@ def check_measurements_are_flat(make: MakeFactory) -> None:
 
 
 def check_state_round_trip(make: MakeFactory) -> None:
-    """A state saved as arrays goes on, in a new process, as if nothing had happened."""
+    """Checks that a state saved as arrays goes on, in a new process, as if nothing had happened."""
     cohorts = [[_nested(0.1 * t)] for t in range(3)]
     outputs = _run(make(1.0, 1.0, 2).create(_NESTED), cohorts)
     saved = tf.nest.map_structure(np.array, outputs[0].state)
@@ -101,7 +101,7 @@ def check_state_round_trip(make: MakeFactory) -> None:
 
 
 def check_zero_noise_is_the_sum_over_the_fixed_denominator(make: MakeFactory) -> None:
-    """Without noise: sum / clients_per_round, for full, short, single and empty cohorts."""
+    """Checks sum / clients_per_round without noise: full, short, single and empty cohorts."""
     process = make(0.0, _HUGE, 4).create(_NESTED)
     cohorts = [
         [_nested(value) for value in values]
@@ -113,7 +113,7 @@ def check_zero_noise_is_the_sum_over_the_fixed_denominator(make: MakeFactory) ->
 
 
 def check_one_client_is_bounded(make: MakeFactory) -> None:
-    """The whole update is clipped, so one client moves the sum by at most the clip norm."""
+    """Checks that the whole update is clipped: a client moves the sum by at most the clip norm."""
     process = make(0.0, 2.0, 1).create(_NESTED)
     for value in (1.0, -1e3, 1e12):
         (output,) = _run(process, [[_nested(value)]])
@@ -122,7 +122,7 @@ def check_one_client_is_bounded(make: MakeFactory) -> None:
 
 
 def check_non_finite_clients_count_as_zero(make: MakeFactory) -> None:
-    """NaN or Inf anywhere in an update removes that update and nothing else."""
+    """Checks that NaN or Inf anywhere in an update removes that update and nothing else."""
     process = make(0.0, _HUGE, 2).create(_NESTED)
     for value in (np.nan, np.inf, -np.inf):
         broken = _nested(1.0)
@@ -132,7 +132,7 @@ def check_non_finite_clients_count_as_zero(make: MakeFactory) -> None:
 
 
 def check_a_client_that_sends_zeros_counts_as_none(make: MakeFactory) -> None:
-    """Zeroing a client out removes it from everything released: average and measurements."""
+    """Checks that a client of zeros is in nothing released: neither average nor measurements."""
     process = make(1.0, 2.0, 2).create(_NESTED)
     state = process.initialize()
     without = process.next(state, [_nested(0.5)])
@@ -142,14 +142,14 @@ def check_a_client_that_sends_zeros_counts_as_none(make: MakeFactory) -> None:
 
 
 def check_sums_are_exact_enough(make: MakeFactory) -> None:
-    """What a client adds is not rounded away beside the sum of the others, as in float32."""
+    """Checks that a client's part is not rounded away beside the others' sum, as in float32."""
     process = make(0.0, 1e9, 1).create(tff.TensorType(np.float32))
     (output,) = _run(process, [[np.float32(2**25), np.float32(1), np.float32(-(2**25))]])
     assert float(output.result) == 1.0, output.result
 
 
 def check_noise(make: MakeFactory) -> None:
-    """Noise of the first round has the right size, in every tensor, even without clients."""
+    """Checks the size of the first round's noise, in every tensor, even without clients."""
     size = 4000
     value_type = tff.to_type([(np.float32, [size]), (np.float32, [size // 2, 2])])
     (output,) = _run(make(0.5, 3.0, 2).create(value_type), [[]])
@@ -159,7 +159,7 @@ def check_noise(make: MakeFactory) -> None:
 
 
 def check_noise_is_fresh(make: MakeFactory) -> None:
-    """No two rounds, initialisations or tensors share their noise."""
+    """Checks that no two rounds, initialisations or tensors share their noise."""
     process = make(1.0, 1.0, 1).create(tff.to_type([(np.float32, [20]), (np.float32, [20])]))
     outputs = [output for _ in range(2) for output in _run(process, [[], []])]
     noise = np.stack([tensor for output in outputs for tensor in output.result])
@@ -170,7 +170,7 @@ def check_noise_is_fresh(make: MakeFactory) -> None:
 
 
 def check_half_precision(make: MakeFactory) -> None:
-    """float16 and bfloat16 updates are summed without losing small contributions."""
+    """Checks that float16 and bfloat16 updates are summed without losing small contributions."""
     value_type = tff.to_type([(np.float16, [1]), (tf.bfloat16.as_numpy_dtype, [1])])
 
     def update(value):
@@ -184,7 +184,7 @@ def check_half_precision(make: MakeFactory) -> None:
 
 
 def check_unusable_types_are_refused(make: MakeFactory) -> None:
-    """Empty structures and integers are refused when the process is created."""
+    """Checks that empty structures and integers are refused when the process is created."""
     _check_refused(make, tff.StructType([]), "a structure without tensors")
     _check_refused(make, tff.TensorType(np.int32, [2]), "integers")
 

@@ -1,9 +1,10 @@
-"""Refuses texts of arguments that cannot be understood alone. Run by `make lint`.
+"""Refuses docstrings whose parts cannot be understood alone. Run by `make lint`.
 
     python -m verification.plain_words tff_dpftrl
 
 The text of an argument or attribute is a noun phrase: what the value is. One that begins with Of,
-From, Told, As for, As in or See leaves out the noun, or sends the reader away.
+From, Told, As for, As in or See leaves out the noun, or sends the reader away. The first word of a
+function is its verb ("Returns", "Reads"); that of a class or property is no pronoun.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Iterator
 
 _SECTION = re.compile(r"(Args|Attributes):$")
 _TEXT = re.compile(r"\*{0,2}\w+: (Of|From|Told|As for|As in|See)\b")
+_VERB = re.compile(r"[A-Z][\w-]*s\b")
+_PRONOUN = re.compile(r"(What|Who|Whose|How|When|Where|It|They|That|This)\b")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -33,6 +36,8 @@ def refused_lines(source: str) -> Iterator[tuple[int, str]]:
         if not isinstance(node, _DOCUMENTED) or ast.get_docstring(node) is None:
             continue
         docstring = node.body[0]
+        if not _has_plain_summary(node):
+            yield docstring.lineno, lines[docstring.lineno - 1].strip()
         indent = None  # Of the section's heading, within a section.
         for number in range(docstring.lineno, (docstring.end_lineno or 0) + 1):
             text = lines[number - 1].strip()
@@ -45,6 +50,20 @@ def refused_lines(source: str) -> Iterator[tuple[int, str]]:
                 yield number, text
 
 
+def _has_plain_summary(node: ast.AST) -> bool:
+    """Returns whether the first word of a docstring is what it must be."""
+    if isinstance(node, ast.Module):
+        return True
+    first = ast.get_docstring(node) or ""
+    if isinstance(node, ast.ClassDef) or any(map(_is_property, node.decorator_list)):
+        return not _PRONOUN.match(first)
+    return node.name == "__init__" or bool(_VERB.match(first))
+
+
+def _is_property(decorator: ast.expr) -> bool:
+    return ast.unparse(decorator).endswith("property")
+
+
 def main(folders: list[str]) -> int:
     """Prints the refused texts of all modules in folders; returns 1 if there is one."""
     count = 0
@@ -54,7 +73,10 @@ def main(folders: list[str]) -> int:
                 print(f"{path}:{number}: {text}")
                 count += 1
     if count:
-        print(f"{count} texts of arguments are no noun phrase: say what the value is.")
+        print(
+            f"{count} texts: an argument's says what the value is, a function's begins with a "
+            "verb, a class's or property's with a noun."
+        )
     return int(count > 0)
 
 

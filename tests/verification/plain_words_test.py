@@ -1,4 +1,4 @@
-"""Tests of the check of arguments' texts."""
+"""Tests of the check of docstrings."""
 
 import sys
 
@@ -44,6 +44,27 @@ def test_texts_without_a_noun_are_found(text):
 @pytest.mark.parametrize("text", ["Offset of a.", "Seed.", "Number of summands.", "Fromage."])
 def test_noun_phrases_pass(text):
     assert _lines(text) == [5]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_refused"),
+    [
+        ('def f():\n    """Whether it rains."""', True),
+        ('def f():\n    """Returns whether it rains."""', False),
+        ('async def f():\n    """Re-reads a file."""', False),
+        ('class A:\n    """What came of it."""', True),
+        ('class A:\n    """Whatever came of it."""', False),
+        (
+            'class A:\n    @functools.cached_property\n    def f(self):\n        """The sum."""',
+            False,
+        ),
+        ('class A:\n    @property\n    def f(self):\n        """How many there are."""', True),
+        ('class A:\n    def __init__(self):\n        """Internal; use `open`."""', False),
+        ('"""What this module does."""', False),
+    ],
+)
+def test_summaries_begin_with_a_verb_or_a_noun(code, is_refused):
+    assert bool(list(plain_words.refused_lines(code))) == is_refused
 
 
 def test_the_command_counts_them(tmp_path, capsys):

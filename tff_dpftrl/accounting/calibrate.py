@@ -170,7 +170,7 @@ _LARGEST_LOG_NOISE = math.log(1e9)
 def _between(
     too_little: tuple[float, float], enough: tuple[float, float], tolerance: float
 ) -> float:
-    """Next log noise to evaluate: the zero of the line between both points, or just above.
+    """Returns the next log noise to evaluate: the zero of the line between both points, or more.
 
     A small step to the safe side turns a good guess into an answer. As small a step back from
     an answer shows that no smaller noise is enough.

@@ -12,7 +12,7 @@ from tff_dpftrl.accounting import display, gaussian
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """What one run has spent.
+    """Privacy that one run has spent.
 
     Attributes:
       name: Name of the run.
@@ -51,7 +51,7 @@ class Spent:
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """What runs have spent together.
+    """Privacy that runs have spent together.
 
     Attributes:
       epsilon: ε of all runs together, at `delta`.

@@ -89,7 +89,7 @@ class DpFedAvg:
         return float(np.min(bounds))
 
     def _log_moments(self) -> np.ndarray:
-        """Log of E[(mixture / Gaussian)^(λ+1)] under the Gaussian, for λ in `_MOMENTS`."""
+        """Returns log E[(mixture / Gaussian)^(λ+1)] under the Gaussian, for λ in `_MOMENTS`."""
         order = _MOMENTS[:, None] + 1
         taken = np.arange(int(order.max()) + 1)
         log_binomial = (

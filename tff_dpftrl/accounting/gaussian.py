@@ -49,14 +49,14 @@ def mu_from_rho(rho: float) -> float:
 
 
 def _minus_erfcx_slope(x: np.ndarray) -> np.ndarray:
-    """−erfcx′(x) = 2/√π − 2x·erfcx(x) for x > −1, without cancellation at large x."""
+    """Returns −erfcx′(x) = 2/√π − 2x·erfcx(x) for x > −1, without cancellation at large x."""
     inverse = np.maximum(x, 1.0) ** -2.0
     series = inverse * (1 - inverse * (1.5 - inverse * (3.75 - inverse * 13.125))) / _SQRT_PI
     return np.where(x > 60.0, series, 2.0 / _SQRT_PI - 2.0 * x * special.erfcx(x))
 
 
 def _log_delta_at(mu: float, s: float) -> float:
-    """Log of delta(epsilon) at epsilon = mu·(s + mu/2), for s >= −mu/2 and mu > 0.
+    """Returns the log of delta(epsilon) at epsilon = mu·(s + mu/2), for s >= −mu/2 and mu > 0.
 
     With u = s/√2 and v = (s + mu)/√2, Balle & Wang's
     Φ(−s) − e^epsilon Φ(−s − mu) is ½ e^(−u²) (erfcx(u) − erfcx(v)).
@@ -87,7 +87,7 @@ def _root(function: Callable[[float], float], low: float, high: float, *, xtol: 
 
 
 def _rounding_of_root(delta: float) -> float:
-    """Error of s by the rounding of log(delta), which matters where delta is close to 1."""
+    """Returns the error of s by the rounding of log(delta), which matters for delta close to 1."""
     return 2e-15 / (1.0 - delta)
 
 

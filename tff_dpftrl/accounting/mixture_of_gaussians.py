@@ -129,7 +129,7 @@ def uls(noise_multiplier: float, sampling_probability: float) -> MixtureOfGaussi
 
 
 def _log_cell_masses(edges: np.ndarray) -> np.ndarray:
-    """log(Φ(edges[1:]) − Φ(edges[:-1])) on the last axis, without cancellation."""
+    """Returns log(Φ(edges[1:]) − Φ(edges[:-1])) on the last axis, without cancellation."""
     left, right = edges[..., :-1], edges[..., 1:]
     flip = left + right > 0.0
     near = special.log_ndtr(np.where(flip, -left, right))

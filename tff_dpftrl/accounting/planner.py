@@ -93,7 +93,7 @@ class Plan:
     upload_bytes: int
 
     def is_as_quiet_as(self, noise: float) -> bool:
-        """Whether `noise_in_sum` is at most `noise`, up to rounding."""
+        """Returns whether `noise_in_sum` is at most `noise`, up to rounding."""
         return self.noise_in_sum <= noise * (1.0 + 1e-9)
 
     def what_if(

@@ -239,7 +239,7 @@ class ComposedLoss:
         self._infinity = -math.expm1(num_steps * math.log1p(-step.infinity_mass))
 
     def _finite_delta(self) -> np.ndarray:
-        """Delta at each loss of the grid, over e^(log_scale), without infinite losses."""
+        """Returns delta at each loss of the grid, over e^(log_scale), without infinite losses."""
         growth = np.exp(np.minimum(self._losses - self._origin, 600.0))
         return np.maximum(self._upper - growth * self._lower, 0.0) * (1.0 + _ROUNDING)
 

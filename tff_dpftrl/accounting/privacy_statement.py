@@ -195,7 +195,7 @@ class PrivacyStatement:
 
 
 def _is_of_kind(value: Any, kind: str) -> bool:
-    """Whether a value has the type that the annotation `kind` of a field names."""
+    """Returns whether a value has the type that the annotation `kind` of a field names."""
     if kind == "str":
         return isinstance(value, str)
     if kind == "tuple[str, ...]":
@@ -231,7 +231,7 @@ def _bullets(lines: tuple[str, ...]) -> list[str]:
 
 
 def _unit(statement: PrivacyStatement) -> str:
-    """Unit of privacy, with its meaning in the corpus if the parameters give one."""
+    """Returns the unit of privacy, with its meaning in the corpus if the parameters give one."""
     unit, meaning = f"one {statement.unit_of_privacy}", statement.parameters.get("user")
     return unit if meaning is None or meaning == unit else f"{unit}, here {meaning}"
 
@@ -244,7 +244,7 @@ def _readable(name: str, value: Scalar) -> Scalar:
 
 
 def _headline(statement: PrivacyStatement) -> list[str]:
-    """Epsilon and delta, with the caveats without which they must not be quoted."""
+    """Returns epsilon and delta, with the caveats without which they must not be quoted."""
     if not statement.has_guarantee:
         return ["**No differential privacy guarantee.**", "", *_bullets(statement.no_guarantee)]
     bound = f"(ε = {display.round_up(statement.epsilon)}, δ = {statement.delta:g})"

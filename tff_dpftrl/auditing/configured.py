@@ -130,7 +130,7 @@ def _short_run(
     error_rate: float,
     progress: Callable[[str], None],
 ) -> audit_report.AuditReport:
-    """One run of the config's process with a tiny model."""
+    """Makes one run of the config's process with a tiny model."""
     num_rounds = min(plan.num_rounds, _MOST_ROUNDS)
     schema = dataclasses.replace(plan.declared, num_rounds=num_rounds)
     number, most_canaries = _MOST_CANARIES, None

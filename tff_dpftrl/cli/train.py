@@ -169,7 +169,7 @@ def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: obj
 
 
 def placement_from(args: argparse.Namespace) -> placement_lib.Placement:
-    """Where clients work, by the flags of `add_placement`."""
+    """Returns where clients work, by the flags of `add_placement`."""
     return placement_lib.Placement(args.ray_workers, args.ray_address)
 
 
@@ -222,7 +222,7 @@ def what_is_left(args: argparse.Namespace, command: str = "train", unit: str = "
 
 
 def merged_options(file: str | None, flags: Mapping[str, object]) -> dict[str, object]:
-    """The options of a new run, not validated yet.
+    """Returns the options of a new run, not validated yet.
 
     Args:
       file: A TOML file of options; None if there is none.

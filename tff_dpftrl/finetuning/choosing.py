@@ -160,7 +160,7 @@ def _better(
 
 
 def _median(options: SamplingOptions, users: example_sampling.Users) -> group_size.Choice:
-    """The group size of ELS."""
+    """Returns the group size of ELS."""
     if options.given_group_size is not None:
         return options.given_group_size
     seed = options.deterministic_noise_seed
@@ -174,7 +174,7 @@ def _median(options: SamplingOptions, users: example_sampling.Users) -> group_si
 def _group_and_cohort(
     options: SamplingOptions, users: example_sampling.Users, public: proxies.Proxies | None
 ) -> tuple[group_size.Choice, int, tuple[str, ...]]:
-    """G and M of ULS, and why."""
+    """Returns G and M of ULS, and why."""
     if (given := options.given_group_size) is not None:
         return given, options.cohort_size or options.budget // given.group_size, ()
     if options.cohort_size is not None:

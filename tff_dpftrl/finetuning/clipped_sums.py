@@ -44,7 +44,7 @@ to predict is 0 with gradient 0.
 
 
 class PerUnit(NamedTuple):
-    """What was measured of the units: exact figures, neither clipped nor noised.
+    """Measurements of the units: exact figures, neither clipped nor noised.
 
     Attributes:
       norms: Norms of the gradients before clipping, float64, shape [units]; infinite where
@@ -291,7 +291,7 @@ def _chunks(num_units: int, units_per_chunk: int) -> Iterator[tuple[int, int]]:
 
 
 def _compiled(clipped_sum: ClippedSum, weights: Sequence[tf.Tensor], rows: Rows) -> ClippedSum:
-    """One graph for chunks of any number of units and rows."""
+    """Returns one graph for chunks of any number of units and rows."""
     signature = [
         [tf.TensorSpec(weight.shape, weight.dtype) for weight in weights],
         tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), rows),

@@ -342,7 +342,7 @@ class FinetuningConfig(language_config.TextConfig):
 
     @property
     def statement_parameters(self) -> dict[str, statement.Scalar]:
-        """What the privacy statement says of the options, besides what the plan says."""
+        """Parameters of the privacy statement that the options give, besides what the plan says."""
         return {
             "optimizer": self.optimizer,
             "normalised_clipping": self.normalised_clipping,

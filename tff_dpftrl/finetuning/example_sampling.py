@@ -80,7 +80,7 @@ class Users:
         return len(self.ids)
 
     def pool_size(self, group_size: int) -> int:
-        """Number of examples if each user gives at most `group_size`: Σ min(n_u, G)."""
+        """Returns the number of examples if each user gives at most `group_size`: Σ min(n_u, G)."""
         return int(np.minimum(self.num_examples, group_size).sum())
 
 
@@ -178,7 +178,7 @@ class Contributions(abc.ABC):
 
     @abc.abstractmethod
     def batch(self, step: int) -> Batch:
-        """The examples of one step.
+        """Returns the examples of one step.
 
         Args:
           step: 0 … num_steps − 1, in any order.
@@ -193,7 +193,7 @@ class Contributions(abc.ABC):
 
     @abc.abstractmethod
     def _num_units(self) -> int:
-        """How many units the samples are drawn from."""
+        """Returns how many units the samples are drawn from."""
 
     def _checked(self, batch: Batch) -> Batch:
         """Returns the batch after counting each user's examples once more."""
@@ -333,7 +333,7 @@ def random_examples(stream: str, user_id: str, num_examples: int, limit: int) ->
 
 
 def random_order(stream: str, user_id: str, num_examples: int, limit: int) -> np.ndarray:
-    """The first examples of one user in a uniformly random order; see `random_examples`.
+    """Returns the first examples of one user in a uniformly random order; see `random_examples`.
 
     Returns:
       min(n_u, limit) distinct indices, int64, in the order's order.

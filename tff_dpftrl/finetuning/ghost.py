@@ -178,7 +178,7 @@ def _filled_up(
 
 @dataclasses.dataclass
 class _Result:
-    """What weights had a part in, and how."""
+    """Part of the computation that weights had a part in, and how."""
 
     outputs: tf.Tensor
     order: weight_uses.Order | tf.Tensor
@@ -230,7 +230,7 @@ class _Units:
         return tf.reshape(values, [-1, self.num_tokens, *shape])
 
     def of_tokens(self, values: tf.Tensor, order: weight_uses.Order | tf.Tensor) -> tf.Tensor:
-        """From a value for each unit to one for each token, shape [n]."""
+        """Repeats a value of each unit for its tokens, shape [n]."""
         if order is weight_uses.Order.SEQUENCES:
             return tf.repeat(values, self.num_tokens)
         if order is weight_uses.Order.STEPS:
@@ -238,13 +238,13 @@ class _Units:
         return tf.gather(values, order // self.num_tokens)
 
     def sum_of_tokens(self, values: tf.Tensor, order: weight_uses.Order | tf.Tensor) -> tf.Tensor:
-        """From shape [n, outputs] to [units, outputs]."""
+        """Sums the tokens of each unit: from shape [n, outputs] to [units, outputs]."""
         if isinstance(order, weight_uses.Order):
             return tf.reduce_sum(self.apart(values, order), axis=1)
         return tf.math.unsorted_segment_sum(values, order // self.num_tokens, self.number)
 
     def splits(self, positions: tf.Tensor) -> tf.Tensor:
-        """Where the tokens of each unit begin among picked ones, shape [units + 1]."""
+        """Returns where the tokens of each unit begin among picked ones, shape [units + 1]."""
         begins = tf.range(self.number + 1) * self.num_tokens
         return tf.searchsorted(positions, tf.cast(begins, positions.dtype))
 
@@ -257,7 +257,7 @@ def _last_size(values: tf.Tensor) -> int:
 
 
 def _is_formed(use: weight_uses.Use, result: _Result, units: _Units) -> bool:
-    """Whether to form the gradients of all units: where it is cheaper than to compare tokens."""
+    """Returns whether it is cheaper to form all units' gradients than to compare tokens."""
     if isinstance(use, weight_uses.Product):
         sizes = _last_size(use.inputs), _last_size(result.outputs)
         is_picked = not isinstance(result.order, weight_uses.Order)
@@ -297,13 +297,13 @@ def _formed(
 
 
 def _square(values: tf.Tensor) -> tf.Tensor:
-    """Squared norm of everything but the first axis, float64; nothing cancels here."""
+    """Returns the squared norm over all but the first axis, float64; nothing cancels here."""
     squares = tf.reduce_sum(tf.square(values), axis=list(range(1, values.shape.rank)))
     return tf.cast(squares, tf.float64)
 
 
 def _norms(squares: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Root of the sum; infinite if that is none, or as large as counts as zero elsewhere."""
+    """Returns the root of the sum; infinite if the sum is NaN or above the largest float32."""
     total = tf.add_n(squares)
     # Rounding may leave less than nothing.
     norms = tf.sqrt(tf.maximum(total, 0.0))
@@ -424,7 +424,7 @@ def _compared_each(
     units: _Units,
     positions: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """`_compared` for picked positions, one unit after the other: their numbers differ."""
+    """Calls `_compared` for each unit's picked positions, whose numbers differ."""
     splits = units.splits(positions)
 
     def of_unit(index):
@@ -485,7 +485,7 @@ def _sums(
 
 
 def _zeroed(values: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
-    """Zero in the entries of the first axis that are not kept."""
+    """Sets the entries of the first axis that are not kept to zero."""
     kept = tf.reshape(kept, [-1, *[1] * (values.shape.rank - 1)])
     return tf.where(kept, values, tf.zeros_like(values))
 
@@ -493,7 +493,7 @@ def _zeroed(values: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
 def _of_product(
     use: weight_uses.Product, inputs: tf.Tensor, gradient: tf.Tensor, scale: tf.Tensor
 ) -> tf.Tensor:
-    """Gradient of a matrix, each token times its scale."""
+    """Returns the gradient of a matrix, each token times its scale."""
     # The scores' gradient is much the largest tensor, and is not copied.
     if _last_size(inputs) < _last_size(gradient):
         inputs *= scale

@@ -48,7 +48,7 @@ class Choice:
 
 
 def not_covered(group_size: int, source: str) -> str:
-    """Sentence of a statement about a group size that was chosen by looking at the users.
+    """Returns a statement's sentence on a group size that was chosen by looking at the users.
 
     Args:
       group_size: Group size G, a number of examples.
@@ -64,7 +64,7 @@ def not_covered(group_size: int, source: str) -> str:
 
 
 def median_choice(sizes: Sequence[int] | np.ndarray) -> Choice:
-    """The power of two nearest to the median of the users' numbers of examples.
+    """Returns the power of two nearest to the median of the users' numbers of examples.
 
     The paper takes 2⁷ for a median of 183 and 2⁴ for 16. The median is exact, that is
     not private; `private_median_choice` costs next to nothing.
@@ -93,7 +93,7 @@ def private_median_choice(
     seed: int,
     candidates: Sequence[int] | None = None,
 ) -> Choice:
-    """A median of the users' numbers of examples by the exponential mechanism.
+    """Returns a median of the users' numbers of examples by the exponential mechanism.
 
     g has the probability ∝ exp(ε · u(g) / 2) with u(g) = −max(#{n_u < g} − N/2,
     N/2 − #{n_u ≤ g}, 0). The choice is ε-differentially private for neighbours that differ in one
@@ -132,7 +132,7 @@ def private_median_choice(
 def median_probabilities(
     sizes: Sequence[int] | np.ndarray, *, epsilon: float, candidates: Sequence[int] | None = None
 ) -> dict[int, float]:
-    """How likely `private_median_choice` chooses which group size; of the data: secret."""
+    """Returns how likely `private_median_choice` chooses each group size; secret."""
     counts = np.sort(example_sampling.of_sizes(sizes).num_examples)
     if candidates is None:
         candidates = _powers_of_two(2**16)
@@ -227,7 +227,7 @@ class GradientNorms:
         return cls(tuple(group_sizes), tuple(np.median(norms, axis=0).tolist()))
 
     def __call__(self, group_size: int) -> float:
-        """L(G), between known group sizes on a line of logarithms.
+        """Returns L(G), between known group sizes on a line of logarithms.
 
         Raises:
           ValueError: If G is smaller or larger than all known group sizes.
@@ -278,7 +278,7 @@ class Split:
     doublings: tuple[Doubling, ...] = ()
 
     def choice(self, *, norms_of: str, looked_at_users: bool) -> Choice:
-        """The group size, with what a statement must say of where it comes from.
+        """Returns the group size, with what a statement must say of where it comes from.
 
         Args:
           norms_of: Whose gradient norms L(G) are, like "128 users of another corpus".
@@ -299,7 +299,7 @@ class Split:
 def splits(
     compute_budget: int, *, num_users: int | None = None, smallest_cohort: int = SMALLEST_COHORT
 ) -> list[tuple[int, int]]:
-    """All (G, M) with G · M the budget that a doubling of either leads to.
+    """Returns all (G, M) with G · M the budget that a doubling of either leads to.
 
     Args:
       compute_budget: B, gradients in a step, at least `smallest_cohort`; what exceeds
@@ -373,7 +373,7 @@ def best_split(
     num_users: int | None = None,
     smallest_cohort: int = SMALLEST_COHORT,
 ) -> Split:
-    """The split with the least L(G) · σ(M) / M, by looking at all; see `estimate_and_double`."""
+    """Returns the split with the least L(G) · σ(M) / M of all; see `estimate_and_double`."""
     options = splits(compute_budget, num_users=num_users, smallest_cohort=smallest_cohort)
     return min(
         (Split(g, m, gradient_norm(g) * noise_multiplier(m) / m) for g, m in options),
@@ -390,7 +390,7 @@ def random_split(
     num_users: int | None = None,
     smallest_cohort: int = SMALLEST_COHORT,
 ) -> Split:
-    """One of all splits, each as likely, to compare others with; see `estimate_and_double`."""
+    """Draws one of all splits, each as likely, as a baseline; see `estimate_and_double`."""
     options = splits(compute_budget, num_users=num_users, smallest_cohort=smallest_cohort)
     g, m = options[np.random.default_rng(seed).integers(len(options))]
     return Split(g, m, gradient_norm(g) * noise_multiplier(m) / m)
@@ -412,5 +412,5 @@ def _num_doublings(compute_budget: int, smallest_cohort: int, num_users: int | N
 
 
 def _powers_of_two(largest: float) -> list[int]:
-    """1, 2, 4 and so on, up to `largest`."""
+    """Returns 1, 2, 4 and so on, up to `largest`."""
     return [2**i for i in range(max(1, int(largest)).bit_length())]

@@ -80,7 +80,7 @@ class Mean(NamedTuple):
 
     @classmethod
     def of(cls, values: np.ndarray) -> Mean:
-        """The mean of values, shape [users], of which NaN stands for no value."""
+        """Returns the mean of values, shape [users], of which NaN stands for no value."""
         values = values[~np.isnan(values)]
         mean = float(np.mean(values)) if len(values) else math.nan
         if len(values) < 2 or not math.isfinite(mean):
@@ -109,7 +109,7 @@ class Outcome:
     top1_gain: Mean | None = None
 
     def as_dict(self) -> dict[str, float | None]:
-        """All numbers by name, without NaN and infinity, which JSON does not have."""
+        """Returns all numbers by name, without NaN and infinity, which JSON does not have."""
         fields: dict[str, float | None] = {"learning_rate": self.learning_rate}
         for name in ("loss", "loss_gain", "top1", "top1_gain"):
             mean = getattr(self, name) or Mean(math.nan, math.nan)
@@ -120,7 +120,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Personalisation:
-    """What came of it: exact figures.
+    """Results of a personalisation: exact figures.
 
     Attributes:
       num_users: Users who took part.

@@ -114,7 +114,7 @@ class Plan:
 
     @property
     def _rows(self) -> int:
-        """How many units of one user there may be."""
+        """Largest number of units of one user."""
         return self.group_size if self.sampling == EXAMPLE else 1
 
     @property
@@ -176,7 +176,7 @@ class Plan:
         return self.sampling_probability * users.pool_size(self.group_size)
 
     def share_of_examples_used(self, users: example_sampling.Users) -> float:
-        """Expected share of all examples that are in at least one step."""
+        """Returns the expected share of all examples that are in at least one step."""
         sizes = users.num_examples
         taken = np.minimum(sizes, self.group_size)
         if self.sampling == EXAMPLE:
@@ -355,7 +355,7 @@ class WhatIf:
 
 
 def default_delta(num_examples: float) -> float:
-    """δ = n^−1.1, the paper's; n counts all examples, before any are left out.
+    """Returns δ = n^−1.1, the paper's; n counts all examples, before any are left out.
 
     Raises:
       ValueError: If n is not above 1.
@@ -473,7 +473,7 @@ def make_plan(
 def noise_multiplier_of_cohort(
     num_users: int, *, num_steps: int, target_epsilon: float, delta: float
 ) -> functools.partial[float]:
-    """σ(M) of ULS for `group_size.estimate_and_double`: a function of the cohort size.
+    """Returns σ(M) of ULS for `group_size.estimate_and_double`: a function of the cohort size.
 
     Args:
       num_users: N.
@@ -519,7 +519,7 @@ def choices(
     example_group_sizes: Sequence[int] | None = None,
     smallest_cohort: int = group_sizes.SMALLEST_COHORT,
 ) -> list[Plan]:
-    """Every way to spend a compute budget: ELS for several group sizes, ULS for all splits.
+    """Returns every way to spend a compute budget: ELS for several group sizes, ULS for all splits.
 
     Args:
       users: The users.
@@ -564,7 +564,7 @@ def choices(
 
 
 def relative_noise(plan: Plan, gradient_norm: group_sizes.GradientNorms) -> float:
-    """L · σ / B or L(G) · σ / M: noise of the average, each gradient clipped to its norm.
+    """Returns L · σ / B or L(G) · σ / M: noise of the average, each gradient clipped to its norm.
 
     It orders the losses of fine-tuning runs of one length and compute budget (own
     measurements); ELS clips single examples, hence L(1).

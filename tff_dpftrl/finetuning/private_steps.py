@@ -98,7 +98,7 @@ class PrivateSteps:
         self._release = tf.function(self._noised, autograph=False)
 
     def initial_state(self) -> dict[str, Any]:
-        """The state before the first step, with a new root seed each time."""
+        """Returns the state before the first step, with a new root seed each time."""
         weights, of_optimizer = self._first
         shapes = [weight.shape for weight in weights]
         finalizer: dict[str, Any] = {"optimizer": list(of_optimizer)}
@@ -160,6 +160,6 @@ def _values(variables: Sequence[tf.Variable]) -> list[np.ndarray]:
 def _averaged(
     average: Sequence[np.ndarray], weights: Sequence[np.ndarray], decay: float, step: int
 ) -> list[np.ndarray]:
-    """Σ_s decay^(t−s) θ_s / Σ_s decay^(t−s), of which the first one is θ_1."""
+    """Returns Σ_s decay^(t−s) θ_s / Σ_s decay^(t−s), of which the first one is θ_1."""
     rate = np.float32((1.0 - decay) / (1.0 - decay**step))
     return [old + rate * (new - old) for old, new in zip(average, weights, strict=True)]

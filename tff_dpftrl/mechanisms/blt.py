@@ -266,7 +266,7 @@ def _zero_complements(poles: np.ndarray, scale: np.ndarray) -> np.ndarray:
         distance[anchor] = 1.0
 
         def balance(offset, anchor=anchor, distance=distance):
-            """The secular equation times its offset: smooth, without the nearby pole."""
+            """Returns the secular equation times its offset: smooth, without the nearby pole."""
             shifted = offset + distance
             shifted[anchor] = 1.0
             others = scale / shifted

@@ -143,7 +143,7 @@ class Tree(_TreeStrategy):
         return np.ones(self.num_levels)
 
     def _estimate_variances(self) -> np.ndarray:
-        """Variance of a node's estimate, by level: v = w in both variants."""
+        """Returns the variance of a node's estimate, by level: v = w in both variants."""
         return self._own_weights()
 
     @override

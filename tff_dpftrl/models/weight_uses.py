@@ -109,6 +109,6 @@ class Recorder(Protocol):
 
 
 def ignore(outputs: tf.Tensor, *uses: Use, order: Order | tf.Tensor = Order.SEQUENCES) -> tf.Tensor:
-    """A `Recorder` that records nothing."""
+    """Records nothing; a `Recorder`."""
     del uses, order
     return outputs

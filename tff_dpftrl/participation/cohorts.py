@@ -202,7 +202,7 @@ class MinSepSampler(CohortSampler):
         return members.copy()
 
     def _order(self, epoch: int) -> np.ndarray:
-        """Client indices in the order in which they take part in one epoch."""
+        """Returns client indices in the order in which they take part in one epoch."""
         if epoch not in self._orders:
             previous = max((e for e in self._orders if e < epoch), default=None)
             if previous is None:

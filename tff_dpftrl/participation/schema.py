@@ -123,7 +123,7 @@ class MinSep:
         return min(self.max_participations, -(-self.num_rounds // self.min_sep))
 
     def allows(self, rounds: Sequence[int]) -> bool:
-        """Whether one client may take part in exactly these rounds."""
+        """Returns whether one client may take part in exactly these rounds."""
         ordered = sorted(rounds)
         return (
             len(ordered) <= self.max_participations

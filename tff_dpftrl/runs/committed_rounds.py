@@ -50,7 +50,7 @@ class CommittedRounds:
 
     @staticmethod
     def exist(folder: pathlib.Path) -> bool:
-        """Whether a folder holds the rounds of a run, perhaps none of them begun."""
+        """Returns whether a folder holds the rounds of a run, perhaps none of them begun."""
         return (folder / _LEDGER).exists()
 
     @classmethod

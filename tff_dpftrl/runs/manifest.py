@@ -158,7 +158,7 @@ class Manifest:
 
 
 def identity(names: Sequence[str]) -> str:
-    """A digest (hex) of names and their order; whoever knows them can compute it."""
+    """Returns a digest (hex) of names and their order; whoever knows them can compute it."""
     text = json.dumps(list(names))
     return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
 
@@ -169,7 +169,7 @@ def identities(present: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 def exists(output: pathlib.Path) -> bool:
-    """Whether a folder holds a run that can be resumed, or be refused with a reason."""
+    """Returns whether a folder holds a run that can be resumed, or be refused with a reason."""
     return (output / NAME).exists()
 
 
@@ -259,7 +259,7 @@ def read(output: pathlib.Path) -> Manifest:
 
 
 def _bound(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What both files hold."""
+    """Returns the content of both files."""
     return {k: v for k, v in content.items() if k not in ("identities", "versions")}
 
 
@@ -282,7 +282,7 @@ def _write(path: pathlib.Path, content: Mapping[str, Any], *, private: bool) -> 
 
 
 def _differences(then: Any, now: Any, name: str = "") -> list[tuple[str, Any, Any]]:
-    """Name, old and new value of every entry that differs; lists are compared as a whole."""
+    """Returns name, old and new value of each entry that differs; lists are compared as a whole."""
     if not (isinstance(then, dict) and isinstance(now, dict)):
         return [] if then == now else [(name, then, now)]
     differences = []

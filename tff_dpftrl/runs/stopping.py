@@ -16,7 +16,7 @@ ACCURACY = "eval_top1_in_vocab"
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """When a run is evaluated, and when it ends.
+    """Times at which a run is evaluated, and at which it ends.
 
     Attributes:
       unit: Name of a round in messages: "round", or "step" in fine-tuning.

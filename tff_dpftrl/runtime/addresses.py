@@ -15,7 +15,7 @@ DEFAULT_ADDRESS = f"{LOOPBACK_HOST}:0"
 
 
 def is_ip_address(text: str) -> bool:
-    """Whether a text is an IP address, which may be in brackets."""
+    """Returns whether a text is an IP address, which may be in brackets."""
     try:
         ipaddress.ip_address(text.strip("[]"))
     except ValueError:
@@ -24,7 +24,7 @@ def is_ip_address(text: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host, given as an IP address or as localhost."""
+    """Returns whether only this machine can reach a host, an IP address or localhost."""
     return host == "localhost" or (
         is_ip_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback
     )

@@ -116,11 +116,11 @@ class CohortDataSource(tff.program.FederatedDataSource):
         return BoundCohortIterator()
 
     def cohort_ids(self, round_index: int) -> list[str]:
-        """The ids of the clients of a round."""
+        """Returns the ids of the clients of a round."""
         return [self._client_ids[i] for i in self._sampler.cohort(round_index)]
 
     def select(self, round_index: int, size: int | None) -> list[tf.data.Dataset]:
-        """The datasets of a round's cohort.
+        """Returns the datasets of a round's cohort.
 
         Args:
           round_index: The round.
@@ -159,7 +159,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         return self.source.federated_type
 
     def select(self, k: int | None = None) -> list[tf.data.Dataset]:
-        """The datasets of the next round's cohort.
+        """Returns the datasets of the next round's cohort.
 
         Args:
           k: The size of the cohort; None accepts any, as Poisson sampling needs.
@@ -175,7 +175,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         return selected
 
     def to_bytes(self) -> bytes:
-        """The number of rounds handed out, and a hash of the last cohort."""
+        """Returns the number of rounds handed out, and a hash of the last cohort."""
         return _STATE.pack(self.next_round, self._last_cohort_hash())
 
     @classmethod
@@ -211,5 +211,5 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         return hashlib.blake2b(message, digest_size=32).digest()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CohortIterator:
-        """A second iterator over the same data, at the same round."""
+        """Returns a second iterator over the same data, at the same round."""
         return type(self)(self.next_round)

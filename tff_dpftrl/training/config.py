@@ -405,12 +405,12 @@ class TrainingConfig(language_config.LanguageConfig):
 
     @property
     def mechanism_options(self) -> table.Options:
-        """What is asked of the mechanism."""
+        """Options of the mechanism."""
         return table.Options(**{name: getattr(self, name) for name in _MECHANISM_OPTIONS})
 
     @property
     def statement_parameters(self) -> dict[str, statement.Scalar]:
-        """What the privacy statement says of the options, besides what the plan says."""
+        """Parameters of the privacy statement that the options give, besides what the plan says."""
         parameters: dict[str, statement.Scalar] = {"server_optimizer": self.server_optimizer}
         if self.adaptive_clipping:
             parameters |= {
@@ -420,7 +420,7 @@ class TrainingConfig(language_config.LanguageConfig):
         return parameters
 
     def privacy(self) -> privacy_lib.Privacy:
-        """What the run asks of privacy; the plan for a population is made of it."""
+        """Returns what the run asks of privacy; the plan for a population is made of it."""
         # They bring dp_accounting with them, which `--help` has no use for.
         from tff_dpftrl.runs import dp_ftrl_privacy, sampled_privacy
 

@@ -17,7 +17,7 @@ from tff_dpftrl.training import warm_start
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What the runs on a corpus have spent.
+    """Privacy that the runs on a corpus have spent.
 
     Attributes:
       runs: The runs, and models that were pretrained on it without a guarantee, by folder.
@@ -80,14 +80,14 @@ def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
 
 
 def _folders_with(name: str, folders: Sequence[str | os.PathLike[str]]) -> list[pathlib.Path]:
-    folders = set()
+    with_name = set()
     for folder in map(pathlib.Path, folders):
         if not folder.is_dir():
             raise validation.UsageError(
                 f"{folder} is no folder: name those that results folders are in."
             )
-        folders.update(path.parent.resolve() for path in folder.rglob(name))
-    return sorted(folders)
+        with_name.update(path.parent.resolve() for path in folder.rglob(name))
+    return sorted(with_name)
 
 
 def _is_same(data: str, named: str) -> bool:

@@ -61,7 +61,7 @@ def option(default: Any, help: str, group: str, minimum: float | None = None) ->
 
 
 def _defaults(name: str) -> str:
-    """What an option of models is if it is not given: "128 (word-lstm), 670 (gboard-cifg)"."""
+    """Returns the defaults of an option of models: "128 (word-lstm), 670 (gboard-cifg)"."""
     size, words = _MODEL_SIZES[name], {}
     for model in model_table.takers(size):
         value = model_table.MODELS[model].sizes[size]
@@ -124,7 +124,7 @@ class TextConfig:
             object.__setattr__(self, field.name, value)
 
     def with_absolute_paths(self) -> Self:
-        """The same with files that can be found from every folder."""
+        """Returns a config with files that can be found from every folder."""
         names = (field.name for field in dataclasses.fields(self))
         paths = {n: absolute_path(n, getattr(self, n)) for n in names if n in FILES}
         return dataclasses.replace(self, **paths)
@@ -134,7 +134,7 @@ class TextConfig:
         return kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON-compatible values."""
+        """Returns all fields, as JSON-compatible values."""
         return dataclasses.asdict(self)
 
 
@@ -204,7 +204,7 @@ class LanguageConfig(TextConfig):
         return {size: value for size, value in given.items() if value is not None}
 
     def with_model_sizes(self) -> Self:
-        """The same with all sizes of the model, so that no later default changes them."""
+        """Returns a config with all sizes of the model, so that no later default changes them."""
         if self.model == model_table.CUSTOM:
             return self
         sizes = {**model_table.MODELS[self.model].sizes, **self.model_sizes}
@@ -235,7 +235,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
 
 
 def absolute_path(name: str, value: Any) -> Any:
-    """The value of an option, as a path that can be found from every folder if it names a file."""
+    """Returns the value of an option; if it names a file, as an absolute path."""
     if name not in FILES or value in FILES[name]:
         return value
     return str(pathlib.Path(value).expanduser().absolute())

@@ -11,7 +11,7 @@ from tff_dpftrl.execution import ray_address as ray_address_lib
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the clients of a run work: in this process, or in workers of a Ray cluster.
+    """Place in which the clients of a run work: in this process, or in workers of a Ray cluster.
 
     It is no option of the run: the noise and, to float rounding, the model are the same
     wherever clients work. Each resumption may choose another placement.

@@ -290,7 +290,7 @@ def pretrain(
 
 
 def _best(rows: list[dict[str, float]]) -> dict[str, float]:
-    """The epoch of least held-out loss, which is less noisy than accuracy."""
+    """Returns the epoch of least held-out loss, which is less noisy than accuracy."""
     return min(rows, key=lambda row: row["eval_loss"])
 
 
@@ -318,7 +318,7 @@ def _write_record(
 
 
 def _found_from_everywhere(data: str) -> str:
-    """The name of a text, which a run in another folder compares with its own users' text."""
+    """Returns the name of a text, which a run elsewhere compares with its own users' text."""
     return os.path.abspath(data) if os.path.isfile(data) else data
 
 

@@ -93,7 +93,7 @@ def _build_sampled(
 def build_sampled_aggregator(
     plan: sampled_privacy.SampledPlan,
 ) -> sampled_gaussian.SampledGaussianFactory:
-    """What turns the updates of a sampled cohort into the server's."""
+    """Builds the aggregator of the updates of a sampled cohort."""
     clip = clipping.PerLayerClipping if plan.per_layer_clipping else clipping.FlatClipping
     estimator = {
         sampled_privacy.FIXED: estimators.FixedDenominator,
@@ -132,7 +132,7 @@ def check_state_fits(plan: privacy.PrivacyPlan, num_parameters: int) -> None:
 def build_server_optimizer(
     options: learning_options.LearningOptions,
 ) -> tff.learning.optimizers.Optimizer:
-    """The server's optimizer, which only post-processes what was noised."""
+    """Builds the server's optimizer, which only post-processes what was noised."""
     optimizers = tff.learning.optimizers
     rate = options.server_learning_rate
     match options.server_optimizer:
@@ -155,7 +155,7 @@ def build_server_optimizer(
 
 @tf.autograph.experimental.do_not_convert
 def _scheduled_rate(options: learning_options.LearningOptions, round_index: tf.Tensor) -> tf.Tensor:
-    """The server's learning rate in a round: a linear warm-up times a decay to zero."""
+    """Returns the server's learning rate in a round: a linear warm-up times a decay to zero."""
     now = tf.cast(round_index, tf.float32)
     rate = tf.constant(options.server_learning_rate, tf.float32)
     if options.server_warmup_rounds:
@@ -172,7 +172,7 @@ def _scheduled_rate(options: learning_options.LearningOptions, round_index: tf.T
 def build_aggregator(
     options: learning_options.LearningOptions, plan: dp_ftrl_privacy.DpFtrlPlan
 ) -> tff.aggregators.UnweightedAggregationFactory:
-    """What turns the clients' updates into the server's: `model_aggregator`.
+    """Builds the aggregator of the clients' updates: `model_aggregator`.
 
     It counts clients whose update is not finite, for the operator's eyes only, except
     under secure aggregation, which hides who they are.

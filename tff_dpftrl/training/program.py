@@ -100,7 +100,7 @@ class CommittedStateManager(tff.program.ProgramStateManager):
             self._rounds.close()
 
     def observed(self) -> observed.ObservedParticipation:
-        """Who took part how often so far, for the privacy statement."""
+        """Returns who took part how often so far, for the privacy statement."""
         return observed.ObservedParticipation() if self._rounds is None else self._rounds.observed()
 
     def begin_round(self, round_index: int, cohort: Sequence[str]) -> None:
@@ -116,13 +116,13 @@ class CommittedStateManager(tff.program.ProgramStateManager):
         self._rounds.begin(round_index, cohort)
 
     async def get_versions(self) -> list[int] | None:
-        """The number of committed rounds, the only version there is; None if new."""
+        """Returns the number of committed rounds, the only version there is; None if new."""
         if self._rounds is None:
             return None
         return [self._rounds.rounds_done]
 
     async def load(self, version: int, structure: Any) -> Any:
-        """The program state after `version` rounds.
+        """Returns the program state after `version` rounds.
 
         Args:
           version: Number of rounds; the committed one.
@@ -183,4 +183,4 @@ class CommittedStateManager(tff.program.ProgramStateManager):
 
 
 async def _done() -> None:
-    """What a coroutine that has nothing left to do is made of."""
+    """Returns at once: the body of a coroutine that has nothing left to do."""

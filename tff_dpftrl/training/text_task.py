@@ -126,7 +126,7 @@ class TextTask:
         )
 
     def baselines(self) -> Mapping[str, float]:
-        """Top-1 accuracy of n-gram counts over the training users' pooled text.
+        """Returns the top-1 accuracy of n-gram counts over the training users' pooled text.
 
         For comparison in a simulation: these counts are not private.
         """

@@ -214,7 +214,7 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
 
 
 def has_vocabulary(folder: pathlib.Path) -> bool:
-    """Whether `write_vocabulary` wrote to a folder."""
+    """Returns whether `write_vocabulary` wrote to a folder."""
     return (folder / _VOCABULARY).exists()
 
 

@@ -57,7 +57,7 @@ def find(folder: str | pathlib.Path) -> trained_model.TrainedFiles:
 
 
 def source(folder: pathlib.Path) -> tuple[str, bool]:
-    """What a statement says of the weights of a folder, and whether only public text is in them."""
+    """Returns a statement's words on a folder's weights, and whether all their text was public."""
     name = folder.name
     record = folder / RECORD
     if (folder / "config.json").exists():  # A run's, whatever was pretrained there before.
@@ -78,7 +78,7 @@ def source(folder: pathlib.Path) -> tuple[str, bool]:
 
 
 def pretrained_on(folder: pathlib.Path) -> str | None:
-    """The corpus that the weights of a folder of `pretrain` were trained on, as it was named.
+    """Returns the name of the corpus that the weights of a folder of `pretrain` were trained on.
 
     Returns:
       The name; None if it is not recorded there.

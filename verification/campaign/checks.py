@@ -19,7 +19,7 @@ from verification.campaign import database_log, devices, memory_search, supervis
 
 
 class Law(enum.Enum):
-    """What must hold, whatever happens."""
+    """Laws that hold, whatever happens."""
 
     ONE_COMMIT = "no round is committed twice, or out of order"
     KEPT = "no committed round is lost: what anybody was told is in the store"
@@ -35,7 +35,7 @@ class Law(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What left the server of a round's result.
+    """Result of a round, as it left the server.
 
     Attributes:
       who: A device or a server's observer.
@@ -52,7 +52,7 @@ class Told:
 
 @dataclasses.dataclass
 class Evidence:
-    """What is judged.
+    """Evidence that is judged.
 
     Attributes:
       seed: Seed of the devices' vectors and of the noise.
@@ -94,7 +94,7 @@ class Evidence:
 
 @dataclasses.dataclass
 class Verdict:
-    """What came out.
+    """Verdict on the evidence.
 
     Attributes:
       broken: Laws that were broken, and how.
@@ -168,7 +168,7 @@ def collect(left: supervisor.Campaign) -> Evidence:
 
 
 def _search(left: supervisor.Campaign) -> tuple[dict[str, Sequence[str]], int]:
-    """In all files, for all devices; in memory it was searched when processes were stopped."""
+    """Searches all files, for all devices; memory was searched when processes stopped."""
     found = {
         f"memory after fault {outcome.fault.number}": outcome.found
         for outcome in left.outcomes
@@ -339,7 +339,7 @@ def _check_progress(evidence: Evidence, verdict: Verdict) -> None:
 
 
 def lines_of(verdict: Verdict) -> Iterable[str]:
-    """A verdict in words."""
+    """Describes a verdict in words."""
     yield f"{verdict.num_released} rounds were released, and {verdict.num_skipped} skipped."
     broken = collections.Counter(law for law, _ in verdict.broken)
     for law in Law:

@@ -63,7 +63,7 @@ _TRIGGERS = (  # What happens, to rows of which table, when, and the line that i
 
 @dataclasses.dataclass(frozen=True)
 class _Dialect:
-    """How a kind of database writes the table and the triggers."""
+    """SQL of the table and the triggers for a kind of database."""
 
     number: str
     bytes: str
@@ -179,7 +179,7 @@ class Reader:
         self._engine.dispose()
 
     def last(self) -> int:
-        """The number of the last line."""
+        """Returns the number of the last line."""
         return self.rows("SELECT max(number) FROM campaign_book")[0][0] or 0
 
     def releases_after(self, number: int, task: str = "") -> list[int]:

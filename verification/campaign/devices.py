@@ -36,7 +36,7 @@ _SERVER_NAME = "localhost"
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What a device knows of one moment.
+    """Knowledge of a device at one moment.
 
     Attributes:
       what: `TOLD`: it was given a model; `SENT`: its report is on its way; `ACCEPTED`: it was
@@ -60,7 +60,7 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What all devices have in common.
+    """Settings that all devices have in common.
 
     Attributes:
       addresses: HOST:PORT that they connect to, any of them.

@@ -44,10 +44,10 @@ class Engines(abc.ABC):
 
     @abc.abstractmethod
     def hides(self, pid: int) -> tuple[str, ...]:
-        """Tasks whose devices' vectors a process must not have in its memory."""
+        """Returns the tasks whose devices' vectors a process must not have in its memory."""
 
     def bystanders(self) -> tuple[int, ...]:
-        """Process ids of those who run the server, and have nothing to do with devices."""
+        """Returns ids of the processes that run the server, and have nothing to do with devices."""
         return ()
 
     @abc.abstractmethod

@@ -37,7 +37,7 @@ _storing = threading.local()  # The message that the StoreActor in this thread h
 
 
 class StruckError(RuntimeError):
-    """What a part raises that is to fail."""
+    """Failure that a fault makes a part raise."""
 
 
 class Trigger:
@@ -81,7 +81,7 @@ class Trigger:
         return True
 
     def strike_of(self, number: int) -> dict[str, Any] | None:
-        """What is known of a fault that has struck: "pid", and "at", seconds since 1970."""
+        """Returns the record of a fault that has struck: "pid", and "at", seconds since 1970."""
         try:
             lines = (self._folder / _STRIKES).read_text().splitlines()
         except FileNotFoundError:
@@ -129,14 +129,14 @@ class Trigger:
 
     @contextlib.contextmanager
     def around(self, what: str) -> Iterator[None]:
-        """The points before and after something."""
+        """Returns the points before and after something."""
         self.reach(f"{what}: before")
         yield
         self.reach(f"{what}: after")
 
 
 def label(message: Any) -> str:
-    """What points call a message."""
+    """Returns the name of a message in points."""
     if isinstance(message, messages.SecureSumMessage):
         return f"SecureSumMessage {message.step}"
     if isinstance(message, enum.Enum):

@@ -8,7 +8,7 @@ import random
 
 
 class Kind(str, enum.Enum):
-    """What happens."""
+    """Kind of a fault."""
 
     KILL = "killed"  # With -9.
     STOP = "stopped past the lease"  # And goes on: another server leads meanwhile.
@@ -70,7 +70,7 @@ _CUT_AT = tuple(
 
 
 def all_settings(*, has_nodes: bool = False) -> list[tuple[Kind, str]]:
-    """Every kind of fault at every point where it may be tried, in a fixed order.
+    """Returns every kind of fault at every point where it may be tried, in a fixed order.
 
     Args:
       has_nodes: Whether whole nodes can be killed.
@@ -118,7 +118,7 @@ class Fault:
 
 
 def draw(number: int, *, lease_seconds: float, has_nodes: bool = False) -> Fault:
-    """The fault of a number: numbers that follow one another have all settings in turn.
+    """Returns the fault of a number: numbers that follow one another have all settings in turn.
 
     Args:
       number: Any number from 0.

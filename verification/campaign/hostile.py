@@ -25,7 +25,7 @@ _MOST_KEPT = 50
 
 
 class Kind(str, enum.Enum):
-    """What a hostile device does."""
+    """Behaviour of a hostile device."""
 
     SILENT = "says nothing any more after some message"
     GARBAGE = "sends bytes that nobody can read"

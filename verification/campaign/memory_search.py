@@ -51,7 +51,7 @@ ENCODINGS = {
 
 
 def pieces(vector: Sequence[int]) -> dict[str, bytes]:
-    """The first and last pieces of a vector in every encoding, by name.
+    """Returns the first and last pieces of a vector in every encoding, by name.
 
     Args:
       vector: At least `WINDOW` entries below 1,000.
@@ -68,7 +68,7 @@ def pieces(vector: Sequence[int]) -> dict[str, bytes]:
 
 
 def pieces_of(vectors: Mapping[str, np.ndarray]) -> dict[str, bytes]:
-    """The pieces of several vectors, by the names of both."""
+    """Returns the pieces of several vectors, by the names of both."""
     return {
         f"{owner}: {name}": piece
         for owner, vector in vectors.items()
@@ -77,7 +77,7 @@ def pieces_of(vectors: Mapping[str, np.ndarray]) -> dict[str, bytes]:
 
 
 def memory(process_id: int) -> Iterator[bytes]:
-    """All that a process could read of its memory, without pages of zeros.
+    """Returns all that a process could read of its memory, without pages of zeros.
 
     Args:
       process_id: The process.

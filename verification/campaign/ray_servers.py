@@ -44,7 +44,7 @@ _SYSTEM = {  # A node that is gone is found out within two seconds.
 
 
 def build(deployed: deployment.ClusterDeployment) -> deployment.Parts:
-    """The parts of a host, armed."""
+    """Returns the parts of a host, with fault injection."""
     place = stage.Stage(pathlib.Path(deployed.options["folder"]))
     trigger = fault_injection.Trigger(place.folder)
     fault_injection.watch_transactions(trigger)
@@ -140,13 +140,13 @@ class RayServers(engines.Engines):
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def keep(self) -> None:
-        """See the base class; Ray looks after hosts, and they after each other."""
+        """Raises what a job raised: Ray looks after hosts, and they after each other."""
         for job in self._jobs:
             if job.done():
                 job.result()
 
     def victim(self, generator: random.Random) -> int | None:
-        """See the base class: any host."""
+        """Returns the process of any host."""
         return generator.choice(list(self._processes.values())) if self._processes else None
 
     @override
@@ -156,12 +156,12 @@ class RayServers(engines.Engines):
             engines.send(self._processes[kind], signal.SIGKILL)
 
     def hides(self, pid: int) -> tuple[str, ...]:
-        """See the base class; reports in the clear pass through Selectors and workers."""
+        """Returns the secure task alone for Selectors and workers, which see clear reports."""
         is_coordinator = pid == self._processes.get(placement.COORDINATOR)
         return tiny_tasks.TASKS if is_coordinator else (tiny_tasks.SECURE,)
 
     def bystanders(self) -> tuple[int, ...]:
-        """See the base class: of Ray itself."""
+        """Returns the processes of Ray itself."""
         return tuple(
             info.process.pid
             for node in self._nodes.list_all_nodes()
@@ -172,7 +172,7 @@ class RayServers(engines.Engines):
         )
 
     async def retire(self) -> None:
-        """See the base class: who comes back is ended by Ray, if others have taken its place."""
+        """Does nothing: Ray ends a host that comes back when others have taken its place."""
 
     @override
     async def start_anew(self) -> None:
@@ -185,7 +185,7 @@ class RayServers(engines.Engines):
         self._second = self._nodes.add_node(**_NODE)
 
     async def end(self) -> None:
-        """See the base class; what Ray has written is kept in the campaign's folder."""
+        """Stops Ray, and keeps what it has written in the campaign's folder."""
         for job in self._jobs:
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
@@ -199,7 +199,7 @@ class RayServers(engines.Engines):
             await asyncio.to_thread(self._keep_files)
 
     def _keep_files(self) -> None:
-        """So that devices' vectors are looked for in them."""
+        """Keeps Ray's files, in which devices' vectors are looked for."""
         kept = self._place.folder / "ray"
         for path in pathlib.Path(self._folder).rglob("*"):
             if path.is_file() and not path.is_symlink():

@@ -44,7 +44,7 @@ def participation(
     stride_edges: Sequence[int],
     times_edges: Sequence[int],
 ) -> observed.Participation:
-    """What the committed rounds have shown.
+    """Returns the participation that the committed rounds show.
 
     Args:
       rows: The store's history of the task.
@@ -75,7 +75,7 @@ def participation(
 def _strides_and_times(
     uploads: Sequence[Upload],
 ) -> dict[tuple[int, int], tuple[int | None, int]]:
-    """Of each device and round: rounds since its last time, and times so far."""
+    """Returns, for each device and round, rounds since its last time, and times so far."""
     found: dict[tuple[int, int], tuple[int | None, int]] = {}
     rounds: dict[int, list[int]] = collections.defaultdict(list)
     for upload in uploads:
@@ -89,7 +89,7 @@ def _strides_and_times(
 
 
 def _cohort(row: Mapping[str, Any], uploads: Sequence[Upload]) -> list[Upload]:
-    """Whose reports are in a committed round."""
+    """Returns the devices whose reports are in a committed round."""
     sent = [upload for upload in uploads if upload.attempt == row["attempt"]]
     accepted = [upload for upload in sent if upload.is_accepted]
     if any(upload.round_index != row["round"] for upload in sent):

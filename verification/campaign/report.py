@@ -13,7 +13,7 @@ from verification.campaign import checks, faults, supervisor
 def as_json(
     engine: str, left: supervisor.Campaign, verdict: checks.Verdict, *, seconds: float
 ) -> dict[str, Any]:
-    """All of it, for programs.
+    """Returns the whole report, for programs.
 
     Args:
       engine: What ran the actors.
@@ -58,7 +58,7 @@ def as_json(
 
 
 def _part(point: str) -> str:
-    """What a point is counted under: who, or the moment around a commit."""
+    """Returns the name that a point is counted under: who, or the moment around a commit."""
     if point == faults.SOME_MOMENT or point.startswith(("Store", "ServerStep", "Secure")):
         return point.removesuffix(": before").removesuffix(": after") if "Sec" in point else point
     return point.partition(":")[0]
@@ -88,7 +88,7 @@ def _progress(struck: list[supervisor.Outcome]) -> list[dict[str, Any]]:
 
 
 def as_markdown(told: dict[str, Any]) -> str:
-    """The same for people.
+    """Returns the whole report, for people.
 
     Args:
       told: What `as_json` returned.

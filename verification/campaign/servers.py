@@ -99,7 +99,7 @@ class Servers(engines.Engines):
         await self.keep()
 
     async def keep(self) -> None:
-        """See the base class: starts a server where all are gone, or stopped."""
+        """Starts a server where all are gone, or stopped."""
         if all(server.is_stopped for server in self._alive):
             self._waiting.append(asyncio.ensure_future(self._spawn()))
             server = await self._waiting.pop(0)
@@ -132,12 +132,12 @@ class Servers(engines.Engines):
             server.is_stopped = False
 
     def hides(self, pid: int) -> tuple[str, ...]:
-        """See the base class; it sums the one task in the clear."""
+        """Returns the secure task: the server sums the other one in the clear."""
         del pid
         return (tiny_tasks.SECURE,)
 
     async def retire(self) -> None:
-        """See the base class: ends zombies, once they have had time to do harm."""
+        """Ends zombies, once they have had time to do harm."""
         if len(self._alive) > 1:
             await asyncio.sleep(_ZOMBIE_SECONDS)
             leader = self._leader

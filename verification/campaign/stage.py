@@ -36,12 +36,12 @@ class Stage:
 
     @property
     def events(self) -> pathlib.Path:
-        """What servers' observers heard, a file for each process."""
+        """Events that servers' observers got, a file for each process."""
         return self.folder / "events"
 
     @property
     def logs(self) -> pathlib.Path:
-        """What servers printed, a file for each process."""
+        """Output of the servers, a file for each process."""
         return self.folder / "logs"
 
     def make(self, seed: int, store_url: str = "") -> None:

@@ -64,7 +64,7 @@ def progress_bound(start_seconds: float = 0.0, num_hostile: int = 0) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a fault.
+    """Outcome of a fault.
 
     Attributes:
       fault: The fault.
@@ -84,7 +84,7 @@ class Outcome:
 
 @dataclasses.dataclass
 class Campaign:
-    """What a campaign leaves, for `checks`.
+    """Traces that a campaign leaves, for `checks`.
 
     Attributes:
       place: Its folder.
@@ -263,7 +263,7 @@ class _Runner:
             await self._look()
 
     async def has_progress(self, after: int, seconds: float) -> bool:
-        """Whether two rounds are released after a line of the log, in time."""
+        """Returns whether two rounds are released after a line of the log, in time."""
         until = time.time() + seconds
         while time.time() < until:
             if len(self._log.releases_after(after)) > 1:
@@ -290,7 +290,7 @@ class _Runner:
             self._seen[number] = now
 
     def _last_before(self, before: int, at: float) -> int:
-        """The last line of the log that is older than a time.
+        """Returns the last line of the log that is older than a time.
 
         What is stopped inside of its transaction has begun to commit before, and commits later.
         """
@@ -401,7 +401,7 @@ class _Runner:
 
 
 async def _end_searches(searches: Sequence[_Search]) -> tuple[int, tuple[str, ...]]:
-    """How many pieces were looked for, and which were found."""
+    """Returns how many pieces were looked for, and which were found."""
     num_pieces, found = 0, []
     for process, wanted in searches:
         out = await process.stdout.read()

@@ -54,13 +54,13 @@ _BYTES = vectors.packed_bytes(LAYOUT)
 
 
 def sentinel(seed: int, task: str, device: int) -> np.ndarray:
-    """What no other device has: always the same for a device and a task, [SIZE]."""
+    """Returns the values that mark a device: always the same for it and a task, [SIZE]."""
     rng = np.random.default_rng([seed, TASKS.index(task), device])
     return rng.integers(0, MODULUS, SIZE).astype(np.uint16)
 
 
 def vector(own: np.ndarray, device: int, number: int) -> vectors.Vector:
-    """A device's report.
+    """Returns a device's report.
 
     Args:
       own: What `sentinel` returned.
@@ -78,7 +78,7 @@ def vector(own: np.ndarray, device: int, number: int) -> vectors.Vector:
 
 
 def packed(report: vectors.Vector) -> bytes:
-    """A report of the task in the clear, as it travels."""
+    """Returns a report of the task in the clear, as it travels."""
     return vectors.pack(report, LAYOUT)
 
 
@@ -144,22 +144,22 @@ class NoisyStep(population.ServerStep):
 
 
 def first_state(task: str, seed: str, round_index: int = 0) -> bytes:
-    """A committed state of a task."""
+    """Returns a committed state of a task."""
     return json.dumps({"task": task, "seed": seed, "round": round_index}).encode()
 
 
 def first_model(task: str) -> bytes:
-    """The model before the first round."""
+    """Returns the model before the first round."""
     return f"{task}|0|".encode()
 
 
 def noise_seed(seed: int, task: str) -> str:
-    """The seed of a task's noise."""
+    """Returns the seed of a task's noise."""
     return f"noise of {task}, {seed}"
 
 
 def served_tasks(step: population.ServerStep | None = None) -> dict[str, served_task.ServedTask]:
-    """Both tasks, as a server takes them.
+    """Returns both tasks, as a server takes them.
 
     Args:
       step: What makes models of sums; `NoisyStep` if None.
@@ -183,7 +183,7 @@ def served_tasks(step: population.ServerStep | None = None) -> dict[str, served_
 
 
 def served_population(tasks: dict[str, served_task.ServedTask]) -> population.Population:
-    """The population: its leases are short, since they are what faults are about."""
+    """Returns the population: its leases are short, since they are what faults are about."""
     return population.Population(
         POPULATION,
         tuple(task.task for task in tasks.values()),
@@ -194,13 +194,13 @@ def served_population(tasks: dict[str, served_task.ServedTask]) -> population.Po
 
 
 def pace(now: float, randomness: random.Random) -> tuple[float, ...]:
-    """When a device is to come back: soon."""
+    """Returns when a device is to come back: soon."""
     del now
     return (randomness.uniform(0.02, 0.2),)
 
 
 def check_in(protocol_version: int, token: bytes) -> wire_pb2.CheckIn:
-    """What a device of the population checks in with."""
+    """Returns the check-in of a device of the population."""
     return wire_pb2.CheckIn(
         population=POPULATION,
         protocol_version=protocol_version,

@@ -45,7 +45,7 @@ NONE = Faults()
 
 
 def draw(randomness: random.Random) -> Faults:
-    """The faults of a schedule: each kind is absent, rare or frequent."""
+    """Draws the faults of a schedule: each kind is absent, rare or frequent."""
 
     def of(*choices: float) -> float:
         return randomness.choice(choices)

@@ -24,7 +24,7 @@ PROGRESS_SECONDS = 90.0
 
 
 def small_population() -> population.Population:
-    """A training task, and an evaluation of its model, with rounds of a few devices."""
+    """Makes a training task, and an evaluation of its model, with rounds of a few devices."""
     sizes = {
         "over_selection": 1.3,
         "least_fraction": 0.6,
@@ -59,7 +59,7 @@ def small_population() -> population.Population:
 
 
 def resting_population(min_sep: int, *, is_secure: bool = False) -> population.Population:
-    """A training task alone, whose devices rest between their rounds.
+    """Makes a training task alone, whose devices rest between their rounds.
 
     Args:
       min_sep: Smallest stride between two rounds of one device.
@@ -74,7 +74,7 @@ def resting_population(min_sep: int, *, is_secure: bool = False) -> population.P
 
 
 def secure_population() -> population.Population:
-    """The same with the training task summed securely, in rounds of one group or two."""
+    """Makes both tasks, with the training task summed securely, in rounds of one group or two."""
     plain = small_population()
     training, evaluation = plain.tasks
     rounds = dataclasses.replace(

@@ -16,7 +16,7 @@ from tff_dpftrl.secure_sums import parameters, vectors
 
 @dataclasses.dataclass(frozen=True)
 class Noised:
-    """What can be read from a noised result.
+    """Content of a noised result.
 
     Attributes:
       task: The task.
@@ -31,7 +31,7 @@ class Noised:
     devices: tuple[str, ...]
 
     def text(self) -> str:
-        """A text that `parse` reads."""
+        """Returns a text that `parse` reads."""
         return f"{self.task}|{self.round_index}|{self.noise}|{','.join(self.devices)}"
 
     @classmethod
@@ -61,7 +61,7 @@ class NameSum(population.Summation):
 
 
 def secure_sum_settings(num_devices: int) -> population.SecureSumSettings:
-    """How names are summed securely: the number of a device's connection in the device's place.
+    """Returns how names are summed securely: each device's place has its connection's number.
 
     Args:
       num_devices: How many devices there are.
@@ -79,7 +79,7 @@ def secure_sum_settings(num_devices: int) -> population.SecureSumSettings:
 def participant(
     settings: population.SecureSumSettings, told: messages.Configure
 ) -> participant_lib.Participant:
-    """A device's half of the sum of a group.
+    """Makes a device's half of the sum of a group.
 
     Args:
       settings: What `secure_sum_settings` returned.
@@ -146,5 +146,5 @@ class NameStep(population.ServerStep):
 
 
 def initial_state(task: str, seed: str) -> bytes:
-    """The state that a task begins with."""
+    """Returns the state that a task begins with."""
     return f"{task}|{seed}|0".encode()

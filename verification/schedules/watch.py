@@ -18,7 +18,7 @@ _MASKED_VECTOR = 2  # Step of a secure sum from which on a device's report may b
 
 
 class Law(enum.Enum):
-    """What must hold in every schedule."""
+    """Laws that hold in every schedule."""
 
     ONE_OWNER = "two Coordinators led the population under one epoch"
     GROWING_EPOCHS = "an epoch was given that is not larger than all before"
@@ -77,7 +77,7 @@ class Watch:
         self.seen: collections.Counter[str] = collections.Counter()
 
     def rounds_committed(self, task: str) -> int:
-        """How many rounds of a task are committed that were not skipped."""
+        """Returns how many rounds of a task are committed that were not skipped."""
         return self.seen[f"rounds of {task}"]
 
     def _break(self, law: Law, what: str) -> None:

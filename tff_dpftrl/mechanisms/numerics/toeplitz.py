@@ -152,7 +152,7 @@ def round_noise_variance(inverse: np.ndarray) -> np.ndarray:
 
 
 def is_non_increasing(coefficients: np.ndarray) -> bool:
-    """Whether c_0 ≥ c_1 ≥ ... ≥ 0, the premise of the sensitivity theorem."""
+    """Returns whether c_0 ≥ c_1 ≥ ... ≥ 0, the premise of the sensitivity theorem."""
     return bool(coefficients[-1] >= 0 and np.all(np.diff(coefficients) <= 0))
 
 

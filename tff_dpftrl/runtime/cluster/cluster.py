@@ -152,7 +152,7 @@ class RayCluster:
             )
 
     def _has_hosts(self) -> bool:
-        """Whether hosts run already; raises if they are of another deployment."""
+        """Returns whether hosts run already; raises if they are of another deployment."""
         hosts = (*self._deployment.placement.permanent, placement_lib.COORDINATOR)
         handles = ray_hosts.find_all(self._deployment.population, hosts)
         if not handles:

@@ -366,7 +366,7 @@ class Reader:
         self._read_at: dict[str, float] = {}
 
     def now(self) -> float:
-        """Clock for the observer: the time of the replayed call, or of the last one."""
+        """Returns the clock for the observer: the time of the replayed call, or of the last one."""
         return self._clock() if self._time is None else self._time
 
     async def replay(self, recordings: Iterable[Recording], to: observer.Observer) -> None:

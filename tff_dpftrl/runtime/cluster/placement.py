@@ -73,12 +73,12 @@ class Placement:
 
 
 def is_selector(host: str) -> bool:
-    """Whether a name is that of a Selector's host."""
+    """Returns whether a name is that of a Selector's host."""
     return host.startswith(f"{_SELECTOR}-")
 
 
 def is_worker(host: str) -> bool:
-    """Whether a name is that of a worker."""
+    """Returns whether a name is that of a worker."""
     return host.startswith(f"{_WORKER}-")
 
 

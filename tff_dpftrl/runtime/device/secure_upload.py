@@ -77,7 +77,7 @@ class AttestedIdentity(participant_lib.Identity):
 
     @override
     def verify(self, identity_key: bytes, proof: bytes) -> bool:
-        """Whether another device's token is bound to its key and from a trusted issuer."""
+        """Returns whether another device's token is bound to its key and from a trusted issuer."""
         verdict = self._tokens.verify(proof, self._nonce(identity_key))
         return verdict is attestation.Verdict.GENUINE
 

@@ -13,7 +13,7 @@ from tff_dpftrl import validation
 
 
 class Event(str, enum.Enum):
-    """One event; the value is its character."""
+    """Event of a session; the value is its character."""
 
     CHECKED_IN = "-"
     PLAN_DOWNLOADED = "v"

@@ -249,7 +249,7 @@ class Ending:
                 self._seen.add((end.task, end.round_index))
 
     def is_reached(self) -> bool:
-        """Whether to stop; the late reports of the last round are waited for."""
+        """Returns whether to stop; the late reports of the last round are waited for."""
         now = self._clock()
         if self._end is not None and now >= self._end:
             return True

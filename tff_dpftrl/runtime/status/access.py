@@ -71,7 +71,7 @@ class Access:
             )
 
     def knows(self, name: str, listening: str, reached: str) -> bool:
-        """Whether the page answers to a name.
+        """Returns whether the page answers to a name.
 
         Args:
           name: Host of the request, in lower case, without port and brackets.
@@ -84,7 +84,7 @@ class Access:
         return name in known
 
     def admits(self, authorization: str) -> bool:
-        """Whether a request has the token, if one is needed.
+        """Returns whether a request has the token, if one is needed.
 
         Args:
           authorization: `Authorization` header of the request; empty if it has none.

@@ -155,10 +155,10 @@ def _are_counts(counts: Any) -> bool:
 
 
 def got_plan(label: str) -> bool:
-    """Whether a session of this shape received a plan."""
+    """Returns whether a session of this shape received a plan."""
     return label.startswith(_WITH_PLAN)
 
 
 def is_error(label: str) -> bool:
-    """Whether a session of this shape ended with an error, or with a failed attestation."""
+    """Returns whether a session of this shape ended with an error, or with a failed attestation."""
     return label.endswith(_ERRORS)

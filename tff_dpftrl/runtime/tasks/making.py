@@ -82,7 +82,7 @@ class _Language:
 
 @dataclasses.dataclass(frozen=True)
 class _Batches:
-    """How the texts of a device become batches: arguments of `text_pipeline.text_pipeline`.
+    """Batching of the texts of a device: arguments of `text_pipeline.text_pipeline`.
 
     Attributes:
       feature: Name of the feature of an example that holds texts.
@@ -103,7 +103,7 @@ class _Batches:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Demands:
-    """What a task asks of devices, besides the participation that its privacy rests on.
+    """Demands of a task on devices, besides the participation that its privacy rests on.
 
     Attributes:
       population: Name of the devices that take part.
@@ -127,13 +127,13 @@ class _Demands:
 
     @property
     def stated(self) -> terms_lib.SecureAggregation | None:
-        """What the terms state of secure aggregation; None without it."""
+        """Terms of secure aggregation, as the task states them; None without it."""
         return None if self.secure_groups is None else self.secure_groups.stated()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Parts:
-    """What a task of either kind is made of.
+    """Parts of a task of either kind.
 
     Attributes:
       proxies: Serialized examples of each simulated device, from public text.

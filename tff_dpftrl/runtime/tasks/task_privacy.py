@@ -44,7 +44,7 @@ _ROUNDING = 1 + 1e-9  # Tolerance for a noise multiplier that was calibrated to 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacySoFar:
-    """What a task has spent so far.
+    """Privacy that a task has spent so far.
 
     Attributes:
       num_rounds: Number of committed rounds.

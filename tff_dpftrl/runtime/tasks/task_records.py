@@ -37,7 +37,7 @@ FILES = (_ROWS, _MODEL, _STATE)
 
 @dataclasses.dataclass(frozen=True)
 class TaskRecords:
-    """What the store had of a task.
+    """Records that the store had of a task.
 
     Attributes:
       rows: Rows of the task; None if the folder `PRIVATE` is not there.

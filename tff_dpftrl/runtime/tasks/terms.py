@@ -42,7 +42,7 @@ class TermsRefusedError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class SecureAggregation:
-    """How reports are hidden from the server, as devices demand it by their plans.
+    """Secure aggregation, which hides reports from the server, as devices demand it by their plans.
 
     Attributes:
       threat_model: Behaviour of the server: a value of `secure_sums.parameters.ThreatModel`.
