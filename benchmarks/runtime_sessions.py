@@ -135,10 +135,13 @@ async def _serve(given: argparse.Namespace, folder: pathlib.Path) -> None:
         population.Population(_POPULATION, (task,)),
         {_TASK: served_task.ServedTask(task, lambda version: b"a plan", num_bytes + 1000)},
         store,
-        endpoint=server.Endpoint(folder / "server.pem", folder / "server.key"),
-        attestation=tokens if given.attested else None,
+        endpoint=server.Endpoint(
+            folder / "server.pem",
+            folder / "server.key",
+            attestation=tokens if given.attested else None,
+            limits=limits.Limits(sending_bytes=_ROOM, receiving_bytes=_ROOM),
+        ),
         pace=lambda now, randomness: (600.0,) * 8,
-        limits=limits.Limits(sending_bytes=_ROOM, receiving_bytes=_ROOM),
         observer=rounds_seen,
     )
     await made.start()

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tff_dpftrl.accounting.guarantee import Guarantee, dp_ftrl_guarantee, epsilon_so_far
     from tff_dpftrl.accounting.statement import (
         PrivacyStatement,
+        SampledClaim,
         dp_ftrl_statement,
         sampled_statement,
     )
@@ -141,6 +142,7 @@ __all__ = [
     "AmplifiedBanded",
     "Facts",
     "PrivacyStatement",
+    "SampledClaim",
     "dp_ftrl_statement",
     "sampled_statement",
     # Aggregators for TensorFlow Federated, and their arguments.
@@ -229,6 +231,7 @@ _MODULE_OF = {
     "AmplifiedBanded": "accounting.amplified_banded",
     "Facts": "accounting.facts",
     "PrivacyStatement": "accounting.statement",
+    "SampledClaim": "accounting.statement",
     "dp_ftrl_statement": "accounting.statement",
     "sampled_statement": "accounting.statement",
     "build_dp_ftrl_aggregator": "aggregators.dp_ftrl",

@@ -74,14 +74,14 @@ def test_a_statement_with_an_impossible_cost_is_refused(value):
 
 
 def _sampled(**options):
-    return statement.sampled_statement(
+    claim = statement.SampledClaim(
         mechanism="ULS",
         epsilon=2.0,
         delta=1e-6,
         accounting="By hand.",
         sampling="Everybody is in a step at random.",
-        facts=facts.Facts(**options),
     )
+    return statement.sampled_statement(claim, facts.Facts(**options))
 
 
 def test_a_statement_gives_the_sum_over_its_chain_beside_epsilon():

@@ -197,11 +197,11 @@ def test_a_delta_that_protects_nobody_stands_under_the_headline():
     assert statement.PrivacyStatement.from_json(built.to_json()) == built
     with pytest.warns(UserWarning, match="not below"):
         assert _statement(claim=_claim(delta=1 / 49), num_users=49).headline_caveats
-    sampled = {"accounting": "PLD.", "sampling": "Poisson.", "mechanism": "x"}
+    sampled = statement.SampledClaim(
+        mechanism="x", epsilon=1.0, delta=0.1, accounting="PLD.", sampling="Poisson."
+    )
     with pytest.warns(UserWarning, match="not below"):
-        assert statement.sampled_statement(
-            epsilon=1.0, delta=0.1, num_users=10, **sampled
-        ).headline_caveats
+        assert statement.sampled_statement(sampled, num_users=10).headline_caveats
 
 
 def test_a_small_delta_needs_no_caveat_and_a_large_one_does_without_a_population():
@@ -224,7 +224,7 @@ def test_the_adjacency_says_what_is_held_fixed_and_no_more():
     assert "the shifted bit" in adaptive.adjacency
     assert "the clip norm that the round uses" in "".join(adaptive.assumptions)
     sampled = statement.sampled_statement(
-        mechanism="x", epsilon=1.0, delta=1e-6, accounting="", sampling=""
+        statement.SampledClaim(mechanism="x", epsilon=1.0, delta=1e-6, accounting="", sampling="")
     ).adjacency
     assert "Add or remove" not in sampled and "number of users" in sampled
 
@@ -246,22 +246,22 @@ def test_user_level_statement_says_user():
 
 
 def test_statement_of_a_sampled_mechanism():
-    kwargs = {
-        "mechanism": "dp-fedavg",
-        "delta": 1e-9,
-        "accounting": "Poisson-sampled Gaussian, privacy loss distribution.",
-        "sampling": "Every user is in a round's cohort with probability 0.01.",
-        "facts": facts_lib.Facts({"sampling_probability": 0.01}),
-    }
-    built = statement.sampled_statement(epsilon=3.89, **kwargs)
+    claim = statement.SampledClaim(
+        mechanism="dp-fedavg",
+        epsilon=3.89,
+        delta=1e-9,
+        accounting="Poisson-sampled Gaussian, privacy loss distribution.",
+        sampling="Every user is in a round's cohort with probability 0.01.",
+    )
+    built = statement.sampled_statement(claim, facts_lib.Facts({"sampling_probability": 0.01}))
     assert "probability 0.01" in built.to_markdown()
     (headline,) = _headline(built)
     assert headline.startswith("**User-level (ε = 3.89, δ = 1e-09)-differential privacy, if the")
     assert "sampling of cohorts was kept: it was assumed, not observed**" in headline
     assert statement.PrivacyStatement.from_json(built.to_json()) == built
-    assert not statement.sampled_statement(epsilon=math.inf, **kwargs).has_guarantee
-    seeded = statement.sampled_statement(epsilon=3.89, seed_is_known=True, **kwargs)
-    assert not seeded.has_guarantee
+    for change in {"epsilon": math.inf}, {"seed_is_known": True}:
+        changed = dataclasses.replace(claim, **change)
+        assert not statement.sampled_statement(changed).has_guarantee
 
 
 @pytest.mark.parametrize(

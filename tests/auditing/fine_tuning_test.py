@@ -95,8 +95,7 @@ def test_an_audit_of_sampled_users(noise, is_violated):
         claim=claim_lib.Claim(epsilon, _DELTA),
         schema=schema_lib.MinSep.unrestricted(_NUM_STEPS),
         cohorts=_users,
-        sampling_probability=_PROBABILITY,
-        seed=0,
+        game=training.CanaryGame(sampling_probability=_PROBABILITY, seed=0),
     )
     assert report.is_violated == is_violated
 

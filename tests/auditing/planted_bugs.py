@@ -59,7 +59,6 @@ class Case:
             "aggregator_or_process": aggregator,
             "schema": self.schema,
             "claim": claim,
-            "delta": DELTA,
             **self.options,
         }
 

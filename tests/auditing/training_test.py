@@ -28,6 +28,7 @@ _SCHEMA = schema_lib.MinSep(6, 3, 2)
 _STRATEGY = banded_toeplitz.BandedToeplitz((1.0, 0.5, 0.25))
 _CLIP = 0.5
 _DELTA = 1e-6
+_GAME = training.CanaryGame(seed=0)
 _OPTIMIZERS = tff.learning.optimizers
 
 
@@ -99,9 +100,9 @@ def _process(aggregator, server_optimizer=None):
     )
 
 
-def _audit(process, claim, seed=0, **options):
+def _audit(process, claim, game=_GAME, **options):
     options = {"strategy": _STRATEGY, "cohorts": _cohort} | options
-    return training.audit_training(process, canaries=_canaries(), claim=claim, seed=seed, **options)
+    return training.audit_training(process, canaries=_canaries(), claim=claim, game=game, **options)
 
 
 def _mu_estimate(report, test="estimate, all iterates, likelihood ratio"):
@@ -246,7 +247,7 @@ def test_secure_sums_with_few_canaries_a_round():
         )
         process = _process(aggregator)
     claim = aggregator.guarantee(_SCHEMA, _DELTA)
-    report = _audit(process, claim, most_canaries=40, cohorts=None)
+    report = _audit(process, claim, training.CanaryGame(most_canaries=40, seed=0), cohorts=None)
     assert not report.is_violated
     assert report.mu_at_least > 0.2 * claim.mu
 
@@ -274,8 +275,8 @@ def test_dp_fedavg_with_sampled_canaries(noise, is_violated):
     report = _audit(
         process,
         claim_lib.Claim(epsilon, _DELTA),
+        training.CanaryGame(sampling_probability=probability, seed=0),
         schema=schema_lib.MinSep.unrestricted(num_rounds),
-        sampling_probability=probability,
         strategy=None,
     )
     assert report.is_violated == is_violated, report
@@ -285,7 +286,8 @@ def test_dp_fedavg_with_sampled_canaries(noise, is_violated):
 def test_real_runs_are_called_violated_at_most_as_often_as_said():
     claim = _guarantee(2.0)
     process = _process(_aggregator(2.0))
-    violated = [_audit(process, claim, seed).is_violated for seed in range(40)]
+    games = [training.CanaryGame(seed=seed) for seed in range(40)]
+    violated = [_audit(process, claim, game).is_violated for game in games]
     assert sum(violated) <= 40 * 0.05 + 4.5 * np.sqrt(40 * 0.05)
 
 
@@ -293,8 +295,9 @@ def test_arguments_are_checked():
     claim = claim_lib.Claim(1.0, _DELTA)
     with pytest.raises(ValueError, match="schema must be given"):
         _audit(None, claim)
-    with pytest.raises(ValueError, match="error_rate"):
-        _audit(None, claim, schema=_SCHEMA, error_rate=0.0)
+    for option, value in ("error_rate", 0.0), ("most_canaries", 0), ("sampling_probability", 2):
+        with pytest.raises(ValueError, match=option):
+            training.CanaryGame(**{option: value})
     with pytest.raises(ValueError, match="server_momentum"):
         _audit(None, claim, schema=_SCHEMA, server_momentum=1.0)
     few = canaries_lib.Canaries(_model(), number=19)

@@ -163,17 +163,33 @@ def _breaches(
     ]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampledClaim:
+    """Claim of a run that relies on secret random sampling.
+
+    Attributes:
+      mechanism: Name of the mechanism.
+      epsilon: Epsilon of the run at `delta`; inf if there was no noise.
+      delta: Delta for which `epsilon` was computed.
+      accounting: Method by which epsilon was computed, a sentence.
+      sampling: Sentence on what is sampled, and how; it becomes an assumption.
+      seed_is_known: Whether the seed of the noise or of the sampling was given by the user.
+    """
+
+    mechanism: str
+    epsilon: float
+    delta: float
+    accounting: str
+    sampling: str
+    seed_is_known: bool = False
+
+
 def sampled_statement(
-    *,
-    mechanism: str,
-    epsilon: float,
-    delta: float,
-    accounting: str,
-    sampling: str,
+    claim: SampledClaim,
     facts: facts_lib.Facts = _NO_FACTS,
+    *,
     unit_of_privacy: UnitOfPrivacy = "user",
     num_users: int | None = None,
-    seed_is_known: bool = False,
     data_in_one_place: bool = False,
 ) -> PrivacyStatement:
     """Builds the privacy statement of a run that relies on secret random sampling.
@@ -182,16 +198,11 @@ def sampled_statement(
     that the sampling is assumed: no record of cohorts shows how they were drawn.
 
     Args:
-      mechanism: Name of the mechanism.
-      epsilon: Epsilon of the run at `delta`; inf if there was no noise.
-      delta: Delta for which `epsilon` was computed.
-      accounting: Method by which epsilon was computed, a sentence.
-      sampling: Sentence on what is sampled, and how; it becomes an assumption.
+      claim: Mechanism, ε, δ and sampling of the run.
       facts: Facts of the run, with the parameters of the mechanism; none by default.
       unit_of_privacy: Unit that is protected: "user" or "device".
       num_users: Number of users (or devices) in the population; None if unknown. A delta
         that is not below 1 / num_users gives a warning.
-      seed_is_known: Whether the seed of the noise or of the sampling was given by the user.
       data_in_one_place: Whether one party holds everybody's data, so that there are no clients.
 
     Returns:
@@ -201,21 +212,21 @@ def sampled_statement(
       ValueError: If an argument is out of range.
     """
     reasons = []
-    if math.isinf(epsilon):
+    if math.isinf(claim.epsilon):
         reasons.append(sentences.TOO_LITTLE_NOISE)
-    if seed_is_known:
+    if claim.seed_is_known:
         reasons.append(sentences.KNOWN_SEED)
     parameters: dict[str, Scalar] = {}
     if num_users is not None:
         parameters["num_users"] = validation.integer("num_users", num_users, minimum=1)
     statement = PrivacyStatement(
-        mechanism=mechanism,
+        mechanism=claim.mechanism,
         parameters={**parameters, **facts.parameters},
-        epsilon=None if reasons else epsilon,
-        delta=delta,
+        epsilon=None if reasons else claim.epsilon,
+        delta=claim.delta,
         rho_zcdp=None,
         no_guarantee=tuple(reasons),
-        accounting=accounting,
+        accounting=claim.accounting,
         declared=None,
         accounted=None,
         observed=None,
@@ -230,7 +241,7 @@ def sampled_statement(
             *facts.not_covered,
         ),
         assumptions=(
-            f"{sampling} {sentences.SECRET_SAMPLING}",
+            f"{claim.sampling} {sentences.SECRET_SAMPLING}",
             sentences.one_client(unit_of_privacy, data_in_one_place),
             sentences.CLIPPED_AS_STATED,
             sentences.NOISE_USED_ONCE,
@@ -242,7 +253,7 @@ def sampled_statement(
             *facts.caveats,
         ),
         headline_caveats=(
-            *sentences.delta_caveats(delta, num_users, unit_of_privacy),
+            *sentences.delta_caveats(claim.delta, num_users, unit_of_privacy),
             *facts.headline_caveats,
         ),
     )

@@ -19,6 +19,7 @@ from tff_dpftrl.auditing.evidence import worst_pattern
 from tff_dpftrl.mechanisms import identity, noise_split
 from tff_dpftrl.participation import schema as schema_lib
 
+_DELTA = 1e-6  # Of the guarantee that is tested where no claim is given.
 _MOST_CANARIES = 500
 _MOST_NUMBERS = 250_000_000  # Largest number of floats that a round's clients send: 1 GB.
 _FEWEST_RUNS = 4
@@ -59,7 +60,6 @@ def audit_aggregator(
     *,
     schema: schema_lib.MinSep,
     claim: claim_lib.AnyClaim | None = None,
-    delta: float = 1e-6,
     mechanism: mechanism_lib.Mechanism | None = None,
     value_type: tff.Type | None = None,
     budget: GameBudget | None = None,
@@ -94,9 +94,8 @@ def audit_aggregator(
         aggregation process. A client that is zeroed out has weight 0.
       schema: Participation schema: how often, and how far apart, a client takes part.
       claim: Claim to test: a guarantee, a statement or a `Claim`. If None, the guarantee of a
-        DP-FTRL factory of this package under `schema`; for `SampledGaussianFactory` the
-        guarantee against an adversary that knows who was sampled.
-      delta: δ of the guarantee that is taken if `claim` is None.
+        DP-FTRL factory of this package under `schema` at δ = 1e-6; for `SampledGaussianFactory`
+        the guarantee against an adversary that knows who was sampled.
       mechanism: Numbers of the mechanism. If None, they are taken from this package's
         factories; for others only the tests that need no numbers are done.
       value_type: Type of an update. If None, two tensors with room for the canaries, or for
@@ -134,7 +133,7 @@ def audit_aggregator(
     if repeats_rounds is None:
         repeats_rounds = stated_mechanism is not None
     mechanism = stated_mechanism if mechanism is None else mechanism
-    tested_claim = _claim(aggregator_or_process, claim, schema, delta, mechanism)
+    tested_claim = _claim(aggregator_or_process, claim, schema, mechanism)
     rng = np.random.default_rng(budget.seed)
     progress = progress or (lambda line: None)
     num_canaries = _num_canaries(mechanism, budget.trials, budget.canaries_per_run)
@@ -394,21 +393,19 @@ def _claim(
     aggregator: Any,
     claim: claim_lib.AnyClaim | None,
     schema: schema_lib.MinSep,
-    delta: float,
     mechanism: mechanism_lib.Mechanism | None,
 ) -> claim_lib.Claim:
     if claim is not None:
         return claim_lib.Claim.of(claim)
     if hasattr(aggregator, "guarantee"):
-        return claim_lib.Claim.of(aggregator.guarantee(schema, delta))
+        return claim_lib.Claim.of(aggregator.guarantee(schema, _DELTA))
     if mechanism is None:
         raise validation.UsageError(
             "claim must be given for an aggregator that is not this package's: "
             "auditing.claim.Claim.gaussian(mu, delta), Claim(epsilon, delta), a Guarantee or a "
             "PrivacyStatement."
         )
-    mu = mechanism.strategy.sensitivity(schema).value / mechanism.noise_multiplier
-    return claim_lib.Claim.gaussian(mu, delta)
+    return claim_lib.Claim.gaussian(mechanism.mu(schema), _DELTA)
 
 
 def _num_canaries(

@@ -14,6 +14,7 @@ from tff_dpftrl.auditing import aggregator as aggregator_lib
 from tff_dpftrl.auditing import audit_report, defaults, training
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
+from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import dp_ftrl_privacy, sampled_privacy
@@ -87,7 +88,9 @@ def _audit(
     if isinstance(plan, sampled_privacy.SampledPlan):
         built = process.build_sampled_aggregator(plan)
         whole = claim_lib.Claim(built.run_of(plan.num_rounds).epsilon(plan.delta), plan.delta)
-        aggregator_claim = None  # In the games everybody knows who was sampled.
+        # In the games everybody knows who was sampled.
+        mu = mechanism_lib.Mechanism.of(built).mu(plan.declared)
+        aggregator_claim = claim_lib.Claim.gaussian(mu, plan.delta)
     else:
         built = process.build_aggregator(config.learning, plan)
         whole = aggregator_claim = claim_lib.Claim.of(built.guarantee(plan.schema, plan.delta))
@@ -96,7 +99,6 @@ def _audit(
         built,
         schema=plan.declared,
         claim=aggregator_claim,
-        delta=plan.delta,
         budget=aggregator_lib.GameBudget(
             trials, min(rounds, plan.num_rounds), error_rate=error_rate / 2.0
         ),
@@ -152,10 +154,8 @@ def _short_run(
         schema=schema,
         cohorts=_real_clients,
         strategy=strategy,
-        sampling_probability=sampling_probability,
-        most_canaries=most_canaries,
-        error_rate=error_rate,
         server_momentum=config.server_momentum if config.server_optimizer == "momentum" else 0.0,
+        game=training.CanaryGame(sampling_probability, most_canaries, error_rate),
         progress=progress,
     )
     about = f" Of the first {num_rounds} rounds." if num_rounds < plan.num_rounds else ""

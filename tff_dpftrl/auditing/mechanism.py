@@ -17,6 +17,7 @@ from tff_dpftrl.aggregators import (
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import estimators, interface
 
 
@@ -72,6 +73,10 @@ class Mechanism:
     def starts(self) -> tuple[int, ...]:
         """The first rounds of the blocks of noise."""
         return tuple(getattr(self.strategy, "starts", (0,)))
+
+    def mu(self, schema: schema_lib.MinSep) -> float:
+        """Returns μ of all rounds, for an adversary that knows who takes part in which."""
+        return self.strategy.sensitivity(schema).value / self.noise_multiplier
 
     @classmethod
     def of(cls, factory: Any) -> Mechanism | None:

@@ -73,6 +73,33 @@ class Movements:
     finite_rounds: int
 
 
+@dataclasses.dataclass(frozen=True)
+class CanaryGame:
+    """Participation of canaries in a training, and how often its audit may be wrong.
+
+    Attributes:
+      sampling_probability: Probability of each client to join each round, if it amplifies the
+        claim. Canaries are then sampled in the same way. None for the pattern that the schema
+        allows and that the noise hides least.
+      most_canaries: Largest number of canaries in a round, for example where a secure sum has
+        room for so many; patterns then begin in different rounds. No limit if None.
+      error_rate: Largest chance that a correct mechanism is called violated.
+      seed: Seed of the canaries' coins, for tests; drawn from the operating system if None.
+    """
+
+    sampling_probability: float | None = None
+    most_canaries: int | None = None
+    error_rate: float = defaults.ERROR_RATE
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        validation.number("error_rate", self.error_rate, above=0, below=1)
+        if self.most_canaries is not None:
+            validation.integer("most_canaries", self.most_canaries, minimum=1)
+        if self.sampling_probability is not None:
+            validation.probability("sampling_probability", self.sampling_probability)
+
+
 def audit_training(
     process: Any,
     *,
@@ -81,11 +108,8 @@ def audit_training(
     schema: schema_lib.MinSep | None = None,
     cohorts: Callable[[int], Sequence[Any]] | None = None,
     strategy: strategy_lib.Strategy | None = None,
-    sampling_probability: float | None = None,
     server_momentum: float = 0.0,
-    most_canaries: int | None = None,
-    error_rate: float = defaults.ERROR_RATE,
-    seed: int | None = None,
+    game: CanaryGame | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> audit_report.AuditReport:
     """Trains a model once, with canaries among its clients, and bounds ε from below.
@@ -122,13 +146,8 @@ def audit_training(
       cohorts: Function from a round to the datasets of its real clients, for the model that was
         wrapped; no real clients if None.
       strategy: Strategy C of the claimed noise. If None, rounds count equally.
-      sampling_probability: Probability of each client to join each round, if it amplifies the
-        claim. Canaries are then sampled in the same way.
       server_momentum: Momentum of the server's SGD.
-      most_canaries: Largest number of canaries in a round, for example where a secure sum has
-        room for so many; patterns then begin in different rounds. No limit if None.
-      error_rate: Largest chance that a correct mechanism is called violated.
-      seed: Seed of the canaries' coins, for tests; drawn from the operating system if None.
+      game: Participation of the canaries, and the error rate; the defaults if None.
       progress: Callback for progress lines.
 
     Returns:
@@ -137,6 +156,7 @@ def audit_training(
     Raises:
       ValueError: If an argument is out of range, or nothing says who may take part how often.
     """
+    game = CanaryGame() if game is None else game
     tested_claim = claim_lib.Claim.of(claim)
     if schema is None:
         if not isinstance(claim, guarantee_lib.Guarantee):
@@ -147,11 +167,8 @@ def audit_training(
         schema = claim.schema
     if strategy is not None:
         strategy_lib.check_strategy(strategy)
-    error_rate = validation.number("error_rate", error_rate, above=0, below=1)
     validation.number("server_momentum", server_momentum, at_least=0, below=1)
-    if most_canaries is not None:
-        validation.integer("most_canaries", most_canaries, minimum=1)
-    rng = np.random.default_rng(secrets.randbits(128) if seed is None else seed)
+    rng = np.random.default_rng(secrets.randbits(128) if game.seed is None else game.seed)
     covariance = None
     if strategy is not None:
         covariance = worst_pattern.noise_covariance(strategy, schema.num_rounds)
@@ -160,12 +177,11 @@ def audit_training(
             f"canaries must be at least {_FEWEST}, got {canaries.number}: fewer prove nothing."
         )
     present = rng.integers(0, 2, canaries.number).astype(bool)
-    if sampling_probability is None:
-        signal = _patterns(schema, covariance, present, most_canaries, rng)
+    if game.sampling_probability is None:
+        signal = _patterns(schema, covariance, present, game.most_canaries, rng)
     else:
-        probability = validation.probability("sampling_probability", sampling_probability)
         shape = (canaries.number, schema.num_rounds)
-        signal = (rng.random(shape) < probability).astype(float)
+        signal = (rng.random(shape) < game.sampling_probability).astype(float)
     with _runnable(process) as runnable:
         movements = train_with_canaries(
             runnable, canaries, signal, present, cohorts, progress or (lambda line: None)
@@ -173,9 +189,9 @@ def audit_training(
     findings, trade_off = judge(
         movements,
         tested_claim,
-        covariance=covariance if sampling_probability is None else None,
+        covariance=covariance if game.sampling_probability is None else None,
         server_momentum=server_momentum,
-        error_rate=error_rate,
+        error_rate=game.error_rate,
         seed=int(rng.integers(2**31)),
     )
     return audit_report.AuditReport(

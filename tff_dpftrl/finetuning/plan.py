@@ -243,13 +243,17 @@ class Plan:
         """
         charged = self.num_steps if steps_done is None else steps_done
         hypothetical = self.what_if()
-        return statement.sampled_statement(
+        claim = statement.SampledClaim(
             mechanism=_NAMES[self.sampling],
             epsilon=self.epsilon_after(charged),
             delta=self.delta,
             accounting=self._accounting(),
             sampling=self._sampling_sentence(),
-            facts=dataclasses.replace(
+            seed_is_known=seed_is_known,
+        )
+        return statement.sampled_statement(
+            claim,
+            dataclasses.replace(
                 facts.with_plan(
                     {
                         "sampling": self.sampling,
@@ -268,7 +272,6 @@ class Plan:
                 caveats=(*self._caveats(), *facts.caveats),
             ),
             num_users=self.num_users,
-            seed_is_known=seed_is_known,
             data_in_one_place=True,
         )
 

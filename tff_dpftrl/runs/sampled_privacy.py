@@ -213,7 +213,7 @@ class SampledPlan(privacy.FederatedPlan):
         }
         if self.simulated is not None:
             parameters |= self.simulated.parameters()
-        return statement.sampled_statement(
+        claim = statement.SampledClaim(
             mechanism=self.algorithm,
             epsilon=spent.epsilon(self.delta),
             delta=self.delta,
@@ -225,13 +225,16 @@ class SampledPlan(privacy.FederatedPlan):
                 "Every user is in a round's cohort with probability "
                 f"{self.sampling_probability:.6g}, independently of everything else."
             ),
-            facts=facts.with_plan(
+            seed_is_known=self.deterministic_seed is not None,
+        )
+        return statement.sampled_statement(
+            claim,
+            facts.with_plan(
                 parameters,
                 headline_caveats=self.simulated.caveats() if self.simulated else (),
                 not_covered=[privacy.TRAINING_METRICS_NOT_COVERED],
             ),
             num_users=self.num_clients,
-            seed_is_known=self.deterministic_seed is not None,
         )
 
     @override

@@ -212,12 +212,12 @@ class Serving:
             endpoint=server_lib.Endpoint(
                 self._certificate or self._folder.certificate,
                 self._private_key or self._folder.private_key,
-                self._settings.address,
+                attestation=self._attestation,
+                limits=self._settings.limits,
+                address=self._settings.address,
             ),
-            attestation=self._attestation,
             pace=self._served.pace,
             observer=self.seen,
-            limits=self._settings.limits,
             clock=self._clock,
             progress=self._progress,
         )

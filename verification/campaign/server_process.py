@@ -56,12 +56,13 @@ async def _serve(
             tasks,
             store,
             endpoint=server.Endpoint(
-                place.server_folder.certificate, place.server_folder.private_key
+                place.server_folder.certificate,
+                place.server_folder.private_key,
+                attestation=attestation.SignedTokens([issuer], clock=time.time),
+                limits=tiny_tasks.LIMITS,
             ),
-            attestation=attestation.SignedTokens([issuer], clock=time.time),
             pace=tiny_tasks.pace,
             observer=events,
-            limits=tiny_tasks.LIMITS,
         )
         await made.start()
         events.write("serves", address=made.address)

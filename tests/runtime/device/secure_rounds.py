@@ -107,7 +107,6 @@ def _make_server(folder, run):
         {"small": dataclasses.replace(run.task.served, task=member)},
         run.store,
         endpoint=example_service.endpoint(folder),
-        attestation=None,
         observer=run.notes,
         pace=lambda now, randomness: (1.0,),
     )

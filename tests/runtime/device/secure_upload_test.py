@@ -114,9 +114,11 @@ def _serve(folder, plan, store):
         ),
         {"plain": served},
         store,
-        endpoint=example_service.endpoint(folder),
-        attestation=attestation.SignedTokens(
-            [_ISSUER.public_key(), _OTHER_ISSUER.public_key()], clock=time.time
+        endpoint=example_service.endpoint(
+            folder,
+            attestation.SignedTokens(
+                [_ISSUER.public_key(), _OTHER_ISSUER.public_key()], clock=time.time
+            ),
         ),
         pace=lambda now, randomness: (1.0,),
     )

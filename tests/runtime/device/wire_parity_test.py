@@ -63,7 +63,6 @@ def _make_server(folder, task, store):
         {"small": served},
         store,
         endpoint=example_service.endpoint(folder),
-        attestation=None,
         pace=lambda now, randomness: (1.0,),
     )
 

@@ -169,8 +169,9 @@ class Served:
             ),
             "tasks": {"letters": served_task.ServedTask(task, lambda version: content, 2000)},
             "store": self.store,
-            "endpoint": example_service.endpoint(folder),
-            "attestation": attestation.SignedTokens([issuer], clock=time.time),
+            "endpoint": example_service.endpoint(
+                folder, attestation.SignedTokens([issuer], clock=time.time)
+            ),
             "pace": lambda now, randomness: tuple(
                 seconds * (0.5 + randomness.random()) for seconds in pace
             ),

@@ -13,11 +13,13 @@ import grpc
 from tff_dpftrl.runtime import tls
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
+from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import observer, served_task, server
 from verification import memory_store
 
 POPULATION = "toys"
 LARGEST = 1000
+_LIMITS = limits_lib.Limits()
 NEWEST = 2  # Runtime version; 1 has a plan of its own, 0 has none.
 
 
@@ -129,17 +131,16 @@ def certificate(folder: pathlib.Path):
     return {"certificate": paths[0], "key": paths[1]}
 
 
-def endpoint(folder: pathlib.Path, **changes):
-    return server.Endpoint(**certificate(folder), **changes)
+def endpoint(folder: pathlib.Path, attestation=None, **changes):
+    return server.Endpoint(**certificate(folder), attestation=attestation, **changes)
 
 
-def make(folder, tasks, store, **changes):
+def make(folder, tasks, store, *, attestation=None, limits=_LIMITS, **changes):
     """A server that is not started."""
     times = {"heartbeat_seconds": 0.1, "silence_seconds": 30.0, "lease_seconds": 60.0}
     members = tuple(task.task for task in tasks)
     given = {
-        "endpoint": endpoint(folder),
-        "attestation": None,
+        "endpoint": endpoint(folder, attestation, limits=limits),
         "pace": lambda now, randomness: (5.0, 9.0),
         "randomness": random.Random(1),
         "progress": lambda line: None,

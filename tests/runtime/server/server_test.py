@@ -174,7 +174,6 @@ def test_tasks_have_to_be_those_of_the_population(tmp_path):
             {"sum": other},
             memory_store.MemoryStore(),
             endpoint=example.endpoint(tmp_path),
-            attestation=None,
             pace=lambda *_: (0.0,),
         )
     with pytest.raises(ValueError, match="chmod 600"):

@@ -259,7 +259,6 @@ def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
         "tasks": {"toy": task.served},
         "store": store,
         "endpoint": example_service.endpoint(tmp_path),
-        "attestation": None,
         "pace": lambda now, randomness: (0.3 + 0.3 * randomness.random(), 2.0),
         "observer": observer,
         "randomness": random.Random(1),

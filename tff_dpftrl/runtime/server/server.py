@@ -35,11 +35,13 @@ ServerError = binding.ServerError
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """Address of a server, and the certificate that devices see there.
+    """Address of a server, its certificate, and the devices and traffic that it lets in.
 
     Attributes:
       certificate: File of the server's certificate in PEM.
       key: File of the certificate's private key in PEM.
+      attestation: Verifier of devices' tokens; with None, every connection counts as a device.
+      limits: Limits on what devices may use.
       address: Host and port to listen on; with port 0, any free port.
       names: Names under which devices may know the server, for their tokens; those in the
         certificate if empty.
@@ -47,6 +49,9 @@ class Endpoint:
 
     certificate: str | os.PathLike[str]
     key: str | os.PathLike[str]
+    _: dataclasses.KW_ONLY
+    attestation: attestation_lib.Attestation | None
+    limits: limits_lib.Limits = limits_lib.Limits()
     address: str = addresses.DEFAULT_ADDRESS
     names: Sequence[str] = ()
 
@@ -65,10 +70,8 @@ class Server:
         store: interface.Store,
         *,
         endpoint: Endpoint,
-        attestation: attestation_lib.Attestation | None,
         pace: selector.Pace,
         observer: observer_lib.Observer | None = None,
-        limits: limits_lib.Limits | None = None,
         clock: Callable[[], float] = time.time,
         randomness: random.Random | None = None,
         progress: Callable[[str], None] = _logger.warning,
@@ -79,12 +82,10 @@ class Server:
           population: The population.
           tasks: The population's tasks by name; the store must have them.
           store: Store of the population's lease and commits; `stop` leaves it open.
-          endpoint: Address to listen on, and certificate that devices see there.
-          attestation: Verifier of devices' tokens; with None, every connection counts as a device.
+          endpoint: Address to listen on, certificate, and what is let in there.
           pace: Function that draws when a device is to check in again, like a
             `pace_steering.TurnsAhead`.
           observer: Callbacks for events and counts; none if None.
-          limits: Limits on what devices may use; the defaults if None.
           clock: Function that returns the seconds since 1970.
           randomness: Source of choices among devices; the operating system's if None.
           progress: Callback for progress lines of `start`, while it waits for the lease.
@@ -106,13 +107,15 @@ class Server:
         self._store = store
         self._identity = tls.load(endpoint.certificate, endpoint.key)
         self._attestation = (
-            None if attestation is None else attesting.LockedAttestation(attestation)
+            None
+            if endpoint.attestation is None
+            else attesting.LockedAttestation(endpoint.attestation)
         )
         self._pace = pace
         self._observer = observer_lib.Observer() if observer is None else observer
         self._wanted_address = endpoint.address
         self._names = tuple(endpoint.names) or self._identity.names
-        self._limits = limits_lib.Limits() if limits is None else limits
+        self._limits = endpoint.limits
         self._clock = clock
         self._random = random.SystemRandom() if randomness is None else randomness
         self._progress = progress
