@@ -6,6 +6,8 @@ To write the page again: `python -m verification.statement_examples > docs/state
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import textwrap
 from collections.abc import Iterator
 
 from tff_dpftrl.accounting import composition, statement
@@ -22,10 +24,11 @@ from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 _HEAD = """# Statements
 
-The privacy statement of each kind of run (`privacy_statement.md`; `privacy_statement.json` says the
-same for programs).
-All figures are of made-up runs that trained nothing. A test renders this page again.
+The privacy statement of each kind of run, as in `privacy_statement.md`, but with lines wrapped.
+`privacy_statement.json` says the same for programs. All figures are of made-up runs that trained
+nothing. A test renders this page again.
 """
+_WIDTH = 118  # Characters in a line, after the quotation mark.
 _NUM_USERS = 20_000
 _FACTS = facts_lib.Facts(
     vocabulary_source="the docstrings of the standard library",
@@ -130,12 +133,27 @@ def examples() -> Iterator[tuple[str, statement.PrivacyStatement]]:
     yield "A served task with secure aggregation", _served(secure)
 
 
+def _wrapped(line: str) -> list[str]:
+    """Breaks a line of Markdown into short ones that are rendered in the same way."""
+    if line.startswith("|"):
+        return [line]
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.wrap(
+        line,
+        _WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [""]
+
+
 def page() -> str:
     """Renders docs/statements.md."""
     parts = [_HEAD]
     for title, example in examples():
         parts.append(f"## {title}\n")
-        parts.append("\n".join(f"> {line}".rstrip() for line in example.to_markdown().split("\n")))
+        lines = itertools.chain.from_iterable(map(_wrapped, example.to_markdown().split("\n")))
+        parts.append("\n".join(f"> {line}".rstrip() for line in lines))
     return "\n".join(parts) + "\n"
 
 
