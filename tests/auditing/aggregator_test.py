@@ -4,7 +4,8 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
+
+tff = pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
 
 import tff_dpftrl
 from tests.auditing import planted_bugs

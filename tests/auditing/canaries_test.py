@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
+
+tff = pytest.importorskip("tensorflow_federated", reason="audits processes of TFF")
 
 from tff_dpftrl.aggregators import dp_ftrl, sampled_gaussian
 from tff_dpftrl.auditing import canaries as canaries_lib

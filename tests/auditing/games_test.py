@@ -2,7 +2,8 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
+
+tff = pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
 
 import tff_dpftrl
 from tff_dpftrl.auditing import games, playing

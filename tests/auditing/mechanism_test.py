@@ -2,7 +2,8 @@ import math
 import sys
 
 import pytest
-import tensorflow_federated as tff
+
+tff = pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
 
 import tff_dpftrl
 from tests.auditing import planted_bugs

@@ -3,7 +3,8 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
+
+tff = pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
 
 from tff_dpftrl.auditing import playing
 

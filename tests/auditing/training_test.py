@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
+
+tff = pytest.importorskip("tensorflow_federated", reason="audits processes of TFF")
 
 from tests.auditing.fixed_seeds import fixed_seeds  # noqa: F401
 from tff_dpftrl.accounting import guarantee

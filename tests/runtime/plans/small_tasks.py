@@ -6,9 +6,11 @@ import collections
 import dataclasses
 
 import numpy as np
+import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 from cryptography.hazmat.primitives.asymmetric import ed25519
+
+tff = pytest.importorskip("tensorflow_federated", reason="makes tasks with TFF")
 
 from tff_dpftrl import aggregators
 from tff_dpftrl.discretization import grid
