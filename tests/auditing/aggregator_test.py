@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-tff = pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
+pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
+
+import tensorflow_federated as tff
 
 import tff_dpftrl
 from tests.auditing import planted_bugs

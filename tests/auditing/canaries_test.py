@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-tff = pytest.importorskip("tensorflow_federated", reason="audits processes of TFF")
+pytest.importorskip("tensorflow_federated", reason="audits processes of TFF")
+
+import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import dp_ftrl, sampled_gaussian
 from tff_dpftrl.auditing import canaries as canaries_lib

@@ -3,7 +3,9 @@ import sys
 import numpy as np
 import pytest
 
-tff = pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
+pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
+
+import tensorflow_federated as tff
 
 import tff_dpftrl
 from tff_dpftrl.auditing import games, playing

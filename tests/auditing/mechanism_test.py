@@ -3,7 +3,9 @@ import sys
 
 import pytest
 
-tff = pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
+pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
+
+import tensorflow_federated as tff
 
 import tff_dpftrl
 from tests.auditing import planted_bugs

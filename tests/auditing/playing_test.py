@@ -4,7 +4,9 @@ import sys
 import numpy as np
 import pytest
 
-tff = pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
+pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
+
+import tensorflow_federated as tff
 
 from tff_dpftrl.auditing import playing
 

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-tff = pytest.importorskip("tensorflow_federated", reason="audits processes of TFF")
+pytest.importorskip("tensorflow_federated", reason="audits processes of TFF")
+
+import tensorflow_federated as tff
 
 from tests.auditing.fixed_seeds import fixed_seeds  # noqa: F401
 from tff_dpftrl.accounting import guarantee

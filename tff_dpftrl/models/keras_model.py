@@ -49,7 +49,7 @@ def read(
     variables = [keras_versions.tensorflow_variable(v) for v in model.trainable_variables]
 
     def scores(weights, words, training):
-        # Keras 3 opens a scope of the model's name, which must not begin with "_" outside of others.
+        # Keras 3 opens a scope of the model's name; one that begins with "_" must be in another.
         with tf.name_scope("model"), _replaced(variables, weights):
             return model(words, training=training)
 

@@ -10,7 +10,9 @@ import pytest
 import tensorflow as tf
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-tff = pytest.importorskip("tensorflow_federated", reason="makes tasks with TFF")
+pytest.importorskip("tensorflow_federated", reason="makes tasks with TFF")
+
+import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators
 from tff_dpftrl.discretization import grid
