@@ -14,6 +14,7 @@ from tests.numpy_noise import example_strategies
 from tff_dpftrl.accounting import statement_sentences
 from tff_dpftrl.mechanisms import restarts
 from tff_dpftrl.numpy_noise import philox
+from tff_dpftrl.participation import ledger_rules
 from tff_dpftrl.private_round import clipping, fixed_clip, interface
 
 _SEED = 2**127 + 12345
@@ -88,6 +89,30 @@ def test_a_round_is_drawn_once_and_in_its_turn():
         resumed.next(1)
     np.testing.assert_array_equal(resumed.next(0)["w"], first)
     assert np.all(stream.next(1)["w"] != first)
+
+
+def test_a_ledger_admits_the_repeated_round_and_refuses_another_noise(tmp_path):
+    schema = tff_dpftrl.MinSep(num_rounds=4, min_sep=1, max_participations=4)
+    stream, other = _stream(_BLT), _stream(_BLT)
+    state = stream.state()
+    with tff_dpftrl.Ledger.create(tmp_path / "l", schema, initial_checkpoint="start") as ledger:
+
+        def begin(stream, cohort):
+            return ledger.begin_round(
+                stream.round_index,
+                cohort,
+                noise_fingerprint=stream.noise_fingerprint,
+                checkpoint_fingerprint="start",
+            )
+
+        assert not begin(stream, ["a", "b"])
+        stream.next(0)
+        resumed = tff_dpftrl.NoiseStream.from_state(state)
+        assert begin(resumed, ["a", "b"])
+        for again, cohort in ((resumed, ["a"]), (other, ["a", "b"])):
+            with pytest.raises(ledger_rules.ReplayRefusal):
+                begin(again, cohort)
+    assert resumed.noise_fingerprint != stream.noise_fingerprint
 
 
 @pytest.mark.parametrize("name", ["blt", "banded-toeplitz"])

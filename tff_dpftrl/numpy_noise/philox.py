@@ -27,7 +27,7 @@ def seed_from_int(value: int) -> Seed:
 def derive(seed: Seed, index: int) -> Seed:
     """Derives the sub-seed number `index` of a seed, as `private_round.seeds.derive` does."""
     key, upper = _key_and_counter(seed)
-    return tuple(map(int, _block((index & _MASK, index >> 32, *upper), key)))
+    return _block((index & _MASK, index >> 32, *upper), key)
 
 
 def words(seed: Seed, size: int) -> np.ndarray:

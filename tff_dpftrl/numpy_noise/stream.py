@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import hashlib
 import json
 import operator
 import secrets
@@ -101,7 +102,13 @@ class NoiseStream:
         """Index of the next round: the number of rounds whose noise was drawn."""
         return self._position[0]
 
-    def next(self, round_index: int) -> list[np.ndarray] | dict[str, np.ndarray]:
+    @property
+    def noise_fingerprint(self) -> str:
+        """Fingerprint of the next round's noise, for `Ledger.begin_round`; it tells no seed."""
+        text = f"tff_dpftrl noise of round {self.round_index} from seed {self._seed}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def next(self, round_index: int) -> Any:
         """Draws the noise of the next round.
 
         A round of which nothing is released uses up its index all the same: draw its noise
