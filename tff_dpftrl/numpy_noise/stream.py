@@ -1,8 +1,10 @@
 """Noise of a DP-FTRL run as a stream of NumPy arrays, with its guarantee.
 
-stream = tff_dpftrl.NoiseStream(strategy, noise_multiplier=z, clip_norm=c, template=params)
-noise = stream.next(t)  # Add it to the sum of round t's clipped updates, then divide.
-claim = stream.guarantee(schema, delta=1e-6)
+    stream = tff_dpftrl.NoiseStream(strategy, noise_multiplier=z, clip_norm=c, template=params)
+    noise = stream.next(t)  # Add it to the sum of round t's clipped updates, then divide.
+    claim = stream.guarantee(schema, delta=1e-6)
+
+docs/other_frameworks.md has whole loops.
 """
 
 from __future__ import annotations
