@@ -63,7 +63,7 @@ test-distributed: $(READY)
 	$(BIN)/python -m pytest -m "slow or not slow" tests/execution/ray_clients_test.py \
 	  tests/runtime/cluster tests/cli/serve_test.py
 
-ROOMS ?= participation discretization accounting mechanisms private_round secure_sums runs execution
+ROOMS ?= participation discretization accounting mechanisms numpy_noise private_round secure_sums runs execution
 MUTANTS ?= 20
 mutants: $(READY)
 	$(BIN)/python -m verification.mutants $(ROOMS) --sample $(MUTANTS)

@@ -1,10 +1,11 @@
-"""Cost of making the noise of one round in plain TensorFlow, without TFF.
+"""Cost of making the noise of one round in plain TensorFlow, without TFF, and in NumPy.
 
     python benchmarks/noise_kernels.py [--size 4400000] [--repeats 15]
 
 One line a mechanism: milliseconds (median) and the ratio to one draw of the same
 size by `tf.random.stateless_normal` (median over the repeats of the ratio within a
-repeat, so that a busy machine disturbs it little). "identity" is our own draw.
+repeat, so that a busy machine disturbs it little). "identity" is our own draw; rows that
+end in "NumPy" are of `tff_dpftrl.NoiseStream`, with the ratio to TensorFlow's in the same repeat.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl.mechanisms import banded_toeplitz, blt, identity, inverse_banded, tree
+from tff_dpftrl.numpy_noise import stream as numpy_stream
 from tff_dpftrl.private_round import noise_stream
 
 _REFERENCE = "one Gaussian draw"
+_FIRST_ROUND = 777  # In mid-run.
+_IN_NUMPY = ", NumPy"
 _NUM_ROUNDS_PLANNED = 2000
 _DECAY = (0.9999999999921251, 0.9944453083640997, 0.8985923474607591, 0.4912001418098778, 0.2)
 _SCALE = (0.0070314825502323835, 0.10613806907600574, 0.1898159060327625, 0.1966594748, 0.05)
@@ -41,13 +45,22 @@ def _stepper(strategy, size, seed):
     """A function that makes the noise of the next round each time it is called."""
     stream = noise_stream.NoiseStream(strategy.noise_recipe(), [[size]])
     step = tf.function(stream.next)
-    state = {"t": 777, "buffer": stream.initial_buffer()}
+    state = {"t": _FIRST_ROUND, "buffer": stream.initial_buffer()}
 
     def run():
         _, state["buffer"] = step(state["buffer"], tf.constant(state["t"], tf.int64), seed)
         state["t"] += 1
 
     return run
+
+
+def _numpy_stepper(strategy, size):
+    """A function that makes the noise of the next round in NumPy each time it is called."""
+    stream = numpy_stream.NoiseStream(
+        strategy, noise_multiplier=1.0, clip_norm=1.0, template=[(size,)]
+    )
+    stream = numpy_stream.NoiseStream.from_state(stream.state() | {"round_index": _FIRST_ROUND})
+    return lambda: stream.next(stream.round_index)
 
 
 def main() -> None:
@@ -59,7 +72,9 @@ def main() -> None:
     seed = tf.constant([1, 2], tf.int64)
     draw = tf.function(lambda: tf.random.stateless_normal([args.size], seed))
     runs = {_REFERENCE: draw}
-    runs |= {name: _stepper(strategy, args.size, seed) for name, strategy in _strategies().items()}
+    for name, strategy in _strategies().items():
+        runs[name] = _stepper(strategy, args.size, seed)
+        runs[name + _IN_NUMPY] = _numpy_stepper(strategy, args.size)
     seconds = collections.defaultdict(list)
     for repeat in range(args.repeats + 2):
         for name, run in runs.items():
@@ -69,9 +84,9 @@ def main() -> None:
                 seconds[name].append(time.perf_counter() - start)
     print(f"{args.size / 1e6:.1f}M float32, {args.repeats} repeats")
     print(f"{'noise':<20}{'ms':>8}{'ratio':>8}")
-    reference = np.asarray(seconds[_REFERENCE])
     for name, values in seconds.items():
-        ratio = np.median(np.asarray(values) / reference)
+        peer = name.removesuffix(_IN_NUMPY) if name.endswith(_IN_NUMPY) else _REFERENCE
+        ratio = np.median(np.asarray(values) / np.asarray(seconds[peer]))
         print(f"{name:<20}{1e3 * np.median(values):>8.1f}{ratio:>8.2f}")
 
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "tff_dpftrl"
-_MATHS = ("participation", "mechanisms", "accounting", "discretization")
+_MATHS = ("participation", "mechanisms", "accounting", "discretization", "numpy_noise")
 _WITHOUT_TFF = (*_MATHS, "private_round", "models", "data", "runs", "finetuning")
 _FEDERATED = (*_MATHS, "private_round", "aggregators", "learning", "execution", "models", "data")
 # What each package may import of ours, besides itself and the files at the top.
@@ -20,6 +20,7 @@ _ALLOWED = {
     "mechanisms": ("participation",),
     "discretization": (),
     "accounting": ("participation", "mechanisms", "discretization"),
+    "numpy_noise": ("participation", "mechanisms", "accounting"),
     "private_round": ("mechanisms", "discretization"),
     "aggregators": (*_MATHS, "private_round", "execution"),
     "learning": (*_MATHS, "private_round", "aggregators", "models", "data"),

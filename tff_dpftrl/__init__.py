@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         learning,
         mechanisms,
         models,
+        numpy_noise,
         participation,
         private_round,
         runs,
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from tff_dpftrl.mechanisms.table import Options as MechanismOptions
     from tff_dpftrl.mechanisms.table import build as build_strategy
     from tff_dpftrl.mechanisms.tree import FullTree, Tree
+    from tff_dpftrl.numpy_noise.stream import NoiseStream
     from tff_dpftrl.participation.cohorts import (
         CohortSampler,
         MinSepSampler,
@@ -132,6 +134,7 @@ __all__ = [
     "optimize_banded_toeplitz",
     "optimize_bifr",
     "optimize_blt",
+    "NoiseStream",
     # Accounting and privacy statements.
     "Guarantee",
     "dp_ftrl_guarantee",
@@ -181,6 +184,7 @@ __all__ = [
     "learning",
     "mechanisms",
     "models",
+    "numpy_noise",
     "participation",
     "private_round",
     "runs",
@@ -222,6 +226,7 @@ _MODULE_OF = {
     "optimize_banded_toeplitz": "mechanisms.banded_toeplitz_optimize",
     "optimize_bifr": "mechanisms.inverse_banded_optimize",
     "optimize_blt": "mechanisms.blt_optimize",
+    "NoiseStream": "numpy_noise.stream",
     "Guarantee": "accounting.guarantee",
     "dp_ftrl_guarantee": "accounting.guarantee",
     "epsilon_so_far": "accounting.guarantee",

@@ -157,3 +157,28 @@ def delta(value: Any, name: str = "delta") -> float:
       UsageError: If it is not such a number.
     """
     return number(name, value, above=0, below=1, remedy="Try 1e-10.")
+
+
+def seed(name: str, value: Any) -> int | None:
+    """Checks for the seed of a run's noise: None, or an integer in [0, 2^128).
+
+    Args:
+      name: Name of the argument, for the message.
+      value: Value that the caller gave.
+
+    Returns:
+      The value as an `int`; None if it is None.
+
+    Raises:
+      UsageError: If it is neither.
+    """
+    if value is None:
+        return None
+    try:
+        as_int = operator.index(value)
+    except TypeError:
+        as_int = -1
+    if not 0 <= as_int < 1 << 128:
+        wanted = "None or an integer in [0, 2**128)"
+        raise UsageError(_message(name, wanted, value, "Leave it None for a private run."))
+    return as_int

@@ -123,6 +123,18 @@ def _tff_program():
     )
 
 
+def _noise():
+    schema = _SAMPLER.schema
+    return {
+        "strategy": tff_dpftrl.optimize_blt(schema),
+        "schema": schema,
+        "z": 1.0,
+        "c": 0.5,
+        "params": [np.zeros([2, 3])],
+        "t": 0,
+    }
+
+
 def _exported():
     trained = trained_model.find(toy_model.write(pathlib.Path("run"))).load()
     saved_model.write("exported", trained)
@@ -181,6 +193,7 @@ _GIVEN = {
     "auditing.training:audit_training": _learning,
     "execution.__init__": lambda: {},
     "execution.compiled_process:compile_process": _learning,
+    "numpy_noise.stream": _noise,
     "private_round.interface": lambda: {
         "private_round": _steps()["private_round"],
         "shapes": [(4,)],

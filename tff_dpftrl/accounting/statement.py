@@ -109,6 +109,7 @@ def dp_ftrl_statement(
             sentences.NO_SAMPLING,
             sentences.one_client(unit_of_privacy, data_in_one_place),
             sentences.norm_bound(claim.adaptive_clipping),
+            *([sentences.CLIPPED_BY_CALLER] if claim.clipped_by_caller else []),
             sentences.NOISE_USED_ONCE,
             *_vocabulary_assumed(facts),
         ),

@@ -57,6 +57,10 @@ CHOICE_AMONG_RUNS = (
 NO_SAMPLING = "No random sampling of clients is assumed."
 SECRET_SAMPLING = "The samples are drawn independently, by a secret generator, and stay secret."
 NOISE_USED_ONCE = "The noise of one run is used for one sequence of cohorts only."
+CLIPPED_BY_CALLER = (
+    "Code outside this package clips and sums, and adds the noise of each round to the sum of that "
+    "round and to no other: nothing here has checked it."
+)
 MATRIX_ACCOUNTING = (
     "rho-zCDP of the matrix mechanism, rho = (S · clip_norm_inflation)² / (2 z²) with the "
     "sensitivity S under the participation schema; (epsilon, delta) is exact for the equivalent "

@@ -77,7 +77,7 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
         """
         self.encoding = encoding
         self.clip_norm = clipping.check_clip_norm("clip_norm", clip_norm)
-        self._rotation_seed = seeds.check_deterministic_seed(rotation_seed)
+        self._rotation_seed = validation.seed("rotation_seed", rotation_seed)
 
     @property
     def contribution_norm(self) -> float:

@@ -1,4 +1,4 @@
-"""Noise recipes: the numbers with which TensorFlow streams C⁻¹ z.
+"""Noise recipes: the numbers with which `private_round` and `numpy_noise` stream C⁻¹ z.
 
 Only numbers cross from the maths to TensorFlow. Each recipe defines
 the noise ẑ_t emitted in round t = 0, 1, ... as a function of the i.i.d.
@@ -8,7 +8,15 @@ standard Gaussian draws z (later scaled by noise_multiplier · clip_norm).
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from tff_dpftrl import validation
+
+LEVEL_STRIDE = 1 << 40
+"""Distance of the draws of two levels: node (level, position) has draw level · stride + position.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +58,47 @@ class TreeNoise:
     num_levels: int
     variance_reduction: bool
 
+    @property
+    def max_rounds(self) -> int:
+        """Number of rounds that the tree has fresh draws for."""
+        return 2**self.num_levels - 1
+
+    def descent(self) -> TreeDescent:
+        """Computes the scales with which a tree with variance reduction is sampled top down.
+
+        Returns:
+          Standard deviations and slopes, as `private_round.tree_kernels` derives them.
+        """
+        variance = [1.0]
+        for _ in range(self.num_levels - 1):
+            variance.append(2 * variance[-1] / (1 + 2 * variance[-1]))
+        variance = np.asarray(variance)
+        node, child = variance[1:], variance[:-1]
+        left = child - node / 4
+        slope = -node / (4 * child - node)
+        return TreeDescent(
+            np.sqrt(variance).astype(np.float32),
+            np.sqrt(left).astype(np.float32),
+            slope.astype(np.float32),
+            np.sqrt(left * (1 - slope**2)).astype(np.float32),
+        )
+
+
+class TreeDescent(NamedTuple):
+    """Scales of the draws of a tree with variance reduction, float32.
+
+    Attributes:
+      root_stddev: Standard deviation of the estimate of a root, by its level.
+      left_stddev: Standard deviation of U at a node; entry h − 1 is of level h, as below.
+      slope: Regression coefficient κ of W on U.
+      right_stddev: Standard deviation of the part of W that is independent of U.
+    """
+
+    root_stddev: np.ndarray
+    left_stddev: np.ndarray
+    slope: np.ndarray
+    right_stddev: np.ndarray
+
 
 @dataclasses.dataclass(frozen=True)
 class BandedNoise:
@@ -65,6 +114,11 @@ class BandedNoise:
 
     rows: tuple[tuple[float, ...], ...]
 
+    @property
+    def max_rounds(self) -> int | None:
+        """Number of rounds that the rows are defined for; None if any."""
+        return None if len(self.rows) == 1 else len(self.rows)
+
 
 @dataclasses.dataclass(frozen=True)
 class InverseBandedNoise:
@@ -78,6 +132,11 @@ class InverseBandedNoise:
     """
 
     rows: tuple[tuple[float, ...], ...]
+
+    @property
+    def max_rounds(self) -> int | None:
+        """Number of rounds that the rows are defined for; None if any."""
+        return None if len(self.rows) == 1 else len(self.rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,3 +156,33 @@ BlockRecipe: TypeAlias = (
     IdentityNoise | BufferedNoise | TreeNoise | BandedNoise | InverseBandedNoise
 )
 NoiseRecipe: TypeAlias = BlockRecipe | RestartedNoise
+
+
+def blocks(recipe: NoiseRecipe) -> tuple[BlockRecipe, tuple[int, ...]]:
+    """Splits a recipe into that of a block and the first rounds of the blocks.
+
+    Args:
+      recipe: Recipe, with restarts or without.
+
+    Returns:
+      The recipe of every block, and the blocks' first rounds: (0,) without restarts.
+
+    Raises:
+      ValueError: If the restarts do not begin with round 0 and increase.
+    """
+    if not isinstance(recipe, RestartedNoise):
+        return recipe, (0,)
+    starts = tuple(recipe.starts)
+    if starts[:1] != (0,) or any(np.diff(starts) <= 0):
+        raise validation.UsageError(
+            f"starts must begin with 0 and increase strictly, got {list(starts)}."
+        )
+    return recipe.recipe, starts
+
+
+def beyond_horizon(max_rounds: int) -> str:
+    """Returns the message that refuses a round after the last one that is defined."""
+    return (
+        f"This noise is defined for {max_rounds} rounds, which have all been run; noise "
+        "beyond them would be too weak. Build the strategy for more rounds."
+    )

@@ -214,7 +214,7 @@ class AdaptiveClipRound(interface.PrivateRound):
                 remedy="Encoding cannot make a client's contribution smaller.",
             )
         self.unit_inflation = unit_inflation
-        self.deterministic_seed = seeds.check_deterministic_seed(deterministic_seed)
+        self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
         self._recipe = strategy.noise_recipe()
 
     @property

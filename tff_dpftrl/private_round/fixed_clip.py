@@ -88,7 +88,7 @@ class FixedClipRound(interface.PrivateRound):
         self.noise_multiplier = validation.noise_multiplier(noise_multiplier)
         self.clipping = clipping
         self.clients_per_round = summation.check_clients_per_round(clients_per_round)
-        self.deterministic_seed = seeds.check_deterministic_seed(deterministic_seed)
+        self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
         self.encoded_norm = validation.number(
             "encoded_norm",
             clipping.constant_norm if encoded_norm is None else encoded_norm,

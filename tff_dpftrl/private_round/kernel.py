@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from tff_dpftrl.mechanisms import noise_recipe
+
 Draw: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 """Function from an int64 scalar i to the i-th float32 vector of independent N(0, 1)."""
 
@@ -61,10 +63,7 @@ def within_horizon(t: tf.Tensor, max_rounds: int | None) -> tf.Tensor:
     check = tf.debugging.assert_less(
         t,
         tf.constant(max_rounds, tf.int64),
-        message=(
-            f"This noise is defined for {max_rounds} rounds, which have all been run; noise "
-            "beyond them would be too weak. Build the strategy for more rounds."
-        ),
+        message=noise_recipe.beyond_horizon(max_rounds),
     )
     with tf.control_dependencies([] if check is None else [check]):
         return tf.identity(t)

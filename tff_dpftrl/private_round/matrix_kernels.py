@@ -60,7 +60,7 @@ class BandedKernel(kernel.Kernel):
         """
         rows = np.asarray(recipe.rows, np.float64)
         self._toeplitz = len(rows) == 1
-        self.max_rounds = None if self._toeplitz else len(rows)
+        self.max_rounds = recipe.max_rounds
         self.num_buffers = rows.shape[1] - 1
         self._inverse_diagonal = (1 / rows[:, 0]).astype(np.float32)
         self._bands = (rows[:, 1:] / rows[:, :1]).astype(np.float32)
@@ -94,7 +94,7 @@ class InverseBandedKernel(kernel.Kernel):
           recipe: Bands of C⁻¹.
         """
         self._toeplitz = len(recipe.rows) == 1
-        self.max_rounds = None if self._toeplitz else len(recipe.rows)
+        self.max_rounds = recipe.max_rounds
         lengths = np.asarray([len(row) for row in recipe.rows], np.int64)
         self._lengths = lengths
         self._offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)

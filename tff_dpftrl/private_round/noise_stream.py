@@ -88,16 +88,7 @@ class NoiseStream:
           ValueError: If `recipe` is unknown or its restarts do not begin with
             round 0 and increase.
         """
-        if isinstance(recipe, noise_recipe.RestartedNoise):
-            self.starts = tuple(recipe.starts)
-            block_recipe = recipe.recipe
-        else:
-            self.starts = (0,)
-            block_recipe = recipe
-        if self.starts[:1] != (0,) or any(np.diff(self.starts) <= 0):
-            raise validation.UsageError(
-                f"starts must begin with 0 and increase strictly, got {list(self.starts)}."
-            )
+        block_recipe, self.starts = noise_recipe.blocks(recipe)
         self._shapes = [tuple(shape) for shape in shapes]
         self._sizes = [int(np.prod(shape)) for shape in self._shapes]
         self._max_rounds = max_rounds

@@ -104,7 +104,7 @@ class SampledGaussianRound(interface.PrivateRound):
         self.noise_multiplier = validation.noise_multiplier(noise_multiplier)
         self.estimator = estimator
         self.weight_cap = validation.positive("weight_cap", weight_cap)
-        self.deterministic_seed = seeds.check_deterministic_seed(deterministic_seed)
+        self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
 
     @override
     def initial_state(self, shapes):

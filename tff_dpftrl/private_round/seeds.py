@@ -11,8 +11,6 @@ read from the operating system's generator.
 
 from __future__ import annotations
 
-import operator
-
 import tensorflow as tf
 
 from tff_dpftrl import validation
@@ -55,32 +53,6 @@ def root_seed_from_os() -> tf.Tensor:
     return seed
 
 
-def check_deterministic_seed(seed: int | None) -> int | None:
-    """Returns `seed` as a Python integer after checking its range.
-
-    Args:
-      seed: Seed to check: None, or an integer in [0, 2^128).
-
-    Returns:
-      The same seed.
-
-    Raises:
-      ValueError: If it is neither.
-    """
-    if seed is None:
-        return None
-    try:
-        as_int = operator.index(seed)
-    except TypeError:
-        as_int = -1
-    if not 0 <= as_int < _WORD**2:
-        raise validation.UsageError(
-            f"deterministic_seed must be None or an integer in [0, 2**128), got {seed!r}. "
-            "Leave it None for a private run."
-        )
-    return as_int
-
-
 def root_seed(deterministic_seed: int | None) -> tf.Tensor:
     """Returns the root seed of a run: from the operating system, or the given one.
 
@@ -94,7 +66,7 @@ def root_seed(deterministic_seed: int | None) -> tf.Tensor:
     Raises:
       ValueError: If `deterministic_seed` is out of range.
     """
-    deterministic_seed = check_deterministic_seed(deterministic_seed)
+    deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
     if deterministic_seed is None:
         return root_seed_from_os()
     words = [deterministic_seed % _WORD, deterministic_seed // _WORD]

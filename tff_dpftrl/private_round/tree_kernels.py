@@ -11,14 +11,11 @@ emitted in round t is
 
 from __future__ import annotations
 
-import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.private_round import kernel
-
-_LEVEL_STRIDE = 1 << 40  # Node (level, position) has draw index level * stride + position.
 
 
 def _bits(t: tf.Tensor, num_bits: int) -> tf.Tensor:
@@ -50,7 +47,7 @@ class VanillaTreeKernel(kernel.Kernel):
           recipe: Tree without variance reduction.
         """
         self._num_levels = recipe.num_levels
-        self.max_rounds = 2**recipe.num_levels - 1
+        self.max_rounds = recipe.max_rounds
 
     @override
     def step(self, buffer, t, draw):
@@ -58,7 +55,7 @@ class VanillaTreeKernel(kernel.Kernel):
         spine = tf.bitwise.right_shift(t, levels)
         ones = tf.cast(_bits(t, self._num_levels), tf.int64)
         completed = tf.reduce_sum(tf.math.cumprod(ones))
-        ids = levels * _LEVEL_STRIDE + tf.where(levels < completed, spine - 1, spine)
+        ids = levels * noise_recipe.LEVEL_STRIDE + tf.where(levels < completed, spine - 1, spine)
         # Not `==`: in the graphs that TFF builds it compares identities.
         is_top = tf.cast(tf.equal(levels, completed), tf.float32)
         weights = tf.where(levels < completed, -1.0, is_top)
@@ -94,19 +91,8 @@ class ReducedTreeKernel(kernel.Kernel):
           recipe: Tree with variance reduction.
         """
         self._num_levels = recipe.num_levels
-        self.max_rounds = 2**recipe.num_levels - 1
-        variance = [1.0]
-        for _ in range(recipe.num_levels - 1):
-            variance.append(2 * variance[-1] / (1 + 2 * variance[-1]))
-        variance = np.asarray(variance)
-        node, child = variance[1:], variance[:-1]
-        left = child - node / 4
-        slope = -node / (4 * child - node)
-        self._root_stddev = np.sqrt(variance).astype(np.float32)
-        # Entry h - 1 belongs to a node at level h.
-        self._left_stddev = np.sqrt(left).astype(np.float32)
-        self._slope = slope.astype(np.float32)
-        self._right_stddev = np.sqrt(left * (1 - slope**2)).astype(np.float32)
+        self.max_rounds = recipe.max_rounds
+        self._scales = recipe.descent()
 
     @override
     def step(self, buffer, t, draw):
@@ -123,12 +109,16 @@ class ReducedTreeKernel(kernel.Kernel):
         u_weight = tf.where(on_spine, -1.0, tf.where(goes_right, 0.0, scale))
         w_weight = tf.where(on_spine, scale - 1.0, tf.where(goes_right, scale, 0.0))
         below_root = levels <= height
-        first = tf.where(below_root, (u_weight + w_weight * self._slope) * self._left_stddev, 0.0)
-        second = tf.where(below_root, w_weight * self._right_stddev, 0.0)
-        root = tf.gather(self._root_stddev, height) * tf.pow(2.0, -tf.cast(height, tf.float32))
+        first = tf.where(
+            below_root, (u_weight + w_weight * self._scales.slope) * self._scales.left_stddev, 0.0
+        )
+        second = tf.where(below_root, w_weight * self._scales.right_stddev, 0.0)
+        root = tf.gather(self._scales.root_stddev, height) * tf.pow(
+            2.0, -tf.cast(height, tf.float32)
+        )
         nodes = tf.bitwise.right_shift(t, levels)
-        ids = levels * _LEVEL_STRIDE + 2 * nodes
-        root_id = (self._num_levels + height) * _LEVEL_STRIDE
+        ids = levels * noise_recipe.LEVEL_STRIDE + 2 * nodes
+        root_id = (self._num_levels + height) * noise_recipe.LEVEL_STRIDE
         return (
             _weighted_draws(
                 tf.concat([root_id[tf.newaxis], ids, ids + 1], 0),

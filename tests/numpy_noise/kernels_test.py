@@ -1,0 +1,63 @@
+"""Kernels, run on a basis, are the noise of the strategy's dense matrix."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from tests.numpy_noise.example_strategies import ROUNDS, STRATEGIES
+from tff_dpftrl.mechanisms import noise_recipe
+from tff_dpftrl.numpy_noise import kernels
+
+
+def _run_on_basis(recipe):
+    """Map from draws to noise, [rounds, number of draws]; each round is run twice."""
+    kernel, columns = kernels.build(recipe), {}
+    size = 16 * ROUNDS
+
+    def draw(index):
+        drawn = np.zeros(size, np.float32)
+        drawn[columns.setdefault(index, len(columns))] = 1.0
+        return drawn
+
+    # Anything in the buffer of a block's first round must be ignored.
+    buffer = np.full([kernel.num_buffers, size], 1e6, np.float32)
+    rows = []
+    for t in range(ROUNDS):
+        interrupted, _ = kernel.step(buffer, t, draw)
+        noise, buffer = kernel.step(buffer, t, draw)
+        np.testing.assert_array_equal(noise, interrupted)
+        assert noise.dtype == buffer.dtype == np.float32
+        assert not np.shares_memory(noise, buffer)
+        rows.append(noise)
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_noise_has_the_covariance_of_the_dense_matrix(name):
+    strategy = STRATEGIES[name]
+    streamed = _run_on_basis(strategy.noise_recipe())
+    matrix = strategy.noise_matrix(ROUNDS)
+    # float32 rounds each of at most 31 terms a round, of a size of at most the largest entry.
+    scale = np.max(np.abs(matrix @ matrix.T))
+    np.testing.assert_allclose(streamed @ streamed.T, matrix @ matrix.T, atol=1e-5 * scale)
+    if strategy.strategy_matrix(ROUNDS).shape == (ROUNDS, ROUNDS):  # No tree.
+        scale = np.max(np.abs(matrix))
+        np.testing.assert_allclose(streamed[:, :ROUNDS], matrix, atol=1e-5 * scale)
+
+
+def test_strategies_can_be_told_apart():
+    noise = STRATEGIES["tree"].noise_matrix(ROUNDS)
+    vanilla = STRATEGIES["vanilla-tree"].noise_matrix(ROUNDS)
+    assert np.max(np.abs(noise @ noise.T - vanilla @ vanilla.T)) > 0.1
+
+
+def test_recipes_of_other_kinds_are_refused():
+    with pytest.raises(ValueError, match="recipe for one block"):
+        kernels.build(noise_recipe.RestartedNoise(noise_recipe.IdentityNoise(), (0,)))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,239 @@
+"""Streams draw what `private_round` draws, go on after a crash, and claim what holds."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tff_dpftrl
+from tests.numpy_noise import example_strategies
+from tff_dpftrl.accounting import statement_sentences
+from tff_dpftrl.mechanisms import restarts
+from tff_dpftrl.numpy_noise import philox
+from tff_dpftrl.participation import ledger_rules
+from tff_dpftrl.private_round import clipping, fixed_clip, interface
+
+_SEED = 2**127 + 12345
+_TEMPLATE = {"w": (3, 5), "b": np.zeros(4), "scale": ()}
+_STRATEGIES = {
+    **example_strategies.STRATEGIES,
+    "restarted-blt": restarts.Restarted(example_strategies.STRATEGIES["blt"], (0, 4, 9)),
+    "restarted-tree": restarts.Restarted(tff_dpftrl.Tree(7), (0, 5, 11)),
+    "restarted-banded": restarts.Restarted(
+        example_strategies.STRATEGIES["banded-toeplitz"], (0, 6)
+    ),
+}
+_BLT = _STRATEGIES["blt"]
+
+
+def _stream(strategy, **options):
+    options = {"noise_multiplier": 3.0, "clip_norm": 0.5, "template": _TEMPLATE} | options
+    return tff_dpftrl.NoiseStream(strategy, **options)
+
+
+@pytest.mark.parametrize("name", _STRATEGIES)
+def test_noise_is_that_of_the_private_round_in_tensorflow(name):
+    strategy, shapes = _STRATEGIES[name], [(3, 5), (4,), ()]
+    in_tensorflow = fixed_clip.FixedClipRound(
+        strategy,
+        noise_multiplier=3.0,
+        clipping=clipping.FlatClipping(0.5),
+        clients_per_round=1,
+        deterministic_seed=_SEED,
+    )
+    nobody = interface.Contribution([tf.zeros(shape, tf.float64) for shape in shapes])
+    release = tf.function(lambda state: in_tensorflow.release(state, nobody)[:2])
+    state, stream = in_tensorflow.initial_state(shapes), _stream(strategy, seed=_SEED)
+    for t in range(13):
+        state, expected = release(state)
+        noise = stream.next(t)
+        assert list(noise) == list(_TEMPLATE)
+        for ours, theirs, shape in zip(noise.values(), expected, shapes, strict=True):
+            assert ours.dtype == np.float32 and ours.shape == shape
+            # z · clip norm is 1.5; unit noise and the terms of its sum stay below 20, and each
+            # of up to 13 terms differs by float32 rounding: 1.5 · 20 · 13 · 2^-23.
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=5e-5)
+            assert np.all(np.abs(theirs) > 1e-4)  # So that zeros would not pass.
+
+
+@pytest.mark.parametrize("name", _STRATEGIES)
+def test_noise_goes_on_bit_for_bit_from_a_saved_state(name, tmp_path):
+    stream = _stream(_STRATEGIES[name])
+    for t in range(6):
+        stream.next(t)
+    np.savez(tmp_path / "noise.npz", **stream.state())
+    expected = [stream.next(t) for t in range(6, 12)]
+    with np.load(tmp_path / "noise.npz") as state:
+        resumed = tff_dpftrl.NoiseStream.from_state(state)
+    assert resumed.round_index == 6 and not resumed.seed_is_known
+    for t, noise in enumerate(expected, start=6):
+        again = resumed.next(t)
+        assert list(again) == list(noise)
+        for name in noise:
+            np.testing.assert_array_equal(again[name], noise[name])
+
+
+def test_a_round_is_drawn_once_and_in_its_turn():
+    stream = _stream(_BLT)
+    before = stream.state()
+    first = stream.next(0)["w"]
+    for round_index in (0, 2, -1):
+        with pytest.raises(ValueError, match="round_index must be 1, the next round"):
+            stream.next(round_index)
+    resumed = tff_dpftrl.NoiseStream.from_state(before)
+    with pytest.raises(ValueError, match="round_index must be 0, the next round"):
+        resumed.next(1)
+    np.testing.assert_array_equal(resumed.next(0)["w"], first)
+    assert np.all(stream.next(1)["w"] != first)
+
+
+def test_a_ledger_admits_the_repeated_round_and_refuses_another_noise(tmp_path):
+    schema = tff_dpftrl.MinSep(num_rounds=4, min_sep=1, max_participations=4)
+    stream, other = _stream(_BLT), _stream(_BLT)
+    state = stream.state()
+    with tff_dpftrl.Ledger.create(tmp_path / "l", schema, initial_checkpoint="start") as ledger:
+
+        def begin(stream, cohort):
+            return ledger.begin_round(
+                stream.round_index,
+                cohort,
+                noise_fingerprint=stream.noise_fingerprint,
+                checkpoint_fingerprint="start",
+            )
+
+        assert not begin(stream, ["a", "b"])
+        stream.next(0)
+        resumed = tff_dpftrl.NoiseStream.from_state(state)
+        assert begin(resumed, ["a", "b"])
+        for again, cohort in ((resumed, ["a"]), (other, ["a", "b"])):
+            with pytest.raises(ledger_rules.ReplayRefusal):
+                begin(again, cohort)
+    assert resumed.noise_fingerprint != stream.noise_fingerprint
+
+
+@pytest.mark.parametrize("name", ["blt", "banded-toeplitz"])
+def test_a_call_that_was_interrupted_can_be_repeated(name, monkeypatch):
+    stream, undisturbed = (_stream(_STRATEGIES[name], seed=1) for _ in range(2))
+    for t in range(7):
+        expected = undisturbed.next(t)
+        with monkeypatch.context() as patched:
+            # The last step before the result: the kernel has already written its buffers.
+            patched.setattr(np, "split", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                stream.next(t)
+        np.testing.assert_array_equal(stream.next(t)["w"], expected["w"])
+
+
+def test_a_state_does_not_change_with_the_stream():
+    stream = _stream(_STRATEGIES["banded"])
+    stream.next(0)
+    state = stream.state()
+    kept = {name: value.copy() for name, value in state.items()}
+    stream.next(1)
+    for name, value in kept.items():
+        np.testing.assert_array_equal(state[name], value)
+
+
+def test_rounds_end_with_the_strategy_and_with_the_block():
+    stream = _stream(tff_dpftrl.Tree(3))
+    for t in range(3):
+        stream.next(t)
+    with pytest.raises(ValueError, match="defined for 3 rounds"):
+        stream.next(3)
+    with pytest.raises(ValueError, match="defined for 3 rounds"):
+        stream.next(3)
+
+
+def test_seeds_are_fresh_and_a_given_one_is_no_secret():
+    streams = [_stream(_BLT) for _ in range(20)]
+    assert len({stream.state()["seed"].tobytes() for stream in streams}) == 20
+    schema = tff_dpftrl.MinSep(num_rounds=20, min_sep=5, max_participations=4)
+    assert streams[0].guarantee(schema, 1e-6).epsilon < math.inf
+    known = tff_dpftrl.NoiseStream.from_state(_stream(_BLT, seed=0).state())
+    claim = known.guarantee(schema, 1e-6)
+    assert claim.epsilon == math.inf
+    statement = tff_dpftrl.dp_ftrl_statement(claim, unit_of_privacy="user")
+    assert statement.no_guarantee == (statement_sentences.KNOWN_SEED,)
+
+
+def test_the_noise_has_the_standard_deviation_of_the_claim():
+    stream = _stream(_BLT, noise_multiplier=4.0, clip_norm=0.25, template=[(100_000,)])
+    (noise,) = stream.next(0)
+    assert abs(noise.std() - 1.0) < 6 / math.sqrt(2 * 100_000)
+
+
+def test_the_guarantee_is_that_of_the_mechanism_and_names_the_caller_s_part():
+    schema = tff_dpftrl.MinSep(num_rounds=20, min_sep=5, max_participations=4)
+    stream = _stream(_BLT)
+    claim = stream.guarantee(schema, 1e-6)
+    expected = tff_dpftrl.dp_ftrl_guarantee(
+        _BLT, noise_multiplier=3.0, schema=schema, delta=1e-6, clip_norm=0.5
+    )
+    assert claim.epsilon == expected.epsilon and claim.clip_norm == 0.5
+    for one, names_it in ((claim, True), (expected, False)):
+        text = tff_dpftrl.dp_ftrl_statement(one, unit_of_privacy="user").to_markdown()
+        assert (statement_sentences.CLIPPED_BY_CALLER in text) is names_it
+    for t in range(2):
+        stream.next(t)
+    with pytest.raises(ValueError, match="all 2 rounds whose noise was drawn, got num_rounds=1"):
+        stream.guarantee(tff_dpftrl.MinSep(1, 1, 1), 1e-6)
+
+
+def test_without_noise_there_is_none():
+    assert not np.any(_stream(_BLT, noise_multiplier=0.0).next(0)["w"])
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"template": []}, "at least one"),
+        ({"template": np.zeros(3)}, "got a ndarray: put it in a list"),
+        ({"template": {1: (2,)}}, "strings as names"),
+        ({"template": [{"w": (2,)}]}, "flatten nested containers"),
+        ({"template": [(2, -1)]}, "shapes of known sizes"),
+        ({"template": [(2, None)]}, "shapes of known sizes"),
+        ({"clip_norm": 0.0}, "clip_norm must be"),
+        ({"clip_norm": 1e-35}, "rescale the updates"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier must be"),
+        ({"seed": 2**128}, "seed must be None or an integer"),
+    ],
+)
+def test_bad_arguments_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        _stream(_BLT, **options)
+
+
+def test_streams_need_a_strategy():
+    with pytest.raises(ValueError, match="strategy must be a strategy"):
+        _stream("blt")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"seed": "secret"}, "state is damaged"),
+        ({"buffer": np.zeros([1, 2])}, "buffer has shape"),
+        ({"round_index": -1}, "round_index must be at least 0"),
+        ({"parameters": "{}"}, "state is damaged"),
+        ({"parameters": '{"version": 2}'}, "version 2 and this package draws version 1"),
+    ],
+)
+def test_damaged_states_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        tff_dpftrl.NoiseStream.from_state(_stream(_BLT).state() | change)
+
+
+def test_an_array_counts_by_its_shape_and_its_place():
+    size = philox._CHUNK + 3
+    one, two = (_stream(_BLT, template=[(size,), (2,)], seed=3).next(0) for _ in range(2))
+    np.testing.assert_array_equal(one[0], two[0])
+    swapped = _stream(_BLT, template=[(2,), (size,)], seed=3).next(0)
+    assert np.all(swapped[0] != one[1])
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
