@@ -31,7 +31,7 @@ def configs(monkeypatch):
         return argparse.Namespace(summary="done")
 
     monkeypatch.setattr(run_lib, "train_opened", fake_train)
-    monkeypatch.setattr(corpus, "read", lambda config: text)
+    monkeypatch.setattr(corpus, "read", lambda config, **given: text)
     return seen
 
 
@@ -63,7 +63,7 @@ def test_files_in_the_home_folder_are_found(configs, tmp_path, monkeypatch):
     path.write_text('data = "~/users.jsonl"\nmechanism = "none"')
     read = []
     text = argparse.Namespace(train=range(1000))
-    monkeypatch.setattr(corpus, "read", lambda config: read.append(config.data) or text)
+    monkeypatch.setattr(corpus, "read", lambda config, **given: read.append(config.data) or text)
     assert _main("--config", str(path), "--output", str(tmp_path / "out")) == 0
     assert read == [str(tmp_path / "users.jsonl")]
 
@@ -179,7 +179,7 @@ def test_a_command_without_mistakes_gets_as_far_as_tensorflow(folder):
         ("--config nowhere.toml", "nowhere.toml"),
         ("--config nonsense", "not valid TOML"),
         ("--data nowhere.jsonl", "nowhere.jsonl"),
-        ("--data broken.jsonl", "broken.jsonl:1"),
+        ("--data broken.jsonl", "broken.jsonl is one JSON array"),
         ("--vocabulary nowhere.txt", "nowhere.txt"),
         ("--strategy nowhere.json", "nowhere.json"),
         ("--strategy nonsense", "nonsense"),
@@ -195,6 +195,35 @@ def test_mistakes_are_found_before_tensorflow_is_imported(folder, mistake, messa
     assert status == 2 and message in errors[-1]
     assert errors[-1].startswith("tff-dpftrl train: ")
     assert not (folder / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, messages",
+    [
+        (
+            "train --data reviews.csv",
+            ("--output is missing", "noise_multiplier or target_epsilon", "known to have users"),
+        ),
+        ("train --data reviews.txt --output new", ("target_epsilon", "files that end in .csv")),
+        (
+            "finetune --data nowhere.csv",
+            (
+                "--output",
+                "initial_weights",
+                "target_epsilon",
+                "compute_budget",
+                "nowhere.csv: cannot",
+            ),
+        ),
+        ("train --resume", ("--output is missing",)),
+    ],
+)
+def test_all_that_is_missing_is_told_at_once(folder, arguments, messages):
+    (folder / "reviews.csv").write_text("who,what\nann,x\n")
+    status, errors = _without_tensorflow(folder, *arguments.split())
+    assert status == 2
+    for message in messages:
+        assert message in errors[-1]
 
 
 @pytest.mark.parametrize("arguments", ["train --resume --output new", "report new"])

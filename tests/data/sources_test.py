@@ -79,7 +79,7 @@ def test_options_that_do_not_apply_are_refused(tmp_path):
 
 @pytest.mark.parametrize("spec", ["", "doc", "text.txt", "folder/"])
 def test_other_data_are_refused(spec):
-    with pytest.raises(ValueError, match="data must be 'docs' or a path ending in"):
+    with pytest.raises(ValueError, match="data must be 'docs' or files.* that end in .csv"):
         sources.load_user_text(spec)
 
 

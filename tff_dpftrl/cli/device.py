@@ -73,6 +73,7 @@ def add_parser(subparsers) -> None:
         ),
     )
     filling.add_argument("--user", metavar="ID", help="User of the corpus whose texts are added.")
+    train.add_table_options(filling)
     filling.add_argument(
         "--collection",
         default="text",
@@ -172,7 +173,7 @@ def _add(args: argparse.Namespace) -> int:
             from tff_dpftrl.data import sources
 
             print("Reading the data ...", file=sys.stderr)
-            corpus = sources.load_user_text(args.add)
+            corpus = sources.load_user_text(args.add, table=train.table_options(args))
             text_examples.add_user(store, corpus, args.user, collection=args.collection)
         else:
             texts = map(text_examples.encode_text, _lines(args.add))

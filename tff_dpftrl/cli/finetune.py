@@ -70,8 +70,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from tff_dpftrl.finetuning import opening  # Not needed by --help.
 
+    config = train.config_from(args, config_lib.FinetuningConfig)
     output = pathlib.Path(args.output)
-    opened = opening.open_run(train.config_from(args, config_lib.FinetuningConfig), output)
+    opened = opening.open_run(config, output)
     train.silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
     from tff_dpftrl.finetuning import run as run_lib

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.cli import output, train
+from tff_dpftrl.data import tables
 from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def add_parser(subparsers) -> None:
     users.add_argument(
         "--data",
         metavar="FILE",
-        help="Texts by user, as for train: 'docs', or a .jsonl, .jsonl.gz or .sqlite file.",
+        help="Texts by user, as for train --data.",
     )
     users.add_argument(
         "--user-sizes",
@@ -246,6 +247,10 @@ def _given_text_options(args: argparse.Namespace) -> dict[str, Any]:
     return {f.name: vars(args)[f.name] for f in _text_options() if f.name in args}
 
 
+def _table(args: argparse.Namespace) -> tables.TableOptions:
+    return language_config.TextConfig(**_given_text_options(args)).part(tables.TableOptions)
+
+
 def _model(args: argparse.Namespace) -> trained_model.TrainedFiles | None:
     """Loads the model in --initial-weights."""
     if args.initial_weights is None:
@@ -254,7 +259,7 @@ def _model(args: argparse.Namespace) -> trained_model.TrainedFiles | None:
         return None
     from tff_dpftrl.training import warm_start
 
-    warm_start.refuse_protected(args.initial_weights, args.data or "")
+    warm_start.refuse_protected(args.initial_weights, args.data or "", _table(args))
     return warm_start.find(args.initial_weights)
 
 
@@ -272,6 +277,7 @@ def _measure(
         protected=args.data or "",
         largest_group=max(one.rows_per_unit for one in plans),
         is_tokenized=_given_text_options(args).get("pretokenized", False),
+        table=_table(args),
     )
 
 

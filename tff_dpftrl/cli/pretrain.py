@@ -10,6 +10,7 @@ import sys
 import typing
 
 from tff_dpftrl.cli import train
+from tff_dpftrl.data import tables
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.training import language_config, pretraining
 from tff_dpftrl.training import options as options_lib
@@ -43,12 +44,12 @@ examples:
 """
 
 # What a run says of its own users and of its beginning.
-_OF_THE_RUN = ("data", "max_users", "train_on_test_users", "initial_weights")
+_TABLE = tuple(field.name for field in dataclasses.fields(tables.TableOptions))
+_OF_THE_RUN = ("data", *_TABLE, "max_users", "train_on_test_users", "initial_weights")
 
 _HELP = {
     "data": "Public text: 'standard-library'; 'docs', with the docstrings of the installed "
-    "packages, for a run that trains on something else; or a .jsonl, .jsonl.gz or .sqlite file "
-    "as in train.",
+    "packages, for a run that trains on something else; or a table or file as for train.",
     "epochs": "Passes over the text; the learning rate falls to zero over them.",
     "patience": "Epochs without improvement on held-out text after which it ends.",
     "batch_size": "Sequences in a batch.",
@@ -70,7 +71,10 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
     parser.add_argument("--config", metavar="FILE", help="TOML file of options of `train`.")
     group = parser.add_argument_group("central training")
+    train.add_table_options(group)
     for field in dataclasses.fields(pretraining.PretrainingConfig):
+        if field.name in _TABLE:
+            continue
         group.add_argument(
             "--" + field.name.replace("_", "-"),
             type=type(field.default),
@@ -106,7 +110,11 @@ def run(args: argparse.Namespace) -> int:
     output = pathlib.Path(args.output)
     pretraining.check_is_free(output)
     config = pretraining.PretrainingConfig(
-        **{f.name: getattr(args, f.name) for f in dataclasses.fields(pretraining.PretrainingConfig)}
+        **{
+            f.name: getattr(args, f.name)
+            for f in dataclasses.fields(pretraining.PretrainingConfig)
+            if f.name in args
+        }
     )
     of_run = options_lib.read_toml(args.config) if args.config else {}
     if args.config:  # Flags of `train` may complete the other options, so names are all to check.
@@ -114,8 +122,7 @@ def run(args: argparse.Namespace) -> int:
     names = {field.name for field in _shared_fields()}
     options = {name: value for name, value in of_run.items() if name in names}
     options |= {name: value for name, value in vars(args).items() if name in names}
-    if "data" in of_run:
-        options["data"] = of_run["data"]
+    options |= {name: of_run[name] for name in ("data", *_TABLE) if name in of_run}
     shared = language_config.LanguageConfig(**options).with_absolute_paths()
     print("Reading the text ...", file=sys.stderr)
     text = pretraining.read(config, shared)

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Mapping
 
 from tff_dpftrl import validation
+from tff_dpftrl.data import sources, tables
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
@@ -70,6 +71,7 @@ METAVARS = {
 """What stands for an option's value in `--help`."""
 WITHOUT_VALUE = {"secure_aggregation": "active-server"}
 """Values of options whose flag may stand alone."""
+_TABLE = [field.name for field in dataclasses.fields(tables.TableOptions)]
 
 
 def add_parser(subparsers) -> None:
@@ -89,7 +91,8 @@ def add_parser(subparsers) -> None:
 
 def add_folder_and_source(parser: argparse.ArgumentParser) -> None:
     """Adds what says where a run's results go, and where its options come from."""
-    parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
+    # Not required by argparse, so that it is asked for with all else that is missing.
+    parser.add_argument("--output", metavar="DIR", help="Folder of the results; must be given.")
     parser.add_argument("--config", metavar="FILE", help="TOML file of options.")
     parser.add_argument(
         "--resume",
@@ -166,6 +169,19 @@ def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: obj
         default=argparse.SUPPRESS,
         help=text,
     )
+
+
+def add_table_options(group: argparse._ArgumentGroup) -> None:
+    """Adds the flags that `table_options` reads."""
+    hints = typing.get_type_hints(language_config.TextConfig)
+    for field in dataclasses.fields(language_config.TextConfig):
+        if field.name in _TABLE:
+            add_flag(group, field, hints[field.name])
+
+
+def table_options(args: argparse.Namespace) -> tables.TableOptions:
+    """Returns how tables are read, by the flags of `add_table_options`."""
+    return tables.TableOptions(**{name: vars(args)[name] for name in _TABLE if name in args})
 
 
 def placement_from(args: argparse.Namespace) -> placement_lib.Placement:
@@ -246,8 +262,8 @@ def run(args: argparse.Namespace) -> int:
     """
     from tff_dpftrl.training import opening  # Not needed by --help.
 
-    output = pathlib.Path(args.output)
-    opened = opening.open_run(config_from(args), output, placement=placement_from(args))
+    config, output = config_from(args), pathlib.Path(args.output)
+    opened = opening.open_run(config, output, placement=placement_from(args))
     silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
     _leave_cores_to_clients(opened.config)
@@ -275,15 +291,40 @@ def config_from(
         --resume.
     """
     flags = given_options(args, kind)
+    problems = []
+    if args.output is None:
+        problems.append("--output is missing: name the folder of the results.")
+    config = None
     if not args.resume:
         options = merged_options(args.config, flags)
-        return options_lib.config_from_mapping(options, args.config or "the command line", kind)
-    if flags or args.config:
+        try:
+            config = options_lib.config_from_mapping(
+                options, args.config or "the command line", kind
+            )
+        except validation.UsageError as error:
+            problems.append(str(error))
+        if problems:
+            problems += _problems_of_data(options)
+    if problems:
+        raise validation.UsageError(" ".join(problems))
+    if args.resume and (flags or args.config):
         raise validation.UsageError(
             "--resume goes on with the options that the run began with: leave out "
             f"{'--config' if args.config else '--' + next(iter(flags)).replace('_', '-')}."
         )
-    return None
+    return config
+
+
+def _problems_of_data(options: Mapping[str, object]) -> list[str]:
+    """Returns what is wrong with the data, which is else found once the options are right."""
+    try:
+        text = language_config.TextConfig(
+            **{n: options[n] for n in ("data", *_TABLE) if n in options}  # type: ignore
+        )
+        problem = sources.problem_of(text.data, text.part(tables.TableOptions))
+    except validation.UsageError:
+        return []  # The config has said it.
+    return [problem] if problem else []
 
 
 def print_summary(summary: str, output: pathlib.Path) -> None:

@@ -1,14 +1,17 @@
-"""The corpus of a name or path of the command line or a config."""
+"""The corpus of a name or path of the command line or a config, or of rows in memory."""
 
 from __future__ import annotations
 
 import filecmp
 import os
+from collections.abc import Iterator
+from typing import Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import docstrings, jsonl, sqlite, user_text
+from tff_dpftrl.data import docstrings, grouping, jsonl, sqlite, table_files, tables, user_text
 
 _SQLITE = (".sqlite", ".sqlite3", ".db")
+_DEFAULTS = tables.TableOptions()
 
 
 def load_user_text(
@@ -17,19 +20,24 @@ def load_user_text(
     pretokenized: bool = False,
     sqlite_text_feature: str = "tokens",
     sqlite_split: str | None = None,
+    table: tables.TableOptions = _DEFAULTS,
     cache_dir: str | os.PathLike[str] | None = None,
     progress: docstrings.Progress | None = None,
+    notice: tables.Notice = tables.to_stderr,
 ) -> user_text.UserText:
     """Returns the corpus that `spec` names.
 
     Args:
-      spec: Name "docs" for the docstrings of the installed packages, or a path that
-        ends in `.jsonl`, `.jsonl.gz` or `.sqlite`.
+      spec: Name "docs" for the docstrings of the installed packages; a `.sqlite` file in TFF's
+        layout; or files of tables (`table_files.find`): CSV, TSV, JSON lines, Parquet, Feather.
+        A `.jsonl` file may also have one line a user (`jsonl.read`).
       pretokenized: Whether the texts of a file are words separated by white space.
       sqlite_text_feature: Name of the text feature of an example in SQLite.
       sqlite_split: Split of SQLite to read; all of them if None.
+      table: Options of reading tables.
       cache_dir: Folder in which "docs" is cached; `docstrings.read` has the default.
       progress: Callback for the number of files read for "docs", and of all files.
+      notice: Callback for lines about what was found in a table.
 
     Returns:
       The corpus; it has at least two users.
@@ -38,7 +46,8 @@ def load_user_text(
       ValueError: If there is no such corpus, it cannot be read, or an option does
         not apply to it.
     """
-    if not spec.endswith(_SQLITE):
+    is_sqlite = spec.endswith(_SQLITE)
+    if not is_sqlite:
         for name, given in (
             ("sqlite_text_feature", sqlite_text_feature != "tokens"),
             ("sqlite_split", sqlite_split is not None),
@@ -52,34 +61,165 @@ def load_user_text(
             raise validation.UsageError(
                 "pretokenized applies to files only; 'docs' is prose: leave it out."
             )
+        _refuse_given(table, spec)
         return docstrings.read(cache_dir=cache_dir, progress=progress)
-    if spec.endswith((".jsonl", ".jsonl.gz")):
-        return jsonl.read(spec, is_tokenized=pretokenized)
-    if spec.endswith(_SQLITE):
+    if is_sqlite:
+        _refuse_given(table, spec)
         return sqlite.read(
             spec,
             split_name=sqlite_split,
             text_feature=sqlite_text_feature,
             is_tokenized=pretokenized,
         )
-    raise validation.UsageError(
-        f"data must be 'docs' or a path ending in .jsonl, .jsonl.gz or .sqlite, got {spec!r}."
+    files = _table_files(spec)
+    if len(files) == 1 and table_files.is_by_user(files[0]):
+        _refuse_given(table, f"{spec}, which has one line a user")
+        return jsonl.read(files[0], is_tokenized=pretokenized)
+    check = tables.RowCheck(spec, table, notice)
+    columns = _columns(files, table)
+    if not (table.user_column and table.text_column):
+        notice(
+            f"{spec}: users are in the column {columns.user!r}, texts in {columns.text!r} (by "
+            "their names; user_column and text_column say otherwise)."
+        )
+
+    def all_rows() -> Iterator[tuple[str, str]]:
+        for file in files:
+            _, rows, place = table_files.rows(file, table.encoding, _same(columns, file))
+            yield from check.usable(rows, place)
+
+    corpus, num_repeated = grouping.group(
+        spec, all_rows(), user_unit=columns.user_unit, is_tokenized=pretokenized
     )
+    check.finish(num_repeated, len(corpus))
+    return user_text.require_several_users(corpus)
+
+
+def of_rows(
+    rows: Any,
+    name: str,
+    *,
+    pretokenized: bool = False,
+    table: tables.TableOptions = _DEFAULTS,
+    notice: tables.Notice = tables.to_stderr,
+) -> user_text.UserText:
+    """Returns the corpus of a table in memory, checked as one that is read from a file.
+
+    Args:
+      rows: A pandas or polars data frame, an Arrow table, a `datasets.Dataset`, or an iterable of
+        (user, text) pairs, which is read once.
+      name: Name of the corpus in messages and statements.
+      pretokenized: Whether the texts are words separated by white space.
+      table: Options of reading tables; `encoding` has no meaning here.
+      notice: Callback for lines about what was found.
+
+    Returns:
+      The corpus; it has at least two users.
+
+    Raises:
+      UsageError: If the rows cannot be used.
+    """
+    columns, numbered = tables.of_memory(rows, table)
+    check = tables.RowCheck(name, table, notice)
+    corpus, num_repeated = grouping.group(
+        name,
+        check.usable(numbered, "row "),
+        user_unit="one user of the rows" if columns is None else columns.user_unit,
+        is_tokenized=pretokenized,
+    )
+    check.finish(num_repeated, len(corpus))
+    return user_text.require_several_users(corpus)
+
+
+def problem_of(spec: str, table: tables.TableOptions = _DEFAULTS) -> str | None:
+    """Returns what is wrong with the name of a corpus or its columns; None if nothing is.
+
+    Only the beginning of each file is read.
+
+    Args:
+      spec: Name of the corpus, as for `load_user_text`.
+      table: Options of reading tables.
+    """
+    if spec == "docs":
+        return None
+    try:
+        if spec.endswith(_SQLITE):
+            return None if os.path.isfile(spec) else f"{spec}: cannot be read: no such file."
+        files = _table_files(spec)
+        if not (len(files) == 1 and table_files.is_by_user(files[0])):
+            _columns(files, table)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def is_on_disk(spec: str) -> bool:
+    """Returns whether all files that a name of a corpus stands for exist."""
+    try:
+        files = table_files.find(spec)
+    except ValueError:
+        return False
+    return all(map(os.path.isfile, files or [spec]))
+
+
+def _table_files(spec: str) -> list[Any]:
+    files = table_files.find(spec) if spec else []
+    if not files:
+        raise validation.UsageError(
+            "data must be 'docs' or files, a folder or a pattern of files that end in "
+            f"{', '.join(table_files.SUFFIXES)} or .sqlite (text may be compressed: .csv.gz), got "
+            f"{spec!r}."
+        )
+    return files
+
+
+def _columns(files: list[Any], table: tables.TableOptions) -> tables.Columns:
+    """Chooses the columns by the first file, and checks that the others have them, too."""
+    columns = None
+    for file in files:
+        choose = (
+            (lambda names, file=file: tables.Columns.choose(names, str(file), table))
+            if columns is None
+            else _same(columns, file)
+        )
+        columns, rows, _ = table_files.rows(file, table.encoding, choose)
+        rows.close()
+    assert columns is not None
+    return columns
+
+
+def _same(columns: tables.Columns, file: Any) -> Any:
+    given = tables.TableOptions(user_column=columns.user, text_column=columns.text)
+    return lambda names: tables.Columns.choose(names, str(file), given)
+
+
+def _refuse_given(table: tables.TableOptions, spec: str) -> None:
+    if table.given:
+        raise validation.UsageError(
+            f"{table.given[0]} applies to tables with a text in each row, not to {spec}: leave it "
+            "out."
+        )
 
 
 def are_same_file(one: str, other: str) -> bool:
-    """Returns whether two corpora are the same by name, or as a file and its copy."""
+    """Returns whether two corpora are the same by name, or as files and their copies."""
     if one == other:
         return True
-    return os.path.isfile(one) and os.path.isfile(other) and filecmp.cmp(one, other, shallow=False)
+    if not (is_on_disk(one) and is_on_disk(other)):
+        return False
+    pairs = table_files.find(one) or [one], table_files.find(other) or [other]
+    return len(pairs[0]) == len(pairs[1]) and all(
+        filecmp.cmp(a, b, shallow=False) for a, b in zip(*pairs, strict=True)
+    )
 
 
-def share_texts(one: str, other: str) -> bool:
+def share_texts(one: str, other: str, table: tables.TableOptions = _DEFAULTS) -> bool:
     """Returns whether two corpora are the same, or users of the second have texts in the first.
 
     Args:
       one: First name or path; a name of no file is compared by name.
       other: Second name or path.
+      table: Options of reading `other`, if it is a table.
 
     Returns:
       Whether they do, by the names, the bytes, or else the texts (`user_text.shared_users`) of
@@ -87,10 +227,17 @@ def share_texts(one: str, other: str) -> bool:
     """
     if are_same_file(one, other):
         return True
-    if not (os.path.isfile(one) and os.path.isfile(other)):
+    if not (is_on_disk(one) and is_on_disk(other)):
         return False
     try:
-        corpora = load_user_text(one), load_user_text(other)
+        corpora = (
+            load_user_text(one, notice=_ignore),
+            load_user_text(other, table=table, notice=_ignore),
+        )
     except ValueError:  # Who uses the file says what is wrong with it.
         return False
     return user_text.shared_users(*corpora) > 0
+
+
+def _ignore(line: str) -> None:
+    """Takes a line that whoever reads the corpus in earnest says."""

@@ -16,7 +16,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import docstrings, jsonl, tokenizer, user_text
+from tff_dpftrl.data import docstrings, sources, table_files, tokenizer, user_text
 
 PAD = 0
 """Id of padding, as in TFF's Stack Overflow word prediction."""
@@ -171,7 +171,7 @@ def from_file(
     """Returns a vocabulary from a file, which the caller thereby declares public.
 
     Args:
-      path: Corpus to count, if it ends in `.jsonl` or `.jsonl.gz`; otherwise a text file,
+      path: Table or JSON lines to count (`sources.load_user_text`); otherwise a text file,
         UTF-8, with one word a line, best first. In a text file, words that equal an earlier one
         after lower-casing are ignored, and so is the rest of a line after its first white space
         (such as a count).
@@ -193,12 +193,12 @@ def from_file(
     path = pathlib.Path(path)
     if size is not None:
         validation.integer(_SIZE, size, minimum=1)
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
+    if table_files.find(str(path)):
         if size is None:
             raise validation.UsageError(
                 f"size must be given to count the words of the corpus {path}."
             )
-        corpus = jsonl.read(path, is_tokenized=is_tokenized)
+        corpus = sources.load_user_text(str(path), pretokenized=is_tokenized)
         if protected is not None and (shared := user_text.shared_users(corpus, protected)):
             raise validation.UsageError(
                 f"vocabulary {path} cannot be public: it has the texts of {shared} of the "

@@ -209,16 +209,25 @@ class FinetuningConfig(language_config.TextConfig):
             validation.number(name, getattr(self, name), below=1)
         if self.iterate_averaging is not None:
             validation.number("iterate_averaging", self.iterate_averaging, above=0, below=1)
+        missing = []
         if self.initial_weights is None:
-            raise validation.UsageError(
+            missing.append(
                 "initial_weights must name the folder of the model to fine-tune: make one with "
                 "tff-dpftrl pretrain."
             )
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
             given = "neither" if self.target_epsilon is None else "both"
-            raise validation.UsageError(
-                f"Give either target_epsilon or noise_multiplier, got {given}."
-            )
+            missing.append(f"Give either target_epsilon or noise_multiplier, got {given}.")
+        if self.compute_budget is None:
+            needs_budget = self.sampling in ("auto", "example")
+            if needs_budget or None in (self.cohort_size, self.group_size):
+                both = "" if needs_budget else ", or both group_size and cohort_size"
+                missing.append(
+                    f"sampling {self.sampling!r} needs compute_budget, the gradients of a step"
+                    f"{both}."
+                )
+        if missing:
+            raise validation.UsageError(" ".join(missing))
         if self.warmup_steps is not None and self.warmup_steps >= self.num_steps:
             raise validation.UsageError(
                 f"warmup_steps must be below num_steps={self.num_steps}, got {self.warmup_steps}."
@@ -280,13 +289,7 @@ class FinetuningConfig(language_config.TextConfig):
                 "compute_budget, the examples of a step."
             )
         if self.compute_budget is None:
-            needs_budget = self.sampling in ("auto", "example")
-            if needs_budget or None in (self.cohort_size, self.group_size):
-                both = "" if needs_budget else ", or both group_size and cohort_size"
-                raise validation.UsageError(
-                    f"sampling {self.sampling!r} needs compute_budget, the gradients of a step"
-                    f"{both}."
-                )
+            pass
         elif self.sampling == "passes" and self.group_size is None:
             raise validation.UsageError(
                 "sampling 'passes' needs group_size, which Estimate-and-Double chooses for "

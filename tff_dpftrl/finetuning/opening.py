@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from typing import Any
 
-from tff_dpftrl.data import split
+from tff_dpftrl.data import split, tables
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.runs import progress as progress_lib
@@ -38,6 +39,7 @@ def open_run(
     output: pathlib.Path,
     *,
     text: split.UserSplit | None = None,
+    rows: Any = None,
     progress: progress_lib.Progress = progress_lib.to_stderr,
 ) -> OpenedRun:
     """Opens a run; nothing is written.
@@ -46,6 +48,7 @@ def open_run(
       config: Options of a new run; None to go on with the run in `output`.
       output: Folder of the run, which must be free for a new one.
       text: Users and their text; read from the files that the config names if None.
+      rows: A table in memory instead of files (`sources.of_rows`).
       progress: Callback for progress lines.
 
     Returns:
@@ -55,6 +58,7 @@ def open_run(
       UsageError: If an option, a file or the folder cannot be used.
     """
     known = None
+    config = corpus.named(config, text, rows)
     if config is None:
         known = manifest.read(output)
         config = config_of(known, output)
@@ -62,10 +66,12 @@ def open_run(
         manifest.check_is_free(output)
         config = config.with_absolute_paths()
         warm_start.find(config.initial_folder)
-        warm_start.refuse_protected(config.initial_folder, config.data)
+        warm_start.refuse_protected(
+            config.initial_folder, config.data, config.part(tables.TableOptions)
+        )
     if text is None:
         progress("Reading the data ...")
-        text = corpus.read_users(config.part(corpus.UserOptions))
+        text = corpus.read_users(config.part(corpus.UserOptions), rows=rows, notice=progress)
     elif known is None:
         corpus.check_named(config.data, text.train)
     return OpenedRun(output, config, known, text)

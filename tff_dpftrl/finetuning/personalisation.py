@@ -20,14 +20,17 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sequences, sources, user_text
+from tff_dpftrl.data import sequences, sources, tables, user_text
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import corpus, language_config, trained_model, warm_start
 
 Part = Literal["held-out", "test"]
 """Users whom runs evaluate on, or those that they never touch (`data.split`)."""
 
-TEXT_OPTIONS = ("data", "pretokenized", "sqlite_text_feature", "sqlite_split")
+TEXT_OPTIONS = (
+    *("data", "pretokenized", "sqlite_text_feature", "sqlite_split"),
+    *(field.name for field in dataclasses.fields(tables.TableOptions)),
+)
 """Options of a run that say what its text is."""
 
 
@@ -177,15 +180,16 @@ def read(folder: str | pathlib.Path, given: Mapping[str, Any], part: Part) -> us
         options = {name: known[name] for name in TEXT_OPTIONS if name in known} | options
     config = language_config.TextConfig(**options)
     if part == "test" and not manifest.exists(folder):
-        _refuse_trained_on(folder, config.data)
+        _refuse_trained_on(folder, config)
     parts = corpus.read_users(config.part(corpus.UserOptions))
     return parts.test if part == "test" else parts.validation
 
 
-def _refuse_trained_on(folder: pathlib.Path, data: str) -> None:
+def _refuse_trained_on(folder: pathlib.Path, config: language_config.TextConfig) -> None:
     """Refuses a corpus of which `pretrain` has taken all users but the held-out ones."""
-    known = warm_start.pretrained_on(folder)
-    if known is not None and sources.share_texts(known, data):
+    known, data = warm_start.pretrained_on(folder), config.data
+    table = config.part(tables.TableOptions)
+    if known is not None and sources.share_texts(known, data, table):
         raise validation.UsageError(
             f"users 'test' of data {data!r} are among those whom the model in {folder} was trained "
             "on, by tff-dpftrl pretrain: take users 'held-out', or other text."

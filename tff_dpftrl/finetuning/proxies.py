@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import docstrings, sequences, sources, user_text
+from tff_dpftrl.data import docstrings, sequences, sources, tables, user_text
 from tff_dpftrl.finetuning import clipped_sums, example_sampling, group_size
 from tff_dpftrl.models import language_model
 from tff_dpftrl.training import pretraining
@@ -37,13 +37,16 @@ class Proxies:
     source: str
 
 
-def read(name: str, *, is_tokenized: bool, protected: str) -> tuple[user_text.UserText, str]:
+def read(
+    name: str, *, is_tokenized: bool, protected: str, table: tables.TableOptions | None = None
+) -> tuple[user_text.UserText, str]:
     """Reads public text by user.
 
     Args:
       name: "standard-library", or a file of texts by user.
       is_tokenized: Whether the file's texts are words already, separated by white space.
       protected: The corpus of the run, the config's `data`.
+      table: Options of reading that corpus, if it is a table.
 
     Returns:
       The text, and what statements call it.
@@ -53,7 +56,7 @@ def read(name: str, *, is_tokenized: bool, protected: str) -> tuple[user_text.Us
     """
     if name == pretraining.STANDARD_LIBRARY:
         return docstrings.read_standard_library(), "docstrings of Python's standard library"
-    if sources.share_texts(name, protected):
+    if sources.share_texts(name, protected, table or tables.TableOptions()):
         raise validation.UsageError(
             f"proxy_data {name!r} is the file of the users to be protected, {protected!r}, a "
             "copy of it, or has texts of theirs, and cannot be public: name other text."
@@ -70,6 +73,7 @@ def of_model(
     largest_group: int,
     is_tokenized: bool = False,
     seed: int = 0,
+    table: tables.TableOptions | None = None,
 ) -> Proxies:
     """Reads public text and measures a pretrained model's gradients on it: `read`, `measure`.
 
@@ -80,6 +84,7 @@ def of_model(
       largest_group: Largest group size that is needed.
       is_tokenized: Whether the texts are words separated by white space already.
       seed: Seed of the choice of users and examples.
+      table: Options of reading the corpus of the run, if it is a table.
 
     Returns:
       The norms.
@@ -87,7 +92,7 @@ def of_model(
     Raises:
       UsageError: If the public text cannot be read, is the protected one, or is too little.
     """
-    text, source = read(name, is_tokenized=is_tokenized, protected=protected)
+    text, source = read(name, is_tokenized=is_tokenized, protected=protected, table=table)
     spec = sequence_spec(trained.model)
     return measure(
         sequences.SequenceCorpus(text, trained.words, spec),

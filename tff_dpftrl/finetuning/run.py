@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 import pathlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sequences, split
+from tff_dpftrl.data import sequences, sources, split, tables
 from tff_dpftrl.finetuning import (
     choosing,
     example_sampling,
@@ -50,6 +49,7 @@ def finetune(
     output: str | pathlib.Path,
     *,
     text: split.UserSplit | None = None,
+    rows: Any = None,
     progress: progress_lib.Progress = progress_lib.to_stderr,
 ) -> report.TrainingResults:
     """Fine-tunes a model with a user-level guarantee, and writes all results to a folder.
@@ -62,6 +62,7 @@ def finetune(
       output: Folder of the run; created for a new one.
       text: The users, as `training.corpus.read_users` returns them; they are read now from the
         files that the config names if None.
+      rows: A table in memory instead of files, as for `training.run.train`.
       progress: Callback for progress lines and warnings; prints to standard error by default.
 
     Returns:
@@ -72,7 +73,7 @@ def finetune(
         been written then.
       OSError: If a file cannot be written; every committed step is kept.
     """
-    opened = opening.open_run(config, pathlib.Path(output), text=text, progress=progress)
+    opened = opening.open_run(config, pathlib.Path(output), text=text, rows=rows, progress=progress)
     return finetune_opened(opened, progress)
 
 
@@ -316,8 +317,8 @@ def resume_command(output: pathlib.Path, data: str) -> str:
     Returns:
       The command; text that was in memory has to be given again.
     """
-    if data != config_lib.FinetuningConfig.data and not os.path.exists(data):
-        return f"finetuning.run.finetune(None, {str(output)!r}, text=...)"
+    if data != config_lib.FinetuningConfig.data and not sources.is_on_disk(data):
+        return f"finetuning.run.finetune(None, {str(output)!r}, rows=...)"
     return f"tff-dpftrl finetune --resume --output {shlex.quote(str(output))}"
 
 
@@ -454,6 +455,7 @@ def _choose(
             largest_group=choosing.largest_group(options, len(users)),
             is_tokenized=config.pretokenized,
             seed=config.seed,
+            table=config.part(tables.TableOptions),
         )
     return choosing.choose(options, users, public, trained.model.num_parameters)
 

@@ -7,16 +7,19 @@ whose import takes longer (but SQLite is parsed by it).
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, TypeVar
 
 import tqdm
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sources, split, user_text, vocabulary
+from tff_dpftrl.data import sources, split, tables, user_text, vocabulary
 from tff_dpftrl.training import language_config
+
+_Config = TypeVar("_Config", bound=language_config.TextConfig)
 
 
 @dataclasses.dataclass(frozen=True)
-class UserOptions:
+class UserOptions(tables.TableOptions):
     """Options of the users and their text; `TextConfig` says what each means."""
 
     data: str
@@ -53,11 +56,15 @@ class RunText:
     num_untouched: int = 0
 
 
-def read(options: TextOptions) -> RunText:
+def read(
+    options: TextOptions, *, rows: Any = None, notice: tables.Notice = tables.to_stderr
+) -> RunText:
     """Reads the corpus and the vocabulary that options name.
 
     Args:
       options: Options of text and vocabulary.
+      rows: Rows that are the corpus instead (`sources.of_rows`); `data` is then their name.
+      notice: Callback for lines about what was found in a table.
 
     Returns:
       The text, with the users of `read_users`.
@@ -65,16 +72,20 @@ def read(options: TextOptions) -> RunText:
     Raises:
       ValueError: If corpus or vocabulary cannot be used.
     """
-    parts = read_users(options)
+    parts = read_users(options, rows=rows, notice=notice)
     words = _read_vocabulary(options, parts.train)
     return RunText(parts.train, parts.validation, words, num_untouched=len(parts.test))
 
 
-def read_users(options: UserOptions) -> split.UserSplit:
+def read_users(
+    options: UserOptions, *, rows: Any = None, notice: tables.Notice = tables.to_stderr
+) -> split.UserSplit:
     """Reads the corpus that options name.
 
     Args:
       options: Options of the users and their text.
+      rows: Rows that are the corpus instead (`sources.of_rows`); `data` is then their name.
+      notice: Callback for lines about what was found in a table.
 
     Returns:
       Users split by a hash of their id: about eight in ten train and one in ten is held
@@ -83,7 +94,12 @@ def read_users(options: UserOptions) -> split.UserSplit:
     Raises:
       ValueError: If the corpus cannot be used.
     """
-    corpus = _load_corpus(options)
+    if rows is not None:
+        corpus = sources.of_rows(
+            rows, options.data, pretokenized=options.pretokenized, table=options, notice=notice
+        )
+    else:
+        corpus = _load_corpus(options, notice)
     parts = split.by_user(corpus)
     if options.train_on_test_users:
         held_out = set(parts.validation.user_ids)
@@ -94,6 +110,29 @@ def read_users(options: UserOptions) -> split.UserSplit:
         parts = dataclasses.replace(parts, train=parts.train.select(chosen))
     _check_users(corpus, parts.train, parts.validation)
     return parts
+
+
+def named(config: _Config | None, text: Any, rows: Any) -> _Config | None:
+    """Names rows in memory whose name was left at the default; refuses rows beside text.
+
+    Args:
+      config: Options of a new run; None to go on with one.
+      text: Text in memory; None if there is none.
+      rows: A table in memory; None if there is none.
+
+    Returns:
+      The options.
+
+    Raises:
+      UsageError: If both are given.
+    """
+    if rows is None or config is None:
+        return config
+    if text is not None:
+        raise validation.UsageError("Give text or rows, not both: rows become text.")
+    if config.data != language_config.TextConfig.data:
+        return config
+    return dataclasses.replace(config, data="rows")
 
 
 def check_named(data: str, train: user_text.UserText) -> None:
@@ -137,7 +176,7 @@ def _check_users(
             )
 
 
-def _load_corpus(options: UserOptions) -> user_text.UserText:
+def _load_corpus(options: UserOptions, notice: tables.Notice) -> user_text.UserText:
     with tqdm.tqdm(desc="Reading docstrings", unit="file", leave=False, delay=1.0) as bar:
 
         def show(done: int, total: int) -> None:
@@ -149,7 +188,9 @@ def _load_corpus(options: UserOptions) -> user_text.UserText:
             pretokenized=options.pretokenized,
             sqlite_text_feature=options.sqlite_text_feature,
             sqlite_split=options.sqlite_split,
+            table=options,
             progress=show,
+            notice=notice,
         )
 
 

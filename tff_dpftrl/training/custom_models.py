@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from tff_dpftrl import validation
+from tff_dpftrl.data import sources
 from tff_dpftrl.models import table
 from tff_dpftrl.runs import earlier_runs
 from tff_dpftrl.training import language_config
@@ -102,24 +103,28 @@ def refuse_missing(model: str, output: pathlib.Path | None) -> None:
         return
     call = "tff_dpftrl.train(config, output, model=...)"
     if output is not None:
-        call = resume_command(model, output)
+        call = resume_command(model, output, language_config.TextConfig.data)
     raise validation.UsageError(
         f"model {table.CUSTOM!r} is a custom model, which has to be given in Python: {call}."
     )
 
 
-def resume_command(model: str, output: pathlib.Path) -> str:
+def resume_command(model: str, output: pathlib.Path, data: str) -> str:
     """Returns the command, or the call in Python, that resumes the run in a folder.
 
     Args:
       model: Name of the model in the run's config.
       output: Folder of the run.
+      data: Corpus of the run, as its config names it.
 
     Returns:
-      The command or the call.
+      The command or the call; what was in memory has to be given again.
     """
-    if model == table.CUSTOM:
-        return f"tff_dpftrl.train(None, {str(output)!r}, model=...)"
+    given = ["model=..."] if model == table.CUSTOM else []
+    if data != language_config.TextConfig.data and not sources.is_on_disk(data):
+        given.append("rows=...")  # Or text; whoever gave it knows.
+    if given:
+        return f"tff_dpftrl.train(None, {str(output)!r}, {', '.join(given)})"
     return f"tff-dpftrl train --resume --output {shlex.quote(str(output))}"
 
 

@@ -7,12 +7,12 @@ keys of a TOML file and entries of a run's `config.json` they are.
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import sys
 import typing
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tff_dpftrl import validation
+from tff_dpftrl.data import table_files
 from tff_dpftrl.models import table as model_table
 
 if TYPE_CHECKING:
@@ -85,10 +85,28 @@ class TextConfig:
 
     data: str = option(
         "docs",
-        "Corpus: 'docs' (docstrings of installed packages, a user is a module), a .jsonl or "
-        '.jsonl.gz file of {"user_id", "examples"} lines, or a .sqlite file in the layout of '
+        "Corpus: 'docs' (docstrings of installed packages, a user is a module); a table with a "
+        "user and a text in each row (CSV, TSV, JSON lines, Parquet, Feather; a file, a folder, a "
+        "pattern, or several with commas between them: docs/tables.md); a .jsonl file of "
+        '{"user_id", "examples"} lines; or a .sqlite file in the layout of '
         "tff.simulation.datasets.",
         "data",
+    )
+    user_column: str | None = option(
+        None, "Tables: column of users; if not given, the one with a usual name.", "data"
+    )
+    text_column: str | None = option(
+        None, "Tables: column of texts; if not given, the one with a usual name.", "data"
+    )
+    encoding: str | None = option(
+        None, "CSV, TSV and JSON lines: encoding such as latin-1; UTF-8 if not given.", "data"
+    )
+    max_bad_rows: float = option(
+        0.01,
+        "Tables: largest share of the rows that may be left out because they have no user, no "
+        "text, or are damaged. They are counted and named.",
+        "data",
+        0.0,
     )
     pretokenized: bool = option(
         False,
@@ -145,8 +163,8 @@ class LanguageConfig(TextConfig):
     vocabulary: str = option(
         "docs",
         "Source of the vocabulary: 'docs' (docstrings of the standard library) or a file that you "
-        "declare to be public, either one word a line (.txt) or a corpus (.jsonl, .jsonl.gz) of "
-        "other users. 'private' counts it on the training users, which the privacy statement then "
+        "declare to be public, either one word a line (.txt) or a corpus of other users, as for "
+        "--data. 'private' counts it on the training users, which the privacy statement then "
         "does not cover.",
         "data",
     )
@@ -238,4 +256,4 @@ def absolute_path(name: str, value: Any) -> Any:
     """Returns the value of an option; if it names a file, as an absolute path."""
     if name not in FILES or value in FILES[name]:
         return value
-    return str(pathlib.Path(value).expanduser().absolute())
+    return table_files.absolute(value)

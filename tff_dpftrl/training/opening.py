@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+from typing import Any
 
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.runs import progress as progress_lib
@@ -47,6 +48,7 @@ def open_run(
     output: pathlib.Path,
     *,
     text: corpus.RunText | None = None,
+    rows: Any = None,
     model: custom_models.Model | None = None,
     model_trained_on: str | os.PathLike[str] | None = None,
     progress: progress_lib.Progress = progress_lib.to_stderr,
@@ -58,6 +60,7 @@ def open_run(
       config: Options of a new run; None to go on with the run in `output`.
       output: Folder of the run, which must be free for a new one.
       text: Text and vocabulary of the run; read from the files that the config names if None.
+      rows: A table in memory instead of files (`sources.of_rows`).
       model: Custom model; None if the config names one.
       model_trained_on: Public text that the caller's model was trained on; None if unknown, and
         for a run that has begun, which has recorded it.
@@ -71,6 +74,7 @@ def open_run(
       UsageError: If an option, a file, the folder or the population cannot be used.
     """
     known = None
+    config = corpus.named(config, text, rows)
     if config is None:
         known = manifest.read(output)
         config = options.of_manifest(known, output)
@@ -84,7 +88,7 @@ def open_run(
     placement.check(config.engine)
     if text is None:
         progress("Reading the data ...")
-        text = corpus.read(config.part(corpus.TextOptions))
+        text = corpus.read(config.part(corpus.TextOptions), rows=rows, notice=progress)
     elif known is None:
         corpus.check_named(config.data, text.train)
     if known is None:  # A run that has begun does not need the strategy's file any more.

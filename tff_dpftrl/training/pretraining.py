@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Mapping
@@ -27,6 +26,8 @@ from tff_dpftrl.data import (
     sequences,
     sources,
     split,
+    table_files,
+    tables,
     text_digests,
     user_text,
     vocabulary,
@@ -43,13 +44,14 @@ _BEFORE_MODEL = {"vocabulary.json", warm_start.RECORD, warm_start.DIGESTS}
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainingConfig:
+class PretrainingConfig(tables.TableOptions):
     """Options of central training.
 
     Attributes:
       data: Public text: "standard-library"; "docs", with the docstrings of the installed
         packages, for a run that trains on something else; or a file as `train` reads it.
-        That it is public is the operator's word; no privacy statement covers it.
+        That it is public is the operator's word; no privacy statement covers it. How a table
+        is read is said by the attributes of `TableOptions`.
       epochs: Number of passes over the text; the learning rate falls to zero over them.
       patience: Epochs without improvement on held-out text after which it ends.
       batch_size: Number of sequences in a batch.
@@ -65,6 +67,7 @@ class PretrainingConfig:
     seed: int = 0
 
     def __post_init__(self):
+        super().__post_init__()
         for name in ("epochs", "patience", "batch_size"):
             validation.integer(name, getattr(self, name), minimum=1)
         validation.integer("seed", self.seed, minimum=0)
@@ -125,12 +128,13 @@ def read(config: PretrainingConfig, options: language_config.LanguageConfig) -> 
                 f"pretrain on {STANDARD_LIBRARY!r} or on a file of public text, or name the run's "
                 "data with --config."
             )
-        _refuse_protected(config.data, options.data)
+        _refuse_protected(config.data, options.data, options.part(tables.TableOptions))
         corpus = sources.load_user_text(
             config.data,
             pretokenized=options.pretokenized,
             sqlite_text_feature=options.sqlite_text_feature,
             sqlite_split=options.sqlite_split,
+            table=config,
         )
         source = f"{pathlib.PurePath(config.data).name}, declared public by the operator"
     held_out = split.by_user(corpus).validation
@@ -159,8 +163,8 @@ def _all_docstrings() -> user_text.UserText:
     return user_text.UserText.from_mapping("docs", texts, user_unit=packages.user_unit)
 
 
-def _refuse_protected(public: str, protected: str) -> None:
-    if sources.share_texts(public, protected):
+def _refuse_protected(public: str, protected: str, table: tables.TableOptions) -> None:
+    if sources.share_texts(public, protected, table):
         raise validation.UsageError(
             f"data {public!r} is the file of the users to be protected, {protected!r}, a copy "
             "of it, or has texts of theirs, and cannot be public: pretrain on other text."
@@ -233,7 +237,9 @@ def pretrain(
     )
     output.mkdir(parents=True, exist_ok=True)
     durable_files.remove_leftovers(output)
-    if os.path.isfile(config.data):  # Installed texts can always be read again.
+    if config.data != "docs" and sources.is_on_disk(
+        config.data
+    ):  # Installed texts can always be read again.
         text_digests.TextDigests.of(text.train, text.held_out).save(output / warm_start.DIGESTS)
     done: list[dict[str, float]] = []
     per_epoch = central_training.num_batches(len(rows), config.batch_size)
@@ -319,7 +325,7 @@ def _write_record(
 
 def _found_from_everywhere(data: str) -> str:
     """Returns the name of a text, which a run elsewhere compares with its own users' text."""
-    return os.path.abspath(data) if os.path.isfile(data) else data
+    return table_files.absolute(data) if sources.is_on_disk(data) else data
 
 
 def _draw(output: pathlib.Path, text: PublicText, rows: list[dict[str, float]]) -> None:

@@ -124,7 +124,7 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
     plan = config.privacy().resumed(
         known.facts["training_users"], known.facts["num_parameters"], known.derived
     )
-    go_on = custom_models.resume_command(config.model, output)
+    go_on = custom_models.resume_command(config.model, output, config.data)
     return of_run(config.part(ReportOptions), known, plan, unit="round", go_on=go_on)
 
 

@@ -17,6 +17,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tff_dpftrl.data import tables
 from tff_dpftrl.models import table
 from tff_dpftrl.runs import earlier_runs, manifest, prepared, privacy
 from tff_dpftrl.runs import progress as progress_lib
@@ -42,6 +43,7 @@ def train(
     output: str | pathlib.Path,
     *,
     text: corpus.RunText | None = None,
+    rows: Any = None,
     model: custom_models.Model | None = None,
     model_trained_on: str | os.PathLike[str] | None = None,
     progress: progress_lib.Progress = progress_lib.to_stderr,
@@ -58,6 +60,9 @@ def train(
       text: Text and vocabulary of the run, as `corpus.read` returns them; read now from
         the files that the config names if None. Text in memory can be given too
         (docs/custom_models.md).
+      rows: A table in memory instead of files: a pandas or polars data frame, an Arrow table, a
+        `datasets.Dataset`, or an iterable of (user, text) pairs, which is read once
+        (docs/tables.md). The config's `data` is its name. Give the same rows again to go on.
       model: A `tf.keras.Model` or `tff.learning.models.FunctionalModel` instead of the model
         that the config names: it maps word ids, int32, [batch, T], to scores (logits) of
         the next words, float32, [batch, T, V], where T is `sequence_length` and V is
@@ -82,6 +87,7 @@ def train(
         config,
         pathlib.Path(output),
         text=text,
+        rows=rows,
         model=model,
         model_trained_on=model_trained_on,
         progress=progress,
@@ -129,6 +135,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
             language_task.words,
             config.seed,
             protected=config.data,
+            table=config.part(tables.TableOptions),
         )
         progress(
             f"Initial weights: {initial.source}; it knows {initial.num_known_words} of "
@@ -180,7 +187,7 @@ def _prepared(
     config, num_parameters = opened.config, language_task.model.num_parameters
     for line in startup.describe_plan(plan, num_parameters):
         progress(line)
-    go_on = custom_models.resume_command(config.model, opened.output)
+    go_on = custom_models.resume_command(config.model, opened.output, config.data)
     options = config.part(report.ReportOptions)
     reportable = report.of_run(options, known, plan, unit="round", go_on=go_on)
     reportable.schedule.check_budget(plan)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import composition
-from tff_dpftrl.data import sources, text_digests, vocabulary
+from tff_dpftrl.data import sources, tables, text_digests, vocabulary
 from tff_dpftrl.runs import earlier_runs
 from tff_dpftrl.training import trained_model
 
@@ -91,19 +91,24 @@ def pretrained_on(folder: pathlib.Path) -> str | None:
     return data if isinstance(data, str) else None
 
 
-def refuse_protected(folder: pathlib.Path, protected: str) -> None:
+def refuse_protected(
+    folder: pathlib.Path, protected: str, table: tables.TableOptions | None = None
+) -> None:
     """Refuses weights that were pretrained on the text that the run protects.
 
     Args:
       folder: Folder of the weights.
       protected: Corpus of the run, as its config names it.
+      table: Options of reading that corpus, if it is a table.
 
     Raises:
       ValueError: If they were.
     """
+    table = table or tables.TableOptions()
     data = pretrained_on(folder)  # None of something else, which `source` has words for.
     if data is not None and (
-        sources.share_texts(data, protected) or _has_digests_of(folder.expanduser(), protected)
+        sources.share_texts(data, protected, table)
+        or _has_digests_of(folder.expanduser(), protected, table)
     ):
         raise validation.UsageError(
             f"initial_weights {folder} were pretrained on {data!r}, the very text that this run "
@@ -111,13 +116,13 @@ def refuse_protected(folder: pathlib.Path, protected: str) -> None:
         )
 
 
-def _has_digests_of(folder: pathlib.Path, protected: str) -> bool:
+def _has_digests_of(folder: pathlib.Path, protected: str, table: tables.TableOptions) -> bool:
     """Returns whether the digests of pretraining, whose text may be gone, are of protected text."""
-    if not ((folder / DIGESTS).exists() and os.path.isfile(protected)):
+    if not ((folder / DIGESTS).exists() and sources.is_on_disk(protected)):
         return False
     digests = text_digests.TextDigests.load(folder / DIGESTS)
     try:
-        corpus = sources.load_user_text(protected)
+        corpus = sources.load_user_text(protected, table=table, notice=_ignore)
     except ValueError:  # Who uses the file says what is wrong with it.
         return False
     return digests.shared_users(corpus) > 0
@@ -130,6 +135,7 @@ def read(
     seed: int,
     *,
     protected: str,
+    table: tables.TableOptions | None = None,
 ) -> InitialWeights:
     """Reads weights for a model, and maps what belongs to words by word.
 
@@ -140,6 +146,7 @@ def read(
       words: Vocabulary of the model. Words that the earlier model did not know begin at random.
       seed: Seed of the weights that begin at random.
       protected: Corpus of the run, as its config names it.
+      table: Options of reading that corpus, if it is a table.
 
     Returns:
       The weights.
@@ -148,7 +155,7 @@ def read(
       ValueError: If the folder has no model, one of other sizes, or one that was pretrained
         on what is to be protected.
     """
-    refuse_protected(folder, protected)
+    refuse_protected(folder, protected, table)
     earlier = find(folder).load()
     sizes = {
         "vocabulary_size": model.vocabulary_size,
@@ -183,6 +190,10 @@ def read(
     num_special = words.size - len(words.words)
     runs = earlier_runs.chain_of(folder.expanduser())
     return InitialWeights(tuple(weights), *source(folder), len(here) - num_special, runs)
+
+
+def _ignore(line: str) -> None:
+    """Takes a line that whoever reads the corpus in earnest says."""
 
 
 def _ids(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sources, split, user_text
+from tff_dpftrl.data import sources, split, tables, user_text
 from tff_dpftrl.runtime.device import attester as attester_lib
 from tff_dpftrl.runtime.device import (
     background_loop,
@@ -103,6 +103,7 @@ class Fleet:
       num_connections: Number of connections that the devices of each process share.
       max_sessions: Largest number of concurrent sessions, and of threads, in each process.
       max_training: Largest number of devices that train at the same time, in each process.
+      table: Options of reading the corpus, if it is a table.
     """
 
     server: ConnectionSettings
@@ -117,6 +118,7 @@ class Fleet:
     num_connections: int = 4
     max_sessions: int = 1000
     max_training: int = 2
+    table: tables.TableOptions = tables.TableOptions()
 
     def __post_init__(self):
         for name in ("num_devices", "num_connections", "max_sessions", "max_training"):
@@ -133,7 +135,7 @@ class Fleet:
         Raises:
           ValueError: If there is no such corpus, or it has no training users.
         """
-        corpus = split.by_user(sources.load_user_text(self.data)).train
+        corpus = split.by_user(sources.load_user_text(self.data, table=self.table)).train
         if not len(corpus):
             raise validation.UsageError(
                 f"{self.data} has no users to train on: give one with more users."

@@ -14,7 +14,7 @@ import tensorflow_federated as tff
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import tokenizer, vocabulary
+from tff_dpftrl.data import tables, tokenizer, vocabulary
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.learning import functional_model, secure_metrics
@@ -282,6 +282,7 @@ def _prepare(
         text_feature=config.text_feature,
         pretokenized=config.pretokenized,
         protected=config.data,
+        table=config.part(tables.TableOptions),
     )
     words = corpus.public_vocabulary(
         config.vocabulary,
@@ -298,6 +299,7 @@ def _prepare(
         weights_folder=config.initial_weights,
         seed=config.seed,
         protected=config.data,
+        table=config.part(tables.TableOptions),
         progress=progress,
     )
     return _Parts(
@@ -331,6 +333,7 @@ def _read_language(
     weights_folder: str | None,
     seed: int,
     protected: str,
+    table: tables.TableOptions,
     progress: progress_lib.Progress,
 ) -> _Language:
     """Builds the model of a name, and reads its initial weights if a folder is given."""
@@ -340,7 +343,7 @@ def _read_language(
     initial = None
     if weights_folder is not None:
         folder = pathlib.Path(weights_folder)
-        initial = warm_start.read(folder, model, words, seed, protected=protected)
+        initial = warm_start.read(folder, model, words, seed, protected=protected, table=table)
         progress(f"Initial weights: {initial.source}.")
     rule = tokenizer.Tokenizer(words.lower_case, pretokenized)
     special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)

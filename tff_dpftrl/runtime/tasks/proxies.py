@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import docstrings, sources, user_text
+from tff_dpftrl.data import docstrings, sources, tables, user_text
 from tff_dpftrl.runtime.device import text_examples
 
 _STANDARD_LIBRARY = "standard-library"
@@ -17,6 +17,7 @@ def read(
     text_feature: str,
     pretokenized: bool,
     protected: str,
+    table: tables.TableOptions,
 ) -> list[list[bytes]]:
     """Reads public text and encodes it as the examples of a few devices.
 
@@ -27,6 +28,7 @@ def read(
       text_feature: Name of the feature of an example that holds its text.
       pretokenized: Whether the texts of a file are words separated by white space.
       protected: The devices' own data, which `source` must not be.
+      table: Options of reading `protected`, if it is a table.
 
     Returns:
       Serialized `tf.train.Example`s of each device.
@@ -34,7 +36,7 @@ def read(
     Raises:
       ValueError: If the source cannot be read, or is the protected data.
     """
-    text = _public_text(source, pretokenized, protected)
+    text = _public_text(source, pretokenized, protected, table)
     every = max(1, len(text) // num_devices)
     return [
         [text_examples.encode({text_feature: [one]}) for one in text.examples(user)[-max_examples:]]
@@ -42,10 +44,12 @@ def read(
     ]
 
 
-def _public_text(source: str, pretokenized: bool, protected: str) -> user_text.UserText:
+def _public_text(
+    source: str, pretokenized: bool, protected: str, table: tables.TableOptions
+) -> user_text.UserText:
     if source == _STANDARD_LIBRARY:
         return docstrings.read_standard_library()
-    if sources.share_texts(source, protected):
+    if sources.share_texts(source, protected, table):
         raise validation.UsageError(
             f"proxy_data {source!r} is the data that is protected, a copy of it, or "
             "has texts of its users: name public text."

@@ -1,0 +1,338 @@
+"""Tests of tff_dpftrl.data.tables and of how tff_dpftrl.data.sources reads them."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import sys
+
+import pyarrow as pa
+import pytest
+from pyarrow import feather, parquet
+
+from tff_dpftrl.data import sources, tables
+
+_ROWS = [
+    ("ann", "hello, world"),
+    ("bob", 'she said "no"'),
+    ("ann", "a line\nand another"),
+    ("çem", "für Ünal"),
+    ("bob", "hello, world"),
+]
+_USERS = {
+    "ann": ["hello, world", "a line\nand another"],
+    "bob": ['she said "no"', "hello, world"],
+    "çem": ["für Ünal"],
+}
+
+
+def _separated(rows=_ROWS, names=("id", "user", "text"), delimiter=","):
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=delimiter)
+    writer.writerow(names)
+    writer.writerows([i, *row] for i, row in enumerate(rows))
+    return text.getvalue()
+
+
+def _lines(rows=_ROWS, names=("user", "text")):
+    return "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
+
+
+def _arrow(rows=_ROWS):
+    return pa.table({"user": [user for user, _ in rows], "text": [text for _, text in rows]})
+
+
+def _read(path, content=None, **options):
+    """Returns the corpus of a file, and the lines that were said of it."""
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    said = []
+    table = tables.TableOptions(**options)
+    return sources.load_user_text(str(path), table=table, notice=said.append), said
+
+
+def _texts(corpus):
+    return {user: corpus.examples(user) for user in corpus.user_ids}
+
+
+_SEPARATED = _separated().encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.csv", _SEPARATED),
+        ("t.csv", _separated().replace("\r\n", "\n").encode()),
+        ("byte_order_mark.csv", b"\xef\xbb\xbf" + _SEPARATED),
+        ("semicolons.csv", _separated(delimiter=";").encode()),
+        ("t.tsv", _separated(delimiter="\t").encode()),
+        ("t.jsonl", _lines().encode()),
+        ("byte_order_mark.ndjson", b"\xef\xbb\xbf" + _lines().encode()),
+        ("T.CSV.GZ", gzip.compress(_SEPARATED)),
+        ("t.csv.bz2", bz2.compress(_SEPARATED)),
+        ("t.json.xz", lzma.compress(_lines().encode())),
+    ],
+)
+def test_text_files_are_read(tmp_path, name, content):
+    corpus, said = _read(tmp_path / name, content)
+    assert _texts(corpus) == _USERS
+    assert list(corpus.user_ids) == list(_USERS)
+    assert "users are in the column 'user', texts in 'text'" in said[0]
+    assert said[-1].endswith("5 texts of 3 users were read.")
+    assert len(said) == 2
+
+
+def test_parquet_and_feather_are_read(tmp_path):
+    parquet.write_table(_arrow(), tmp_path / "t.parquet", row_group_size=2)
+    feather.write_feather(_arrow(), tmp_path / "t.feather")
+    for name in ("t.parquet", "t.feather"):
+        assert _texts(_read(tmp_path / name)[0]) == _USERS
+
+
+def test_several_files_are_one_table(tmp_path, monkeypatch):
+    folder = tmp_path / "parts" / "of"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    (folder / "1.csv").write_text(_separated(_ROWS[:2]))
+    (folder / "2.jsonl").write_text(_lines(_ROWS[2:4]))
+    parquet.write_table(_arrow(_ROWS[4:]), folder / "3.parquet")
+    for other in ("_SUCCESS", ".1.csv.crc", "notes.txt", "._1.csv"):
+        (folder / other).write_text("nothing")
+    names = ["parts", "parts/*/[123].*", "parts/of/1.csv, parts/of/2.jsonl,parts/of/3.parquet"]
+    for name in names:
+        assert _texts(sources.load_user_text(name, notice=lambda line: None)) == _USERS
+    (tmp_path / "a,b.csv").write_text(_separated())
+    assert _texts(_read(tmp_path / "a,b.csv")[0]) == _USERS
+    (folder / "4.csv").write_text(_separated(names=("id", "who", "text")))
+    with pytest.raises(ValueError, match=r"4.csv has no column 'user' .* 'id', 'who', 'text'"):
+        sources.load_user_text("parts")
+    with pytest.raises(ValueError, match="nothing/[*] has no file of a table"):
+        sources.load_user_text("nothing/*")
+
+
+class _Dataset:
+    """What is used of a `datasets.Dataset`."""
+
+    column_names = ("text", "user")
+
+    def iter(self, batch_size):
+        for begin in range(0, len(_ROWS), 2):
+            batch = _ROWS[begin : begin + 2]
+            yield {"user": [user for user, _ in batch], "text": [text for _, text in batch]}
+
+
+class _Frame(dict):
+    """What is used of a data frame."""
+
+    columns = ("user", "text")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        _ROWS,
+        iter(_ROWS),
+        _arrow(),
+        _Dataset(),
+        _Frame(user=[u for u, _ in _ROWS], text=[t for _, t in _ROWS]),
+    ],
+    ids=["pairs", "iterator", "arrow", "dataset", "frame"],
+)
+def test_tables_in_memory_are_read(rows):
+    corpus = sources.of_rows(rows, "mine", notice=lambda line: None)
+    assert _texts(corpus) == _USERS
+    assert corpus.name == "mine"
+
+
+@pytest.mark.parametrize("rows", ["text", 3, {"ann": ["x"]}])
+def test_other_things_in_memory_are_refused(rows):
+    with pytest.raises(ValueError, match="rows must be a data frame"):
+        sources.of_rows(rows, "mine")
+
+
+def test_columns_have_usual_names_or_are_named(tmp_path):
+    for names in (("uid", "Review Text"), ("AuthorID", "body")):
+        corpus, said = _read(tmp_path / "t.jsonl", _lines(names=names))
+        assert _texts(corpus) == _USERS
+        assert repr(names[0]) in said[0] and repr(names[1]) in said[0]
+    content = _separated(names=("user", "who", "what"))
+    corpus, said = _read(tmp_path / "t.csv", content, user_column="who", text_column="what")
+    assert _texts(corpus) == _USERS
+    assert len(said) == 1
+    assert corpus.user_unit == "one value of the column 'who'"
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (
+            ("id", "who", "what"),
+            {},
+            "known to have users: name it .user_column.; no column .* texts",
+        ),
+        (("user_id", "author", "text"), {}, "'user_id' or 'author': say which one .user_column."),
+        (("id", "user", "text"), {"user_column": "who"}, "no column 'who' .user_column."),
+        (("user", "user", "text"), {"user_column": "user"}, "2 columns 'user'"),
+        (("id", "user", "text"), {"text_column": "user"}, "the same column, 'user'"),
+    ],
+)
+def test_columns_that_are_missing_or_ambiguous_are_refused(tmp_path, names, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        _read(tmp_path / "t.csv", _separated(names=names), **options)
+    assert f"Its columns are {', '.join(map(repr, names))}" in str(caught.value)
+    assert str(caught.value) == sources.problem_of(
+        str(tmp_path / "t.csv"), tables.TableOptions(**options)
+    )
+
+
+def test_ids_of_other_types_become_text_and_that_is_said(tmp_path):
+    rows = [(7, "a"), (8.0, "b"), ("7", "c")]
+    corpus, said = _read(tmp_path / "t.jsonl", _lines(rows))
+    assert _texts(corpus) == {"7": ["a", "c"], "8": ["b"]}
+    assert "ids of users that are of type int are read as text: '7'" in "".join(said)
+    parquet.write_table(pa.table({"user": [7, 8, 7], "text": ["a", "b", "c"]}), tmp_path / "t.pq")
+    assert _texts(_read(tmp_path / "t.pq")[0]) == {"7": ["a", "c"], "8": ["b"]}
+
+
+def test_repeated_rows_are_kept_and_counted(tmp_path):
+    corpus, said = _read(tmp_path / "t.csv", _separated([*_ROWS, _ROWS[0], _ROWS[0]]))
+    assert corpus.examples("ann").count("hello, world") == 3
+    assert "2 of 7 rows have the user and the text of an earlier row" in said[1]
+
+
+_BAD_CSV = b"""user,text
+ann,good
+bob,too,many
+few
+,nobody
+ann,
+ann,"  "
+ann,"a quote" too early
+ann,\xfcber
+"""
+_BAD_LINES = b"""{"user": "ann", "text": "good"}
+{"user": "ann", "text": 
+{"user": null, "text": "nobody"}
+{"user": "ann"}
+{"user": "ann", "text": 5}
+{"user": ["ann"], "text": "x"}
+{"user": 0.5, "text": "x"}
+[1]
+{"user": "ann", "text": "\\ud800"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        (
+            "t.csv",
+            _BAD_CSV,
+            [
+                "7 of 207 rows cannot be used",
+                "2 with more or fewer cells than the first line has names (t.csv:3, t.csv:4)",
+                "1 without a user (t.csv:5)",
+                "2 with an empty text (t.csv:6, t.csv:7)",
+                "1 with quotes in the wrong place (t.csv:8)",
+                "1 with bytes that are not in the file's encoding (if it is Latin-1, pass encoding "
+                "'latin-1') (t.csv:9)",
+            ],
+        ),
+        (
+            "t.jsonl",
+            _BAD_LINES,
+            [
+                "8 of 208 rows cannot be used",
+                "1 that are not JSON (t.jsonl:2)",
+                "1 without a user (t.jsonl:3)",
+                "1 without a text (t.jsonl:4)",
+                "1 with a int instead of a text (t.jsonl:5)",
+                "1 with a list or an object as the id of the user (t.jsonl:6)",
+                "1 with a fraction as the id of the user (t.jsonl:7)",
+                "1 that are no JSON object (t.jsonl:8)",
+            ],
+        ),
+    ],
+)
+def test_bad_rows_are_named_by_their_line(tmp_path, monkeypatch, name, content, expected):
+    monkeypatch.chdir(tmp_path)
+    good = [(f"user{i}", "fine") for i in range(199)]
+    rest = "".join(f"{u},{t}\n" for u, t in good) if name == "t.csv" else _lines(good)
+    (tmp_path / name).write_bytes(content + rest.encode())
+    said = []
+    table = tables.TableOptions(max_bad_rows=0.04)
+    corpus = sources.load_user_text(name, table=table, notice=said.append)
+    for part in expected:
+        assert part in said[1]
+    assert len(corpus) == 200 and list(corpus.texts()) == ["good"] + ["fine"] * 199
+    with pytest.raises(ValueError, match=r"cannot be used: .*more than max_bad_rows = 1 %: mend"):
+        sources.load_user_text(name, notice=said.append)
+
+
+def test_only_the_first_bad_rows_are_named_and_lines_count_breaks_in_cells(tmp_path):
+    rows = [*_ROWS, *[("", "x")] * 4]
+    with pytest.raises(ValueError, match=r"4 without a user \(\S*:8, \S*:9, \S*:10, \.\.\.\)"):
+        _read(tmp_path / "t.csv", _separated(rows))
+
+
+def test_empty_cells_of_arrow_and_of_data_frames_are_bad_rows(tmp_path):
+    table = pa.table({"user": ["a", None, "b"], "text": [None, "x", "y"]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"t.parquet, row 1\); 1 without a user \(.*row 2\)"):
+        _read(tmp_path / "t.parquet")
+    frame = _Frame(user=["a", float("nan")], text=[float("nan"), "x"])
+    with pytest.raises(ValueError, match=r"1 without a text \(row 0\); 1 without a user"):
+        sources.of_rows(frame, "mine")
+
+
+def test_encodings(tmp_path):
+    for encoding in ("latin-1", "utf-16"):
+        content = _separated().encode(encoding)
+        assert _texts(_read(tmp_path / "t.csv", content, encoding=encoding)[0]) == _USERS
+    with pytest.raises(ValueError, match="t.csv is UTF-16: pass encoding 'utf-16'"):
+        _read(tmp_path / "t.csv")
+    with pytest.raises(ValueError, match="if it is Latin-1, pass encoding 'latin-1'"):
+        _read(tmp_path / "t.csv", _separated().encode("latin-1"))
+    with pytest.raises(ValueError, match="encoding 'latin-9000' is not known"):
+        tables.TableOptions(encoding="latin-9000")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", b'user,text\nann,x\n\nbob,"open\nann,y\n', "t.csv:4: a quote is opened"),
+        ("t.csv", b"", "is empty"),
+        ("t.csv", b"user,text\n", "has no rows"),
+        ("t.csv", b"user,text\nann,x\n", "single user, 'ann'"),
+        (
+            "t.jsonl",
+            b'[{"user": "ann", "text": "x"}]',
+            "is one JSON array: write one object a line",
+        ),
+        ("t.jsonl", b'[\n{"user": "ann", "text": "x"}\n]', "is one JSON array"),
+        ("t.jsonl", b"\n", "is empty"),
+        ("t.jsonl", b"nothing\n", "none of the first 1 lines is a JSON object"),
+        ("t.csv.gz", b"nothing", "t.csv.gz: cannot be read: Not a gzipped file"),
+        ("t.csv.gz", gzip.compress(_SEPARATED)[:-9], "t.csv.gz.*: cannot be read: Compressed file"),
+        ("t.parquet", b"nothing", "t.parquet: cannot be read"),
+        ("t.feather", b"nothing", "t.feather: cannot be read"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused(tmp_path, name, content, message):
+    with pytest.raises(ValueError, match=message):
+        _read(tmp_path / name, content)
+
+
+def test_options_of_tables_are_for_tables_only(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"user_id": "a", "examples": ["x"]}\n' * 2)
+    for name in ("docs", str(tmp_path / "t.jsonl"), "t.sqlite"):
+        with pytest.raises(ValueError, match="user_column applies to tables"):
+            sources.load_user_text(name, table=tables.TableOptions(user_column="who"))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

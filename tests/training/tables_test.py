@@ -1,0 +1,95 @@
+"""Tests of runs on tables: the same run from every form, on and on."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import random
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests.training import toy_run
+from tff_dpftrl.data import jsonl
+from tff_dpftrl.runs import manifest
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import corpus as corpus_lib
+from tff_dpftrl.training import custom_models, run
+
+corpus = toy_run.corpus
+
+
+@pytest.fixture(scope="module")
+def rows(corpus):
+    """The texts of the toy corpus in an order of their own; a user's in that user's order."""
+    users = jsonl.read(corpus / "users.jsonl")
+    rows = [(user, text) for user in users.user_ids for text in users.examples(user)]
+    others = random.Random(2).sample(rows[1:], len(rows) - 1)
+    return [rows[0], *others]
+
+
+def _write_csv(path, rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("author", "stars", "body"), *((u, 5, t) for u, t in rows)])
+
+
+def _assert_same(output, expected):
+    for ours, theirs in zip(toy_run.weights(output), toy_run.weights(expected), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert toy_run.rows(output) == toy_run.rows(expected)
+
+
+def test_all_forms_of_a_table_give_the_same_run(corpus, rows, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _write_csv(tmp_path / "1.csv", rows[:100])
+    _write_csv(tmp_path / "2.csv", rows[100:])
+    lines = [json.dumps({"who": user, "said": text}) for user, text in rows]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    table = pa.table({"user_id": [u for u, _ in rows], "text": [t for _, t in rows]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    config = toy_run.config(corpus, num_rounds=2)
+    said = []
+    for name, options in (
+        ("1.csv,2.csv", {}),
+        ("t.jsonl", {"user_column": "who", "text_column": "said"}),
+        ("t.parquet", {}),
+    ):
+        changed = dataclasses.replace(config, data=name, **options)
+        run.train(changed, tmp_path / "runs" / name, progress=said.append)
+    run.train(dataclasses.replace(config, data="docs"), tmp_path / "runs" / "rows", rows=iter(rows))
+    for name in ("t.jsonl", "t.parquet", "rows"):
+        _assert_same(tmp_path / "runs" / name, tmp_path / "runs" / "1.csv,2.csv")
+    assert any("users are in the column 'author', texts in 'body'" in line for line in said)
+    statement = (tmp_path / "runs" / "1.csv,2.csv" / "privacy_statement.md").read_text()
+    assert "one value of the column 'author'" in statement
+
+
+def test_a_run_on_rows_goes_on_with_the_same_rows_only(corpus, rows, tmp_path):
+    config = toy_run.config(corpus, data="mine", num_rounds=4, stop_at_accuracy=1e-6)
+    run.train(config, tmp_path / "run", rows=rows)  # Stops at the first evaluation.
+    assert manifest.read(tmp_path / "run").config["data"] == "mine"
+    assert "rows=..." in custom_models.resume_command(config.model, tmp_path / "run", "mine")
+    assert len(run.train(None, tmp_path / "run", rows=rows).rows) == 3
+    others = [(user, text + " ao") for user, text in rows]
+    with pytest.raises(ValueError, match="texts of the training users are no longer"):
+        run.train(None, tmp_path / "run", rows=others)
+    with pytest.raises(ValueError, match="Give text or rows, not both"):
+        run.train(config, tmp_path / "other", rows=rows, text=object())
+
+
+def test_who_is_kept_for_a_test_can_be_trained_on_with_tables(corpus, rows):
+    def users(**options):
+        config = config_lib.TrainingConfig(data="mine", mechanism="none", **options)
+        return corpus_lib.read_users(config.part(corpus_lib.UserOptions), rows=rows)
+
+    usual, more = users(), users(train_on_test_users=True)
+    assert set(more.train.user_ids) == {*usual.train.user_ids, *usual.test.user_ids}
+    assert len(users(max_users=5).train) == 5
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,347 @@
+"""Tables with a user and a text in each row: their columns, and rows that cannot be used.
+
+A row that cannot be used is left out, counted, and named by its file and line. More of them than a
+share of all rows, and the table is refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import collections
+import dataclasses
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from tff_dpftrl import validation
+
+Notice: TypeAlias = Callable[[str], None]
+"""Callback for a line about what was found in a table."""
+
+Row: TypeAlias = tuple[int, Any, Any]
+"""Number of a line or row, the user's cell and the text's; a `Broken` in place of the user."""
+
+_USERS = frozenset(
+    "user userid useridentifier uid username author authorid authorname reviewer reviewerid "
+    "customer customerid client clientid account accountid member memberid speaker speakerid "
+    "sender senderid writer writerid".split()
+)
+_TEXTS = frozenset(
+    "text texts body message messagetext review reviewtext reviewbody comment commenttext "
+    "commentbody content post posttext tweet sentence utterance".split()
+)
+_SHOWN_COLUMNS = 20
+_SHOWN_PLACES = 3
+_SHOWN_FORMS = 200  # Largest number of characters of the columns in a message.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """Options of reading a table.
+
+    Attributes:
+      user_column: Name of the column of users; guessed if None.
+      text_column: Name of the column of texts; guessed if None.
+      encoding: Encoding of CSV, TSV and JSON lines, by Python's names; UTF-8 if None.
+      max_bad_rows: Largest share of the rows that may be left out because they cannot be used.
+    """
+
+    user_column: str | None = None
+    text_column: str | None = None
+    encoding: str | None = None
+    max_bad_rows: float = 0.01
+
+    def __post_init__(self):
+        validation.number("max_bad_rows", self.max_bad_rows, at_least=0, below=1)
+        if self.encoding is not None:
+            try:
+                codecs.lookup(self.encoding)
+            except LookupError:
+                raise validation.UsageError(
+                    f"encoding {self.encoding!r} is not known: give one such as 'latin-1', "
+                    "'cp1252' or 'utf-16'."
+                ) from None
+
+    @property
+    def given(self) -> list[str]:
+        """Names of the options that differ from their defaults."""
+        return [
+            field.name
+            for field in dataclasses.fields(TableOptions)
+            if getattr(self, field.name) != field.default
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """A row that could not even be parsed.
+
+    Attributes:
+      reason: What the rows of this kind are, such as "that are not JSON".
+    """
+
+    reason: str
+
+
+def to_stderr(line: str) -> None:
+    """Prints a line to standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Names of the two columns that are read.
+
+    Attributes:
+      user: Name of the column of users.
+      text: Name of the column of texts.
+    """
+
+    user: str
+    text: str
+
+    @property
+    def user_unit(self) -> str:
+        """Description of one user, for the privacy statement."""
+        return f"one value of the column {self.user!r}"
+
+    @classmethod
+    def choose(cls, names: Sequence[str], where: str, options: TableOptions) -> Columns:
+        """Chooses the columns by the options, or else by usual names.
+
+        Args:
+          names: Names of all columns.
+          where: Name of the table, for messages.
+          options: Options, which may name the columns.
+
+        Returns:
+          The columns.
+
+        Raises:
+          UsageError: If a named column is not there, or not exactly one has a usual name.
+        """
+        chosen, problems = [], []
+        for option, given, usual, what in (
+            ("user_column", options.user_column, _USERS, "users"),
+            ("text_column", options.text_column, _TEXTS, "texts"),
+        ):
+            found = [n for n in names if (n == given if given else _plain(n) in usual)]
+            if len(found) == 1:
+                chosen.append(found[0])
+            elif given:
+                number = "no column" if not found else f"{len(found)} columns"
+                problems.append(f"{number} {given!r} ({option})")
+            elif found:
+                either = " or ".join(map(repr, found))
+                problems.append(f"{what} in {either}: say which one ({option})")
+            else:
+                problems.append(f"no column that is known to have {what}: name it ({option})")
+        if not problems and chosen[0] == chosen[1]:
+            problems.append(f"users and texts in the same column, {chosen[0]!r}")
+        if problems:
+            listed = ", ".join(repr(name) for name in names[:_SHOWN_COLUMNS])[:_SHOWN_FORMS]
+            more = f" and {len(names) - _SHOWN_COLUMNS} more" if len(names) > _SHOWN_COLUMNS else ""
+            raise validation.UsageError(
+                f"{where} has {'; '.join(problems)}. Its columns are {listed or 'none'}{more} "
+                "(the first line of a CSV file names them)."
+            )
+        return cls(*chosen)
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+class RowCheck:
+    """Check of the rows of one table, which counts those that cannot be used."""
+
+    def __init__(self, name: str, options: TableOptions, notice: Notice):
+        """Starts to count.
+
+        Args:
+          name: Name of the table, for messages.
+          options: Options of reading the table.
+          notice: Callback for lines about what was found.
+        """
+        self._name, self._options, self._notice = name, options, notice
+        self._num_rows = 0
+        self._places: dict[str, list[str]] = {}
+        self._bad: collections.Counter[str] = collections.Counter()
+        self._converted: dict[str, str] = {}
+
+    def usable(self, rows: Iterable[Row], place: str) -> Iterator[tuple[str, str]]:
+        """Yields the rows that can be used.
+
+        Args:
+          rows: Rows of a file or of a table in memory.
+          place: Place of a row, to be followed by its number: "reviews.csv:".
+
+        Yields:
+          User and text.
+        """
+        for number, user, text in rows:
+            self._num_rows += 1
+            if type(user) is not str:
+                user = self._as_id(user)
+            reason = _reason(user, text)
+            if reason is None:
+                yield user, text
+                continue
+            self._bad[reason] += 1
+            places = self._places.setdefault(reason, [])
+            if len(places) < _SHOWN_PLACES:
+                places.append(f"{place}{number}")
+
+    def finish(self, num_repeated: int, num_users: int) -> None:
+        """Says what was found, and refuses a table with too many rows that cannot be used.
+
+        Args:
+          num_repeated: Number of rows whose user and text an earlier row had, too.
+          num_users: Number of users.
+
+        Raises:
+          UsageError: If the table has no row, or too many cannot be used.
+        """
+        if self._num_rows == 0:
+            raise validation.UsageError(f"{self._name} has no rows.")
+        num_bad, limit = sum(self._bad.values()), self._options.max_bad_rows
+        if num_bad:
+            kinds = []
+            for reason, count in self._bad.most_common():
+                more = ", ..." if count > len(self._places[reason]) else ""
+                kinds.append(f"{count} {reason} ({', '.join(self._places[reason])}{more})")
+            found = (
+                f"{self._name}: {num_bad} of {self._num_rows} rows cannot be used: "
+                + "; ".join(kinds)
+            )
+            if num_bad > limit * self._num_rows:
+                raise validation.UsageError(
+                    f"{found}. That is more than max_bad_rows = {100 * limit:g} %: mend them, or "
+                    "raise max_bad_rows to leave them out."
+                )
+            self._notice(f"{found}. They are left out.")
+        for kind, example in self._converted.items():
+            self._notice(
+                f"{self._name}: ids of users that are of type {kind} are read as text: {example!r}."
+            )
+        if num_repeated:
+            self._notice(
+                f"{self._name}: {num_repeated} of {self._num_rows} rows have the user and the text "
+                "of an earlier row, word for word. They are kept: people do repeat themselves, and "
+                "the guarantee is for all rows of a user together."
+            )
+        self._notice(
+            f"{self._name}: {self._num_rows - num_bad} texts of {num_users} users were read."
+        )
+
+    def _as_id(self, user: Any) -> Any:
+        """Returns an id of another type as text; anything that is no id as it is."""
+        if isinstance(user, (Broken, bool)) or user is None:
+            return user
+        if isinstance(user, bytes):
+            return user.decode("utf-8", "surrogateescape")
+        if isinstance(user, float):
+            if not user.is_integer():  # pandas makes floats of integers beside empty cells.
+                return None if math.isnan(user) else Broken("with a fraction as the id of the user")
+            name = str(int(user))
+        elif isinstance(user, (list, dict, tuple)):
+            return Broken("with a list or an object as the id of the user")
+        else:
+            name = str(user)
+        self._converted.setdefault(type(user).__name__, name)
+        return name
+
+
+def _reason(user: Any, text: Any) -> str | None:
+    """Returns why a row cannot be used; None if it can."""
+    if isinstance(user, Broken):
+        return user.reason
+    if not isinstance(user, str) or not user.strip():
+        return "without a user"
+    if not isinstance(text, str):
+        if text is None or text != text:
+            return "without a text"
+        return f"with a {type(text).__name__} instead of a text"
+    if not text or text.isspace():
+        return "with an empty text"
+    if not (text.isascii() and user.isascii()):
+        try:
+            text.encode(), user.encode()
+        except UnicodeEncodeError:
+            return (
+                "with bytes that are not in the file's encoding (if it is Latin-1, pass encoding "
+                "'latin-1')"
+            )
+    return None
+
+
+def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterator[Row]]:
+    """Returns the rows of a table in memory.
+
+    Args:
+      rows: A pandas or polars data frame, an Arrow table, a `datasets.Dataset`, or an iterable of
+        pairs of a user and a text.
+      options: Options of reading the table.
+
+    Returns:
+      The columns, None for pairs, and the rows, numbered from 0.
+
+    Raises:
+      UsageError: If it is something else, or its columns are not found.
+    """
+    names = next(
+        (
+            list(found)
+            for owner, attribute in ((rows, "column_names"), (rows, "columns"))
+            if isinstance(found := _names(getattr(owner, attribute, None)), list)
+        ),
+        None,
+    )
+    if names is None:
+        if isinstance(rows, (str, bytes, dict)) or not isinstance(rows, Iterable):
+            raise validation.UsageError(
+                "rows must be a data frame, an Arrow table, a Dataset or an iterable of (user, "
+                f"text) pairs, got {type(rows).__name__}."
+            )
+        for name in ("user_column", "text_column"):
+            if getattr(options, name) is not None:
+                raise validation.UsageError(
+                    f"{name} has no meaning for rows that are pairs: leave it out."
+                )
+        return None, (_pair(number, row) for number, row in enumerate(rows))
+    columns = Columns.choose(names, "rows", options)
+    if hasattr(rows, "to_batches"):  # Arrow.
+        pairs = itertools.chain.from_iterable(
+            zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+            for batch in rows.select([columns.user, columns.text]).to_batches(4096)
+        )
+    elif hasattr(rows, "iter"):  # datasets.
+        pairs = itertools.chain.from_iterable(
+            zip(batch[columns.user], batch[columns.text], strict=True) for batch in rows.iter(4096)
+        )
+    else:
+        pairs = zip(rows[columns.user], rows[columns.text], strict=True)
+    return columns, (
+        (number, _missing_as_none(user), text) for number, (user, text) in enumerate(pairs)
+    )
+
+
+def _names(found: Any) -> list[str] | None:
+    if found is None or callable(found) or isinstance(found, (str, dict)):
+        return None
+    return [str(name) for name in found]
+
+
+def _pair(number: int, row: Any) -> Row:
+    if isinstance(row, (tuple, list)) and len(row) == 2:
+        return number, row[0], row[1]
+    return number, Broken("that are no pairs of a user and a text"), None
+
+
+def _missing_as_none(value: Any) -> Any:
+    """Returns None for pandas' NA, which has no truth value, and NumPy's scalars as Python's."""
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    return value.item() if type(value).__module__ == "numpy" else value
