@@ -76,6 +76,7 @@ setuptools.setup(
     package_data={
         "tff_dpftrl": [
             "py.typed",
+            "data/english_words.txt",
             "mechanisms/zoo/*.json",
             "*/README.md",
             "*/*.proto",

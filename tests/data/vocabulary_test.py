@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 
-from tff_dpftrl.data import jsonl, user_text, vocabulary
+from tff_dpftrl.data import jsonl, tokenizer, user_text, vocabulary
 
 
 def _corpus():
@@ -105,6 +106,47 @@ def test_the_standard_library_makes_a_public_vocabulary(tmp_path):
     assert len(found.words) == 1000
     assert found.source == "docstrings of Python's standard library"
     assert {"the", "of", "return", "."} <= set(found.words[:30])
+
+
+_REVIEWS = """Delicious pizza, crispy crust! The waiter was friendly, but we waited forty minutes.
+I bought this phone for my daughter; the battery dies after three hours and the screen scratched.
+Best coffee maker I've ever owned. Easy to clean, and it looks beautiful on my kitchen counter.
+Don't waste your money. The zipper broke the second time I wore it, so I want a refund.
+My wife loves these shoes: they fit perfectly and she gets compliments every day.
+The hotel room smelled of smoke, the bathroom was dirty and breakfast was cold."""
+
+
+def test_ordinary_english_knows_the_words_of_product_reviews():
+    found = vocabulary.english(4000)
+    assert len(found.words) == 4000 and found.is_public
+    assert {"the", "of", "food", "phone", "don't", ".", "#", "7"} <= set(found.words)
+    words = tokenizer.Tokenizer().words(_REVIEWS)
+    unknown = [
+        np.mean([word not in names.words for word in words])
+        for names in (found, vocabulary.standard_library(4000), vocabulary.english(20_000))
+    ]
+    assert unknown[0] < 0.5 * unknown[1] and unknown[2] < 0.02
+
+
+def test_the_list_of_english_names_its_licence_and_has_words_of_one_token_each():
+    found = vocabulary.english(10**6)
+    assert len(found.words) == 20_000
+    rule = tokenizer.Tokenizer()
+    assert not [word for word in found.words if rule.words(word) != [word]]
+    head = vocabulary._ENGLISH_FILE.read_text("utf-8").partition("\n.\n")[0]
+    for text in (head, found.source):
+        assert "wordfreq 3.1.1" in text
+    assert "Attribution-ShareAlike 4.0" in head and "CC BY-SA 4.0" in found.source
+    with pytest.raises(ValueError, match="lower_case must be true with the vocabulary 'english'"):
+        vocabulary.english(10, lower_case=False)
+    with pytest.raises(ValueError, match="size of the vocabulary must be at least 1"):
+        vocabulary.english(0)
+
+
+def test_words_are_counted_without_padding_and_the_ends_of_texts():
+    found = vocabulary.Vocabulary(("a", "b"), "test")
+    ids = np.array([[found.bos, 1, found.oov, found.eos, vocabulary.PAD], [2, 2, 1, found.oov, 1]])
+    assert found.count(ids) == (7, 2)
 
 
 def test_word_lists(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import typing
 
 import numpy as np
 import pytest
@@ -52,6 +53,12 @@ def test_strategies_can_be_told_apart():
     noise = STRATEGIES["tree"].noise_matrix(ROUNDS)
     vanilla = STRATEGIES["vanilla-tree"].noise_matrix(ROUNDS)
     assert np.max(np.abs(noise @ noise.T - vanilla @ vanilla.T)) > 0.1
+
+
+def test_every_kind_of_recipe_has_a_kernel_and_an_example():
+    kinds = set(typing.get_args(noise_recipe.BlockRecipe))
+    assert kinds <= set(kernels.build.registry)
+    assert kinds == {type(strategy.noise_recipe()) for strategy in STRATEGIES.values()}
 
 
 def test_recipes_of_other_kinds_are_refused():

@@ -126,6 +126,16 @@ def test_a_copy_of_protected_text_is_refused(corpus, tmp_path):
         pretraining.read(_config(corpus, data=str(tmp_path / "copy.jsonl")), toy_run.config(corpus))
 
 
+def test_a_vocabulary_that_lacks_words_is_answered_with_what_to_do(corpus, pretrained, tmp_path):
+    assert not any(line.startswith("Hint:") for line in pretrained[1])
+    lines = []
+    options = toy_run.config(corpus, vocabulary_size=20)  # Of thirty words.
+    pretraining.pretrain(
+        _config(corpus, epochs=1), options, tmp_path / "run", progress=lines.append
+    )
+    assert any(line.startswith("Hint:") and "--vocabulary english" in line for line in lines)
+
+
 def test_docstrings_of_packages_may_be_public_for_another_corpus(corpus, monkeypatch):
     packages = jsonl.read(corpus / "public.jsonl")
     library = user_text.UserText.from_mapping("library", {"author1": ["a text"], "abc": ["b"]})

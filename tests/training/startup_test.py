@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from tff_dpftrl.data import vocabulary
 from tff_dpftrl.runs import privacy
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import startup
@@ -69,6 +70,26 @@ def test_a_delta_that_protects_nobody_is_named_before_the_first_round(options):
 
     assert "Warning: δ = 0.01 is not below 1 / 100, one over the number of users" in said(0.01)
     assert "one over the number" not in said(1e-6)
+
+
+@pytest.mark.parametrize(
+    "share, words, said",
+    [
+        (0.1, vocabulary.Vocabulary(("a",), "a list"), None),
+        (
+            0.11,
+            vocabulary.Vocabulary(("a",), "a list"),
+            "Take --vocabulary english, --vocabulary F",
+        ),
+        (0.11, vocabulary.english(10), "Take --vocabulary FILE"),
+    ],
+)
+def test_many_unknown_words_are_answered_with_what_to_do(share, words, said):
+    lines = startup.describe_unknown_words(share, words)
+    assert len(lines) == (said is not None)
+    if said is not None:
+        assert said in lines[0] and "larger --vocabulary-size" in lines[0]
+        assert "0.11" not in lines[0] and "11" not in lines[0]  # The exact share stands elsewhere.
 
 
 if __name__ == "__main__":

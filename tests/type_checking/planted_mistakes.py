@@ -43,6 +43,10 @@ aggregator.guarantee(schema)  # mistake
 claim = aggregator.guarantee(schema, delta=1e-10)
 claim.eps  # mistake # noqa: B018
 
+tff_dpftrl.NoiseStream(strategy, noise_multiplier=z, clip_norm=0.5)  # mistake
+stream = tff_dpftrl.NoiseStream(strategy, noise_multiplier=z, clip_norm=0.5, template=[(3,)])
+stream.next()  # mistake
+
 record = tff_dpftrl.ParticipationCounter(100, schema=schema)  # mistake
 record = tff_dpftrl.ParticipationCounter(100, declared=schema)
 record.add(np.arange(10), when=0)  # mistake

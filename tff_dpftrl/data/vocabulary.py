@@ -15,12 +15,18 @@ import os
 import pathlib
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from tff_dpftrl import validation
 from tff_dpftrl.data import docstrings, sources, table_files, tokenizer, user_text
 
 PAD = 0
 """Id of padding, as in TFF's Stack Overflow word prediction."""
 
+ENGLISH = "frequent words of English (wordfreq 3.1.1, Speer 2022, CC BY-SA 4.0)"
+"""Source of the vocabulary of `english`, for the privacy statement."""
+
+_ENGLISH_FILE = pathlib.Path(__file__).with_name("english_words.txt")
 _SIZE = "size of the vocabulary"
 _DECLARED = "declared public by the operator"
 
@@ -85,6 +91,18 @@ class Vocabulary:
         """Returns the ids of words, `oov` for unknown ones."""
         id_of, oov = self.id_of, self.oov
         return [id_of.get(word, oov) for word in words]
+
+    def count(self, ids: np.ndarray) -> tuple[int, int]:
+        """Counts the words in an array of ids, padding and the ends of texts left out.
+
+        Args:
+          ids: Ids, integers, of any shape.
+
+        Returns:
+          The number of words, and how many of them are not in the vocabulary.
+        """
+        is_word = (ids != PAD) & (ids <= self.oov)
+        return int(np.count_nonzero(is_word)), int(np.count_nonzero(ids == self.oov))
 
 
 def most_frequent(
@@ -158,6 +176,33 @@ def standard_library(
     corpus = docstrings.read_standard_library(cache_dir=cache_dir)
     source = "docstrings of Python's standard library"
     return most_frequent(corpus, size, source=source, lower_case=lower_case)
+
+
+def english(size: int, *, lower_case: bool = True) -> Vocabulary:
+    """Returns the most frequent words of ordinary English, from a list that this package has.
+
+    The words are those of the package wordfreq, under CC BY-SA 4.0; the head of
+    `english_words.txt` has the details.
+
+    Args:
+      size: Largest number of words; there are 20,000.
+      lower_case: Whether texts are lower-cased, as the words of the list are.
+
+    Returns:
+      A public vocabulary.
+
+    Raises:
+      ValueError: If `size` is not positive, or `lower_case` is false.
+    """
+    validation.integer(_SIZE, size, minimum=1)
+    if not lower_case:
+        raise validation.UsageError(
+            "lower_case must be true with the vocabulary 'english', whose words are in lower case: "
+            "take the vocabulary 'docs' or a file of public text to keep capitals."
+        )
+    lines = _ENGLISH_FILE.read_text(encoding="utf-8").splitlines()
+    words = [line for line in lines if line == "#" or not line.startswith("#")]
+    return Vocabulary(tuple(words[:size]), ENGLISH)
 
 
 def from_file(

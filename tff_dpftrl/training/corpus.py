@@ -220,7 +220,7 @@ def public_vocabulary(
     """Reads or counts a vocabulary of public text.
 
     Args:
-      source: 'docs', or a file that the user declares to be public.
+      source: 'docs', 'english', or a file that the user declares to be public.
       size: Largest number of words.
       lower_case: Whether words are in lower case.
       pretokenized: Whether the texts of a file are words separated by white space.
@@ -235,6 +235,8 @@ def public_vocabulary(
     """
     if source == "docs":
         return vocabulary.standard_library(size, lower_case=lower_case)
+    if source == "english":
+        return vocabulary.english(size, lower_case=lower_case)
     if sources.are_same_file(data, source):  # `from_file` compares the texts.
         raise validation.UsageError(
             f"vocabulary {source!r} is the file of the users to be protected, {data!r}, or a copy "

@@ -35,7 +35,7 @@ _MODEL_SIZES = {
 
 FILES = {
     "data": ("docs",),
-    "vocabulary": ("docs", "private"),
+    "vocabulary": ("docs", "english", "private"),
     "strategy": (None,),
     "initial_weights": (None,),
     "proxy_data": ("standard-library",),
@@ -162,9 +162,10 @@ class LanguageConfig(TextConfig):
 
     vocabulary: str = option(
         "docs",
-        "Source of the vocabulary: 'docs' (docstrings of the standard library) or a file that you "
-        "declare to be public, either one word a line (.txt) or a corpus of other users, as for "
-        "--data. 'private' counts it on the training users, which the privacy statement then "
+        "Source of the vocabulary: 'docs' (docstrings of the standard library, for technical "
+        "text), 'english' (frequent words of ordinary English) or a file that you declare to be "
+        "public, either one word a line (.txt) or a corpus of other users, as for --data. "
+        "'private' counts it on the training users, which the privacy statement then "
         "does not cover.",
         "data",
     )

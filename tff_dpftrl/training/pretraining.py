@@ -34,6 +34,7 @@ from tff_dpftrl.data import (
 )
 from tff_dpftrl.models import table as model_table
 from tff_dpftrl.runs import progress as progress_lib
+from tff_dpftrl.training import corpus as corpus_lib
 from tff_dpftrl.training import language_config, trained_model, warm_start
 
 STANDARD_LIBRARY = "standard-library"
@@ -146,13 +147,13 @@ def read(config: PretrainingConfig, options: language_config.LanguageConfig) -> 
                 f"data {config.data!r} has {len(corpus)} users, too few to {verb} any with text: "
                 "about one in ten is held out, by a hash of their ids. Use more text."
             )
-    size, lower_case = options.vocabulary_size, options.lower_case
-    if options.vocabulary == "docs":
-        words = vocabulary.standard_library(size, lower_case=lower_case)
-    else:
-        words = vocabulary.from_file(
-            options.vocabulary, size, lower_case=lower_case, is_tokenized=options.pretokenized
-        )
+    words = corpus_lib.public_vocabulary(
+        options.vocabulary,
+        options.vocabulary_size,
+        lower_case=options.lower_case,
+        pretokenized=options.pretokenized,
+        data=options.data,
+    )
     return PublicText(train, held_out, words, source)
 
 
@@ -214,6 +215,7 @@ def pretrain(
       OSError: If a file cannot be written.
     """
     from tff_dpftrl.models import central_training, evaluation, export, metrics, table
+    from tff_dpftrl.training import startup
 
     check_is_free(output)
     if text is None:
@@ -235,6 +237,9 @@ def pretrain(
         f"of {len(text.held_out)} others decide when to stop. Model: {options.model}, "
         f"{model.num_parameters} weights."
     )
+    num_words, num_unknown = words.count(rows[:, 1:])
+    for line in startup.describe_unknown_words(num_unknown / max(1, num_words), words):
+        progress(line)
     output.mkdir(parents=True, exist_ok=True)
     durable_files.remove_leftovers(output)
     if config.data != "docs" and sources.is_on_disk(

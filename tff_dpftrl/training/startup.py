@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from tff_dpftrl.accounting import display
+from tff_dpftrl.data import vocabulary
 from tff_dpftrl.runs import privacy
 from tff_dpftrl.training import text_task
+
+_MANY_UNKNOWN = 0.1  # Share of unknown words above which a run is told what to do.
 
 
 def describe_task(language_task: text_task.TextTask) -> list[str]:
@@ -17,6 +20,27 @@ def describe_task(language_task: text_task.TextTask) -> list[str]:
         f"{language_task.num_untouched_users} kept for a test of your own and not used.",
         f"Text: {text.num_words} words to train on, {text.oov_share:.1%} of them not among the "
         f"{len(words.words)} of the vocabulary ({words.source}).",
+        *describe_unknown_words(text.oov_share, words),
+    ]
+
+
+def describe_unknown_words(share: float, words: vocabulary.Vocabulary) -> list[str]:
+    """Says what to do about a vocabulary that lacks many of a text's words.
+
+    Args:
+      share: Share of the words of the text that are not in the vocabulary.
+      words: The vocabulary.
+
+    Returns:
+      A line, without the share; none if the share is at most a tenth.
+    """
+    if share <= _MANY_UNKNOWN:
+        return []
+    known = "" if words.source == vocabulary.ENGLISH else "--vocabulary english, "
+    return [
+        f"Hint: the model cannot read or say words that it does not know, here more than one in "
+        f"ten. Take {known}--vocabulary FILE (public text on the subject, or a word a line) or a "
+        "larger --vocabulary-size."
     ]
 
 

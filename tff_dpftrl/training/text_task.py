@@ -113,10 +113,9 @@ class TextTask:
         lengths, words, unknown = [], 0, 0
         for user_id in self.train.user_ids:
             rows = self.train.sequences(user_id)
-            targets = rows[:, 1:]
             lengths.append(len(rows))
-            words += int(np.sum((targets != vocabulary.PAD) & (targets <= self.words.oov)))
-            unknown += int(np.sum(targets == self.words.oov))
+            num_words, num_unknown = self.words.count(rows[:, 1:])
+            words, unknown = words + num_words, unknown + num_unknown
         return TextFacts(
             num_users=len(lengths),
             num_users_without_text=lengths.count(0),

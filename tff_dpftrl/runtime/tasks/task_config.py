@@ -173,7 +173,7 @@ class TaskConfig(config_lib.TrainingConfig):
         if self.vocabulary == "private":
             raise validation.UsageError(
                 "vocabulary 'private' is counted on the devices' texts, which the server never "
-                "sees: take 'docs' or a file of public text."
+                "sees: take 'docs', 'english' or a file of public text."
             )
         if self.model == "own":
             raise validation.UsageError(
