@@ -51,7 +51,7 @@ def naming(
       private: Whether only the owner may read the file; otherwise the umask decides.
 
     Yields:
-      The new file, open for writing.
+      The new file, open for writing; other writers can open it by its attribute `name`.
 
     Raises:
       OSError: If the disk is full or the folder is not writable. An existing file is
@@ -60,9 +60,9 @@ def naming(
     folder = pathlib.Path(folder)
     temporary = folder / f".{secrets.token_hex(8)}{_SUFFIX}"
     mode = 0o600 if private else 0o666
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    file = open(temporary, "wb", opener=lambda path, flags: os.open(path, flags | os.O_EXCL, mode))
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -215,7 +215,7 @@ ann,"a quote" too early
 ann,\xfcber
 """
 _BAD_LINES = b"""{"user": "ann", "text": "good"}
-{"user": "ann", "text": 
+{"user": "ann", "text":
 {"user": null, "text": "nobody"}
 {"user": "ann"}
 {"user": "ann", "text": 5}

@@ -8,13 +8,20 @@ import json
 import os
 import pathlib
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 from tff_dpftrl import durable_files, json_text, validation
-from tff_dpftrl.data import user_text
+from tff_dpftrl.data import grouping, user_text
 
 
-def read(path: str | os.PathLike[str], *, is_tokenized: bool = False) -> user_text.UserText:
+def read(
+    path: str | os.PathLike[str],
+    *,
+    is_tokenized: bool = False,
+    cache: grouping.Cache = grouping.TEMPORARY,
+    fingerprint: str = "",
+) -> user_text.UserText:
     """Reads a corpus from a JSONL file, gzip-compressed if it ends in `.gz`.
 
     Each line is an object with the keys `user_id`, a string, and `examples`, a
@@ -23,9 +30,11 @@ def read(path: str | os.PathLike[str], *, is_tokenized: bool = False) -> user_te
     Args:
       path: File to read, UTF-8.
       is_tokenized: Whether texts are words separated by white space already.
+      cache: Place for texts that are too large for memory.
+      fingerprint: Fingerprint of the file, by which `cache` is found to be of it.
 
     Returns:
-      The corpus, in memory, users in the file's order.
+      The corpus, users in the file's order.
 
     Raises:
       ValueError: If the file is missing or unreadable, a line is not as
@@ -33,7 +42,18 @@ def read(path: str | os.PathLike[str], *, is_tokenized: bool = False) -> user_te
         there are fewer than two users.
     """
     path = pathlib.Path(path)
-    examples_by_user: dict[str, list[str]] = {}
+    corpus = grouping.group(
+        str(path),
+        _groups(path),
+        user_unit="one user_id, that is one line of the file",
+        is_tokenized=is_tokenized,
+        cache=cache,
+        fingerprint=fingerprint,
+    )
+    return user_text.require_several_users(corpus)
+
+
+def _groups(path: pathlib.Path) -> Iterator[grouping.Group]:
     line_of_user: dict[str, int] = {}
     number = 0
     try:
@@ -48,18 +68,11 @@ def read(path: str | os.PathLike[str], *, is_tokenized: bool = False) -> user_te
                         f"{line_of_user[user_id]}; put all examples of a user on one line."
                     )
                 line_of_user[user_id] = number
-                examples_by_user[user_id] = examples
+                yield user_id, examples
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         where = f"{path}, after line {number}" if number else str(path)
         raise validation.UsageError(f"{where}: cannot be read: {reason}.") from error
-    corpus = user_text.UserText.from_mapping(
-        str(path),
-        examples_by_user,
-        user_unit="one user_id, that is one line of the file",
-        is_tokenized=is_tokenized,
-    )
-    return user_text.require_several_users(corpus)
 
 
 def write(corpus: user_text.UserText, path: str | os.PathLike[str]) -> None:

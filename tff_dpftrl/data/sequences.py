@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import io
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,8 +34,30 @@ class SequenceSpec:
         validation.integer("sequence_length", self.sequence_length, minimum=1)
 
 
+_CACHED = 2**27  # Bytes of sequences in memory.
+_PER_USER = 300  # Bytes of a user's array in memory besides its content, about.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Survey:
+    """What is known of the sequences of all users once all texts have been split into words.
+
+    Attributes:
+      num_sequences: Number of sequences of each user, in the corpus's order, int64.
+      num_words: Number of words in the sequences.
+      num_unknown: Number of those words that are not in the vocabulary.
+      digest: BLAKE2b digest (hex) of the sequences of all users, in their order. Whoever knows
+        the texts can compute it: keep it with the secrets of a run.
+    """
+
+    num_sequences: np.ndarray
+    num_words: int
+    num_unknown: int
+    digest: str
+
+
 class SequenceCorpus:
-    """The sequences of a corpus by user, tokenised at the first access.
+    """The sequences of a corpus by user, tokenised when they are needed.
 
     A sequence is T + 1 ids, T the sequence length: a model reads ids 0 to T − 1
     and predicts ids 1 to T. A text is BOS, its words and EOS, then PAD; a text that
@@ -56,7 +81,9 @@ class SequenceCorpus:
         self.vocabulary = vocabulary
         self.spec = SequenceSpec() if spec is None else spec
         self._tokenizer = tokenizer.Tokenizer(vocabulary.lower_case, corpus.is_tokenized)
-        self._cache: dict[str, np.ndarray] = {}
+        self._cache: dict[str, np.ndarray] = {}  # The last used is the last one.
+        self._cached_bytes = 0
+        self._lock = threading.Lock()
 
     @property
     def user_ids(self) -> tuple[str, ...]:
@@ -75,24 +102,52 @@ class SequenceCorpus:
         Raises:
           ValueError: If there is no such user.
         """
-        cached = self._cache.get(user_id)
-        if cached is None:
-            cached = self._encode(self.corpus.examples(user_id))
-            cached.flags.writeable = False
-            self._cache[user_id] = cached
-        return cached
+        with self._lock:
+            cached = self._cache.pop(user_id, None)
+            if cached is not None:
+                self._cache[user_id] = cached
+                return cached
+        encoded = self._encode(self.corpus.examples(user_id))
+        encoded.flags.writeable = False
+        with self._lock:
+            if user_id not in self._cache:
+                self._cache[user_id] = encoded
+                self._cached_bytes += encoded.nbytes + _PER_USER
+            while self._cached_bytes > _CACHED and len(self._cache) > 1:
+                oldest = self._cache.pop(next(iter(self._cache)))
+                self._cached_bytes -= oldest.nbytes + _PER_USER
+        return encoded
 
-    def digest(self) -> str:
-        """Returns a BLAKE2b digest (hex) of the sequences of all users, in their order.
+    @functools.cached_property
+    def survey(self) -> Survey:
+        """The survey of all users; of a large corpus it is kept beside the texts."""
+        if self.corpus.remember is None:
+            return self._count()
+        key = hashlib.blake2b(digest_size=16)
+        for part in (
+            repr(self.spec),
+            repr(self._tokenizer),
+            *self.vocabulary.words,
+            *self.user_ids,
+        ):
+            encoded = part.encode("utf-8", "surrogatepass")
+            key.update(len(encoded).to_bytes(8, "little") + encoded)
+        kept = self.corpus.remember(f"survey {key.hexdigest()}", lambda: _pack(self._count()))
+        return _unpack(kept)
 
-        Whoever knows the texts can compute it: keep it with the secrets of a run.
-        """
+    def _count(self) -> Survey:
         content = hashlib.blake2b(digest_size=16)
-        for user_id in self.user_ids:
+        lengths = np.zeros(len(self.user_ids), np.int64)
+        num_words = num_unknown = 0
+        for index, user_id in enumerate(self.user_ids):
             rows = self.sequences(user_id)
             content.update(f"{len(user_id)} {user_id} {rows.shape}".encode())
             content.update(rows.astype("<i4").tobytes())
-        return content.hexdigest()
+            targets = rows[:, 1:]
+            lengths[index] = len(rows)
+            words, unknown = self.vocabulary.count(targets)
+            num_words, num_unknown = num_words + words, num_unknown + unknown
+        return Survey(lengths, num_words, num_unknown, content.hexdigest())
 
     def sample(
         self, user_id: str, *, max_sequences: int | None, num_epochs: int = 1, seed: int
@@ -177,3 +232,21 @@ class SequenceCorpus:
         for row, ids in zip(encoded, rows, strict=True):
             row[: len(ids)] = ids
         return encoded
+
+
+def _pack(survey: Survey) -> bytes:
+    """Returns a survey as bytes."""
+    content = io.BytesIO()
+    np.savez_compressed(content, **dataclasses.asdict(survey))
+    return content.getvalue()
+
+
+def _unpack(content: bytes) -> Survey:
+    """Returns what `_pack` was given."""
+    with np.load(io.BytesIO(content), allow_pickle=False) as found:
+        return Survey(
+            found["num_sequences"],
+            int(found["num_words"]),
+            int(found["num_unknown"]),
+            str(found["digest"]),
+        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import filecmp
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +23,7 @@ def load_user_text(
     sqlite_text_feature: str = "tokens",
     sqlite_split: str | None = None,
     table: tables.TableOptions = _DEFAULTS,
+    cache: grouping.Cache = grouping.TEMPORARY,
     cache_dir: str | os.PathLike[str] | None = None,
     progress: docstrings.Progress | None = None,
     notice: tables.Notice = tables.to_stderr,
@@ -35,6 +38,8 @@ def load_user_text(
       sqlite_text_feature: Name of the text feature of an example in SQLite.
       sqlite_split: Split of SQLite to read; all of them if None.
       table: Options of reading tables.
+      cache: Place for the texts of a table that is too large for memory. They are used as long as
+        the names, sizes and times of the files and the options are those that they were read with.
       cache_dir: Folder in which "docs" is cached; `docstrings.read` has the default.
       progress: Callback for the number of files read for "docs", and of all files.
       notice: Callback for lines about what was found in a table.
@@ -72,9 +77,15 @@ def load_user_text(
             is_tokenized=pretokenized,
         )
     files = _table_files(spec)
-    if len(files) == 1 and table_files.is_by_user(files[0]):
+    is_by_user = len(files) == 1 and table_files.is_by_user(files[0])
+    if is_by_user:
         _refuse_given(table, f"{spec}, which has one line a user")
-        return jsonl.read(files[0], is_tokenized=pretokenized)
+    fingerprint = _fingerprint(files, table)
+    if fingerprint and (kept := cache.read(spec, fingerprint, pretokenized)) is not None:
+        notice(f"{spec}: {len(kept)} users, as read before and kept in {cache.path}.")
+        return user_text.require_several_users(kept)
+    if is_by_user:
+        return jsonl.read(files[0], is_tokenized=pretokenized, cache=cache, fingerprint=fingerprint)
     check = tables.RowCheck(spec, table, notice)
     columns = _columns(files, table)
     if not (table.user_column and table.text_column):
@@ -83,15 +94,20 @@ def load_user_text(
             "their names; user_column and text_column say otherwise)."
         )
 
-    def all_rows() -> Iterator[tuple[str, str]]:
+    def groups() -> Iterator[grouping.Group]:
         for file in files:
             _, rows, place = table_files.rows(file, table.encoding, _same(columns, file))
             yield from check.usable(rows, place)
 
-    corpus, num_repeated = grouping.group(
-        spec, all_rows(), user_unit=columns.user_unit, is_tokenized=pretokenized
+    corpus = grouping.group(
+        spec,
+        groups(),
+        user_unit=columns.user_unit,
+        is_tokenized=pretokenized,
+        finish=check.finish,
+        cache=cache,
+        fingerprint=fingerprint,
     )
-    check.finish(num_repeated, len(corpus))
     return user_text.require_several_users(corpus)
 
 
@@ -101,6 +117,7 @@ def of_rows(
     *,
     pretokenized: bool = False,
     table: tables.TableOptions = _DEFAULTS,
+    cache: grouping.Cache = grouping.TEMPORARY,
     notice: tables.Notice = tables.to_stderr,
 ) -> user_text.UserText:
     """Returns the corpus of a table in memory, checked as one that is read from a file.
@@ -111,6 +128,7 @@ def of_rows(
       name: Name of the corpus in messages and statements.
       pretokenized: Whether the texts are words separated by white space.
       table: Options of reading tables; `encoding` has no meaning here.
+      cache: Place for texts that are too large for memory; it is written anew at each call.
       notice: Callback for lines about what was found.
 
     Returns:
@@ -121,13 +139,14 @@ def of_rows(
     """
     columns, numbered = tables.of_memory(rows, table)
     check = tables.RowCheck(name, table, notice)
-    corpus, num_repeated = grouping.group(
+    corpus = grouping.group(
         name,
         check.usable(numbered, "row "),
         user_unit="one user of the rows" if columns is None else columns.user_unit,
         is_tokenized=pretokenized,
+        finish=check.finish,
+        cache=cache,
     )
-    check.finish(num_repeated, len(corpus))
     return user_text.require_several_users(corpus)
 
 
@@ -160,6 +179,17 @@ def is_on_disk(spec: str) -> bool:
     except ValueError:
         return False
     return all(map(os.path.isfile, files or [spec]))
+
+
+def _fingerprint(files: list[Any], table: tables.TableOptions) -> str:
+    """Returns what changes when files or options of a table do; "" if a file is missing."""
+    try:
+        stats = [(os.path.abspath(file), os.stat(file)) for file in files]
+    except OSError:
+        return ""
+    found = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    options = [getattr(table, field.name) for field in dataclasses.fields(tables.TableOptions)]
+    return json.dumps([found, options])
 
 
 def _table_files(spec: str) -> list[Any]:

@@ -64,9 +64,9 @@ def absolute(spec: str) -> str:
     """
     found = []
     for part in parts(spec):
-        path = os.path.expanduser(part)
-        is_path = os.path.exists(path) or os.sep in path or "." in part or glob.has_magic(part)
-        found.append(os.path.abspath(path) if is_path else part)
+        path = pathlib.Path(part).expanduser()
+        is_path = os.sep in part or "." in part or glob.has_magic(part) or path.exists()
+        found.append(str(path.absolute()) if part and is_path else part)
     return ",".join(found)
 
 
@@ -281,7 +281,8 @@ def _arrow_rows(path: pathlib.Path, form: str, choose: Choose) -> Iterator[Any]:
         columns=[columns.user, columns.text], batch_size=4096, batch_readahead=1, use_threads=False
     ):
         users, texts = batch.column(0).to_pylist(), batch.column(1).to_pylist()
-        for number, (user, text) in enumerate(zip(users, texts, strict=True), start=number + 1):
+        for user, text in zip(users, texts, strict=True):
+            number += 1
             if isinstance(text, bytes):
                 text = text.decode("utf-8", "surrogateescape")
             yield number, user, text

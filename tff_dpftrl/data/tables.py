@@ -171,7 +171,7 @@ class RowCheck:
         self._bad: collections.Counter[str] = collections.Counter()
         self._converted: dict[str, str] = {}
 
-    def usable(self, rows: Iterable[Row], place: str) -> Iterator[tuple[str, str]]:
+    def usable(self, rows: Iterable[Row], place: str) -> Iterator[tuple[str, tuple[str]]]:
         """Yields the rows that can be used.
 
         Args:
@@ -179,7 +179,7 @@ class RowCheck:
           place: Place of a row, to be followed by its number: "reviews.csv:".
 
         Yields:
-          User and text.
+          User and text, the latter as the only one of a tuple.
         """
         for number, user, text in rows:
             self._num_rows += 1
@@ -187,7 +187,7 @@ class RowCheck:
                 user = self._as_id(user)
             reason = _reason(user, text)
             if reason is None:
-                yield user, text
+                yield user, (text,)
                 continue
             self._bad[reason] += 1
             places = self._places.setdefault(reason, [])

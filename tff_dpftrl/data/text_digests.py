@@ -50,6 +50,10 @@ class TextDigests:
                 for text in user_text.normal_texts(corpus.examples(user_id)):
                     texts.add(_digest(key, "", text))
                     texts_of_users.add(_digest(key, user_id, text))
+                if len(texts_of_users) > 4 * _MOST:  # As many as fit, whatever is to come.
+                    texts, texts_of_users = (
+                        set(_smallest(found).tolist()) for found in (texts, texts_of_users)
+                    )
         return cls(key, _smallest(texts), _smallest(texts_of_users))
 
     def shared_users(self, protected: user_text.UserText) -> int:

@@ -23,6 +23,8 @@ class UserText:
       read_examples: Function from a user id to that user's texts, in their order. It may
         read them lazily; call `examples` instead.
       is_tokenized: Whether texts are words separated by white space already.
+      remember: Function that keeps values beside a large corpus: it takes a name, and a function
+        that computes the value if it is not kept yet. None if nothing is kept.
     """
 
     name: str
@@ -30,6 +32,9 @@ class UserText:
     user_ids: tuple[str, ...]
     read_examples: Callable[[str], Sequence[str]] = dataclasses.field(repr=False)
     is_tokenized: bool = False
+    remember: Callable[[str, Callable[[], bytes]], bytes] | None = dataclasses.field(
+        default=None, repr=False
+    )
 
     def __post_init__(self):
         known = frozenset(self.user_ids)

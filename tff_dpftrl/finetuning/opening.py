@@ -42,7 +42,7 @@ def open_run(
     rows: Any = None,
     progress: progress_lib.Progress = progress_lib.to_stderr,
 ) -> OpenedRun:
-    """Opens a run; nothing is written.
+    """Opens a run; nothing is written but the texts of a large table, to its folder `private`.
 
     Args:
       config: Options of a new run; None to go on with the run in `output`.
@@ -71,7 +71,12 @@ def open_run(
         )
     if text is None:
         progress("Reading the data ...")
-        text = corpus.read_users(config.part(corpus.UserOptions), rows=rows, notice=progress)
+        text = corpus.read_users(
+            config.part(corpus.UserOptions),
+            rows=rows,
+            cache=output / manifest.TEXTS_CACHE,
+            notice=progress,
+        )
     elif known is None:
         corpus.check_named(config.data, text.train)
     return OpenedRun(output, config, known, text)

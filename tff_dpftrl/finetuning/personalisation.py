@@ -181,7 +181,9 @@ def read(folder: str | pathlib.Path, given: Mapping[str, Any], part: Part) -> us
     config = language_config.TextConfig(**options)
     if part == "test" and not manifest.exists(folder):
         _refuse_trained_on(folder, config)
-    parts = corpus.read_users(config.part(corpus.UserOptions))
+    parts = corpus.read_users(
+        config.part(corpus.UserOptions), cache=folder / manifest.TEXTS_CACHE, may_write=False
+    )
     return parts.test if part == "test" else parts.validation
 
 

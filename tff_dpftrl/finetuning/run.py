@@ -358,7 +358,7 @@ def _identities(
     return {
         "training users": users.ids,
         "numbers of the users' examples": list(map(str, users.num_examples)),
-        manifest.TEXTS: [task.train.digest()],
+        manifest.TEXTS: [task.train.survey.digest],
         "model and words": [repr(table.describe(task.model)), *task.words.words],
         **part.identities(),
     }
@@ -429,14 +429,14 @@ def users_of(task: text_task.TextTask) -> example_sampling.Users:
     Raises:
       ValueError: If there is none.
     """
-    sizes = {user: len(task.train.sequences(user)) for user in task.train.user_ids}
-    ids = tuple(user for user, size in sizes.items() if size)
+    sizes = task.train.survey.num_sequences
+    ids = tuple(user for user, size in zip(task.train.user_ids, sizes, strict=True) if size)
     if not ids:
         raise validation.UsageError(
             f"data {task.train.corpus.name!r} has no user to train on who has a text with a word: "
             "use other text."
         )
-    return example_sampling.Users(ids, np.array([sizes[user] for user in ids]))
+    return example_sampling.Users(ids, sizes[sizes > 0])
 
 
 def _choose(

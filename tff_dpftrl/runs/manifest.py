@@ -53,6 +53,8 @@ _OTHER_FOLDERS = {
 }
 _MODEL = "model.npz"
 _COPY = pathlib.PurePath("private", "manifest.json")
+TEXTS_CACHE = pathlib.PurePath("private", "texts.sqlite")
+"""Path of the texts of a large corpus in the folder of a run, which is there before the run."""
 _PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "scipy", "dp-accounting")
 _SHOWN = 3
 

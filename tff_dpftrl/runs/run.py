@@ -150,7 +150,9 @@ def _created_rounds(
 ) -> committed_rounds.CommittedRounds:
     """Makes the folder of a new run, and opens its rounds."""
     private = output / "private"
-    shutil.rmtree(private, ignore_errors=True)  # Of a run that never got as far as round 1.
+    for path in private.iterdir() if private.is_dir() else ():
+        if path.name != manifest.TEXTS_CACHE.name:  # Else of a run that never got to round 1.
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     output.mkdir(parents=True, exist_ok=True)
     rounds = committed_rounds.CommittedRounds.create(
         private, run.plan.declared, state, {}, **_ledger_options(run)

@@ -7,12 +7,13 @@ whose import takes longer (but SQLite is parsed by it).
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from typing import Any, TypeVar
 
 import tqdm
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sources, split, tables, user_text, vocabulary
+from tff_dpftrl.data import grouping, sources, split, tables, user_text, vocabulary
 from tff_dpftrl.training import language_config
 
 _Config = TypeVar("_Config", bound=language_config.TextConfig)
@@ -57,13 +58,18 @@ class RunText:
 
 
 def read(
-    options: TextOptions, *, rows: Any = None, notice: tables.Notice = tables.to_stderr
+    options: TextOptions,
+    *,
+    rows: Any = None,
+    cache: pathlib.Path | None = None,
+    notice: tables.Notice = tables.to_stderr,
 ) -> RunText:
     """Reads the corpus and the vocabulary that options name.
 
     Args:
       options: Options of text and vocabulary.
       rows: Rows that are the corpus instead (`sources.of_rows`); `data` is then their name.
+      cache: File for the texts of a table that is too large for memory; a temporary one if None.
       notice: Callback for lines about what was found in a table.
 
     Returns:
@@ -72,19 +78,26 @@ def read(
     Raises:
       ValueError: If corpus or vocabulary cannot be used.
     """
-    parts = read_users(options, rows=rows, notice=notice)
+    parts = read_users(options, rows=rows, cache=cache, notice=notice)
     words = _read_vocabulary(options, parts.train)
     return RunText(parts.train, parts.validation, words, num_untouched=len(parts.test))
 
 
 def read_users(
-    options: UserOptions, *, rows: Any = None, notice: tables.Notice = tables.to_stderr
+    options: UserOptions,
+    *,
+    rows: Any = None,
+    cache: pathlib.Path | None = None,
+    may_write: bool = True,
+    notice: tables.Notice = tables.to_stderr,
 ) -> split.UserSplit:
     """Reads the corpus that options name.
 
     Args:
       options: Options of the users and their text.
       rows: Rows that are the corpus instead (`sources.of_rows`); `data` is then their name.
+      cache: File for the texts of a table that is too large for memory; a temporary one if None.
+      may_write: Whether `cache` may be written, not only used.
       notice: Callback for lines about what was found in a table.
 
     Returns:
@@ -94,12 +107,18 @@ def read_users(
     Raises:
       ValueError: If the corpus cannot be used.
     """
+    place = grouping.Cache(cache, may_write)
     if rows is not None:
         corpus = sources.of_rows(
-            rows, options.data, pretokenized=options.pretokenized, table=options, notice=notice
+            rows,
+            options.data,
+            pretokenized=options.pretokenized,
+            table=options,
+            cache=place,
+            notice=notice,
         )
     else:
-        corpus = _load_corpus(options, notice)
+        corpus = _load_corpus(options, place, notice)
     parts = split.by_user(corpus)
     if options.train_on_test_users:
         held_out = set(parts.validation.user_ids)
@@ -176,7 +195,9 @@ def _check_users(
             )
 
 
-def _load_corpus(options: UserOptions, notice: tables.Notice) -> user_text.UserText:
+def _load_corpus(
+    options: UserOptions, cache: grouping.Cache, notice: tables.Notice
+) -> user_text.UserText:
     with tqdm.tqdm(desc="Reading docstrings", unit="file", leave=False, delay=1.0) as bar:
 
         def show(done: int, total: int) -> None:
@@ -189,6 +210,7 @@ def _load_corpus(options: UserOptions, notice: tables.Notice) -> user_text.UserT
             sqlite_text_feature=options.sqlite_text_feature,
             sqlite_split=options.sqlite_split,
             table=options,
+            cache=cache,
             progress=show,
             notice=notice,
         )

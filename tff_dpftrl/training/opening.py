@@ -54,7 +54,7 @@ def open_run(
     progress: progress_lib.Progress = progress_lib.to_stderr,
     placement: placement_lib.Placement = IN_THIS_PROCESS,
 ) -> OpenedRun:
-    """Opens a run; nothing is written.
+    """Opens a run; nothing is written but the texts of a large table, to its folder `private`.
 
     Args:
       config: Options of a new run; None to go on with the run in `output`.
@@ -88,7 +88,12 @@ def open_run(
     placement.check(config.engine)
     if text is None:
         progress("Reading the data ...")
-        text = corpus.read(config.part(corpus.TextOptions), rows=rows, notice=progress)
+        text = corpus.read(
+            config.part(corpus.TextOptions),
+            rows=rows,
+            cache=output / manifest.TEXTS_CACHE,
+            notice=progress,
+        )
     elif known is None:
         corpus.check_named(config.data, text.train)
     if known is None:  # A run that has begun does not need the strategy's file any more.

@@ -244,5 +244,5 @@ def _identities(language_task: task.LanguageTask) -> dict[str, Sequence[str]]:
     return {
         "training users": language_task.train.user_ids,
         "words of the vocabulary": language_task.words.words,
-        manifest.TEXTS: [language_task.train.digest()],
+        manifest.TEXTS: [language_task.train.survey.digest],
     }

@@ -27,6 +27,7 @@ _KNOWN = (
     *("audit.md", "audit.json", "trade_off.png"),
     *("private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"),
     *("private/cohort_seed", "private/pool.json", "private/baselines.json"),
+    "private/texts.sqlite",
     "private/ledger.sqlite-journal",  # A killed process leaves one even if nothing is undone.
 )
 # Looked through for secrets and exact figures, but compared with nothing.

@@ -299,7 +299,7 @@ def _prepare(
         weights_folder=config.initial_weights,
         seed=config.seed,
         protected=config.data,
-        table=config.part(tables.TableOptions),
+        reading=config.part(tables.TableOptions),
         progress=progress,
     )
     return _Parts(
@@ -333,7 +333,7 @@ def _read_language(
     weights_folder: str | None,
     seed: int,
     protected: str,
-    table: tables.TableOptions,
+    reading: tables.TableOptions,
     progress: progress_lib.Progress,
 ) -> _Language:
     """Builds the model of a name, and reads its initial weights if a folder is given."""
@@ -343,7 +343,7 @@ def _read_language(
     initial = None
     if weights_folder is not None:
         folder = pathlib.Path(weights_folder)
-        initial = warm_start.read(folder, model, words, seed, protected=protected, table=table)
+        initial = warm_start.read(folder, model, words, seed, protected=protected, table=reading)
         progress(f"Initial weights: {initial.source}.")
     rule = tokenizer.Tokenizer(words.lower_case, pretokenized)
     special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
