@@ -72,7 +72,6 @@ def run(args: argparse.Namespace) -> int:
 
     output = pathlib.Path(args.output)
     opened = opening.open_run(train.config_from(args, config_lib.FinetuningConfig), output)
-    train.silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
     from tff_dpftrl.finetuning import run as run_lib
 
