@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from tests.runtime.device import wire_server
 from tests.runtime.plans import plain_plans
 from tff_dpftrl.cli import main
-from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime import server_bundle, signing_keys
 from tff_dpftrl.runtime.device import example_store, scheduler
 from tff_dpftrl.runtime.plans import plan_pb2, signing, tensor_values
 from tff_dpftrl.runtime.protocol import attestation
@@ -126,6 +126,39 @@ def test_a_device_needs_no_tff_and_takes_turns_until_it_is_interrupted(folder, s
     assert "tff-dpftrl device: interrupted. " in errors
     assert errors.endswith("my.sqlite.device knows how often this device took part: keep it. The "
                            "same command goes on.\n")  # fmt: skip
+
+
+def test_one_file_says_all_that_is_public_of_a_server(folder, server, capsys):
+    server_bundle.ServerBundle.of(
+        "tests",
+        server.address,
+        folder / "server.pem",
+        [signing_keys.load_public(folder / "plans.pem.pub")],
+        [folder / "issuer.pem.pub"],
+    ).write(folder / "bundle.json")
+    arguments = [
+        *("device", "--examples", str(folder / "my.sqlite"), "--once"),
+        *("--server-bundle", str(folder / "bundle.json")),
+        *("--attestation-key", str(folder / "issuer.pem")),
+    ]
+    assert main.main(arguments) == 0
+    assert capsys.readouterr().out.startswith(f"tests  {_SHAPE} completed, ")
+    assert main.main([*arguments, "--population", "dogs"]) == 1  # What is given overrules it.
+    assert capsys.readouterr().out.startswith("dogs  ")
+    assert main.main([*arguments, "--server-folder", "folder"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
+def test_a_device_ends_when_nothing_is_left(folder, server, capsys):
+    def script(served):
+        yield from served.check_in()
+        yield wire_server.come_back(30.0, finished=True)
+
+    server.script = script
+    assert main.main(_arguments(folder, server, "--start-within", "0")) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("tests  -#     finished, ")
+    assert err.endswith("tests: all rounds of all tasks are done: nothing is left.\n")
 
 
 def test_one_of_several_addresses_will_do(folder, server, capsys):

@@ -20,7 +20,7 @@ from tests.runtime.tasks import number_devices, small_folder
 from tff_dpftrl import execution, validation
 from tff_dpftrl.cli import main, serve
 from tff_dpftrl.execution import contexts
-from tff_dpftrl.runtime import core_files, signing_keys
+from tff_dpftrl.runtime import core_files, server_bundle, signing_keys
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.server import server_folder
 from tff_dpftrl.runtime.store import sql
@@ -159,20 +159,20 @@ def test_who_is_interrupted_while_it_starts_serves_nobody(capsys):
     async def interrupted():
         loop = asyncio.get_running_loop()
         loop.call_later(0.1, os.kill, os.getpid(), signal.SIGINT)
-        await serve._serve(made, None, arguments)
+        await serve._serve(made, None, arguments, [])
 
     asyncio.run(interrupted())
     assert made.is_stopped
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith("Ending: ") and last == "Stopped before it served anybody."
     with pytest.raises(OSError, match="cannot be bound"):
-        asyncio.run(serve._serve(_Starting(OSError("cannot be bound")), None, arguments))
+        asyncio.run(serve._serve(_Starting(OSError("cannot be bound")), None, arguments, []))
 
 
 _LISTEN = """
 import socket
-from tff_dpftrl.cli import train
-train.silence_tensorflow()
+from tff_dpftrl.cli import main
+main._silence_libraries()
 import grpc
 taken = socket.create_server(("127.0.0.1", 0))
 server = grpc.server(None, options=[("grpc.so_reuseport", 0)])
@@ -221,6 +221,10 @@ def test_an_interruption_gives_the_lease_back(task, tmp_path):
             lines.append(line.strip())
             if line.startswith("Status page:"):
                 assert (tmp_path / "store" / "server" / "endpoint.json").exists()
+                bundle = server_bundle.read(tmp_path / "store/server/device_bundle.json")
+                assert bundle.population == "tests" and bundle.server.startswith("127.0.0.1:")
+                assert len(bundle.plan_keys) == len(bundle.issuers) == 1
+                assert "BEGIN CERTIFICATE" in bundle.certificate
                 process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         assert lines[-1].startswith("Stopped. What is committed is in the store")

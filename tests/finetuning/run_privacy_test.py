@@ -60,7 +60,7 @@ def test_noise_that_fine_tuning_gained_under_is_not_warned_of():
         made = run_privacy.SampledFinetuning.of(plan, clip_norm=1.0, deterministic_seed=None)
         lines = startup.describe_plan(made, 361_124, unit="step", swamped=run_privacy.SWAMPED)
         assert any(line.startswith("Noise to signal: ") for line in lines)
-        return [line for line in lines if line.startswith("Warning: above 2 the noise")]
+        return [line for line in lines if line.startswith("Hint: the recorded runs")]
 
     assert not warnings(0.7975) and len(warnings(0.9)) == 1
 

@@ -346,6 +346,7 @@ class _Liar:
             [wire_server.challenge_of(b"c" * 32, task="plain", round_index=7)],
             [
                 wire_server.come_back(5.0, 9.0),
+                wire_server.come_back(5.0, finished=True),
                 wire_server.configuration(
                     attempt="a",
                     task="plain",

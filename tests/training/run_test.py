@@ -349,7 +349,7 @@ def test_a_run_that_drowns_in_noise_says_so_and_keeps_its_cohorts_secret(corpus,
     lines = []
     config = toy_run.config(corpus, **options, algorithm="dp-fedavg", noise_multiplier=1e5)
     results = run.train(config, tmp_path / "run", progress=lines.append)
-    assert sum(line.startswith("Warning: above 0.2 the noise") for line in lines) == 1
+    assert sum(line.startswith("Hint: the recorded runs") for line in lines) == 1
     assert "Warning: the model is worse than before training" in results.summary
     assert lines[-1].startswith(f"Round 1: some {_NOT_FINITE}")  # No size of the cohort.
 

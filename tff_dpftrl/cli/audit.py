@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.auditing import defaults
-from tff_dpftrl.cli import output, train
+from tff_dpftrl.cli import output
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import custom_models
 from tff_dpftrl.training import options as options_lib
@@ -172,7 +172,6 @@ def _of_config(args: argparse.Namespace) -> audit_report.AuditReport:
             "--trials is for games: steps of fine-tuning are compared exactly, leave it out."
         )
     rates = {} if args.error_rate is None else {"error_rate": args.error_rate}
-    train.silence_tensorflow()
     _progress("Loading TensorFlow ...")
     if kind == "finetune":
         from tff_dpftrl.auditing import configured_steps

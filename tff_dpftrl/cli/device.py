@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import train, trust_flags
+from tff_dpftrl.cli import trust_flags
 from tff_dpftrl.runtime.device import backoff
 
 if TYPE_CHECKING:
@@ -37,9 +37,13 @@ examples:
   tff-dpftrl device --examples my.sqlite --add texts.txt
   tff-dpftrl device --examples my.sqlite --add docs --user numpy
 
-  # Take part until Ctrl-C.
-  tff-dpftrl device --server localhost:8443 --population keyboard --examples my.sqlite \\
-      --server-certificate server.pem --plan-keys signing_key.pub --attestation-key issuer.pem
+  # Take part until all rounds are done, or Ctrl-C; the server is on this machine.
+  tff-dpftrl device --server-folder store/server --population keyboard --examples my.sqlite
+
+  # On another machine: copy device_bundle.json of the server's folder there, and for a
+  # demonstration attestation_issuer, which is secret; docs/runtime.md, "What a device needs".
+  tff-dpftrl device --server-bundle device_bundle.json --examples my.sqlite \\
+      --attestation-key attestation_issuer
 
 Standard output has one line a session: its shape (-v[]+^ is all that it should be), how it ended,
 seconds and memory. Shapes: - checked in, v plan verified, [ training, ] trained, + uploading,
@@ -100,6 +104,12 @@ def add_parser(subparsers) -> None:
     )
     here.add_argument(
         "--once", action="store_true", help="Run one session for each population now, and end."
+    )
+    here.add_argument(
+        "--stay",
+        action="store_true",
+        help="Stay when no task of the populations has a further round: come back about once a "
+        "day, for later tasks. Default: end then.",
     )
     here.add_argument(
         "--start-within",
@@ -196,10 +206,8 @@ def _lines(path: str) -> list[str]:
 
 
 def _take_part(args: argparse.Namespace) -> int:
-    if not args.population:
-        raise validation.UsageError("--population must be given: the population to take part in.")
     trust = trust_flags.Trust(args)
-    train.silence_tensorflow()
+    populations = trust.populations(args.population)
     _silence_tracebacks(args.verbose)
     from tff_dpftrl.runtime.device import (
         device_runtime,
@@ -240,6 +248,12 @@ def _take_part(args: argparse.Namespace) -> int:
             issuers=trust.issuers,
         )
         sessions = _Sessions(own)
+        schedule = scheduler.Schedule(
+            populations,
+            clock=time.monotonic,
+            generator=random.SystemRandom(),
+            waits=backoff.Waits(first_s=args.start_within),
+        )
         lock_file = folder / "lock"
         if args.once:
             with scheduler.lock(lock_file) as is_ours:
@@ -247,21 +261,17 @@ def _take_part(args: argparse.Namespace) -> int:
                     raise OSError(
                         f"another process of this device has a session ({lock_file} is locked)"
                     )
-                return max(map(sessions.run_and_tell, args.population))
+                return max(map(sessions.run_and_tell, populations))
         scheduler.run_jobs(
-            scheduler.Schedule(
-                args.population,
-                clock=time.monotonic,
-                generator=random.SystemRandom(),
-                waits=backoff.Waits(first_s=args.start_within),
-            ),
+            schedule,
             lambda population: sessions.run(population).result,
             own.eligibility,
             wait=example_store.DailyExpiry(examples, time.sleep),
-            should_stop=lambda: False,
+            should_stop=lambda: schedule.is_finished and not args.stay,
             lock_file=lock_file,
             progress=_progress,
         )
+    _progress(f"{', '.join(populations)}: all rounds of all tasks are done: nothing is left.")
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import train, trained_run
+from tff_dpftrl.cli import trained_run
 
 _DESCRIPTION = """\
 Write a trained model as a SavedModel: texts in, likely next words and probabilities out.
@@ -63,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
     """Exports, and returns the exit status."""
     validation.integer("--top", args.top, minimum=1)
     files = trained_run.find(args)
-    train.silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
     from tff_dpftrl.training import saved_model
 

@@ -73,7 +73,6 @@ def run(args: argparse.Namespace) -> int:
     config = train.config_from(args, config_lib.FinetuningConfig)
     output = pathlib.Path(args.output)
     opened = opening.open_run(config, output)
-    train.silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
     from tff_dpftrl.finetuning import run as run_lib
 

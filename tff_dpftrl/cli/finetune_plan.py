@@ -267,7 +267,6 @@ def _measure(
     model: trained_model.TrainedFiles, args: argparse.Namespace, plans: list[plan_lib.Plan]
 ) -> proxies.Proxies:
     """Measures the norms of the model's gradients on public text."""
-    train.silence_tensorflow()
     print("Measuring gradients of public text ...", file=sys.stderr)
     from tff_dpftrl.finetuning import proxies
 

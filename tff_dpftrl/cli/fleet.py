@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import output, train, trust_flags
+from tff_dpftrl.cli import output, trust_flags
 
 _DESCRIPTION = """\
 Run many simulated devices against a server (`tff-dpftrl serve`). Each has the texts of one user of
@@ -24,9 +24,8 @@ sessions, beside that of Bonawitz et al. 2019 (table 1). Ctrl-C ends it, with th
 
 _EPILOG = """\
 examples:
-  tff-dpftrl fleet --server localhost:8443 --population keyboard --data docs --devices 300 \\
-      --server-certificate server.pem --plan-keys tasks/nwp/signing_key.pub \\
-      --attestation-key issuer.pem --until-rounds 50
+  tff-dpftrl fleet --server-folder store/server --population keyboard --data docs \\
+      --devices 300 --until-rounds 50
 
   # One in twenty devices attacks, and devices are there at night only, a night every 10 minutes.
   tff-dpftrl fleet ... --malicious 0.05 --attacks nan shape --day-seconds 600
@@ -91,15 +90,13 @@ def _add(
 
 def run(args: argparse.Namespace) -> int:
     """Runs the fleet, and returns the exit status: 1 if no report counted."""
-    if not args.population:
-        raise validation.UsageError("--population must be given: the population to take part in.")
     trust = trust_flags.Trust(args)
-    train.silence_tensorflow()
+    (population,) = trust.populations([args.population] if args.population else [])
     from tff_dpftrl.runtime.fleet import behaviour, fleet, tally
 
     made = fleet.Fleet(
         trust.for_fleet(),
-        args.population,
+        population,
         args.data,
         args.devices,
         seed=args.seed,
@@ -123,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seconds is not None:
         validation.positive("--seconds", args.seconds)
     counts, begin = tally.Tally(), time.monotonic()
-    progress = _Progress(counts, begin)
+    progress = _Progress(counts, begin, args.devices)
     stop = threading.Event()
     print("Reading the data ...", file=sys.stderr)
     with _orderly_end(stop):
@@ -146,8 +143,9 @@ def run(args: argparse.Namespace) -> int:
 class _Progress:
     """Printer of progress lines: one for each round that counts, and some in between."""
 
-    def __init__(self, counts, begin: float):
-        self._counts, self._begin = counts, begin
+    def __init__(self, counts, begin: float, num_devices: int):
+        self._counts, self._begin, self._num_devices = counts, begin, num_devices
+        self._advised = 0
         self._last = begin
         self._num_rounds = 0
 
@@ -160,6 +158,8 @@ class _Progress:
             return
         where = ""
         if rounds > self._num_rounds:
+            self._advised = 0
+        if rounds > self._num_rounds:
             where = f"{end.task} round {end.round_index}, "
         self._num_rounds, self._last = rounds, now
         print(
@@ -168,6 +168,9 @@ class _Progress:
             file=sys.stderr,
             flush=True,
         )
+        if self._counts.rests_in_a_row >= max(self._num_devices, 2 * self._advised):
+            self._advised = self._counts.rests_in_a_row  # Next time after twice as many.
+            print(self._counts.rests_advice, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -134,6 +134,16 @@ def _show_warning(
     print(f"{command}: warning: {message}", file=file or sys.stderr)
 
 
+def _silence_libraries() -> None:
+    """Keeps notes of TensorFlow, TFF's worker, gRPC and JAX off the terminal; errors are shown.
+
+    TensorFlow reads the environment when it is first imported, which any command may do.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    warnings.filterwarnings("ignore", "pkg_resources is deprecated")
+
+
 def _reason(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{error}: make room on the disk"
@@ -186,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "what_is_left" in args:
             stop.what_is_left = functools.partial(args.what_is_left, args)
         with warnings.catch_warnings():
+            _silence_libraries()
             warnings.showwarning = functools.partial(_show_warning, stop.command)
             status = args.run(args)
         sys.stdout.flush()

@@ -111,7 +111,6 @@ def run(args: argparse.Namespace) -> int:
     given = {name: vars(args)[name] for name in personalisation.TEXT_OPTIONS if name in args}
     print("Reading the data ...", file=sys.stderr)
     text = personalisation.read(args.run_folder, given, args.users)
-    train.silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
     trained = files.load()
     with tqdm.tqdm(

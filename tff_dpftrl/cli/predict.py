@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import train, trained_run
+from tff_dpftrl.cli import trained_run
 from tff_dpftrl.training import trained_model
 
 _DESCRIPTION = """\
@@ -72,7 +72,6 @@ def run(args: argparse.Namespace) -> int:
     files = trained_run.find(args)
     for text in args.texts:
         _check(files, text, "TEXT")
-    train.silence_tensorflow()
     trained = files.load()
     show = _print_json if args.format == "jsonl" else _print_text
     for texts in [args.texts] if args.texts else _lines(files):

@@ -126,7 +126,6 @@ def run(args: argparse.Namespace) -> int:
     shared = language_config.LanguageConfig(**options).with_absolute_paths()
     print("Reading the text ...", file=sys.stderr)
     text = pretraining.read(config, shared)
-    train.silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
     summary = pretraining.pretrain(
         config, shared, output, text=text, progress=lambda line: print(line, file=sys.stderr)

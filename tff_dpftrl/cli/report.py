@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl.cli import output, train
+from tff_dpftrl.cli import output
 from tff_dpftrl.runs import manifest
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ def run(args: argparse.Namespace) -> int:
     """Reports, and returns the exit status."""
     folder = pathlib.Path(args.run_folder)
     known = manifest.read(folder)  # Refuses what is no run before TensorFlow is imported.
-    train.silence_tensorflow()
     baselines, held_out = {}, None
     if known.kind == manifest.CUSTOM_FINETUNING:
         from tff_dpftrl.finetuning import custom_run

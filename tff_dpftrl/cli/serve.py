@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import status_flags, train
+from tff_dpftrl.cli import status_flags
 from tff_dpftrl.runtime import addresses
 
 if TYPE_CHECKING:
@@ -264,7 +264,6 @@ def run(args: argparse.Namespace) -> int:
     if args.stop:
         return _stop(args, folder)
     keys = [signing_keys.load_public(path) for path in args.plan_keys]
-    train.silence_tensorflow()
     _progress("Loading TensorFlow and the tasks ...")
     from tff_dpftrl.runtime.store import sql
     from tff_dpftrl.runtime.tasks import planned_task, task_folder
@@ -313,7 +312,7 @@ def run(args: argparse.Namespace) -> int:
                 progress=_progress,
             )
         try:
-            _run_loop(_serve(served, folder, args))
+            _run_loop(_serve(served, folder, args, keys))
         except server_lib.ServerError as error:
             raise OSError(str(error)) from None
     return 0
@@ -361,7 +360,6 @@ def _deployment(args: argparse.Namespace, folder, settings):
 
 def _stop(args: argparse.Namespace, folder) -> int:
     """Stops a server that was left running."""
-    train.silence_tensorflow()
     from tff_dpftrl.runtime import serving
     from tff_dpftrl.runtime.cluster import cluster
 
@@ -476,7 +474,26 @@ def _attestation(args: argparse.Namespace, folder):
     return attestation.SignedTokens(map(signing_keys.load_public, paths), clock=time.time)
 
 
-async def _serve(served: serving.Serving, folder, args: argparse.Namespace) -> None:
+def _write_bundle(served: serving.Serving, folder, args: argparse.Namespace, keys) -> None:
+    """Writes what devices on other machines have to know; they know a custom authority."""
+    from tff_dpftrl.runtime import server_bundle
+
+    _, port = addresses.split(served.address.partition(",")[0])
+    server = served.address
+    if args.names and "," not in server:
+        server = ",".join(f"{name}:{port}" for name in args.names)
+    issuers = args.attestation_keys or [folder.issuer_public]
+    server_bundle.ServerBundle.of(
+        args.population,
+        server,
+        None if args.certificate else folder.certificate,
+        keys,
+        () if args.no_attestation else issuers,
+    ).write(folder.bundle)
+    _progress(f"Elsewhere:   copy {folder.bundle} there, and see tff-dpftrl device --help")
+
+
+async def _serve(served: serving.Serving, folder, args: argparse.Namespace, keys) -> None:
     """Serves until a signal comes, or all is done."""
     from tff_dpftrl.runtime.server import garbage
 
@@ -490,6 +507,7 @@ async def _serve(served: serving.Serving, folder, args: argparse.Namespace) -> N
     garbage.settle()
     try:
         _progress(f"Devices:     {served.address} (try: --server-folder {folder.path})")
+        _write_bundle(served, folder, args, keys)
         token = f" (password: the token in {args.status_token})" if args.status_token else ""
         _progress(f"Status page: {served.page_address}{token}")
         waits = [asyncio.ensure_future(stop.wait())]

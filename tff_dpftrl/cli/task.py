@@ -181,7 +181,6 @@ def _report(args: argparse.Namespace) -> int:
         raise validation.UsageError(
             f"There is no store at {args.store}: name the --store that tff-dpftrl serve has."
         )
-    train.silence_tensorflow()
     from tff_dpftrl.runtime.server import server_folder
     from tff_dpftrl.runtime.status import session_table
     from tff_dpftrl.runtime.tasks import task_report
@@ -247,7 +246,6 @@ def _new(args: argparse.Namespace) -> int:
     for folder, _ in folders:
         task_folder.check_is_free(folder)
     key = _key(pathlib.Path(args.signing_key or output.parent / "signing_key"))
-    train.silence_tensorflow()
     _progress("Loading TensorFlow ...")
     from tff_dpftrl.runtime.tasks import making
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import os
 import pathlib
 import shlex
 import sys
 import types
 import typing
-import warnings
 from collections.abc import Mapping
 
 from tff_dpftrl import validation
@@ -198,13 +196,6 @@ def given_options(
     return {name: value for name, value in vars(args).items() if name in names}
 
 
-def silence_tensorflow() -> None:
-    """Keeps the notes of TensorFlow, TFF's worker and gRPC off the terminal: errors are told."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    warnings.filterwarnings("ignore", "pkg_resources is deprecated")
-
-
 def _leave_cores_to_clients(config: config_lib.TrainingConfig) -> None:
     """Sets TensorFlow's threads, before it begins to work."""
     from tff_dpftrl import execution
@@ -264,7 +255,6 @@ def run(args: argparse.Namespace) -> int:
 
     config, output = config_from(args), pathlib.Path(args.output)
     opened = opening.open_run(config, output, placement=placement_from(args))
-    silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
     _leave_cores_to_clients(opened.config)
     from tff_dpftrl.training import run as run_lib

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
@@ -24,6 +25,12 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
             "It has the server's address, its certificate and all keys, in place of "
             "the following flags."
         ),
+    )
+    group.add_argument(
+        "--server-bundle",
+        metavar="FILE",
+        help="device_bundle.json of the server's folder, in place of --server, --population, "
+        "--server-certificate, --plan-keys and --issuers, which overrule it. It holds no secret.",
     )
     group.add_argument(
         "--server",
@@ -55,9 +62,9 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         "--attestation-key",
         metavar="FILE",
         help=(
-            "Private key of the issuer of attestation tokens, for demonstrations "
-            "only: its owner can pose as any number of devices. Default: no token "
-            "is sent."
+            "Private key of the issuer of attestation tokens (attestation_issuer of the "
+            "server's folder), for demonstrations only: its owner can pose as any number of "
+            "devices. Default: no token is sent."
         ),
     )
     group.add_argument(
@@ -85,31 +92,60 @@ class Trust:
         Raises:
           ValueError: If something is missing or unusable.
         """
-        from tff_dpftrl.runtime import signing_keys
+        from tff_dpftrl.runtime import server_bundle, signing_keys
 
         # Whose address may change, as when one of a server's machines is lost.
         self._folder = None if args.server else args.server_folder
+        bundle = server_bundle.ServerBundle("", "", "", ())
+        if args.server_bundle:
+            if args.server_folder:
+                raise validation.UsageError(
+                    "--server-bundle and --server-folder exclude each other."
+                )
+            bundle = server_bundle.read(args.server_bundle)
         if args.server_folder:
             args = _with_folder(args)
-        for flag in ("server", "server_certificate", "plan_keys"):
-            if not getattr(args, flag):
+        self._server, self._server_name = args.server or bundle.server, args.server_name
+        given = {
+            "server": self._server,
+            "server_certificate": args.server_certificate or bundle.certificate,
+            "plan_keys": args.plan_keys or bundle.plan_keys,
+        }
+        for flag, value in given.items():
+            if not value:
                 raise validation.UsageError(
                     f"--{flag.replace('_', '-')} must be given, or --server-folder for a server on "
-                    "this machine."
+                    "this machine, or --server-bundle."
                 )
-        self._server, self._server_name = args.server, args.server_name
-        try:
-            self._roots = pathlib.Path(args.server_certificate).read_bytes()
-        except OSError as error:
-            raise validation.UsageError(
-                f"--server-certificate {args.server_certificate} cannot be read: {error.strerror}."
-            ) from None
-        self.plan_keys = [signing_keys.load_public(path) for path in args.plan_keys]
+        self._population = bundle.population
+        self._roots = bundle.certificate.encode()
+        if args.server_certificate:
+            self._roots = _read_certificate(args.server_certificate)
+
+        def public_keys(paths, pems):
+            if paths:
+                return [signing_keys.load_public(path) for path in paths]
+            return [signing_keys.parse_public(pem.encode(), args.server_bundle) for pem in pems]
+
+        self.plan_keys = public_keys(args.plan_keys, bundle.plan_keys)
         key = args.attestation_key
         self._issuer_key = None if key is None else signing_keys.load_private(key)
-        self.issuers = tuple(signing_keys.load_public(path) for path in args.issuers)
+        self.issuers = tuple(public_keys(args.issuers, bundle.issuers))
         if not self.issuers and self._issuer_key is not None:
             self.issuers = (self._issuer_key.public_key(),)
+
+    def populations(self, given: Sequence[str]) -> tuple[str, ...]:
+        """Returns the given populations, or that of the bundle.
+
+        Raises:
+          ValueError: If there is none.
+        """
+        populations = tuple(given) or (self._population,)
+        if not all(populations):
+            raise validation.UsageError(
+                "--population must be given: the population to take part in."
+            )
+        return populations
 
     def connect(self) -> server_connection.ServerConnection:
         """Returns a new connection to the server."""
@@ -146,6 +182,15 @@ class Trust:
         if self._issuer_key is None:
             return attester.NoAttester()
         return attester.IssuingAttester(attestation.TokenIssuer(self._issuer_key, clock=time.time))
+
+
+def _read_certificate(path: str) -> bytes:
+    try:
+        return pathlib.Path(path).read_bytes()
+    except OSError as error:
+        raise validation.UsageError(
+            f"--server-certificate {path} cannot be read: {error.strerror}."
+        ) from None
 
 
 def _with_folder(args: argparse.Namespace) -> argparse.Namespace:

@@ -28,9 +28,9 @@ FinetuningPlan: TypeAlias = "SampledFinetuning | dp_ftrl_privacy.DpFtrlPlan"
 """Plan of fine-tuning by sampling, or by passes."""
 
 SWAMPED = 2.0
-"""`PrivacyPlan.noise_to_signal` above which a fine-tuning run is warned; a rule of thumb.
+"""`PrivacyPlan.noise_to_signal` above which a fine-tuning run gets a hint.
 
-Ten times that of federated rounds (`runs.privacy.SWAMPED`): a pretrained model is near to where
+More than that of federated rounds (`runs.privacy.SWAMPED`): a pretrained model is near to where
 it shall go, and Adam, dividing by the gradient's size, steps no farther for more noise. It is
 where the evidence ends, not where learning does: a transformer of 361,124 weights, 60 steps of
 Adam on commit messages by author, was better than before in each run, at the highest ratio of

@@ -17,6 +17,7 @@ must be quick.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -26,6 +27,8 @@ from tff_dpftrl.mechanisms import defaults
 if TYPE_CHECKING:
     from tff_dpftrl.mechanisms import strategy as strategy_lib
     from tff_dpftrl.participation import schema as schema_lib
+
+_SECONDS_BETWEEN_STEPS = 10.0
 
 Notify = Callable[[str], None]
 """Callback for sentences to the user: progress, and advice."""
@@ -119,8 +122,21 @@ def _bandmf(schema: schema_lib.MinSep, options: Options, notify: Notify) -> stra
         _bands(schema, options),
         minimize_rms=options.error != "max",
         checkpoint=options.checkpoint,
-        progress=lambda step, loss: notify(f"step {step}: loss {loss:.6f}"),
+        progress=_now_and_then(notify),
     )
+
+
+def _now_and_then(notify: Notify) -> Callable[[int, float], None]:
+    """Returns a callback for steps and losses that shows the long searches are alive."""
+    shown = time.monotonic()
+
+    def progress(step: int, loss: float) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= _SECONDS_BETWEEN_STEPS:
+            shown = time.monotonic()
+            notify(f"Optimising the mechanism: step {step}, loss {loss:.6f}.")
+
+    return progress
 
 
 def _bandtoep(schema: schema_lib.MinSep, options: Options, notify: Notify) -> strategy_lib.Strategy:

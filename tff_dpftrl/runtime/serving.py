@@ -192,6 +192,9 @@ class Serving:
             commit = await asyncio.to_thread(task.add_to, self._store)
             self._folder.check_rounds(task.name, task.folder.terms.server_plan, commit.rounds_done)
             self._progress(_where_it_stands(task, commit))
+        for served in self.population.tasks:
+            if advice := served.rests_advice(self._settings.population_size):
+                self._progress(f"{served.name}: {advice}")
         self._server = self._make_engine()
         try:
             if self._settings.status_address is not None:
@@ -371,7 +374,7 @@ class LoggedObservations(observations.Observations):
         super().on_event(now, event)
         if self.is_quiet:
             return
-        line = _line(event, {task.name: task.num_rounds for task in self.served.tasks})
+        line = _line(event, self.served)
         is_commit = isinstance(event, (events.RoundReleased, events.RoundSkipped))
         if is_commit and self._commits() == before:  # An old commit, which was reported.
             line = ""
@@ -391,7 +394,7 @@ _CONTRADICTIONS = {
 }
 
 
-def _line(event: Any, totals: dict[str, int | None]) -> str:
+def _line(event: Any, served: population_lib.Population) -> str:
     """Describes an event in a line; returns "" for an event of no interest."""
     match event:
         case events.RoundReleased():
@@ -406,19 +409,16 @@ def _line(event: Any, totals: dict[str, int | None]) -> str:
                 for label, what in _CONTRADICTIONS.items()
                 if event.metrics.get(label)
             ]
-            done = f"round {event.round_index + 1} of {totals[event.task]}"
+            done = f"round {event.round_index + 1} of {served.task(event.task).num_rounds}"
             return f"{event.task}: {done} committed: {', '.join(figures)}."
         case events.RoundSkipped():
-            done = f"round {event.round_index + 1} of {totals[event.task]}"
+            done = f"round {event.round_index + 1} of {served.task(event.task).num_rounds}"
             return f"{event.task}: {done} skipped: nothing of it is released."
         case events.RoundLost():
             reason = event.reason.removesuffix(".")
             return f"{event.task}: round {event.round_index + 1} abandoned: {reason}."
         case events.TooFewDevices():
-            return (
-                f"{event.task}: {event.waiting} devices wait, and a round needs {event.least} at "
-                "least: waiting for more."
-            )
+            return f"{event.task}: {served.task(event.task).shortage(event)}"
         case events.StoreFailed():
             return f"The store fails: {event.reason}"
     return ""

@@ -94,12 +94,28 @@ def load_public(path: str | os.PathLike[str]) -> ed25519.Ed25519PublicKey:
         raise validation.UsageError(
             f"There is no public key at {path}: correct the path."
         ) from None
+    return parse_public(content, str(path))
+
+
+def parse_public(content: bytes, name: str) -> ed25519.Ed25519PublicKey:
+    """Parses a public key.
+
+    Args:
+      content: Ed25519 public key in PEM.
+      name: Name of its place in the error message.
+
+    Returns:
+      The key.
+
+    Raises:
+      ValueError: If the content is no such key.
+    """
     try:
         key = serialization.load_pem_public_key(content)
     except (ValueError, exceptions.UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise validation.UsageError(f"{path} holds no Ed25519 public key in PEM.")
+        raise validation.UsageError(f"{name} holds no Ed25519 public key in PEM.")
     return key
 
 

@@ -57,7 +57,7 @@ def describe_plan(
       plan: Privacy of the run.
       num_parameters: Number of trainable weights.
       unit: Name of a round: "round" or "step".
-      swamped: Ratio `PrivacyPlan.noise_to_signal` above which a warning is added.
+      swamped: Ratio `PrivacyPlan.noise_to_signal` above which a hint is added.
 
     Returns:
       One line for each, and a warning if the noise outweighs everything there is to learn.
@@ -86,8 +86,8 @@ def describe_plan(
     )
     if ratio > swamped:
         lines.append(
-            f"Warning: above {swamped:g} the noise is likely to drown what is sent or sampled, "
-            f"which never agrees entirely. Take more of it in a {unit}, more {unit}s, a smaller "
-            "model or a larger ε."
+            f"Hint: the recorded runs that learned clearly had at most {swamped:g}, and few had "
+            f"more. If this one does not learn, take larger or more {unit}s, a smaller model, one "
+            "that is pretrained, or a larger ε."
         )
     return lines

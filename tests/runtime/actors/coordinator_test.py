@@ -387,6 +387,39 @@ def test_devices_have_the_selection_time_after_an_attempt_before_a_round_is_skip
     made.deliver(messages.LeaseGranted(3, later), later)
     (skip,) = made.heartbeat(later).spawned()
     assert skip.role.skips
+    (few,) = made.sent(events.OBSERVER, events.TooFewDevices)
+    assert few == events.TooFewDevices("training", 1, 2, 3)
+
+
+def test_devices_that_rest_when_no_min_sep_makes_them_are_told_apart():
+    """After `min_sep` skipped rounds, other limits hold the devices back: no round is skipped."""
+    training = dataclasses.replace(SERVED.task("training"), min_sep=3, pipelined=False)
+    made = leading(dataclasses.replace(SERVED, tasks=(training,))).deliver(resting(9, 1))
+    now = 101.0
+    for index in range(4):
+        now += training.rounds.selection_timeout
+        made.deliver(messages.LeaseGranted(3, now), now)
+        skips = made.heartbeat(now).spawned()
+        assert made.sent(events.OBSERVER, events.TooFewDevices) == [
+            events.TooFewDevices("training", 1, 2, 9, index == 3)
+        ]
+        assert bool(skips) == (index < 3)
+        if skips:
+            metrics = {population.SKIPPED: True, "attempt": skips[0].address}
+            commit = interface.Commit("training", index + 1, 3, b"", b"", metrics)
+            made.deliver(messages.RoundCommitted(skips[0].address, 3, commit), now)
+            made.deliver(messages.DevicesWaiting("s0", 3, "training", 0, 1, 9 * (index + 2)), now)
+
+
+def test_selectors_hear_when_nothing_is_left():
+    one = dataclasses.replace(SERVED.task("training"), num_rounds=7)
+    served = dataclasses.replace(SERVED, tasks=(one,))
+    before = Leader(served).deliver(messages.LeaseGranted(3, 100.0))
+    assert [wish.is_finished for wish in before.sent("s0")] == [False]  # Nothing is known yet.
+    (wish,) = leading(served, training=6).sent("s0")
+    assert (wish.accepting, wish.is_finished) == (True, False)
+    (wish,) = leading(served, training=7).sent("s0")
+    assert (wish.accepting, wish.is_finished) == (False, True)
 
 
 @pytest.mark.parametrize(("waits", "came"), [(1, 0), (0, 1)])
@@ -395,7 +428,7 @@ def test_no_round_is_skipped_for_devices_that_do_not_come(waits, came):
     made = leading(dataclasses.replace(SERVED, tasks=(training,))).deliver(resting(came, waits))
     made.deliver(messages.LeaseGranted(3, 107.0), 107.0)
     assert not made.heartbeat(107.0).spawned()
-    assert made.sent(events.OBSERVER, events.TooFewDevices)
+    assert made.sent(events.OBSERVER) == [events.TooFewDevices("training", waits, 2, came)]
 
 
 def test_devices_are_spared_while_the_store_makes_no_commit():

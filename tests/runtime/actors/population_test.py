@@ -1,9 +1,10 @@
 import dataclasses
+import re
 import sys
 
 import pytest
 
-from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.secure_sums import parameters, vectors
 from verification.schedules import simulation
 
@@ -110,6 +111,31 @@ def test_rounds_that_fit_no_secure_sum_are_refused():
         secure(step_timeout=0.0)
     with pytest.raises(TypeError, match="NameSum sums no vectors"):
         SERVED.task("training").summation.decode_group([], 1)
+
+
+@pytest.mark.parametrize("num_devices", [1, 60, 120, 389])
+def test_the_remedies_of_a_small_population_help(num_devices):
+    task = dataclasses.replace(SERVED.task("training"), rounds=SIZES, min_sep=3)
+    advice = task.rests_advice(num_devices)
+    assert f"need 390 devices, and {num_devices} come" in advice
+    goal, min_sep = map(int, re.findall(r"(?:clients_per_round|min_sep)=(\d+)(?! rounds)", advice))
+    smaller = dataclasses.replace(task, rounds=dataclasses.replace(SIZES, goal_count=goal))
+    assert not smaller.rests_advice(max(num_devices, 6))  # At least two devices, three times.
+    rested = dataclasses.replace(task, min_sep=min_sep)
+    assert not rested.rests_advice(max(num_devices, 130))
+    assert not task.rests_advice(390)
+
+
+def test_a_shortage_says_what_mends_it():
+    task = dataclasses.replace(SERVED.task("training"), rounds=SIZES, min_sep=3)
+    assert task.shortage(events.TooFewDevices("training", 2, 80)) == (
+        "2 devices wait, and a round needs 80 at least: waiting for more."
+    )
+    rests = task.shortage(events.TooFewDevices("training", 2, 80, 70))
+    assert "2 devices wait, and a round needs 80 at least; 70 check-ins" in rests
+    assert "390 devices are needed" in rests and "smaller clients_per_round or min_sep" in rests
+    spent = task.shortage(events.TooFewDevices("training", 2, 80, 70, True))
+    assert "max_participations times" in spent and "390" not in spent
 
 
 if __name__ == "__main__":

@@ -162,6 +162,17 @@ def test_nobody_waits_when_nobody_leads_or_devices_are_not_wanted():
     assert sent(check_in(made, "b"), messages.ComeBack)
 
 
+def test_devices_hear_when_nothing_is_left():
+    made = make()
+    check_in(made, "a")
+    finished = dataclasses.replace(WISH, task="", accepting=False, is_finished=True)
+    (waiting,) = sent(made.step(2.0, finished), messages.ComeBack)
+    (late,) = sent(check_in(made, "b"), messages.ComeBack)
+    for away in (waiting, late):
+        assert away.is_finished and away.reason == "all rounds of all tasks are done"
+        assert away.turns  # For devices that do not know the field.
+
+
 def test_those_who_are_too_many_are_sent_away():
     made = make(wish=dataclasses.replace(WISH, wanted=5))
     for i in range(5):

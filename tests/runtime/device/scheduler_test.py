@@ -61,13 +61,30 @@ def test_devices_that_start_together_do_not_check_in_together():
 
 
 @pytest.mark.parametrize(
-    "outcome", [o for o in session.SessionOutcome if o not in scheduler._FAILURES]
+    "outcome",
+    [
+        outcome
+        for outcome in session.SessionOutcome
+        if outcome not in (*scheduler._FAILURES, session.SessionOutcome.FINISHED)
+    ],
 )
 def test_what_the_server_asks_is_honoured_to_the_second(outcome):
     assert _wait_after(_result(outcome, 123.5)) == 123.5
     assert _wait_after(_result(outcome, 0.0)) == 0.0
     assert _wait_after(_result(outcome, 1e12)) == 5_000.0
     assert _wait_after(_result(outcome, -7.0)) == 0.0
+
+
+def test_a_finished_population_is_asked_rarely():
+    time = _Time()
+    made = _schedule(time, ["a", "b"])
+    finished = _result(session.SessionOutcome.FINISHED, 5.0)
+    made.finished("a", finished)
+    assert not made.is_finished
+    made.finished("b", finished)
+    assert made.is_finished and 2_500.0 <= made.next_job().seconds <= 5_000.0
+    made.finished("a", _result(session.SessionOutcome.COMPLETED, 7.0))  # A new task.
+    assert not made.is_finished and made.next_job().seconds == 7.0
 
 
 def test_without_a_word_of_the_server_it_is_the_usual_time():

@@ -83,8 +83,9 @@ def challenge_of(challenge=b"c" * 32, versions=session_stream.VERSIONS, **openin
     )
 
 
-def come_back(*turns, reason="enough devices"):
-    return wire_pb2.FromServer(come_back=wire_pb2.ComeBack(turns=turns, reason=reason))
+def come_back(*turns, reason="enough devices", finished=False):
+    answer = wire_pb2.ComeBack(turns=turns, reason=reason, finished=finished)
+    return wire_pb2.FromServer(come_back=answer)
 
 
 def configuration(**fields):

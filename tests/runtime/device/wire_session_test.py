@@ -187,6 +187,11 @@ def test_who_is_not_selected_is_told_when_to_come_back(server, device):
     assert (result.turns, result.reason) == ((30.0, 45.5), "enough ?[31m devices")
 
 
+def test_who_comes_after_the_last_round_is_told_so(server, device):
+    _serve(server, wire_server.come_back(30.0, finished=True))
+    assert device.run().outcome is session.SessionOutcome.FINISHED
+
+
 def test_a_plan_is_loaded_once_for_many_sessions(server, device, plan, monkeypatch):
     from tff_dpftrl.runtime.plans import device_work
 

@@ -168,6 +168,19 @@ def test_an_ending_waits_for_the_late_reports_of_the_last_round():
     assert not fleet.Ending(seconds=5.0, clock=lambda: 0.0).is_reached()
 
 
+def test_a_fleet_ends_when_the_tasks_are_finished():
+    now = [0.0]
+    ending = fleet.Ending(clock=lambda: now[0])
+    ending.add(tally.SessionEnd("-v[]+^", session.SessionOutcome.COMPLETED, "", "task", 7))
+    now[0] = 1000.0
+    assert not ending.is_reached()
+    ending.add(tally.SessionEnd("-v[]+#", session.SessionOutcome.REPORT_REFUSED, "late", "task", 7))
+    ending.add(tally.SessionEnd("-#", session.SessionOutcome.FINISHED, "all rounds are done"))
+    assert not ending.is_reached()  # Other devices may still report.
+    now[0] += 5.0
+    assert ending.is_reached()
+
+
 def test_a_fleet_finds_its_server_where_the_folder_says_now(tmp_path):
     """It starts with an address that has gone; one of those in the folder answers."""
     gone = "127.0.0.1:1"

@@ -115,11 +115,22 @@ def test_sessions_are_counted_by_their_shapes():
     assert counts.summary(4.0) == [
         "8 sessions in 4 s (2.0/s); reports of 3 counted, in 1 rounds",
         "nothing to do: 1 the participation timer runs, 1 not selected, 1 failed",
+        counts.rests_advice,
         "refused, 1 times: late",
         "failed, 1 times: gone",
     ]
     assert counts.to_dict(4.0)["shapes"] == {"-v[]+^": 3, "-v[]+#": 1, "-v[!": 1}
     assert tally.Tally().summary(4.0)[1] == "nothing to do: 0"
+
+
+def test_devices_that_rest_are_told_what_mends_it_until_a_report_counts():
+    counts = tally.Tally()
+    for reason in ("first.", "min_sep=3."):
+        counts.add(tally.SessionEnd("-v!", session.SessionOutcome.RESTING, reason))
+    assert counts.summary(1.0)[2].startswith("2 sessions since the last report were of devices")
+    assert "the last of them: min_sep=3. If" in counts.summary(1.0)[2]
+    counts.add(tally.SessionEnd("-v[]+^", session.SessionOutcome.COMPLETED, "", "t", 4))
+    assert len(counts.summary(1.0)) == 2
 
 
 if __name__ == "__main__":

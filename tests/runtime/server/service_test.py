@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import sys
 import time
@@ -613,6 +614,19 @@ def test_more_check_ins_than_there_may_be_are_told_to_come_back(tmp_path):
         await example.until(lambda: example.totals(store))
 
     play(tmp_path, story, limits=limits.Limits(check_ins_per_second=4.0, waiting_seconds=1.0))
+
+
+def test_who_comes_after_the_last_round_is_told_so(tmp_path):
+    made = example.served()
+    last = dataclasses.replace(made, task=dataclasses.replace(made.task, num_rounds=1))
+
+    async def story(channel, notes, store):
+        await round_goes_on(channel, store)
+        ((message, answer),) = await a_round(channel, b"1")
+        assert answer is None and message.finished and list(message.turns) == [5.0, 9.0]
+        assert message.reason == "all rounds of all tasks are done"
+
+    play(tmp_path, story, last)
 
 
 # Actors that fail.

@@ -130,7 +130,8 @@ def test_too_few_devices_until_a_round_begins():
     found = alerts.find(told.seen)
     assert [(alert.kind, alert.task) for alert in found] == [("too_few_devices", "train")]
     assert found[0].text == (
-        "2 devices had come when the time for selection was over, and a round needs 4."
+        "When the time for selection was over: 2 devices wait, and a round needs 4 at least: "
+        "waiting for more."
     )
     told.begin()
     assert kinds(told) == []

@@ -281,6 +281,8 @@ class Coordinator(actor.Actor):
             "" if chosen is None else chosen.name,
             0 if chosen is None else self._experience[chosen.name].wanted,
             accepting,
+            # Before the commits are read, nobody knows.
+            bool(self._commits) and chosen is None and self._attempt is None,
         )
 
     def _count_waiting(self, message: messages.DevicesWaiting) -> None:
@@ -312,13 +314,15 @@ class Coordinator(actor.Actor):
                 if self.now - self._free_since < rounds.selection_timeout:
                     return  # While an attempt ran, Selectors may have sent devices away.
                 self._opened_at = self.now
-                if self._is_held_up_by_rests(task, waiting):
-                    self._skip(task)
-                    return
+                resting, least = self._num_resting, task.rounds.least
+                stride = self._commits[task.name].rounds_done - self._last_used[task.name]
+                is_over = stride >= task.min_sep  # No device has to rest for it any more.
                 self.send(
                     events.OBSERVER,
-                    events.TooFewDevices(task.name, waiting, task.rounds.least),
+                    events.TooFewDevices(task.name, waiting, least, resting, is_over),
                 )
+                if not is_over and waiting + resting >= least:
+                    self._skip(task)
                 return
         self._make_attempt(task)
 
@@ -327,16 +331,13 @@ class Coordinator(actor.Actor):
         """Whether no attempt may begin now."""
         return self._attempt is not None or self._is_reading or self.now < self._paused_until
 
-    def _is_held_up_by_rests(self, task: population.Task, waiting: int) -> bool:
-        """Returns whether waiting and resting devices together would be enough for a round."""
-        stride = self._commits[task.name].rounds_done - self._last_used[task.name]
-        if stride >= task.min_sep:  # No device has to rest.
-            return False
-        resting = sum(
+    @property
+    def _num_resting(self) -> int:
+        """Number of check-ins of resting devices since the last attempt ended."""
+        return sum(
             max(count - self._resting_before.get(selector, 0), 0)
             for selector, count in self._resting.items()
         )
-        return waiting + resting >= task.rounds.least
 
     def _skip_used_round(self) -> None:
         """Skips a round that a failed attempt has used up, if there is one and no attempt runs."""

@@ -112,11 +112,15 @@ class TooFewDevices:
       task: Name of the task.
       waiting: Number of waiting devices.
       least: Smallest number of devices for a round.
+      resting: Number of check-ins, since the last attempt ended, of devices that have to rest.
+      min_sep_is_over: Whether no device has to rest for `min_sep` any more: other limits hold.
     """
 
     task: str
     waiting: int
     least: int
+    resting: int = 0
+    min_sep_is_over: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

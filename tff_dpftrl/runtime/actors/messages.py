@@ -69,11 +69,13 @@ class ComeBack:
       turns: Times at which to check in again, in increasing seconds from now; the device takes the
         first one that it can.
       reason: Reason in a few words.
+      is_finished: Whether no task of the population has a further round.
     """
 
     device: str
     turns: tuple[float, ...]
     reason: str
+    is_finished: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +232,7 @@ class SelectDevices:
       task: Name of the task of the next round; empty if there is none.
       wanted: Number of devices that should wait for the round.
       accepting: Whether devices may wait now.
+      is_finished: Whether no task of the population has a further round.
     """
 
     epoch: int
@@ -237,6 +240,7 @@ class SelectDevices:
     task: str
     wanted: int
     accepting: bool
+    is_finished: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

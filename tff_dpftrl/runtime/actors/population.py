@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tff_dpftrl import validation
+from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.secure_sums import parameters as parameters_lib
 from tff_dpftrl.secure_sums import vectors
@@ -349,6 +350,52 @@ class Task:
             roomy = int(num_devices // (least * self.rounds.over_selection))
             groups = max(1, min(groups, roomy))
         return groups if num_devices >= groups * least else 0
+
+    def rests_advice(self, num_devices: float) -> str:
+        """Describes what mends a population that is too small for a round after round.
+
+        In any `min_sep` rounds in a row, no device takes part twice.
+
+        Args:
+          num_devices: Number of devices of the population.
+
+        Returns:
+          One sentence; empty if there are enough devices.
+        """
+        wanted = self.rounds.wanted
+        if num_devices >= self.min_sep * wanted:
+            return ""
+        goal = int(num_devices / (self.min_sep * self.rounds.over_selection))
+        return (
+            f"rounds that choose {wanted} devices, which then rest until min_sep={self.min_sep} "
+            f"rounds later, need {self.min_sep * wanted} devices, and {num_devices:g} come: "
+            "rounds will be skipped, which costs privacy. Wait for more devices, or make the task "
+            f"with clients_per_round={max(goal, 1)} or min_sep={max(int(num_devices / wanted), 1)}."
+        )
+
+    def shortage(self, event: events.TooFewDevices) -> str:
+        """Describes why no round begins, and what mends it.
+
+        Args:
+          event: Event of this task.
+
+        Returns:
+          One or two sentences that name the numbers of devices.
+        """
+        text = f"{event.waiting} devices wait, and a round needs {event.least} at least"
+        if not event.resting:
+            return f"{text}: waiting for more."
+        text += f"; {event.resting} check-ins were of devices that have to rest. "
+        if event.min_sep_is_over:
+            return (
+                f"{text}They have taken part max_participations times, or min_sep_hours are not "
+                "over: wait for more devices, or make a task with other limits."
+            )
+        return (
+            f"{text}Devices rest until min_sep={self.min_sep} rounds later, so that "
+            f"{self.min_sep * self.rounds.wanted} devices are needed for a round after round: wait "
+            "for more, or make a task with smaller clients_per_round or min_sep."
+        )
 
     def is_over(self, commit: interface.Commit) -> bool:
         """Returns whether no further round may begin after a commit."""

@@ -85,7 +85,7 @@ class Selector(actor.Actor):
         if device in self._devices:
             return
         if not self._wish.accepting:
-            self._send_away(device, "no round is waiting for devices")
+            self._send_away(device, self._no_round)
         elif self._wish.task not in message.tasks:
             self._send_away(device, "the next round is not for this version")
         else:
@@ -112,7 +112,15 @@ class Selector(actor.Actor):
 
     def _send_away(self, device: str, reason: str) -> None:
         turns = self._pace(self.now, self._random)
-        self.send(device, messages.ComeBack(device, turns, reason))
+        finished = self._wish.is_finished
+        self.send(device, messages.ComeBack(device, turns, reason, finished))
+
+    @property
+    def _no_round(self) -> str:
+        """Reason to send a device away while none is accepted."""
+        if self._wish.is_finished:
+            return "all rounds of all tasks are done"
+        return "no round is waiting for devices"
 
     def _follow(self, wish: messages.SelectDevices) -> None:
         if wish.epoch < self._wish.epoch:
@@ -120,7 +128,7 @@ class Selector(actor.Actor):
         self._heartbeat_at = self.now
         before, self._wish = self._wish, wish
         if not wish.accepting:
-            self._keep_only(lambda device: False, "no round is waiting for devices")
+            self._keep_only(lambda device: False, self._no_round)
         elif wish.task != before.task:
             self._keep_only(
                 lambda device: self._devices.can_run(device, wish.task),

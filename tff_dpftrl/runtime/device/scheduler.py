@@ -10,7 +10,7 @@ a device never comes before them. It takes the first turn at which it is eligibl
 others; a turn at which it is not eligible is lost. It does not come as soon as it becomes
 eligible: in the evening, all devices of the day would come at once. With no turn left it draws
 one at random. After failures it backs off (`backoff`), so that devices that failed together (an
-outage) do not return together.
+outage) do not return together. To a population whose tasks are all finished it comes rarely.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Job:
 class _Appointments:
     turns: list[float]  # Clock times, growing; never empty.
     failures: int = 0
+    is_finished: bool = False
 
 
 class Schedule:
@@ -91,6 +92,11 @@ class Schedule:
         population = min(self._appointments, key=self._due)
         return Job(population, max(0.0, self._due(population) - self._clock()))
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether each population had no further round when the device last came."""
+        return all(one.is_finished for one in self._appointments.values())
+
     def missed(self, population: str) -> None:
         """Drops the turns of a population that have come while the device is not eligible.
 
@@ -122,6 +128,9 @@ class Schedule:
             appointments.failures = 0
             if result.outcome is session.SessionOutcome.INTERRUPTED:
                 waits = waits or [self._waits.back_off_s(1, self._generator)]
+        appointments.is_finished = result.outcome is session.SessionOutcome.FINISHED
+        if appointments.is_finished:  # Later tasks can wait: the device comes rarely.
+            waits = [self._waits.longest_s * self._generator.uniform(0.5, 1.0)]
         now = self._clock()
         if result.outcome is session.SessionOutcome.RESTING and not waits:
             # The timer forbids this turn: the device takes the next assigned one.

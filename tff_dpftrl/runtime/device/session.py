@@ -56,10 +56,12 @@ class ComeBack:
       turns: Times at which to check in again, in seconds from now, growing. The device takes the
         first one at which it is eligible. Empty if the server names none.
       reason: Short reason, for the device's log.
+      is_finished: Whether no task of the population has a further round.
     """
 
     turns: tuple[float, ...] = ()
     reason: str = ""
+    is_finished: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +157,7 @@ class SessionOutcome(enum.Enum):
 
     COMPLETED = "completed"
     NOT_SELECTED = "not selected"
+    FINISHED = "finished"
     REPORT_REFUSED = "report refused"
     RESTING = "the participation timer runs"
     INTERRUPTED = "interrupted"
@@ -279,7 +282,9 @@ def _run_steps(
     come_back = steps.check_in(keep_going)
     if come_back is not None:
         shape.add(Event.REFUSED)
-        return SessionOutcome.NOT_SELECTED, come_back.turns, come_back.reason
+        finished = come_back.is_finished
+        outcome = SessionOutcome.FINISHED if finished else SessionOutcome.NOT_SELECTED
+        return outcome, come_back.turns, come_back.reason
     keep_going()
     work = steps.fetch(keep_going)
     shape.add(Event.PLAN_DOWNLOADED)

@@ -115,7 +115,8 @@ class WireSession(session.SessionSteps):
         )
         if isinstance(answer, wire_pb2.ComeBack):
             self._stream.finish()
-            return session.ComeBack(tuple(answer.turns), server_connection.one_line(answer.reason))
+            reason = server_connection.one_line(answer.reason)
+            return session.ComeBack(tuple(answer.turns), reason, answer.finished)
         _check_round(answer.round_index)
         self._configuration = answer
         return None

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import logging
+import math
 import multiprocessing
 import queue
 import random
@@ -26,6 +27,7 @@ from tff_dpftrl.runtime.device import (
     loaded_plans,
     participation_timer,
     server_connection,
+    session,
     watcher,
 )
 from tff_dpftrl.runtime.fleet import availability, runner, simulated_device, tally
@@ -220,7 +222,7 @@ class Fleet:
 
 
 class Ending:
-    """Stop rule of a fleet: a number of rounds, a time, or both."""
+    """Stop rule of a fleet: the end of all tasks, and perhaps a number of rounds, or a time."""
 
     def __init__(
         self,
@@ -242,9 +244,12 @@ class Ending:
         self._end = None if seconds is None else clock() + validation.positive("seconds", seconds)
         self._last_report = clock()
         self._seen: set[tuple[str, int]] = set()
+        self.is_finished = False
+        """Whether the server has said that no task has a further round."""
 
     def add(self, end: tally.SessionEnd) -> None:
         """Adds the end of a session."""
+        self.is_finished = end.outcome is session.SessionOutcome.FINISHED
         if end.shape.startswith("-v[]+"):
             self._last_report = self._clock()
             if end.shape == "-v[]+^":
@@ -255,9 +260,10 @@ class Ending:
         now = self._clock()
         if self._end is not None and now >= self._end:
             return True
-        if self._rounds is None or len(self._seen) < self._rounds:
+        is_enough = self._rounds is not None and len(self._seen) >= self._rounds
+        if not (is_enough or self.is_finished):
             return False
-        return len(self._seen) > self._rounds or now - self._last_report >= _QUIET_S
+        return len(self._seen) > (self._rounds or math.inf) or now - self._last_report >= _QUIET_S
 
 
 def run(

@@ -65,6 +65,10 @@ class Tally:
         """Reasons of failed sessions."""
         self.rounds: collections.Counter[tuple[str, int]] = collections.Counter()
         """Accepted reports, by task and round."""
+        self.rests_in_a_row = 0
+        """Sessions of devices that had to rest, since the last accepted report."""
+        self.last_rest = ""
+        """Reason of the last session of a device that had to rest."""
 
     def add(self, end: SessionEnd) -> None:
         """Counts a session."""
@@ -74,6 +78,10 @@ class Tally:
             self.others[end.outcome] += 1
         if end.outcome is session.SessionOutcome.COMPLETED:
             self.rounds[end.task, end.round_index] += 1
+            self.rests_in_a_row = 0
+        elif end.outcome is session.SessionOutcome.RESTING:
+            self.rests_in_a_row += 1
+            self.last_rest = end.reason
         elif end.outcome is session.SessionOutcome.REPORT_REFUSED:
             _count(self.refusals, end.reason)
         elif end.outcome in _FAILED:
@@ -113,9 +121,19 @@ class Tally:
             f"{counted} counted, in {len(self.rounds)} rounds",
             f"nothing to do: {others or 0}",
         ]
+        lines += [self.rests_advice] if self.rests_in_a_row else []
         for name, reasons in (("refused", self.refusals), ("failed", self.failures)):
             lines += [f"{name}, {n} times: {reason}" for reason, n in reasons.most_common(5)]
         return lines
+
+    @property
+    def rests_advice(self) -> str:
+        """Sentence about devices that rest while no report is accepted, and its remedy."""
+        return (
+            f"{self.rests_in_a_row} sessions since the last report were of devices that have to "
+            f"rest, the last of them: {self.last_rest} If this goes on, there are too few devices: "
+            "take more, or a task with smaller clients_per_round or min_sep."
+        )
 
     def to_dict(self, seconds: float) -> dict[str, object]:
         """Returns all counters, JSON-compatible.

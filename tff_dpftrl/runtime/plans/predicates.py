@@ -256,7 +256,12 @@ class _Trial:
         elif not np.isfinite(changes).all():
             self.reasons.append("The update makes weights that are not finite.")
         elif smallest == 0:
-            self.reasons.append("The update is zero: devices change nothing of the model.")
+            self.reasons.append(
+                f"The update is zero in round {changes.index(0) + 1} of {len(changes)} of the test: "
+                "devices change nothing of the model. Raise the clients' and the server's learning "
+                "rates, and give proxies texts with words of the vocabulary; a decay needs as many "
+                "rounds as the test has."
+            )
         elif smallest < least or greatest > largest:
             self.reasons.append(
                 f"The update's norm is between {smallest:.3g} and {greatest:.3g}, outside "

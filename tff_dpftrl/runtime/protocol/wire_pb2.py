@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&tff_dpftrl/runtime/protocol/wire.proto\x12\x1btff_dpftrl.runtime.protocol\"\xaf\x02\n\nFromServer\x12;\n\tchallenge\x18\x01 \x01(\x0b\x32&.tff_dpftrl.runtime.protocol.ChallengeH\x00\x12:\n\tcome_back\x18\x02 \x01(\x0b\x32%.tff_dpftrl.runtime.protocol.ComeBackH\x00\x12\x43\n\rconfiguration\x18\x03 \x01(\x0b\x32*.tff_dpftrl.runtime.protocol.ConfigurationH\x00\x12\x42\n\rreport_answer\x18\x04 \x01(\x0b\x32).tff_dpftrl.runtime.protocol.ReportAnswerH\x00\x12\x14\n\nsecure_sum\x18\x05 \x01(\x0cH\x00\x42\t\n\x07message\"\xb5\x01\n\nFromDevice\x12\x38\n\x08\x63heck_in\x18\x01 \x01(\x0b\x32$.tff_dpftrl.runtime.protocol.CheckInH\x00\x12\x35\n\x06report\x18\x02 \x01(\x0b\x32#.tff_dpftrl.runtime.protocol.ReportH\x00\x12\x15\n\x0bupdate_part\x18\x03 \x01(\x0cH\x00\x12\x14\n\nsecure_sum\x18\x04 \x01(\x0cH\x00\x42\t\n\x07message\"\\\n\tChallenge\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\x12\x19\n\x11protocol_versions\x18\x02 \x03(\r\x12\x0c\n\x04task\x18\x03 \x01(\t\x12\x13\n\x0bround_index\x18\x04 \x01(\x04\"_\n\x07\x43heckIn\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x17\n\x0fruntime_version\x18\x03 \x01(\r\x12\r\n\x05token\x18\x04 \x01(\x0c\")\n\x08\x43omeBack\x12\r\n\x05turns\x18\x01 \x03(\x01\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x80\x01\n\rConfiguration\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x13\n\x0bround_index\x18\x03 \x01(\x04\x12\x0c\n\x04plan\x18\x04 \x01(\x0c\x12\x11\n\tbroadcast\x18\x05 \x01(\x0c\x12\x1a\n\x12secure_sum_session\x18\x06 \x01(\x0c\"I\n\x06Report\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0e\n\x06update\x18\x02 \x01(\x0c\x12\x0f\n\x07strides\x18\x03 \x03(\r\x12\r\n\x05times\x18\x04 \x03(\r\"?\n\x0cReportAnswer\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05turns\x18\x03 \x03(\x01\"\xdd\x01\n\x0eSessionSummary\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x19\n\x11peak_memory_bytes\x18\x04 \x01(\x04\x12K\n\x08versions\x18\x05 \x03(\x0b\x32\x39.tff_dpftrl.runtime.protocol.SessionSummary.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x06\n\x04Told2\xc2\x01\n\x07\x44\x65vices\x12_\n\x07Session\x12\'.tff_dpftrl.runtime.protocol.FromDevice\x1a\'.tff_dpftrl.runtime.protocol.FromServer(\x01\x30\x01\x12V\n\x04Tell\x12+.tff_dpftrl.runtime.protocol.SessionSummary\x1a!.tff_dpftrl.runtime.protocol.Toldb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&tff_dpftrl/runtime/protocol/wire.proto\x12\x1btff_dpftrl.runtime.protocol\"\xaf\x02\n\nFromServer\x12;\n\tchallenge\x18\x01 \x01(\x0b\x32&.tff_dpftrl.runtime.protocol.ChallengeH\x00\x12:\n\tcome_back\x18\x02 \x01(\x0b\x32%.tff_dpftrl.runtime.protocol.ComeBackH\x00\x12\x43\n\rconfiguration\x18\x03 \x01(\x0b\x32*.tff_dpftrl.runtime.protocol.ConfigurationH\x00\x12\x42\n\rreport_answer\x18\x04 \x01(\x0b\x32).tff_dpftrl.runtime.protocol.ReportAnswerH\x00\x12\x14\n\nsecure_sum\x18\x05 \x01(\x0cH\x00\x42\t\n\x07message\"\xb5\x01\n\nFromDevice\x12\x38\n\x08\x63heck_in\x18\x01 \x01(\x0b\x32$.tff_dpftrl.runtime.protocol.CheckInH\x00\x12\x35\n\x06report\x18\x02 \x01(\x0b\x32#.tff_dpftrl.runtime.protocol.ReportH\x00\x12\x15\n\x0bupdate_part\x18\x03 \x01(\x0cH\x00\x12\x14\n\nsecure_sum\x18\x04 \x01(\x0cH\x00\x42\t\n\x07message\"\\\n\tChallenge\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\x12\x19\n\x11protocol_versions\x18\x02 \x03(\r\x12\x0c\n\x04task\x18\x03 \x01(\t\x12\x13\n\x0bround_index\x18\x04 \x01(\x04\"_\n\x07\x43heckIn\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x17\n\x0fruntime_version\x18\x03 \x01(\r\x12\r\n\x05token\x18\x04 \x01(\x0c\";\n\x08\x43omeBack\x12\r\n\x05turns\x18\x01 \x03(\x01\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"\x80\x01\n\rConfiguration\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x13\n\x0bround_index\x18\x03 \x01(\x04\x12\x0c\n\x04plan\x18\x04 \x01(\x0c\x12\x11\n\tbroadcast\x18\x05 \x01(\x0c\x12\x1a\n\x12secure_sum_session\x18\x06 \x01(\x0c\"I\n\x06Report\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0e\n\x06update\x18\x02 \x01(\x0c\x12\x0f\n\x07strides\x18\x03 \x03(\r\x12\r\n\x05times\x18\x04 \x03(\r\"?\n\x0cReportAnswer\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05turns\x18\x03 \x03(\x01\"\xdd\x01\n\x0eSessionSummary\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x19\n\x11peak_memory_bytes\x18\x04 \x01(\x04\x12K\n\x08versions\x18\x05 \x03(\x0b\x32\x39.tff_dpftrl.runtime.protocol.SessionSummary.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x06\n\x04Told2\xc2\x01\n\x07\x44\x65vices\x12_\n\x07Session\x12\'.tff_dpftrl.runtime.protocol.FromDevice\x1a\'.tff_dpftrl.runtime.protocol.FromServer(\x01\x30\x01\x12V\n\x04Tell\x12+.tff_dpftrl.runtime.protocol.SessionSummary\x1a!.tff_dpftrl.runtime.protocol.Toldb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,19 +32,19 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_CHECKIN']._serialized_start=655
   _globals['_CHECKIN']._serialized_end=750
   _globals['_COMEBACK']._serialized_start=752
-  _globals['_COMEBACK']._serialized_end=793
-  _globals['_CONFIGURATION']._serialized_start=796
-  _globals['_CONFIGURATION']._serialized_end=924
-  _globals['_REPORT']._serialized_start=926
-  _globals['_REPORT']._serialized_end=999
-  _globals['_REPORTANSWER']._serialized_start=1001
-  _globals['_REPORTANSWER']._serialized_end=1064
-  _globals['_SESSIONSUMMARY']._serialized_start=1067
-  _globals['_SESSIONSUMMARY']._serialized_end=1288
-  _globals['_SESSIONSUMMARY_VERSIONSENTRY']._serialized_start=1241
-  _globals['_SESSIONSUMMARY_VERSIONSENTRY']._serialized_end=1288
-  _globals['_TOLD']._serialized_start=1290
-  _globals['_TOLD']._serialized_end=1296
-  _globals['_DEVICES']._serialized_start=1299
-  _globals['_DEVICES']._serialized_end=1493
+  _globals['_COMEBACK']._serialized_end=811
+  _globals['_CONFIGURATION']._serialized_start=814
+  _globals['_CONFIGURATION']._serialized_end=942
+  _globals['_REPORT']._serialized_start=944
+  _globals['_REPORT']._serialized_end=1017
+  _globals['_REPORTANSWER']._serialized_start=1019
+  _globals['_REPORTANSWER']._serialized_end=1082
+  _globals['_SESSIONSUMMARY']._serialized_start=1085
+  _globals['_SESSIONSUMMARY']._serialized_end=1306
+  _globals['_SESSIONSUMMARY_VERSIONSENTRY']._serialized_start=1259
+  _globals['_SESSIONSUMMARY_VERSIONSENTRY']._serialized_end=1306
+  _globals['_TOLD']._serialized_start=1308
+  _globals['_TOLD']._serialized_end=1314
+  _globals['_DEVICES']._serialized_start=1317
+  _globals['_DEVICES']._serialized_end=1511
 # @@protoc_insertion_point(module_scope)

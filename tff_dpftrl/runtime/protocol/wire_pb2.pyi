@@ -56,12 +56,14 @@ class CheckIn(_message.Message):
     def __init__(self, population: _Optional[str] = ..., protocol_version: _Optional[int] = ..., runtime_version: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class ComeBack(_message.Message):
-    __slots__ = ("turns", "reason")
+    __slots__ = ("turns", "reason", "finished")
     TURNS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
     turns: _containers.RepeatedScalarFieldContainer[float]
     reason: str
-    def __init__(self, turns: _Optional[_Iterable[float]] = ..., reason: _Optional[str] = ...) -> None: ...
+    finished: bool
+    def __init__(self, turns: _Optional[_Iterable[float]] = ..., reason: _Optional[str] = ..., finished: bool = ...) -> None: ...
 
 class Configuration(_message.Message):
     __slots__ = ("attempt", "task", "round_index", "plan", "broadcast", "secure_sum_session")

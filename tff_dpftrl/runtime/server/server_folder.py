@@ -5,6 +5,7 @@
     attestation_issuer     the private key that makes devices' attestation tokens
     attestation_issuer.pub the public key that the server verifies them with
     plan_keys/*.pub        the public keys with which tasks were signed
+    device_bundle.json     what devices have to know of the server, all of it public
     endpoint.json          while a server runs: addresses of its service and its status page
     sessions.json          counts of devices' sessions by shape, of no single device
     rounds.json            how many rounds of each task were committed when last looked at
@@ -69,6 +70,11 @@ class ServerFolder:
     def rounds(self) -> pathlib.Path:
         """Path of the numbers of committed rounds."""
         return self.path / "rounds.json"
+
+    @property
+    def bundle(self) -> pathlib.Path:
+        """Path of the file that devices on other machines need."""
+        return self.path / "device_bundle.json"
 
     @property
     def endpoint(self) -> pathlib.Path:

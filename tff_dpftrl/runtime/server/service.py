@@ -282,7 +282,9 @@ class Service:
         self._engine.deliver(self._selector, ready)
         answer = await session.next_message()
         if type(answer) is messages.ComeBack:
-            await self._send_away(session, context, answer.turns, answer.reason)
+            await self._send_away(
+                session, context, answer.turns, answer.reason, finished=answer.is_finished
+            )
             return
         session.phase = Phase.TRAINING
         ends = self._loop_time() + self._tasks[answer.task].task.longest
@@ -300,6 +302,8 @@ class Service:
         context: grpc.aio.ServicerContext,
         turns: tuple[float, ...],
         reason: str,
+        *,
+        finished: bool = False,
     ) -> None:
         has_waited = session.phase is Phase.WAITING
         session.phase = Phase.SENT_AWAY
@@ -308,6 +312,7 @@ class Service:
         answer = wire_pb2.FromServer()
         answer.come_back.turns.extend(turns)
         answer.come_back.reason = reason
+        answer.come_back.finished = finished
         await session.write(context, answer.SerializeToString())
 
     async def _take_report(

@@ -174,7 +174,7 @@ class Observations(observer.Observer):
                 task.lost(event.attempt, event.reason, event.counts)
                 self.series.add("abandoned")
             case events.TooFewDevices():
-                task.too_few = event.waiting
+                task.too_few = event
 
     @override
     def session_opened(self) -> None:

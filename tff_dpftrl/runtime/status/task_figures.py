@@ -58,8 +58,8 @@ class TaskFigures:
       abandoned: Numbers of abandoned attempts by reason.
       attempt: Running attempt; None if none runs.
       stopped: Reason why the task has no further round; empty if it has, or if it is not known.
-      too_few: Number of waiting devices when the time for selection was over with too few of
-        them; None if there were enough since.
+      too_few: Event of the last selection whose time was over with too few devices; None if a
+        round has begun since.
       reports: Numbers of reports by outcome, one of `OUTCOMES`.
       groups: Numbers of groups of secure aggregation by outcome, one of `GROUPS`.
       bytes_sent: Size of all plans and models sent to devices, in bytes.
@@ -82,7 +82,7 @@ class TaskFigures:
         self.abandoned = bounded_counts.BoundedCounts(room=_OTHER_REASONS)
         self.attempt: Attempt | None = None
         self.stopped = ""
-        self.too_few: int | None = None
+        self.too_few: events.TooFewDevices | None = None
         self.reports = dict.fromkeys(OUTCOMES, 0)
         self.groups = dict.fromkeys(GROUPS, 0)
         self.bytes_sent = 0
@@ -142,7 +142,6 @@ class TaskFigures:
         if self.rounds_done is not None and event.round_index >= self.rounds_done:
             self.skipped += 1
         self.rounds_done = max(self.rounds_done or 0, event.round_index + 1)
-        self.too_few = None
 
     def _count_groups(self, counts: Mapping[str, Any], prefix: str) -> None:
         for outcome in GROUPS:

@@ -304,7 +304,7 @@ def _prepare(
     )
     return _Parts(
         proxies=public,
-        tests=_tests(config.proxy_rounds, config.clients_per_round, len(public)),
+        tests=_tests(config, len(public)),
         language=language,
         batches=_Batches(
             feature=config.text_feature,
@@ -319,9 +319,12 @@ def _prepare(
     )
 
 
-def _tests(num_rounds: int, clients_per_round: int, num_proxies: int) -> predicates.Predicates:
+def _tests(config: task_config.TaskConfig, num_proxies: int) -> predicates.Predicates:
     """Chooses the tests of a task, in which proxies stand for the devices of a round."""
-    return predicates.Predicates(num_rounds, devices_per_proxy=-(-clients_per_round // num_proxies))
+    # After the task's last round, a decay has stopped the server's learning.
+    num_rounds = max(min(config.proxy_rounds, config.num_rounds), 2)
+    per_proxy = -(-config.clients_per_round // num_proxies)
+    return predicates.Predicates(num_rounds, devices_per_proxy=per_proxy)
 
 
 def _read_language(
