@@ -1,4 +1,4 @@
-"""Packaging of tff_dpftrl: a core of maths, and an extra with TensorFlow."""
+"""Packaging of tff_dpftrl: a core of maths, and extras by what a user does."""
 
 import pathlib
 import re
@@ -9,6 +9,59 @@ _HERE = pathlib.Path(__file__).parent
 _VERSION = re.search(
     r'^__version__ = "([^"]+)"', (_HERE / "tff_dpftrl/version.py").read_text(), re.MULTILINE
 ).group(1)
+
+# Ranges are those that were tried: docs/environments.md has the combinations.
+_TENSORFLOW = ["tensorflow>=2.14"]  # With Keras 2 or 3, NumPy 1 or 2, whatever it asks for.
+_TEXT = ["pyarrow>=14", "tomli; python_version < '3.11'"]
+_PLOTS = ["matplotlib>=3.6"]
+# Signed plans and messages as protocol buffers, over gRPC.
+_PROTOCOL = ["cryptography>=42", "grpcio>=1.60", "protobuf>=4.25,<8"]
+# Leases and commits in SQLite or PostgreSQL by the same statements; metrics for Prometheus; the
+# status page; a faster event loop.
+_SERVER = [
+    *_TENSORFLOW,
+    *_PROTOCOL,
+    "prometheus-client>=0.20",
+    "SQLAlchemy>=1.4,<3",
+    "tornado>=6.4",
+    "uvloop>=0.19; sys_platform != 'win32'",
+]
+_EXTRAS = {
+    # Federated training. TensorFlow Federated 0.87 pins a jaxlib that is no longer published, and
+    # dp-accounting 0.4.3: see docs/environments.md before using this extra.
+    "tff": [
+        "tensorflow-federated==0.87.0",
+        "tensorflow-privacy==0.9.0",
+        "tensorflow-text~=2.14.0",
+        *_TEXT,
+        *_PLOTS,
+        "tqdm",
+    ],
+    # Pretraining, fine-tuning, personalising, prediction, reports, export.
+    "finetuning": [*_TENSORFLOW, *_TEXT, *_PLOTS, "tqdm"],
+    # A device, or a fleet of simulated ones.
+    "devices": [*_TENSORFLOW, *_TEXT, *_PROTOCOL],
+    # A server of tasks. To make them, add the extra `tff`.
+    "server": _SERVER,
+    "runtime": _SERVER,  # Its name in earlier versions.
+    # A driver for a store in PostgreSQL, by URL; built, so that no compiler is needed.
+    "postgresql": ["psycopg2-binary>=2.9"],
+    # Clients on Ray; beside the extra `tff`, and the same versions on every machine.
+    "distributed": ["ray>=2.51,<2.53"],
+    "plots": _PLOTS,
+    # The notebooks of colabs/.
+    "docs": ["ipykernel", "nbclient", "nbformat", *_PLOTS],
+    "dev": [
+        "basedpyright",
+        "grpcio-tools>=1.60",
+        "hypothesis",
+        "mpmath",
+        "pytest>=8",
+        "pytest-xdist",
+        "ruff",
+        "selenium",
+    ],
+}
 
 setuptools.setup(
     name="tff_dpftrl",
@@ -35,34 +88,6 @@ setuptools.setup(
     },
     python_requires=">=3.10",
     install_requires=["numpy>=1.22", "scipy>=1.9", "dp-accounting>=0.6", "typing-extensions>=4.4"],
-    extras_require={
-        # TensorFlow Federated 0.87 pins a jaxlib that is no longer published, and
-        # dp-accounting 0.4.3: see "Environment" in README.md before using this extra.
-        "tff": [
-            "tensorflow-federated==0.87.0",
-            "tensorflow-privacy==0.9.0",
-            "tensorflow-text~=2.14.0",
-            "matplotlib",
-            "tqdm",
-            "tomli; python_version < '3.11'",
-        ],
-        # Server and devices: plans and messages are protocol buffers, over gRPC; signatures of
-        # plans and attestation tokens; leases and commits in SQLite or PostgreSQL by the same
-        # statements; metrics for Prometheus; the status page; a faster event loop.
-        "runtime": [
-            "cryptography>=42",
-            "grpcio>=1.60",
-            "prometheus-client>=0.20",
-            "protobuf>=4.25,<5",
-            "SQLAlchemy>=1.4,<3",
-            "tornado>=6.4",
-            "uvloop>=0.19; sys_platform != 'win32'",
-        ],
-        # A driver for a store in PostgreSQL, by URL; built, so that no compiler is needed.
-        "postgresql": ["psycopg2-binary>=2.9"],
-        # Clients on Ray; beside the extra `tff`, and the same versions on every machine.
-        "distributed": ["ray>=2.51,<2.53"],
-        "plots": ["matplotlib"],
-    },
+    extras_require=_EXTRAS,
     entry_points={"console_scripts": ["tff-dpftrl=tff_dpftrl.cli.main:main"]},
 )

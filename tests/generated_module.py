@@ -2,11 +2,19 @@
 
 import pathlib
 
-from grpc_tools import protoc
+import google.protobuf
+import pytest
 
 
 def assert_is_made_of(proto, module, folder):
-    """Checks that a module and its stubs are what grpcio-tools makes of its schema."""
+    """Checks that a module and its stubs are what grpcio-tools makes of its schema.
+
+    Modules that protobuf 4 made work with the newer ones; theirs do not with protobuf 4.
+    """
+    if not google.protobuf.__version__.startswith("4."):
+        pytest.skip("compared with what the protobuf of TFF's lock makes")
+    from grpc_tools import protoc
+
     here = pathlib.Path(module.__file__)
     root = here.parents[proto.count("/")]
     assert (

@@ -4,6 +4,9 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+
+pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
+
 import tensorflow_federated as tff
 
 import tff_dpftrl

@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+pytest.importorskip("tensorflow_federated", reason="audits processes of TFF")
+
 from tff_dpftrl.auditing import configured
 from tff_dpftrl.training import config as config_lib
 

@@ -2,6 +2,9 @@ import math
 import sys
 
 import pytest
+
+pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
+
 import tensorflow_federated as tff
 
 import tff_dpftrl

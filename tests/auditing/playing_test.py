@@ -3,6 +3,9 @@ import sys
 
 import numpy as np
 import pytest
+
+pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
+
 import tensorflow_federated as tff
 
 from tff_dpftrl.auditing import playing

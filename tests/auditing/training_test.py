@@ -6,6 +6,9 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+
+pytest.importorskip("tensorflow_federated", reason="audits processes of TFF")
+
 import tensorflow_federated as tff
 
 from tests.auditing.fixed_seeds import fixed_seeds  # noqa: F401

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytest.importorskip("tensorflow_federated", reason="audits training with TFF")
+
 from tests.training import toy_run
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.auditing import audit_report, configured

@@ -44,13 +44,20 @@ def test_words_and_what_is_no_word_are_printed(run, capsys):
     ]
 
 
+def _rounded(value):
+    """Rounds all numbers in a result, which are probabilities, to five digits after the point."""
+    return json.loads(json.dumps(value), parse_float=lambda text: round(float(text), 5))
+
+
 def test_several_texts_and_lines_of_standard_input_are_the_same(run, capsys, monkeypatch):
     texts = [f"the front {'end ' * (i % 3)}." for i in range(150)]
     monkeypatch.setattr(predict, "_TEXTS_AT_A_TIME", 7)
     _type(monkeypatch, "\n".join(texts))
     found = _json([run], capsys)
-    assert found == _json([run, *texts], capsys)
     assert [entry["text"] for entry in found] == texts
+    for one, other in zip(found, _json([run, *texts], capsys), strict=True):
+        # Products of matrices are rounded otherwise in larger batches.
+        assert _rounded(one) == _rounded(other)
     first = found[0]
     assert len(first["next_words"]) == 5
     total = sum(

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytest.importorskip("tensorflow_federated", reason="trains with TFF")
+
 from tests.cli import toy_corpus
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.cli import main, report

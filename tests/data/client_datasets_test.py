@@ -7,10 +7,8 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_dpftrl.data import client_datasets, sequences, user_text, vocabulary
-from tff_dpftrl.learning import client_data as client_data_lib
 
 _VOCABULARY = vocabulary.Vocabulary(("a", "b", "c", "d's", "."), "test")
 
@@ -35,6 +33,12 @@ def _rows(dataset):
         assert x.dtype == y.dtype == np.int32
         rows.append(np.concatenate([x, y[:, -1:]], axis=1))
     return np.concatenate(rows) if rows else np.zeros([0, 0])
+
+
+def _dataset(texts, user_id):
+    """The texts of a user, as in TFF's Stack Overflow."""
+    examples = tf.constant(texts.examples(user_id), tf.string, [len(texts.examples(user_id))])
+    return tf.data.Dataset.from_tensor_slices({client_datasets.TEXT_FEATURE: examples})
 
 
 def test_client_datasets_hold_the_sample():
@@ -66,12 +70,11 @@ def test_the_graph_makes_the_rows_of_the_host(spec):
     preprocess_fn = client_datasets.create_preprocess_fn(
         _VOCABULARY, spec, client_datasets.ClientSpec(batch_size=3, max_sequences=None)
     )
-    client_data = client_data_lib.of_texts(texts).preprocess(preprocess_fn)
-    assert client_data.element_type_structure == client_datasets.element_spec(spec.sequence_length)
     for user_id in texts.user_ids[1:]:
-        dataset = client_data.create_tf_dataset_for_client(user_id)
+        dataset = preprocess_fn(_dataset(texts, user_id))
+        assert dataset.element_spec == client_datasets.element_spec(spec.sequence_length)
         np.testing.assert_array_equal(_rows(dataset), corpus.sequences(user_id))
-    assert list(client_data.create_tf_dataset_for_client("user 0")) == []
+    assert list(preprocess_fn(_dataset(texts, "user 0"))) == []
 
 
 def test_the_graph_caps_shuffles_and_repeats():
@@ -83,14 +86,14 @@ def test_the_graph_caps_shuffles_and_repeats():
         client_datasets.ClientSpec(batch_size=3, max_sequences=5, num_epochs=2),
         shuffle_seed=1,
     )
-    dataset = client_data_lib.of_texts(texts).create_tf_dataset_for_client("user 3")
-    taken = _rows(preprocess_fn(dataset)).tolist()
+    taken = _rows(preprocess_fn(_dataset(texts, "user 3"))).tolist()
     assert len(taken) == 10
     assert all(row in rows for row in taken)
     assert taken[:5] != rows[:5]
 
 
 def test_stack_overflow_is_encoded_as_tff_does():
+    tff = pytest.importorskip("tensorflow_federated", reason="compares with TFF")
     client_data = tff.simulation.datasets.stackoverflow.get_synthetic()
     words = list(tff.simulation.datasets.stackoverflow.get_synthetic_word_counts())[:30]
     baseline = tff.simulation.baselines.stackoverflow.word_prediction_preprocessing

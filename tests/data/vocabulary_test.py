@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import pytest
-import tensorflow_federated as tff
 
 from tff_dpftrl.data import jsonl, user_text, vocabulary
 
@@ -23,6 +22,7 @@ def test_words_are_counted_and_ties_are_alphabetical():
 
 
 def test_ids_are_those_of_tffs_stack_overflow():
+    tff = pytest.importorskip("tensorflow_federated", reason="compares with TFF")
     found = vocabulary.most_frequent(_corpus(), 3, source="test")
     baseline = tff.simulation.baselines.stackoverflow
     theirs = baseline.word_prediction_preprocessing.get_special_tokens(len(found.words))

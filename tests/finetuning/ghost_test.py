@@ -202,7 +202,9 @@ def _contradicting(model, rows_per_unit=2):
     rows = words, targets
     losses = clipped_sums.language_rows(model)
     weights = [tf.Variable(weight) for weight in _weights(model)]
-    optimizer = tf.keras.optimizers.legacy.Adam(0.02)
+    optimizer = tf.keras.optimizers.Adam(0.02)
+
+    optimizer.build(weights)
 
     @tf.function
     def step():

@@ -25,7 +25,6 @@ from tests.finetuning import toy_finetuning
 from tests.training import toy_run
 from tff_dpftrl.finetuning import custom_run, example_sampling, plan
 from tff_dpftrl.finetuning import run as finetuning_run
-from tff_dpftrl.training import run as training_run
 
 _RECORD = pathlib.Path(__file__).with_name("recorded_runs.json")
 # A run's sums have fewer than 10⁴ terms in float32, whose unit roundoff is 6e-8: another order
@@ -73,6 +72,9 @@ def _bigrams() -> tf.keras.Model:
 
 
 def _train(toy: pathlib.Path, output: pathlib.Path, **options: Any) -> dict[str, Any]:
+    pytest.importorskip("tensorflow_federated", reason="trains with TFF")
+    from tff_dpftrl.training import run as training_run
+
     lines: list[str] = []
     config = toy_run.config(toy, **options)
     results = training_run.train(config, output, progress=lines.append)
@@ -80,6 +82,9 @@ def _train(toy: pathlib.Path, output: pathlib.Path, **options: Any) -> dict[str,
 
 
 def _train_own(toy: pathlib.Path, output: pathlib.Path) -> dict[str, Any]:
+    pytest.importorskip("tensorflow_federated", reason="trains with TFF")
+    from tff_dpftrl.training import run as training_run
+
     lines: list[str] = []
     results = training_run.train(
         toy_run.config(toy, embedding_size=None, lstm_size=None),

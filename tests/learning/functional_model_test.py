@@ -10,8 +10,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.models import small_models
+from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.learning import functional_model
-from tff_dpftrl.models import evaluation, metrics, word_lstm
+from tff_dpftrl.models import evaluation, metrics, table, word_lstm
 
 _MODEL = word_lstm.WordLstm(10, sequence_length=4, embedding_size=3, state_size=5)
 _SPECIAL = metrics.SpecialIds(oov=7, bos=8, eos=9)
@@ -159,6 +161,41 @@ def test_somebody_s_functional_model_is_read_as_a_language_model():
     np.testing.assert_allclose(
         ours.logits(weights, words), _MODEL.logits(weights, words), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("name", list(table.MODELS))
+def test_every_model_of_the_table_learns(name):
+    model = small_models.build(name, vocabulary_size=11, sequence_length=5)
+    special = metrics.SpecialIds(oov=8, bos=9, eos=10)
+    process = compiled_process.compile_process(
+        tff.learning.algorithms.build_unweighted_fed_avg(
+            functional_model.build(model, special, seed=1),
+            client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.5),
+            server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
+            loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+        )
+    )
+    # After a word comes the next of seven.
+    rows = 1 + (np.arange(28)[:, np.newaxis] + np.arange(6)) % 7
+    rows = rows.astype(np.int32)
+    client = tf.data.Dataset.from_tensor_slices((rows[:, :-1], rows[:, 1:])).batch(4)
+    evaluate = evaluation.Evaluator(model, special, rows)
+    state = process.initialize()
+    before = evaluate(state.global_model_weights.trainable)
+    assert before["loss"] == pytest.approx(np.log(11), abs=0.3)
+    for _ in range(8):
+        state = process.next(state, [client, client]).state
+    after = evaluate(state.global_model_weights.trainable)
+    assert after["loss"] < before["loss"] - 1.2
+
+
+def test_training_needs_no_more_than_the_interface():
+    model, special = small_models.Bigrams(6, 4), metrics.SpecialIds(oov=3, bos=4, eos=5)
+    rows = np.array([[4, 1, 2, 5, 0]], np.int32)
+    federated = functional_model.build(model, special, seed=7)
+    np.testing.assert_array_equal(federated.initial_weights[0][0], model.initial_weights(7)[0])
+    output = federated.predict_on_batch(federated.initial_weights, rows[:, :-1], training=False)
+    assert np.isfinite(federated.loss(output, rows[:, 1:]))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
 from tff_dpftrl.models import language_model, table
 
 _SIZES = {
@@ -17,3 +22,22 @@ def build(name: str, **sizes: int) -> language_model.LanguageModel:
     """The model of a name; what may be larger than here is as given, or as the name has it."""
     small = {size: value for size, value in _SIZES.items() if size in table.MODELS[name].sizes}
     return table.build(name, **small, **sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bigrams(language_model.LanguageModel):
+    """One row of scores for each last word."""
+
+    vocabulary_size: int
+    sequence_length: int
+
+    @property
+    def weight_shapes(self):
+        return {"scores": (self.vocabulary_size, self.vocabulary_size)}
+
+    def initial_weights(self, seed):
+        rng = np.random.default_rng(seed)
+        return (rng.standard_normal(self.weight_shapes["scores"]).astype(np.float32),)
+
+    def logits(self, weights, words):
+        return tf.gather(weights[0], words)

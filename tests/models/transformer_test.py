@@ -59,7 +59,12 @@ def _peer(model):
         states = tf.gather(own["embedding"], words) + own["position_embedding"]
         for block in blocks:
             inputs = block["attention_norm"](states)
-            states += block["attention"](inputs, inputs, use_causal_mask=True)
+            # Asked for its scores, Keras 3 computes the softmax in float64 too; it rounds a
+            # number of Python to float32.
+            block["attention"]._inverse_sqrt_key_dim = tf.constant(head_size**-0.5, tf.float64)
+            states += block["attention"](
+                inputs, inputs, use_causal_mask=True, return_attention_scores=True
+            )[0]
             inputs = block["feed_forward_norm"](states)
             states += block["feed_forward_output"](block["feed_forward"](inputs))
         scores = tf.matmul(output_norm(states), own["embedding"], transpose_b=True)

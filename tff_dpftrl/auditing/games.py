@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tff_dpftrl.auditing import mechanism as mechanism_lib
-from tff_dpftrl.auditing import playing
 from tff_dpftrl.auditing.evidence import transcripts as transcripts_lib
+
+if TYPE_CHECKING:
+    from tff_dpftrl.auditing import playing
 
 FAR_ABOVE = 1e3
 """Norm of a canary's update, in clip norms."""
@@ -215,6 +217,8 @@ def play(
         state, played, current = player.initialize(), None, player
         for t in range(num_rounds):
             if t == plan.resume_at:
+                from tff_dpftrl.auditing import playing
+
                 state, current = resume(playing.as_arrays(state)), resumed
             factor = plan.signal[t] * canary_norm(player, scale.largest_norm(played))
             cohort = _cohort(current, canaries, present[run], factor, sends_zeros, mechanism)

@@ -1,23 +1,22 @@
-"""The numbers of a mechanism, as an aggregator states them, for an audit to test."""
+"""The numbers of a mechanism, as an aggregator states them, for an audit to test.
+
+TFF is imported only where a factory is read.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.aggregators import (
-    adaptive_clipping,
-    dp_ftrl,
-    inner_sum,
-    sampled_gaussian,
-    secagg_sum,
-)
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.private_round import estimators, interface
+
+if TYPE_CHECKING:
+    from tff_dpftrl.aggregators import inner_sum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +82,8 @@ class Mechanism:
         Returns:
           The numbers; None if the factory is of another kind.
         """
+        from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, sampled_gaussian
+
         if isinstance(factory, dp_ftrl.DPFTRLFactory):
             fixed = factory.private_round
             clip_norm = fixed.clipping.constant_norm
@@ -138,5 +139,7 @@ def is_ours(factory: Any) -> bool:
 
 
 def _encoding(inner: inner_sum.InnerSum) -> grid.GridEncoding | None:
+    from tff_dpftrl.aggregators import secagg_sum
+
     is_secure = isinstance(inner.factory, secagg_sum.SecAggSumFactory)
     return inner.factory.encoding if is_secure else None

@@ -19,8 +19,9 @@ from tff_dpftrl import validation
 from tff_dpftrl.auditing import audit_report, defaults
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.finetuning import clipped_sums, private_steps, run_privacy
+from tff_dpftrl.models import keras_versions
 
-Build = Callable[[tf.keras.optimizers.Optimizer], private_steps.PrivateSteps]
+Build = Callable[[keras_versions.Optimizer], private_steps.PrivateSteps]
 """Function from an optimizer to the steps that are audited, without averaging of models."""
 
 _MOST_UNITS = 64
@@ -120,7 +121,7 @@ def audit_steps(
         raise validation.UsageError("row_splits must have one unit at least, got none.")
     if plan.noise_multiplier <= 0.0:
         raise validation.UsageError("plan has no noise: there is no claim to audit.")
-    steps = build(tf.keras.optimizers.SGD(1.0))
+    steps = build(keras_versions.SGD(1.0))
     unit = (1.0 if normalised else plan.clip_norm) / plan.clients_per_round
     runs = _Stepper(steps, unit), _Stepper(steps, unit)
     looked = sorted(

@@ -23,20 +23,21 @@ import dataclasses
 import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee as guarantee_lib
 from tff_dpftrl.auditing import audit_report, defaults, judging
-from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing.evidence import bounds, one_run, scores, transcripts, worst_pattern
-from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
+
+if TYPE_CHECKING:
+    from tff_dpftrl.auditing import canaries as canaries_lib
 
 _FEWEST = 20
 """Least number of canaries. With 20, fewer than two of a kind, too few for a bound, have chance
@@ -352,9 +353,12 @@ def _difference(after: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> li
 @contextlib.contextmanager
 def _runnable(process: Any) -> Iterator[Any]:
     """Yields the compiled process, or the process itself if it cannot or need not be compiled."""
-    if isinstance(process, compiled_process.CompiledProcess) or not hasattr(
-        getattr(process, "next", None), "type_signature"
-    ):
+    if not hasattr(getattr(process, "next", None), "type_signature"):  # It is not of TFF.
+        yield process
+        return
+    from tff_dpftrl.execution import compiled_process
+
+    if isinstance(process, compiled_process.CompiledProcess):
         yield process
         return
     try:

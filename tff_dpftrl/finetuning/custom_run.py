@@ -27,7 +27,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from typing_extensions import override
 
 from tff_dpftrl import durable_files, validation
@@ -43,6 +42,7 @@ from tff_dpftrl.finetuning import (
 )
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.models import keras_versions
 from tff_dpftrl.runs import (
     earlier_runs,
     manifest,
@@ -128,7 +128,7 @@ class Steps:
     """
 
     clip_norm: float
-    optimizer: Callable[[], tf.keras.optimizers.Optimizer] = tf.keras.optimizers.Adam
+    optimizer: Callable[[], keras_versions.Optimizer] = keras_versions.Adam
     learning_rate: Callable[[int], float] | None = None
     normalised_clipping: bool = True
     iterate_averaging: float | None = None
@@ -252,7 +252,9 @@ def finetune(
         config={
             "own_model": True,
             "data": examples.name,
-            "optimizer": json.loads(json.dumps(made.get_config(), default=str)),
+            "optimizer": json.loads(
+                json.dumps(keras_versions.optimizer_options(made), default=str)
+            ),
             "normalised_clipping": steps.normalised_clipping,
             "iterate_averaging": steps.iterate_averaging,
             "units_at_once": steps.units_at_once,

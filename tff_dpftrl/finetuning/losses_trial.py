@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tff_dpftrl import validation
 from tff_dpftrl.finetuning import clipped_sums
+from tff_dpftrl.models import keras_versions
 
 _SAME = 1e-4  # Relative; losses in float32 in batches of different sizes differ by less.
 _PERTURBATION = 0.1  # Standard deviation of made-up weights around the given ones.
@@ -151,7 +152,7 @@ def _twice(values: tf.Tensor, rng: np.random.Generator) -> tf.Tensor:
     return tf.concat([values, rng.permutation(array.reshape(-1)).reshape(array.shape)], axis=0)
 
 
-def refuse_mixing_layers(model: tf.Module) -> None:
+def refuse_mixing_layers(model: keras_versions.Model) -> None:
     """Refuses a Keras model with layers that mix rows, so that clipping bounds nobody.
 
     What it cannot see, such as a mean over the batch in a function of one's own, may be
@@ -163,9 +164,9 @@ def refuse_mixing_layers(model: tf.Module) -> None:
     Raises:
       ValueError: If it has a layer of batch normalisation that is not frozen.
     """
-    for layer in model.submodules:
+    for layer in keras_versions.parts(model):
         # Keras' other batch normalisations are its subclasses.
-        if isinstance(layer, tf.keras.layers.BatchNormalization) and layer.trainable:
+        if isinstance(layer, keras_versions.BatchNormalization) and layer.trainable:
             raise validation.UsageError(
                 f"model has the layer {layer.name!r} of batch normalisation, which mixes the rows "
                 "of different units: replace it by layer or group normalisation, or freeze it "

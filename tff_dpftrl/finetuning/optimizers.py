@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import tensorflow as tf
-
 from tff_dpftrl import validation
+from tff_dpftrl.models import keras_versions
 
 _WARMUP = 10
 
@@ -26,21 +25,21 @@ class OptimizerOptions:
     num_steps: int
 
 
-def build(options: OptimizerOptions) -> tf.keras.optimizers.Optimizer:
+def build(options: OptimizerOptions) -> keras_versions.Optimizer:
     """Builds the optimizer of a run, whose learning rate is to be assigned before each step."""
-    optimizers, rate = tf.keras.optimizers, learning_rate(options, 0)
+    rate = learning_rate(options, 0)
     moments = {"beta_1": options.momentum, "beta_2": options.second_moment_decay}
     match options.optimizer:
         case "sgd":
-            return optimizers.SGD(rate)
+            return keras_versions.SGD(rate)
         case "momentum":
-            return optimizers.SGD(rate, momentum=options.momentum)
+            return keras_versions.SGD(rate, momentum=options.momentum)
         case "adam":
-            return optimizers.Adam(rate, **moments)
+            return keras_versions.Adam(rate, **moments)
         case "adamw":
-            return optimizers.AdamW(rate, weight_decay=options.weight_decay, **moments)
+            return keras_versions.AdamW(rate, weight_decay=options.weight_decay, **moments)
         case "adafactor":
-            return optimizers.Adafactor(rate, relative_step=False)
+            return keras_versions.Adafactor(rate, relative_step=False)
     raise validation.UsageError(f"optimizer must be one of Optimizer, got {options.optimizer!r}.")
 
 

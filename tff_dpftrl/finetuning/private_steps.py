@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tff_dpftrl.finetuning import clipped_sums
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.models import keras_versions
 from tff_dpftrl.private_round import clipping, fixed_clip, interface
 from tff_dpftrl.runs import privacy
 
@@ -58,7 +59,7 @@ class PrivateSteps:
         self,
         private_round: fixed_clip.FixedClipRound,
         clipped_sum: clipped_sums.ClippedSum,
-        optimizer: tf.keras.optimizers.Optimizer,
+        optimizer: keras_versions.Optimizer,
         weights: Sequence[np.ndarray],
         *,
         units_at_once: int,
@@ -91,7 +92,8 @@ class PrivateSteps:
         ]
         self._optimizer = optimizer
         self._optimizer.build(self._weights)
-        self._first = _values(self._weights), _values(self._optimizer.variables)
+        self._optimizer_state = keras_versions.optimizer_state(optimizer)
+        self._first = _values(self._weights), _values(self._optimizer_state)
         self._scale = 1.0 / self._clip_norm if normalised else 1.0
         self._averaging = iterate_averaging
         self._learning_rate = learning_rate
@@ -132,7 +134,7 @@ class PrivateSteps:
             self._optimizer.learning_rate = self._learning_rate(index)
         self._optimizer.apply_gradients(zip(gradient, self._weights, strict=True))
         weights = _values(self._weights)
-        finalizer: dict[str, Any] = {"optimizer": _values(self._optimizer.variables)}
+        finalizer: dict[str, Any] = {"optimizer": _values(self._optimizer_state)}
         if self._averaging is not None:
             finalizer["average"] = _averaged(
                 state["finalizer"]["average"], weights, self._averaging, index + 1
@@ -145,7 +147,7 @@ class PrivateSteps:
 
     def _restore(self, state: dict[str, Any]) -> None:
         kept = [*state["global_model_weights"]["trainable"], *state["finalizer"]["optimizer"]]
-        for variable, value in zip([*self._weights, *self._optimizer.variables], kept, strict=True):
+        for variable, value in zip([*self._weights, *self._optimizer_state], kept, strict=True):
             variable.assign(value)
 
     def _noised(self, state: Any, total: list[tf.Tensor]) -> tuple[Any, list[tf.Tensor]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tff_dpftrl.models import language_model, metrics
+from tff_dpftrl.models import keras_versions, language_model, metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,8 @@ def epochs(
     variables = [tf.Variable(weight, dtype=tf.float32) for weight in weights]
     rng = np.random.default_rng(seed)
     per_epoch = num_batches(len(sequences), batch_size)
-    optimizer = tf.keras.optimizers.Adam(
-        tf.keras.optimizers.schedules.PolynomialDecay(learning_rate, num_epochs * per_epoch, 0.0)
+    optimizer = keras_versions.Adam(
+        keras_versions.PolynomialDecay(learning_rate, num_epochs * per_epoch, 0.0)
     )
     optimizer.build(variables)
 

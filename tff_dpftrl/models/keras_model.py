@@ -6,18 +6,19 @@ import collections
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.models import custom_model
+from tff_dpftrl.models import custom_model, keras_versions
 
 _Variable = type(tf.Variable(0.0, trainable=False))
 
 
 def read(
-    model: tf.keras.Model, *, vocabulary_size: int, sequence_length: int
+    model: keras_versions.Model, *, vocabulary_size: int, sequence_length: int
 ) -> custom_model.CustomModel:
     """Reads a Keras model of any kind: functional, sequential, subclassed, with shared layers.
 
@@ -44,23 +45,24 @@ def read(
             f"model cannot be applied to word ids, int32 of shape [batch, {sequence_length}]: "
             f"{error}"
         ) from error
-    variables = model.trainable_variables
-    _check(model, variables)
+    _check(model)
+    variables = [keras_versions.tensorflow_variable(v) for v in model.trainable_variables]
 
     def scores(weights, words, training):
-        with _replaced(variables, weights):
+        # Keras 3 opens a scope of the model's name; one that begins with "_" must be in another.
+        with tf.name_scope("model"), _replaced(variables, weights):
             return model(words, training=training)
 
     return custom_model.build(
         scores,
-        _named(variables),
+        _named(model.trainable_variables),
         vocabulary_size=vocabulary_size,
         sequence_length=sequence_length,
     )
 
 
-def _check(model: tf.keras.Model, variables: Sequence[tf.Variable]) -> None:
-    others = [variable.name for variable in model.non_trainable_variables]
+def _check(model: keras_versions.Model) -> None:
+    others = keras_versions.untrained(model)
     if others:
         raise validation.UsageError(
             f"model must have trainable weights only, but {others[0]} is not: leave out batch "
@@ -72,7 +74,7 @@ def _check(model: tf.keras.Model, variables: Sequence[tf.Variable]) -> None:
             "model adds losses, such as those of a regulariser, which training does not "
             "add to the cross-entropy: leave them out."
         )
-    for owner in {owner for module in (model, *model.submodules) for owner in type(module).__mro__}:
+    for owner in {owner for part in keras_versions.parts(model) for owner in type(part).__mro__}:
         if owner.__module__.partition(".")[0] in ("keras", "tensorflow"):
             continue
         for name, value in vars(owner).items():
@@ -82,20 +84,21 @@ def _check(model: tf.keras.Model, variables: Sequence[tf.Variable]) -> None:
                     "keeps the weights that it was traced with: leave out @tf.function, which "
                     "training adds itself."
                 )
-    for variable in variables:
-        if type(variable) is not _Variable:
+    for variable in model.trainable_variables:
+        kept, name = keras_versions.tensorflow_variable(variable), keras_versions.name(variable)
+        if type(kept) is not _Variable:
             raise validation.UsageError(
-                f"model has the weight {variable.name} of type {type(variable).__name__}: build it "
+                f"model has the weight {name} of type {type(kept).__name__}: build it "
                 "without a mixed-precision policy and outside of a distribution strategy."
             )
         if variable.constraint is not None:
             raise validation.UsageError(
-                f"model has a constraint on {variable.name}, which noise and the server's "
+                f"model has a constraint on {name}, which noise and the server's "
                 "optimizer do not keep: leave it out, or let the layer normalise the weight."
             )
 
 
-def _named(variables: Sequence[tf.Variable]) -> Mapping[str, np.ndarray]:
+def _named(variables: Sequence[Any]) -> Mapping[str, np.ndarray]:
     """Returns the values by names that are the same if the process builds the model again.
 
     Keras numbers layers of a kind through all models of a process: a second "dense" is
@@ -103,7 +106,7 @@ def _named(variables: Sequence[tf.Variable]) -> Mapping[str, np.ndarray]:
     """
     named, times = collections.OrderedDict(), collections.Counter()
     for variable in variables:
-        name = re.sub(r"_\d+(?=/|$)", "", variable.name.removesuffix(":0"))
+        name = re.sub(r"_\d+(?=/|$)", "", keras_versions.name(variable))
         name = name if "/" in name else f"weight/{name}"  # "model" and "file" have a meaning.
         times[name] += 1
         named[name if times[name] == 1 else f"{name}#{times[name]}"] = variable.numpy()

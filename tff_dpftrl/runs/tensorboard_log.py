@@ -10,6 +10,9 @@ import tensorflow as tf
 
 from tff_dpftrl.runs import tensorflow_files
 
+_Metadata = tf.compat.v1.SummaryMetadata
+_SCALARS = _Metadata(plugin_data=_Metadata.PluginData(plugin_name="scalars"))
+
 
 class TensorBoardLog:
     """Writes rows to the folder `tensorboard` of a run; as private as the umask makes it."""
@@ -36,7 +39,9 @@ class TensorBoardLog:
         ):
             for name, value in row.items():
                 if name != "round" and value is not None:
-                    tf.summary.scalar(name, value)
+                    # `tf.summary.scalar` needs TensorBoard, which TensorFlow 2.21 does not bring.
+                    tensor = tf.constant(value, tf.float32)
+                    tf.summary.write(name, tensor, metadata=_SCALARS)
 
     def close(self) -> None:
         """Flushes the events.

@@ -40,12 +40,10 @@ def read(model: Own, *, vocabulary_size: int, sequence_length: int) -> custom_mo
     Raises:
       ValueError: If it is neither, or cannot be trained; it says what to change.
     """
-    import tensorflow as tf
-
-    from tff_dpftrl.models import keras_model
+    from tff_dpftrl.models import keras_model, keras_versions
 
     sizes = {"vocabulary_size": vocabulary_size, "sequence_length": sequence_length}
-    if isinstance(model, tf.keras.Model):
+    if isinstance(model, keras_versions.Model):
         return keras_model.read(model, **sizes)
     import tensorflow_federated as tff
 

@@ -24,7 +24,7 @@ from tff_dpftrl.finetuning import run as finetuning_run
 from tff_dpftrl.participation import ledger as ledger_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import committed_rounds
-from tff_dpftrl.training import report, run
+from tff_dpftrl.training import report
 
 corpus = toy_run.corpus
 toy = toy_finetuning.toy
@@ -53,6 +53,13 @@ _FILES = "files: missing or unknown"
 _SAMPLING = "sampling: ledger and secret seed"
 
 
+def _train(config, folder):
+    pytest.importorskip("tensorflow_federated", reason="trains with TFF")
+    from tff_dpftrl.training import run
+
+    run.train(config, folder, progress=lambda line: None)
+
+
 @pytest.fixture(scope="module")
 def runs(corpus, tmp_path_factory):
     """A run killed before its fifth round, and the same when it had gone on to its end."""
@@ -70,9 +77,9 @@ def runs(corpus, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(committed_rounds.CommittedRounds, "commit", killed_commit)
         with pytest.raises(toy_run.Crash):
-            run.train(config, folder, progress=lambda line: None)
+            _train(config, folder)
     shutil.copytree(folder, killed)
-    run.train(None, folder, progress=lambda line: None)
+    _train(None, folder)
     return folder, killed
 
 
@@ -537,7 +544,7 @@ _KINDS = {
 def test_runs_of_every_kind_are_consistent(corpus, tmp_path, kind):
     folder = tmp_path / "run"
     options = {"buffers": None, **_SECRET, **_KINDS[kind]}
-    run.train(toy_run.config(corpus, **options), folder, progress=lambda line: None)
+    _train(toy_run.config(corpus, **options), folder)
     found = _outcomes(folder)
     assert set(found.values()) <= {"consistent", "not tested"}
     assert found[_EPSILON] == found[_LEDGER] == found[_CHECKPOINT] == "consistent"

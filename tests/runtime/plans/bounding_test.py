@@ -56,8 +56,8 @@ def _interval(bound):
 def test_training_in_the_clear(clip_norm, largest, times, bit):
     found, _ = _bounds([*_METRICS, *_UPDATE, _BIT, _COUNTER], clip_norm=clip_norm)
     least, most = _interval(found["0/0/counts/loss_sum"])
-    assert least == 0 and np.float32(most) == most <= 0.1
-    assert 0.1 < np.nextafter(np.float32(most), np.float32(1))
+    assert least == 0 and float(np.float32(most)) == most <= 0.1
+    assert 0.1 < float(np.nextafter(np.float32(most), np.float32(1)))
     assert _interval(found["0/0/counts/num_targets"]) == (0, 7)
     assert _interval(found["0/0/own"]) == (-2147483, 2147483)  # Times the most reports: an int32.
     assert _interval(found["0/0/other"]) == (-bounding.LARGEST_METRIC, bounding.LARGEST_METRIC)

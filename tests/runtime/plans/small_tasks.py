@@ -6,9 +6,13 @@ import collections
 import dataclasses
 
 import numpy as np
+import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 from cryptography.hazmat.primitives.asymmetric import ed25519
+
+pytest.importorskip("tensorflow_federated", reason="makes tasks with TFF")
+
+import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators
 from tff_dpftrl.discretization import grid

@@ -36,6 +36,8 @@ _CHANNEL_S = 60.0  # Time to create a channel, which does not connect yet.
 _AVOIDED_S = 60.0
 # gRPC's error details if the server ends the stream while the device writes to it.
 _ENDED_IN_WRITING = "Internal error from Core"
+# Parts of gRPC's messages, in lower case, where a server does not prove its name.
+_UNPROVEN = ("handshake", "peer name", "hostname verification")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +263,7 @@ class _Channel:
             text = f"{self.address} does not accept the token: {details}"
             return session.AttestationFailed, text
         if code is grpc.StatusCode.UNAVAILABLE:
-            if "handshake" in (error.details() or "").lower() or "peer name" in details.lower():
+            if any(sign in (error.details() or "").lower() for sign in _UNPROVEN):
                 return session.StepFailed, (
                     f"{self.address} does not prove that it is {self.server_name}: {details}. "
                     "Compare its certificate with the one that this device trusts."

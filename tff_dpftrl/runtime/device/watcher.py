@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tff_dpftrl.runtime.device import session
 
@@ -30,7 +30,6 @@ class Watcher:
         self._watched: set[_Watched] = set()
         self._has_thread = False
 
-    @contextlib.contextmanager
     def watching(
         self,
         keep_going: session.KeepGoing,
@@ -38,8 +37,8 @@ class Watcher:
         *,
         seconds: float = math.inf,
         too_long: str = "",
-    ) -> Iterator[None]:
-        """Watches the block.
+    ) -> contextlib.AbstractContextManager[None]:
+        """Watches the block of a `with` statement.
 
         Args:
           keep_going: Check that is called from another thread; it raises to end the block.
@@ -48,39 +47,24 @@ class Watcher:
           seconds: Timeout of the block in seconds.
           too_long: Error message of the timeout.
 
-        Yields:
-          Nothing.
-
-        Raises:
-          Exception: The exception of `keep_going`, or a `StepFailed` with `too_long`, in place
-            of the exception that the block raises because it was ended.
+        Returns:
+          The context of the block. It raises the exception of `keep_going`, or a `StepFailed`
+          with `too_long`, in place of the exception that the block raises because it was ended.
         """
-        watched = _Watched(keep_going, end, self._clock() + seconds, too_long)
-        self._add(watched)
-        try:
-            yield
-        except Exception:
-            watched.stop()
-            # No object of the session may reference the error, whose traceback references the
-            # session: such a cycle is freed late, and a model is large.
-            error, watched.error = watched.error, None
-            if error is None:
-                raise
-            try:
-                raise error from None
-            finally:
-                del error
-        finally:
-            watched.stop()
-            with self._changed:
-                self._watched.discard(watched)
+        return _Watched(self, keep_going, end, self._clock() + seconds, too_long)
 
-    def _add(self, watched: _Watched) -> None:
+    def add(self, watched: _Watched) -> None:
+        """Begins to watch a block."""
         with self._changed:
             self._watched.add(watched)
             if not self._has_thread:
                 self._has_thread = True
                 threading.Thread(target=self._watch, name="watcher", daemon=True).start()
+
+    def discard(self, watched: _Watched) -> None:
+        """Ends watching a block."""
+        with self._changed:
+            self._watched.discard(watched)
 
     def _watch(self) -> None:
         while True:
@@ -95,21 +79,41 @@ class Watcher:
                 one.check(now)
 
 
-class _Watched:
-    """One watched block."""
+class _Watched(contextlib.AbstractContextManager[None]):
+    """One watched block.
+
+    No object of the session may reference an error, whose traceback references the session: such a
+    cycle is freed late, and a model is large. A generator as context would be in one.
+    """
 
     def __init__(
         self,
+        watcher: Watcher,
         keep_going: session.KeepGoing,
         end: Callable[[], object],
         deadline: float,
         too_long: str,
     ):
         self.error: Exception | None = None
+        self._watcher = watcher
         self._keep_going, self._end = keep_going, end
         self._deadline, self._too_long = deadline, too_long
         self._lock = threading.Lock()
         self._has_stopped = False
+
+    def __enter__(self) -> None:
+        self._watcher.add(self)
+
+    def __exit__(self, kind: object, raised: BaseException | None, traceback: object) -> None:
+        self.stop()
+        self._watcher.discard(self)
+        error, self.error = self.error, None
+        if error is None or not isinstance(raised, Exception):
+            return
+        try:
+            raise error from None
+        finally:
+            del error
 
     def check(self, now: float) -> None:
         with self._lock:

@@ -178,4 +178,6 @@ def _rounded_down(value: float, dtype: str) -> float:
         rounded = float(value)
         return rounded if rounded <= value else math.nextafter(rounded, 0.0)
     rounded = np.dtype(dtype).type(value)
-    return float(rounded if rounded <= value else np.nextafter(rounded, np.dtype(dtype).type(0)))
+    # As float: NumPy 2 compares a float32 with a number of Python by rounding the number.
+    is_below = float(rounded) <= value
+    return float(rounded if is_below else np.nextafter(rounded, np.dtype(dtype).type(0)))

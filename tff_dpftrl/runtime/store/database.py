@@ -258,6 +258,8 @@ def _by_url(text: str) -> tuple[sql.engine.Engine, str]:
     name = shown.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite":
         raise validation.UsageError(f"store must be a folder for SQLite, got the URL {name!r}.")
+    if url.drivername == "postgresql":  # SQLAlchemy's default is another driver since 2.1.
+        url = url.set(drivername="postgresql+psycopg2")
     try:
         engine = sql.create_engine(url, **_options(url), hide_parameters=True, future=True)
     except exc.NoSuchModuleError:

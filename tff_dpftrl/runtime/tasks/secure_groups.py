@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report
-from tff_dpftrl.runtime.tasks import terms
 from tff_dpftrl.secure_sums import neighbours as neighbours_lib
 from tff_dpftrl.secure_sums import parameters, shareholders
+
+if TYPE_CHECKING:
+    from tff_dpftrl.runtime.tasks import terms
 
 ThreatModel = Literal["honest-but-curious", "active-server"]
 
@@ -91,6 +93,8 @@ class SecureGroups:
 
     def stated(self) -> terms.SecureAggregation:
         """Returns what the terms of a task state of the sums of its reports."""
+        from tff_dpftrl.runtime.tasks import terms  # Which needs `cryptography`.
+
         _, least = _LEAST_FRACTIONS[self._model]
         k = self.secure_neighbours
         return terms.SecureAggregation(

@@ -1,0 +1,81 @@
+"""What this package uses of Keras, the same with Keras 2 and Keras 3.
+
+Keras is the one that TensorFlow brings as `tf.keras`: Keras 2 up to TensorFlow 2.15, Keras 3
+since. Keras 3 has variables of its own class, which wrap those of TensorFlow, and its layers are no
+`tf.Module`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tff_dpftrl import validation
+
+if tf.keras.backend.backend() != "tensorflow":
+    raise validation.UsageError(
+        f"Keras computes with {tf.keras.backend.backend()!r}, but TensorFlow is needed: set the "
+        "environment variable KERAS_BACKEND=tensorflow."
+    )
+
+Model = tf.keras.Model
+BatchNormalization = tf.keras.layers.BatchNormalization
+Optimizer = tf.keras.optimizers.Optimizer
+SGD = tf.keras.optimizers.SGD
+Adam = tf.keras.optimizers.Adam
+AdamW = tf.keras.optimizers.AdamW
+Adafactor = tf.keras.optimizers.Adafactor
+PolynomialDecay = tf.keras.optimizers.schedules.PolynomialDecay
+
+_SEED_STATE = "seed_generator_state"
+
+
+def tensorflow_variable(variable: Any) -> tf.Variable:
+    """Returns the TensorFlow variable that keeps the value of a Keras variable.
+
+    Args:
+      variable: Variable of a layer or an optimizer.
+    """
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def name(variable: Any) -> str:
+    """Returns the name of a variable with the layers it is in, such as "dense/kernel"."""
+    return getattr(variable, "path", None) or variable.name.removesuffix(":0")
+
+
+def untrained(model: Model) -> list[str]:
+    """Returns the names of the weights of a model that are not trained.
+
+    Keras 3 gives all layers that can drop out a seed generator, whether or not it is used. Its
+    state is left out: who uses it in training is found by computing twice.
+    """
+    names = map(name, model.non_trainable_variables)
+    return [one for one in names if not one.endswith(_SEED_STATE)]
+
+
+def parts(model: Model) -> Sequence[Any]:
+    """Returns a model and all its layers, also those in layers."""
+    if isinstance(model, tf.Module):
+        return [model, *model.submodules]
+    return list(model._flatten_layers())
+
+
+def optimizer_state(optimizer: Optimizer) -> list[tf.Variable]:
+    """Returns the variables in which an optimizer that is built keeps its state.
+
+    Without the learning rate, which Keras 3 has in a variable too: it is an option.
+    """
+    variables = map(tensorflow_variable, optimizer.variables)
+    rate = getattr(optimizer, "_learning_rate", None)
+    return [one for one in variables if one is not getattr(rate, "value", None)]
+
+
+def optimizer_options(optimizer: Optimizer) -> dict[str, Any]:
+    """Returns the options of an optimizer, named after its class.
+
+    Keras 3 counts the optimizers of a process in their names: a second "adam" is "adam_1".
+    """
+    return optimizer.get_config() | {"name": type(optimizer).__name__}
