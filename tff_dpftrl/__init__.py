@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from tff_dpftrl.auditing.audit_report import AuditReport
     from tff_dpftrl.auditing.training import audit_training
     from tff_dpftrl.execution.compiled_process import compile_process
+    from tff_dpftrl.finetuning.keras_fit import private_fit
     from tff_dpftrl.learning.dp_fedavg import build_dp_fedavg, build_dp_fedsgd
     from tff_dpftrl.mechanisms.banded import Banded
     from tff_dpftrl.mechanisms.banded_optimize import optimize_banded
@@ -168,6 +169,7 @@ __all__ = [
     "compile_process",
     "train",
     "TrainingConfig",
+    "private_fit",
     # Audits of the promise itself.
     "AuditReport",
     "audit_aggregator",
@@ -257,6 +259,7 @@ _MODULE_OF = {
     "compile_process": "execution.compiled_process",
     "train": "training.run",
     "TrainingConfig": "training.config",
+    "private_fit": "finetuning.keras_fit",
     "AuditReport": "auditing.audit_report",
     "audit_aggregator": "auditing.aggregator",
     "audit_training": "auditing.training",

@@ -272,7 +272,7 @@ def test_statement_of_a_sampled_mechanism():
         ({"epsilon": -1.0}, "epsilon"),
         ({"no_guarantee": ("why",)}, "reasons"),
         ({"epsilon": None, "no_guarantee": ("why",)}, "rho_zcdp"),
-        ({"unit_of_privacy": "example"}, "unit_of_privacy"),
+        ({"unit_of_privacy": "text"}, "unit_of_privacy"),
         ({"delta": 0.0}, "delta"),
     ],
 )

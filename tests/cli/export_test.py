@@ -35,6 +35,19 @@ def test_a_model_is_exported(run, tmp_path, capsys, which):
     assert main.main([*command, "--overwrite"]) == 0
 
 
+def test_a_model_is_exported_for_small_devices(run, tmp_path, capsys):
+    output = tmp_path / "lite"
+    assert main.main(["export", str(run), "--tflite", "--output", str(output)]) == 0
+    assert capsys.readouterr().out == f"{run / 'model.npz'} with its 7 words is in {output}/\n"
+    names = {path.name for path in output.iterdir()}
+    assert names == {"model.tflite", "vocabulary.json", "README.md"}
+    command = ["export", str(run), "--output", str(output), "--overwrite"]
+    assert main.main(command) == 2  # It is no SavedModel.
+    assert "is no SavedModel" in capsys.readouterr().err
+    assert main.main(["export", str(run), "--output", str(tmp_path / "saved")]) == 0
+    assert (tmp_path / "saved" / "saved_model.pb").exists()
+
+
 def test_words_that_no_statement_covers_are_said_to_be(tmp_path, capsys):
     corpus = user_text.UserText.from_mapping("m", {"u": ["a b c d e f g"]})
     words = vocabulary.of_training_users(corpus, 7)
@@ -48,6 +61,8 @@ def test_words_that_no_statement_covers_are_said_to_be(tmp_path, capsys):
     [
         (["nowhere", "x"], "There is no trained model in nowhere"),
         (["{run}", "x", "--top", "0"], "--top must be at least 1"),
+        (["{run}"], "Name the folder for the model once"),
+        (["{run}", "x", "--output", "y"], "Name the folder for the model once"),
         (["{run}", "{run}"], "exists and is no SavedModel, so it is left alone"),
     ],
 )

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tff_dpftrl
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.cli import main
-from tff_dpftrl.finetuning import custom_run, example_sampling, plan
+from tff_dpftrl.finetuning import custom_run, example_sampling, passes, plan
 from tff_dpftrl.runs import manifest
 
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
@@ -32,6 +33,11 @@ def _users(table):
 
 def _losses(weights, rows):
     return 0.5 * tf.reduce_sum(tf.square(weights[0] - rows), axis=1)
+
+
+def _passes(**changes):
+    options = {"users_per_step": 20, "num_steps": _STEPS, "delta": 1e-5, "noise_multiplier": 2.0}
+    return passes.Passes(**options | {"group_size": 2, "mechanism": "tree"} | changes)
 
 
 def _plan(table, sampling="user", **noise):
@@ -156,6 +162,48 @@ def test_nobody_sees_a_model_whose_step_is_not_committed(tmp_path):
     np.testing.assert_array_equal(seen[3], seen[1])
     assert results.rows[1]["eval_error"] == pytest.approx(np.linalg.norm(seen[1]))
     assert [row["round"] for row in results.rows if row["eval_error"] is not None] == [2, 4, 5]
+
+
+def test_passes_keep_their_schema_and_go_on_with_their_noise(tmp_path):
+    seed = {"deterministic_noise_seed": 7, "made": _passes()}
+    whole = _finetune(tmp_path / "whole", **seed)
+    with pytest.raises(_Crash):
+        _finetune(tmp_path / "run", crash_at=4, **seed)
+    resumed = _finetune(tmp_path / "run", **seed)
+    np.testing.assert_array_equal(resumed.weights[0], whole.weights[0])
+    stated = _finetune(tmp_path / "private", made=_passes()).statement
+    # 60 users, 20 a step: everybody once in three steps, and 5 of them are made.
+    schema = tff_dpftrl.MinSep(_STEPS, 3, 2)
+    claim = tff_dpftrl.dp_ftrl_guarantee(
+        tff_dpftrl.build_strategy("tree", schema), noise_multiplier=2.0, schema=schema, delta=1e-5
+    )
+    assert stated.epsilon == pytest.approx(claim.epsilon, rel=1e-9)
+    assert stated.declared == schema and stated.parameters["group_size"] == 2
+    reported = custom_run.write_report(tmp_path / "private").statement
+    assert reported == stated
+    for other in (_passes(group_size=3), _passes(mechanism="blt"), _plan(_table())):
+        with pytest.raises(ValueError, match="began with"):
+            _finetune(tmp_path / "private", made=other)
+    _finetune(tmp_path / "sampled")
+    with pytest.raises(ValueError, match="began with"):
+        _finetune(tmp_path / "sampled", made=_passes())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"users_per_step": 0}, "users_per_step"),
+        ({"users_per_step": 61}, "exceeds the 60"),
+        ({"delta": 0.0}, "delta"),
+        ({"target_epsilon": 1.0}, "exactly one of"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"mechanism": "magic"}, "mechanism"),
+    ],
+)
+def test_passes_that_cannot_be_are_refused(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        _finetune(tmp_path / "run", made=_passes(**changes))
+    assert not (tmp_path / "run").exists()
 
 
 def test_unknown_weights_are_a_caveat_beside_epsilon_and_random_ones_none(tmp_path):

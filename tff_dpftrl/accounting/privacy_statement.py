@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tff_dpftrl import json_text, validation, version
 from tff_dpftrl.accounting import display
@@ -20,7 +20,7 @@ from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.participation import observed as observed_lib
 from tff_dpftrl.participation import schema as schema_lib
 
-UnitOfPrivacy = Literal["user", "device"]
+UnitOfPrivacy = Literal["user", "device", "example"]
 ParticipationRecord = Literal["observed", "assumed"]
 Scalar = facts_lib.Scalar
 
@@ -43,7 +43,7 @@ class PrivacyStatement:
         sampling.
       accounted: Participation schema for which the guarantee is computed, or None likewise.
       observed: Participation on record; None if there is no record.
-      unit_of_privacy: Unit in which neighbouring data sets differ: "user" or "device".
+      unit_of_privacy: Unit in which neighbouring data sets differ: "user", "device" or "example".
       adjacency: Definition of neighbouring data sets.
       setting: Trust model: who is trusted, and with what.
       output: Outputs to which the guarantee applies.
@@ -80,9 +80,10 @@ class PrivacyStatement:
 
     def __post_init__(self):
         validation.delta(self.delta)
-        if self.unit_of_privacy not in ("user", "device"):
+        if self.unit_of_privacy not in get_args(UnitOfPrivacy):
             raise validation.UsageError(
-                f"unit_of_privacy must be 'user' or 'device', got {self.unit_of_privacy!r}."
+                "unit_of_privacy must be 'user', 'device' or 'example', got "
+                f"{self.unit_of_privacy!r}."
             )
         if self.epsilon is not None and not 0.0 <= self.epsilon < math.inf:
             raise validation.UsageError(

@@ -41,7 +41,8 @@ def dp_ftrl_statement(
       claim: Guarantee of the run. Its schema may be the declared one, cut to the rounds
         that were run.
       facts: Facts of the run that the claim does not have; none by default.
-      unit_of_privacy: Unit that a client stands for: "device", or "user" for a person.
+      unit_of_privacy: Unit that a client stands for: "device", "user" for a person, or
+        "example" for one example of data in one place.
       num_users: Number of users (or devices) in the population; None if unknown. A delta
         that is not below 1 / num_users gives a warning.
       declared: Participation schema declared before the run; `claim.schema` if None.

@@ -1,7 +1,8 @@
 """Sentences of the privacy statements.
 
 Each sentence must be true of every run whose statement carries it, and say no more
-than is proven. A unit is "user" or "device": neighbouring data sets differ in one of them.
+than is proven. A unit is "user", "device" or "example": neighbouring data sets differ in one of
+them.
 """
 
 from __future__ import annotations
@@ -130,6 +131,8 @@ def schema_kept(recorded: bool) -> str:
 
 def one_client(unit: str, in_one_place: bool = False) -> str:
     """Returns the assumption that a client, or a name in the data, is one unit of privacy."""
+    if unit == "example":
+        return "Every example stands in the data once."
     if in_one_place:
         return f"All data of one {unit} stands under one name, and nobody else's stands there."
     return f"One {unit} is one client, and no data of a {unit} is used by another client."
@@ -155,7 +158,7 @@ def unit_caveats(unit: str) -> tuple[str, ...]:
     if unit == "user":
         return ()
     return (
-        "A person with several devices is protected less: by group privacy over those devices.",
+        f"A person with several {unit}s is protected less: by group privacy over those {unit}s.",
     )
 
 
@@ -165,7 +168,7 @@ def delta_caveats(delta: float, num_users: int | None, unit: str) -> tuple[str, 
     Args:
       delta: Delta of the statement.
       num_users: Number of users or devices; None if unknown.
-      unit: Unit of privacy, "user" or "device".
+      unit: Unit of privacy: "user", "device" or "example".
 
     Returns:
       One sentence if delta times the number of users is above 0.1, or if delta is large and

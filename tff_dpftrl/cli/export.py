@@ -1,4 +1,4 @@
-"""`tff-dpftrl export`: a trained model for others, as a SavedModel."""
+"""`tff-dpftrl export`: a trained model for others, as a SavedModel or for TensorFlow Lite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ Write a trained model as a SavedModel: texts in, likely next words and probabili
 
 The vocabulary and the rule that splits text are inside. It loads with plain TensorFlow, in
 any language that has it and in TensorFlow Serving, where tff_dpftrl is not installed.
-OUTPUT/assets.extra/vocabulary.json says where the words are from.
+assets.extra/vocabulary.json in it says where the words are from. Its second signature, ids, takes
+ids and returns scores of all ids, for who splits text elsewhere.
+
+With --tflite the folder gets model.tflite instead, for TensorFlow Lite (LiteRT) on phones and
+small devices: built-in operations only, ids in, scores and likely next ids out. Beside it are
+vocabulary.json and README.md, which says how text becomes ids.
 
 Whoever has the file can read every word of the vocabulary. With a public one that tells
 nothing of the users who trained; of one that was counted on them (--vocabulary private) no
@@ -22,7 +27,7 @@ privacy statement covers the words.
 
 _EPILOG = """\
 examples:
-  tff-dpftrl export results/quickstart next_words
+  tff-dpftrl export results/quickstart --output next_words
 
   # Elsewhere, in Python:
   import tensorflow as tf
@@ -33,7 +38,10 @@ examples:
 
   # TensorFlow Serving wants a version's number as the last folder.
   mkdir models/next_words
-  tff-dpftrl export results/quickstart models/next_words/1 --model best --top 3
+  tff-dpftrl export results/quickstart --output models/next_words/1 --model best --top 3
+
+  # For phones and small devices.
+  tff-dpftrl export results/quickstart --tflite --output next_words_lite
 """
 
 
@@ -41,35 +49,52 @@ def add_parser(subparsers) -> None:
     """Registers the subcommand."""
     parser = subparsers.add_parser(
         "export",
-        help="write a trained model as a SavedModel, with its vocabulary inside",
+        help="write a trained model as a SavedModel, or for TensorFlow Lite",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     trained_run.add_arguments(parser)
-    parser.add_argument("output", metavar="OUTPUT", help="Folder for the SavedModel; it is made.")
+    parser.add_argument(
+        "folder",
+        metavar="OUTPUT",
+        nargs="?",
+        help="The same as --output OUTPUT.",
+    )
+    parser.add_argument("--output", metavar="OUTPUT", help="Folder for the model; it is made.")
+    parser.add_argument(
+        "--tflite",
+        action="store_true",
+        help="Write model.tflite, vocabulary.json and README.md instead of a SavedModel.",
+    )
     parser.add_argument(
         "--top",
         type=int,
         default=10,
         metavar="N",
-        help="Number of words that the signature returns. Default: 10.",
+        help="Number of words that the model returns. Default: 10.",
     )
-    parser.add_argument("--overwrite", action="store_true", help="Replace an existing SavedModel.")
+    parser.add_argument("--overwrite", action="store_true", help="Replace what export wrote there.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exports, and returns the exit status."""
     validation.integer("--top", args.top, minimum=1)
+    if (args.output is None) == (args.folder is None):
+        raise validation.UsageError("Name the folder for the model once: --output OUTPUT.")
+    output = args.folder if args.output is None else args.output
     files = trained_run.find(args)
     print("Loading TensorFlow ...", file=sys.stderr)
-    from tff_dpftrl.training import saved_model
+    if args.tflite:
+        from tff_dpftrl.training import tflite_model as written
+    else:
+        from tff_dpftrl.training import saved_model as written
 
-    saved_model.check_output(args.output, overwrite=args.overwrite)
+    written.check_output(output, overwrite=args.overwrite)
     trained = files.load()
-    saved_model.write(args.output, trained, top=args.top, overwrite=args.overwrite)
-    print(f"{files.model_path} with its {len(trained.words.words)} words is in {args.output}/")
+    written.write(output, trained, top=args.top, overwrite=args.overwrite)
+    print(f"{files.model_path} with its {len(trained.words.words)} words is in {output}/")
     if not trained.words.is_public:
         print(
             "Its words were counted on the training users without noise, and everybody who has the "

@@ -54,6 +54,13 @@ class Tokenizer:
             text = text.lower()
         return text.split() if self.is_tokenized else _WORD.findall(text)
 
+    @property
+    def pattern(self) -> str:
+        """Regular expression of a word, lower-cased or not, in the syntax of RE2."""
+        if self.is_tokenized:
+            return rf"[^{_RE2_SPACES}]+"
+        return rf"{_RE2_WORD}|[^{_RE2_SPACES}]"
+
     def split(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Returns the words of each text, as a graph.
 
@@ -68,9 +75,8 @@ class Tokenizer:
         texts = tf.strings.regex_replace(texts, r"\x00", _REPLACEMENT)
         if self.lower_case:
             texts = _lower(texts)
-        word = rf"[^{_RE2_SPACES}]+" if self.is_tokenized else rf"{_RE2_WORD}|[^{_RE2_SPACES}]"
         # No word has white space in it, and nothing but white space is left between words.
-        spaced = tf.strings.regex_replace(texts, rf"({word})|[{_RE2_SPACES}]+", "\\1\n")
+        spaced = tf.strings.regex_replace(texts, rf"({self.pattern})|[{_RE2_SPACES}]+", "\\1\n")
         return tf.strings.split(spaced)
 
 

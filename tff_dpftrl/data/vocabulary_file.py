@@ -23,6 +23,11 @@ _NOT_PUBLIC = (
 )
 
 
+def note(words: vocabulary.Vocabulary) -> str:
+    """Returns what a reader of the words must know of their source."""
+    return _PUBLIC if words.is_public else _NOT_PUBLIC
+
+
 def write(
     path: str | os.PathLike[str], words: vocabulary.Vocabulary, rule: tokenizer.Tokenizer
 ) -> None:
@@ -46,7 +51,7 @@ def write(
         "format": FORMAT,
         "source": words.source,
         "is_public": words.is_public,
-        "note": _PUBLIC if words.is_public else _NOT_PUBLIC,
+        "note": note(words),
         "lower_case": words.lower_case,
         "is_tokenized": rule.is_tokenized,
         "ids": {

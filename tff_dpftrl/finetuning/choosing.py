@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement
-from tff_dpftrl.finetuning import example_sampling, group_size, proxies, run_privacy
+from tff_dpftrl.finetuning import example_sampling, group_size, passes, proxies, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.runs import dp_ftrl_privacy
 
@@ -317,17 +317,14 @@ def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_pr
       The request; the plan of a new run, or of one that goes on, is made of it.
     """
     cohort = options.cohort_size or options.budget // _given("group_size", options.group_size)
-    return dp_ftrl_privacy.DpFtrlPrivacy(
-        num_rounds=options.num_steps,
-        clients_per_round=cohort,
-        clip_norm=clip_norm,
+    return passes.Passes(
+        users_per_step=cohort,
+        num_steps=options.num_steps,
         delta=_given("delta", options.delta),
         mechanism=options.mechanism,
         noise_multiplier=options.noise_multiplier,
         target_epsilon=options.target_epsilon,
-        deterministic_seed=options.deterministic_noise_seed,
-        data_in_one_place=True,
-    )
+    ).asked(clip_norm=clip_norm, deterministic_seed=options.deterministic_noise_seed)
 
 
 def _check_cohort(options: SamplingOptions, group: int, cohort: int, num_users: int) -> None:

@@ -36,12 +36,14 @@ from tff_dpftrl.finetuning import (
     clipped_sums,
     example_sampling,
     losses_trial,
+    passes,
     private_steps,
     run_privacy,
     step_trainer,
 )
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.models import keras_versions
 from tff_dpftrl.runs import (
     earlier_runs,
@@ -177,7 +179,7 @@ def finetune(
     output: str | pathlib.Path,
     model: Model,
     examples: Examples,
-    plan: plan_lib.Plan,
+    plan: plan_lib.Plan | passes.Passes,
     steps: Steps,
     evaluation: Evaluation | None = None,
     *,
@@ -197,9 +199,9 @@ def finetune(
         call.
       model: Losses and initial weights.
       examples: The users and their examples.
-      plan: Sampling and noise, as `plan.make_plan` made them for these users. If a
-        private choice is in it, make it once and keep it: whoever makes it anew until it
-        pleases pays each time.
+      plan: Sampling and noise, as `plan.make_plan` made them for these users; or passes, with
+        correlated noise. If a private choice is in a plan, make it once and keep it: whoever makes
+        it anew until it pleases pays each time.
       steps: Clip norm and optimizer.
       evaluation: Evaluation on held-out data; none by default.
       max_epsilon: ε above which no step begins; None for no such budget.
@@ -220,20 +222,24 @@ def finetune(
     if max_epsilon is not None:
         validation.positive("max_epsilon", max_epsilon)
     users, weights = examples.users, list(model.weights)
-    private = run_privacy.SampledFinetuning.of(
-        plan, clip_norm=steps.clip_norm, deterministic_seed=deterministic_noise_seed
+    private = _privacy(
+        plan,
+        users,
+        output,
+        clip_norm=steps.clip_norm,
+        num_parameters=sum(weight.size for weight in weights),
+        deterministic_seed=deterministic_noise_seed,
     )
     if max_epsilon is not None and not private.has_guarantee:
         raise validation.UsageError(
             "max_epsilon has no meaning without noise, or with deterministic_noise_seed, which "
             "makes the run not private: leave one of them out."
         )
-    plan.contributions(users, 0)  # Refuses users for whom the plan was not made.
     if not manifest.exists(output):
         _try_losses(model, examples)
     made = steps.optimizer()
     private_step = private_steps.PrivateSteps(
-        private_steps.round_of(private, identity.Identity()),
+        private_steps.round_of(private, _strategy(private)),
         clipped_sums.looped(model.row_losses),
         made,
         weights,
@@ -262,9 +268,14 @@ def finetune(
             "metrics": sorted(name.removeprefix(_MEASURED) for name in before),
             "deterministic_noise_seed": deterministic_noise_seed,
             "max_epsilon": max_epsilon,
+            **(_asked(plan) if isinstance(plan, passes.Passes) else {}),
         },
-        derived=json.loads(json.dumps(private.derived())),
-        facts={"num_parameters": sum(weight.size for weight in weights), **earlier},
+        derived=json.loads(json.dumps({**private.derived(), "clip_norm": private.clip_norm})),
+        facts={
+            "num_parameters": sum(weight.size for weight in weights),
+            **({"training_users": len(users)} if isinstance(plan, passes.Passes) else {}),
+            **earlier,
+        },
         identities=manifest.identities(
             {
                 "users": users.ids,
@@ -283,7 +294,7 @@ def finetune(
             trainer=contextlib.nullcontext(
                 step_trainer.StepTrainer(
                     users.ids,
-                    lambda seed: plan.contributions(users, seed).batch,
+                    functools.partial(passes.batches_of, private, users, plan.group_size),
                     private_step,
                     examples.read,
                     try_losses=functools.partial(losses_trial.refuse, model.row_losses),
@@ -291,7 +302,7 @@ def finetune(
             ),
             evaluator=evaluator,
             public_seed=deterministic_noise_seed or 0,
-            keep=functools.partial(plan.keep_pool, users),
+            keep=functools.partial(_keep, plan, users),
             announcement=[
                 *private.describe(),
                 *(
@@ -393,9 +404,7 @@ def reportable(
     config = known.config
     is_known = config["weights_source"] is not None
     runs, same_users = earlier_runs.parts(known.facts)
-    plan = run_privacy.SampledFinetuning.resumed(
-        known.derived, deterministic_seed=config["deterministic_noise_seed"]
-    )
+    plan = _resumed(known)
     return prepared.Reportable(
         known=known,
         plan=plan,
@@ -404,7 +413,7 @@ def reportable(
                 "data": config["data"],
                 "optimizer": config["optimizer"].get("name", "own"),
                 "normalised_clipping": config["normalised_clipping"],
-                "group_size_source": plan.plan.group_size_source,
+                **_group_size(known, plan),
                 "clip_norm_source": "given",
             },
             headline_caveats=() if is_known else (sentences.INITIAL_WEIGHTS,),
@@ -418,6 +427,70 @@ def reportable(
         presentation=_Presentation(config["metrics"]),
         go_on=f"the call of finetuning.custom_run.finetune({str(output)!r}, ...) that began it",
     )
+
+
+def _privacy(
+    plan: plan_lib.Plan | passes.Passes,
+    users: example_sampling.Users,
+    output: pathlib.Path,
+    *,
+    clip_norm: float,
+    num_parameters: int,
+    deterministic_seed: int | None,
+) -> run_privacy.FinetuningPlan:
+    """Returns the privacy of a run; if passes have begun, with their strategy and noise."""
+    if isinstance(plan, plan_lib.Plan):
+        plan.contributions(users, 0)  # Refuses users for whom the plan was not made.
+        return run_privacy.SampledFinetuning.of(
+            plan, clip_norm=clip_norm, deterministic_seed=deterministic_seed
+        )
+    asked = plan.asked(clip_norm=clip_norm, deterministic_seed=deterministic_seed)
+    if manifest.exists(output):
+        known = manifest.read(output)
+        known.check_kind(manifest.CUSTOM_FINETUNING, output)
+        if "strategy" in known.derived:
+            return asked.resumed(len(users), num_parameters, known.derived)
+    return asked.plan(len(users), num_parameters)
+
+
+def _asked(plan: passes.Passes) -> dict[str, Any]:
+    """Returns the options of passes for a manifest."""
+    return {"sampling": "passes", **dataclasses.asdict(plan)}
+
+
+def _resumed(known: manifest.Manifest) -> run_privacy.FinetuningPlan:
+    """Returns the privacy of a run that has begun, from its manifest."""
+    config, facts, derived = known.config, known.facts, known.derived
+    seed = config["deterministic_noise_seed"]
+    if "plan" in derived:
+        return run_privacy.SampledFinetuning.resumed(derived, deterministic_seed=seed)
+    fields = dataclasses.fields(passes.Passes)
+    plan = passes.Passes(**{field.name: config[field.name] for field in fields})
+    asked = plan.asked(clip_norm=derived["clip_norm"], deterministic_seed=seed)
+    return asked.resumed(facts["training_users"], facts["num_parameters"], derived)
+
+
+def _strategy(private: run_privacy.FinetuningPlan) -> strategy_lib.Strategy:
+    of_passes = None
+    if not isinstance(private, run_privacy.SampledFinetuning):
+        of_passes = private.strategy
+    return identity.Identity() if of_passes is None else of_passes
+
+
+def _keep(
+    plan: plan_lib.Plan | passes.Passes, users: example_sampling.Users, output: pathlib.Path
+) -> None:
+    if isinstance(plan, plan_lib.Plan):
+        plan.keep_pool(users, output)
+
+
+def _group_size(
+    known: manifest.Manifest, plan: run_privacy.FinetuningPlan
+) -> dict[str, statement.Scalar]:
+    """Returns what the statement says of the group size."""
+    if isinstance(plan, run_privacy.SampledFinetuning):
+        return {"group_size_source": plan.plan.group_size_source}
+    return {"sampling": "passes", "group_size": known.config["group_size"]}
 
 
 def _not_covered(trained_on: str | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import pathlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from tff_dpftrl.finetuning import (
     ghost,
     opening,
     optimizers,
+    passes,
     private_steps,
     proxies,
     run_privacy,
@@ -165,7 +166,7 @@ def _prepared(
         trainer=contextlib.nullcontext(
             step_trainer.StepTrainer(
                 users.ids,
-                functools.partial(batches_of, plan, users, group_size),
+                functools.partial(passes.batches_of, plan, users, group_size),
                 steps_of(config, plan, group_size, part.model, part.weights),
                 _reader(task.train),
                 progress=progress,
@@ -265,32 +266,6 @@ def steps_of(
         iterate_averaging=config.iterate_averaging,
         learning_rate=lambda step: optimizers.learning_rate(options, step),
     )
-
-
-def batches_of(
-    plan: run_privacy.FinetuningPlan, users: example_sampling.Users, group_size: int, seed: int
-) -> Callable[[int], example_sampling.Batch]:
-    """Returns the batches of a run.
-
-    Args:
-      plan: Privacy of the run, as `choosing.choose` returns it.
-      users: The users of the run.
-      group_size: Group size G, a number of examples.
-      seed: Seed of the samples; secret unless `plan` says that cohorts need not be.
-
-    Returns:
-      A function from a step, counted from 0, to its batch, the same one each time.
-    """
-    if isinstance(plan, run_privacy.SampledFinetuning):
-        return plan.plan.contributions(users, seed).batch
-    sampler = plan.sampler(seed)
-
-    def turns(step: int) -> example_sampling.Batch:
-        # No secret is needed: the guarantee holds whoever knows whose turn it is.
-        members = sampler.cohort(step)
-        return example_sampling.batch_of_users(users, members, group_size, f"turns/{seed}/{step}")
-
-    return turns
 
 
 def plan_of(

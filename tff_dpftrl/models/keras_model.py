@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,23 +45,6 @@ def read(
             f"model cannot be applied to word ids, int32 of shape [batch, {sequence_length}]: "
             f"{error}"
         ) from error
-    _check(model)
-    variables = [keras_versions.tensorflow_variable(v) for v in model.trainable_variables]
-
-    def scores(weights, words, training):
-        # Keras 3 opens a scope of the model's name; one that begins with "_" must be in another.
-        with tf.name_scope("model"), _replaced(variables, weights):
-            return model(words, training=training)
-
-    return custom_model.build(
-        scores,
-        _named(model.trainable_variables),
-        vocabulary_size=vocabulary_size,
-        sequence_length=sequence_length,
-    )
-
-
-def _check(model: keras_versions.Model) -> None:
     others = keras_versions.untrained(model)
     if others:
         raise validation.UsageError(
@@ -69,6 +52,41 @@ def _check(model: keras_versions.Model) -> None:
             "normalisation (layer normalisation has no such weights) and stateful layers, and let "
             "all layers be trainable."
         )
+    return custom_model.build(
+        as_function(model),
+        _named(model.trainable_variables),
+        vocabulary_size=vocabulary_size,
+        sequence_length=sequence_length,
+    )
+
+
+def as_function(model: keras_versions.Model) -> Callable[[Sequence[tf.Tensor], Any, bool], Any]:
+    """Returns a Keras model as a function of its trainable weights.
+
+    Args:
+      model: Model that has its weights already.
+
+    Returns:
+      The function from the weights in the order of `trainable_variables`, inputs, and whether it is
+      training to outputs. It is for graphs only: in eager mode, TensorFlow reads the variables
+      behind its back. Weights that are not trained are what they are at the time of the call.
+
+    Raises:
+      ValueError: If the model has regularisers, constraints or methods that are a `tf.function`, or
+        its weights are not plain variables.
+    """
+    _check(model)
+    variables = [keras_versions.tensorflow_variable(v) for v in model.trainable_variables]
+
+    def outputs(weights, inputs, training):
+        # Keras 3 opens a scope of the model's name; one that begins with "_" must be in another.
+        with tf.name_scope("model"), _replaced(variables, weights):
+            return model(inputs, training=training)
+
+    return outputs
+
+
+def _check(model: keras_versions.Model) -> None:
     if model.losses:
         raise validation.UsageError(
             "model adds losses, such as those of a regulariser, which training does not "

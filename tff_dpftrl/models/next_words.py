@@ -54,10 +54,42 @@ def next_words(
     begin = tf.fill([texts.nrows(), 1], tf.constant(special.bos, texts.dtype))
     contexts = tf.concat([begin, texts], axis=1)[:, -length:]
     words = contexts.to_tensor(default_value=special.pad, shape=[None, length])
-    scores = tf.gather(
-        model.logits(weights, words), contexts.row_lengths() - 1, axis=1, batch_dims=1
-    )
-    never = np.isin(np.arange(model.vocabulary_size), [special.pad, special.bos])
+    return of_scores(next_scores(model, weights, words), special, top)
+
+
+def next_scores(
+    model: language_model.LanguageModel,
+    weights: Sequence[np.ndarray | tf.Tensor],
+    words: tf.Tensor,
+) -> tf.Tensor:
+    """Returns the scores of what comes after each sequence.
+
+    Args:
+      model: Model.
+      weights: One array for each entry of its `weight_shapes`.
+      words: Ids, int32, shape [n, T]: a sequence and then padding. A sequence without words is
+        taken for one with a single word of padding.
+
+    Returns:
+      Unnormalised log-probabilities of all ids, float32, shape [n, V].
+    """
+    is_word = tf.cast(tf.not_equal(words, language_model.PAD), tf.int32)
+    last = tf.maximum(tf.reduce_sum(is_word, axis=1) - 1, 0)
+    return tf.gather(model.logits(weights, words), last, axis=1, batch_dims=1)
+
+
+def of_scores(scores: tf.Tensor, special: metrics.SpecialIds, top: int | tf.Tensor) -> NextWords:
+    """Returns the likeliest words by their scores.
+
+    Args:
+      scores: Scores of all ids, as of `next_scores`, float32, shape [n, V].
+      special: Special ids.
+      top: Number of words k; all of the vocabulary's if it has fewer.
+
+    Returns:
+      The words and their probabilities.
+    """
+    never = np.isin(np.arange(scores.shape[1]), [special.pad, special.bos])
     probabilities = tf.nn.softmax(tf.where(never, np.float32(-np.inf), scores))
     return NextWords(
         *likeliest(probabilities, special, top),

@@ -46,6 +46,7 @@ class DpFtrlPrivacy(privacy.Privacy):
       deployment: Larger run to simulate; None if this run stands for itself. Mechanism, noise
         and participation are then those of the larger run.
       data_in_one_place: Whether there are no clients: one party holds everybody's data.
+      unit_of_privacy: Unit that a client stands for.
     """
 
     num_rounds: int
@@ -65,6 +66,7 @@ class DpFtrlPrivacy(privacy.Privacy):
     deterministic_seed: int | None = None
     deployment: simulated_run.Deployment | None = None
     data_in_one_place: bool = False
+    unit_of_privacy: statement.UnitOfPrivacy = "user"
 
     @override
     def check(self, num_clients: int) -> None:
@@ -171,6 +173,7 @@ class DpFtrlPrivacy(privacy.Privacy):
             encoding=encoding,
             adaptive_clipping=self.adaptive_clipping,
             data_in_one_place=self.data_in_one_place,
+            unit_of_privacy=self.unit_of_privacy,
         )
 
     def _simulated(
@@ -251,6 +254,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
       encoding: Grid of the secure aggregation; None without it.
       adaptive_clipping: Whether the clip norm is learned under the same z.
       data_in_one_place: Whether there are no clients.
+      unit_of_privacy: Unit that a client stands for.
     """
 
     clients_per_round: int
@@ -260,6 +264,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
     encoding: grid.GridEncoding | None
     adaptive_clipping: bool
     data_in_one_place: bool = False
+    unit_of_privacy: statement.UnitOfPrivacy = "user"
 
     needs_secret_cohorts = False
 
@@ -309,7 +314,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
     def describe(self) -> list[str]:
         schema = self.schema
         lines = [
-            f"Participation: each of {self.num_clients} users at most "
+            f"Participation: each of {self.num_clients} {self.unit_of_privacy}s at most "
             f"{strategy_lib.counted(schema.effective_participations, 'time')} in "
             f"{schema.num_rounds} rounds, "
             f"{schema.min_sep} apart (stride)."
@@ -370,7 +375,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
                 headline_caveats=self.simulated.caveats() if self.simulated else (),
                 not_covered=[privacy.TRAINING_METRICS_NOT_COVERED],
             ),
-            unit_of_privacy="user",
+            unit_of_privacy=self.unit_of_privacy,
             num_users=self.num_clients,
             declared=self.schema,
             observed=seen,

@@ -83,6 +83,6 @@ def promise(statement: statement_lib.PrivacyStatement) -> str:
     sentence = (
         f"Privacy: ε = {display.round_up(statement.epsilon)} at δ = {statement.delta:g}, "
         + (f"ρ-zCDP {display.round_up(rho)}, " if rho is not None else "")
-        + "per user; see privacy_statement.md."
+        + f"per {statement.unit_of_privacy}; see privacy_statement.md."
     )
     return " ".join([sentence, *statement.headline_caveats])

@@ -9,13 +9,18 @@ Example:
   model = tf.saved_model.load("exported")
   output = model.signatures["serving_default"](texts=tf.constant(["the number of"]))
   output["words"], output["probabilities"], output["unknown_word"], output["end_of_text"]
+  output = model.signatures["ids"](ids=tf.constant([[...]]))  # Without the text.
+  output["scores"], output["next_ids"], output["probabilities"]
   ```
 """
 
 from __future__ import annotations
 
+import itertools
 import pathlib
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import durable_files, validation
@@ -29,22 +34,71 @@ _FILE = "saved_model.pb"
 _EXTRA = pathlib.PurePath("assets.extra", "vocabulary.json")
 
 
-class _NextWords(tf.Module):
-    """The graph from texts to words, and what it needs."""
+class NextIds(tf.Module):
+    """The graph from ids to the scores of the next id."""
 
     def __init__(self, trained: trained_model.TrainedModel):
+        """Initialises the weights as variables."""
         super().__init__()
         self._trained = trained
         self._weights = [tf.Variable(weight, trainable=False) for weight in trained.weights]
+
+    def signature(self, top: int, batch_size: int | None = None) -> Any:
+        """Returns the function of the signature `ids`, as `write` describes it.
+
+        Args:
+          top: Number of words k; all of the vocabulary if it has fewer.
+          batch_size: Number of sequences; None for any number.
+
+        Returns:
+          A `tf.function` of `ids`, int32, shape [n, T].
+        """
+        trained = self._trained
+        spec = tf.TensorSpec([batch_size, trained.model.sequence_length], tf.int32, name="ids")
+
+        @tf.function(autograph=False, input_signature=[spec])
+        def of_ids(ids):
+            scores = next_words.next_scores(trained.model, self._weights, ids)
+            found = next_words.of_scores(scores, trained.special, top)
+            return {"scores": scores, "next_ids": found.ids, **_probabilities(found)}
+
+        return of_ids
+
+
+def _probabilities(found: next_words.NextWords) -> dict[str, tf.Tensor]:
+    return {
+        "probabilities": found.probabilities,
+        "unknown_word": found.unknown_word,
+        "end_of_text": found.end_of_text,
+    }
+
+
+class _NextWords(NextIds):
+    """The graph from texts to words, and what it needs."""
+
+    def __init__(self, trained: trained_model.TrainedModel):
+        super().__init__(trained)
         # A half of a character that JSON had cut, which no UTF-8 text has in it.
         words = [word.encode("utf-8", "surrogatepass") for word in trained.words.words]
         self._words = tf.constant(words)
-        self._ids = tf.lookup.StaticHashTable(
-            tf.lookup.KeyValueTensorInitializer(
-                self._words, tf.range(1, len(words) + 1, dtype=tf.int32)
-            ),
-            default_value=trained.words.oov,
-        )
+        # A hash table would have to be initialised, and the converter to TensorFlow Lite would
+        # fail at that, whatever signature it is asked for. So no two words may share a hash.
+        for self._key in itertools.count():
+            hashes = self._hash(self._words).numpy()
+            if len(np.unique(hashes)) == len(words):
+                break
+        order = np.argsort(hashes)
+        self._hashes, self._ids = tf.constant(hashes[order]), tf.constant(order + 1, tf.int32)
+
+    def _hash(self, words: tf.Tensor) -> tf.Tensor:
+        return tf.strings.to_hash_bucket_strong(words, np.iinfo(np.int64).max, [self._key, 0])
+
+    def _lookup(self, words: tf.Tensor) -> tf.Tensor:
+        """Returns the ids of words, shape [n]."""
+        place = tf.minimum(tf.searchsorted(self._hashes, self._hash(words)), len(self._hashes) - 1)
+        ids = tf.gather(self._ids, place)
+        is_known = tf.equal(tf.gather(self._words, ids - 1), words)
+        return tf.where(is_known, ids, self._trained.words.oov)
 
     @tf.function(
         autograph=False,
@@ -57,26 +111,29 @@ class _NextWords(tf.Module):
         """Predicts the next words of texts; `write` describes the results."""
         trained = self._trained
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace")
-        ids = tf.ragged.map_flat_values(self._ids.lookup, trained.rule.split(texts))
+        ids = tf.ragged.map_flat_values(self._lookup, trained.rule.split(texts))
         predicted = next_words.next_words(trained.model, self._weights, ids, trained.special, top)
-        return {
-            "words": tf.gather(self._words, predicted.ids - 1),
-            "probabilities": predicted.probabilities,
-            "unknown_word": predicted.unknown_word,
-            "end_of_text": predicted.end_of_text,
-        }
+        return {"words": tf.gather(self._words, predicted.ids - 1), **_probabilities(predicted)}
 
 
-def check_output(output: str | pathlib.Path, *, overwrite: bool = False) -> None:
-    """Refuses a folder that `write` may not write to.
+def check_output(
+    output: str | pathlib.Path,
+    *,
+    overwrite: bool = False,
+    file: str = _FILE,
+    what: str = "SavedModel",
+) -> None:
+    """Refuses a folder that an exported model may not be written to.
 
     Args:
       output: The folder.
-      overwrite: Whether a SavedModel that is there may be replaced.
+      overwrite: Whether an exported model that is there may be replaced.
+      file: Name of the file by which such a folder is known.
+      what: Name of such a folder, for messages.
 
     Raises:
-      ValueError: If something is there already, unless it is a SavedModel that may be
-        replaced, or the folder that it is to be in does not exist.
+      ValueError: If something is there already, unless it is an exported model of this kind that
+        may be replaced, or the folder that it is to be in does not exist.
     """
     output = pathlib.Path(output)
     if not output.absolute().parent.is_dir():
@@ -86,13 +143,13 @@ def check_output(output: str | pathlib.Path, *, overwrite: bool = False) -> None
         )
     if not output.exists() and not output.is_symlink():
         return
-    if not (output / _FILE).is_file():
+    if not (output / file).is_file():
         raise validation.UsageError(
-            f"OUTPUT {output} exists and is no SavedModel, so it is left alone: name a new folder."
+            f"OUTPUT {output} exists and is no {what}, so it is left alone: name a new folder."
         )
     if not overwrite:
         raise validation.UsageError(
-            f"OUTPUT {output} is a SavedModel already: add --overwrite to replace it, or name a "
+            f"OUTPUT {output} is a {what} already: add --overwrite to replace it, or name a "
             "new folder."
         )
 
@@ -112,12 +169,17 @@ def write(
     `predict(texts, top)` does so with another number of words. A text without words gives
     what may come first in a text. Bytes that are not UTF-8 are read as U+FFFD.
 
+    Its signature `ids` is for who splits text elsewhere, and for TensorFlow Lite, whose
+    converter takes it (`signature_keys=["ids"]`). It maps `ids` (int32, [n, T]: the beginning of a
+    sequence, its words, and padding up to the model's sequence length T) to `scores` (float32,
+    [n, V], logits), `next_ids` (int32, [n, k], best first), and the same probabilities.
+
     Beside it lies `assets.extra/vocabulary.json`, which says where the words are from.
 
     Args:
       output: The folder, which is made.
       trained: The model.
-      top: Number of words k of the signature; all of the vocabulary if it has fewer.
+      top: Number of words k of the signatures; all of the vocabulary if it has fewer.
       overwrite: Whether a SavedModel that is there is replaced.
 
     Raises:
@@ -132,8 +194,9 @@ def write(
     def serve(texts):
         return module.predict(texts, tf.constant(min(top, trained.words.size)))
 
+    signatures = {"serving_default": serve, "ids": module.signature(top)}
     with durable_files.new_folder(pathlib.Path(output).resolve(), replace=overwrite) as folder:
         with tensorflow_files.as_os_error(output):
-            tf.saved_model.save(module, str(folder), signatures=serve)
+            tf.saved_model.save(module, str(folder), signatures=signatures)
         (folder / _EXTRA).parent.mkdir()
         vocabulary_file.write(folder / _EXTRA, trained.words, trained.rule)

@@ -1,0 +1,243 @@
+"""Tests of tff_dpftrl.private_fit: Keras models trained with DP-FTRL, against Keras' own `fit`."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tff_dpftrl
+from tff_dpftrl.auditing.recount import run_folder
+from tff_dpftrl.finetuning import keras_fit
+from tff_dpftrl.models import keras_versions
+
+_DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+_NUM, _STEPS = 24, 6
+_layers = tf.keras.layers
+
+
+def _data(num: int = _NUM):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=[num, 3]).astype(np.float32)
+    return x, (x[:, 0] > 0).astype(np.int32)
+
+
+def _model(*layers, loss=None, optimizer=None):
+    tf.keras.utils.set_random_seed(3)
+    model = tf.keras.Sequential([_layers.Dense(4, "tanh"), *layers, _layers.Dense(2)])
+    model.build([None, 3])
+    if loss is None:
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = optimizer or keras_versions.SGD(0.5, momentum=0.5)
+    model.compile(optimizer, loss=loss, metrics=["accuracy"])
+    return model
+
+
+def _fit(model, output, x=None, y=None, **options):
+    data = _data()
+    options = {
+        "clip_norm": 1.0,
+        "batch_size": 8,
+        "epochs": 2,
+        "delta": 1e-4,
+        "noise_multiplier": 1.0,
+        "mechanism": "tree",
+        "trained_on": "nothing",
+        "progress": lambda line: None,
+        **options,
+    }
+    x, y = data[0] if x is None else x, data[1] if y is None else y
+    return keras_fit.private_fit(model, x, y, output, **options)
+
+
+@pytest.mark.parametrize("loss", ["mean_squared_error", "object"])
+def test_without_noise_and_clipping_it_is_fit(loss, tmp_path):
+    """In steps of all examples there is no order to differ in."""
+    x, y = _data()
+    if loss == "object":
+        loss = None
+    else:
+        y = np.stack([y, 1 - y], axis=1).astype(np.float32)
+    ours, theirs = _model(loss=loss), _model(loss=loss)
+    options = {"clip_norm": 1e3, "noise_multiplier": 0.0, "batch_size": _NUM, "epochs": 3}
+    results = _fit(ours, tmp_path / "run", x, y, **options)
+    assert not results.statement.has_guarantee
+    theirs.fit(x, y, batch_size=_NUM, epochs=3, shuffle=False, verbose=0)
+    for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("unit", ["example", "user"])
+def test_one_unit_moves_a_step_by_no_more_than_the_clip_norm(unit, tmp_path):
+    """Two runs differ in the data of one unit, with gradients above the clip norm."""
+    x, y = _data()
+    users = {"user_ids": np.arange(_NUM) // 3, "examples_per_user": 3} if unit == "user" else {}
+    num = 3 if unit == "user" else 1
+    size, ends = _NUM // num, []
+    for factor in (1.0, -300.0):
+        changed = x.copy()
+        changed[:num] *= factor
+        model = _model(optimizer=keras_versions.SGD(1.0))
+        _fit(
+            model,
+            tmp_path / f"{factor}",
+            changed,
+            y,
+            clip_norm=0.01,
+            noise_multiplier=0.0,
+            batch_size=size,
+            epochs=1,
+            **users,
+        )
+        ends.append(np.concatenate([w.ravel() for w in model.get_weights()]).astype(np.float64))
+    moved = np.linalg.norm(ends[0] - ends[1]) * size
+    # Both gradients of the unit are clipped to 0.01, and point in different directions.
+    assert 0.005 < moved <= 0.02 * (1 + 1e-4)
+
+
+def test_the_guarantee_is_that_of_the_order_it_keeps(tmp_path):
+    model, x, y = _model(), *_data(10)
+    results = _fit(model, tmp_path / "run", x, y, batch_size=4, epochs=3)
+    # 7 steps of 4 in an order of 10 come to an example 3 times, at least 2 steps apart.
+    schema = tff_dpftrl.MinSep(7, 2, 3)
+    strategy = tff_dpftrl.build_strategy("tree", schema)
+    claim = tff_dpftrl.dp_ftrl_guarantee(strategy, noise_multiplier=1.0, schema=schema, delta=1e-4)
+    stated = results.statement
+    assert stated.epsilon == pytest.approx(claim.epsilon, rel=1e-9)
+    assert stated.declared == schema and stated.observed.max_participations == 3
+    assert stated.unit_of_privacy == "example" and "per example" in results.summary
+    assert "**Example-level (ε = " in (tmp_path / "run" / "privacy_statement.md").read_text()
+
+
+def test_users_are_the_unit_where_they_are_known(tmp_path):
+    ids = [f"user {i % 6}" for i in range(_NUM)]
+    results = _fit(_model(), tmp_path / "run", user_ids=ids, examples_per_user=2, batch_size=3)
+    stated = results.statement
+    assert stated.unit_of_privacy == "user" and stated.parameters["num_users"] == 6
+    assert stated.parameters["group_size"] == 2
+    assert stated.declared == tff_dpftrl.MinSep(4, 2, 2)
+
+
+def test_a_target_is_met_and_the_model_learns(tmp_path):
+    x, y = _data(200)
+    model = _model()
+    results = _fit(
+        model,
+        tmp_path / "run",
+        x[:150],
+        y[:150],
+        noise_multiplier=None,
+        target_epsilon=20.0,
+        batch_size=50,
+        epochs=8,
+        validation_data=(x[150:], y[150:]),
+    )
+    assert 19.9 < results.statement.epsilon <= 20.0
+    rows = [row for row in results.rows if row["eval_accuracy"] is not None]
+    assert [row["round"] for row in rows] == list(range(3, 25, 3))
+    measured = model.evaluate(x[150:], y[150:], verbose=0, return_dict=True)
+    assert rows[-1]["eval_accuracy"] == pytest.approx(measured["accuracy"]) and (
+        measured["accuracy"] > 0.75
+    )
+
+
+def test_the_same_call_goes_on_with_the_same_noise(tmp_path, monkeypatch):
+    x, y = _data()
+    options = {"deterministic_noise_seed": 5, "validation_data": (x, y)}
+    _fit(whole := _model(), tmp_path / "whole", **options)
+    crashed, times = _model(), []
+
+    def evaluate(*args, **kwargs):
+        times.append(1)
+        if len(times) == 2:
+            raise KeyboardInterrupt
+        return {"loss": 1.0, "accuracy": 0.5}
+
+    monkeypatch.setattr(crashed, "evaluate", evaluate)
+    with pytest.raises(KeyboardInterrupt):
+        _fit(crashed, tmp_path / "run", **options)
+    resumed = _model()
+    results = _fit(resumed, tmp_path / "run", **options)
+    assert len(results.rows) == _STEPS
+    for mine, other in zip(resumed.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    with pytest.raises(ValueError, match="began with clip_norm = 1.0, not 2.0"):
+        _fit(_model(), tmp_path / "run", **options, clip_norm=2.0)
+    with pytest.raises(ValueError, match="began with mechanism = 'tree', not 'blt'"):
+        _fit(_model(), tmp_path / "run", **options, mechanism="blt")
+    with pytest.raises(ValueError, match="initial weights are not those"):
+        _fit(resumed, tmp_path / "run", **options)
+
+
+def test_a_recount_of_its_records_comes_to_its_statement(tmp_path):
+    _fit(_model(), tmp_path / "run")
+    report = run_folder.recount_run(tmp_path / "run")
+    assert not report.is_violated, report.to_text()
+
+
+def test_frozen_layers_stay_as_they_are(tmp_path):
+    model = _model()
+    model.layers[0].trainable = False
+    before = model.get_weights()
+    _fit(model, tmp_path / "run")
+    after = model.get_weights()
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        assert np.array_equal(old, new) == (index < 2)
+
+
+def test_inputs_may_be_a_structure(tmp_path):
+    tf.keras.utils.set_random_seed(3)
+    first, second = tf.keras.Input([3], name="a"), tf.keras.Input([1], name="b")
+    output = _layers.Dense(1)(_layers.Concatenate()([first, second]))
+    model = tf.keras.Model([first, second], output)
+    model.compile(keras_versions.SGD(0.1), loss="mse")
+    x, y = _data()
+    before = model.get_weights()
+    _fit(model, tmp_path / "run", [x, x[:, :1]], y.astype(np.float32), batch_size=12)
+    assert not np.array_equal(before[0], model.get_weights()[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda: _model(_layers.BatchNormalization()), {}, "mixes the rows"),
+        (lambda: _model(_layers.Dropout(0.5)), {}, "dropout|changes variables"),
+        (lambda: _model(_layers.Dense(4, kernel_regularizer="l2")), {}, "adds losses"),
+        (lambda: tf.keras.Sequential([_layers.Dense(2)]), {}, "must be compiled with one loss"),
+        (_model, {"batch_size": 25}, "batch_size=25 exceeds the 24 examples"),
+        (_model, {"y": np.zeros(3)}, "the same number of examples"),
+        (_model, {"x": tf.data.Dataset.range(3)}, "x must be arrays, got"),
+        (_model, {"user_ids": [1] * _NUM}, "user_ids need examples_per_user"),
+        (_model, {"user_ids": [1], "examples_per_user": 1}, "one id for each of 24 examples"),
+        (_model, {"examples_per_user": 2}, "is for user_ids"),
+        (_model, {"target_epsilon": 3.0}, "exactly one of target_epsilon"),
+        (_model, {"mechanism": "magic"}, "mechanism"),
+        (_model, {"epochs": 0}, "epochs must be at least 1"),
+    ],
+)
+def test_what_would_break_the_promise_is_refused_before_a_folder_is_made(
+    make, options, message, tmp_path
+):
+    with pytest.raises(ValueError, match=message):
+        _fit(make(), tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
+    text = (_DOCS / "finetuning.md").read_text(encoding="utf-8")
+    (example,) = (
+        block
+        for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+        if "private_fit" in block
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "finetuning.md", "exec"), {})
+    assert (tmp_path / "results" / "mine" / "privacy_statement.md").exists()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

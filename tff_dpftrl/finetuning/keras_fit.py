@@ -1,0 +1,238 @@
+"""Training of a compiled Keras model with DP-FTRL, in place of its `fit`.
+
+It is a run of its own and no `train_step`, because a promise needs what Keras' `fit` leaves open.
+`fit` draws another order in every epoch, so that an example's steps may lie side by side; it loses
+its place when it is interrupted, and would then add the same noise to other sums; its callbacks see
+models whose step is not on record yet. And a Keras optimizer sees a mean gradient, which is too
+late to clip. Here the order keeps a participation schema, and every step is committed first.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl import validation
+from tff_dpftrl.finetuning import (
+    clipped_sums,
+    custom_run,
+    example_sampling,
+    losses_trial,
+    passes,
+)
+from tff_dpftrl.models import keras_model, keras_versions
+from tff_dpftrl.runs import progress as progress_lib
+
+_UNITS_AT_ONCE = 256
+
+
+def private_fit(
+    model: keras_versions.Model,
+    x: Any,
+    y: Any,
+    output: str | pathlib.Path,
+    *,
+    clip_norm: float,
+    batch_size: int,
+    epochs: int,
+    delta: float,
+    target_epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    mechanism: str = "blt",
+    user_ids: Sequence[Any] | np.ndarray | None = None,
+    examples_per_user: int | None = None,
+    validation_data: tuple[Any, Any] | None = None,
+    trained_on: str | os.PathLike[str] | None = None,
+    max_epsilon: float | None = None,
+    deterministic_noise_seed: int | None = None,
+    progress: progress_lib.Progress = progress_lib.to_stderr,
+) -> custom_run.Results:
+    """Trains a compiled Keras model privately, or goes on with an interrupted run by the same call.
+
+    Gradients are clipped one by one, of each example or of each user, and the noise is correlated
+    over the steps (Kairouz et al. 2021). Optimizer, loss and metrics are those that the model was
+    compiled with; the loss of a batch is its mean, whatever the loss's own reduction. The folder is
+    that of `custom_run.finetune`: metrics, privacy statement, weights, and secrets in `private/`.
+
+    The last part of an epoch that is smaller than a batch is made up from the next epoch. To go on
+    with a run, the model must have the same initial weights: call
+    `tf.keras.utils.set_random_seed` before it is built.
+
+    Args:
+      model: Compiled model with one output. The weights of layers with `trainable = False` stay
+        as they are. After the run it has the weights of the last step.
+      x: Inputs: an array with the examples as its first axis, or a structure of such arrays.
+      y: Targets: an array with the examples as its first axis.
+      output: Folder of the run; of one that was interrupted, to go on with it.
+      clip_norm: L2 norm that the gradient of a unit is clipped to.
+      batch_size: Number of units in every step. A unit is an example, or a user.
+      epochs: Number of passes over all units, and largest number of steps with the same unit.
+      delta: δ of the (ε, δ) statement, far below one over the number of units.
+      target_epsilon: The largest ε that the run may spend; None if `noise_multiplier` is given.
+      noise_multiplier: Standard deviation of the noise per unit of the clip norm; None if
+        `target_epsilon` is given.
+      mechanism: A key of `mechanisms.table.MECHANISMS`, such as "blt", "tree" or "identity".
+      user_ids: The user of each example, so that the guarantee is for all examples of a user. If
+        None, it is for single examples.
+      examples_per_user: Largest number of examples of one user in a step, drawn at random, whose
+        mean gradient is clipped. It must be given with `user_ids`, and is not to be read off them.
+      validation_data: Held-out inputs and targets, measured after each epoch and not protected;
+        None for none.
+      trained_on: What the initial weights were trained on, as of `custom_run.Model`: "nothing" if
+        they are random. If None, the statement says that it is not known.
+      max_epsilon: ε above which no step begins; None for no such budget.
+      deterministic_noise_seed: Seed of the noise, for debugging only: the run is not private then.
+      progress: Callback for progress lines and warnings; prints to standard error by default.
+
+    Returns:
+      Weights, metrics and statement.
+
+    Raises:
+      UsageError: If an argument cannot be used, the model cannot be trained privately (batch
+        normalisation, dropout, regularisers, several outputs), or the run in `output` began with
+        something else.
+      OSError: If a file cannot be written; every committed step is kept.
+    """
+    inputs, targets = _arrays("x", x), _arrays("y", y)
+    if not isinstance(targets, np.ndarray):
+        raise validation.UsageError("y must be a single array: models have one output here.")
+    users, rows = _units(_num_examples(inputs, targets), user_ids, examples_per_user)
+    batch_size = validation.integer("batch_size", batch_size, minimum=1)
+    epochs = validation.integer("epochs", epochs, minimum=1)
+    if batch_size > len(users):
+        what = "examples" if user_ids is None else "users"
+        raise validation.UsageError(
+            f"batch_size={batch_size} exceeds the {len(users)} {what}: lower it."
+        )
+    row_losses = _row_losses(model, inputs)
+    variables = model.trainable_variables
+    optimizer = model.optimizer
+
+    def read(wanted: Sequence[tuple[str, int]]) -> clipped_sums.Rows:
+        index = [rows[user][example] for user, example in wanted]
+        return tf.nest.map_structure(lambda array: array[index], (inputs, targets))
+
+    def assign(weights: Sequence[np.ndarray]) -> None:
+        for variable, weight in zip(variables, weights, strict=True):
+            variable.assign(weight)
+
+    def evaluate(weights: list[np.ndarray]) -> Mapping[str, float]:
+        assign(weights)
+        return model.evaluate(*validation_data, verbose=0, return_dict=True)
+
+    results = custom_run.finetune(
+        output,
+        custom_run.Model(row_losses, [v.numpy() for v in variables], trained_on=trained_on),
+        custom_run.Examples(users, read),
+        passes.Passes(
+            users_per_step=batch_size,
+            num_steps=epochs * len(users) // batch_size,
+            delta=delta,
+            group_size=1 if examples_per_user is None else examples_per_user,
+            mechanism=mechanism,
+            noise_multiplier=noise_multiplier,
+            target_epsilon=target_epsilon,
+            unit_of_privacy="example" if user_ids is None else "user",
+        ),
+        custom_run.Steps(
+            clip_norm,
+            optimizer=lambda: type(optimizer).from_config(optimizer.get_config()),
+            normalised_clipping=False,  # With a large clip norm and no noise it is `fit`.
+            units_at_once=_UNITS_AT_ONCE,
+        ),
+        custom_run.Evaluation(
+            None if validation_data is None else evaluate, every=len(users) // batch_size
+        ),
+        max_epsilon=max_epsilon,
+        deterministic_noise_seed=deterministic_noise_seed,
+        progress=progress,
+    )
+    assign(results.weights)
+    return results
+
+
+def _arrays(name: str, values: Any) -> Any:
+    if isinstance(values, tf.data.Dataset) or callable(values) or hasattr(values, "__next__"):
+        raise validation.UsageError(
+            f"{name} must be arrays, got {type(values).__name__}: the order of the examples is "
+            "part of the guarantee, so that it cannot be left to a data set."
+        )
+    return tf.nest.map_structure(np.asarray, values)
+
+
+def _num_examples(inputs: Any, targets: np.ndarray) -> int:
+    lengths = {len(array) if array.ndim else 0 for array in (*tf.nest.flatten(inputs), targets)}
+    if len(lengths) != 1 or lengths == {0}:
+        raise validation.UsageError(
+            f"x and y must have the same number of examples, at least 1; got {sorted(lengths)}."
+        )
+    return lengths.pop()
+
+
+def _units(
+    num_examples: int, user_ids: Any, examples_per_user: int | None
+) -> tuple[example_sampling.Users, Mapping[str, np.ndarray]]:
+    """Returns the users, each example being one if there are no ids, and their rows by user."""
+    if user_ids is None:
+        if examples_per_user is not None:
+            raise validation.UsageError("examples_per_user is for user_ids: leave it out.")
+        rows = {str(index): np.array([index]) for index in range(num_examples)}
+    else:
+        if examples_per_user is None:
+            raise validation.UsageError(
+                "user_ids need examples_per_user, the largest number of examples of one user in a "
+                "step: give it, without a look at these users."
+            )
+        ids = np.asarray(user_ids)
+        if ids.shape != (num_examples,):
+            raise validation.UsageError(
+                f"user_ids must be one id for each of {num_examples} examples, got shape "
+                f"{list(ids.shape)}."
+            )
+        names, user_of_row = np.unique(ids.astype(str), return_inverse=True)
+        order = np.argsort(user_of_row, kind="stable")
+        ends = np.cumsum(np.bincount(user_of_row))[:-1]
+        rows = dict(zip(names.tolist(), np.split(order, ends), strict=True))
+    sizes = np.array([len(of_user) for of_user in rows.values()])
+    return example_sampling.Users(tuple(rows), sizes), rows
+
+
+def _row_losses(model: keras_versions.Model, inputs: Any) -> clipped_sums.RowLosses:
+    """Returns the loss of each row by itself, with the loss that a model was compiled with."""
+    given = getattr(model, "loss", None)
+    if not isinstance(given, str) and not callable(given):
+        raise validation.UsageError(
+            f"model must be compiled with one loss, got {given!r}: call model.compile first."
+        )
+    if type(model.optimizer).__name__ == "LossScaleOptimizer":
+        raise validation.UsageError(
+            "model has an optimizer that scales losses, for which gradients would be clipped and "
+            "noised at another scale: build it without a mixed-precision policy."
+        )
+    model(tf.nest.map_structure(lambda array: array[:1], inputs), training=False)
+    losses_trial.refuse_mixing_layers(model)
+    outputs_of = keras_model.as_function(model)
+    loss = tf.keras.losses.get(given)
+    by_row = loss.call if hasattr(loss, "call") else loss
+
+    def row_losses(weights: Sequence[tf.Tensor], rows: clipped_sums.Rows) -> tf.Tensor:
+        own_inputs, targets = rows
+        outputs = outputs_of(weights, own_inputs, True)
+        if not tf.is_tensor(outputs):
+            raise validation.UsageError("model must have one output, got a structure of them.")
+        if getattr(outputs, "_keras_mask", None) is not None:
+            raise validation.UsageError(
+                "model masks a part of its output (mask_zero or a Masking layer), which `fit` "
+                "leaves out of the loss: give a loss that does so, and no mask."
+            )
+        if outputs.shape.rank == targets.shape.rank + 1 and outputs.shape[-1] == 1:
+            targets = targets[..., tf.newaxis]  # Or the two would be broadcast.
+        losses = by_row(targets, outputs)
+        return tf.reduce_mean(tf.reshape(losses, [tf.shape(targets)[0], -1]), axis=1)
+
+    return tf.function(row_losses, autograph=False)

@@ -1,0 +1,108 @@
+"""Passes over the data: users take turns, and the noise of the steps is correlated (DP-FTRL).
+
+Nothing is sampled, so that no secret but the noise is needed (Kairouz et al. 2021). The order of
+the turns is the same in every pass, or nearly so if the users of a step do not divide all users:
+what the noise relies on is the participation schema, which the order keeps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import statement
+from tff_dpftrl.finetuning import example_sampling, run_privacy
+from tff_dpftrl.runs import dp_ftrl_privacy
+
+
+@dataclasses.dataclass(frozen=True)
+class Passes:
+    """Passes that are asked for.
+
+    Attributes:
+      users_per_step: Number of users in every step, M.
+      num_steps: Number of steps, T.
+      delta: δ of the (ε, δ) statement, far below one over the number of users.
+      group_size: G, the largest number of examples of one user in a step.
+      mechanism: A key of `mechanisms.table.MECHANISMS`.
+      noise_multiplier: σ, the noise's standard deviation per unit of the clip norm; None if
+        `target_epsilon` is given.
+      target_epsilon: The largest ε that the run may spend; None if `noise_multiplier` is given.
+      unit_of_privacy: "user", or "example" if every user is a single example of the data.
+    """
+
+    users_per_step: int
+    num_steps: int
+    delta: float
+    group_size: int = 1
+    mechanism: str = "blt"
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    unit_of_privacy: statement.UnitOfPrivacy = "user"
+
+    def __post_init__(self) -> None:
+        validation.integer("users_per_step", self.users_per_step, minimum=1)
+        validation.integer("num_steps", self.num_steps, minimum=1)
+        validation.delta(self.delta)
+        example_sampling.check_group_size(self.group_size)
+        if (self.target_epsilon is None) == (self.noise_multiplier is None):
+            raise validation.UsageError(
+                f"Give exactly one of target_epsilon={self.target_epsilon!r} and "
+                f"noise_multiplier={self.noise_multiplier!r}."
+            )
+        if self.target_epsilon is not None:
+            validation.positive("target_epsilon", self.target_epsilon)
+        if self.noise_multiplier is not None:
+            validation.noise_multiplier(self.noise_multiplier)
+
+    def asked(
+        self, *, clip_norm: float, deterministic_seed: int | None = None
+    ) -> dp_ftrl_privacy.DpFtrlPrivacy:
+        """Returns the privacy that a run requests.
+
+        Args:
+          clip_norm: L2 norm that a user's gradient is clipped to.
+          deterministic_seed: Seed of the noise, for debugging; the run is not private then.
+
+        Returns:
+          The request; the plan of a new run, or of one that goes on, is made of it.
+        """
+        return dp_ftrl_privacy.DpFtrlPrivacy(
+            num_rounds=self.num_steps,
+            clients_per_round=self.users_per_step,
+            clip_norm=clip_norm,
+            delta=self.delta,
+            mechanism=self.mechanism,
+            noise_multiplier=self.noise_multiplier,
+            target_epsilon=self.target_epsilon,
+            deterministic_seed=deterministic_seed,
+            data_in_one_place=True,
+            unit_of_privacy=self.unit_of_privacy,
+        )
+
+
+def batches_of(
+    plan: run_privacy.FinetuningPlan, users: example_sampling.Users, group_size: int, seed: int
+) -> Callable[[int], example_sampling.Batch]:
+    """Returns the batches of a run by sampling or by passes.
+
+    Args:
+      plan: Privacy of the run.
+      users: The users of the run.
+      group_size: Group size G, a number of examples.
+      seed: Seed of the samples; secret unless `plan` says that cohorts need not be. The guarantee
+        of passes holds whoever knows whose turn it is.
+
+    Returns:
+      A function from a step, counted from 0, to its batch, the same one each time.
+    """
+    if isinstance(plan, run_privacy.SampledFinetuning):
+        return plan.plan.contributions(users, seed).batch
+    sampler = plan.sampler(seed)
+
+    def turns(step: int) -> example_sampling.Batch:
+        members = sampler.cohort(step)
+        return example_sampling.batch_of_users(users, members, group_size, f"turns/{seed}/{step}")
+
+    return turns

@@ -1,0 +1,146 @@
+"""A trained model for TensorFlow Lite (LiteRT): ids in, scores and likely next ids out.
+
+The file has built-in operations only, which every interpreter has, and neither text nor
+vocabulary: a device that splits text itself finds the words in `vocabulary.json` beside it.
+
+Example:
+  ```
+  runner = tf.lite.Interpreter("exported/model.tflite").get_signature_runner()
+  found = runner(ids=ids)  # The names and shapes are those of `saved_model`'s signature `ids`.
+  ```
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.lite.python import convert_phase  # Its errors have no public name.
+
+from tff_dpftrl import durable_files, validation
+from tff_dpftrl.data import vocabulary_file
+from tff_dpftrl.training import saved_model, trained_model
+
+_FILE = "model.tflite"
+_VOCABULARY = "vocabulary.json"
+_README = "README.md"
+
+
+def check_output(output: str | pathlib.Path, *, overwrite: bool = False) -> None:
+    """Refuses a folder that `write` may not write to.
+
+    Args:
+      output: The folder.
+      overwrite: Whether a folder that `write` wrote may be replaced.
+
+    Raises:
+      ValueError: As of `saved_model.check_output`.
+    """
+    saved_model.check_output(
+        output, overwrite=overwrite, file=_FILE, what="folder of a TensorFlow Lite model"
+    )
+
+
+def write(
+    output: str | pathlib.Path,
+    trained: trained_model.TrainedModel,
+    *,
+    top: int = 10,
+    overwrite: bool = False,
+) -> None:
+    """Writes a folder with `model.tflite`, `vocabulary.json` and `README.md`, whole or not at all.
+
+    The model takes any number of sequences at once. One of the caller's own with loops, such as a
+    recurrent layer of Keras, takes a single sequence.
+
+    Args:
+      output: The folder, which is made.
+      trained: The model.
+      top: Number of words k that are returned; all of the vocabulary if it has fewer.
+      overwrite: Whether a folder that this function wrote before is replaced.
+
+    Raises:
+      ValueError: If `top` is not positive, the model needs operations that are not built in, or as
+        for `check_output`.
+      OSError: If it cannot be written.
+    """
+    top = min(validation.integer("top", top, minimum=1), len(trained.words.words))
+    check_output(output, overwrite=overwrite)
+    content, batch = _converted(trained, top)
+    with durable_files.new_folder(pathlib.Path(output).resolve(), replace=overwrite) as folder:
+        durable_files.write(folder / _FILE, content)
+        vocabulary_file.write(folder / _VOCABULARY, trained.words, trained.rule)
+        durable_files.write(folder / _README, _readme(trained, top, batch).encode())
+
+
+def _converted(trained: trained_model.TrainedModel, top: int) -> tuple[bytes, str]:
+    """Returns the file's content, and the number of sequences that it takes."""
+    module = saved_model.NextIds(trained)
+    try:
+        return _convert(module, module.signature(top)), "n"
+    except convert_phase.ConverterError:  # Loops are lowered for one known shape only.
+        pass
+    try:
+        return _convert(module, module.signature(top, batch_size=1)), "1"
+    except convert_phase.ConverterError as error:
+        lines = [line for line in str(error).splitlines() if "error:" in line] or [str(error)]
+        reason = lines[0].partition("error:")[2].strip() or lines[0]
+        raise validation.UsageError(
+            "This model cannot be a TensorFlow Lite file of built-in operations only "
+            f"({reason[:200]}): export a SavedModel, or build the model without such operations "
+            "(recurrent layers of Keras with unroll=True)."
+        ) from error
+
+
+def _convert(module: tf.Module, function: Any) -> bytes:
+    converter = tf.lite.TFLiteConverter.from_concrete_functions(
+        [function.get_concrete_function()], module
+    )
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+    return converter.convert()
+
+
+def _readme(trained: trained_model.TrainedModel, top: int, batch: str) -> str:
+    words, rule, length = trained.words, trained.rule, trained.model.sequence_length
+    lower = (
+        "Lower-case the text, by Unicode and not by the device's language. "
+        if words.lower_case
+        else "Leave capitals as they are. "
+    )
+    return f"""\
+# Prediction of the next word, for TensorFlow Lite (LiteRT)
+
+`{_FILE}` has built-in operations only and one signature. `{_VOCABULARY}` has its words.
+
+| tensor | type and shape | meaning |
+|---|---|---|
+| `ids` (input) | int32, [{batch}, {length}] | a text that has begun, as below |
+| `scores` | float32, [{batch}, {words.size}] | logit of every id to come next |
+| `next_ids` | int32, [{batch}, {top}] | the likeliest words of the vocabulary, best first |
+| `probabilities` | float32, [{batch}, {top}] | their probabilities |
+| `unknown_word` | float32, [{batch}] | probability of a word out of the vocabulary |
+| `end_of_text` | float32, [{batch}] | probability that the text ends here |
+
+Probabilities leave out padding and the beginning of a text, which never come next.
+
+## From text to ids
+
+1. {lower}U+0000 is read as U+FFFD.
+2. Its words are the matches, one after the other, of this regular expression (RE2):
+
+   `{rule.pattern}`
+3. The id of a word is its place in `words` of `{_VOCABULARY}`, counted from 1. Every other word
+   has the id {words.oov}. {words.bos} begins a text, {words.eos} ends it, 0 is padding.
+4. A sequence is {words.bos} and then the ids of the words; of one longer than {length}, the last
+   {length} ids. Fill it up at its end with 0. The last word is taken as whole.
+
+## In Python
+
+    from ai_edge_litert.interpreter import Interpreter  # Or tf.lite.Interpreter.
+    runner = Interpreter("{_FILE}").get_signature_runner()
+    found = runner(ids=ids)
+    best = [words[i - 1] for i in found["next_ids"][0]]
+
+{vocabulary_file.note(words)}
+"""
