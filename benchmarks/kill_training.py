@@ -306,9 +306,7 @@ def main() -> None:
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(_KINDS))
     parser.add_argument("--kills-a-run", type=int, default=8, help="At most.")
     args = parser.parse_args()
-    from tff_dpftrl.cli import train
-
-    train.silence_tensorflow()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import matplotlib.pyplot  # noqa: F401
 
     from tff_dpftrl.finetuning import run as _finetuning  # noqa: F401

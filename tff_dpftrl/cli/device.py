@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import trust_flags
+from tff_dpftrl.cli import train, trust_flags
 from tff_dpftrl.runtime.device import backoff
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import output, trust_flags
+from tff_dpftrl.cli import output, train, trust_flags
 
 _DESCRIPTION = """\
 Run many simulated devices against a server (`tff-dpftrl serve`). Each has the texts of one user of
