@@ -15,6 +15,7 @@ from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import blt
+from tff_dpftrl.numpy_noise import stream as noise_stream
 from tff_dpftrl.participation import observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import dp_ftrl_privacy, privacy, sampled_privacy
@@ -116,6 +117,20 @@ def _served(secure: terms_lib.SecureAggregation | None) -> statement.PrivacyStat
     return task_privacy.TaskPrivacy(terms).statement(seen)
 
 
+def _noise_stream() -> statement.PrivacyStatement:
+    stream = noise_stream.NoiseStream(
+        blt.Blt((0.9, 0.5), (0.3, 0.2)), noise_multiplier=5.0, clip_norm=0.5, template=[(1000,)]
+    )
+    return statement.dp_ftrl_statement(
+        stream.guarantee(schema_lib.MinSep(100, 20, 5), delta=1e-7),
+        _FACTS,
+        unit_of_privacy="user",
+        observed=observed.Participation(100, 20, 5),
+        num_users=_NUM_USERS,
+        data_in_one_place=True,
+    )
+
+
 def examples() -> Iterator[tuple[str, statement.PrivacyStatement]]:
     """Makes the examples.
 
@@ -128,6 +143,7 @@ def examples() -> Iterator[tuple[str, statement.PrivacyStatement]]:
     yield "`finetune --sampling user` (ULS)", _finetuning(plan_lib.USER)
     yield "`finetune --sampling passes`", _passes(in_one_place=True)
     yield "`finetune`, beginning with the model of another run", _after_another_run()
+    yield "A loop with the noise of `NoiseStream`", _noise_stream()
     yield "A served task", _served(None)
     secure = terms_lib.SecureAggregation("active-server", least_group=100, threshold=0.75)
     yield "A served task with secure aggregation", _served(secure)
