@@ -10,21 +10,22 @@ PRETRAINED ?= results/pretrained
 TRAIN_FLAGS ?=
 DEMO ?= results/serve-demo$(if $(SECURE),-secure)
 
-.PHONY: help train serve-demo test test-slow test-distributed mutants lint format notebooks bazel-test lock clean
+.PHONY: help train serve-demo test test-slow test-newest test-distributed mutants lint format notebooks bazel-test lock clean
 help:
 	@echo "make train      pretrain on public text, then train a private next-word model (results/quickstart)"
 	@echo "make serve-demo train on 300 simulated devices over the network protocol (results/serve-demo)"
 	@echo "                with SECURE=1, they show the server sums of groups, and no report"
 	@echo "make test       run the default test suite, two files at a time (TEST_WORKERS=2)"
 	@echo "make test-slow  run the tests that are left out of it for their length"
+	@echo "make test-newest  run what needs no TFF on Python 3.12 or so, with the newest TensorFlow"
 	@echo "make test-distributed  add Ray to .venv, and run the tests that need it"
 	@echo "make mutants    change lines of ROOMS, one at a time, and see whether the rooms' tests notice"
 	@echo "make lint       check style with ruff, texts of arguments, and types with basedpyright"
 	@echo "make format     rewrite files to the style that lint checks"
 	@echo "make notebooks  execute every notebook in colabs/ on small data"
 	@echo "make bazel-test run the tests with Bazel, offline"
-	@echo "make lock       regenerate requirements.lock, and that of Ray, from requirements/ (needs uv)"
-	@echo "make clean      remove .venv and caches"
+	@echo "make lock       regenerate requirements.lock, and those of Ray and test-newest (needs uv)"
+	@echo "make clean      remove .venv, .venv-newest and caches"
 
 $(READY): requirements.lock setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
@@ -58,6 +59,29 @@ test: $(READY)
 test-slow: $(READY)
 	$(PYTEST) -m slow
 
+# The rooms without TFF, with the newest of everything. The lock is for Python 3.12; with others, the
+# newest versions that they can have.
+NEWEST := .venv-newest
+NEWEST_PYTHON ?= $(firstword $(foreach v,3.12 3.13 3.11 3.10,$(shell command -v python$(v))))
+NEWEST_ROOMS ?= accounting auditing cli data discretization finetuning mechanisms models participation \
+  private_round runs runtime secure_sums sweeps
+
+$(NEWEST)/.ready: requirements/newest.lock requirements/newest.in
+	@[ -n "$(NEWEST_PYTHON)" ] || { \
+	  echo "Python 3.12 is needed (or 3.13, 3.11, 3.10): install it, e.g. 'pyenv install 3.12', or name one with 'make NEWEST_PYTHON=/path/to/python3.12 ...'." >&2; exit 2; }
+	$(NEWEST_PYTHON) -m venv --clear $(NEWEST)
+	@if $(NEWEST)/bin/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))'; then \
+	  $(NEWEST)/bin/python -m pip install --quiet --no-deps --require-hashes -r requirements/newest.lock; \
+	else \
+	  echo "Not Python 3.12, for which requirements/newest.lock is: taking the newest versions."; \
+	  $(NEWEST)/bin/python -m pip install --quiet -r requirements/newest.in; \
+	fi
+	@touch $@
+
+test-newest: $(NEWEST)/.ready
+	$(NEWEST)/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile \
+	  $(addprefix tests/,$(NEWEST_ROOMS))
+
 test-distributed: $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/distributed.lock
 	$(BIN)/python -m pytest -m "slow or not slow" tests/execution/ray_clients_test.py \
@@ -90,6 +114,8 @@ lock:
 	uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header \
 	  --constraint requirements.lock requirements/distributed.in \
 	  --output-file requirements/distributed.lock
+	uv pip compile --quiet --python-version 3.12 --generate-hashes --no-header --upgrade \
+	  requirements/newest.in --output-file requirements/newest.lock
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(NEWEST) .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -35,10 +35,9 @@ _EXTRAS = {
         "tensorflow-text~=2.14.0",
         *_TEXT,
         *_PLOTS,
-        "tqdm",
     ],
     # Pretraining, fine-tuning, personalising, prediction, reports, export.
-    "finetuning": [*_TENSORFLOW, *_TEXT, *_PLOTS, "tqdm"],
+    "finetuning": [*_TENSORFLOW, *_TEXT, *_PLOTS],
     # A device, or a fleet of simulated ones.
     "devices": [*_TENSORFLOW, *_TEXT, *_PROTOCOL],
     # A server of tasks. To make them, add the extra `tff`.
@@ -87,7 +86,13 @@ setuptools.setup(
         ]
     },
     python_requires=">=3.10",
-    install_requires=["numpy>=1.22", "scipy>=1.9", "dp-accounting>=0.6", "typing-extensions>=4.4"],
+    install_requires=[
+        "numpy>=1.22",
+        "scipy>=1.9",
+        "dp-accounting>=0.6",
+        "tqdm>=4.60",
+        "typing-extensions>=4.4",
+    ],
     extras_require=_EXTRAS,
     entry_points={"console_scripts": ["tff-dpftrl=tff_dpftrl.cli.main:main"]},
 )

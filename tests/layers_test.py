@@ -261,6 +261,34 @@ sys.exit(main.main("account --mechanism blt --noise-multiplier 7 --rounds 200 --
     assert '"epsilon"' in done.stdout
 
 
+def test_every_command_says_what_it_does_without_the_extras():
+    extras = ("cryptography", "google", "grpc", "matplotlib", "prometheus_client", "pyarrow")
+    extras += ("psycopg2", "ray", "sqlalchemy", "tornado", "uvloop", *_TENSORFLOW)
+    done = _run(
+        _BLOCKED.replace(repr(_TENSORFLOW), repr(extras))
+        + """
+import contextlib, io
+from tff_dpftrl.cli import main
+for command in main._SUBCOMMANDS:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert main.main([command, "--help"]) == 0, command
+    assert f"tff-dpftrl {command}" in said.getvalue()
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", _modules(), ids=_label)
+def test_keras_is_behind_one_module(path):
+    names = {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    assert "keras" not in names or path.name == "keras_versions.py"
+    assert not {"keras", "tf_keras"} & {name.split(".")[0] for name in _imports(path)}
+
+
 def test_the_blocker_blocks():
     done = _run_blocked("import tensorflow")
     assert done.returncode != 0

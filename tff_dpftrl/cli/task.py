@@ -14,7 +14,6 @@ from typing import Any
 from tff_dpftrl import validation
 from tff_dpftrl.cli import output as output_lib
 from tff_dpftrl.cli import train
-from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.training import options as options_lib
 
@@ -294,6 +293,8 @@ def _value(text: str) -> Any:
 
 def _key(path: pathlib.Path):
     """Returns the private key of a file, which is made if there is none."""
+    from tff_dpftrl.runtime import signing_keys
+
     if path.exists():
         return signing_keys.load_private(path)
     path.absolute().parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,9 @@ import sys
 
 import numpy as np
 import pytest
+
+pytest.importorskip("tensorflow_federated", reason="makes plans with TFF")
+
 import tensorflow_federated as tff
 
 from tests.runtime.plans import small_tasks

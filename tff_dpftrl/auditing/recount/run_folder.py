@@ -16,11 +16,11 @@ from tff_dpftrl.auditing.recount import (
     record_checks,
     records,
     sampling_checks,
-    served_task,
     statement_checks,
 )
 from tff_dpftrl.auditing.recount import terms as terms_lib
 
+_TASK = "task"  # Folder with the task in a report with records.
 _NOT_HANDED_OVER = "private/ (manifest, ledger, secrets and checkpoints)"
 
 
@@ -45,7 +45,10 @@ def recount_run(
       OSError: If a file cannot be read.
     """
     folder = pathlib.Path(folder)
-    if served_task.is_report(folder):
+    if (folder / _TASK).is_dir():
+        # Imported here: it needs `cryptography`, which a machine that fine-tunes may not have.
+        from tff_dpftrl.auditing.recount import served_task
+
         task = served_task.read(folder)
         terms = served_task.terms(task)
         subject, checks = "report of the task", served_task.checks(task, terms)

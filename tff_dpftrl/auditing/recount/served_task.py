@@ -89,11 +89,6 @@ class TaskRecords(records.Records):
         )
 
 
-def is_report(folder: pathlib.Path) -> bool:
-    """Returns whether a folder is the report of a task, with records."""
-    return (folder / task_records.TASK).is_dir()
-
-
 def read(folder: pathlib.Path) -> TaskRecords:
     """Reads the records of a task from the folder of its report.
 

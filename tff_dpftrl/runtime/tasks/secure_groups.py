@@ -3,6 +3,8 @@
 The devices of a round are divided among Aggregators, about equally. Each group's sum is computed
 by the protocol of `secure_sums`. It is lost where too few devices of the group stay. The sums of
 the groups are added in the clear.
+
+The command line reads these options; it imports neither protocol buffers nor cryptography.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from typing import TYPE_CHECKING, Literal
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import population
-from tff_dpftrl.runtime.plans import plan_pb2, secure_report
 from tff_dpftrl.secure_sums import neighbours as neighbours_lib
 from tff_dpftrl.secure_sums import parameters, shareholders
 
 if TYPE_CHECKING:
+    from tff_dpftrl.runtime.plans import plan_pb2
     from tff_dpftrl.runtime.tasks import terms
 
 ThreatModel = Literal["honest-but-curious", "active-server"]
@@ -28,7 +30,6 @@ SECURITY_BITS = 40
 """A neighbour graph may reveal more than a group's sum with probability 2 to minus this."""
 
 _CORRUPT_FRACTION = 0.05
-_IN_PLANS = {model: in_plan for in_plan, model in secure_report.THREAT_MODELS.items()}
 _LEAST_FRACTIONS = {
     parameters.ThreatModel.HONEST_BUT_CURIOUS: ("a half", 1 / 2),
     parameters.ThreatModel.ACTIVE_SERVER: ("two thirds", 2 / 3),
@@ -84,8 +85,10 @@ class SecureGroups:
 
     def demanded(self) -> plan_pb2.SecureAggregation:
         """Returns what the plans of a task demand of the sums of its reports."""
+        from tff_dpftrl.runtime.plans import plan_pb2
+
         return plan_pb2.SecureAggregation(
-            threat_model=_IN_PLANS[self._model],
+            threat_model=plan_pb2.SecureAggregation.ThreatModel.Value(self._model.name),
             least_devices=self.least_group,
             most_devices=self.rounds.wanted,
             least_neighbours=self.secure_neighbours or 0,
@@ -93,7 +96,7 @@ class SecureGroups:
 
     def stated(self) -> terms.SecureAggregation:
         """Returns what the terms of a task state of the sums of its reports."""
-        from tff_dpftrl.runtime.tasks import terms  # Which needs `cryptography`.
+        from tff_dpftrl.runtime.tasks import terms
 
         _, least = _LEAST_FRACTIONS[self._model]
         k = self.secure_neighbours
