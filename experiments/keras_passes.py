@@ -2,8 +2,8 @@
 
 A scaled reproduction of the centralised comparison of Kairouz et al. 2021: passes over a
 classification set in one place, with example-level privacy, nothing sampled and nothing shuffled.
-At equal ε the noise is a tree's, a BLT's, or independent in every step, which is DP-SGD as far as it
-can be proven without a secret sample. The set is made: ten classes by a random network of two
+At equal ε the noise is a tree's, a BLT's, or independent in every step, which is DP-SGD as far as
+it can be proven without a secret sample. The set is made: ten classes by a random network of two
 layers, so that every machine has it. Each mechanism has the learning rate that is best for it on
 held-out examples, which no ε accounts for. Writes experiments/results/keras_passes.csv; some
 minutes on two cores.
