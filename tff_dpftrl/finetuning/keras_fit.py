@@ -111,7 +111,7 @@ def private_fit(
         )
     row_losses = _row_losses(model, inputs)
     variables = model.trainable_variables
-    optimizer = model.optimizer
+    optimizer: Any = model.optimizer
 
     def read(wanted: Sequence[tuple[str, int]]) -> clipped_sums.Rows:
         index = [rows[user][example] for user, example in wanted]
@@ -123,7 +123,8 @@ def private_fit(
 
     def evaluate(weights: list[np.ndarray]) -> Mapping[str, float]:
         assign(weights)
-        return model.evaluate(*validation_data, verbose=0, return_dict=True)
+        measured: Any = model.evaluate(*(validation_data or ()), verbose=0, return_dict=True)
+        return measured
 
     results = custom_run.finetune(
         output,
@@ -218,7 +219,7 @@ def _row_losses(model: keras_versions.Model, inputs: Any) -> clipped_sums.RowLos
     losses_trial.refuse_mixing_layers(model)
     outputs_of = keras_model.as_function(model)
     loss = tf.keras.losses.get(given)
-    by_row = loss.call if hasattr(loss, "call") else loss
+    by_row: Any = loss.call if hasattr(loss, "call") else loss
 
     def row_losses(weights: Sequence[tf.Tensor], rows: clipped_sums.Rows) -> tf.Tensor:
         own_inputs, targets = rows
