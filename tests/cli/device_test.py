@@ -15,8 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from tests.runtime.device import wire_server
 from tests.runtime.plans import plain_plans
 from tff_dpftrl.cli import main
+from tff_dpftrl.data import tables
 from tff_dpftrl.runtime import server_bundle, signing_keys
 from tff_dpftrl.runtime.device import example_store, scheduler
+from tff_dpftrl.runtime.fleet import fleet
 from tff_dpftrl.runtime.plans import plan_pb2, signing, tensor_values
 from tff_dpftrl.runtime.protocol import attestation
 
@@ -212,6 +214,20 @@ def test_texts_are_added_to_the_store(tmp_path, capsys):
     store.close()
     assert main.main([*command, "--user", "c"]) == 2
     assert "user_id 'c' is not a user" in capsys.readouterr().err
+
+
+def test_texts_of_a_table_are_added_and_fleets_read_one(tmp_path, capsys):
+    table = tmp_path / "t.csv"
+    rows = [f"user{i},{word}" for i in range(20) for word in ("one", "two")]
+    table.write_text("\n".join(["who,body", *rows]))
+    path, columns = tmp_path / "store", ("--user-column", "who")
+    command = ["device", "--examples", str(path), "--add", str(table), "--user", "user3"]
+    assert main.main([*command, *columns]) == 0
+    assert "2 texts were added" in capsys.readouterr().out
+    assert main.main(command) == 2
+    assert "name it (user_column)" in capsys.readouterr().err
+    made = fleet.Fleet(None, "p", str(table), 3, table=tables.TableOptions(user_column="who"))
+    assert 10 < len(made.corpus()) < 20
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ import gzip
 import io
 import json
 import lzma
+import shutil
 import sys
 
 import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
-from tff_dpftrl.data import sources, tables
+from tff_dpftrl.data import sources, table_files, tables, user_text, vocabulary
 
 _ROWS = [
     ("ann", "hello, world"),
@@ -325,6 +326,32 @@ def test_encodings(tmp_path):
 def test_files_that_cannot_be_read_are_refused(tmp_path, name, content, message):
     with pytest.raises(ValueError, match=message):
         _read(tmp_path / name, content)
+
+
+def test_a_table_is_a_vocabulary_and_is_refused_if_it_has_protected_texts(tmp_path):
+    (tmp_path / "t.csv").write_text(_separated())
+    path = str(tmp_path / "t.csv")
+    words = vocabulary.from_file(path, 3)
+    assert words.words == ('"', ",", "hello")
+    protected = user_text.UserText.from_mapping("p", {"bob": ["Hello,  world"], "x": []})
+    with pytest.raises(ValueError, match="it has the texts of 1 of the 2 users of p"):
+        vocabulary.from_file(path, 3, protected=protected)
+
+
+def test_copies_of_tables_are_recognised_by_their_texts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, names in (("one.csv", ("id", "user", "text")), ("own.csv", ("id", "who", "what"))):
+        (tmp_path / name).write_text(_separated(names=names))
+    own = tables.TableOptions(user_column="who", text_column="what")
+    assert sources.share_texts("one.csv", "own.csv", own)
+    assert not sources.share_texts("one.csv", "docs")
+    (tmp_path / "a.csv").write_text(_separated(_ROWS[:2]))
+    (tmp_path / "b.csv").write_text(_separated(_ROWS[2:]))
+    shutil.copytree(".", "copies")
+    assert sources.are_same_file("a.csv,b.csv", "copies/a.csv, copies/b.csv")
+    assert not sources.are_same_file("a.csv,b.csv", "copies/a.csv,copies/a.csv")
+    assert not sources.are_same_file("a.csv", "nowhere.csv")
+    assert table_files.absolute("a.csv, b.csv,mine") == f"{tmp_path}/a.csv,{tmp_path}/b.csv,mine"
 
 
 def test_options_of_tables_are_for_tables_only(tmp_path):

@@ -13,12 +13,13 @@ import pytest
 import tensorflow as tf
 
 from tests.finetuning import toy_finetuning
-from tff_dpftrl.data import sequences, split
+from tff_dpftrl.data import sequences, split, tables
 from tff_dpftrl.finetuning import (
     example_sampling,
     group_size,
     opening,
     private_steps,
+    proxies,
     run,
     step_trainer,
     trained_part,
@@ -380,6 +381,26 @@ def test_text_in_memory_is_named_and_gone_on_with(toy, tmp_path, monkeypatch):
     results = run.finetune(config, tmp_path / "run", text=text, progress=progress)
     assert results.statement.parameters["data"] == "somebody's text"
     assert run.finetune(None, tmp_path / "run", text=text, progress=progress).rows == results.rows
+
+
+def test_rows_and_tables_are_the_users(toy, tmp_path):
+    expected = corpus.read_users(toy_finetuning.config(toy).part(corpus.UserOptions))
+    whole = (expected.train, expected.validation, expected.test)
+    rows = [(u, t) for part in whole for u in part.user_ids for t in part.examples(u)]
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(["who,body", *(f"{user},{text}" for user, text in rows)]))
+    named = toy_finetuning.config(toy, data=str(table), user_column="who")
+    for config, given in ((toy_finetuning.config(toy, data="docs"), rows), (named, None)):
+        opened = opening.open_run(config, tmp_path / "run", rows=given, progress=lambda line: None)
+        assert opened.config.data == ("rows" if given else str(table))
+        found = opened.text
+        assert list(found.train.texts()) == list(expected.train.texts())
+        assert found.validation.user_ids == expected.validation.user_ids
+    # Text that is protected is recognised though its columns have names of their own.
+    for public in (str(table), str(toy / "users.jsonl")):
+        with pytest.raises(ValueError, match="cannot be public: name other text"):
+            reading = named.part(tables.TableOptions)
+            proxies.read(public, is_tokenized=False, protected=str(table), table=reading)
 
 
 def test_public_text_must_not_be_the_protected_one(toy, tmp_path):

@@ -14,11 +14,11 @@ import pytest
 from pyarrow import parquet
 
 from tests.training import toy_run
-from tff_dpftrl.data import jsonl
-from tff_dpftrl.runs import manifest
+from tff_dpftrl.data import grouping, jsonl, sequences, table_files, user_text, vocabulary
+from tff_dpftrl.runs import loop, manifest
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus as corpus_lib
-from tff_dpftrl.training import custom_models, run
+from tff_dpftrl.training import custom_models, run, text_task
 
 corpus = toy_run.corpus
 
@@ -51,7 +51,7 @@ def test_all_forms_of_a_table_give_the_same_run(corpus, rows, tmp_path, monkeypa
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     table = pa.table({"user_id": [u for u, _ in rows], "text": [t for _, t in rows]})
     parquet.write_table(table, tmp_path / "t.parquet")
-    config = toy_run.config(corpus, num_rounds=2)
+    config = toy_run.config(corpus, num_rounds=1)
     said = []
     for name, options in (
         ("1.csv,2.csv", {}),
@@ -79,6 +79,68 @@ def test_a_run_on_rows_goes_on_with_the_same_rows_only(corpus, rows, tmp_path):
         run.train(None, tmp_path / "run", rows=others)
     with pytest.raises(ValueError, match="Give text or rows, not both"):
         run.train(config, tmp_path / "other", rows=rows, text=object())
+
+
+def test_a_run_on_a_cached_table_is_the_one_in_memory(corpus, rows, tmp_path, monkeypatch):
+    path, output = tmp_path / "t.csv", tmp_path / "run"
+    _write_csv(path, rows)
+    config = toy_run.config(corpus, data=str(path), num_rounds=3)
+    run.train(config, tmp_path / "in_memory")
+    assert not (tmp_path / "in_memory" / manifest.TEXTS_CACHE).exists()
+    monkeypatch.setattr(grouping, "_IN_MEMORY", 500)
+    monkeypatch.setattr(sequences, "_CACHED", 2000)  # Of a handful of users.
+
+    def crash(self, row):
+        raise toy_run.Crash
+
+    said = []
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Loop, "_publish", crash)
+        with pytest.raises(toy_run.Crash):
+            run.train(config, output)
+        assert (output / manifest.TEXTS_CACHE).exists()
+        patch.setattr(table_files, "rows", None)  # No table is read again, no text but what
+        patch.setattr(sequences.SequenceCorpus, "_count", None)  # the rounds need.
+        with pytest.raises(toy_run.Crash):
+            run.train(None, output, progress=said.append)
+    assert any("as read before" in line for line in said)
+    _write_csv(path, [(user, text + " ao") for user, text in rows])
+    with pytest.raises(ValueError, match="texts of the training users are no longer"):
+        run.train(None, output)
+    _write_csv(path, rows)
+    run.train(None, output)
+    _assert_same(output, tmp_path / "in_memory")
+
+
+def test_what_an_unbegun_run_left_is_used_or_removed(corpus, rows, tmp_path, monkeypatch):
+    path, private = tmp_path / "t.csv", tmp_path / "run" / "private"
+    _write_csv(path, rows)
+    config = toy_run.config(corpus, data=str(path), num_rounds=1, deterministic_noise_seed=None)
+    monkeypatch.setattr(grouping, "_IN_MEMORY", 500)
+    corpus_lib.read_users(config.part(corpus_lib.UserOptions), cache=private / "texts.sqlite")
+    made = (private / "texts.sqlite").stat().st_ino
+    (private / "checkpoints").mkdir()
+    (private / "checkpoints" / "round_7.npz").write_text("of nothing")
+    (private / "ledger.sqlite").write_text("of nothing")
+    run.train(config, tmp_path / "run")
+    assert (private / "texts.sqlite").stat().st_ino == made
+    assert not (private / "checkpoints" / "round_7.npz").exists()
+
+
+def test_n_grams_of_a_large_corpus_are_counted_on_a_sample_that_is_named(rows, monkeypatch):
+    users = user_text.UserText.from_rows("mine", rows)
+    words = vocabulary.Vocabulary(tuple(toy_run.WORDS), "test")
+    spec = sequences.SequenceSpec(6)
+    task = text_task.TextTask(
+        **text_task.sequences_of(users, users, words, spec, max_held_out=50),
+        num_untouched_users=0,
+        model=None,
+    )
+    whole = task.baselines()
+    assert list(whole) == ["unigrams", "bigrams", "trigrams"]
+    monkeypatch.setattr(text_task, "_COUNTED", 40)
+    total = task.training_text.num_sequences
+    assert list(task.baselines()) == [f"{name} of 40/{total} sequences" for name in whole]
 
 
 def test_who_is_kept_for_a_test_can_be_trained_on_with_tables(corpus, rows):

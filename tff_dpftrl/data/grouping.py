@@ -27,8 +27,9 @@ Group: TypeAlias = tuple[str, Sequence[str]]
 """A user and some of that user's texts, perhaps none."""
 
 _FORMAT = 1
-_IN_MEMORY = 2**27  # Bytes of texts, about. More of them go to a file.
+_IN_MEMORY = 2**26  # Bytes of users and texts, about. More of them go to a file.
 _PER_TEXT = 64  # Bytes of a text in memory besides its characters, about.
+_PER_USER = 256  # Bytes of a user in memory, about.
 _TABLES = """
     CREATE TABLE about (name TEXT PRIMARY KEY, value);
     CREATE TABLE users (number INTEGER PRIMARY KEY, id BLOB NOT NULL);
@@ -116,7 +117,11 @@ def group(
     examples_by_user: dict[str, list[str]] = {}
     size, rest = 0, iter(groups)
     for user, texts in rest:
-        examples_by_user.setdefault(user, []).extend(texts)
+        examples = examples_by_user.get(user)
+        if examples is None:
+            examples = examples_by_user[user] = []
+            size += _PER_USER
+        examples.extend(texts)
         size += sum(map(len, texts)) + _PER_TEXT * len(texts)
         if size > _IN_MEMORY:
             about = {"format": _FORMAT, "fingerprint": fingerprint, "user_unit": user_unit}

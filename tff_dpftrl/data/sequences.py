@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tff_dpftrl import validation
+from tff_dpftrl import validation, version
 from tff_dpftrl.data import tokenizer, user_text
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 
@@ -124,12 +124,8 @@ class SequenceCorpus:
         if self.corpus.remember is None:
             return self._count()
         key = hashlib.blake2b(digest_size=16)
-        for part in (
-            repr(self.spec),
-            repr(self._tokenizer),
-            *self.vocabulary.words,
-            *self.user_ids,
-        ):
+        rules = (version.__version__, repr(self.spec), repr(self._tokenizer))
+        for part in (*rules, *self.vocabulary.words, *self.user_ids):
             encoded = part.encode("utf-8", "surrogatepass")
             key.update(len(encoded).to_bytes(8, "little") + encoded)
         kept = self.corpus.remember(f"survey {key.hexdigest()}", lambda: _pack(self._count()))

@@ -198,7 +198,10 @@ def _check_users(
 def _load_corpus(
     options: UserOptions, cache: grouping.Cache, notice: tables.Notice
 ) -> user_text.UserText:
-    with tqdm.tqdm(desc="Reading docstrings", unit="file", leave=False, delay=1.0) as bar:
+    is_hidden = options.data != "docs"
+    with tqdm.tqdm(
+        desc="Reading docstrings", unit="file", leave=False, delay=1.0, disable=is_hidden
+    ) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total

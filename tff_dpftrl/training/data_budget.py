@@ -61,7 +61,7 @@ def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
         if not isinstance(named, str):
             continue  # Options of something else.
         if not _is_same(data, named):
-            if named != "docs" and not os.path.exists(named):
+            if named != "docs" and not sources.is_on_disk(named):
                 not_compared.append(folder)
             continue
         statement = earlier_runs.statement_of(folder)
