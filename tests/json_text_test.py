@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl import json_text
+from tff_dpftrl import json_text, validation
 
 _PACKAGE = pathlib.Path(json_text.__file__).parent
 # They read what this package has just written, by another process of it.
@@ -57,6 +57,20 @@ def test_all_json_of_others_is_read_here():
     }
     parsers -= {"json_text.py", "data/docstring_extraction.py"}  # The latter is a program alone.
     assert parsers == _OWN | _COPIES
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{", b"\xff", None])
+def test_a_file_that_holds_no_object_is_refused_by_name(content, tmp_path):
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(validation.UsageError, match=r"a\.json.*Restore it\.$"):
+        json_text.read_object(path)
+
+
+def test_an_object_is_read(tmp_path):
+    (tmp_path / "a.json").write_text('{"ε": 8}', encoding="utf-8")
+    assert json_text.read_object(tmp_path / "a.json") == {"ε": 8}
 
 
 if __name__ == "__main__":

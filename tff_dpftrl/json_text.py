@@ -7,7 +7,10 @@ too deep to be printed.
 from __future__ import annotations
 
 import json
+import pathlib
 from typing import Any
+
+from tff_dpftrl import validation
 
 _MOST_LEVELS = 100
 
@@ -36,6 +39,28 @@ def parse(text: str | bytes) -> Any:
     if brackets > _MOST_LEVELS and not _is_shallow(value):
         raise _too_deep()
     return value
+
+
+def read_object(path: pathlib.Path, *, remedy: str = "Restore it.") -> dict[str, Any]:
+    """Reads the JSON object that a program wrote to a file.
+
+    Args:
+      path: The file, in UTF-8.
+      remedy: Sentence that ends the error's message.
+
+    Returns:
+      The values by name.
+
+    Raises:
+      UsageError: If the file cannot be read, or holds no JSON object.
+    """
+    try:
+        content = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise validation.UsageError(f"{path} cannot be read: {error}. {remedy}") from error
+    if not isinstance(content, dict):
+        raise validation.UsageError(f"{path} is no JSON object. {remedy}")
+    return content
 
 
 def _too_deep() -> ValueError:

@@ -135,9 +135,8 @@ def _prepared(plan, trainer=None, evaluator=None, *, known=None, **schedule):
 
 def _run(output, plan, *parts, progress=lambda line: None, **schedule):
     made, *rest = _prepared(plan, *parts, **schedule)
-    if manifest.exists(output):
-        return run_lib.resume(output, lambda known: made, progress), *rest
-    return run_lib.begin(output, lambda: made, progress), *rest
+    known = manifest.read(output) if manifest.exists(output) else None
+    return run_lib.train(output, known, lambda: made, lambda known: made, progress), *rest
 
 
 @pytest.mark.parametrize("make_plan", [_sampled, _in_turns])
@@ -353,9 +352,11 @@ def test_the_progress_bar_shows_what_is_known(row, shown):
 
 def test_a_folder_that_holds_a_run_is_not_begun_again(tmp_path):
     _run(tmp_path, _in_turns())
+    kept = (tmp_path / "private" / "ledger.sqlite").read_bytes()
     made, *_ = _prepared(_in_turns())
     with pytest.raises(ValueError, match="already holds a run"):
-        run_lib.begin(tmp_path, lambda: made, lambda line: None)
+        run_lib.train(tmp_path, None, lambda: made, lambda known: made, lambda line: None)
+    assert (tmp_path / "private" / "ledger.sqlite").read_bytes() == kept
 
 
 if __name__ == "__main__":

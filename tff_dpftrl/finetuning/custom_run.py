@@ -235,7 +235,9 @@ def finetune(
             "max_epsilon has no meaning without noise, or with deterministic_noise_seed, which "
             "makes the run not private: leave one of them out."
         )
-    if not manifest.exists(output):
+    begun = manifest.read(output) if manifest.exists(output) else None
+    if begun is None:
+        manifest.check_is_free(output)
         _try_losses(model, examples)
     made = steps.optimizer()
     private_step = private_steps.PrivateSteps(
@@ -316,9 +318,7 @@ def finetune(
         _check_is_the_same(begun, known, output)
         return prepare(begun)
 
-    if manifest.exists(output):
-        return run_lib.resume(output, prepare_begun, progress)
-    return run_lib.begin(output, lambda: prepare(known), progress)
+    return run_lib.train(output, begun, lambda: prepare(known), prepare_begun, progress)
 
 
 def write_report(output: str | pathlib.Path) -> Results:

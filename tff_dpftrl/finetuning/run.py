@@ -94,9 +94,13 @@ def finetune_opened(
       UsageError: If the model or the data cannot be used.
       OSError: If a file cannot be written; every committed step is kept.
     """
-    if opened.known is None:
-        return run_lib.begin(opened.output, lambda: _new(opened, progress), progress)
-    return run_lib.resume(opened.output, lambda known: _begun(opened, known, progress), progress)
+    return run_lib.train(
+        opened.output,
+        opened.known,
+        lambda: _new(opened, progress),
+        lambda known: _begun(opened, known, progress),
+        progress,
+    )
 
 
 def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared.Prepared:

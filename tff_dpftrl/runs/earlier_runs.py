@@ -127,12 +127,4 @@ def _facts(folder: pathlib.Path) -> dict[str, Any]:
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
     """Reads a JSON object; an empty one if there is no file."""
-    if not path.exists():
-        return {}
-    try:
-        content = json_text.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise validation.UsageError(f"{path} cannot be read: {error}. Restore it.") from error
-    if not isinstance(content, dict):
-        raise validation.UsageError(f"{path} is no JSON object. Restore it.")
-    return content
+    return json_text.read_object(path) if path.exists() else {}

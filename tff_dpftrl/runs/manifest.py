@@ -57,6 +57,7 @@ TEXTS_CACHE = pathlib.PurePath("private", "texts.sqlite")
 """Path of the texts of a large corpus in the folder of a run, which is there before the run."""
 _PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "scipy", "dp-accounting")
 _SHOWN = 3
+_REMEDY = "Restore this manifest of a run; without it nobody can tell what was run."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +215,7 @@ def read(output: pathlib.Path) -> Manifest:
             raise validation.UsageError(f"There is no run in {output}: it is {what}.")
     if not exists(output):
         raise validation.UsageError(f"There is no run in {output}: {path} does not exist.")
-    public = _read(path)
+    public = json_text.read_object(path, remedy=_REMEDY)
     if public.get("format") != FORMAT:
         theirs = "1, which did not bind a run to its options"
         if "format" in public:
@@ -224,7 +225,7 @@ def read(output: pathlib.Path) -> Manifest:
             f"format {theirs}, and this version goes on with format {FORMAT} only. Finish it with "
             "the version that began it, or start a new run."
         )
-    copy = _read(output / _COPY)
+    copy = json_text.read_object(output / _COPY, remedy=_REMEDY)
     differences = [
         f"{json.dumps(name)[1:-1]}: {json.dumps(then)} → {json.dumps(now)}"
         for name, then, now in _differences(_bound(copy), _bound(public))
@@ -263,19 +264,6 @@ def read(output: pathlib.Path) -> Manifest:
 def _bound(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the content of both files."""
     return {k: v for k, v in content.items() if k not in ("identities", "versions")}
-
-
-def _read(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        content = json_text.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise validation.UsageError(
-            f"{path} cannot be read as the manifest of a run: {error}. Restore it; without it "
-            "nobody can tell what was run."
-        ) from error
-    if not isinstance(content, dict):
-        raise validation.UsageError(f"{path} is not the manifest of a run: it is no JSON object.")
-    return content
 
 
 def _write(path: pathlib.Path, content: Mapping[str, Any], *, private: bool) -> None:

@@ -35,60 +35,39 @@ from tff_dpftrl.runs import prepared as prepared_lib
 from tff_dpftrl.runs import progress as progress_lib
 
 
-def begin(
+def train(
     output: pathlib.Path,
-    prepare: Callable[[], prepared_lib.Prepared],
+    known: manifest.Manifest | None,
+    prepare_new: Callable[[], prepared_lib.Prepared],
+    prepare_begun: Callable[[manifest.Manifest], prepared_lib.Prepared],
     progress: progress_lib.Progress,
 ) -> Any:
-    """Begins a run and trains it to its end.
+    """Trains a run, a new one or one that has begun, to its end.
 
     Args:
       output: Folder of the run, which is made if it is missing.
-      prepare: Function that prepares the run; it is called once the folder is known to be free,
-        and writes nothing.
+      known: Manifest of a run that has begun, perhaps with none of its rounds; None for a new run.
+      prepare_new: Function that prepares a new run; it writes nothing.
+      prepare_begun: Function that prepares a run from its manifest; it writes nothing. It refuses
+        data, or a model, that the run did not begin with.
       progress: Callback for progress lines.
 
     Returns:
       The results, as the run's presentation makes them.
 
     Raises:
-      UsageError: If the folder, an option or the data cannot be used; nothing has been written
-        then.
+      UsageError: If an option, the data or the folder cannot be used, another process has the run
+        open, or its files were changed; nothing has been written then.
       OSError: If a file cannot be written; every committed round is kept.
     """
-    manifest.check_is_free(output)
-    prepared = prepare()
+    prepared = prepare_new() if known is None else prepare_begun(known)
     with prepared.trainer as trainer:
         state = trainer.initial_state()
-        with _created_rounds(output, prepared.report, state) as rounds:
-            return _run(output, prepared, trainer, rounds, state, progress)
-
-
-def resume(
-    output: pathlib.Path,
-    prepare: Callable[[manifest.Manifest], prepared_lib.Prepared],
-    progress: progress_lib.Progress,
-) -> Any:
-    """Goes on with a run, perhaps with none of its rounds, and trains it to its end.
-
-    Args:
-      output: Folder of the run.
-      prepare: Function that prepares the run from its manifest. It refuses data, or a model,
-        that the run did not begin with.
-      progress: Callback for progress lines.
-
-    Returns:
-      The results, as the run's presentation makes them.
-
-    Raises:
-      UsageError: If there is no run, another process has it open, or its files or data were
-        changed.
-      OSError: If a file cannot be written; every committed round is kept.
-    """
-    prepared = prepare(manifest.read(output))
-    with prepared.trainer as trainer:
-        state = trainer.initial_state()
-        with _opened_rounds(output, prepared.report) as rounds:
+        if known is None:
+            opened = _created_rounds(output, prepared.report, state)
+        else:
+            opened = _opened_rounds(output, prepared.report)
+        with opened as rounds:
             return _run(output, prepared, trainer, rounds, state, progress)
 
 
@@ -149,6 +128,7 @@ def _created_rounds(
     output: pathlib.Path, run: prepared_lib.Reportable, state: Any
 ) -> committed_rounds.CommittedRounds:
     """Makes the folder of a new run, and opens its rounds."""
+    manifest.check_is_free(output)  # Another process may have begun a run there meanwhile.
     private = output / "private"
     for path in private.iterdir() if private.is_dir() else ():
         if path.name != manifest.TEXTS_CACHE.name:  # Else of a run that never got to round 1.

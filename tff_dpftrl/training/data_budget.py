@@ -6,7 +6,6 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import composition
@@ -55,7 +54,7 @@ def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
     spent: dict[pathlib.Path, composition.Spent] = {}
     without, not_compared, began_with = [], [], set()
     for folder in _folders_with(manifest.NAME, folders):
-        content = _read(folder / manifest.NAME)
+        content = json_text.read_object(folder / manifest.NAME)
         config = content.get("config")
         named = config.get("data") if isinstance(config, dict) else None
         if not isinstance(named, str):
@@ -94,11 +93,3 @@ def _is_same(data: str, named: str) -> bool:
     if os.path.exists(data) and os.path.exists(named) and os.path.samefile(data, named):
         return True
     return sources.are_same_file(data, named)
-
-
-def _read(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        content = json_text.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise validation.UsageError(f"{path} cannot be read: {error}. Restore it.") from error
-    return content if isinstance(content, dict) else {}
