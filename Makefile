@@ -40,8 +40,8 @@ train: $(READY)
 	  $(BIN)/tff-dpftrl train --resume --output $(RESULTS); \
 	else \
 	  { [ -e $(PRETRAINED)/model.npz ] || \
-	    $(BIN)/tff-dpftrl pretrain --config configs/quickstart.toml --output $(PRETRAINED); } && \
-	  $(BIN)/tff-dpftrl train --config configs/quickstart.toml --initial-weights $(PRETRAINED) \
+	    $(BIN)/tff-dpftrl pretrain --config quickstart --output $(PRETRAINED); } && \
+	  $(BIN)/tff-dpftrl train --config quickstart --initial-weights $(PRETRAINED) \
 	    --output $(RESULTS) $(TRAIN_FLAGS); \
 	fi
 

@@ -25,6 +25,7 @@ setuptools.setup(
         "tff_dpftrl": [
             "py.typed",
             "mechanisms/zoo/*.json",
+            "training/configs/*.toml",
             "*/README.md",
             "*/*.proto",
             "*/*.pyi",
