@@ -10,7 +10,7 @@ PRETRAINED ?= results/pretrained
 TRAIN_FLAGS ?=
 DEMO ?= results/serve-demo$(if $(SECURE),-secure)
 
-.PHONY: help train serve-demo test test-slow test-distributed mutants lint format notebooks bazel-test lock clean
+.PHONY: help train serve-demo test test-slow test-distributed mutants lint format notebooks bazel-test lock dist clean
 help:
 	@echo "make train      pretrain on public text, then train a private next-word model (results/quickstart)"
 	@echo "make serve-demo train on 300 simulated devices over the network protocol (results/serve-demo)"
@@ -24,6 +24,7 @@ help:
 	@echo "make notebooks  execute every notebook in colabs/ on small data"
 	@echo "make bazel-test run the tests with Bazel, offline"
 	@echo "make lock       regenerate requirements.lock, and that of Ray, from requirements/ (needs uv)"
+	@echo "make dist       build sdist and wheel, and run the wheel in fresh environments of each kind"
 	@echo "make clean      remove .venv and caches"
 
 $(READY): requirements.lock setup.py
@@ -91,5 +92,9 @@ lock:
 	  --constraint requirements.lock requirements/distributed.in \
 	  --output-file requirements/distributed.lock
 
+# Any Python from 3.10 builds; DIST_FLAGS='--only "maths only"' runs one of the environments.
+dist:
+	$(PYTHON) .ci/dist.py $(DIST_FLAGS)
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

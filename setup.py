@@ -19,7 +19,18 @@ setuptools.setup(
     ),
     long_description=(_HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    author="The tff_dpftrl maintainers",
     license="Apache-2.0",
+    license_files=["LICENSE"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Security",
+        "Typing :: Typed",
+    ],
     packages=setuptools.find_packages(include=["tff_dpftrl", "tff_dpftrl.*"]),
     package_data={
         "tff_dpftrl": [
