@@ -10,7 +10,7 @@ PRETRAINED ?= results/pretrained
 TRAIN_FLAGS ?=
 DEMO ?= results/serve-demo$(if $(SECURE),-secure)
 
-.PHONY: help train serve-demo test test-slow test-newest test-distributed mutants lint format notebooks bazel-test lock clean
+.PHONY: help train serve-demo test test-slow test-newest test-distributed mutants lint format notebooks bazel-test lock dist clean
 help:
 	@echo "make train      pretrain on public text, then train a private next-word model (results/quickstart)"
 	@echo "make serve-demo train on 300 simulated devices over the network protocol (results/serve-demo)"
@@ -25,6 +25,7 @@ help:
 	@echo "make notebooks  execute every notebook in colabs/ on small data"
 	@echo "make bazel-test run the tests with Bazel, offline"
 	@echo "make lock       regenerate requirements.lock, and those of Ray and test-newest (needs uv)"
+	@echo "make dist       build sdist and wheel, and run the wheel in fresh environments of each kind"
 	@echo "make clean      remove .venv, .venv-newest and caches"
 
 $(READY): requirements.lock setup.py
@@ -41,8 +42,8 @@ train: $(READY)
 	  $(BIN)/tff-dpftrl train --resume --output $(RESULTS); \
 	else \
 	  { [ -e $(PRETRAINED)/model.npz ] || \
-	    $(BIN)/tff-dpftrl pretrain --config configs/quickstart.toml --output $(PRETRAINED); } && \
-	  $(BIN)/tff-dpftrl train --config configs/quickstart.toml --initial-weights $(PRETRAINED) \
+	    $(BIN)/tff-dpftrl pretrain --config quickstart --output $(PRETRAINED); } && \
+	  $(BIN)/tff-dpftrl train --config quickstart --initial-weights $(PRETRAINED) \
 	    --output $(RESULTS) $(TRAIN_FLAGS); \
 	fi
 
@@ -117,5 +118,9 @@ lock:
 	uv pip compile --quiet --python-version 3.12 --generate-hashes --no-header --upgrade \
 	  requirements/newest.in --output-file requirements/newest.lock
 
+# Any Python from 3.10 builds; DIST_FLAGS='--only "maths only"' runs one of the environments.
+dist:
+	$(PYTHON) .ci/dist.py $(DIST_FLAGS)
+
 clean:
-	rm -rf $(VENV) $(NEWEST) .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(NEWEST) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -32,7 +32,7 @@ from tff_dpftrl.models import metrics, table, word_lstm
 _STEPS = 4
 _LENGTH = 20
 _WORD_LSTMS = {
-    # The model of configs/quickstart.toml.
+    # The model of the config quickstart.
     "small": (word_lstm.WordLstm(2004, _LENGTH, 64, 96), 8),
     "large": (word_lstm.WordLstm(10_004, _LENGTH, 96, 670, tie_embeddings=False), 16),
     "large-tied": (word_lstm.WordLstm(10_004, _LENGTH, 96, 670), 16),

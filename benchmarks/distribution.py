@@ -3,7 +3,7 @@
     PYTHONPATH=. python benchmarks/distribution.py [--workers 1 2 4] [--clients 20 100 1000]
         [--batches 1 4] [--rounds 5] [--size small|large] [--threads 1] [--tff]
 
-Federated averaging of a word LSTM (0.2M parameters as in configs/quickstart.toml, or 4M with
+Federated averaging of a word LSTM (0.2M parameters as in the config quickstart, or 4M with
 `large`) with BLT noise, compiled, its clients' tensors prepared. Contenders are threads of
 this process, as many as there are cores; Ray workers on this machine; and with `--tff`
 TFF's executor in one process. All are there from the beginning and take turns within a round of

@@ -4,7 +4,7 @@
         [--processor] [--option=--mechanism=tree ...]
     python benchmarks/round_overheads.py --state 4 [--buffers 4] [--rounds 12]
 
-The first form runs the real command on `configs/quickstart.toml`, in a process of its own,
+The first form runs the real command on `--config quickstart`, in a process of its own,
 with a clock around the functions of each part and around the import of each package. It
 prints a table in seconds of what comes before, in and after the rounds, and one of a round in
 milliseconds and as a share of the median round. A part's time is its own, without the parts that it
@@ -219,7 +219,9 @@ def _child(result: str, options: list[str], processor: bool) -> None:
 def _measure(checkout: pathlib.Path, rounds: int, options: list[str], processor: bool) -> list:
     with tempfile.TemporaryDirectory() as folder:
         result, log = pathlib.Path(folder, "calls.json"), pathlib.Path(folder, "log")
-        config = checkout / "configs" / "quickstart.toml"
+        config = checkout / "tff_dpftrl" / "training" / "configs" / "quickstart.toml"
+        if not config.exists():  # A checkout of an earlier version.
+            config = checkout / "configs" / "quickstart.toml"
         command = [sys.executable, __file__, "--child", str(result), f"--option=--config={config}"]
         command += [f"--option=--rounds={rounds}", f"--option=--output={folder}/run"]
         command += [f"--option={option}" for option in options]

@@ -291,8 +291,7 @@ def _contenders(children: Mapping[str, Child]) -> dict[str, Contender]:
 
 @functools.cache
 def _quickstart_task() -> task_lib.LanguageTask:
-    path = _ROOT / "configs" / "quickstart.toml"
-    config = options_lib.config_from_mapping(options_lib.read_toml(path), str(path))
+    config = options_lib.config_from_mapping(options_lib.read_toml("quickstart"), "quickstart")
     text = corpus.read(config.part(corpus.TextOptions))
     return task_lib.build_language_task(config.part(task_lib.TaskOptions), text)
 

@@ -28,9 +28,9 @@ trap finish EXIT
 trap 'exit 130' INT TERM
 
 [ -e "$pretrained/model.npz" ] ||
-  "$command" pretrain --config configs/quickstart.toml --output "$pretrained"
+  "$command" pretrain --config quickstart --output "$pretrained"
 [ -e "$task" ] ||
-  "$command" task new --config configs/next_word.toml --initial-weights "$pretrained" --output "$task" \
+  "$command" task new --config next_word --initial-weights "$pretrained" --output "$task" \
     "${made[@]}"
 
 touch "$folder/starting" # Older files are of a server that was killed, or of one that still runs.

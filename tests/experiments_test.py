@@ -278,7 +278,7 @@ def test_devices_of_the_demo_do_not_look_for_a_server_that_was_killed(tmp_path, 
     # One that still runs is found by others all the while: its file is not removed.
     assert os.stat(endpoint).st_ino == read
     called = (endpoint.parent / "endpoint.json.called").read_text()
-    assert called.startswith("task new --config configs/next_word.toml")
+    assert called.startswith("task new --config next_word")
     assert called.count("--secure-aggregation") == 2 * len(secure)  # Of task new and of serve.
     assert ("--drop-outs 0.1" in called) == bool(secure)
 

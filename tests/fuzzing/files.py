@@ -53,7 +53,7 @@ PLAN_KEY = signing_keys.ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range
 SCHEMA = schema_lib.MinSep(num_rounds=8, min_sep=2, max_participations=3)
 _NUM_VALID = 3
 _FAULTS = 0.08
-_CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+_CONFIGS = options._BUILT_IN
 _NOW = 1_700_000_000.0
 
 Write = Callable[[pathlib.Path, int], None]

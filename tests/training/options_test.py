@@ -1,6 +1,7 @@
 """Tests of options before they are a config: files, flags, manifests."""
 
 import json
+import pathlib
 import sys
 
 import pytest
@@ -37,6 +38,20 @@ def test_bad_toml_is_refused(tmp_path, content, message):
 def test_a_missing_toml_file_is_named(tmp_path):
     with pytest.raises(ValueError, match="nothing.toml: No such file"):
         options_lib.read_toml(tmp_path / "nothing.toml")
+
+
+@pytest.mark.parametrize("name", options_lib.built_in_configs())
+def test_configs_of_the_package_have_names(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = options_lib.read_toml(name)
+    assert {"num_rounds", "clip_norm", "target_epsilon"} <= set(options)
+    pathlib.Path(name).write_text("num_rounds = 7")  # A file of this name comes first.
+    assert options_lib.read_toml(name) == {"num_rounds": 7}
+
+
+def test_what_is_neither_file_nor_name_is_told_the_names():
+    with pytest.raises(ValueError, match="quikstart: No such file.* next_word, quickstart"):
+        options_lib.read_toml("quikstart")
 
 
 def test_resolved_config_round_trips():

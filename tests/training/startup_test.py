@@ -56,7 +56,13 @@ def test_noise_that_may_swamp_the_signal_is_hinted_at(share, is_hinted):
     lines = startup.describe_plan(_plan(noise_multiplier=noise_multiplier), _NUM_PARAMETERS)
     (told,) = [line for line in lines if line.startswith("Noise to signal")]
     assert f": {share * privacy.SWAMPED:.2g} (" in told
-    assert any(line.startswith("Hint: the recorded runs that learned clearly had at most 0.3,") for line in lines) == is_hinted
+    assert (
+        any(
+            line.startswith("Hint: the recorded runs that learned clearly had at most 0.3,")
+            for line in lines
+        )
+        == is_hinted
+    )
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,10 @@ be written.
 _EPILOG = """\
 examples:
   # Before a run: would it keep its promise?
-  tff-dpftrl audit --config configs/quickstart.toml --output results/audit
+  tff-dpftrl audit --config quickstart --output results/audit
 
   # The same without reading the corpus, of whose users only the number matters.
-  tff-dpftrl audit --config configs/quickstart.toml --clients 3000 --trials 2000
+  tff-dpftrl audit --config quickstart --clients 3000 --trials 2000
 
   # After it: recount; nothing in its folder is changed.
   tff-dpftrl audit --run results/quickstart
@@ -84,7 +84,9 @@ def add_parser(subparsers) -> None:
     parser.set_defaults(run=run)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
-        "--config", metavar="FILE", help="TOML file of options of train, finetune or task new."
+        "--config",
+        metavar="FILE",
+        help="Options of train, finetune or task new: a TOML file, or a name like quickstart.",
     )
     what.add_argument(
         "--run",

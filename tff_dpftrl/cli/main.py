@@ -38,9 +38,9 @@ _GROUPS = {
 }
 _SUBCOMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 _JOURNEY = """\
-The usual way, in a clone of the repository:
-  tff-dpftrl pretrain --config configs/quickstart.toml --output results/pretrained
-  tff-dpftrl train --config configs/quickstart.toml --initial-weights results/pretrained \\
+The usual way:
+  tff-dpftrl pretrain --config quickstart --output results/pretrained
+  tff-dpftrl train --config quickstart --initial-weights results/pretrained \\
       --output results/quickstart
   tff-dpftrl audit --run results/quickstart
   tff-dpftrl predict results/quickstart "the number of"

@@ -30,8 +30,8 @@ all of these from the pretrained model: give them here.
 
 _EPILOG = """\
 examples:
-  tff-dpftrl pretrain --config configs/quickstart.toml --output results/pretrained
-  tff-dpftrl train --config configs/quickstart.toml --initial-weights results/pretrained \\
+  tff-dpftrl pretrain --config quickstart --output results/pretrained
+  tff-dpftrl train --config quickstart --initial-weights results/pretrained \\
     --output results/warm
 
   # A transformer, for `finetune` to go on with.
@@ -69,7 +69,7 @@ def add_parser(subparsers) -> None:
     )
     parser.set_defaults(run=run, what_is_left=what_is_left)
     parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
-    parser.add_argument("--config", metavar="FILE", help="TOML file of options of `train`.")
+    parser.add_argument("--config", metavar="FILE", help=train.CONFIG_HELP)
     group = parser.add_argument_group("central training")
     train.add_table_options(group)
     for field in dataclasses.fields(pretraining.PretrainingConfig):

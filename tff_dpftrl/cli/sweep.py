@@ -52,7 +52,7 @@ differ in them only are one cell.
 
 examples:
   # Two mechanisms, two noises, three seeds: 12 runs, two at a time.
-  tff-dpftrl sweep my_run.toml --over mechanism=blt,tree --over noise_multiplier=0.5,1 \\
+  tff-dpftrl sweep quickstart --over mechanism=blt,tree --over noise_multiplier=0.5,1 \\
       --over seed=0:3 --jobs 2 --output results/sweep
 
   # How much noise does an accuracy of 15 % bear, and what would production with 4 million
@@ -79,7 +79,8 @@ def add_parser(subparsers) -> None:
         "config",
         nargs="?",
         metavar="CONFIG",
-        help="TOML file of options, as for `train --config`; not needed if flags give all options.",
+        help="TOML file of options, or a name like quickstart, as for `train --config`; not needed "
+        "if flags give all options.",
     )
     parser.add_argument(
         "--over",

@@ -36,14 +36,14 @@ signing_key.pub to devices.
 
 _NEW_EPILOG = """\
 examples:
-  tff-dpftrl task new --config configs/next_word.toml --output tasks/nwp
+  tff-dpftrl task new --config next_word --output tasks/nwp
 
   # A server that keeps to the protocol sees sums of 40 devices or more, and no report.
-  tff-dpftrl task new --config configs/next_word.toml --secagg-bits 20 \\
+  tff-dpftrl task new --config next_word --secagg-bits 20 \\
     --secure-aggregation --least-group 40 --output tasks/nwp
 
   # A group of tasks that differ in one option; they share the devices.
-  tff-dpftrl task new --config configs/next_word.toml --grid client_learning_rate=0.1,0.3 \\
+  tff-dpftrl task new --config next_word --grid client_learning_rate=0.1,0.3 \\
     --output tasks/nwp
 
   # A task that evaluates the model of another one while that trains.
@@ -98,7 +98,7 @@ def _add_new(parts) -> None:
     )
     parser.set_defaults(run=_new)
     parser.add_argument("--output", required=True, metavar="DIR", help="The new folder.")
-    parser.add_argument("--config", metavar="FILE", help="TOML file of options.")
+    parser.add_argument("--config", metavar="FILE", help=train.CONFIG_HELP)
     parser.add_argument(
         "--signing-key",
         metavar="FILE",

@@ -48,8 +48,12 @@ examples:
   tff-dpftrl report out
 
 A TOML file given with --config holds the same options, with underscores instead of hyphens
-(num_rounds = 100), in tables of any name; flags overrule it.
+(num_rounds = 100), in tables of any name; flags overrule it. --config quickstart takes the options
+of this name that come with the package.
 """
+
+CONFIG_HELP = "TOML file of options, or the name of a config of the package, like quickstart."
+"""Help of the flag --config."""
 
 SHORT_FLAGS = {
     "num_rounds": ["--rounds"],
@@ -91,7 +95,7 @@ def add_folder_and_source(parser: argparse.ArgumentParser) -> None:
     """Adds what says where a run's results go, and where its options come from."""
     # Not required by argparse, so that it is asked for with all else that is missing.
     parser.add_argument("--output", metavar="DIR", help="Folder of the results; must be given.")
-    parser.add_argument("--config", metavar="FILE", help="TOML file of options.")
+    parser.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
     parser.add_argument(
         "--resume",
         action="store_true",

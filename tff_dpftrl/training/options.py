@@ -110,6 +110,22 @@ def of_manifest(known: manifest.Manifest, output: pathlib.Path) -> config_lib.Tr
     return of_begun_run(known.config, str(output / "config.json"))
 
 
+_BUILT_IN = pathlib.Path(__file__).parent / "configs"
+
+
+def built_in_configs() -> tuple[str, ...]:
+    """Returns the names of the configs that come with the package."""
+    return tuple(sorted(path.stem for path in _BUILT_IN.glob("*.toml")))
+
+
+def _find(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns a file that exists, or the config of the package with this name."""
+    found = pathlib.Path(path)
+    if not found.exists() and str(path) in built_in_configs():
+        return _BUILT_IN / f"{path}.toml"
+    return found
+
+
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads the options of a TOML file.
 
@@ -117,7 +133,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     name: `[privacy]` followed by `clip_norm = 1.0` is the same as the latter alone.
 
     Args:
-      path: The file.
+      path: The file, or a name from `built_in_configs`. A file of this name comes first.
 
     Returns:
       Option names and values; nothing is validated but the TOML syntax.
@@ -130,11 +146,12 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     except ModuleNotFoundError:  # Python 3.10; only whoever has a TOML file needs it.
         import tomli as tomllib
     try:
-        with open(path, "rb") as file:
+        with open(_find(path), "rb") as file:
             document = tomllib.load(file)
     except OSError as error:
         raise validation.UsageError(
-            f"Cannot read the config file {path}: {error.strerror}."
+            f"Cannot read the config file {path}: {error.strerror}. Name a file, or a config of "
+            f"the package: {', '.join(built_in_configs())}."
         ) from error
     except ValueError as error:  # Not TOML, not UTF-8, or a number of thousands of digits.
         raise validation.UsageError(

@@ -1,7 +1,6 @@
 """Tests of the options of tasks, and of those that are refused."""
 
 import dataclasses
-import pathlib
 import sys
 
 import pytest
@@ -101,7 +100,7 @@ def test_bad_grids_are_refused(name, values, message):
 
 
 def test_the_demo_is_a_task():
-    values = options.read_toml(pathlib.Path(__file__).parents[3] / "configs" / "next_word.toml")
+    values = options.read_toml("next_word")
     config = options.config_from_mapping(values, "the demo", task_config.TaskConfig)
     assert config.population == "keyboard"
     assert config.rounds.wanted <= config.num_devices

@@ -257,7 +257,7 @@ class _Trial:
             self.reasons.append("The update makes weights that are not finite.")
         elif smallest == 0:
             self.reasons.append(
-                f"The update is zero in round {changes.index(0) + 1} of {len(changes)} of the test: "
+                f"The update is zero in round {changes.index(0) + 1} of {len(changes)} tested: "
                 "devices change nothing of the model. Raise the clients' and the server's learning "
                 "rates, and give proxies texts with words of the vocabulary; a decay needs as many "
                 "rounds as the test has."
