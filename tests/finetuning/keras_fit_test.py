@@ -208,6 +208,12 @@ def test_inputs_may_be_a_structure(tmp_path):
         (lambda: _model(_layers.Dropout(0.5)), {}, "dropout|changes variables"),
         (lambda: _model(_layers.Dense(4, kernel_regularizer="l2")), {}, "adds losses"),
         (lambda: tf.keras.Sequential([_layers.Dense(2)]), {}, "must be compiled with one loss"),
+        (
+            lambda: _model(loss=lambda y, z: tf.reduce_mean(z)),
+            {},
+            "a loss that averages over the batch",
+        ),
+        (lambda: _model(loss=lambda y, z: z - tf.reduce_mean(z)), {}, "beside others"),
         (_model, {"batch_size": 25}, "batch_size=25 exceeds the 24 examples"),
         (_model, {"y": np.zeros(3)}, "the same number of examples"),
         (_model, {"x": tf.data.Dataset.range(3)}, "x must be arrays, got"),

@@ -234,6 +234,11 @@ def _row_losses(model: keras_versions.Model, inputs: Any) -> clipped_sums.RowLos
         if outputs.shape.rank == targets.shape.rank + 1 and outputs.shape[-1] == 1:
             targets = targets[..., tf.newaxis]  # Or the two would be broadcast.
         losses = by_row(targets, outputs)
+        if losses.shape.rank == 0:
+            raise validation.UsageError(
+                "model is compiled with a loss that averages over the batch: let it return one "
+                "loss an example."
+            )
         return tf.reduce_mean(tf.reshape(losses, [tf.shape(targets)[0], -1]), axis=1)
 
     return tf.function(row_losses, autograph=False)
