@@ -121,10 +121,12 @@ def test_what_an_unbegun_run_left_is_used_or_removed(corpus, rows, tmp_path, mon
     made = (private / "texts.sqlite").stat().st_ino
     (private / "checkpoints").mkdir()
     (private / "checkpoints" / "round_7.npz").write_text("of nothing")
-    (private / "ledger.sqlite").write_text("of nothing")
+    for name in ("ledger.sqlite", ".killed.unfinished"):
+        (private / name).write_text("of nothing")
     run.train(config, tmp_path / "run")
     assert (private / "texts.sqlite").stat().st_ino == made
     assert not (private / "checkpoints" / "round_7.npz").exists()
+    assert not (private / ".killed.unfinished").exists()
 
 
 def test_n_grams_of_a_large_corpus_are_counted_on_a_sample_that_is_named(rows, monkeypatch):

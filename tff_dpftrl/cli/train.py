@@ -38,8 +38,9 @@ examples:
   # Docstrings of the installed packages, a BLT mechanism, 100 rounds of 20 clients.
   tff-dpftrl train --mechanism blt --noise-multiplier 0.5 --rounds 100 --output results/blt
 
-  # Your own text, noise calibrated to a target, options kept in a file.
-  tff-dpftrl train --config my_run.toml --data users.jsonl.gz --target-epsilon 8 --output out
+  # Your own table with a text in each row, noise calibrated to a target, options kept in a file.
+  tff-dpftrl train --config my_run.toml --data reviews.csv --user-column author \\
+    --text-column body --target-epsilon 8 --output out
 
   # Go on after an interruption; the config is the one that the run began with.
   tff-dpftrl train --resume --output out

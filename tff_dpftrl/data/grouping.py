@@ -151,7 +151,7 @@ def _write(
     about: dict[str, Any],
     finish: Callable[[int, int], None],
 ) -> None:
-    """Writes the file whole or not at all."""
+    """Writes the file whole or not at all. What a killed process left, the run removes."""
     numbers: dict[str, int] = {}
 
     def records() -> Iterator[tuple[int, int, bytes]]:
@@ -161,7 +161,6 @@ def _write(
                 yield number, hash(text), _encode(text)
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    durable_files.remove_leftovers(path.parent)
     with durable_files.replacing(path, private=True) as file:
         with contextlib.closing(sqlite3.connect(file.name, isolation_level=None)) as database:
             # A file that is not finished is thrown away: it needs no journal.
