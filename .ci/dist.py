@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -60,7 +61,7 @@ def _maths(folder: pathlib.Path) -> list[list[str]]:
     return [
         ["optimize", "--mechanism", "blt", *schema, "--output", str(folder / "blt.json")],
         ["account", "--mechanism", "blt", *schema, "--noise-multiplier", "5", "--delta", "1e-6"],
-        ["plan", *plan, "--noise-multiplier", "7", "--mechanisms", "tree"],
+        ["plan", *plan, "--target-epsilon", "4", "--mechanisms", "tree"],
     ]
 
 
@@ -120,7 +121,12 @@ def main() -> int:
             limit = _Limit(args.seconds)
             place = folder / job.name.replace(" ", "_")
             version = _capture([python, "-c", "import sys; print(sys.version.split()[0])"])
-            _run_row(rows, job.name, version, lambda: _run_job(job, python, wheel, place, limit))
+            _run_row(
+                rows,
+                job.name,
+                version,
+                functools.partial(_run_job, job, python, wheel, place, limit),
+            )
     print(f"\n{'environment':24}{'Python':10}{'seconds':>8}  outcome")
     for title, version, outcome, seconds in rows:
         print(f"{title:24}{version:10}{seconds:>8}  {outcome}")

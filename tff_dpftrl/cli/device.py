@@ -8,6 +8,7 @@ import contextlib
 import logging
 import pathlib
 import random
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -190,6 +191,10 @@ def _add(args: argparse.Namespace) -> int:
             store.add(args.collection, texts)
         after = store.counts().get(args.collection, 0)
     print(f"{after - before} texts were added; {args.examples} has {after} in {args.collection!r}")
+    _progress(
+        f"Take part with:\n  tff-dpftrl device --examples {shlex.quote(args.examples)} "
+        "--server-bundle device_bundle.json"
+    )
     return 0
 
 

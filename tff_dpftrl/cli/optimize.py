@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 import time
 
 from tff_dpftrl.cli import mechanism_flags, output
@@ -88,6 +90,11 @@ def run(args: argparse.Namespace) -> int:
         output.print_json(report)
     else:
         print("\n".join(f"{key:20} {_as_text(value)}" for key, value in report.items()))
+        if args.output is not None:
+            print(
+                f"Train with it:\n  tff-dpftrl train --strategy {shlex.quote(args.output)} ...",
+                file=sys.stderr,
+            )
     return 0
 
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import time
@@ -522,10 +523,16 @@ async def _serve(served: serving.Serving, folder, args: argparse.Namespace, keys
         _progress("The server goes on without this command; the same one finds it, --stop ends it.")
     elif stop.is_set():
         _progress(
-            "Stopped. What is committed is in the store; the same command goes on from there."
+            "Stopped. What is committed is in the store; the same command goes on from there. "
+            f"What it comes to so far: {_report_command(args)}"
         )
     else:
-        _progress("All rounds are done.")
+        _progress(f"All rounds are done. Statement, metrics and model: {_report_command(args)}")
+
+
+def _report_command(args: argparse.Namespace) -> str:
+    store = "..." if "://" in args.store else args.store  # A URL may have a password in it.
+    return shlex.join(["tff-dpftrl", "task", "report", args.task[0], "--store", store])
 
 
 async def _has_started(served: serving.Serving, stop: asyncio.Event) -> bool:
