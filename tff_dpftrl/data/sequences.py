@@ -40,7 +40,7 @@ _PER_USER = 300  # Bytes of a user's array in memory besides its content, about.
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Survey:
-    """What is known of the sequences of all users once all texts have been split into words.
+    """Counts and digest of the sequences of all users.
 
     Attributes:
       num_sequences: Number of sequences of each user, in the corpus's order, int64.

@@ -28,6 +28,7 @@ Adam = tf.keras.optimizers.Adam
 AdamW = tf.keras.optimizers.AdamW
 Adafactor = tf.keras.optimizers.Adafactor
 PolynomialDecay = tf.keras.optimizers.schedules.PolynomialDecay
+get_loss = tf.keras.losses.get
 
 _SEED_STATE = "seed_generator_state"
 

@@ -28,7 +28,7 @@ _KEYS = ("plan_keys", "issuers")
 
 @dataclasses.dataclass(frozen=True)
 class ServerBundle:
-    """What devices know of a server.
+    """Public facts of a server, which devices have to know.
 
     Attributes:
       population: Name of the population.
