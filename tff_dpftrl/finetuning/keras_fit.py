@@ -218,7 +218,7 @@ def _row_losses(model: keras_versions.Model, inputs: Any) -> clipped_sums.RowLos
     model(tf.nest.map_structure(lambda array: array[:1], inputs), training=False)
     losses_trial.refuse_mixing_layers(model)
     outputs_of = keras_model.as_function(model)
-    loss = tf.keras.losses.get(given)
+    loss = keras_versions.get_loss(given)
     by_row: Any = loss.call if hasattr(loss, "call") else loss
 
     def row_losses(weights: Sequence[tf.Tensor], rows: clipped_sums.Rows) -> tf.Tensor:
