@@ -185,6 +185,20 @@ def test_figures_of_the_maths_are_those_of_the_code(experiment):
             assert float(now[column]) == pytest.approx(float(value), rel=5e-3), column
 
 
+def test_passes_of_a_keras_model_are_compared_as_the_page_says(monkeypatch):
+    experiment = _load("keras_passes")
+    tiny = {"_NUM_TRAINED": 8, "_NUM_HELD_OUT": 16, "_BATCH": 4, "_EPOCHS": 1, "_RATES": (0.1,)}
+    for name, value in tiny.items():
+        monkeypatch.setattr(experiment, name, value)
+    row = experiment.row("identity")
+    kept = _kept("keras_passes.csv")
+    assert [entry["mechanism"] for entry in kept] == list(experiment._MECHANISMS)
+    same = ("ε", "δ", "seeds")
+    assert all([str(row[name]) for name in same] == [x[name] for name in same] for x in kept)
+    accuracies = {0.05: [0.5, 0.5, 0.5], 0.2: [0.6, 0.7, 0.8]}
+    assert experiment.summary("blt", accuracies)["held-out accuracy"] == "70.0 ± 5.8 %"
+
+
 def _kept(name):
     with open(_FOLDER / "results" / name, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

@@ -27,6 +27,7 @@ SGD = tf.keras.optimizers.SGD
 Adam = tf.keras.optimizers.Adam
 AdamW = tf.keras.optimizers.AdamW
 Adafactor = tf.keras.optimizers.Adafactor
+get_loss = tf.keras.losses.get
 PolynomialDecay = tf.keras.optimizers.schedules.PolynomialDecay
 get_loss = tf.keras.losses.get
 
