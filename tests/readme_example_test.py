@@ -18,9 +18,13 @@ _NUM_DEVICES = 12
 _SMALLER = {"num_rounds": 6, "min_sep": 3, "clients_per_round": 3}
 
 
+def _blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", _README.read_text("utf-8"), re.DOTALL)
+
+
 def _example() -> str:
     """The first Python block, with numbers that a test has time for."""
-    code = re.search(r"```python\n(.*?)```", _README.read_text("utf-8"), re.DOTALL).group(1)
+    code = _blocks()[0]
     for name, value in _SMALLER.items():
         code, count = re.subn(rf"\b{name}=[\d_]+", f"{name}={value}", code)
         assert count >= 1, f"The README's example gives no {name}: adapt _SMALLER."
@@ -45,10 +49,16 @@ def _names(asked: collections.Counter) -> dict:
         asked[device] += 1
         return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(2)
 
-    return {"model_fn": _model_fn, "devices": devices, "client_data": client_data}
+    held_out = [tf.data.Dataset.from_tensor_slices((x, 2 * x[:, :1])).batch(2)] * 2
+    return {
+        "model_fn": _model_fn,
+        "devices": devices,
+        "client_data": client_data,
+        "held_out_data": held_out,
+    }
 
 
-def test_the_example_keeps_its_schema_and_states_what_was_observed(capfd):
+def test_the_example_keeps_its_schema_and_states_what_was_observed(capfd, monkeypatch, tmp_path):
     asked = collections.Counter()
     names = _names(asked)
     exec(_example(), names)
@@ -64,6 +74,20 @@ def test_the_example_keeps_its_schema_and_states_what_was_observed(capfd):
     weights = names["process"].get_model_weights(names["state"]).trainable
     assert all(np.any(weight != 0.0) for weight in weights)
     assert names["aggregator"].private_round.deterministic_seed is None
+    # The evaluation has this model's loss: by hand, on the held-out devices.
+    kernel, bias = weights
+    loss = np.mean((np.eye(2) @ kernel + bias - [[2.0], [0.0]]) ** 2)
+    evaluated = names["metrics"]["client_work"]["eval"]["current_round_metrics"]
+    assert evaluated["loss"] == pytest.approx(loss, rel=1e-5)
+    assert evaluated["num_examples"] == 4
+    # The saved state goes on as the state would have.
+    state, data = names["state"], [names["client_data"](device) for device in names["devices"][:3]]
+    expected = names["process"].next(state, data).state
+    monkeypatch.chdir(tmp_path)
+    exec(_blocks()[1], names)
+    resumed = names["process"].next(names["state"], data).state
+    for new, old in zip(tf.nest.flatten(resumed), tf.nest.flatten(expected), strict=True):
+        np.testing.assert_array_equal(new, old)
 
 
 def test_the_same_devices_again_and_again_are_refused(monkeypatch):

@@ -52,13 +52,16 @@ if TYPE_CHECKING:
     )
     from tff_dpftrl.aggregators.check_process import check_process
     from tff_dpftrl.aggregators.dp_ftrl import DPFTRLFactory, build_dp_ftrl_aggregator
+    from tff_dpftrl.aggregators.dp_query import DPFTRLAverageQuery, DPFTRLSumQuery
     from tff_dpftrl.aggregators.sampled_gaussian import SampledGaussianFactory
     from tff_dpftrl.aggregators.secagg import (
         build_secagg_adaptive_dp_ftrl_aggregator,
         build_secagg_dp_ftrl_aggregator,
     )
+    from tff_dpftrl.aggregators.weighted import WeightedFactory
     from tff_dpftrl.auditing.aggregator import audit_aggregator
     from tff_dpftrl.auditing.audit_report import AuditReport
+    from tff_dpftrl.auditing.strategy import check_strategy
     from tff_dpftrl.auditing.training import audit_training
     from tff_dpftrl.execution.compiled_process import compile_process
     from tff_dpftrl.finetuning.keras_fit import private_fit
@@ -157,6 +160,9 @@ __all__ = [
     "DPFTRLFactory",
     "AdaptiveDPFTRLFactory",
     "SampledGaussianFactory",
+    "WeightedFactory",
+    "DPFTRLAverageQuery",
+    "DPFTRLSumQuery",
     "AdaptiveClipping",
     "FlatClipping",
     "PerLayerClipping",
@@ -174,6 +180,7 @@ __all__ = [
     "AuditReport",
     "audit_aggregator",
     "audit_training",
+    "check_strategy",
     # Folders of this package.
     "accounting",
     "aggregators",
@@ -248,6 +255,9 @@ _MODULE_OF = {
     "DPFTRLFactory": "aggregators.dp_ftrl",
     "AdaptiveDPFTRLFactory": "aggregators.adaptive_clipping",
     "SampledGaussianFactory": "aggregators.sampled_gaussian",
+    "WeightedFactory": "aggregators.weighted",
+    "DPFTRLAverageQuery": "aggregators.dp_query",
+    "DPFTRLSumQuery": "aggregators.dp_query",
     "AdaptiveClipping": "private_round.adaptive_clipping",
     "FlatClipping": "private_round.clipping",
     "PerLayerClipping": "private_round.clipping",
@@ -263,6 +273,7 @@ _MODULE_OF = {
     "AuditReport": "auditing.audit_report",
     "audit_aggregator": "auditing.aggregator",
     "audit_training": "auditing.training",
+    "check_strategy": "auditing.strategy",
 }
 
 

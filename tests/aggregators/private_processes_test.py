@@ -22,7 +22,7 @@ _DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "private_proc
 _OURS = aggregators.build_dp_ftrl_aggregator(
     blt.Blt((0.99, 0.8), (0.05, 0.2)), noise_multiplier=1e4, clip_norm=1.0, clients_per_round=4
 )
-_AS_WEIGHTED = tff.aggregators.as_weighted_aggregator(_OURS)
+_AS_WEIGHTED = aggregators.WeightedFactory(_OURS, weight_cap=3.0)
 _SGD = tff.learning.optimizers.build_sgdm(0.1)
 _MOMENTUM = tff.learning.optimizers.build_sgdm(0.1, momentum=0.9)
 _TFF = tff.learning.algorithms

@@ -45,6 +45,18 @@ def test_a_correct_aggregator_is_consistent_and_its_mu_nearly_reached():
     assert "not tested" not in _outcomes(report).values()
 
 
+def test_a_client_that_counts_in_full_is_weighed_to_do_so():
+    inner = planted_bugs.CORRECT["identity"].build()
+    report = tff_dpftrl.audit_aggregator(
+        tff_dpftrl.WeightedFactory(inner, weight_cap=20.0),
+        schema=tff_dpftrl.MinSep(6, 3, 2),
+        budget=_games(800),
+    )
+    assert report.verdict == "consistent with the claim", report.to_markdown()
+    # With a weight of 1, not 20, the canaries would reach a twentieth of μ.
+    assert report.mu_at_least > 0.5 * report.claim.mu
+
+
 def test_fewer_rounds_are_held_to_what_the_claim_says_of_them():
     aggregator = planted_bugs.CORRECT["identity"].build()
     declared, played = tff_dpftrl.MinSep(12, 3, 4), tff_dpftrl.MinSep(6, 3, 4)

@@ -69,5 +69,39 @@ def test_children_do_not_inherit_an_ignored_interrupt():
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
+_DROPPED_IN = textwrap.dedent("""
+    import numpy as np, tensorflow_federated as tff, tff_dpftrl
+    aggregator = tff_dpftrl.build_dp_ftrl_aggregator(
+        tff_dpftrl.Identity(), noise_multiplier=1.0, clip_norm=1.0, clients_per_round=2
+    )
+    process = aggregator.create(tff.TensorType(np.float32, [2]))
+    print(process.next(process.initialize(), []).result.shape)
+    {last}
+""")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux's /proc")
+@pytest.mark.parametrize("last", ["pass", "raise ValueError"])
+def test_the_pipe_of_a_program_in_tffs_own_context_ends_with_it(last):
+    script = subprocess.Popen(
+        [sys.executable, "-c", _DROPPED_IN.format(last=last)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        output, errors = script.communicate(timeout=120)  # Ends only when all writers have.
+    finally:
+        try:
+            os.killpg(script.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    assert output == "(2,)\n"
+    assert "Exception ignored" not in errors
+    assert script.returncode == {"pass": 0, "raise ValueError": 1}[last]
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

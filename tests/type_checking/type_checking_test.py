@@ -18,7 +18,12 @@ _MISTAKES = pathlib.Path(__file__).with_name("planted_mistakes.py")
 _PAGES = [_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))]
 # Names that a page leaves to its reader, with their types; Any may be anything.
 _GIVEN = {
-    "README.md": {"model_fn": "Any", "devices": "list[str]", "client_data": "Any"},
+    "README.md": {
+        "model_fn": "Any",
+        "devices": "list[str]",
+        "client_data": "Any",
+        "held_out_data": "Any",
+    },
     "auditing.md": {
         "aggregator": "tff_dpftrl.DPFTRLFactory",
         "client_optimizer_fn": "Any",

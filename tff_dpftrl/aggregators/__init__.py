@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         build_secagg_adaptive_dp_ftrl_aggregator,
         build_secagg_dp_ftrl_aggregator,
     )
+    from tff_dpftrl.aggregators.weighted import WeightedFactory
     from tff_dpftrl.private_round.adaptive_clipping import AdaptiveClipping
     from tff_dpftrl.private_round.clipping import FlatClipping, PerLayerClipping
     from tff_dpftrl.private_round.estimators import ClippedDenominator, FixedDenominator
@@ -35,6 +36,7 @@ __all__ = [
     "DPFTRLFactory",
     "ExpensiveClippingWarning",
     "SampledGaussianFactory",
+    "WeightedFactory",
     "build_adaptive_dp_ftrl_aggregator",
     "build_dp_ftrl_aggregator",
     "build_secagg_adaptive_dp_ftrl_aggregator",
@@ -52,6 +54,7 @@ _MODULE_OF = {
     "DPFTRLFactory": "aggregators.dp_ftrl",
     "ExpensiveClippingWarning": "aggregators.adaptive_clipping",
     "SampledGaussianFactory": "aggregators.sampled_gaussian",
+    "WeightedFactory": "aggregators.weighted",
     "build_adaptive_dp_ftrl_aggregator": "aggregators.adaptive_clipping",
     "build_dp_ftrl_aggregator": "aggregators.dp_ftrl",
     "build_secagg_adaptive_dp_ftrl_aggregator": "aggregators.secagg",

@@ -14,16 +14,17 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import computations, inner_sum, release_registry, updates
+from tff_dpftrl.execution import tff_names, worker_watchdog
 from tff_dpftrl.private_round import interface
 
 
 def build_process(
     private_round: interface.PrivateRound,
-    value_type: tff.Type,
+    value_type: tff_names.Type,
     *,
     sums: Sequence[inner_sum.InnerSum],
     state_type: type,
-    weight_type: tff.Type | None = None,
+    weight_type: tff_names.Type | None = None,
     report_non_finite_clients: bool = False,
 ) -> tff.templates.AggregationProcess:
     """Builds the process that runs a private round on updates of one type.
@@ -47,6 +48,7 @@ def build_process(
       ValueError: If the type has no tensors, other dtypes or unknown shapes, or does
         not fit the round or the sums.
     """
+    worker_watchdog.end_workers_at_exit()
     update = updates.UpdateType(value_type)
 
     @computations.tensorflow
@@ -60,7 +62,7 @@ def build_process(
     if weight_type is not None:
         client_types.append(weight_type)
 
-    @computations.tensorflow(tff.StructType(client_types))
+    @computations.tensorflow(tff_names.StructType(client_types))
     def clip_client(client):
         value, broadcast, *weight = client
         (tensors, *scalars), is_finite = private_round.clip_client(
@@ -78,7 +80,7 @@ def build_process(
         for one_sum, summed_type in zip(sums, contribution_types, strict=True)
     ]
 
-    @computations.tensorflow(tff.StructType(round_state_types + contribution_types))
+    @computations.tensorflow(tff_names.StructType(round_state_types + contribution_types))
     def release(state_and_totals):
         release_registry.note_seed(private_round.deterministic_seed)
         parts = list(state_and_totals)
@@ -104,34 +106,36 @@ def build_process(
 
     @computations.federated
     def initialize():
-        round_state = tff.federated_eval(initial_round_state, tff.SERVER)
+        round_state = tff_names.federated_eval(initial_round_state, tff_names.SERVER)
         sum_states = [process.initialize() for process in processes]
-        return tff.federated_zip(state_type(*round_state, *sum_states))
+        return tff_names.federated_zip(state_type(*round_state, *sum_states))
 
     def run_round(state, value, *weight):
         state = list(state)
-        broadcast = tff.federated_broadcast(state[seen_by_clients])
-        contributions, is_finite = tff.federated_map(clip_client, (value, broadcast, *weight))
+        broadcast = tff_names.federated_broadcast(state[seen_by_clients])
+        contributions, is_finite = tff_names.federated_map(clip_client, (value, broadcast, *weight))
         summed = [
             process.next(sum_state, contribution)
             for process, sum_state, contribution in zip(
                 processes, state[num_fields:], contributions, strict=True
             )
         ]
-        *round_state, average, measurements = tff.federated_map(
+        *round_state, average, measurements = tff_names.federated_map(
             release, (*state[:num_fields], *[output.result for output in summed])
         )
         if report_non_finite_clients:
             count = _count_non_finite(is_finite)
-            measurements = _join(measurements, tff.federated_zip({"non_finite_clients": count}))
+            measurements = _join(
+                measurements, tff_names.federated_zip({"non_finite_clients": count})
+            )
         return tff.templates.MeasuredProcessOutput(
-            state=tff.federated_zip(state_type(*round_state, *[o.state for o in summed])),
+            state=tff_names.federated_zip(state_type(*round_state, *[o.state for o in summed])),
             result=average,
             measurements=_join(measurements, summed[0].measurements),
         )
 
     state_at_server = initialize.type_signature.result
-    value_at_clients = tff.FederatedType(value_type, tff.CLIENTS)
+    value_at_clients = tff_names.FederatedType(value_type, tff_names.CLIENTS)
     if weight_type is None:
 
         @computations.federated(state_at_server, value_at_clients)
@@ -141,7 +145,7 @@ def build_process(
         return tff.templates.AggregationProcess(initialize, next_unweighted)
 
     @computations.federated(
-        state_at_server, value_at_clients, tff.FederatedType(weight_type, tff.CLIENTS)
+        state_at_server, value_at_clients, tff_names.FederatedType(weight_type, tff_names.CLIENTS)
     )
     def next_weighted(state, value, weight):
         return run_round(state, value, weight)
@@ -149,31 +153,31 @@ def build_process(
     return tff.templates.AggregationProcess(initialize, next_weighted)
 
 
-def _count_non_finite(is_finite: tff.Value) -> tff.Value:
+def _count_non_finite(is_finite: tff_names.Value) -> tff_names.Value:
     """Counts the clients whose `is_finite` is False: an exact int32, which is not private."""
 
     @computations.tensorflow(np.bool_)
     def as_count(finite):
         return tf.cast(tf.logical_not(finite), tf.int32)
 
-    return tff.federated_sum(tff.federated_map(as_count, is_finite))
+    return tff_names.federated_sum(tff_names.federated_map(as_count, is_finite))
 
 
-def _join(measured: Any, others: Any) -> tff.Value:
+def _join(measured: Any, others: Any) -> tff_names.Value:
     """Joins measurements at the server in one dictionary; `others` is "sum" if without names."""
     others_type = others.type_signature.member
-    if isinstance(others_type, tff.StructType) and len(others_type) == 0:
+    if isinstance(others_type, tff_names.StructType) and len(others_type) == 0:
         return measured
-    has_names = isinstance(others_type, tff.StructType) and all(
-        name is not None for name, _ in tff.structure.iter_elements(others_type)
+    has_names = isinstance(others_type, tff_names.StructType) and all(
+        name is not None for name, _ in tff_names.iter_elements(others_type)
     )
 
     @computations.tensorflow(measured.type_signature.member, others_type)
     def join(measured, others):
-        if isinstance(others, tff.structure.Struct):
-            others = tff.structure.to_odict_or_tuple(others)
+        if isinstance(others, tff_names.Struct):
+            others = tff_names.to_odict_or_tuple(others)
         joined = collections.OrderedDict(measured)
         joined.update(others if has_names else {"sum": others})
         return joined
 
-    return tff.federated_map(join, (measured, others))
+    return tff_names.federated_map(join, (measured, others))

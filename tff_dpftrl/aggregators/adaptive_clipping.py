@@ -16,6 +16,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee as guarantee_lib
 from tff_dpftrl.aggregators import adapter
 from tff_dpftrl.aggregators import inner_sum as inner_sum_lib
+from tff_dpftrl.execution import tff_names
 from tff_dpftrl.mechanisms import noise_split, restarts
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
@@ -143,7 +144,7 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
             adaptive_clipping=True,
         )
 
-    def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+    def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
         """Creates the process for updates of one type.
 
         Args:

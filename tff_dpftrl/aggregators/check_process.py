@@ -14,11 +14,10 @@ import enum
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-import tensorflow_federated as tff
-
 from tff_dpftrl import validation
 from tff_dpftrl.aggregators.process_check import dataflow
 from tff_dpftrl.aggregators.process_check import labels as labels_lib
+from tff_dpftrl.execution import tff_names
 
 _MAX_TYPE_LENGTH = 80
 
@@ -80,7 +79,7 @@ class Leak:
 
     kind: LeakKind
     paths: tuple[str, ...]
-    value_type: tff.Type
+    value_type: tff_names.Type
     how: str
     remedy: str
 
@@ -178,7 +177,7 @@ def check_process(process: Any) -> ProcessCheck:
       ValueError: If `process` is neither a process nor a computation.
     """
     computation = getattr(process, "next", process)
-    if not isinstance(computation, tff.framework.ConcreteComputation):
+    if not isinstance(computation, tff_names.ConcreteComputation):
         raise validation.UsageError(
             f"process must have a computation next, or be a tff.Computation, got {process!r}: "
             "of a factory, check the process that its create returns, or the learning process."
@@ -217,7 +216,7 @@ def _leak(
     only_metrics = all(_is_metric(path) for path in paths)
     kind = LeakKind.METRICS if only_metrics else LeakKind.EXACT
     label, reason = next(iter(labels)), None
-    how, value_type = "a value at the clients", tff.StructType([])
+    how, value_type = "a value at the clients", tff_names.StructType([])
     if isinstance(label, labels_lib.Total):
         how, value_type = "sum of clipped values", trace.contributions[label.call]
         reasons = {x.not_private_because for x in labels if isinstance(x, labels_lib.Total)}

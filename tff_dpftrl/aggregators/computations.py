@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow_federated as tff
+from tff_dpftrl.execution import tff_names
 
-tensorflow: Any = tff.tensorflow.computation
-federated: Any = tff.federated_computation
+tensorflow: Any = tff_names.tensorflow_computation
+federated: Any = tff_names.federated_computation

@@ -21,6 +21,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
+from tff_dpftrl.execution import tff_names
 from tff_dpftrl.private_round import clipping, summation
 
 
@@ -106,7 +107,7 @@ class InnerSum:
             return summation.DTYPE
         return tf.as_dtype(getattr(self.factory, "sum_dtype", tf.float32))
 
-    def create(self, summed_type: tff.Type) -> tff.templates.AggregationProcess:
+    def create(self, summed_type: tff_names.Type) -> tff.templates.AggregationProcess:
         """Creates the process of the sum, and checks the type of its result.
 
         Args:

@@ -12,7 +12,8 @@ import hashlib
 from collections.abc import Collection
 
 import tensorflow as tf
-import tensorflow_federated as tff
+
+from tff_dpftrl.execution import tff_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +38,9 @@ _totals: dict[bytes, frozenset[int]] = {}
 
 def register(
     *,
-    clip: tff.framework.ConcreteComputation,
+    clip: tff_names.ConcreteComputation,
     contributions: Collection[int],
-    release: tff.framework.ConcreteComputation,
+    release: tff_names.ConcreteComputation,
     totals: Collection[int],
     noise_multiplier: float,
     deterministic_seed: int | None,
@@ -76,9 +77,9 @@ def register(
     _releases[clip_digest, release_digest] = Release(noise_multiplier, reason)
 
 
-def _compiled(computation: tff.framework.ConcreteComputation) -> tff.framework.CompiledComputation:
+def _compiled(computation: tff_names.ConcreteComputation) -> tff_names.CompiledComputation:
     block = computation.to_building_block()
-    if not isinstance(block, tff.framework.CompiledComputation):
+    if not isinstance(block, tff_names.CompiledComputation):
         raise TypeError(f"A TensorFlow computation is a compiled one, got {type(block)}.")
     return block
 
@@ -95,7 +96,7 @@ def note_seed(deterministic_seed: int | None) -> None:
         tf.no_op(name="deterministic_seed")
 
 
-def digest(computation: tff.framework.CompiledComputation) -> bytes:
+def digest(computation: tff_names.CompiledComputation) -> bytes:
     """Computes the SHA-256 of a compiled computation: its graph and the bindings of its tensors."""
     return hashlib.sha256(computation.proto.SerializeToString(deterministic=True)).digest()
 

@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl.accounting import dp_fedavg
 from tff_dpftrl.aggregators import adapter, inner_sum
+from tff_dpftrl.execution import tff_names
 from tff_dpftrl.private_round import clipping as clipping_lib
 from tff_dpftrl.private_round import estimators
 from tff_dpftrl.private_round import sampled_gaussian as sampled_gaussian_lib
@@ -114,7 +115,7 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
         )
 
     def create(
-        self, value_type: tff.Type, weight_type: tff.Type
+        self, value_type: tff_names.Type, weight_type: tff_names.Type
     ) -> tff.templates.AggregationProcess:
         """Creates the process.
 

@@ -18,6 +18,7 @@ import tensorflow_federated as tff
 from tff_dpftrl import validation
 from tff_dpftrl.aggregators import computations, updates
 from tff_dpftrl.discretization import grid
+from tff_dpftrl.execution import tff_names
 from tff_dpftrl.private_round import clipping, discretize, seeds
 
 _COUNT_MODULUS = 2**31 - 1
@@ -84,7 +85,7 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
         """Inflated clip norm, the L2 sensitivity of the sum to one client, whatever it sends."""
         return self.encoding.inflated_clip_norm(self.clip_norm)
 
-    def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+    def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
         """Creates the process for updates of one type.
 
         Args:
@@ -113,7 +114,7 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
 
         @computations.federated
         def initialize():
-            return tff.federated_eval(initial_state, tff.SERVER)
+            return tff_names.federated_eval(initial_state, tff_names.SERVER)
 
         @computations.tensorflow(state_type)
         def start_round(state):
@@ -151,20 +152,22 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
             return update.pack_as_update(tensors), count
 
         @computations.federated(
-            initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+            initialize.type_signature.result, tff_names.FederatedType(value_type, tff_names.CLIENTS)
         )
         def next_fn(state, value):
-            round_seed, new_state = tff.federated_map(start_round, state)
-            encoded = tff.federated_map(encode, (value, tff.federated_broadcast(round_seed)))
-            total = tff.backends.mapreduce.federated_secure_modular_sum(
+            round_seed, new_state = tff_names.federated_map(start_round, state)
+            encoded = tff_names.federated_map(
+                encode, (value, tff_names.federated_broadcast(round_seed))
+            )
+            total = tff_names.federated_secure_modular_sum(
                 encoded,
                 collections.OrderedDict(vector=self.encoding.sum_modulus, count=_COUNT_MODULUS),
             )
-            result, count = tff.federated_map(decode, (total, round_seed))
+            result, count = tff_names.federated_map(decode, (total, round_seed))
             return tff.templates.MeasuredProcessOutput(
                 state=new_state,
                 result=result,
-                measurements=tff.federated_zip(collections.OrderedDict(summed_clients=count)),
+                measurements=tff_names.federated_zip(collections.OrderedDict(summed_clients=count)),
             )
 
         return tff.templates.AggregationProcess(initialize, next_fn)
@@ -180,7 +183,7 @@ class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
     sum_dtype = np.float32
     contribution_norm = 0.5
 
-    def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+    def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
         """Creates the process, without state or measurements.
 
         Args:
@@ -192,12 +195,12 @@ class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
         Raises:
           ValueError: If the type is another one.
         """
-        if value_type != tff.TensorType(np.float32):
+        if value_type != tff_names.TensorType(np.float32):
             raise validation.UsageError(f"value_type must be a float32 scalar, got {value_type}.")
 
         @computations.federated
         def initialize():
-            return tff.federated_value((), tff.SERVER)
+            return tff_names.federated_value((), tff_names.SERVER)
 
         @computations.tensorflow(np.float32)
         def encode(half_bit):
@@ -213,16 +216,16 @@ class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
             return tf.cast(total["doubled"] - total["count"], tf.float32) / 2.0
 
         @computations.federated(
-            initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+            initialize.type_signature.result, tff_names.FederatedType(value_type, tff_names.CLIENTS)
         )
         def next_fn(state, value):
-            total = tff.backends.mapreduce.federated_secure_modular_sum(
-                tff.federated_map(encode, value), _COUNT_MODULUS
+            total = tff_names.federated_secure_modular_sum(
+                tff_names.federated_map(encode, value), _COUNT_MODULUS
             )
             return tff.templates.MeasuredProcessOutput(
                 state=state,
-                result=tff.federated_map(decode, total),
-                measurements=tff.federated_value((), tff.SERVER),
+                result=tff_names.federated_map(decode, total),
+                measurements=tff_names.federated_value((), tff_names.SERVER),
             )
 
         return tff.templates.AggregationProcess(initialize, next_fn)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_dpftrl import validation
+from tff_dpftrl.execution import tff_names
 
 
 class UpdateType:
@@ -19,7 +19,7 @@ class UpdateType:
       shapes: Static shapes of the tensors.
     """
 
-    def __init__(self, value_type: tff.Type):
+    def __init__(self, value_type: tff_names.Type):
         """Checks and flattens the type.
 
         Args:
@@ -29,11 +29,11 @@ class UpdateType:
           ValueError: If it is not a nesting of at least one floating-point tensor,
             all with static shapes.
         """
-        if not tff.types.is_structure_of_tensors(value_type):
+        if not tff_names.is_structure_of_tensors(value_type):
             raise validation.UsageError(
                 f"value_type must be a nesting of tensors, got {value_type}."
             )
-        self._structure = tff.types.type_to_tf_tensor_specs(value_type)
+        self._structure = tff_names.type_to_tf_tensor_specs(value_type)
         self.specs = tf.nest.flatten(self._structure)
         if not self.specs:
             raise validation.UsageError(
@@ -53,8 +53,8 @@ class UpdateType:
 
     def flatten(self, value: Any) -> list[tf.Tensor]:
         """Lists the update's tensors, inside a TensorFlow computation."""
-        if isinstance(value, tff.structure.Struct):
-            value = tff.structure.to_odict_or_tuple(value)
+        if isinstance(value, tff_names.Struct):
+            value = tff_names.to_odict_or_tuple(value)
         return tf.nest.flatten(value)
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> Any:

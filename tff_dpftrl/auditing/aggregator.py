@@ -16,6 +16,7 @@ from tff_dpftrl.auditing import audit_report, defaults, games, judging, playing,
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.auditing.evidence import worst_pattern
+from tff_dpftrl.execution import tff_names
 from tff_dpftrl.mechanisms import identity, noise_split
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -61,7 +62,7 @@ def audit_aggregator(
     schema: schema_lib.MinSep,
     claim: claim_lib.AnyClaim | None = None,
     mechanism: mechanism_lib.Mechanism | None = None,
-    value_type: tff.Type | None = None,
+    value_type: tff_names.Type | None = None,
     budget: GameBudget | None = None,
     resume: bool | playing.Resume = True,
     repeats_rounds: bool | None = None,
@@ -443,7 +444,7 @@ def _num_rounds(schema: schema_lib.MinSep, rounds: int | None) -> int:
 def _maker(
     aggregator: Any,
     mechanism: mechanism_lib.Mechanism | None,
-    value_type: tff.Type | None,
+    value_type: tff_names.Type | None,
     num_canaries: int,
 ) -> Callable[[], tff.templates.AggregationProcess]:
     """Returns a function that makes the process anew, as a program does that starts again."""
@@ -458,9 +459,9 @@ def _maker(
         if mechanism is not None and mechanism.encoding is not None:
             dim = mechanism.encoding.dim
             sizes = [dim - dim // 2, dim // 2] if dim > 1 else [1]
-        value_type = tff.to_type([tff.TensorType(np.float32, [size]) for size in sizes])
+        value_type = tff_names.to_type([tff_names.TensorType(np.float32, [size]) for size in sizes])
     if isinstance(aggregator, tff.aggregators.WeightedAggregationFactory):
-        weight_type = tff.TensorType(np.float32)
+        weight_type = tff_names.TensorType(np.float32)
         return lambda: aggregator.create(value_type, weight_type)
     return lambda: aggregator.create(value_type)
 

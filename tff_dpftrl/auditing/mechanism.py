@@ -87,8 +87,11 @@ class Mechanism:
         Returns:
           The numbers; None if the factory is of another kind.
         """
-        from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, sampled_gaussian
+        from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, sampled_gaussian, weighted
 
+        if isinstance(factory, weighted.WeightedFactory):
+            inner = cls.of(factory.aggregator)
+            return inner and dataclasses.replace(inner, client_weight=factory.weight_cap)
         if isinstance(factory, dp_ftrl.DPFTRLFactory):
             fixed = factory.private_round
             clip_norm = fixed.clipping.constant_norm

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from tff_dpftrl import execution, validation
 from tff_dpftrl.aggregators import updates
-from tff_dpftrl.execution import leaves
+from tff_dpftrl.execution import leaves, tff_names
 
 _CLIENTS_A_CALL = 64
 _MOST_NUMBERS = 1000  # Largest number of recorded entries of one measurement.
@@ -81,7 +81,7 @@ class Player:
         self.is_weighted = len(parameters) > 2
         self._client_weight = client_weight
         self._weight_type = leaves.member(parameters[2]) if self.is_weighted else None
-        if self.is_weighted and not isinstance(self._weight_type, tff.TensorType):
+        if self.is_weighted and not isinstance(self._weight_type, tff_names.TensorType):
             raise validation.UsageError(
                 f"aggregator must take a number as a client's weight, got {self._weight_type}."
             )
@@ -150,25 +150,29 @@ def as_arrays(state: Any) -> Any:
 
 def _of_one_argument(
     process: tff.templates.AggregationProcess,
-    value_type: tff.Type,
-    weight_type: tff.Type | None,
+    value_type: tff_names.Type,
+    weight_type: tff_names.Type | None,
 ) -> tff.templates.IterativeProcess:
     """Returns the process with one argument a client and two results, which can be compiled."""
     state_type = process.next.type_signature.parameter[0]
     if weight_type is None:
 
-        @tff.federated_computation(state_type, tff.FederatedType(value_type, tff.CLIENTS))
+        @tff_names.federated_computation(
+            state_type, tff_names.FederatedType(value_type, tff_names.CLIENTS)
+        )
         def next_fn(state, value):
             output = process.next(state, value)
-            return output.state, tff.federated_zip((output.result, output.measurements))
+            return output.state, tff_names.federated_zip((output.result, output.measurements))
 
     else:
-        pair_type = tff.FederatedType(tff.StructType([value_type, weight_type]), tff.CLIENTS)
+        pair_type = tff_names.FederatedType(
+            tff_names.StructType([value_type, weight_type]), tff_names.CLIENTS
+        )
 
-        @tff.federated_computation(state_type, pair_type)
+        @tff_names.federated_computation(state_type, pair_type)
         def next_fn(state, pair):
             output = process.next(state, pair[0], pair[1])
-            return output.state, tff.federated_zip((output.result, output.measurements))
+            return output.state, tff_names.federated_zip((output.result, output.measurements))
 
     return tff.templates.IterativeProcess(process.initialize, next_fn)
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
-from tff_dpftrl.execution import client_part, graph_function, leaves, process_form
+from tff_dpftrl.execution import client_part, graph_function, leaves, process_form, tff_names
 
 
 class NotCompilableError(validation.UsageError):
@@ -183,7 +183,7 @@ class CompiledProcess:
         results = self._finish(*state_leaves, *total)
         (state_name, state_type), (output_name, output_type) = [
             (name, leaves.member(type_spec))
-            for name, type_spec in tff.structure.iter_elements(self._result_type)
+            for name, type_spec in tff_names.iter_elements(self._result_type)
         ]
         split = len(leaves.specs(state_type))
         new_state = leaves.pack(results[:split], state_type)

@@ -12,13 +12,12 @@ import inspect
 from collections.abc import Iterator
 
 import numpy as np
-import tensorflow_federated as tff
 
-from tff_dpftrl.execution import state_transfer, worker_watchdog
+from tff_dpftrl.execution import state_transfer, tff_names, worker_watchdog
 
 
 @contextlib.contextmanager
-def local() -> Iterator[tff.framework.SyncContext]:
+def local() -> Iterator[tff_names.SyncContext]:
     """Runs computations in one worker process on this machine, TFF's default.
 
     It has no secure sums.
@@ -26,12 +25,12 @@ def local() -> Iterator[tff.framework.SyncContext]:
     Yields:
       TFF's context.
     """
-    with _entered(tff.backends.native.create_sync_local_cpp_execution_context()) as context:
+    with _entered(tff_names.create_sync_local_cpp_execution_context()) as context:
         yield context
 
 
 @contextlib.contextmanager
-def secure_sum_simulation() -> Iterator[tff.framework.SyncContext]:
+def secure_sum_simulation() -> Iterator[tff_names.SyncContext]:
     """Runs computations in one local worker process that simulates secure sums.
 
     The results are those of a secure sum, but the worker computes them in the clear,
@@ -41,7 +40,7 @@ def secure_sum_simulation() -> Iterator[tff.framework.SyncContext]:
     Yields:
       TFF's context.
     """
-    with _entered(tff.backends.test.create_sync_test_cpp_execution_context()) as context:
+    with _entered(tff_names.create_sync_test_cpp_execution_context()) as context:
         yield context
 
 
@@ -52,11 +51,11 @@ def compiled_only() -> Iterator[None]:
     Processes, with secure sums too, are built here and given to `compile_process`; no worker
     is started. Direct calls of computations are refused.
     """
-    with tff.framework.get_context_stack().install(_CompiledOnly()):
+    with tff_names.get_context_stack().install(_CompiledOnly()):
         yield
 
 
-class _CompiledOnly(tff.framework.SyncContext):
+class _CompiledOnly(tff_names.SyncContext):
     def invoke(self, comp, arg):
         """Refuses to run anything."""
         del comp, arg
@@ -67,7 +66,7 @@ class _CompiledOnly(tff.framework.SyncContext):
 
 
 @contextlib.contextmanager
-def _entered(context: tff.framework.SyncContext) -> Iterator[tff.framework.SyncContext]:
+def _entered(context: tff_names.SyncContext) -> Iterator[tff_names.SyncContext]:
     """Installs a context, with the watchdog and the faster transfer of state.
 
     Args:
@@ -78,7 +77,7 @@ def _entered(context: tff.framework.SyncContext) -> Iterator[tff.framework.SyncC
     """
     worker_watchdog.start()
     state_transfer.install_fast_state_transfer()
-    with tff.framework.get_context_stack().install(context):
+    with tff_names.get_context_stack().install(context):
         yield context
 
 
@@ -91,12 +90,12 @@ def check_secure_sums() -> None:
     Raises:
       RuntimeError: If the context, like TFF's default one, has no secure sums.
     """
-    if isinstance(tff.framework.get_context_stack().current, _CompiledOnly):
+    if isinstance(tff_names.get_context_stack().current, _CompiledOnly):
         return
 
-    @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+    @tff_names.federated_computation(tff_names.FederatedType(np.int32, tff_names.CLIENTS))
     def secure_sum(value):
-        return tff.backends.mapreduce.federated_secure_modular_sum(value, 8)
+        return tff_names.federated_secure_modular_sum(value, 8)
 
     try:
         result = secure_sum([1, 2])

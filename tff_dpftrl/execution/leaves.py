@@ -7,43 +7,43 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_dpftrl import validation
+from tff_dpftrl.execution import tff_names
 
 _VARIANT = tf.TensorSpec([], tf.variant)
 
 
-def member(type_spec: tff.Type) -> tff.Type:
+def member(type_spec: tff_names.Type) -> tff_names.Type:
     """Returns the member type of a federated type, or the type itself."""
-    return type_spec.member if isinstance(type_spec, tff.FederatedType) else type_spec
+    return type_spec.member if isinstance(type_spec, tff_names.FederatedType) else type_spec
 
 
-def specs(type_spec: tff.Type | None) -> list[tf.TensorSpec]:
+def specs(type_spec: tff_names.Type | None) -> list[tf.TensorSpec]:
     """Returns the specs of a type's leaves, in TFF's order; a sequence is a variant."""
     if type_spec is None:
         return []
-    if isinstance(type_spec, tff.StructType):
+    if isinstance(type_spec, tff_names.StructType):
         return [
-            spec for _, element in tff.structure.iter_elements(type_spec) for spec in specs(element)
+            spec for _, element in tff_names.iter_elements(type_spec) for spec in specs(element)
         ]
-    if isinstance(type_spec, tff.SequenceType):
+    if isinstance(type_spec, tff_names.SequenceType):
         return [_VARIANT]
     return [tf.TensorSpec(type_spec.shape, tf.dtypes.as_dtype(type_spec.dtype.type))]
 
 
-def paths(type_spec: tff.Type | None) -> list[str]:
+def paths(type_spec: tff_names.Type | None) -> list[str]:
     """Returns the path of each leaf, such as "train/loss" or "0/1"; "" if the type is a leaf."""
-    if not isinstance(type_spec, tff.StructType):
+    if not isinstance(type_spec, tff_names.StructType):
         return [] if type_spec is None else [""]
     return [
         "/".join(filter(None, [str(index) if name is None else name, path]))
-        for index, (name, element) in enumerate(tff.structure.iter_elements(type_spec))
+        for index, (name, element) in enumerate(tff_names.iter_elements(type_spec))
         for path in paths(element)
     ]
 
 
-def flatten(value: Any, type_spec: tff.Type, name: str) -> list[tf.Tensor]:
+def flatten(value: Any, type_spec: tff_names.Type, name: str) -> list[tf.Tensor]:
     """Flattens a value to tensors.
 
     Args:
@@ -58,9 +58,9 @@ def flatten(value: Any, type_spec: tff.Type, name: str) -> list[tf.Tensor]:
     Raises:
       ValueError: If the value is not of the type; the message names the place.
     """
-    if isinstance(type_spec, tff.SequenceType):
+    if isinstance(type_spec, tff_names.SequenceType):
         return [_dataset_variant(value, type_spec, name)]
-    if isinstance(type_spec, tff.StructType):
+    if isinstance(type_spec, tff_names.StructType):
         return _flatten_struct(value, type_spec, name)
     (spec,) = specs(type_spec)
     return [to_tensor(value, spec, name)]
@@ -98,10 +98,10 @@ def to_tensor(value: Any, spec: tf.TensorSpec, name: str) -> tf.Tensor:
     return tensor
 
 
-def _flatten_struct(value: Any, type_spec: tff.StructType, name: str) -> list[tf.Tensor]:
-    elements = list(tff.structure.iter_elements(type_spec))
+def _flatten_struct(value: Any, type_spec: tff_names.StructType, name: str) -> list[tf.Tensor]:
+    elements = list(tff_names.iter_elements(type_spec))
     try:
-        given = tff.structure.from_container(value)
+        given = tff_names.from_container(value)
     except TypeError as error:
         raise validation.UsageError(
             f"{name} must be of type {type_spec}, got {type(value)}."
@@ -121,20 +121,20 @@ def _flatten_struct(value: Any, type_spec: tff.StructType, name: str) -> list[tf
     return leaves
 
 
-def _dataset_variant(value: Any, type_spec: tff.SequenceType, name: str) -> tf.Tensor:
+def _dataset_variant(value: Any, type_spec: tff_names.SequenceType, name: str) -> tf.Tensor:
     if not isinstance(value, tf.data.Dataset):
         value = _dataset_of_elements(value, type_spec, name)
     check_elements(value, type_spec, name)
     return as_variant(value)
 
 
-def check_elements(dataset: tf.data.Dataset, type_spec: tff.SequenceType, name: str) -> None:
+def check_elements(dataset: tf.data.Dataset, type_spec: tff_names.SequenceType, name: str) -> None:
     """Checks that the elements of a dataset have the type of a sequence's elements.
 
     Raises:
       ValueError: If the type of an element cannot be assigned.
     """
-    element_type = tff.types.tensorflow_to_type(dataset.element_spec)
+    element_type = tff_names.tensorflow_to_type(dataset.element_spec)
     if not type_spec.element.is_assignable_from(element_type):
         raise validation.UsageError(
             f"{name} must be a dataset with elements of type {type_spec.element}, got "
@@ -160,13 +160,15 @@ def as_variant(dataset: tf.data.Dataset) -> tf.Tensor:
     return tf.data.experimental.to_variant(dataset.with_options(options))
 
 
-def _dataset_of_elements(elements: Any, type_spec: tff.SequenceType, name: str) -> tf.data.Dataset:
+def _dataset_of_elements(
+    elements: Any, type_spec: tff_names.SequenceType, name: str
+) -> tf.data.Dataset:
     """Makes a dataset of the elements of a list, as TFF does."""
     if not isinstance(elements, list | tuple):
         raise validation.UsageError(
             f"{name} must be a tf.data.Dataset or a list, got {type(elements)}."
         )
-    element_specs = tff.types.type_to_tf_tensor_specs(type_spec.element)
+    element_specs = tff_names.type_to_tf_tensor_specs(type_spec.element)
     names = f"{name}, element"
     rows = [
         flatten(element, type_spec.element, f"{names} {i}") for i, element in enumerate(elements)
@@ -178,7 +180,7 @@ def _dataset_of_elements(elements: Any, type_spec: tff.SequenceType, name: str) 
     return dataset.map(lambda *row: tf.nest.pack_sequence_as(element_specs, row))
 
 
-def pack(tensors: Sequence[tf.Tensor], type_spec: tff.Type) -> Any:
+def pack(tensors: Sequence[tf.Tensor], type_spec: tff_names.Type) -> Any:
     """Packs leaves to a value of a type.
 
     Args:
@@ -190,14 +192,14 @@ def pack(tensors: Sequence[tf.Tensor], type_spec: tff.Type) -> Any:
     """
     remaining = iter(tensors)
 
-    def build(element: tff.Type) -> Any:
-        if isinstance(element, tff.StructType):
-            return tff.structure.Struct(
-                [(key, build(inner)) for key, inner in tff.structure.iter_elements(element)]
+    def build(element: tff_names.Type) -> Any:
+        if isinstance(element, tff_names.StructType):
+            return tff_names.Struct(
+                [(key, build(inner)) for key, inner in tff_names.iter_elements(element)]
             )
         return next(remaining)
 
-    return tff.types.type_to_py_container(build(type_spec), type_spec)
+    return tff_names.type_to_py_container(build(type_spec), type_spec)
 
 
 def to_numpy(value: Any) -> Any:
@@ -205,7 +207,7 @@ def to_numpy(value: Any) -> Any:
     return tf.nest.map_structure(lambda leaf: leaf.numpy(), value)
 
 
-def spread(type_spec: tff.Type, over: tff.Type) -> list[int]:
+def spread(type_spec: tff_names.Type, over: tff_names.Type) -> list[int]:
     """Finds the leaf of `type_spec` that stands for each leaf of `over`, by position.
 
     A leaf of `type_spec` stands for all leaves of `over` in its place, as one modulus does for
@@ -213,11 +215,11 @@ def spread(type_spec: tff.Type, over: tff.Type) -> list[int]:
     """
     position = iter(range(len(specs(type_spec))))
 
-    def visit(element: tff.Type, other: tff.Type) -> list[int]:
-        if not isinstance(element, tff.StructType):
+    def visit(element: tff_names.Type, other: tff_names.Type) -> list[int]:
+        if not isinstance(element, tff_names.StructType):
             return [next(position)] * len(specs(other))
-        inner = tff.structure.iter_elements(element)
-        others = tff.structure.iter_elements(other)
+        inner = tff_names.iter_elements(element)
+        others = tff_names.iter_elements(other)
         return [
             index
             for (_, one), (_, another) in zip(inner, others, strict=True)

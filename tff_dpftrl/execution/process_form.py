@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.execution import client_part, graph_function, leaves
+from tff_dpftrl.execution import client_part, graph_function, leaves, tff_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +21,8 @@ class ProcessForm:
       round: Computations of clients and server in a round.
     """
 
-    initialize: tff.Computation
-    round: tff.backends.mapreduce.MapReduceForm
+    initialize: tff_names.Computation
+    round: tff_names.MapReduceForm
 
     @classmethod
     def of(cls, process: tff.templates.IterativeProcess) -> ProcessForm:
@@ -40,17 +40,16 @@ class ProcessForm:
         # Grappler would lower loops to a form that cannot be called in a `tf.function`.
         config = tf.compat.v1.ConfigProto()
         config.graph_options.rewrite_options.disable_meta_optimizer = True
-        mapreduce = tff.backends.mapreduce
         try:
             return cls(
-                mapreduce.get_state_initialization_computation(process.initialize, config),
-                mapreduce.get_map_reduce_form_for_computation(process.next, config),
+                tff_names.get_state_initialization_computation(process.initialize, config),
+                tff_names.get_map_reduce_form_for_computation(process.next, config),
             )
         except (TypeError, ValueError, NotImplementedError) as error:
             raise graph_function.UnsupportedGraphError(f"TFF reports: {error}") from error
 
     @property
-    def _secure_types(self) -> list[tff.Type]:
+    def _secure_types(self) -> list[tff_names.Type]:
         """Types of the secure sums: with a bit width, with a largest input, with a modulus."""
         return list(self.round.work.type_signature.result)[1:]
 
@@ -112,19 +111,19 @@ class ProcessForm:
         return finish, [*state_specs, *plain_specs, *int64_specs]
 
 
-def _limits(computation: tff.Computation, summed: tff.Type) -> list[int]:
+def _limits(computation: tff_names.Computation, summed: tff_names.Type) -> list[int]:
     """Runs a computation without arguments; returns a value for each leaf of the secure sum."""
     values = [int(value) for value in local_function(computation)()]
     return [values[i] for i in leaves.spread(computation.type_signature.result, summed)]
 
 
-def graph_of(computation: tff.Computation) -> graph_function.GraphFunction:
+def graph_of(computation: tff_names.Computation) -> graph_function.GraphFunction:
     """Returns the graph of a TensorFlow computation.
 
     Raises:
       graph_function.UnsupportedGraphError: If the computation is of another kind.
     """
-    message = tff.framework.ConcreteComputation.get_proto(computation)
+    message = tff_names.ConcreteComputation.get_proto(computation)
     kind = message.WhichOneof("computation")
     if kind != "tensorflow":
         raise graph_function.UnsupportedGraphError(
@@ -159,14 +158,14 @@ def _tensor_names(binding: Any) -> list[str]:
             raise graph_function.UnsupportedGraphError(f"a part of it has a value that is {other}.")
 
 
-def local_function(computation: tff.Computation) -> Callable[..., Any]:
+def local_function(computation: tff_names.Computation) -> Callable[..., Any]:
     """Traces a computation of one place as a function of flat tensors, on the CPU."""
     graph = graph_of(computation)
     return client_part.traced(graph.importer(), graph.input_specs, device=client_part.CPU)
 
 
 def data_graph(
-    dataset_fn: Callable[[Any], Any], tensor_spec: Any, data_type: tff.Type
+    dataset_fn: Callable[[Any], Any], tensor_spec: Any, data_type: tff_names.Type
 ) -> graph_function.GraphFunction:
     """Traces the function that makes datasets of a client's tensors.
 

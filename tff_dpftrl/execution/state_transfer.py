@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow_federated as tff
 
-from tff_dpftrl.execution import tff_private
+from tff_dpftrl.execution import tff_names, tff_private
 
 _original_create_value = tff_private.remote_executor.RemoteExecutor.create_value
 
@@ -39,9 +38,11 @@ def uninstall_fast_state_transfer() -> None:
     tff_private.remote_executor.RemoteExecutor.create_value = _original_create_value
 
 
-async def _create_value(executor, value: Any, type_spec: tff.Type | None = None):
+async def _create_value(executor, value: Any, type_spec: tff_names.Type | None = None):
     """Replaces `RemoteExecutor.create_value` for values that hold no functions."""
-    if executor._stream_structs or not isinstance(type_spec, tff.FederatedType | tff.StructType):
+    if executor._stream_structs or not isinstance(
+        type_spec, tff_names.FederatedType | tff_names.StructType
+    ):
         return await _original_create_value(executor, value, type_spec)
     executor._check_has_executor_id()
     request = tff_private.executor_pb2.CreateValueRequest(executor=executor._executor_id)
@@ -50,9 +51,9 @@ async def _create_value(executor, value: Any, type_spec: tff.Type | None = None)
     return tff_private.remote_executor.RemoteValue(response.value_ref, type_spec, executor)
 
 
-def _fill(message: tff_private.executor_pb2.Value, value: Any, type_spec: tff.Type) -> None:
+def _fill(message: tff_private.executor_pb2.Value, value: Any, type_spec: tff_names.Type) -> None:
     """Writes a value into an empty message, without intermediate messages."""
-    if isinstance(type_spec, tff.FederatedType):
+    if isinstance(type_spec, tff_names.FederatedType):
         type_message = tff_private.type_serialization.serialize_type(type_spec).federated
         message.federated.type.CopyFrom(type_message)
         members = [value] if type_spec.all_equal else value
@@ -60,13 +61,13 @@ def _fill(message: tff_private.executor_pb2.Value, value: Any, type_spec: tff.Ty
             raise TypeError(f"A value at the clients must be a list, got {type(value)}.")
         for member in members:
             _fill(message.federated.value.add(), member, type_spec.member)
-    elif isinstance(type_spec, tff.StructType):
+    elif isinstance(type_spec, tff_names.StructType):
         message.struct.SetInParent()
-        elements = list(tff.structure.iter_elements(tff.structure.from_container(value)))
+        elements = list(tff_names.iter_elements(tff_names.from_container(value)))
         if len(elements) != len(type_spec):
             raise TypeError(f"A value with {len(elements)} elements cannot be a {type_spec}.")
         for (name, element_type), (_, element) in zip(
-            tff.structure.iter_elements(type_spec), elements, strict=True
+            tff_names.iter_elements(type_spec), elements, strict=True
         ):
             element_message = message.struct.element.add()
             if name is not None:
@@ -81,10 +82,10 @@ def _fill(message: tff_private.executor_pb2.Value, value: Any, type_spec: tff.Ty
         message.CopyFrom(tff_private.value_serialization.serialize_value(value, type_spec)[0])
 
 
-def _is_large_array(value: Any, type_spec: tff.Type) -> bool:
+def _is_large_array(value: Any, type_spec: tff_names.Type) -> bool:
     """Checks whether a value is a large array of exactly its type."""
     return (
-        isinstance(type_spec, tff.TensorType)
+        isinstance(type_spec, tff_names.TensorType)
         and isinstance(value, np.ndarray)
         and value.size > 1000
         and value.dtype == type_spec.dtype

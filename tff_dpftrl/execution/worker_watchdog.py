@@ -5,10 +5,16 @@ without Python's clean-up (SIGTERM, SIGKILL, a crash) and keeps its terminal or 
 open. The watchdog is a small process in a separate session: it records the workers of
 its parent, and kills them once the pipe to the parent closes, which the kernel does for
 every kind of death.
+
+A program that never starts the watchdog, because it leaves TFF's context as it is, has
+`end_workers_at_exit` instead. TFF ends a worker in a destructor, which comes too late where
+the interpreter exits first.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import select
 import signal
@@ -17,6 +23,7 @@ import sys
 import time
 
 _WORKER = "worker_binary"
+_PROGRAM = os.path.join("tensorflow_federated", "data", _WORKER)
 _POLL_SECONDS = 0.2
 _POLL_SECONDS_ONCE_FOUND = 2.0
 _watchdogs: dict[int, subprocess.Popen[bytes]] = {}  # By the process they watch: forks have none.
@@ -49,6 +56,26 @@ def start() -> subprocess.Popen[bytes]:
         start_new_session=True,
     )
     return _watchdogs[pid]
+
+
+@functools.cache
+def end_workers_at_exit() -> None:
+    """Ends the workers that TFF started in this process when the interpreter exits.
+
+    Else a worker holds the program's standard output open: a pipe never ends. Workers of
+    other processes, forks of this one included, are left alone. It needs Linux's /proc.
+    """
+    atexit.register(_end_workers)
+
+
+def _end_workers() -> None:
+    for pid in _workers(os.getpid()):
+        try:
+            program = os.readlink(f"/proc/{pid}/exe")
+        except OSError:  # Ended by itself.
+            continue
+        if program.endswith(_PROGRAM):
+            os.kill(pid, signal.SIGKILL)  # Not reaped: TFF's destructor waits for it.
 
 
 def _parent_and_start_time(pid: int) -> tuple[int, str] | None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
+from tff_dpftrl.execution import tff_names
 from tff_dpftrl.learning import local_model
 from tff_dpftrl.private_round import clipping as clipping_lib
 
@@ -33,7 +34,9 @@ def build_fed_avg_client_work(
     *,
     clipping: clipping_lib.Clipping | None,
     local_epochs: int = 1,
-    metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    metrics_aggregator: Callable[
+        ..., tff_names.Computation
+    ] = tff.learning.metrics.sum_then_finalize,
     loop_implementation: tff.learning.LoopImplementation = ITERATOR,
 ) -> tff.learning.templates.ClientWorkProcess:
     """Builds UserUpdateFedAvg: local training that stays near its initial weights.
@@ -105,7 +108,9 @@ def build_fed_sgd_client_work(
     model_fn: local_model.Model,
     learning_rate: float,
     *,
-    metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    metrics_aggregator: Callable[
+        ..., tff_names.Computation
+    ] = tff.learning.metrics.sum_then_finalize,
     loop_implementation: tff.learning.LoopImplementation = ITERATOR,
 ) -> tff.learning.templates.ClientWorkProcess:
     """Builds UserUpdateFedSGD: the gradient of one batch, times the learning rate.
@@ -155,13 +160,13 @@ def build_fed_sgd_client_work(
 def _build_client_work(
     model_fn: local_model.Model,
     local_update: _LocalUpdate,
-    metrics_aggregator: Callable[..., tff.Computation],
+    metrics_aggregator: Callable[..., tff_names.Computation],
 ) -> tff.learning.templates.ClientWorkProcess:
     """Builds a process from the update of one client, and counts rounds at the server."""
     weights_type = local_model.build_initial_weights(model_fn).type_signature.result
     data_type, aggregate_metrics = local_model.input_and_metrics(model_fn, metrics_aggregator)
 
-    @tff.tensorflow.computation(weights_type, data_type, tf.int64)
+    @tff_names.tensorflow_computation(weights_type, data_type, tf.int64)
     def client_update(weights, batches, round_index):
         model = local_model.build_local_model(model_fn)
 
@@ -182,30 +187,30 @@ def _build_client_work(
 
         return run(weights, batches, round_index)
 
-    @tff.tensorflow.computation
+    @tff_names.tensorflow_computation
     def first_round():
         return tf.constant(0, tf.int64)
 
-    @tff.federated_computation
+    @tff_names.federated_computation
     def init_fn():
-        return tff.federated_eval(first_round, tff.SERVER)
+        return tff_names.federated_eval(first_round, tff_names.SERVER)
 
-    @tff.tensorflow.computation(tf.int64)
+    @tff_names.tensorflow_computation(tf.int64)
     def next_round(round_index):
         return round_index + 1
 
-    @tff.federated_computation(
+    @tff_names.federated_computation(
         init_fn.type_signature.result,
-        tff.FederatedType(weights_type, tff.CLIENTS),
-        tff.FederatedType(data_type, tff.CLIENTS),
+        tff_names.FederatedType(weights_type, tff_names.CLIENTS),
+        tff_names.FederatedType(data_type, tff_names.CLIENTS),
     )
     def next_fn(round_index, weights, batches):
-        result, unfinalized_metrics = tff.federated_map(
-            client_update, (weights, batches, tff.federated_broadcast(round_index))
+        result, unfinalized_metrics = tff_names.federated_map(
+            client_update, (weights, batches, tff_names.federated_broadcast(round_index))
         )
         metrics = aggregate_metrics(unfinalized_metrics)
-        measurements = tff.federated_zip(collections.OrderedDict(train=metrics))
-        new_round = tff.federated_map(next_round, round_index)
+        measurements = tff_names.federated_zip(collections.OrderedDict(train=metrics))
+        new_round = tff_names.federated_map(next_round, round_index)
         return tff.templates.MeasuredProcessOutput(new_round, result, measurements)
 
     return tff.learning.templates.ClientWorkProcess(init_fn, next_fn)

@@ -14,6 +14,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.aggregators import sampled_gaussian
+from tff_dpftrl.execution import tff_names
 from tff_dpftrl.learning import client_work as client_work_lib
 from tff_dpftrl.learning import local_model
 
@@ -26,7 +27,9 @@ def build_dp_fedavg(
     server_optimizer: tff.learning.optimizers.Optimizer | None = None,
     local_epochs: int = 1,
     clip_every_step: bool = True,
-    metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    metrics_aggregator: Callable[
+        ..., tff_names.Computation
+    ] = tff.learning.metrics.sum_then_finalize,
     loop_implementation: tff.learning.LoopImplementation = client_work_lib.ITERATOR,
 ) -> tff.learning.templates.LearningProcess:
     """Builds DP-FedAvg: clipped local training, one noised estimate a round.
@@ -73,7 +76,9 @@ def build_dp_fedsgd(
     aggregator: sampled_gaussian.SampledGaussianFactory,
     learning_rate: float,
     server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-    metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    metrics_aggregator: Callable[
+        ..., tff_names.Computation
+    ] = tff.learning.metrics.sum_then_finalize,
     loop_implementation: tff.learning.LoopImplementation = client_work_lib.ITERATOR,
 ) -> tff.learning.templates.LearningProcess:
     """Builds DP-FedSGD: the clipped gradient of one batch of every client.

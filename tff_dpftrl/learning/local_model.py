@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
+from tff_dpftrl.execution import tff_names
 
 Model: TypeAlias = (
     Callable[[], tff.learning.models.VariableModel] | tff.learning.models.FunctionalModel
@@ -125,7 +126,7 @@ def build_local_model(model_fn: Model) -> LocalModel:
     return _VariableLocalModel(model_fn())
 
 
-def build_initial_weights(model_fn: Model) -> tff.Computation:
+def build_initial_weights(model_fn: Model) -> tff_names.Computation:
     """Builds the computation that makes the initial model weights.
 
     Args:
@@ -139,7 +140,7 @@ def build_initial_weights(model_fn: Model) -> tff.Computation:
     """
     if isinstance(model_fn, tff.learning.models.FunctionalModel):
 
-        @tff.tensorflow.computation
+        @tff_names.tensorflow_computation
         def initial_weights():
             trainable, non_trainable = model_fn.initial_weights
             return tff.learning.models.ModelWeights(
@@ -154,7 +155,7 @@ def build_initial_weights(model_fn: Model) -> tff.Computation:
             f"tff.learning.models.FunctionalModel, got {model_fn!r}."
         )
 
-    @tff.tensorflow.computation
+    @tff_names.tensorflow_computation
     def initial_weights_of_variables():
         return tff.learning.models.ModelWeights.from_model(model_fn())
 
@@ -162,8 +163,8 @@ def build_initial_weights(model_fn: Model) -> tff.Computation:
 
 
 def input_and_metrics(
-    model_fn: Model, metrics_aggregator: Callable[..., tff.Computation]
-) -> tuple[tff.Type, tff.Computation]:
+    model_fn: Model, metrics_aggregator: Callable[..., tff_names.Computation]
+) -> tuple[tff_names.Type, tff_names.Computation]:
     """Returns the type of a client's data, and the aggregation of its metrics.
 
     Args:
@@ -177,7 +178,7 @@ def input_and_metrics(
     """
     if isinstance(model_fn, tff.learning.models.FunctionalModel):
         input_spec, finalizers = model_fn.input_spec, model_fn.finalize_metrics
-        unfinalized = tff.tensorflow.computation(model_fn.initialize_metrics_state)
+        unfinalized = tff_names.tensorflow_computation(model_fn.initialize_metrics_state)
         aggregation = metrics_aggregator(finalizers, unfinalized.type_signature.result)
     else:
         # The variables of this model are needed nowhere else.
@@ -185,4 +186,4 @@ def input_and_metrics(
             model = model_fn()
             input_spec = model.input_spec
             aggregation = metrics_aggregator(model.metric_finalizers())
-    return tff.SequenceType(tff.types.tensorflow_to_type(input_spec)), aggregation
+    return tff_names.SequenceType(tff_names.tensorflow_to_type(input_spec)), aggregation

@@ -13,6 +13,8 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl.execution import tff_names
+
 FRACTION_BITS = 20
 """Number of fraction bits: floating-point numbers are rounded to multiples of 2⁻²⁰."""
 LARGEST_ENTRY = 2**40 - 1
@@ -27,7 +29,7 @@ class SecureMetricsSumFactory(tff.aggregators.UnweightedAggregationFactory):
     with a metric that is not finite, because its training diverged, counts as zero in all.
     """
 
-    def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+    def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
         """Creates the process, without state or measurements.
 
         Args:
@@ -37,10 +39,10 @@ class SecureMetricsSumFactory(tff.aggregators.UnweightedAggregationFactory):
         Returns:
           The process; the sum has the same type.
         """
-        structure = tff.types.type_to_tf_tensor_specs(value_type)
+        structure = tff_names.type_to_tf_tensor_specs(value_type)
         dtypes = [spec.dtype for spec in tf.nest.flatten(structure)]
 
-        @tff.tensorflow.computation(value_type)
+        @tff_names.tensorflow_computation(value_type)
         def encode(metrics):
             numbers = tf.nest.flatten(metrics)
             is_finite = tf.reduce_all([tf.reduce_all(_is_finite(number)) for number in numbers])
@@ -49,24 +51,26 @@ class SecureMetricsSumFactory(tff.aggregators.UnweightedAggregationFactory):
             ]
             return tf.nest.pack_sequence_as(structure, encoded)
 
-        @tff.tensorflow.computation(encode.type_signature.result)
+        @tff_names.tensorflow_computation(encode.type_signature.result)
         def decode(sums):
             numbers = map(_decoded, tf.nest.flatten(sums), dtypes)
             return tf.nest.pack_sequence_as(structure, list(numbers))
 
-        @tff.federated_computation
+        @tff_names.federated_computation
         def initialize():
-            return tff.federated_value((), tff.SERVER)
+            return tff_names.federated_value((), tff_names.SERVER)
 
-        @tff.federated_computation(
-            initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+        @tff_names.federated_computation(
+            initialize.type_signature.result, tff_names.FederatedType(value_type, tff_names.CLIENTS)
         )
         def next_fn(state, value):
-            total = tff.federated_secure_sum(tff.federated_map(encode, value), LARGEST_ENTRY)
+            total = tff_names.federated_secure_sum(
+                tff_names.federated_map(encode, value), LARGEST_ENTRY
+            )
             return tff.templates.MeasuredProcessOutput(
                 state=state,
-                result=tff.federated_map(decode, total),
-                measurements=tff.federated_value((), tff.SERVER),
+                result=tff_names.federated_map(decode, total),
+                measurements=tff_names.federated_value((), tff_names.SERVER),
             )
 
         return tff.templates.AggregationProcess(initialize, next_fn)
@@ -74,7 +78,7 @@ class SecureMetricsSumFactory(tff.aggregators.UnweightedAggregationFactory):
 
 def secure_sum_then_finalize(
     metric_finalizers: Any, local_unfinalized_metrics_type: Any = None
-) -> tff.Computation:
+) -> tff_names.Computation:
     """Builds secure metrics, as the `metrics_aggregator` of a learning process.
 
     Args:
@@ -95,12 +99,14 @@ def secure_sum_then_finalize(
             (name, finalizer(sums[name])) for name, finalizer in metric_finalizers.items()
         )
 
-    @tff.federated_computation
+    @tff_names.federated_computation
     def aggregate(metrics):
         metrics_type = metrics.type_signature.member
         summed = SecureMetricsSumFactory().create(metrics_type)
         sums = summed.next(summed.initialize(), metrics).result
-        return tff.federated_map(tff.tensorflow.computation(finalize, metrics_type), sums)
+        return tff_names.federated_map(
+            tff_names.tensorflow_computation(finalize, metrics_type), sums
+        )
 
     return aggregate
 
@@ -124,7 +130,7 @@ def build_evaluation_process(
     factory = tff.learning.metrics.SumThenFinalizeFactory(
         model.finalize_metrics, inner_summation_factory=SecureMetricsSumFactory()
     )
-    return factory.create(tff.types.tensorflow_to_type(specs))
+    return factory.create(tff_names.tensorflow_to_type(specs))
 
 
 def _is_finite(number: tf.Tensor) -> tf.Tensor:

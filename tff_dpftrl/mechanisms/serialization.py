@@ -8,10 +8,23 @@ schema, the certificate of what it achieves there:
      "certificate": {"num_rounds": 2000, ...}}
 
 Floats are written with all their digits: what is read equals what was written.
+
+**Classes of your own.** A file names a mechanism, and never a module: a file that could name
+code would run it in whoever opens it. Which classes there are is decided by what is installed,
+as entry points of the group `tff_dpftrl.strategies`, so that every process of an environment
+knows the same: commands, the children of a sweep, resumed runs. In `pyproject.toml`:
+
+    [project.entry-points."tff_dpftrl.strategies"]
+    my-mechanism = "my_package.my_module:MyStrategy"
+
+`MyStrategy.mechanism` is "my-mechanism"; `from_dict` reads what its `to_dict` returns.
+`docs/custom_mechanisms.md` has an example. Nothing here vouches for its sensitivity: test it with
+`tff_dpftrl.check_strategy`.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -34,6 +47,7 @@ from tff_dpftrl.mechanisms import strategy as strategy_lib
 
 FORMAT = "tff_dpftrl.strategy"
 VERSION = 1
+ENTRY_POINTS = "tff_dpftrl.strategies"
 
 _CLASSES = {
     known.mechanism: known
@@ -56,24 +70,34 @@ def strategy_to_json(
     """Writes one strategy as JSON text, ending in a newline.
 
     Args:
-      strategy: Strategy of a class of this package.
+      strategy: Strategy of a class of this package, or of one that is installed as an entry
+        point.
       certificate: Certificate of the strategy, kept in the same text; left out if None.
 
     Returns:
       The text that `strategy_from_json` and `certificate_from_json` read.
 
     Raises:
-      ValueError: If a parameter is not finite, or the strategy is of a class of the caller's own,
-        which `strategy_from_json` could not make again.
+      ValueError: If a parameter is not finite, or the strategy is of another class, which
+        `strategy_from_json` could not make again.
     """
     strategy_lib.check_strategy(strategy)
     base = strategy.base if isinstance(strategy, restarts.Restarted) else strategy
-    if type(base) is not _CLASSES.get(base.mechanism):
+    known = _class_of(base.mechanism)
+    if type(base) is not known:
         raise validation.UsageError(
-            f"strategy is a {type(base).__name__}, which nobody could read again: only strategies "
-            f"of this package can be written ({', '.join(sorted(_CLASSES))}). Keep the code that "
-            "makes it instead."
+            f"strategy is a {type(base).__name__}, which nobody could read again: it is neither of "
+            f"this package ({', '.join(sorted(_CLASSES))}) nor installed as the entry point "
+            f"{base.mechanism!r} of the group {ENTRY_POINTS}. Install it so, or keep the code that "
+            "makes it."
         )
+    if base.mechanism not in _CLASSES:
+        written = base.to_dict()
+        if written.get("mechanism") != base.mechanism or _made(known, written) != written:
+            raise validation.UsageError(
+                f"strategy is a {type(base).__name__}, whose from_dict does not make again what "
+                'to_dict returned, with the key "mechanism".'
+            )
     document = {"format": FORMAT, "version": VERSION, "strategy": strategy.to_dict()}
     if certificate is not None:
         document["certificate"] = certificate.to_dict()
@@ -101,7 +125,7 @@ def certificate_from_json(text: str) -> certificate_lib.Certificate | None:
 
 
 def strategy_from_dict(values: Mapping[str, Any]) -> strategy_lib.Strategy:
-    """Builds a strategy of this package from what its `to_dict` returned.
+    """Builds a strategy from what its `to_dict` returned.
 
     Raises:
       ValueError: If the mechanism is unknown or its parameters are invalid.
@@ -110,8 +134,9 @@ def strategy_from_dict(values: Mapping[str, Any]) -> strategy_lib.Strategy:
     try:
         if mechanism == restarts.Restarted.mechanism:
             return restarts.Restarted.from_dict(values, strategy_from_dict)
-        if mechanism in _CLASSES:
-            return _CLASSES[mechanism].from_dict(values)
+        known = _class_of(mechanism)
+        if known is not None:
+            return known.from_dict(values)
     except KeyError as error:
         raise validation.UsageError(
             f"The mechanism {mechanism!r} needs the parameter {error}."
@@ -120,10 +145,43 @@ def strategy_from_dict(values: Mapping[str, Any]) -> strategy_lib.Strategy:
         raise validation.UsageError(
             f"A parameter of the mechanism {mechanism!r} is wrong: {error}."
         ) from None
-    known = sorted([*_CLASSES, restarts.Restarted.mechanism])
+    names = sorted([*_CLASSES, restarts.Restarted.mechanism])
     raise validation.UsageError(
-        f"Unknown mechanism {mechanism!r}; this version of the package knows {', '.join(known)}."
+        f"Unknown mechanism {mechanism!r}; this version of the package knows {', '.join(names)}. "
+        f"Others must be installed as entry points of the group {ENTRY_POINTS}."
     )
+
+
+def _class_of(mechanism: Any) -> Any:
+    """Finds the class of a mechanism, of this package or installed; None if there is none."""
+    if mechanism in _CLASSES or not isinstance(mechanism, str):
+        return _CLASSES.get(mechanism)
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS, name=mechanism)
+    if len(points) > 1 and len({point.value for point in points}) > 1:
+        raise validation.UsageError(
+            f"Several installed packages have an entry point {mechanism!r} of the group "
+            f"{ENTRY_POINTS}: {', '.join(point.value for point in points)}."
+        )
+    for point in points:
+        try:
+            found = point.load()
+        except (ImportError, AttributeError) as error:
+            raise validation.UsageError(
+                f"The entry point {mechanism!r} = {point.value!r} cannot be loaded: {error}."
+            ) from error
+        is_class = isinstance(found, type) and issubclass(found, strategy_lib.Strategy)
+        if not is_class or found.mechanism != mechanism or not hasattr(found, "from_dict"):
+            raise validation.UsageError(
+                f"The entry point {mechanism!r} = {point.value!r} must be a subclass of Strategy "
+                f"with mechanism = {mechanism!r} and a classmethod from_dict."
+            )
+        return found
+    return None
+
+
+def _made(known: Any, written: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes a strategy of what is read from a file, and returns its parameters."""
+    return known.from_dict(json.loads(json.dumps(written, allow_nan=False))).to_dict()
 
 
 def save(
@@ -135,7 +193,8 @@ def save(
 
     Args:
       path: Path of the file; an existing file is replaced in one step.
-      strategy: Strategy of a class of this package.
+      strategy: Strategy of a class of this package, or of one that is installed as an entry
+        point.
       certificate: Certificate of the strategy, kept in the same file; left out if None.
 
     Raises:

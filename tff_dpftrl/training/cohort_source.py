@@ -17,6 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
+from tff_dpftrl.execution import tff_names
 from tff_dpftrl.participation import cohorts
 
 _STATE = struct.Struct("!Q32s")
@@ -67,8 +68,8 @@ class CohortDataSource(tff.program.FederatedDataSource):
         self._client_dataset = client_dataset
         self._sampler = sampler
         self._on_cohort = on_cohort
-        self._federated_type = tff.FederatedType(
-            tff.SequenceType(tff.types.tensorflow_to_type(element_spec)), tff.CLIENTS
+        self._federated_type = tff_names.FederatedType(
+            tff_names.SequenceType(tff_names.tensorflow_to_type(element_spec)), tff_names.CLIENTS
         )
 
     @classmethod
@@ -101,7 +102,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
         )
 
     @property
-    def federated_type(self) -> tff.FederatedType:
+    def federated_type(self) -> tff_names.FederatedType:
         """The type of what `select` returns: one sequence of elements a client."""
         return self._federated_type
 
@@ -154,7 +155,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         self.next_round = next_round
 
     @property
-    def federated_type(self) -> tff.FederatedType:
+    def federated_type(self) -> tff_names.FederatedType:
         """The type of what `select` returns."""
         return self.source.federated_type
 

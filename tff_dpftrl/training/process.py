@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, sampled_gaussian, secagg
+from tff_dpftrl.execution import tff_names
 from tff_dpftrl.learning import dp_fedavg, iterate_averaging, optimizer_restarts
 from tff_dpftrl.mechanisms import restarts
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
@@ -27,7 +28,9 @@ def build_process(
     options: learning_options.LearningOptions,
     model: tff.learning.models.FunctionalModel,
     *,
-    metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    metrics_aggregator: Callable[
+        ..., tff_names.Computation
+    ] = tff.learning.metrics.sum_then_finalize,
 ) -> tff.learning.templates.LearningProcess:
     """Builds the process of a run; which one depends on the class of the plan.
 
@@ -53,7 +56,9 @@ def _build_dp_ftrl(
     options: learning_options.LearningOptions,
     model: tff.learning.models.FunctionalModel,
     *,
-    metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    metrics_aggregator: Callable[
+        ..., tff_names.Computation
+    ] = tff.learning.metrics.sum_then_finalize,
 ) -> tff.learning.templates.LearningProcess:
     return tff.learning.algorithms.build_unweighted_fed_avg(
         model,
@@ -72,7 +77,9 @@ def _build_sampled(
     options: learning_options.LearningOptions,
     model: tff.learning.models.FunctionalModel,
     *,
-    metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    metrics_aggregator: Callable[
+        ..., tff_names.Computation
+    ] = tff.learning.metrics.sum_then_finalize,
 ) -> tff.learning.templates.LearningProcess:
     common = {
         "metrics_aggregator": metrics_aggregator,

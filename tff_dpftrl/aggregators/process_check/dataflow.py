@@ -15,11 +15,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import tensorflow_federated as tff
-
 from tff_dpftrl.aggregators import release_registry
 from tff_dpftrl.aggregators.process_check import graph_dependencies
 from tff_dpftrl.aggregators.process_check import labels as labels_lib
+from tff_dpftrl.execution import tff_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Aggregation:
     """
 
     intrinsic: str
-    value_type: tff.Type
+    value_type: tff_names.Type
     has_data: bool
 
 
@@ -47,7 +46,7 @@ class PrivateRelease:
     """
 
     noise_multiplier: float
-    value_type: tff.Type
+    value_type: tff_names.Type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +67,12 @@ class Trace:
     outputs: Mapping[tuple[str | int, ...], labels_lib.Labels]
     aggregations: Sequence[Aggregation]
     releases: Sequence[PrivateRelease]
-    contributions: Mapping[int, tff.Type]
+    contributions: Mapping[int, tff_names.Type]
     released_twice: frozenset[int]
     repeats_noise: frozenset[int]
 
 
-def trace(computation: tff.framework.ConcreteComputation) -> Trace:
+def trace(computation: tff_names.ConcreteComputation) -> Trace:
     """Evaluates a computation on labels.
 
     Args:
@@ -88,7 +87,7 @@ def trace(computation: tff.framework.ConcreteComputation) -> Trace:
     argument = None
     if function_type.parameter is not None:
         argument = labels_lib.fill(
-            function_type.parameter, frozenset([labels_lib.RAW]), only_at=tff.CLIENTS
+            function_type.parameter, frozenset([labels_lib.RAW]), only_at=tff_names.CLIENTS
         )
         numbers = itertools.count()
         argument = labels_lib.map_labels(
@@ -127,53 +126,53 @@ class _Evaluator:
     def __init__(self):
         self.aggregations: list[Aggregation] = []
         self.releases: list[PrivateRelease] = []
-        self.contributions: dict[int, tff.Type] = {}
+        self.contributions: dict[int, tff_names.Type] = {}
         self.num_releases: collections.Counter[int] = collections.Counter()
         self.repeats_noise: set[int] = set()
         self._noise_states: set[labels_lib.Label] = set()
-        self._placement: tff.framework.PlacementLiteral | None = None
+        self._placement: tff_names.PlacementLiteral | None = None
 
     def evaluate(
         self,
-        block: tff.framework.ComputationBuildingBlock,
+        block: tff_names.ComputationBuildingBlock,
         bindings: Mapping[str | None, labels_lib.Value],
     ) -> labels_lib.Value:
         """Returns the labels of a building block whose free references are in `bindings`."""
         match block:
-            case tff.framework.Reference():
+            case tff_names.Reference():
                 return bindings[block.name]
-            case tff.framework.Selection():
+            case tff_names.Selection():
                 return self.evaluate(block.source, bindings)[block.as_index()]
-            case tff.framework.Block():
+            case tff_names.Block():
                 bindings = dict(bindings)
                 for name, value in block.locals:
                     bindings[name] = self.evaluate(value, bindings)
                 return self.evaluate(block.result, bindings)
-            case tff.framework.Lambda():
+            case tff_names.Lambda():
                 return lambda argument: self.evaluate(
                     block.result, {**bindings, block.parameter_name: argument}
                 )
-            case tff.framework.Call():
+            case tff_names.Call():
                 function = self.evaluate(block.function, bindings)
                 argument = block.argument
                 return function(None if argument is None else self.evaluate(argument, bindings))
-            case tff.framework.Struct():
-                return tff.structure.Struct(
+            case tff_names.StructBlock():
+                return tff_names.Struct(
                     (name, self.evaluate(element, bindings))
-                    for name, element in tff.structure.iter_elements(block)
+                    for name, element in tff_names.iter_elements(block)
                 )
-            case tff.framework.CompiledComputation():
+            case tff_names.CompiledComputation():
                 return functools.partial(self._call_compiled, block)
-            case tff.framework.Intrinsic():
+            case tff_names.Intrinsic():
                 return functools.partial(self._call_intrinsic, block)
         return labels_lib.fill(block.type_signature, labels_lib.NOTHING)  # Constants and the like.
 
     def _call_compiled(
-        self, block: tff.framework.CompiledComputation, argument: labels_lib.Value
+        self, block: tff_names.CompiledComputation, argument: labels_lib.Value
     ) -> labels_lib.Value:
         digest = release_registry.digest(block)
         totals = release_registry.totals_of(digest)
-        if self._placement is tff.SERVER and totals is not None:
+        if self._placement is tff_names.SERVER and totals is not None:
             argument = self._released(digest, argument, totals)
         arguments = [] if argument is None else list(labels_lib.leaves(argument))
         result_type = _function_type(block).result
@@ -184,12 +183,12 @@ class _Evaluator:
             joined = frozenset().union(*(arguments[i] for i in sources))
             labels.append(self._randomised(joined) if is_random else joined)
         result = labels_lib.pack(result_type, iter(labels))
-        if self._placement is tff.CLIENTS:
+        if self._placement is tff_names.CLIENTS:
             return self._clipped(digest, block, argument, result)
         return result
 
     def _randomised(self, labels: labels_lib.Labels) -> labels_lib.Labels:
-        if self._placement is not tff.SERVER:
+        if self._placement is not tff_names.SERVER:
             return labels
         return frozenset(
             dataclasses.replace(label, is_randomised=True)
@@ -201,7 +200,7 @@ class _Evaluator:
     def _clipped(
         self,
         digest: bytes,
-        block: tff.framework.CompiledComputation,
+        block: tff_names.CompiledComputation,
         argument: labels_lib.Value,
         result: labels_lib.Value,
     ) -> labels_lib.Value:
@@ -211,7 +210,9 @@ class _Evaluator:
             return result
         call = len(self.contributions)
         result_type = _function_type(block).result
-        self.contributions[call] = tff.StructType([result_type[i] for i in sorted(contributions)])
+        self.contributions[call] = tff_names.StructType(
+            [result_type[i] for i in sorted(contributions)]
+        )
         # Values from the server are in it still, perhaps of other clients.
         others = frozenset(
             label
@@ -219,9 +220,9 @@ class _Evaluator:
             if not isinstance(label, labels_lib.Raw | labels_lib.Contribution)
         )
         labels = others | {labels_lib.Contribution(call, digest)}
-        return tff.structure.Struct(
+        return tff_names.Struct(
             (name, labels_lib.fill(result_type[i], labels) if i in contributions else element)
-            for i, (name, element) in enumerate(tff.structure.iter_elements(result))
+            for i, (name, element) in enumerate(tff_names.iter_elements(result))
         )
 
     def _released(
@@ -267,25 +268,25 @@ class _Evaluator:
             kept = (label for label in labels if not labels_lib.is_count(label))
             return frozenset().union(*(replaced.get(label, frozenset([label])) for label in kept))
 
-        return tff.structure.Struct(
+        return tff_names.Struct(
             (name, labels_lib.map_labels(clean, element) if i in totals else element)
-            for i, (name, element) in enumerate(tff.structure.iter_elements(argument))
+            for i, (name, element) in enumerate(tff_names.iter_elements(argument))
         )
 
     def _call_intrinsic(
-        self, block: tff.framework.Intrinsic, argument: labels_lib.Value
+        self, block: tff_names.Intrinsic, argument: labels_lib.Value
     ) -> labels_lib.Value:
         result_type = _function_type(block).result
         parameter_type = _function_type(block).parameter
         match block.uri:
             case "federated_apply":
-                return self._at(tff.SERVER, *argument)
+                return self._at(tff_names.SERVER, *argument)
             case "federated_map" | "federated_map_all_equal":
                 return self._at(parameter_type[1].placement, *argument)
             case "federated_eval_at_clients":
-                return self._at(tff.CLIENTS, argument, None)
+                return self._at(tff_names.CLIENTS, argument, None)
             case "federated_eval_at_server":
-                return self._at(tff.SERVER, argument, None)
+                return self._at(tff_names.SERVER, argument, None)
             case (
                 "federated_broadcast"
                 | "federated_value_at_clients"
@@ -297,7 +298,7 @@ class _Evaluator:
             case "federated_aggregate":
                 return self._aggregate(parameter_type, *argument)
             case uri if uri in _LEAFWISE_AGGREGATIONS:
-                has_parameters = isinstance(parameter_type, tff.StructType)
+                has_parameters = isinstance(parameter_type, tff_names.StructType)
                 value, value_type = argument, parameter_type
                 if has_parameters:
                     value, value_type = argument[0], parameter_type[0]
@@ -306,7 +307,7 @@ class _Evaluator:
 
     def _at(
         self,
-        placement: tff.framework.PlacementLiteral,
+        placement: tff_names.PlacementLiteral,
         function: Callable,
         argument: labels_lib.Value,
     ) -> labels_lib.Value:
@@ -319,7 +320,7 @@ class _Evaluator:
 
     def _aggregate(
         self,
-        parameter_type: tff.StructType,
+        parameter_type: tff_names.StructType,
         value: labels_lib.Value,
         zero: labels_lib.Value,
         accumulate: Callable,
@@ -328,17 +329,17 @@ class _Evaluator:
     ) -> labels_lib.Value:
         accumulated = zero
         while True:
-            step = accumulate(tff.structure.Struct.unnamed(accumulated, value))
-            step = labels_lib.join(merge(tff.structure.Struct.unnamed(step, step)), step)
+            step = accumulate(tff_names.Struct.unnamed(accumulated, value))
+            step = labels_lib.join(merge(tff_names.Struct.unnamed(step, step)), step)
             step = labels_lib.join(accumulated, step)
             if list(labels_lib.leaves(step)) == list(labels_lib.leaves(accumulated)):
                 break
             accumulated = step
         sent = self._sent("federated_aggregate", parameter_type[0].member, accumulated)
-        return self._at(tff.SERVER, report, sent)
+        return self._at(tff_names.SERVER, report, sent)
 
     def _sent(
-        self, intrinsic: str, value_type: tff.Type, value: labels_lib.Value
+        self, intrinsic: str, value_type: tff_names.Type, value: labels_lib.Value
     ) -> labels_lib.Value:
         """Records an aggregation, and returns the labels of its result, tensor by tensor."""
         number = len(self.aggregations)
@@ -348,14 +349,16 @@ class _Evaluator:
         return arrived
 
     def _unknown_intrinsic(
-        self, block: tff.framework.Intrinsic, argument: labels_lib.Value
+        self, block: tff_names.Intrinsic, argument: labels_lib.Value
     ) -> labels_lib.Value:
         """Labels the result with all labels of the argument; values that leave clients are sent."""
         block_type = _function_type(block)
         parameter_type, result_type = block_type.parameter, block_type.result
-        arguments = argument if isinstance(parameter_type, tff.StructType) else [argument]
+        arguments = argument if isinstance(parameter_type, tff_names.StructType) else [argument]
         types = (
-            list(parameter_type) if isinstance(parameter_type, tff.StructType) else [parameter_type]
+            list(parameter_type)
+            if isinstance(parameter_type, tff_names.StructType)
+            else [parameter_type]
         )
         labels = frozenset().union(*(labels_lib.union(a) for a in arguments if not callable(a)))
         for function, function_type in zip(arguments, types, strict=True):
@@ -365,9 +368,14 @@ class _Evaluator:
                     function(None if inner is None else labels_lib.fill(inner, labels))
                 )
         from_clients = [
-            t for t in types if isinstance(t, tff.FederatedType) and t.placement is tff.CLIENTS
+            t
+            for t in types
+            if isinstance(t, tff_names.FederatedType) and t.placement is tff_names.CLIENTS
         ]
-        stays = isinstance(result_type, tff.FederatedType) and result_type.placement is tff.CLIENTS
+        stays = (
+            isinstance(result_type, tff_names.FederatedType)
+            and result_type.placement is tff_names.CLIENTS
+        )
         if from_clients and (not stays or block.uri.endswith("select")):
             arrived = self._sent(block.uri, from_clients[0].member, labels)
             if not stays:
@@ -381,14 +389,14 @@ def _function_type(block: Any) -> Any:
 
 
 def _at_server(
-    type_spec: tff.Type, value: labels_lib.Value, path: tuple[str | int, ...] = ()
+    type_spec: tff_names.Type, value: labels_lib.Value, path: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], labels_lib.Labels]]:
     """Yields paths and labels of the tensors of a result that are not at the clients."""
-    if isinstance(type_spec, tff.FederatedType):
-        if type_spec.placement is not tff.CLIENTS:
+    if isinstance(type_spec, tff_names.FederatedType):
+        if type_spec.placement is not tff_names.CLIENTS:
             yield from _at_server(type_spec.member, value, path)
-    elif isinstance(type_spec, tff.StructType):
-        for i, (name, element) in enumerate(tff.structure.iter_elements(type_spec)):
+    elif isinstance(type_spec, tff_names.StructType):
+        for i, (name, element) in enumerate(tff_names.iter_elements(type_spec)):
             yield from _at_server(element, value[i], (*path, i if name is None else name))
     else:
         yield path, value

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 from tensorflow.python.framework import op_def_registry
+
+from tff_dpftrl.execution import tff_names
 
 _HARMLESS_STATEFUL = frozenset(
     ["Assert", "If", "Placeholder", "PrintV2", "StatefulPartitionedCall", "While"]
@@ -35,7 +36,7 @@ class Dependencies:
 
 
 def analyse(
-    computation: tff.framework.CompiledComputation, num_arguments: int, num_results: int
+    computation: tff_names.CompiledComputation, num_arguments: int, num_results: int
 ) -> Dependencies:
     """Reads the graph of a compiled computation.
 

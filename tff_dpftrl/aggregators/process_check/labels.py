@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import tensorflow_federated as tff
+from tff_dpftrl.execution import tff_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,25 +88,25 @@ def at_arrival(labels: Labels, aggregation: int) -> Labels:
 
 
 def fill(
-    type_spec: tff.Type,
+    type_spec: tff_names.Type,
     labels: Labels,
-    only_at: tff.framework.PlacementLiteral | None = None,
+    only_at: tff_names.PlacementLiteral | None = None,
 ) -> Value:
     """Makes a value of a type with the same labels everywhere, or only at one placement."""
-    if isinstance(type_spec, tff.FederatedType):
+    if isinstance(type_spec, tff_names.FederatedType):
         here = only_at is None or type_spec.placement is only_at
         return fill(type_spec.member, labels if here else NOTHING)
-    if isinstance(type_spec, tff.StructType):
-        return tff.structure.Struct(
+    if isinstance(type_spec, tff_names.StructType):
+        return tff_names.Struct(
             (name, fill(element, labels, only_at))
-            for name, element in tff.structure.iter_elements(type_spec)
+            for name, element in tff_names.iter_elements(type_spec)
         )
     return labels if only_at is None else NOTHING
 
 
 def leaves(value: Value) -> Iterator[Labels]:
     """Yields the labels of the tensors of a value, in the order of its type."""
-    if isinstance(value, tff.structure.Struct):
+    if isinstance(value, tff_names.Struct):
         for element in value:
             yield from leaves(element)
     else:
@@ -118,7 +118,7 @@ def union(value: Value) -> Labels:
     return frozenset().union(*leaves(value)) if value is not None else NOTHING
 
 
-def pack(type_spec: tff.Type, labels: Iterable[Labels]) -> Value:
+def pack(type_spec: tff_names.Type, labels: Iterable[Labels]) -> Value:
     """Undoes `leaves` for a value of a type; labels that do not fit are put everywhere."""
     labels = list(labels)
     empty = fill(type_spec, NOTHING)
@@ -130,10 +130,10 @@ def pack(type_spec: tff.Type, labels: Iterable[Labels]) -> Value:
 
 def map_labels(function: Callable[[Labels], Labels], value: Value) -> Value:
     """Returns a value of the same structure, with its labels replaced one by one."""
-    if isinstance(value, tff.structure.Struct):
-        return tff.structure.Struct(
+    if isinstance(value, tff_names.Struct):
+        return tff_names.Struct(
             (name, map_labels(function, element))
-            for name, element in tff.structure.iter_elements(value)
+            for name, element in tff_names.iter_elements(value)
         )
     return function(value)
 

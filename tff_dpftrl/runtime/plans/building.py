@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
-from tff_dpftrl.execution import graph_function, leaves, process_form
+from tff_dpftrl.execution import graph_function, leaves, process_form, tff_names
 from tff_dpftrl.private_round import interface
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.plans import (
@@ -369,7 +369,9 @@ def _skip_graph(
     return graphs.traced(skip, specs, inputs=labels, outputs=labels)
 
 
-def _part(computation: tff.Computation, inputs: Sequence[str] | None = None) -> plan_pb2.Graph:
+def _part(
+    computation: tff_names.Computation, inputs: Sequence[str] | None = None
+) -> plan_pb2.Graph:
     graph = process_form.graph_of(computation)
     signature = computation.type_signature
     return graphs.traced(

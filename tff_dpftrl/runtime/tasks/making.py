@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from tff_dpftrl import validation
 from tff_dpftrl.data import tables, tokenizer, vocabulary
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.execution import contexts
+from tff_dpftrl.execution import contexts, tff_names
 from tff_dpftrl.learning import functional_model, secure_metrics
 from tff_dpftrl.models import language_model, metrics, table
 from tff_dpftrl.participation import schema as schema_lib
@@ -393,7 +393,7 @@ def _privacy_plan(
     return plan
 
 
-def _metrics_aggregator(parts: _Parts) -> Callable[..., tff.Computation]:
+def _metrics_aggregator(parts: _Parts) -> Callable[..., tff_names.Computation]:
     """Chooses how metrics of training are summed: securely, if updates are."""
     if parts.demands.secure_groups is None:
         return tff.learning.metrics.sum_then_finalize
