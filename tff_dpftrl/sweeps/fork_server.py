@@ -1,8 +1,8 @@
 """A process that loads TensorFlow and TFF once, and forks into a process for each cell.
 
-Loading them takes longer than a short cell. Each cell still has a process of its own, in which
-TensorFlow begins to work anew: a cell that crashes harms no other one, and computes what it would
-in a process that is started for it.
+Loading them is a large part of a short cell's time. Each cell still has a process of its own, in
+which TensorFlow begins to work anew: a cell that crashes harms no other one, and computes what it
+would in a process that is started for it.
 """
 
 from __future__ import annotations
