@@ -63,7 +63,7 @@ test-slow: $(READY)
 # The rooms without TFF, with the newest of everything. The lock is for Python 3.12; with others, the
 # newest versions that they can have.
 NEWEST := .venv-newest
-NEWEST_PYTHON ?= $(firstword $(foreach v,3.12 3.13 3.11 3.10,$(shell command -v python$(v))))
+NEWEST_PYTHON ?= $(shell $(PYTHON) .ci/find_python.py 12 13 11 10)
 NEWEST_ROOMS ?= accounting auditing cli data discretization finetuning mechanisms models participation \
   private_round runs runtime secure_sums sweeps
 

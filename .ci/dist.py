@@ -8,7 +8,6 @@ named in the table at the end, and fails nothing.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import json
@@ -25,6 +24,8 @@ import time
 import venv
 import zipfile
 from collections.abc import Callable, Sequence
+
+import find_python
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _NEWEST, _OLDEST = 14, 10
@@ -113,7 +114,7 @@ def main() -> int:
         for job in _JOBS:
             if wheel is None or args.only not in (None, job.name):
                 continue
-            python = _find_python(job.pythons)
+            python = find_python.find(job.pythons)
             if python is None:
                 versions = ", ".join(f"3.{minor}" for minor in job.pythons)
                 rows.append((job.name, versions, "not on this machine", ""))
@@ -195,22 +196,6 @@ def _check_contents(wheel: pathlib.Path, copy: pathlib.Path) -> None:
         raise JobFailed(f"the wheel lacks {', '.join(missing)}")
     if not any(re.search(r"\.dist-info/(licenses/)?LICENSE$", name) for name in names):
         raise JobFailed("the wheel lacks the licence")
-
-
-def _find_python(minors: Sequence[int]) -> str | None:
-    """Returns the first Python 3 of these minor versions that runs here."""
-    for minor in minors:
-        places = [shutil.which(f"python3.{minor}")]
-        pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
-        places += map(str, sorted(pyenv.glob(f"versions/3.{minor}.*/bin/python")))
-        for place in filter(None, places):
-            with contextlib.suppress(JobFailed):
-                # The shims of pyenv are there for versions that are not selected, too.
-                if _capture([place, "-c", "import sys, venv; print(sys.version_info[1])"]) == str(
-                    minor
-                ):
-                    return place
-    return None
 
 
 def _make_environment(python: str, folder: pathlib.Path) -> pathlib.Path:

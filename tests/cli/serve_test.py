@@ -20,7 +20,7 @@ from tests.runtime.tasks import number_devices, small_folder
 from tff_dpftrl import execution, validation
 from tff_dpftrl.cli import main, serve
 from tff_dpftrl.execution import contexts
-from tff_dpftrl.runtime import core_files, server_bundle, signing_keys
+from tff_dpftrl.runtime import core_files, server_bundle, signing_keys, tls
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.server import server_folder
 from tff_dpftrl.runtime.store import sql
@@ -230,6 +230,27 @@ def test_an_interruption_gives_the_lease_back(task, tmp_path):
         assert lines[-1].startswith("Stopped. What is committed is in the store")
         assert not any("waiting for its lease" in line for line in lines)
         assert not (tmp_path / "store" / "server" / "endpoint.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "names", "expected"),
+    [
+        ("127.0.0.1:8443", [], "127.0.0.1:8443"),
+        ("0.0.0.0:8443", ["a.org", "2001:db8::1"], "a.org:8443,[2001:db8::1]:8443"),
+        ("10.0.0.1:8443,10.0.0.2:8444", ["a.org"], "10.0.0.1:8443,10.0.0.2:8444"),
+    ],
+)
+def test_devices_elsewhere_get_an_address_that_they_can_reach(address, names, expected):
+    arguments = argparse.Namespace(names=names, certificate=None, private_key=None)
+    assert serve._address_for_devices(address, arguments) == expected
+
+
+def test_devices_elsewhere_get_the_names_of_a_certificate_that_was_given(tmp_path):
+    files = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    tls.create_self_signed(*files, ["keyboard.example", "*.example"])
+    arguments = argparse.Namespace(names=[], certificate=files[0], private_key=files[1])
+    expected = "keyboard.example:8443"
+    assert serve._address_for_devices("0.0.0.0:8443", arguments) == expected
 
 
 def _serve(arguments):

@@ -318,7 +318,11 @@ def test_encodings(tmp_path):
         ("t.jsonl", b"\n", "is empty"),
         ("t.jsonl", b"nothing\n", "none of the first 1 lines is a JSON object"),
         ("t.csv.gz", b"nothing", "t.csv.gz: cannot be read: Not a gzipped file"),
-        ("t.csv.gz", gzip.compress(_SEPARATED, mtime=0)[:-9], "t.csv.gz.*: cannot be read: Compressed file"),
+        (
+            "t.csv.gz",
+            gzip.compress(_SEPARATED, mtime=0)[:-9],
+            "t.csv.gz.*: cannot be read: Compressed file",
+        ),
         ("t.parquet", b"nothing", "t.parquet: cannot be read"),
         ("t.feather", b"nothing", "t.feather: cannot be read"),
     ],

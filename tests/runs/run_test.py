@@ -359,5 +359,16 @@ def test_a_folder_that_holds_a_run_is_not_begun_again(tmp_path):
     assert (tmp_path / "private" / "ledger.sqlite").read_bytes() == kept
 
 
+def test_secrets_of_another_run_that_a_link_leads_to_are_kept(tmp_path):
+    _run(tmp_path / "other", _in_turns())
+    kept = (tmp_path / "other" / "private" / "ledger.sqlite").read_bytes()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "private").symlink_to(tmp_path / "other" / "private")
+    made, *_ = _prepared(_in_turns())
+    with pytest.raises(ValueError, match="is a link"):
+        run_lib.train(tmp_path / "new", None, lambda: made, lambda known: made, lambda line: None)
+    assert (tmp_path / "other" / "private" / "ledger.sqlite").read_bytes() == kept
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

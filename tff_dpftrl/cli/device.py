@@ -193,7 +193,7 @@ def _add(args: argparse.Namespace) -> int:
     print(f"{after - before} texts were added; {args.examples} has {after} in {args.collection!r}")
     _progress(
         f"Take part with:\n  tff-dpftrl device --examples {shlex.quote(args.examples)} "
-        "--server-bundle device_bundle.json"
+        "--server-bundle device_bundle.json (and --attestation-key, for a demonstration)"
     )
     return 0
 

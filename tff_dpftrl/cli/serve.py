@@ -479,10 +479,9 @@ def _write_bundle(served: serving.Serving, folder, args: argparse.Namespace, key
     """Writes what devices on other machines have to know; they know a custom authority."""
     from tff_dpftrl.runtime import server_bundle
 
-    _, port = addresses.split(served.address.partition(",")[0])
-    server = served.address
-    if args.names and "," not in server:
-        server = ",".join(f"{name}:{port}" for name in args.names)
+    if not served.address:  # No Selector has begun yet.
+        return
+    server = _address_for_devices(served.address, args)
     issuers = args.attestation_keys or [folder.issuer_public]
     server_bundle.ServerBundle.of(
         args.population,
@@ -491,7 +490,26 @@ def _write_bundle(served: serving.Serving, folder, args: argparse.Namespace, key
         keys,
         () if args.no_attestation else issuers,
     ).write(folder.bundle)
-    _progress(f"Elsewhere:   copy {folder.bundle} there, and see tff-dpftrl device --help")
+    hosts = (addresses.split(address)[0] for address in server.split(","))
+    if not all(map(addresses.is_loopback, hosts)):
+        _progress(f"Elsewhere:   copy {folder.bundle} there, and see tff-dpftrl device --help")
+
+
+def _address_for_devices(address: str, args: argparse.Namespace) -> str:
+    """Returns what devices connect to: the names that were given, or else the server's address.
+
+    A server that listens on all addresses has the names of a certificate that was given.
+    """
+    from tff_dpftrl.runtime import tls
+
+    if "," in address:  # Of several Selectors, each of which knows its own.
+        return address
+    host, port = addresses.split(address)
+    names = args.names
+    if not names and args.certificate and host in ("0.0.0.0", "::"):
+        names = [n for n in tls.load(args.certificate, args.private_key).names if "*" not in n]
+    names = names or [host]
+    return ",".join(f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names)
 
 
 async def _serve(served: serving.Serving, folder, args: argparse.Namespace, keys) -> None:

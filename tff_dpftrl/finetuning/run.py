@@ -297,7 +297,7 @@ def resume_command(output: pathlib.Path, data: str) -> str:
       The command; text that was in memory has to be given again.
     """
     if data != config_lib.FinetuningConfig.data and not sources.is_on_disk(data):
-        return f"finetuning.run.finetune(None, {str(output)!r}, rows=...)"
+        return f"finetuning.run.finetune(None, {str(output)!r}, text=... or rows=...)"
     return f"tff-dpftrl finetune --resume --output {shlex.quote(str(output))}"
 
 

@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.runs import (
     cohort_seed,
     committed_rounds,
@@ -130,9 +130,14 @@ def _created_rounds(
     """Makes the folder of a new run, and opens its rounds."""
     manifest.check_is_free(output)  # Another process may have begun a run there meanwhile.
     private = output / "private"
+    if private.is_symlink():
+        raise validation.UsageError(
+            f"{private} is a link, perhaps to the secrets of another run: name another folder, or "
+            "remove the link."
+        )
     for path in private.iterdir() if private.is_dir() else ():
         if path.name != manifest.TEXTS_CACHE.name:  # Else of a run that never got to round 1.
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     output.mkdir(parents=True, exist_ok=True)
     rounds = committed_rounds.CommittedRounds.create(
         private, run.plan.declared, state, {}, **_ledger_options(run)

@@ -113,16 +113,25 @@ def test_rounds_that_fit_no_secure_sum_are_refused():
         SERVED.task("training").summation.decode_group([], 1)
 
 
-@pytest.mark.parametrize("num_devices", [1, 60, 120, 389])
+@pytest.mark.parametrize("num_devices", [1, 5, 60, 120, 129, 130, 260, 389])
 def test_the_remedies_of_a_small_population_help(num_devices):
     task = dataclasses.replace(SERVED.task("training"), rounds=SIZES, min_sep=3)
     advice = task.rests_advice(num_devices)
     assert f"need 390 devices, and {num_devices} come" in advice
-    goal, min_sep = map(int, re.findall(r"(?:clients_per_round|min_sep)=(\d+)(?! rounds)", advice))
-    smaller = dataclasses.replace(task, rounds=dataclasses.replace(SIZES, goal_count=goal))
-    assert not smaller.rests_advice(max(num_devices, 6))  # At least two devices, three times.
-    rested = dataclasses.replace(task, min_sep=min_sep)
-    assert not rested.rests_advice(max(num_devices, 130))
+    remedies = dict(re.findall(r"(clients_per_round|min_sep)=(\d+)(?! rounds)", advice))
+
+    def with_goal(goal):
+        return dataclasses.replace(task, rounds=dataclasses.replace(SIZES, goal_count=goal))
+
+    assert ("clients_per_round" in remedies) == (num_devices >= 6)  # Two devices, three times.
+    if "clients_per_round" in remedies:
+        goal = int(remedies["clients_per_round"])
+        assert not with_goal(goal).rests_advice(num_devices)
+        assert with_goal(goal + 1).rests_advice(num_devices)
+    assert ("min_sep" in remedies) == (num_devices >= 130)
+    if "min_sep" in remedies:
+        rested = dataclasses.replace(task, min_sep=int(remedies["min_sep"]))
+        assert not rested.rests_advice(num_devices)
     assert not task.rests_advice(390)
 
 

@@ -365,12 +365,16 @@ class Task:
         wanted = self.rounds.wanted
         if num_devices >= self.min_sep * wanted:
             return ""
-        goal = int(num_devices / (self.min_sep * self.rounds.over_selection))
+        # Rounding must not lower the largest goal whose rounds choose so many devices.
+        goal = int(num_devices // self.min_sep / self.rounds.over_selection + 1e-9)
+        remedies = [f"clients_per_round={goal}"] if goal >= 1 else []
+        if num_devices >= wanted:
+            remedies.append(f"min_sep={int(num_devices // wanted)}")
         return (
             f"rounds that choose {wanted} devices, which then rest until min_sep={self.min_sep} "
             f"rounds later, need {self.min_sep * wanted} devices, and {num_devices:g} come: "
-            "rounds will be skipped, which costs privacy. Wait for more devices, or make the task "
-            f"with clients_per_round={max(goal, 1)} or min_sep={max(int(num_devices / wanted), 1)}."
+            "rounds will be skipped, which costs privacy. Wait for more devices"
+            + (f", or make the task with {' or '.join(remedies)}." if remedies else ".")
         )
 
     def shortage(self, event: events.TooFewDevices) -> str:

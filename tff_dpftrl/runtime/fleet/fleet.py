@@ -249,7 +249,7 @@ class Ending:
 
     def add(self, end: tally.SessionEnd) -> None:
         """Adds the end of a session."""
-        self.is_finished = end.outcome is session.SessionOutcome.FINISHED
+        self.is_finished |= end.outcome is session.SessionOutcome.FINISHED
         if end.shape.startswith("-v[]+"):
             self._last_report = self._clock()
             if end.shape == "-v[]+^":
