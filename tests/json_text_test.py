@@ -17,6 +17,8 @@ _COPIES = {
     "cli/report.py",
     "cli/task.py",
     "finetuning/custom_run.py",
+    "mechanisms/serialization.py",
+    "numpy_noise/stream.py",
 }
 
 

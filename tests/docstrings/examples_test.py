@@ -26,7 +26,7 @@ from tff_dpftrl.finetuning import clipped_sums, custom_run, example_sampling
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.private_round import fixed_clip
 from tff_dpftrl.runtime.plans import device_work, server_work
-from tff_dpftrl.training import cohort_source, saved_model, trained_model
+from tff_dpftrl.training import cohort_source, saved_model, tflite_model, trained_model
 
 _PACKAGE = pathlib.Path(tff_dpftrl.__file__).parent
 _FENCED = re.compile(r"```\n(.*?)```", re.DOTALL)
@@ -141,6 +141,23 @@ def _exported():
     return {}
 
 
+def _exported_to_tflite():
+    trained = trained_model.find(toy_model.write(pathlib.Path("run"))).load()
+    tflite_model.write("exported", trained)
+    (given,) = tf.lite.Interpreter("exported/model.tflite").get_input_details()
+    return {"ids": np.ones([1, *given["shape"][1:]], given["dtype"])}
+
+
+def _query():
+    schema = _SAMPLER.schema
+    return {
+        "strategy": tff_dpftrl.optimize_blt(schema),
+        "options": {"noise_multiplier": 1.0, "clip_norm": 0.5, "clients_per_round": 20},
+        "record_specs": [tf.TensorSpec([2, 3])],
+        "schema": schema,
+    }
+
+
 def _steps():
     return {
         "private_round": fixed_clip.FixedClipRound(
@@ -188,6 +205,7 @@ def _actor():
 
 # Names that an example leaves open.
 _GIVEN = {
+    "aggregators.dp_query": _query,
     "aggregators.secagg": lambda: {},
     "auditing.canaries": _learning,
     "auditing.training:audit_training": _learning,
@@ -203,6 +221,7 @@ _GIVEN = {
     "runtime.plans.server_work": _server_work,
     "training.program": _program,
     "training.saved_model": _exported,
+    "training.tflite_model": _exported_to_tflite,
     "finetuning.custom_run": _fine_tuning,
     "finetuning.private_steps": _steps,
 }

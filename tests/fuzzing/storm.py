@@ -344,17 +344,20 @@ class _Liar:
         drawn = self.drawn
         return [
             [wire_server.challenge_of(b"c" * 32, task="plain", round_index=7)],
-            [
-                wire_server.come_back(5.0, 9.0),
-                wire_server.come_back(5.0, finished=True),
-                wire_server.configuration(
-                    attempt="a",
-                    task="plain",
-                    round_index=7,
-                    plan=drawn.choice(self._plans),
-                    broadcast=self._model,
-                ),
-            ][drawn.random() < 0.8 :][:1],
+            drawn.choices(
+                [
+                    wire_server.come_back(5.0, 9.0),
+                    wire_server.come_back(5.0, finished=True),
+                    wire_server.configuration(
+                        attempt="a",
+                        task="plain",
+                        round_index=7,
+                        plan=drawn.choice(self._plans),
+                        broadcast=self._model,
+                    ),
+                ],
+                weights=[1, 1, 8],
+            ),
             [wire_server.answer(True, 5.0)],
         ]
 

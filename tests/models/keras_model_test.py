@@ -232,8 +232,10 @@ _REFUSED = {
     "other length": (
         lambda: tf.keras.Sequential(
             [
-                _layers.Input([_T + 1], dtype=tf.int32),
-                *_sequential(_layers.LayerNormalization(axis=[1, 2])).layers,
+                _layers.Input([_T + 1]),
+                _layers.Embedding(_V, 4),
+                _layers.Flatten(),
+                _layers.Dense(_V),
             ]
         ),
         rf"cannot be applied to word ids, int32 of shape \[batch, {_T}\]",

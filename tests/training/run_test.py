@@ -182,7 +182,7 @@ def test_what_a_run_will_do_is_said_before_its_first_round(uninterrupted):
         "State",
         "Privacy",
         "Noise to signal",
-        "Warning",
+        "Hint",
         "Building the computations ...",
         "Results",
     ]

@@ -24,20 +24,11 @@ def command(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
-def end_with(parent: int) -> None:
-    """Has this process end with its parent, on Linux.
-
-    Args:
-      parent: Number of the parent process.
-    """
+def _become(parent: int, command: Sequence[str]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # It ended before it was asked for.
             sys.exit(128 + signal.SIGTERM)
-
-
-def _become(parent: int, command: Sequence[str]) -> None:
-    end_with(parent)
     os.execv(command[0], command)
 
 

@@ -19,7 +19,7 @@ import tqdm
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.sweeps import cells as cells_lib
-from tff_dpftrl.sweeps import child, fork_server
+from tff_dpftrl.sweeps import child
 from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.training import config as config_lib
 
@@ -100,7 +100,7 @@ class Interruption:
 class _Running:
     cell: cells_lib.Cell
     folder: pathlib.Path
-    process: subprocess.Popen[bytes] | fork_server.Cell
+    process: subprocess.Popen[bytes]
 
 
 class _Progress:
@@ -189,9 +189,6 @@ def run(
     states = {c.name: folder_lib.state(folder_lib.cell_folder(output, c)) for c in cells}
     waiting = [cell for cell in cells if states[cell.name] != "finished"]
     running: list[_Running] = []
-    # A cell alone gains nothing. Elsewhere than on Linux, a process with threads does not fork.
-    forks = len(waiting) > 1 and sys.platform == "linux"
-    server = fork_server.ForkServer(lock) if forks else None
     bar = _Progress(cells, output)
     try:
         while (waiting or running) and not interruption.signals:
@@ -199,7 +196,7 @@ def run(
             endings = [_note_ending(entry) for entry in ended]
             running = [entry for entry in running if entry not in ended]
             while waiting and len(running) < jobs:
-                running.append(_start(waiting.pop(0), output, command, lock, server))
+                running.append(_start(waiting.pop(0), output, command, lock))
             bar.show([*running, *ended], now=bool(ended))
             for entry, ending in zip(ended, endings, strict=True):
                 after_each(entry.cell, ending)
@@ -213,17 +210,9 @@ def run(
                 _note_ending(entry)
         bar.show(running, now=True)
         bar.close()
-        if server is not None:
-            server.close()
 
 
-def _start(
-    cell: cells_lib.Cell,
-    output: pathlib.Path,
-    command: Command,
-    lock: int,
-    server: fork_server.ForkServer | None,
-) -> _Running:
+def _start(cell: cells_lib.Cell, output: pathlib.Path, command: Command, lock: int) -> _Running:
     folder = folder_lib.cell_folder(output, cell)
     folder.mkdir(parents=True, exist_ok=True)
     arguments = list(command(cell, folder))
@@ -231,8 +220,7 @@ def _start(
     with open(folder / folder_lib.LOG, "ab") as log:
         log.write(f"\n$ {shlex.join(arguments)}\n".encode())
         log.flush()
-        forked = None if server is None else server.start(arguments, log.name)
-        process = forked or subprocess.Popen(
+        process = subprocess.Popen(
             child.command(arguments),
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -9,7 +9,7 @@ Example:
   model = tf.saved_model.load("exported")
   output = model.signatures["serving_default"](texts=tf.constant(["the number of"]))
   output["words"], output["probabilities"], output["unknown_word"], output["end_of_text"]
-  output = model.signatures["ids"](ids=tf.constant([[...]]))  # Without the text.
+  output = model.signatures["ids"](ids=tf.constant([[1, 2, 3, 4]]))  # Without the text.
   output["scores"], output["next_ids"], output["probabilities"]
   ```
 """

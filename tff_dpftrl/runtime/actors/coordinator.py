@@ -315,8 +315,7 @@ class Coordinator(actor.Actor):
                     return  # While an attempt ran, Selectors may have sent devices away.
                 self._opened_at = self.now
                 resting, least = self._num_resting, task.rounds.least
-                stride = self._commits[task.name].rounds_done - self._last_used[task.name]
-                is_over = stride >= task.min_sep  # No device has to rest for it any more.
+                is_over = self._has_rested(task)
                 self.send(
                     events.OBSERVER,
                     events.TooFewDevices(task.name, waiting, least, resting, is_over),
@@ -330,6 +329,11 @@ class Coordinator(actor.Actor):
     def _is_busy(self) -> bool:
         """Whether no attempt may begin now."""
         return self._attempt is not None or self._is_reading or self.now < self._paused_until
+
+    def _has_rested(self, task: population.Task) -> bool:
+        """Returns whether no device has to rest for a task any more."""
+        stride = self._commits[task.name].rounds_done - self._last_used[task.name]
+        return stride >= task.min_sep
 
     @property
     def _num_resting(self) -> int:
