@@ -66,6 +66,30 @@ def test_a_run_without_a_guarantee_leaves_none(other):
     assert composition.compose([_gaussian("a", 0.5), other]) is None
 
 
+def test_a_run_on_examples_is_not_added_to_one_on_users():
+    """A user with four of the examples has four times the μ of one example."""
+    stated = {"epsilon": 1.0, "delta": 1e-5, "rho_zcdp": 0.1}
+    older = composition.Spent.from_json("older", stated)
+    phone = composition.Spent.from_json("phone", {**stated, "unit_of_privacy": "device"})
+    rows = composition.Spent.from_json("rows", {**stated, "unit_of_privacy": "example"})
+    assert composition.compose([older, rows]) is None
+    assert composition.compose([older, phone]) is not None
+    assert composition.compose([rows, rows]) is not None
+    says, total = composition.with_earlier_runs(older, [rows], same_users=True)
+    assert total is None and "nothing is promised for all together" in says
+    assert "protect single examples, others" in says and "trained on the same" not in says
+    says, total = composition.with_earlier_runs(rows, [rows], same_users=None)
+    assert total is not None and "on the same examples is not known. For what is in all" in says
+    with pytest.raises(TypeError, match="unit_of_privacy"):
+        composition.Spent.from_json("a", {**stated, "unit_of_privacy": 3})
+
+
+def test_a_statement_composes_with_its_own_unit():
+    made = _sampled(earlier_runs=[composition.Spent("r", 1e-6, 1.5, unit_of_privacy="example")])
+    assert "epsilon_with_earlier_runs" not in made.parameters
+    assert "protect single examples, others" in made.headline_caveats[0]
+
+
 @pytest.mark.parametrize("value", [-1.0, "1", True, math.nan])
 def test_a_statement_with_an_impossible_cost_is_refused(value):
     stated = {"epsilon": value, "delta": 1e-5, "rho_zcdp": None}

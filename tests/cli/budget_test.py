@@ -16,12 +16,12 @@ def data(tmp_path):
     return path
 
 
-def _run(folder, data, *, epsilon=2.0, rho=None, facts=None, has_statement=True):
+def _run(folder, data, *, epsilon=2.0, facts=None, has_statement=True, unit="user"):
     folder.mkdir(parents=True)
     content = {"config": {"data": str(data)}, "facts": facts or {}}
     (folder / "config.json").write_text(json.dumps(content))
     if has_statement:
-        stated = {"epsilon": epsilon, "delta": 1e-6, "rho_zcdp": rho}
+        stated = {"epsilon": epsilon, "delta": 1e-6, "rho_zcdp": None, "unit_of_privacy": unit}
         (folder / "privacy_statement.json").write_text(json.dumps(stated))
 
 
@@ -59,6 +59,11 @@ def test_a_limit_decides_the_status(tmp_path, data):
         (lambda folder, data: _run(folder, data, has_statement=False), "Without a statement: "),
         (lambda folder, data: _run(folder, "gone.jsonl"), "Not compared, since"),
         (
+            lambda folder, data: _run(folder, data, unit="example"),
+            "Not all of them protect the same",
+        ),
+        (lambda folder, data: _run(folder, data, unit="example"), "where ε is for single examples"),
+        (
             lambda folder, data: _run(
                 folder,
                 data,
@@ -67,7 +72,7 @@ def test_a_limit_decides_the_status(tmp_path, data):
             "Not in these folders: elsewhere",
         ),
     ],
-    ids=["no guarantee", "no statement", "data gone", "weights from elsewhere"],
+    ids=["no guarantee", "no statement", "data gone", "unit", "whose", "weights from elsewhere"],
 )
 def test_what_is_not_known_is_said_and_above_any_limit(tmp_path, data, capsys, plant, says):
     results = tmp_path / "results"

@@ -90,7 +90,7 @@ def _finetune(output, table=None, made=None, *, crash_at=None, lines=None, **opt
     return custom_run.finetune(
         output,
         taken(custom_run.Model),
-        custom_run.Examples(_users(table), read),
+        custom_run.Examples(_users(table), read, digest=options.pop("digest", None)),
         _plan(table) if made is None else made,
         taken(custom_run.Steps),
         taken(custom_run.Evaluation),
@@ -164,6 +164,19 @@ def test_nobody_sees_a_model_whose_step_is_not_committed(tmp_path):
     assert [row["round"] for row in results.rows if row["eval_error"] is not None] == [2, 4, 5]
 
 
+def test_a_run_knows_its_examples_by_their_digest_and_keeps_it_private(tmp_path):
+    _finetune(tmp_path / "run", digest="5eed", frozen=[np.ones(2, np.float64)])
+    same = {"digest": "5eed", "frozen": [np.ones(2, np.float64)]}
+    _finetune(tmp_path / "run", **same)
+    for other in ("face", None):
+        with pytest.raises(ValueError, match="The contents of the examples are not those"):
+            _finetune(tmp_path / "run", **{**same, "digest": other})
+    with pytest.raises(ValueError, match="The initial weights are not those"):
+        _finetune(tmp_path / "run", **{**same, "frozen": [np.zeros(2, np.float64)]})
+    assert "contents of the examples" in (tmp_path / "run/private/manifest.json").read_text()
+    assert "contents of the examples" not in (tmp_path / "run/config.json").read_text()
+
+
 def test_passes_keep_their_schema_and_go_on_with_their_noise(tmp_path):
     seed = {"deterministic_noise_seed": 7, "made": _passes()}
     whole = _finetune(tmp_path / "whole", **seed)
@@ -197,7 +210,9 @@ def test_passes_keep_their_schema_and_go_on_with_their_noise(tmp_path):
         ({"delta": 0.0}, "delta"),
         ({"target_epsilon": 1.0}, "exactly one of"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
-        ({"mechanism": "magic"}, "mechanism"),
+        ({"mechanism": "magic"}, "mechanism must be one of"),
+        ({"mechanism": None}, "mechanism must be one of"),
+        ({"mechanism": "none"}, "mechanism must be one of"),
     ],
 )
 def test_passes_that_cannot_be_are_refused(changes, message, tmp_path):

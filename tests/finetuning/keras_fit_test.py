@@ -173,6 +173,64 @@ def test_the_same_call_goes_on_with_the_same_noise(tmp_path, monkeypatch):
         _fit(resumed, tmp_path / "run", **options)
 
 
+def test_it_goes_on_with_the_same_data_and_frozen_weights_only(tmp_path):
+    """In another order, an example would be in more steps than ε is stated for."""
+
+    def fit(x, y, ids, frozen=0.0):
+        model = _model()
+        model.layers[0].trainable = False
+        model.layers[0].set_weights([np.full([3, 4], frozen), np.zeros(4)])
+        users = {} if ids is None else {"user_ids": ids, "examples_per_user": 2, "batch_size": 3}
+        return _fit(model, tmp_path / ("rows" if ids is None else "users"), x, y, **users)
+
+    x, y = _data()
+    ids = np.arange(_NUM) % 6
+    wide = x.astype(np.float64)
+    others = [(x[::-1], y, None), (x, y[::-1], None), (wide, y, None), (x, y, ids[::-1])]
+    for first in (None, ids):
+        begun = fit(x, y, first)
+        assert fit(x.copy(order="F"), y.copy(), first).statement == begun.statement
+    for other in others:
+        with pytest.raises(ValueError, match="contents of the examples are not those"):
+            fit(*other)
+    with pytest.raises(ValueError, match="initial weights are not those"):
+        fit(x, y, None, frozen=1.0)
+
+
+def test_a_digest_is_of_names_shapes_and_what_texts_say():
+    texts = np.array(["so", "it is"], object)
+    digests = [
+        keras_fit._digest(data)
+        for data in (
+            {"a": np.zeros(4), "b": np.ones(4)},
+            {"b": np.zeros(4), "a": np.ones(4)},
+            {"a": np.zeros([2, 2]), "b": np.ones(4)},
+            texts,
+            np.array(["so", "it was"], object),
+        )
+    ]
+    assert len(set(digests)) == len(digests)
+    assert keras_fit._digest({"b": np.ones(4), "a": np.zeros(4)}) == digests[0]
+    copies = np.array(["".join(list(text)) for text in texts], object)
+    assert keras_fit._digest(copies) == digests[3]
+
+
+def test_ids_may_be_bytes(tmp_path):
+    ids = np.array([f"zoë {i % 6}".encode() for i in range(_NUM)])
+    results = _fit(_model(), tmp_path / "run", user_ids=ids, examples_per_user=2, batch_size=3)
+    assert results.statement.parameters["num_users"] == 6
+
+
+def test_an_optimizer_of_old_keras_is_refused(tmp_path):
+    legacy = getattr(tf.keras.optimizers, "legacy", None)
+    try:
+        optimizer = legacy.SGD(0.1)
+    except (AttributeError, ImportError):
+        pytest.skip("This Keras has no legacy optimizers.")
+    with pytest.raises(ValueError, match=r"legacy optimizer SGD.*tf\.keras\.optimizers\.SGD\("):
+        _fit(_model(optimizer=optimizer), tmp_path / "run")
+
+
 def test_a_recount_of_its_records_comes_to_its_statement(tmp_path):
     _fit(_model(), tmp_path / "run")
     report = run_folder.recount_run(tmp_path / "run")
@@ -221,7 +279,8 @@ def test_inputs_may_be_a_structure(tmp_path):
         (_model, {"user_ids": [1], "examples_per_user": 1}, "one id for each of 24 examples"),
         (_model, {"examples_per_user": 2}, "is for user_ids"),
         (_model, {"target_epsilon": 3.0}, "exactly one of target_epsilon"),
-        (_model, {"mechanism": "magic"}, "mechanism"),
+        (_model, {"mechanism": None}, "mechanism must be one of"),
+        (_model, {"user_ids": [b"\xff"] * _NUM, "examples_per_user": 1}, "not UTF-8"),
         (_model, {"epochs": 0}, "epochs must be at least 1"),
     ],
 )

@@ -11,9 +11,9 @@ from tff_dpftrl.runs import earlier_runs, manifest
 _USERS = ["ada", "bob"]
 
 
-def _write(folder, *, epsilon=2.0, facts=None, users=None):
+def _write(folder, *, epsilon=2.0, facts=None, users=None, unit="user"):
     (folder / "private").mkdir(parents=True)
-    stated = {"epsilon": epsilon, "delta": 1e-6, "rho_zcdp": None}
+    stated = {"epsilon": epsilon, "delta": 1e-6, "rho_zcdp": None, "unit_of_privacy": unit}
     (folder / "privacy_statement.json").write_text(json.dumps(stated))
     (folder / "config.json").write_text(json.dumps({"config": {}, "facts": facts or {}}))
     if users is not None:
@@ -38,6 +38,14 @@ def test_a_chain_is_followed_to_its_beginning(tmp_path, users_of_first):
     assert [run.name for run in runs] == ["second", "first"]
     assert [run.epsilon for run in runs] == [1.0, 2.0]
     assert same == (users_of_first == _USERS)
+
+
+def test_places_of_examples_do_not_tell_that_the_examples_are_the_same(tmp_path):
+    facts = earlier_runs.facts_of(_write(tmp_path / "1", users=_USERS, unit="example"), _USERS)
+    runs, same = earlier_runs.parts(json.loads(json.dumps(facts)))
+    assert runs[0].unit_of_privacy == "example" and same is None
+    second = _write(tmp_path / "2", facts=facts, users=_USERS)
+    assert earlier_runs.parts(earlier_runs.facts_of(second, _USERS))[1] is None
 
 
 def test_a_run_without_statement_has_no_guarantee(tmp_path):

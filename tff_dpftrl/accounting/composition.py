@@ -19,12 +19,14 @@ class Spent:
       delta: δ of its guarantee; None if it has no guarantee.
       epsilon: ε of its guarantee; None if it has none.
       rho_zcdp: ρ if the run is a Gaussian mechanism with μ = √(2ρ); None otherwise.
+      unit_of_privacy: Unit that its guarantee protects: "user", "device" or "example".
     """
 
     name: str
     delta: float | None = None
     epsilon: float | None = None
     rho_zcdp: float | None = None
+    unit_of_privacy: str = "user"
 
     @classmethod
     def from_json(cls, name: str, statement: Mapping[str, Any]) -> Spent:
@@ -39,7 +41,11 @@ class Spent:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (is_number and value >= 0.0):
                 raise TypeError(f"{key} is {value!r}, which is no privacy cost")
-        return cls(name) if values["epsilon"] is None else cls(name, **values)
+        unit = statement.get("unit_of_privacy", "user")  # Older statements were of users.
+        if not isinstance(unit, str):
+            raise TypeError(f"unit_of_privacy is {unit!r}, which is no unit")
+        spent = {} if values["epsilon"] is None else values
+        return cls(name, unit_of_privacy=unit, **spent)
 
     @property
     def says(self) -> str:
@@ -64,6 +70,15 @@ class Total:
     how: str
 
 
+def of_one_unit(runs: Sequence[Spent]) -> bool:
+    """Returns whether runs all protect users (or their devices), or all protect single examples.
+
+    A user may have many examples: ε for one of them says little of ε for the user.
+    """
+    units = {run.unit_of_privacy == "example" for run in runs if run.epsilon is not None}
+    return len(units) <= 1
+
+
 def compose(runs: Sequence[Spent]) -> Total | None:
     """Composes runs, each of which may depend on the results of those before.
 
@@ -71,11 +86,14 @@ def compose(runs: Sequence[Spent]) -> Total | None:
     these together, ε and δ of every other run are added (Dwork & Roth 2014, theorem 3.16).
 
     Args:
-      runs: The runs, with the same unit of privacy and the same neighbouring data sets.
+      runs: The runs, with the same neighbouring data sets if they have the same unit of privacy.
 
     Returns:
-      An upper bound for who takes part in all of them; None if one of them has no guarantee.
+      An upper bound for who takes part in all of them; None if one of them has no guarantee, or
+      they are not of one unit of privacy.
     """
+    if not of_one_unit(runs):
+        return None
     epsilon, delta, how = 0.0, 0.0, []
     rhos, others = [], []
     for run in runs:
@@ -109,16 +127,25 @@ def with_earlier_runs(
       same_users: Whether all of these runs trained on the same users; None if that is not known.
 
     Returns:
-      A few sentences for the headline, and the total; None if a run has no guarantee.
+      A few sentences for the headline, and the total; None if there is none (`compose`).
     """
     chain = ", which began with those of the run ".join(run.says for run in earlier)
     text = f"The initial weights are of the run {chain}. "
+    if not of_one_unit([this, *earlier]):
+        return (
+            f"{text}Some of these runs protect single examples, others all that is of a user or "
+            "device: nothing is promised for all together.",
+            None,
+        )
+    units, who_is = "users", "who is"
+    if this.unit_of_privacy == "example":
+        units, who_is = "examples", "what is"
     who = {
         True: "All of these runs trained on the same users. For all of them together",
         False: "The runs have other users, some of whom may be in several. For who is in all of "
         "these runs",
-        None: "Whether they trained on the same users is not known. For who is in all of these "
-        "runs",
+        None: f"Whether they trained on the same {units} is not known. For {who_is} in all of "
+        "these runs",
     }[same_users]
     total = compose([this, *earlier])
     if total is None:

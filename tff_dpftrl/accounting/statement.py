@@ -131,7 +131,9 @@ def _with_earlier_runs(statement: PrivacyStatement, facts: facts_lib.Facts) -> P
     """Says beside ε what the run and those that its weights come from have spent together."""
     if not facts.earlier_runs:
         return statement
-    this = composition.Spent("this", statement.delta, statement.epsilon, statement.rho_zcdp)
+    this = composition.Spent(
+        "this", statement.delta, statement.epsilon, statement.rho_zcdp, statement.unit_of_privacy
+    )
     says, total = composition.with_earlier_runs(this, facts.earlier_runs, facts.same_users)
     parameters = dict(statement.parameters)
     if total is not None:

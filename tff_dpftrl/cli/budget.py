@@ -86,8 +86,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _gaps(budget: data_budget.Budget) -> list[str]:
-    """Describes what the total leaves out."""
+    """Describes what the total leaves out, or why there is none."""
+    from tff_dpftrl.accounting import composition
+
     lines = []
+    if not composition.of_one_unit(list(budget.runs.values())):
+        names = ", ".join(
+            str(folder)
+            for folder, run in budget.runs.items()
+            if run.unit_of_privacy == "example" and run.epsilon is not None
+        )
+        lines.append(f"Not added up with the others: {names}, where ε is for single examples.")
     if budget.without_statement:
         names = ", ".join(map(str, budget.without_statement))
         lines.append(f"Without a statement: {names}. Run tff-dpftrl report on it first.")
@@ -119,7 +128,7 @@ def _as_json(budget: data_budget.Budget) -> dict[str, object]:
 
 
 def _print(budget: data_budget.Budget) -> None:
-    from tff_dpftrl.accounting import display
+    from tff_dpftrl.accounting import composition, display
 
     rows = [["run", "ε", "δ", "ρ-zCDP"]]
     for folder, run in budget.runs.items():
@@ -131,7 +140,9 @@ def _print(budget: data_budget.Budget) -> None:
     rows += [[str(folder), "?", "", ""] for folder in budget.without_statement]
     output.print_table(rows, left=0)
     total, number = budget.total, len(rows) - 1
-    if total is None:
+    if total is None and not composition.of_one_unit(list(budget.runs.values())):
+        print("\nNot all of them protect the same unit: nothing is promised for all together.")
+    elif total is None:
         print("\nNot all of them have a guarantee: nothing is promised for all together.")
     else:
         who = "For who is in it" if number == 1 else f"For who is in all {number} of them"

@@ -82,11 +82,14 @@ class Model:
         `RANDOM`, "nothing", if they were drawn at random; the folder of an earlier run, as a path,
         if they are that run's, with which this one is then composed; None if that is not known,
         which the statement says beside ε.
+      frozen: Weights that `row_losses` uses and that are not trained: a run that is resumed must
+        have the same ones.
     """
 
     row_losses: clipped_sums.RowLosses
     weights: Sequence[np.ndarray]
     trained_on: str | os.PathLike[str] | None = None
+    frozen: Sequence[np.ndarray] = ()
 
     def __post_init__(self) -> None:
         weights = [_checked(index, weight) for index, weight in enumerate(self.weights)]
@@ -105,13 +108,16 @@ class Examples:
     Attributes:
       users: Ids of the users, and how many examples each of them has.
       read: Function that reads examples. A run that is resumed must read the same ones: users
-        and numbers of examples are compared, contents are not.
+        and numbers of examples are compared, contents only by `digest`.
       name: Name of the data in the statement.
+      digest: Digest (hex) of all examples, by which a run that is resumed knows them; None to
+        answer for it yourself that they are the same. It is kept in `private/`.
     """
 
     users: example_sampling.Users
     read: step_trainer.ReadExamples
     name: str = "in memory"
+    digest: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,7 +288,12 @@ def finetune(
             {
                 "users": users.ids,
                 "numbers of the users' examples": [str(number) for number in users.num_examples],
-                "initial weights": [_digest(weight) for weight in weights],
+                "initial weights": [_digest(weight) for weight in (*weights, *model.frozen)],
+                **(
+                    {}
+                    if examples.digest is None
+                    else {"contents of the examples": [examples.digest]}
+                ),
             }
         ),
         recorded_kind=manifest.CUSTOM_FINETUNING,
@@ -549,7 +560,7 @@ def _check_is_the_same(
                     f"{given.get(name)!r}: go on with what it began with, or name another folder."
                 )
     for name, digest in begun.identities.items():
-        if digest != asked.identities[name]:
+        if digest != asked.identities.get(name):
             raise validation.UsageError(
                 f"The {name} are not those that the run in {output} began with: restore them, or "
                 "name another folder."

@@ -9,6 +9,8 @@ late to clip. Here the order keeps a participation schema, and every step is com
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -60,8 +62,9 @@ def private_fit(
     that of `custom_run.finetune`: metrics, privacy statement, weights, and secrets in `private/`.
 
     The last part of an epoch that is smaller than a batch is made up from the next epoch. To go on
-    with a run, the model must have the same initial weights: call
-    `tf.keras.utils.set_random_seed` before it is built.
+    with a run, `x`, `y` and `user_ids` must be the same, in the same order, and the model must have
+    the same initial weights, trained or not: call `tf.keras.utils.set_random_seed` before it is
+    built. A digest of the data is kept in `private/`, and anything else is refused.
 
     Args:
       model: Compiled model with one output. The weights of layers with `trainable = False` stay
@@ -128,8 +131,18 @@ def private_fit(
 
     results = custom_run.finetune(
         output,
-        custom_run.Model(row_losses, [v.numpy() for v in variables], trained_on=trained_on),
-        custom_run.Examples(users, read),
+        custom_run.Model(
+            row_losses,
+            [v.numpy() for v in variables],
+            trained_on=trained_on,
+            frozen=[v.numpy() for v in model.non_trainable_weights],
+        ),
+        custom_run.Examples(
+            users,
+            read,
+            # With the ids and numbers of examples of the users, the rows tell what is whose.
+            digest=_digest((inputs, targets, np.concatenate(list(rows.values())))),
+        ),
         passes.Passes(
             users_per_step=batch_size,
             num_steps=epochs * len(users) // batch_size,
@@ -175,6 +188,20 @@ def _num_examples(inputs: Any, targets: np.ndarray) -> int:
     return lengths.pop()
 
 
+def _digest(data: Any) -> str:
+    """Returns a digest (hex) of a structure of arrays: names, dtypes, shapes and values."""
+
+    def plain(array: np.ndarray) -> np.ndarray:  # Objects, such as texts, are addresses in memory.
+        return array.astype(str) if array.dtype.hasobject else array
+
+    data = tf.nest.map_structure(plain, data)
+    described = tf.nest.map_structure(lambda array: [array.dtype.str, array.shape], data)
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode("utf-8"))
+    for array in tf.nest.flatten(data):
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
 def _units(
     num_examples: int, user_ids: Any, examples_per_user: int | None
 ) -> tuple[example_sampling.Users, Mapping[str, np.ndarray]]:
@@ -195,7 +222,13 @@ def _units(
                 f"user_ids must be one id for each of {num_examples} examples, got shape "
                 f"{list(ids.shape)}."
             )
-        names, user_of_row = np.unique(ids.astype(str), return_inverse=True)
+        try:
+            texts = np.char.decode(ids, "utf-8") if ids.dtype.kind == "S" else ids.astype(str)
+        except UnicodeDecodeError:
+            raise validation.UsageError(
+                "user_ids has bytes that are not UTF-8: give text or numbers."
+            ) from None
+        names, user_of_row = np.unique(texts, return_inverse=True)
         order = np.argsort(user_of_row, kind="stable")
         ends = np.cumsum(np.bincount(user_of_row))[:-1]
         rows = dict(zip(names.tolist(), np.split(order, ends), strict=True))
@@ -214,6 +247,12 @@ def _row_losses(model: keras_versions.Model, inputs: Any) -> clipped_sums.RowLos
         raise validation.UsageError(
             "model has an optimizer that scales losses, for which gradients would be clipped and "
             "noised at another scale: build it without a mixed-precision policy."
+        )
+    if not isinstance(model.optimizer, keras_versions.Optimizer):
+        name = type(model.optimizer).__name__
+        raise validation.UsageError(
+            f"model is compiled with the legacy optimizer {name}, which cannot take private steps: "
+            f"compile it with tf.keras.optimizers.{name}(...)."
         )
     model(tf.nest.map_structure(lambda array: array[:1], inputs), training=False)
     losses_trial.refuse_mixing_layers(model)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.finetuning import example_sampling, run_privacy
+from tff_dpftrl.mechanisms import table
 from tff_dpftrl.runs import dp_ftrl_privacy
 
 
@@ -46,6 +47,7 @@ class Passes:
         validation.integer("num_steps", self.num_steps, minimum=1)
         validation.delta(self.delta)
         example_sampling.check_group_size(self.group_size)
+        table.check(self.mechanism)
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
             raise validation.UsageError(
                 f"Give exactly one of target_epsilon={self.target_epsilon!r} and "
