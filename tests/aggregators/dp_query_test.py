@@ -190,6 +190,40 @@ def test_without_noise_the_clip_norm_follows_tfps_quantile_query():
     assert norms[-1] > 1.5
 
 
+@pytest.mark.parametrize("query_class", [dp_query.DPFTRLAverageQuery, dp_query.DPFTRLSumQuery])
+@pytest.mark.parametrize(
+    "record, match",
+    [
+        ({"b": np.ones(1, np.float32), "a": np.float32(0)}, r"got \(1,\) in place of \(2,\)"),
+        ({"b": np.float32(1), "a": np.float32(0)}, r"got \(\) in place of \(2,\)"),
+        ({"b": np.ones([3, 2], np.float32), "a": np.float32(0)}, "record must have the shapes"),
+        ({"b": np.ones(2, np.float32)}, "got 1 tensors"),
+        ([], "got 0 tensors"),
+    ],
+)
+def test_what_sums_would_broadcast_is_refused(query_class, record, match):
+    query = query_class(_fixed().private_round, _SPECS)
+    state = query.initial_global_state()
+    with pytest.raises(ValueError, match=match):
+        query.preprocess_record(query.derive_sample_params(state), record)
+    _, *scalars = query.initial_sample_state()
+    sums = type(query.initial_sample_state())(record, *scalars)
+    with pytest.raises(ValueError, match=match.replace("record must", "sample_state must")):
+        query.get_noised_result(sums, state)
+
+
+def test_a_shape_that_is_only_known_in_the_graph_is_refused_there():
+    query = dp_query.DPFTRLSumQuery(_fixed().private_round, tf.TensorSpec([2]))
+    params = query.derive_sample_params(query.initial_global_state())
+    run = tf.function(
+        lambda record: query.preprocess_record(params, record),
+        input_signature=[tf.TensorSpec(None, tf.float32)],
+    )
+    run(tf.ones([2]))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        run(tf.ones([1]))
+
+
 class _Linear(tf.keras.losses.Loss):
     def call(self, y_true, y_pred):
         return -tf.reduce_sum(y_true * y_pred, axis=-1)

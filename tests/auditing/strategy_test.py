@@ -65,6 +65,30 @@ def test_what_cannot_be_streamed_is_not_tested():
     check = tff_dpftrl.check_strategy(tree.FullTree(), _SCHEMA)
     outcomes = [finding.outcome for finding in check.findings]
     assert outcomes == ["not tested"] + ["consistent"] * 4, str(check)
+    assert ": not fully tested (streamed noise)\n" in str(check)
+
+
+def test_what_refuses_every_test_is_not_consistent():
+    def refuse(base, *arguments):
+        raise NotImplementedError("no")
+
+    names = ("strategy_matrix", "noise_matrix", "sensitivity", "noise_recipe")
+    check = tff_dpftrl.check_strategy(_Changed(_BLT, **dict.fromkeys(names, refuse)), _SCHEMA)
+    assert {finding.outcome for finding in check.findings} == {"not tested"}
+    assert "planted: not tested\n" in str(check) and not check.is_violated
+
+
+def _same_noise(base, num_rounds):
+    noise = np.zeros([num_rounds, num_rounds])
+    noise[:, 0] = 1.0
+    return noise
+
+
+@pytest.mark.parametrize("test", ["sensitivity, all patterns", "sensitivity, strongest pattern"])
+def test_noise_that_later_rounds_repeat_is_a_violation(test):
+    check = tff_dpftrl.check_strategy(_Changed(_BLT, noise_matrix=_same_noise), _SCHEMA)
+    (finding,) = [one for one in check.findings if one.test == test]
+    assert finding.outcome == "violated" and "singular" in finding.says, str(check)
 
 
 class _Changed(strategy_lib.Strategy):
@@ -242,6 +266,8 @@ def test_the_page_runs_and_its_mechanisms_pass(capsys):
 def installed(tmp_path):
     """Folder with the page's strategy as an installed package."""
     (tmp_path / "my_module.py").write_text(_blocks()[0])
+    (tmp_path / "my_raising.py").write_text('raise RuntimeError("first line\\nsecond line")')
+    (tmp_path / "my_unparsed.py").write_text("this is no Python")
     info = tmp_path / "my_package-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
@@ -250,6 +276,8 @@ def installed(tmp_path):
         "my-two-bands = my_module:TwoBands\n"
         "other-name = my_module:TwoBands\n"
         "missing = my_module:Missing\n"
+        "raising = my_raising:Anything\n"
+        "unparsed = my_unparsed:Anything\n"
     )
     return tmp_path
 
@@ -272,9 +300,17 @@ def test_an_installed_class_is_written_and_read(installed, monkeypatch):
     monkeypatch.setattr(my_module, "TwoBands", Forgetful)
     with pytest.raises(ValueError, match="does not make again"):
         tff_dpftrl.save_strategy(file, Forgetful(0.5))
-    for name, message in (("other-name", "must be a subclass"), ("missing", "cannot be loaded")):
+    for name, message in (
+        ("other-name", "must be a subclass"),
+        ("missing", "'missing' .*cannot be loaded"),
+        ("raising", "'raising' .*cannot be loaded: RuntimeError: first line.$"),
+        ("unparsed", "'unparsed' .*cannot be loaded: SyntaxError"),
+    ):
         with pytest.raises(ValueError, match=message):
             serialization.strategy_from_dict({"mechanism": name, "weight": 0.5})
+    monkeypatch.setattr(Forgetful, "from_dict", classmethod(lambda cls, values: values))
+    with pytest.raises(ValueError, match="must return a Strategy, got a dict"):
+        serialization.strategy_from_dict({"mechanism": "my-two-bands", "weight": 0.5})
 
 
 def test_a_file_cannot_name_code():

@@ -29,6 +29,7 @@ STRATEGIES = {
     "one-band": banded_toeplitz.BandedToeplitz((2.0,)),
     "banded": banded.Banded(_ROWS),
     "bisr": inverse_banded.InverseBanded.bisr(5),
+    "bifr": inverse_banded.InverseBanded.bifr(5, 0.3),
     "lambda-cgd": inverse_banded.InverseBanded.lambda_cgd(0.7),
     "dense": dense.Dense(
         np.eye(ROUNDS) + np.tril(np.random.default_rng(1).random((ROUNDS, ROUNDS)) / 20)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import pickle
 import sys
 
 import numpy as np
@@ -75,6 +77,19 @@ def test_noise_goes_on_bit_for_bit_from_a_saved_state(name, tmp_path):
         assert list(again) == list(noise)
         for name in noise:
             np.testing.assert_array_equal(again[name], noise[name])
+
+
+@pytest.mark.parametrize("name", _STRATEGIES)
+def test_a_pickled_stream_goes_on_bit_for_bit(name):
+    stream = _stream(_STRATEGIES[name])
+    for t in range(6):
+        stream.next(t)
+    again = pickle.loads(pickle.dumps(stream))
+    for t in range(6, 12):
+        expected, noise = stream.next(t), again.next(t)
+        assert list(noise) == list(expected)
+        for key, array in expected.items():
+            np.testing.assert_array_equal(noise[key], array)
 
 
 def test_a_round_is_drawn_once_and_in_its_turn():
@@ -216,6 +231,11 @@ def test_streams_need_a_strategy():
     "change, message",
     [
         ({"seed": "secret"}, "state is damaged"),
+        ({"seed": np.zeros(0, np.uint32)}, "state is damaged.*four words"),
+        ({"seed": np.ones(5, np.uint32)}, "state is damaged.*four words"),
+        ({"seed": np.ones(4, np.int64)}, "state is damaged.*four words"),
+        ({"seed": np.ones([4, 1], np.uint32)}, "state is damaged.*four words"),
+        ({"buffer": np.full([3, 20], np.nan)}, "state is damaged.*finite"),
         ({"buffer": np.zeros([1, 2])}, "buffer has shape"),
         ({"round_index": -1}, "round_index must be at least 0"),
         ({"parameters": "{}"}, "state is damaged"),
@@ -225,6 +245,14 @@ def test_streams_need_a_strategy():
 def test_damaged_states_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         tff_dpftrl.NoiseStream.from_state(_stream(_BLT).state() | change)
+
+
+@pytest.mark.parametrize("value", [None, 0, "no"])
+def test_a_state_says_true_or_false_of_a_known_seed(value):
+    state = _stream(_BLT).state()
+    parameters = json.loads(state["parameters"].item()) | {"seed_is_known": value}
+    with pytest.raises(ValueError, match="state is damaged.*seed_is_known"):
+        tff_dpftrl.NoiseStream.from_state(state | {"parameters": json.dumps(parameters)})
 
 
 def test_an_array_counts_by_its_shape_and_its_place():

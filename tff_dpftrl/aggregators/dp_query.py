@@ -1,8 +1,7 @@
 """DP-FTRL as queries of TensorFlow Privacy (TFP), for programs that are built around a `DPQuery`.
 
-    query = tff_dpftrl.DPFTRLAverageQuery(
-        build_dp_ftrl_aggregator(...).private_round, record_specs, schema=schema
-    )
+    private_round = tff_dpftrl.build_dp_ftrl_aggregator(strategy, **options).private_round
+    query = tff_dpftrl.DPFTRLAverageQuery(private_round, record_specs, schema=schema)
     aggregator = tff.aggregators.DifferentiallyPrivateFactory(query)
 
 The clipping and the noise are those of the private round, bit by bit. `check_process` does not
@@ -113,8 +112,12 @@ class DPFTRLAverageQuery(tfp.SumAggregationDPQuery):
 
     @override
     def preprocess_record(self, params, record):
-        """Clips a record to its contribution to the sums."""
-        contribution, _ = self._round.clip_client(tf.nest.flatten(record), params)
+        """Clips a record to its contribution to the sums.
+
+        Raises:
+          ValueError: If the record has other tensors or shapes than `record_specs`.
+        """
+        contribution, _ = self._round.clip_client(self._tensors("record", record), params)
         return self._pack(record, contribution)
 
     @override
@@ -131,9 +134,10 @@ class DPFTRLAverageQuery(tfp.SumAggregationDPQuery):
         Raises:
           ValueError: If a traced function would have the state as a constant, as one that
             TFP's Keras optimizers make in `Model.fit`: its noise would repeat in every call.
+            Or if the sums have other tensors or shapes than `record_specs`.
         """
         update, *scalars = sample_state
-        totals = self._round.contribution_type(tf.nest.flatten(update), *scalars)
+        totals = self._round.contribution_type(self._tensors("sample_state", update), *scalars)
         state = self._round.state_type(*global_state)
         _check_carried(state.round_index)
         new_state, average, _ = self._round.release(state, totals)
@@ -159,6 +163,30 @@ class DPFTRLAverageQuery(tfp.SumAggregationDPQuery):
     def _scaled(self, average: tf.Tensor) -> tf.Tensor:
         """Makes the result of the noised average."""
         return average
+
+    def _tensors(self, name: str, nested: Any) -> list[tf.Tensor]:
+        """Flattens what has the tensors of `record_specs`, and no others.
+
+        TFP broadcasts: a smaller tensor would count, after its clip, in several places of a sum.
+        """
+        try:
+            tf.nest.assert_same_structure(nested, self._specs, check_types=False)
+        except (TypeError, ValueError):
+            raise validation.UsageError(
+                f"{name} must be nested like record_specs, with {len(self._shapes)} tensors, got "
+                f"{len(tf.nest.flatten(nested))} tensors or others: change one of the two."
+            ) from None
+        tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(nested)]
+        for tensor, shape in zip(tensors, self._shapes, strict=True):
+            if not tensor.shape.is_compatible_with(shape):
+                raise validation.UsageError(
+                    f"{name} must have the shapes of record_specs, got {tensor.shape} in place of "
+                    f"{shape}: reshape it, as sums would broadcast it beyond the clip norm."
+                )
+        return [
+            tf.ensure_shape(tensor, shape)
+            for tensor, shape in zip(tensors, self._shapes, strict=True)
+        ]
 
     def _pack(self, structure: Any, contribution: Any) -> Any:
         """Nests the update of a contribution like a record."""

@@ -30,6 +30,10 @@ _EXACT = 1e-6
 _MAX_ROUNDS = 4_000
 
 
+class _SingularNoise(Exception):
+    """Covariance without an inverse: a combination of rounds is released without noise."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StrategyCheck:
     """Result of `check_strategy`.
@@ -57,9 +61,18 @@ class StrategyCheck:
             raise validation.UsageError(str(self))
 
     def __str__(self) -> str:
-        lines = [f"strategy {self.subject}: {'VIOLATED' if self.is_violated else 'consistent'}"]
+        lines = [f"strategy {self.subject}: {self._headline()}"]
         lines += [f"  {found.test}: {found.outcome}. {found.says}" for found in self.findings]
         return "\n".join(lines)
+
+    def _headline(self) -> str:
+        """Says in a word what was found, and names what was not tested."""
+        untested = [found.test for found in self.findings if found.outcome == "not tested"]
+        if self.is_violated:
+            return "VIOLATED"
+        if len(untested) == len(self.findings):
+            return "not tested"
+        return f"not fully tested ({'; '.join(untested)})" if untested else "consistent"
 
 
 def check_strategy(
@@ -73,6 +86,7 @@ def check_strategy(
     - The noise of the first `streamed_rounds` rounds, streamed as in training, has the
       covariance of `noise_matrix`, and the noise of a round depends on no later draw.
     - `noise_matrix` times `strategy_matrix` is the identity.
+    - The noise leaves no combination of rounds without noise.
     - For up to 8 rounds no pattern of any schema, with any signs, moves the release by more
       than `sensitivity` of that schema.
     - Under `schema` the strongest pattern that a search finds does not either. The search is
@@ -117,6 +131,8 @@ def _run(name: str, test: Callable[[], str | None]) -> audit_report.Finding:
     """Runs a test that returns what is wrong, None if nothing is."""
     try:
         wrong = test()
+    except _SingularNoise as error:
+        wrong = str(error)
     except (ValueError, NotImplementedError, np.linalg.LinAlgError, tf.errors.OpError) as error:
         reason = str(error).partition("\n")[0]
         return audit_report.Finding(name, "not tested", f"The strategy refused: {reason}")
@@ -175,6 +191,22 @@ def _covariance(strategy: strategy_lib.Strategy, num_rounds: int) -> np.ndarray:
     return noise @ noise.T
 
 
+def _invertible_covariance(strategy: strategy_lib.Strategy, num_rounds: int) -> np.ndarray:
+    """Returns the covariance; raises _SingularNoise if it has no inverse."""
+    covariance = _covariance(strategy, num_rounds)
+    try:
+        own = np.diag(np.linalg.cholesky(covariance)) ** 2  # Variances given earlier rounds.
+        is_singular = np.any(own <= num_rounds * np.finfo(float).eps * np.diag(covariance))
+    except np.linalg.LinAlgError:
+        is_singular = True
+    if is_singular:
+        raise _SingularNoise(
+            f"The covariance of the noise of {num_rounds} rounds is singular: a combination of "
+            "rounds is released without noise, and no sensitivity is large enough."
+        )
+    return covariance
+
+
 def _inverse(strategy: strategy_lib.Strategy, num_rounds: int) -> str | None:
     """Compares the noise matrix with the strategy matrix."""
     noise, matrix = strategy.noise_matrix(num_rounds), strategy.strategy_matrix(num_rounds)
@@ -193,7 +225,7 @@ def _all_patterns(strategy: strategy_lib.Strategy, most_rounds: int) -> str | No
     for num_rounds in _SMALL:
         if num_rounds > most_rounds:
             break
-        inverse = np.linalg.inv(_covariance(strategy, num_rounds))
+        inverse = np.linalg.inv(_invertible_covariance(strategy, num_rounds))
         signals, gaps, sizes = _signals(num_rounds)
         squares = np.einsum("ij,jk,ik->i", signals, inverse, signals)
         for schema in _schemas(num_rounds):
@@ -221,7 +253,8 @@ def _schemas(num_rounds: int) -> Iterator[schema_lib.MinSep]:
 
 def _strongest(strategy: strategy_lib.Strategy, schema: schema_lib.MinSep) -> str | None:
     """Searches the schema of the run."""
-    pattern = worst_pattern.strongest_pattern(_covariance(strategy, schema.num_rounds), schema)
+    covariance = _invertible_covariance(strategy, schema.num_rounds)
+    pattern = worst_pattern.strongest_pattern(covariance, schema)
     signal = pattern.signal(schema.num_rounds)
     return _understated(strategy, schema, pattern.norm**2, signal)
 

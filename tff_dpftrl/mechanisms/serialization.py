@@ -136,7 +136,7 @@ def strategy_from_dict(values: Mapping[str, Any]) -> strategy_lib.Strategy:
             return restarts.Restarted.from_dict(values, strategy_from_dict)
         known = _class_of(mechanism)
         if known is not None:
-            return known.from_dict(values)
+            return _read_by(known, values)
     except KeyError as error:
         raise validation.UsageError(
             f"The mechanism {mechanism!r} needs the parameter {error}."
@@ -165,9 +165,10 @@ def _class_of(mechanism: Any) -> Any:
     for point in points:
         try:
             found = point.load()
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # Whatever a module of others raises where it is imported.
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise validation.UsageError(
-                f"The entry point {mechanism!r} = {point.value!r} cannot be loaded: {error}."
+                f"The entry point {mechanism!r} = {point.value!r} cannot be loaded: {reason}."
             ) from error
         is_class = isinstance(found, type) and issubclass(found, strategy_lib.Strategy)
         if not is_class or found.mechanism != mechanism or not hasattr(found, "from_dict"):
@@ -179,9 +180,20 @@ def _class_of(mechanism: Any) -> Any:
     return None
 
 
+def _read_by(known: Any, values: Mapping[str, Any]) -> strategy_lib.Strategy:
+    """Makes a strategy by the `from_dict` of a class, and checks that it is one."""
+    strategy = known.from_dict(values)
+    if not isinstance(strategy, strategy_lib.Strategy):
+        raise validation.UsageError(
+            f"from_dict of {known.__name__}, the class of the mechanism {known.mechanism!r}, must "
+            f"return a Strategy, got a {type(strategy).__name__}."
+        )
+    return strategy
+
+
 def _made(known: Any, written: Mapping[str, Any]) -> dict[str, Any]:
     """Makes a strategy of what is read from a file, and returns its parameters."""
-    return known.from_dict(json.loads(json.dumps(written, allow_nan=False))).to_dict()
+    return _read_by(known, json.loads(json.dumps(written, allow_nan=False))).to_dict()
 
 
 def save(

@@ -33,7 +33,8 @@ class Kernel:
         """Initialises the kernel.
 
         Args:
-          terms: Function from the round within its block to the draws of its noise.
+          terms: Function from the round within its block to the draws of its noise; no lambda,
+            so that streams can be pickled.
         """
         self._terms = terms
 
@@ -130,7 +131,7 @@ def build(recipe: noise_recipe.BlockRecipe) -> Kernel:
 @build.register
 def _(recipe: noise_recipe.IdentityNoise) -> Kernel:
     del recipe  # It has no parameters.
-    return Kernel(lambda t: [(t, 1.0)])
+    return Kernel(_identity_terms)
 
 
 @build.register
@@ -145,22 +146,28 @@ def _(recipe: noise_recipe.BandedNoise) -> Kernel:
 
 @build.register
 def _(recipe: noise_recipe.InverseBandedNoise) -> Kernel:
-    return Kernel(
-        lambda t: [(t - lag, entry) for lag, entry in enumerate(_row(recipe.rows, t)[: t + 1])]
-    )
+    return Kernel(functools.partial(_inverse_banded_terms, recipe.rows))
 
 
 @build.register
 def _(recipe: noise_recipe.TreeNoise) -> Kernel:
     if recipe.variance_reduction:
-        scales = recipe.descent()
-        return Kernel(lambda t: _reduced_tree_terms(recipe.num_levels, scales, t))
+        terms = functools.partial(_reduced_tree_terms, recipe.num_levels, recipe.descent())
+        return Kernel(terms)
     return Kernel(_tree_terms)
 
 
 def _row(rows: Sequence[Sequence[float]], t: int) -> Sequence[float]:
     """Returns the row of round t: the only one, or that with its number."""
     return rows[0] if len(rows) == 1 else rows[t]
+
+
+def _identity_terms(t: int) -> Terms:
+    return [(t, 1.0)]
+
+
+def _inverse_banded_terms(rows: Sequence[Sequence[float]], t: int) -> Terms:
+    return [(t - lag, entry) for lag, entry in enumerate(_row(rows, t)[: t + 1])]
 
 
 def _trailing_ones(t: int) -> int:

@@ -215,13 +215,19 @@ class NoiseStream:
                     f"{_VERSION}: go on with the version of tff_dpftrl that began the run."
                 )
             round_index = np.asarray(state["round_index"]).item()
-            words = [int(word) for word in np.asarray(state["seed"], np.uint32)]
+            words = np.asarray(state["seed"])
+            if words.dtype != np.uint32 or words.shape != (4,):
+                raise ValueError("the seed must be four words of uint32")
             buffer = np.array(state["buffer"], np.float32)
+            if not np.all(np.isfinite(buffer)):
+                raise ValueError("the buffer must be finite")
             names, shapes = values["names"], values["shapes"]
             template = shapes if names is None else dict(zip(names, shapes, strict=True))
             strategy = json.dumps(values["strategy"])
             noise_multiplier, clip_norm = values["noise_multiplier"], values["clip_norm"]
             seed_is_known = values["seed_is_known"]
+            if not isinstance(seed_is_known, bool):
+                raise TypeError("seed_is_known must be true or false")
         except validation.UsageError:
             raise
         except (KeyError, TypeError, ValueError) as error:
@@ -231,7 +237,7 @@ class NoiseStream:
             noise_multiplier=noise_multiplier,
             clip_norm=clip_norm,
             template=template,
-            seed=sum(word << 32 * place for place, word in enumerate(words)),
+            seed=sum(word << 32 * place for place, word in enumerate(words.tolist())),
         )
         stream.seed_is_known = seed_is_known
         if buffer.shape != stream._position[1].shape:
