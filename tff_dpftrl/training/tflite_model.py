@@ -6,7 +6,7 @@ vocabulary: a device that splits text itself finds the words in `vocabulary.json
 Example:
   ```
   runner = tf.lite.Interpreter("exported/model.tflite").get_signature_runner()
-  found = runner(ids=ids)  # The names and shapes are those of `saved_model`'s signature `ids`.
+  output = runner(ids=ids)  # The names and shapes are those of `saved_model`'s signature `ids`.
   ```
 """
 
