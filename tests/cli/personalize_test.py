@@ -78,7 +78,7 @@ def test_other_text_and_users_can_be_named(run, tmp_path, capsys):
         (("--min-examples", "1"), "min_examples must be at least 2, got 1"),
         (("--data", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--model", "best"), "has no best_model.npz yet"),
-        (("--user", "everybody"), "invalid choice: 'everybody'"),
+        (("--users", "everybody"), "invalid choice: 'everybody'"),
     ],
 )
 def test_bad_input_gets_one_line(run, capsys, flags, message):
