@@ -226,6 +226,8 @@ def test_texts_of_a_table_are_added_and_fleets_read_one(tmp_path, capsys):
     assert "2 texts were added" in capsys.readouterr().out
     assert main.main(command) == 2
     assert "name it (user_column)" in capsys.readouterr().err
+    assert main.main(command[:-2]) == 2
+    assert "is a table of several users: give --user" in capsys.readouterr().err
     made = fleet.Fleet(None, "p", str(table), 3, table=tables.TableOptions(user_column="who"))
     assert 10 < len(made.corpus()) < 20
 

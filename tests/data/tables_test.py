@@ -9,13 +9,15 @@ import io
 import json
 import lzma
 import shutil
+import subprocess
 import sys
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
-from tff_dpftrl.data import sources, table_files, tables, user_text, vocabulary
+from tff_dpftrl.data import grouping, sources, table_files, tables, user_text, vocabulary
 
 _ROWS = [
     ("ann", "hello, world"),
@@ -330,6 +332,107 @@ def test_encodings(tmp_path):
 def test_files_that_cannot_be_read_are_refused(tmp_path, name, content, message):
     with pytest.raises(ValueError, match=message):
         _read(tmp_path / name, content)
+
+
+def test_every_line_that_a_stray_quote_swallows_is_counted(tmp_path):
+    lines = ["user,text", *(f"u{i},text {i}" for i in range(30)), 'ann,"open']
+    lines += [f"v{i},text {i}" for i in range(20)] + ['bob,"next"', "eve,last"]
+    content = "\n".join(lines).encode()
+    with pytest.raises(
+        ValueError, match="22 of 53 rows cannot be used: 22 with quotes in the wrong"
+    ):
+        _read(tmp_path / "t.csv", content)
+
+
+def test_a_comma_too_many_does_not_mean_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.csv", "other.csv"):
+        (tmp_path / name).write_text(_separated())
+    for spec in ("a.csv,", ",a.csv", "a.csv,,other.csv"):
+        with pytest.raises(ValueError, match="has a comma with no name"):
+            table_files.find(spec)
+
+
+def test_a_pattern_is_found_from_folders_with_brackets(tmp_path, monkeypatch):
+    folder = tmp_path / "x[1]y"
+    folder.mkdir()
+    (folder / "a.csv").write_text(_separated())
+    monkeypatch.chdir(folder)
+    spec = table_files.absolute("*.csv")
+    monkeypatch.chdir(tmp_path)
+    assert [path.name for path in table_files.find(spec)] == ["a.csv"]
+
+
+@pytest.mark.parametrize("encoding", ["hex", "rot13", "base64"])
+def test_codecs_that_are_not_of_text_are_refused(encoding):
+    with pytest.raises(ValueError, match=f"encoding '{encoding}' is not known"):
+        tables.TableOptions(encoding=encoding)
+
+
+class NAType:
+    """What is used of pandas' NA."""
+
+    def __bool__(self):
+        raise TypeError("boolean value of NA is ambiguous")
+
+    def __eq__(self, other):
+        return self
+
+    __hash__ = None
+
+
+def test_missing_cells_of_pandas_are_missing():
+    rows = [("ann", "x"), ("bob", "y"), (NAType(), "z"), ("ann", NAType()), (np.float32(1), "w")]
+    said = []
+    options = tables.TableOptions(max_bad_rows=0.5)
+    frame = _Frame(user=[u for u, _ in rows], text=[t for _, t in rows])
+    for given in (rows, frame):
+        corpus = sources.of_rows(given, "mine", table=options, notice=said.append)
+        assert _texts(corpus) == {"ann": ["x"], "bob": ["y"], "1": ["w"]}
+    assert "1 without a user" in said[0] + said[1] and "1 without a text" in said[0] + said[1]
+
+
+def test_names_of_columns_may_be_numbers():
+    class Numbered(dict):
+        columns = (0, 1)
+
+    options = tables.TableOptions(user_column="0", text_column="1")
+    frame = Numbered({0: ["ann", "bob"], 1: ["x", "y"]})
+    corpus = sources.of_rows(frame, "mine", table=options, notice=lambda line: None)
+    assert _texts(corpus) == {"ann": ["x"], "bob": ["y"]}
+
+
+@pytest.mark.parametrize("suffix", [".bz2", ".xz", ".GZ"])
+def test_one_line_a_user_may_be_compressed_in_every_way(tmp_path, suffix):
+    compress = {".bz2": bz2.compress, ".xz": lzma.compress, ".GZ": gzip.compress}[suffix]
+    lines = b'{"user_id": "ann", "examples": ["x"]}\n{"user_id": "bob", "examples": ["y"]}\n'
+    corpus, _ = _read(tmp_path / f"t.jsonl{suffix}", compress(lines))
+    assert _texts(corpus) == {"ann": ["x"], "bob": ["y"]}
+
+
+def test_a_journal_that_a_killed_process_left_does_no_harm(tmp_path, monkeypatch):
+    monkeypatch.setattr(grouping, "_IN_MEMORY", 10)
+    cache = grouping.Cache(tmp_path / "texts.sqlite")
+
+    def read():
+        groups = [("ann", ["x" * 20]), ("bob", ["y"])]
+        return cache.read("t", "f", False) or grouping.group(
+            "t", groups, user_unit="u", is_tokenized=False, cache=cache, fingerprint="f"
+        )
+
+    read()
+    code = (
+        "import os, sqlite3, sys\n"
+        "database = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "database.execute('PRAGMA cache_size = 1')\n"
+        "database.execute('BEGIN')\n"
+        "database.execute('INSERT INTO kept VALUES (?, ?)', ('a', b'0' * 10**6))\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(cache.path)])
+    assert cache.path.with_name("texts.sqlite-journal").exists()
+    assert _texts(read()) == {"ann": ["x" * 20], "bob": ["y"]}
+    assert not cache.path.with_name("texts.sqlite-journal").exists()
 
 
 def test_a_table_is_a_vocabulary_and_is_refused_if_it_has_protected_texts(tmp_path):

@@ -170,11 +170,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add(args: argparse.Namespace) -> int:
+    from tff_dpftrl.data import table_files
     from tff_dpftrl.runtime.device import example_store, text_examples
 
     if args.server is not None:
         raise validation.UsageError(
             "--add only fills the store: start the device without it afterwards."
+        )
+    if args.user is None and (table_files.kind_of(args.add) or train.table_options(args).given):
+        raise validation.UsageError(
+            f"--add {args.add} is a table of several users: give --user, too. Without it, --add "
+            "takes a file with a text in each line."
         )
     with contextlib.closing(
         example_store.SqliteExampleStore.open(args.examples, clock=time.time)

@@ -161,6 +161,9 @@ def _write(
                 yield number, hash(text), _encode(text)
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # The file first: the journal of a killed `remember` would be applied to what replaces it.
+    path.unlink(missing_ok=True)
+    path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
     with durable_files.replacing(path, private=True) as file:
         with contextlib.closing(sqlite3.connect(file.name, isolation_level=None)) as database:
             # A file that is not finished is thrown away: it needs no journal.

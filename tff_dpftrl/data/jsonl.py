@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import lzma
 import os
 import pathlib
 import zlib
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tff_dpftrl import durable_files, json_text, validation
-from tff_dpftrl.data import grouping, user_text
+from tff_dpftrl.data import grouping, table_files, user_text
 
 
 def read(
@@ -57,7 +58,7 @@ def _groups(path: pathlib.Path) -> Iterator[grouping.Group]:
     line_of_user: dict[str, int] = {}
     number = 0
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+        with table_files.open_bytes(path) as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
@@ -69,7 +70,7 @@ def _groups(path: pathlib.Path) -> Iterator[grouping.Group]:
                     )
                 line_of_user[user_id] = number
                 yield user_id, examples
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or error
         where = f"{path}, after line {number}" if number else str(path)
         raise validation.UsageError(f"{where}: cannot be read: {reason}.") from error

@@ -53,7 +53,12 @@ def parts(spec: str) -> list[str]:
     """Splits the name of a corpus at its commas, unless it is that of a file or folder."""
     if "," not in spec or os.path.exists(os.path.expanduser(spec)):
         return [spec]
-    return [part.strip() for part in spec.split(",")]
+    split = [part.strip() for part in spec.split(",")]
+    if not all(split):
+        raise validation.UsageError(
+            f"{spec!r} has a comma with no name of a file before or behind it: leave it out."
+        )
+    return split
 
 
 def absolute(spec: str) -> str:
@@ -66,7 +71,12 @@ def absolute(spec: str) -> str:
     for part in parts(spec):
         path = pathlib.Path(part).expanduser()
         is_path = os.sep in part or "." in part or glob.has_magic(part) or path.exists()
-        found.append(str(path.absolute()) if part and is_path else part)
+        if not (part and is_path):
+            found.append(part)
+        elif path.is_absolute() or path.exists() or not glob.has_magic(part):
+            found.append(str(path.absolute()))
+        else:
+            found.append(os.path.join(glob.escape(os.getcwd()), part))
     return ",".join(found)
 
 
@@ -152,11 +162,15 @@ def _guarded(path: pathlib.Path, read: Iterator[Any]) -> Iterator[Any]:
         raise validation.UsageError(f"{where}: cannot be read: {reason}.") from error
 
 
+def open_bytes(path: pathlib.Path) -> IO[bytes]:
+    """Opens a file, compressed or not."""
+    return _COMPRESSED.get(path.suffix.lower(), open)(path, "rb")
+
+
 @contextlib.contextmanager
 def open_text(path: pathlib.Path, encoding: str | None, newline: str) -> Iterator[IO[str]]:
     """Opens a text file, compressed or not; bytes that cannot be decoded become surrogates."""
-    opener = _COMPRESSED.get(path.suffix.lower(), open)
-    with opener(path, "rb") as file, io.BufferedReader(file) as buffered:  # type: ignore
+    with open_bytes(path) as file, io.BufferedReader(file) as buffered:  # type: ignore
         if encoding is None and buffered.peek(2)[:2] in _UTF16:
             raise validation.UsageError(f"{path} is UTF-16: pass encoding 'utf-16'.")
         with io.TextIOWrapper(
@@ -210,7 +224,9 @@ def _separated_rows(
                             f"{path}:{line}: a quote is opened and not closed: double the quotes "
                             'that are part of a text ("").'
                         ) from error
-                    yield line, _MISQUOTED, None
+                    # Every line that the quotes have swallowed is lost, and is counted.
+                    for lost in range(line, reader.line_num + 1):
+                        yield lost, _MISQUOTED, None
                     line = reader.line_num + 1
         finally:
             csv.field_size_limit(before)

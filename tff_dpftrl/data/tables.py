@@ -6,7 +6,6 @@ share of all rows, and the table is refused.
 
 from __future__ import annotations
 
-import codecs
 import collections
 import dataclasses
 import itertools
@@ -57,7 +56,7 @@ class TableOptions:
         validation.number("max_bad_rows", self.max_bad_rows, at_least=0, below=1)
         if self.encoding is not None:
             try:
-                codecs.lookup(self.encoding)
+                "".encode(self.encoding)  # Codecs that are not of text, like hex, are refused, too.
             except LookupError:
                 raise validation.UsageError(
                     f"encoding {self.encoding!r} is not known: give one such as 'latin-1', "
@@ -293,7 +292,7 @@ def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterato
     """
     names = next(
         (
-            list(found)
+            found
             for owner, attribute in ((rows, "column_names"), (rows, "columns"))
             if isinstance(found := _names(getattr(owner, attribute, None)), list)
         ),
@@ -311,7 +310,9 @@ def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterato
                     f"{name} has no meaning for rows that are pairs: leave it out."
                 )
         return None, (_pair(number, row) for number, row in enumerate(rows))
-    columns = Columns.choose(names, "rows", options)
+    if hasattr(rows, "collect"):  # polars' LazyFrame.
+        raise validation.UsageError("rows is a lazy frame: give rows.collect().")
+    columns = Columns.choose([str(name) for name in names], "rows", options)
     if hasattr(rows, "to_batches"):  # Arrow.
         pairs = itertools.chain.from_iterable(
             zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
@@ -322,25 +323,27 @@ def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterato
             zip(batch[columns.user], batch[columns.text], strict=True) for batch in rows.iter(4096)
         )
     else:
-        pairs = zip(rows[columns.user], rows[columns.text], strict=True)
+        key = {str(name): name for name in names}  # pandas' names may be numbers.
+        pairs = zip(rows[key[columns.user]], rows[key[columns.text]], strict=True)
     return columns, (
-        (number, _missing_as_none(user), text) for number, (user, text) in enumerate(pairs)
+        (number, _plain_value(user), _plain_value(text))
+        for number, (user, text) in enumerate(pairs)
     )
 
 
-def _names(found: Any) -> list[str] | None:
+def _names(found: Any) -> list[Any] | None:
     if found is None or callable(found) or isinstance(found, (str, dict)):
         return None
-    return [str(name) for name in found]
+    return list(found)
 
 
 def _pair(number: int, row: Any) -> Row:
     if isinstance(row, (tuple, list)) and len(row) == 2:
-        return number, row[0], row[1]
+        return number, _plain_value(row[0]), _plain_value(row[1])
     return number, Broken("that are no pairs of a user and a text"), None
 
 
-def _missing_as_none(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Returns None for pandas' NA, which has no truth value, and NumPy's scalars as Python's."""
     if type(value).__name__ in ("NAType", "NaTType"):
         return None
