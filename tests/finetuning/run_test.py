@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.finetuning import toy_finetuning
-from tff_dpftrl.data import sequences, split, tables
+from tff_dpftrl.data import jsonl, sequences, split, tables
 from tff_dpftrl.finetuning import (
     example_sampling,
     group_size,
@@ -396,11 +396,35 @@ def test_rows_and_tables_are_the_users(toy, tmp_path):
         found = opened.text
         assert list(found.train.texts()) == list(expected.train.texts())
         assert found.validation.user_ids == expected.validation.user_ids
+    public = str(toy / "users.jsonl")
+    with pytest.raises(ValueError, match="cannot be public: name other text"):
+        proxies.read(public, is_tokenized=False, protected="rows", users=whole)
+    pretrained_on = jsonl.read(toy / "public.jsonl")
+    rows = [(u, t) for u in pretrained_on.user_ids for t in pretrained_on.examples(u)]
+    with pytest.raises(ValueError, match=r"public\.jsonl', the very text that this run protects"):
+        config = toy_finetuning.config(toy, data="docs")
+        opening.open_run(config, tmp_path / "run", rows=rows, progress=lambda line: None)
     # Text that is protected is recognised though its columns have names of their own.
     for public in (str(table), str(toy / "users.jsonl")):
         with pytest.raises(ValueError, match="cannot be public: name other text"):
             reading = named.part(tables.TableOptions)
             proxies.read(public, is_tokenized=False, protected=str(table), table=reading)
+
+
+def test_proxies_must_not_be_the_rows(toy, tmp_path):
+    users = jsonl.read(toy / "users.jsonl")
+    rows = [(u, t) for u in users.user_ids for t in users.examples(u)]
+    config = toy_finetuning.config(
+        toy,
+        data="docs",
+        proxy_data=str(toy / "users.jsonl"),
+        sampling="example",
+        compute_budget=12,
+        noise_multiplier=0.7,
+        clip_norm=None,
+    )
+    with pytest.raises(ValueError, match="cannot be public: name other text"):
+        run.finetune(config, tmp_path / "run", rows=rows, progress=lambda line: None)
 
 
 def test_public_text_must_not_be_the_protected_one(toy, tmp_path):

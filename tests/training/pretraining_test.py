@@ -126,6 +126,17 @@ def test_a_copy_of_protected_text_is_refused(corpus, tmp_path):
         pretraining.read(_config(corpus, data=str(tmp_path / "copy.jsonl")), toy_run.config(corpus))
 
 
+def test_protected_text_is_recognised_in_columns_of_any_name(corpus, tmp_path):
+    users = jsonl.read(corpus / "users.jsonl")
+    lines = [f"{user},{text}" for user in users.user_ids for text in users.examples(user)]
+    (tmp_path / "odd.csv").write_text("\n".join(["member,said", *lines]))
+    config = _config(
+        corpus, data=str(tmp_path / "odd.csv"), user_column="member", text_column="said"
+    )
+    with pytest.raises(ValueError, match="or has texts of theirs"):
+        pretraining.read(config, toy_run.config(corpus))
+
+
 def test_a_vocabulary_that_lacks_words_is_answered_with_what_to_do(corpus, pretrained, tmp_path):
     assert not any(line.startswith("Hint:") for line in pretrained[1])
     lines = []

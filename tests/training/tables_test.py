@@ -15,10 +15,11 @@ from pyarrow import parquet
 
 from tests.training import toy_run
 from tff_dpftrl.data import grouping, jsonl, sequences, table_files, user_text, vocabulary
+from tff_dpftrl.finetuning import opening
 from tff_dpftrl.runs import loop, manifest
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus as corpus_lib
-from tff_dpftrl.training import custom_models, run, text_task
+from tff_dpftrl.training import custom_models, pretraining, run, text_task, warm_start
 
 corpus = toy_run.corpus
 
@@ -74,11 +75,42 @@ def test_a_run_on_rows_goes_on_with_the_same_rows_only(corpus, rows, tmp_path):
     assert manifest.read(tmp_path / "run").config["data"] == "mine"
     assert "rows=..." in custom_models.resume_command(config.model, tmp_path / "run", "mine")
     assert len(run.train(None, tmp_path / "run", rows=rows).rows) == 3
+    with pytest.raises(ValueError, match=r"was in memory: give it again.*rows=\.\.\."):
+        run.train(None, tmp_path / "run")
     others = [(user, text + " ao") for user, text in rows]
     with pytest.raises(ValueError, match="texts of the training users are no longer"):
         run.train(None, tmp_path / "run", rows=others)
     with pytest.raises(ValueError, match="Give text or rows, not both"):
         run.train(config, tmp_path / "other", rows=rows, text=object())
+
+
+def test_rows_that_weights_were_pretrained_on_are_refused(corpus, rows, tmp_path):
+    _write_csv(tmp_path / "t.csv", rows)
+    public = pretraining.PretrainingConfig(data=str(tmp_path / "t.csv"), epochs=1)
+    other = toy_run.config(corpus, data="docs")
+    pretraining.pretrain(public, other, tmp_path / "pre", progress=lambda line: None)
+    config = toy_run.config(corpus, data="mine", initial_weights=str(tmp_path / "pre"))
+    text = corpus_lib.read(config.part(corpus_lib.TextOptions), rows=rows)
+    strangers = user_text.UserText.from_mapping("mine", {"a": ["b c"], "d": ["e"]})
+    for is_gone in (False, True):  # Then digests of it are there.
+        if is_gone:
+            (tmp_path / "t.csv").unlink()
+        for given in ({"rows": rows}, {"text": text}):
+            with pytest.raises(ValueError, match=r"t\.csv', the very text that this run protects"):
+                run.train(config, tmp_path / "run", **given)
+        warm_start.refuse_protected(tmp_path / "pre", "mine", users=[strangers])
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_run_whose_file_is_gone_goes_on_by_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for data in ("docs", str(tmp_path / "gone.csv"), "gone.csv"):
+        for command in (
+            custom_models.resume_command("lstm", tmp_path, data),
+            opening.resume_command(tmp_path, data),
+        ):
+            assert command.startswith("tff-dpftrl ") and "--resume" in command
+    assert "rows=..." in opening.resume_command(tmp_path, "mine")
 
 
 def test_a_run_on_a_cached_table_is_the_one_in_memory(corpus, rows, tmp_path, monkeypatch):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import filecmp
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tff_dpftrl import validation
@@ -181,6 +182,11 @@ def is_on_disk(spec: str) -> bool:
     return all(map(os.path.isfile, files or [spec]))
 
 
+def is_in_memory(spec: str) -> bool:
+    """Returns whether a name in the config of a run is that of text in memory, not a path."""
+    return spec != "docs" and not os.path.isabs(table_files.absolute(spec))
+
+
 def _fingerprint(files: list[Any], table: tables.TableOptions) -> str:
     """Returns what changes when files or options of a table do; "" if a file is missing."""
     try:
@@ -243,13 +249,22 @@ def are_same_file(one: str, other: str) -> bool:
     )
 
 
-def share_texts(one: str, other: str, table: tables.TableOptions = _DEFAULTS) -> bool:
+def share_texts(
+    one: str,
+    other: str,
+    table: tables.TableOptions = _DEFAULTS,
+    *,
+    one_table: tables.TableOptions = _DEFAULTS,
+    users: Sequence[user_text.UserText] = (),
+) -> bool:
     """Returns whether two corpora are the same, or users of the second have texts in the first.
 
     Args:
       one: First name or path; a name of no file is compared by name.
       other: Second name or path.
       table: Options of reading `other`, if it is a table.
+      one_table: Options of reading `one`, if it is a table.
+      users: Users of the second who are read already; perhaps they are in no file.
 
     Returns:
       Whether they do, by the names, the bytes, or else the texts (`user_text.shared_users`) of
@@ -257,16 +272,29 @@ def share_texts(one: str, other: str, table: tables.TableOptions = _DEFAULTS) ->
     """
     if are_same_file(one, other):
         return True
-    if not (is_on_disk(one) and is_on_disk(other)):
+    if not (is_on_disk(one) and (users or is_on_disk(other))):
         return False
     try:
-        corpora = (
-            load_user_text(one, notice=_ignore),
-            load_user_text(other, table=table, notice=_ignore),
-        )
+        public = load_user_text(one, table=one_table, notice=_ignore)
     except ValueError:  # Who uses the file says what is wrong with it.
         return False
-    return user_text.shared_users(*corpora) > 0
+    return any(user_text.shared_users(public, part) for part in parts_of(other, table, users))
+
+
+def parts_of(
+    spec: str, table: tables.TableOptions, users: Sequence[user_text.UserText]
+) -> Iterator[user_text.UserText]:
+    """Yields what is known of a corpus, for a comparison.
+
+    Args:
+      spec: Name or path; nothing is read of a name of no file, nor of a file that cannot be read.
+      table: Options of reading it, if it is a table.
+      users: Parts of it that are read already.
+    """
+    yield from users
+    if is_on_disk(spec):
+        with contextlib.suppress(ValueError):  # Who uses the file says what is wrong with it.
+            yield load_user_text(spec, table=table, notice=_ignore)
 
 
 def _ignore(line: str) -> None:

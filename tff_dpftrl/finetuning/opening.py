@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import shlex
 from typing import Any
 
-from tff_dpftrl.data import split, tables
+from tff_dpftrl.data import sources, split, tables, user_text
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.runs import progress as progress_lib
@@ -32,6 +33,11 @@ class OpenedRun:
     config: config_lib.FinetuningConfig
     known: manifest.Manifest | None
     text: split.UserSplit
+
+    @property
+    def parts(self) -> tuple[user_text.UserText, ...]:
+        """All users of the text."""
+        return self.text.train, self.text.validation, self.text.test
 
 
 def open_run(
@@ -66,10 +72,9 @@ def open_run(
         manifest.check_is_free(output)
         config = config.with_absolute_paths()
         warm_start.find(config.initial_folder)
-        warm_start.refuse_protected(
-            config.initial_folder, config.data, config.part(tables.TableOptions)
-        )
     if text is None:
+        if known is not None and rows is None:
+            corpus.check_on_disk(config.data, resume_command(output, config.data))
         progress("Reading the data ...")
         text = corpus.read_users(
             config.part(corpus.UserOptions),
@@ -79,7 +84,11 @@ def open_run(
         )
     elif known is None:
         corpus.check_named(config.data, text.train)
-    return OpenedRun(output, config, known, text)
+    opened = OpenedRun(output, config, known, text)
+    if known is None:
+        reading = config.part(tables.TableOptions)
+        warm_start.refuse_protected(config.initial_folder, config.data, reading, opened.parts)
+    return opened
 
 
 def config_of(known: manifest.Manifest, output: pathlib.Path) -> config_lib.FinetuningConfig:
@@ -99,3 +108,18 @@ def config_of(known: manifest.Manifest, output: pathlib.Path) -> config_lib.Fine
     return options.config_from_mapping(
         known.config, str(output / "config.json"), config_lib.FinetuningConfig
     )
+
+
+def resume_command(output: pathlib.Path, data: str) -> str:
+    """Returns the command, or the call in Python, that resumes a run.
+
+    Args:
+      output: Folder of the run.
+      data: Corpus of the run, as its config names it.
+
+    Returns:
+      The command; text that was in memory has to be given again.
+    """
+    if sources.is_in_memory(data):
+        return f"finetuning.run.finetune(None, {str(output)!r}, text=... or rows=...)"
+    return f"tff-dpftrl finetune --resume --output {shlex.quote(str(output))}"

@@ -38,7 +38,12 @@ class Proxies:
 
 
 def read(
-    name: str, *, is_tokenized: bool, protected: str, table: tables.TableOptions | None = None
+    name: str,
+    *,
+    is_tokenized: bool,
+    protected: str,
+    table: tables.TableOptions | None = None,
+    users: Sequence[user_text.UserText] = (),
 ) -> tuple[user_text.UserText, str]:
     """Reads public text by user.
 
@@ -47,6 +52,7 @@ def read(
       is_tokenized: Whether the file's texts are words already, separated by white space.
       protected: The corpus of the run, the config's `data`.
       table: Options of reading that corpus, if it is a table.
+      users: Users of that corpus who are read already; perhaps they are in no file.
 
     Returns:
       The text, and what statements call it.
@@ -56,7 +62,7 @@ def read(
     """
     if name == pretraining.STANDARD_LIBRARY:
         return docstrings.read_standard_library(), "docstrings of Python's standard library"
-    if sources.share_texts(name, protected, table or tables.TableOptions()):
+    if sources.share_texts(name, protected, table or tables.TableOptions(), users=users):
         raise validation.UsageError(
             f"proxy_data {name!r} is the file of the users to be protected, {protected!r}, a "
             "copy of it, or has texts of theirs, and cannot be public: name other text."
@@ -74,6 +80,7 @@ def of_model(
     is_tokenized: bool = False,
     seed: int = 0,
     table: tables.TableOptions | None = None,
+    users: Sequence[user_text.UserText] = (),
 ) -> Proxies:
     """Reads public text and measures a pretrained model's gradients on it: `read`, `measure`.
 
@@ -85,6 +92,7 @@ def of_model(
       is_tokenized: Whether the texts are words separated by white space already.
       seed: Seed of the choice of users and examples.
       table: Options of reading the corpus of the run, if it is a table.
+      users: Users of the run who are read already; perhaps they are in no file.
 
     Returns:
       The norms.
@@ -92,7 +100,9 @@ def of_model(
     Raises:
       UsageError: If the public text cannot be read, is the protected one, or is too little.
     """
-    text, source = read(name, is_tokenized=is_tokenized, protected=protected, table=table)
+    text, source = read(
+        name, is_tokenized=is_tokenized, protected=protected, table=table, users=users
+    )
     spec = sequence_spec(trained.model)
     return measure(
         sequences.SequenceCorpus(text, trained.words, spec),

@@ -9,14 +9,13 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sequences, sources, split, tables
+from tff_dpftrl.data import sequences, split, tables
 from tff_dpftrl.finetuning import (
     choosing,
     example_sampling,
@@ -117,7 +116,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
     for line in part.describe():
         progress(line)
     chosen = _choose(
-        config,
+        opened,
         users,
         dataclasses.replace(initial, model=part.model, weights=part.weights),
         progress,
@@ -164,7 +163,7 @@ def _prepared(
 ) -> prepared.Prepared:
     config, group_size = opened.config, known.derived["group_size"]
     seed, options = config.deterministic_noise_seed, config.part(report.ReportOptions)
-    go_on = resume_command(opened.output, config.data)
+    go_on = opening.resume_command(opened.output, config.data)
     return prepared.Prepared(
         report=report.of_run(options, known, plan, unit="step", go_on=go_on, whole=part.whole),
         trainer=contextlib.nullcontext(
@@ -227,7 +226,7 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
         known.check_identities(part.identities(), remedy=_REMEDY)
         return part.whole(weights)
 
-    options, go_on = config.part(report.ReportOptions), resume_command(output, config.data)
+    options, go_on = config.part(report.ReportOptions), opening.resume_command(output, config.data)
     plan = plan_of(known, config)
     return report.of_run(options, known, plan, unit="step", go_on=go_on, whole=whole)
 
@@ -284,21 +283,6 @@ def plan_of(
     options = config.part(choosing.SamplingOptions)
     asked = choosing.asked_of_passes(options, clip_norm=derived["clip_norm"])
     return asked.resumed(facts["training_users"], facts["num_parameters"], known.derived)
-
-
-def resume_command(output: pathlib.Path, data: str) -> str:
-    """Returns the command, or the call in Python, that resumes a run.
-
-    Args:
-      output: Folder of the run.
-      data: Corpus of the run, as its config names it.
-
-    Returns:
-      The command; text that was in memory has to be given again.
-    """
-    if data != config_lib.FinetuningConfig.data and not sources.is_on_disk(data):
-        return f"finetuning.run.finetune(None, {str(output)!r}, text=... or rows=...)"
-    return f"tff-dpftrl finetune --resume --output {shlex.quote(str(output))}"
 
 
 def _manifest(
@@ -419,12 +403,13 @@ def users_of(task: text_task.TextTask) -> example_sampling.Users:
 
 
 def _choose(
-    config: config_lib.FinetuningConfig,
+    opened: opening.OpenedRun,
     users: example_sampling.Users,
     trained: trained_model.TrainedModel,
     progress: progress_lib.Progress,
 ) -> choosing.Chosen:
-    public, options = None, config.part(choosing.SamplingOptions)
+    public, config = None, opened.config
+    options = config.part(choosing.SamplingOptions)
     if choosing.needs_proxies(options):
         progress("Measuring gradients of public text ...")
         public = proxies.of_model(
@@ -435,6 +420,7 @@ def _choose(
             is_tokenized=config.pretokenized,
             seed=config.seed,
             table=config.part(tables.TableOptions),
+            users=opened.parts,
         )
     return choosing.choose(options, users, public, trained.model.num_parameters)
 

@@ -172,6 +172,22 @@ def check_named(data: str, train: user_text.UserText) -> None:
         )
 
 
+def check_on_disk(data: str, go_on: str) -> None:
+    """Refuses to go on without the text in memory that a run began with.
+
+    Args:
+      data: Corpus of the run, as its config names it.
+      go_on: The call in Python that gives the text again, for the message.
+
+    Raises:
+      UsageError: If the text was in memory.
+    """
+    if sources.is_in_memory(data):
+        raise validation.UsageError(
+            f"The text of the run, {data!r}, was in memory: give it again, in Python: {go_on}."
+        )
+
+
 def _check_users(
     corpus: user_text.UserText, train: user_text.UserText, held_out: user_text.UserText
 ) -> None:

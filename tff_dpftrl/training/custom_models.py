@@ -121,7 +121,7 @@ def resume_command(model: str, output: pathlib.Path, data: str) -> str:
       The command or the call; what was in memory has to be given again.
     """
     given = ["model=..."] if model == table.CUSTOM else []
-    if data != language_config.TextConfig.data and not sources.is_on_disk(data):
+    if sources.is_in_memory(data):
         given.append("rows=...")  # Or text; whoever gave it knows.
     if given:
         return f"tff_dpftrl.train(None, {str(output)!r}, {', '.join(given)})"

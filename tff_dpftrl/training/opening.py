@@ -87,6 +87,9 @@ def open_run(
             warm_start.find(config.initial_weights)
     placement.check(config.engine)
     if text is None:
+        if known is not None and rows is None:
+            go_on = custom_models.resume_command(config.model, output, config.data)
+            corpus.check_on_disk(config.data, go_on)
         progress("Reading the data ...")
         text = corpus.read(
             config.part(corpus.TextOptions),

@@ -129,7 +129,7 @@ def read(config: PretrainingConfig, options: language_config.LanguageConfig) -> 
                 f"pretrain on {STANDARD_LIBRARY!r} or on a file of public text, or name the run's "
                 "data with --config."
             )
-        _refuse_protected(config.data, options.data, options.part(tables.TableOptions))
+        _refuse_protected(config, options)
         corpus = sources.load_user_text(
             config.data,
             pretokenized=options.pretokenized,
@@ -164,8 +164,10 @@ def _all_docstrings() -> user_text.UserText:
     return user_text.UserText.from_mapping("docs", texts, user_unit=packages.user_unit)
 
 
-def _refuse_protected(public: str, protected: str, table: tables.TableOptions) -> None:
-    if sources.share_texts(public, protected, table):
+def _refuse_protected(config: PretrainingConfig, options: language_config.LanguageConfig) -> None:
+    public, protected = config.data, options.data
+    table = options.part(tables.TableOptions)
+    if sources.share_texts(public, protected, table, one_table=config):
         raise validation.UsageError(
             f"data {public!r} is the file of the users to be protected, {protected!r}, a copy "
             "of it, or has texts of theirs, and cannot be public: pretrain on other text."

@@ -140,6 +140,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
             config.seed,
             protected=config.data,
             table=config.part(tables.TableOptions),
+            users=(opened.text.train, opened.text.held_out),
         )
         progress(
             f"Initial weights: {initial.source}; it knows {initial.num_known_words} of "

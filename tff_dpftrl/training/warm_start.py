@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import composition
-from tff_dpftrl.data import sources, tables, text_digests, vocabulary
+from tff_dpftrl.data import sources, tables, text_digests, user_text, vocabulary
 from tff_dpftrl.runs import earlier_runs
 from tff_dpftrl.training import trained_model
 
@@ -91,7 +92,10 @@ def pretrained_on(folder: pathlib.Path) -> str | None:
 
 
 def refuse_protected(
-    folder: pathlib.Path, protected: str, table: tables.TableOptions | None = None
+    folder: pathlib.Path,
+    protected: str,
+    table: tables.TableOptions | None = None,
+    users: Sequence[user_text.UserText] = (),
 ) -> None:
     """Refuses weights that were pretrained on the text that the run protects.
 
@@ -99,6 +103,7 @@ def refuse_protected(
       folder: Folder of the weights.
       protected: Corpus of the run, as its config names it.
       table: Options of reading that corpus, if it is a table.
+      users: Users of that corpus who are read already; perhaps they are in no file.
 
     Raises:
       ValueError: If they were.
@@ -106,8 +111,8 @@ def refuse_protected(
     table = table or tables.TableOptions()
     data = pretrained_on(folder)  # None of something else, which `source` has words for.
     if data is not None and (
-        sources.share_texts(data, protected, table)
-        or _has_digests_of(folder.expanduser(), protected, table)
+        sources.share_texts(data, protected, table, users=users)
+        or _has_digests_of(folder.expanduser(), protected, table, users)
     ):
         raise validation.UsageError(
             f"initial_weights {folder} were pretrained on {data!r}, the very text that this run "
@@ -115,16 +120,17 @@ def refuse_protected(
         )
 
 
-def _has_digests_of(folder: pathlib.Path, protected: str, table: tables.TableOptions) -> bool:
+def _has_digests_of(
+    folder: pathlib.Path,
+    protected: str,
+    table: tables.TableOptions,
+    users: Sequence[user_text.UserText],
+) -> bool:
     """Returns whether the digests of pretraining, whose text may be gone, are of protected text."""
-    if not ((folder / DIGESTS).exists() and sources.is_on_disk(protected)):
+    if not (folder / DIGESTS).exists():
         return False
     digests = text_digests.TextDigests.load(folder / DIGESTS)
-    try:
-        corpus = sources.load_user_text(protected, table=table, notice=_ignore)
-    except ValueError:  # Who uses the file says what is wrong with it.
-        return False
-    return digests.shared_users(corpus) > 0
+    return any(map(digests.shared_users, sources.parts_of(protected, table, users)))
 
 
 def read(
@@ -135,6 +141,7 @@ def read(
     *,
     protected: str,
     table: tables.TableOptions | None = None,
+    users: Sequence[user_text.UserText] = (),
 ) -> InitialWeights:
     """Reads weights for a model, and maps what belongs to words by word.
 
@@ -146,6 +153,7 @@ def read(
       seed: Seed of the weights that begin at random.
       protected: Corpus of the run, as its config names it.
       table: Options of reading that corpus, if it is a table.
+      users: Users of that corpus who are read already; perhaps they are in no file.
 
     Returns:
       The weights.
@@ -154,7 +162,7 @@ def read(
       ValueError: If the folder has no model, one of other sizes, or one that was pretrained
         on what is to be protected.
     """
-    refuse_protected(folder, protected, table)
+    refuse_protected(folder, protected, table, users)
     earlier = find(folder).load()
     sizes = {
         "vocabulary_size": model.vocabulary_size,
@@ -189,10 +197,6 @@ def read(
     num_special = words.size - len(words.words)
     runs = earlier_runs.chain_of(folder.expanduser())
     return InitialWeights(tuple(weights), *source(folder), len(here) - num_special, runs)
-
-
-def _ignore(line: str) -> None:
-    """Takes a line that whoever reads the corpus in earnest says."""
 
 
 def _ids(
