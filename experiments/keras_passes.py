@@ -69,12 +69,11 @@ def accuracy(mechanism: str, rate: float, seed: int) -> float:
             x[:_NUM_TRAINED],
             y[:_NUM_TRAINED],
             pathlib.Path(folder) / "run",
+            privacy=tff_dpftrl.FitPrivacy(
+                clip_norm=1.0, delta=_DELTA, target_epsilon=_EPSILON, mechanism=mechanism
+            ),
             batch_size=_BATCH,
             epochs=_EPOCHS,
-            clip_norm=1.0,
-            delta=_DELTA,
-            target_epsilon=_EPSILON,
-            mechanism=mechanism,
             trained_on="nothing",
             progress=lambda line: None,
         )

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from tff_dpftrl.auditing.strategy import check_strategy
     from tff_dpftrl.auditing.training import audit_training
     from tff_dpftrl.execution.compiled_process import compile_process
-    from tff_dpftrl.finetuning.keras_fit import private_fit
+    from tff_dpftrl.finetuning.keras_fit import FitPrivacy, private_fit
     from tff_dpftrl.learning.dp_fedavg import build_dp_fedavg, build_dp_fedsgd
     from tff_dpftrl.mechanisms.banded import Banded
     from tff_dpftrl.mechanisms.banded_optimize import optimize_banded
@@ -175,6 +175,7 @@ __all__ = [
     "compile_process",
     "train",
     "TrainingConfig",
+    "FitPrivacy",
     "private_fit",
     # Audits of the promise itself.
     "AuditReport",
@@ -269,6 +270,7 @@ _MODULE_OF = {
     "compile_process": "execution.compiled_process",
     "train": "training.run",
     "TrainingConfig": "training.config",
+    "FitPrivacy": "finetuning.keras_fit",
     "private_fit": "finetuning.keras_fit",
     "AuditReport": "auditing.audit_report",
     "audit_aggregator": "auditing.aggregator",

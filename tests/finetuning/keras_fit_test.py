@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 import sys
@@ -51,7 +52,11 @@ def _fit(model, output, x=None, y=None, **options):
         **options,
     }
     x, y = data[0] if x is None else x, data[1] if y is None else y
-    return keras_fit.private_fit(model, x, y, output, **options)
+    names = {field.name for field in dataclasses.fields(keras_fit.FitPrivacy)}
+    privacy = {name: options.pop(name) for name in names & set(options)}
+    return keras_fit.private_fit(
+        model, x, y, output, privacy=keras_fit.FitPrivacy(**privacy), **options
+    )
 
 
 @pytest.mark.parametrize("loss", ["mean_squared_error", "object"])

@@ -9,6 +9,7 @@ late to clip. Here the order keeps a participation schema, and every step is com
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -33,25 +34,47 @@ from tff_dpftrl.runs import progress as progress_lib
 _UNITS_AT_ONCE = 256
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class FitPrivacy:
+    """Promise of a `private_fit`: how much noise, and for whom.
+
+    Attributes:
+      clip_norm: L2 norm that the gradient of a unit is clipped to.
+      delta: δ of the (ε, δ) statement, far below one over the number of units.
+      target_epsilon: The largest ε that the run may spend; None if `noise_multiplier` is given.
+      noise_multiplier: Standard deviation of the noise per unit of the clip norm; None if
+        `target_epsilon` is given.
+      mechanism: A key of `mechanisms.table.MECHANISMS`, such as "blt", "tree" or "identity".
+      user_ids: The user of each example, so that the guarantee is for all examples of a user. If
+        None, it is for single examples.
+      examples_per_user: Largest number of examples of one user in a step, drawn at random, whose
+        mean gradient is clipped. It must be given with `user_ids`, and is not to be read off them.
+      max_epsilon: ε above which no step begins; None for no such budget.
+      deterministic_noise_seed: Seed of the noise, for debugging only: the run is not private then.
+    """
+
+    clip_norm: float
+    delta: float
+    target_epsilon: float | None = None
+    noise_multiplier: float | None = None
+    mechanism: str = "blt"
+    user_ids: Sequence[Any] | np.ndarray | None = None
+    examples_per_user: int | None = None
+    max_epsilon: float | None = None
+    deterministic_noise_seed: int | None = None
+
+
 def private_fit(
     model: keras_versions.Model,
     x: Any,
     y: Any,
     output: str | pathlib.Path,
     *,
-    clip_norm: float,
+    privacy: FitPrivacy,
     batch_size: int,
     epochs: int,
-    delta: float,
-    target_epsilon: float | None = None,
-    noise_multiplier: float | None = None,
-    mechanism: str = "blt",
-    user_ids: Sequence[Any] | np.ndarray | None = None,
-    examples_per_user: int | None = None,
     validation_data: tuple[Any, Any] | None = None,
     trained_on: str | os.PathLike[str] | None = None,
-    max_epsilon: float | None = None,
-    deterministic_noise_seed: int | None = None,
     progress: progress_lib.Progress = progress_lib.to_stderr,
 ) -> custom_run.Results:
     """Trains a compiled Keras model privately, or goes on with an interrupted run by the same call.
@@ -62,9 +85,9 @@ def private_fit(
     that of `custom_run.finetune`: metrics, privacy statement, weights, and secrets in `private/`.
 
     The last part of an epoch that is smaller than a batch is made up from the next epoch. To go on
-    with a run, `x`, `y` and `user_ids` must be the same, in the same order, and the model must have
-    the same initial weights, trained or not: call `tf.keras.utils.set_random_seed` before it is
-    built. A digest of the data is kept in `private/`, and anything else is refused.
+    with a run, `x`, `y` and `privacy.user_ids` must be the same, in the same order. The model must
+    have the same initial weights, trained or not: call `tf.keras.utils.set_random_seed` before it
+    is built. A digest of the data is kept in `private/`, and anything else is refused.
 
     Args:
       model: Compiled model with one output. The weights of layers with `trainable = False` stay
@@ -72,24 +95,13 @@ def private_fit(
       x: Inputs: an array with the examples as its first axis, or a structure of such arrays.
       y: Targets: an array with the examples as its first axis.
       output: Folder of the run; of one that was interrupted, to go on with it.
-      clip_norm: L2 norm that the gradient of a unit is clipped to.
+      privacy: What is promised, and to whom.
       batch_size: Number of units in every step. A unit is an example, or a user.
       epochs: Number of passes over all units, and largest number of steps with the same unit.
-      delta: δ of the (ε, δ) statement, far below one over the number of units.
-      target_epsilon: The largest ε that the run may spend; None if `noise_multiplier` is given.
-      noise_multiplier: Standard deviation of the noise per unit of the clip norm; None if
-        `target_epsilon` is given.
-      mechanism: A key of `mechanisms.table.MECHANISMS`, such as "blt", "tree" or "identity".
-      user_ids: The user of each example, so that the guarantee is for all examples of a user. If
-        None, it is for single examples.
-      examples_per_user: Largest number of examples of one user in a step, drawn at random, whose
-        mean gradient is clipped. It must be given with `user_ids`, and is not to be read off them.
       validation_data: Held-out inputs and targets, measured after each epoch and not protected;
         None for none.
       trained_on: What the initial weights were trained on, as of `custom_run.Model`: "nothing" if
         they are random. If None, the statement says that it is not known.
-      max_epsilon: ε above which no step begins; None for no such budget.
-      deterministic_noise_seed: Seed of the noise, for debugging only: the run is not private then.
       progress: Callback for progress lines and warnings; prints to standard error by default.
 
     Returns:
@@ -104,11 +116,13 @@ def private_fit(
     inputs, targets = _arrays("x", x), _arrays("y", y)
     if not isinstance(targets, np.ndarray):
         raise validation.UsageError("y must be a single array: models have one output here.")
-    users, rows = _units(_num_examples(inputs, targets), user_ids, examples_per_user)
+    users, rows = _units(
+        _num_examples(inputs, targets), privacy.user_ids, privacy.examples_per_user
+    )
     batch_size = validation.integer("batch_size", batch_size, minimum=1)
     epochs = validation.integer("epochs", epochs, minimum=1)
     if batch_size > len(users):
-        what = "examples" if user_ids is None else "users"
+        what = "examples" if privacy.user_ids is None else "users"
         raise validation.UsageError(
             f"batch_size={batch_size} exceeds the {len(users)} {what}: lower it."
         )
@@ -146,15 +160,15 @@ def private_fit(
         passes.Passes(
             users_per_step=batch_size,
             num_steps=epochs * len(users) // batch_size,
-            delta=delta,
-            group_size=1 if examples_per_user is None else examples_per_user,
-            mechanism=mechanism,
-            noise_multiplier=noise_multiplier,
-            target_epsilon=target_epsilon,
-            unit_of_privacy="example" if user_ids is None else "user",
+            delta=privacy.delta,
+            group_size=1 if privacy.examples_per_user is None else privacy.examples_per_user,
+            mechanism=privacy.mechanism,
+            noise_multiplier=privacy.noise_multiplier,
+            target_epsilon=privacy.target_epsilon,
+            unit_of_privacy="example" if privacy.user_ids is None else "user",
         ),
         custom_run.Steps(
-            clip_norm,
+            privacy.clip_norm,
             optimizer=lambda: type(optimizer).from_config(optimizer.get_config()),
             normalised_clipping=False,  # With a large clip norm and no noise it is `fit`.
             units_at_once=_UNITS_AT_ONCE,
@@ -162,8 +176,8 @@ def private_fit(
         custom_run.Evaluation(
             None if validation_data is None else evaluate, every=len(users) // batch_size
         ),
-        max_epsilon=max_epsilon,
-        deterministic_noise_seed=deterministic_noise_seed,
+        max_epsilon=privacy.max_epsilon,
+        deterministic_noise_seed=privacy.deterministic_noise_seed,
         progress=progress,
     )
     assign(results.weights)
