@@ -193,9 +193,9 @@ def _fingerprint(files: list[Any], table: tables.TableOptions) -> str:
         stats = [(os.path.abspath(file), os.stat(file)) for file in files]
     except OSError:
         return ""
-    found = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    stamps = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
     options = [getattr(table, field.name) for field in dataclasses.fields(tables.TableOptions)]
-    return json.dumps([found, options])
+    return json.dumps([stamps, options])
 
 
 def _table_files(spec: str) -> list[Any]:

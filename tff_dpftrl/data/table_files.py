@@ -67,17 +67,17 @@ def absolute(spec: str) -> str:
     Args:
       spec: Name of files, or of something in memory: a word without an ending.
     """
-    found = []
+    names = []
     for part in parts(spec):
         path = pathlib.Path(part).expanduser()
         is_path = os.sep in part or "." in part or glob.has_magic(part) or path.exists()
         if not (part and is_path):
-            found.append(part)
+            names.append(part)
         elif path.is_absolute() or path.exists() or not glob.has_magic(part):
-            found.append(str(path.absolute()))
+            names.append(str(path.absolute()))
         else:
-            found.append(os.path.join(glob.escape(os.getcwd()), part))
-    return ",".join(found)
+            names.append(os.path.join(glob.escape(os.getcwd()), part))
+    return ",".join(names)
 
 
 def find(spec: str) -> list[pathlib.Path]:
@@ -94,7 +94,7 @@ def find(spec: str) -> list[pathlib.Path]:
     Raises:
       UsageError: If a folder or a pattern has no file of a table.
     """
-    found: list[pathlib.Path] = []
+    paths: list[pathlib.Path] = []
     for part in parts(spec):
         path = pathlib.Path(part).expanduser()
         if path.is_dir():
@@ -105,15 +105,15 @@ def find(spec: str) -> list[pathlib.Path]:
         elif kind_of(path) is None:
             return []
         else:
-            found.append(path)
+            paths.append(path)
             continue
         files = [file for file in files if kind_of(file) is not None]
         if not files:
             raise validation.UsageError(
                 f"{part} has no file of a table, whose name ends in {', '.join(SUFFIXES)}."
             )
-        found += files
-    return found
+        paths += files
+    return paths
 
 
 def rows(

@@ -126,14 +126,14 @@ class Columns:
             ("user_column", options.user_column, _USERS, "users"),
             ("text_column", options.text_column, _TEXTS, "texts"),
         ):
-            found = [n for n in names if (n == given if given else _plain(n) in usual)]
-            if len(found) == 1:
-                chosen.append(found[0])
+            matches = [n for n in names if (n == given if given else _plain(n) in usual)]
+            if len(matches) == 1:
+                chosen.append(matches[0])
             elif given:
-                number = "no column" if not found else f"{len(found)} columns"
+                number = "no column" if not matches else f"{len(matches)} columns"
                 problems.append(f"{number} {given!r} ({option})")
-            elif found:
-                either = " or ".join(map(repr, found))
+            elif matches:
+                either = " or ".join(map(repr, matches))
                 problems.append(f"{what} in {either}: say which one ({option})")
             else:
                 problems.append(f"no column that is known to have {what}: name it ({option})")
@@ -211,16 +211,16 @@ class RowCheck:
             for reason, count in self._bad.most_common():
                 more = ", ..." if count > len(self._places[reason]) else ""
                 kinds.append(f"{count} {reason} ({', '.join(self._places[reason])}{more})")
-            found = (
+            summary = (
                 f"{self._name}: {num_bad} of {self._num_rows} rows cannot be used: "
                 + "; ".join(kinds)
             )
             if num_bad > limit * self._num_rows:
                 raise validation.UsageError(
-                    f"{found}. That is more than max_bad_rows = {100 * limit:g} %: mend them, or "
+                    f"{summary}. That is more than max_bad_rows = {100 * limit:g} %: mend them, or "
                     "raise max_bad_rows to leave them out."
                 )
-            self._notice(f"{found}. They are left out.")
+            self._notice(f"{summary}. They are left out.")
         for kind, example in self._converted.items():
             self._notice(
                 f"{self._name}: ids of users that are of type {kind} are read as text: {example!r}."
@@ -290,14 +290,9 @@ def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterato
     Raises:
       UsageError: If it is something else, or its columns are not found.
     """
-    names = next(
-        (
-            found
-            for owner, attribute in ((rows, "column_names"), (rows, "columns"))
-            if isinstance(found := _names(getattr(owner, attribute, None)), list)
-        ),
-        None,
-    )
+    names = _names(getattr(rows, "column_names", None))  # Of Arrow tables and datasets.
+    if names is None:
+        names = _names(getattr(rows, "columns", None))
     if names is None:
         if isinstance(rows, (str, bytes, dict)) or not isinstance(rows, Iterable):
             raise validation.UsageError(
@@ -331,10 +326,10 @@ def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterato
     )
 
 
-def _names(found: Any) -> list[Any] | None:
-    if found is None or callable(found) or isinstance(found, (str, dict)):
+def _names(names: Any) -> list[Any] | None:
+    if names is None or callable(names) or isinstance(names, (str, dict)):
         return None
-    return list(found)
+    return list(names)
 
 
 def _pair(number: int, row: Any) -> Row:

@@ -164,19 +164,19 @@ def _class_of(mechanism: Any) -> Any:
         )
     for point in points:
         try:
-            found = point.load()
+            loaded = point.load()
         except Exception as error:  # Whatever a module of others raises where it is imported.
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise validation.UsageError(
                 f"The entry point {mechanism!r} = {point.value!r} cannot be loaded: {reason}."
             ) from error
-        is_class = isinstance(found, type) and issubclass(found, strategy_lib.Strategy)
-        if not is_class or found.mechanism != mechanism or not hasattr(found, "from_dict"):
+        is_class = isinstance(loaded, type) and issubclass(loaded, strategy_lib.Strategy)
+        if not is_class or loaded.mechanism != mechanism or not hasattr(loaded, "from_dict"):
             raise validation.UsageError(
                 f"The entry point {mechanism!r} = {point.value!r} must be a subclass of Strategy "
                 f"with mechanism = {mechanism!r} and a classmethod from_dict."
             )
-        return found
+        return loaded
     return None
 
 
