@@ -10,7 +10,7 @@ _VERSION = re.search(
     r'^__version__ = "([^"]+)"', (_HERE / "tff_dpftrl/version.py").read_text(), re.MULTILINE
 ).group(1)
 
-# Ranges are those that were tried: docs/environments.md has the combinations.
+# Ranges are those that were tried: docs/reference/environments.md has the combinations.
 _TENSORFLOW = ["tensorflow>=2.14"]  # With Keras 2 or 3, NumPy 1 or 2, whatever it asks for.
 _TEXT = ["pyarrow>=14", "tomli; python_version < '3.11'"]
 _PLOTS = ["matplotlib>=3.6"]
@@ -28,7 +28,7 @@ _SERVER = [
 ]
 _EXTRAS = {
     # Federated training. TensorFlow Federated 0.87 pins a jaxlib that is no longer published, and
-    # dp-accounting 0.4.3: see docs/environments.md before using this extra.
+    # dp-accounting 0.4.3: see docs/reference/environments.md before using this extra.
     "tff": [
         "tensorflow-federated==0.87.0",
         "tensorflow-privacy==0.9.0",

@@ -1,6 +1,6 @@
 """How evenly devices check in, for populations of 200, 10,000 and a million.
 
-    python benchmarks/pace_steering.py [--output docs/pace_steering.png] [--days 2]
+    python benchmarks/pace_steering.py [--output docs/explanation/pace_steering.png] [--days 2]
 
 Simulates `runtime.protocol.pace_steering` with devices that are available four times as
 often at night as by day. At hour 0 all of them come at once, as after an outage. Each is

@@ -11,7 +11,7 @@ import pytest
 from tff_dpftrl.data import jsonl
 
 _DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
-_PAGES = sorted(page for page in _DOCS.glob("*.md") if ">>> " in page.read_text("utf-8"))
+_PAGES = sorted(page for page in _DOCS.rglob("*.md") if ">>> " in page.read_text("utf-8"))
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
@@ -27,7 +27,7 @@ def test_examples_print_what_the_page_says(page):
 @pytest.mark.slow
 def test_the_example_of_a_custom_model_runs_whole(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    page = (_DOCS / "custom_models.md").read_text("utf-8")
+    page = (_DOCS / "how_to" / "custom_models.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 2
     names = {}
@@ -53,7 +53,7 @@ def test_the_example_of_a_custom_model_runs_whole(tmp_path, monkeypatch, capsys)
 def test_the_loops_of_other_frameworks_learn(framework, weights, tmp_path, monkeypatch):
     imported = pytest.importorskip(framework)
     monkeypatch.chdir(tmp_path)
-    page = (_DOCS / "other_frameworks.md").read_text("utf-8")
+    page = (_DOCS / "how_to" / "other_frameworks.md").read_text("utf-8")
     parts = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
     code = {
         part.split("\n")[0]: re.findall(r"```python\n(.*?)```", part, re.DOTALL) for part in parts
@@ -77,7 +77,7 @@ def test_the_loops_of_other_frameworks_learn(framework, weights, tmp_path, monke
             np.testing.assert_array_equal(value, expected[name])
 
 
-@pytest.mark.parametrize("page", sorted(_DOCS.glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted(_DOCS.rglob("*.md")), ids=lambda page: page.name)
 def test_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
         assert (page.parent / target).exists(), target

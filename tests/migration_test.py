@@ -1,4 +1,4 @@
-"""Tests what docs/migration.md says is the same before and after."""
+"""Tests what docs/how_to/migration.md says is the same before and after."""
 
 import collections
 import pathlib
@@ -15,7 +15,7 @@ import tensorflow_privacy as tfp
 import tff_dpftrl
 from tff_dpftrl.mechanisms import restarts
 
-_PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "migration.md"
+_PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "how_to" / "migration.md"
 _SHAPES = collections.OrderedDict(weights=[3, 2], bias=[2])
 
 

@@ -1,6 +1,6 @@
-"""Examples of the privacy statement of every kind of run, as docs/statements.md shows them.
+"""Examples of the privacy statement of every kind of run, for docs/reference/statements.md.
 
-To write the page again: `python -m verification.statement_examples > docs/statements.md`.
+To write the page again: `python -m verification.statement_examples > docs/reference/statements.md`.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _wrapped(line: str) -> list[str]:
 
 
 def page() -> str:
-    """Renders docs/statements.md."""
+    """Renders docs/reference/statements.md."""
     parts = [_HEAD]
     for title, example in examples():
         parts.append(f"## {title}\n")

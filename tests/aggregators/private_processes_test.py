@@ -1,4 +1,4 @@
-"""The tables of docs/private_processes.md, row by row, and how bad an unsafe wrapping is."""
+"""The tables of docs/explanation/private_processes.md, row by row; how bad an unsafe wrapping is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tff_dpftrl.aggregators import sampled_gaussian
 from tff_dpftrl.mechanisms import blt, identity
 from tff_dpftrl.private_round import clipping, estimators
 
-_DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "private_processes.md"
+_DOCUMENT = (
+    pathlib.Path(__file__).resolve().parents[2] / "docs" / "explanation" / "private_processes.md"
+)
 _OURS = aggregators.build_dp_ftrl_aggregator(
     blt.Blt((0.99, 0.8), (0.05, 0.2)), noise_multiplier=1e4, clip_norm=1.0, clients_per_round=4
 )

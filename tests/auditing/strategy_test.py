@@ -29,7 +29,7 @@ from tff_dpftrl.mechanisms import (
 )
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 
-_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "custom_mechanisms.md"
+_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "how_to" / "custom_mechanisms.md"
 _SCHEMA = tff_dpftrl.MinSep(24, 6, 4)
 _BLT = blt.Blt((0.95, 0.5), (0.3, 0.2))
 _RNG = np.random.default_rng(3)

@@ -21,7 +21,7 @@ from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import report as report_lib
 from tff_dpftrl.training import run as run_lib
 
-_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results_folder.md"
+_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reference" / "results_folder.md"
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_the_docs_explain_every_file(folder):
         name = re.sub(r"round_.*\.npz", "round_….npz", name)
         name = "tensorboard/" if name.startswith("tensorboard/") else name
         name = name.replace("privacy_statement.json", ".json")
-        assert name in explained, f"docs/results_folder.md does not mention {name}"
+        assert name in explained, f"docs/reference/results_folder.md does not mention {name}"
     modes = {path: path.stat().st_mode & 0o777 for path in (folder / "private").rglob("*")}
     assert all(mode == (0o700 if path.is_dir() else 0o600) for path, mode in modes.items())
 

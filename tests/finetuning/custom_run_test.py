@@ -404,7 +404,7 @@ def test_without_noise_there_is_no_guarantee_and_nothing_need_be_measured(tmp_pa
 
 
 def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
-    text = (_DOCS / "finetuning.md").read_text(encoding="utf-8")
+    text = (_DOCS / "how_to" / "finetuning.md").read_text(encoding="utf-8")
     (example,) = (
         block
         for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)

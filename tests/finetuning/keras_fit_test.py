@@ -298,7 +298,7 @@ def test_what_would_break_the_promise_is_refused_before_a_folder_is_made(
 
 
 def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
-    text = (_DOCS / "finetuning.md").read_text(encoding="utf-8")
+    text = (_DOCS / "how_to" / "finetuning.md").read_text(encoding="utf-8")
     (example,) = (
         block
         for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)

@@ -145,7 +145,7 @@ def test_adapters_alone_are_trained_and_the_model_is_whole(toy, tmp_path):
     for said in ("of fine-tuning, of the step", "in fine-tuning with sampled examples or users"):
         assert said in note
     assert manifest.read(tmp_path / "run").facts["num_parameters"] == numbers[0]
-    page = (_DOCS / "results_folder.md").read_text("utf-8")
+    page = (_DOCS / "reference" / "results_folder.md").read_text("utf-8")
     for path in (tmp_path / "run").glob("*.npz"):
         assert f"`{path.name}`" in page
     further = dataclasses.replace(config, initial_weights=str(tmp_path / "run"), num_steps=2)

@@ -11,7 +11,7 @@ import pytest
 from verification import statement_examples
 
 _EXAMPLES = dict(statement_examples.examples())
-_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "statements.md"
+_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "statements.md"
 
 
 def _to_seven_digits(text: str) -> str:

@@ -38,7 +38,7 @@ steps with its model, with and without each unit, and compare what they release 
 from ledger, options, checkpoint and strategy, by code that shares nothing with that which wrote
 them, and look through its files for what should not be there. It takes seconds.
 
-docs/auditing.md says what an audit proves and what it does not.
+docs/explanation/auditing.md says what an audit proves and what it does not.
 
 The exit status is 0 if nothing contradicts the claim, 3 if the claim is VIOLATED, 4 if nothing
 contradicts it but the run's private/ is not there, without which it cannot be derived, 2 if

@@ -42,7 +42,8 @@ examples:
   tff-dpftrl device --server-folder store/server --population keyboard --examples my.sqlite
 
   # On another machine: copy device_bundle.json of the server's folder there, and for a
-  # demonstration attestation_issuer, which is secret; docs/runtime.md, "What a device needs".
+  # demonstration attestation_issuer, which is secret (docs/explanation/runtime.md, "What a
+  # device needs").
   tff-dpftrl device --server-bundle device_bundle.json --examples my.sqlite \\
       --attestation-key attestation_issuer
 

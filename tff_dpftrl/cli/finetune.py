@@ -21,7 +21,8 @@ promises less noise; gradients of public text decide, which costs no privacy. Co
 beforehand with `tff-dpftrl finetune-plan`.
 
 Model and vocabulary are those of --initial-weights, from `tff-dpftrl pretrain`. The output folder
-is that of `tff-dpftrl train` (docs/results_folder.md): predict, export and report work on it.
+is that of `tff-dpftrl train` (docs/reference/results_folder.md): predict, export and report work
+on it.
 
 Ctrl-C loses nothing but the step that is being computed.
 """

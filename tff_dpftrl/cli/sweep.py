@@ -61,7 +61,7 @@ examples:
       --simulate-report-goal 6500 --simulate-population 4000000 --output results/noise \\
       --target-accuracy 0.15 --population 4000000
 
-docs/sweeps.md explains the files, and the limits of the numbers.
+docs/how_to/sweeps.md explains the files, and the limits of the numbers.
 """
 
 

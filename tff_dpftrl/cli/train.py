@@ -28,7 +28,7 @@ vocabulary.json, which may be if its words may be seen; config.json; and, for th
 only, metrics.csv, curves.png and TensorBoard events, which have exact figures of the training
 users. Its folder private/ (checkpoints with the noise's seed, the ledger of participation) is what
 --resume and `tff-dpftrl report` need; whoever reads it can undo the privacy of the run.
-docs/results_folder.md explains every file.
+docs/reference/results_folder.md explains every file.
 
 Ctrl-C loses nothing but the round that is being run.
 """

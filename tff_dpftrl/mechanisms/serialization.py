@@ -18,8 +18,8 @@ knows the same: commands, the children of a sweep, resumed runs. In `pyproject.t
     my-mechanism = "my_package.my_module:MyStrategy"
 
 `MyStrategy.mechanism` is "my-mechanism"; `from_dict` reads what its `to_dict` returns.
-`docs/custom_mechanisms.md` has an example. Nothing here vouches for its sensitivity: test it with
-`tff_dpftrl.check_strategy`.
+`docs/how_to/custom_mechanisms.md` has an example. Nothing here vouches for its sensitivity: test
+it with `tff_dpftrl.check_strategy`.
 """
 
 from __future__ import annotations

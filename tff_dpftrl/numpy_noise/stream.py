@@ -4,7 +4,7 @@
     noise = stream.next(t)  # Add it to the sum of round t's clipped updates, then divide.
     claim = stream.guarantee(schema, delta=1e-6)
 
-docs/other_frameworks.md has whole loops.
+docs/how_to/other_frameworks.md has whole loops.
 """
 
 from __future__ import annotations

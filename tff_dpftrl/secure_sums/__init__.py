@@ -35,6 +35,6 @@ Messages are protocol buffers (`secure_sum.proto`): `SerializeToString()` makes 
 
 A caller has three errors to expect. `refusals.ProtocolRefusedError` on a device: it takes no
 further part, and the server should `drop` it. `group.MessageRefusedError`: the group goes on
-without harm. `group.GroupLostError`: there is no sum. `docs/secure_aggregation.md` describes the
-protection and its limits.
+without harm. `group.GroupLostError`: there is no sum. `docs/explanation/secure_aggregation.md`
+describes the protection and its limits.
 """

@@ -203,7 +203,7 @@ def for_file(
             f"{path} has the weights of a custom model, which only the Python code of its author "
             "can compute. There, tff_dpftrl.training.trained_model.find("
             f"{str(path.parent)!r}).load(model=...) gives a model to predict with, and "
-            "tff_dpftrl.training.saved_model.write exports it; see docs/custom_models.md."
+            "tff_dpftrl.training.saved_model.write exports it; see docs/how_to/custom_models.md."
         )
     read_model = read(
         model, vocabulary_size=stored.vocabulary_size, sequence_length=stored.sequence_length

@@ -87,7 +87,7 @@ class TextConfig:
         "docs",
         "Corpus: 'docs' (docstrings of installed packages, a user is a module); a table with a "
         "user and a text in each row (CSV, TSV, JSON lines, Parquet, Feather; a file, a folder, a "
-        "pattern, or several with commas between them: docs/tables.md); a .jsonl file of "
+        "pattern, or several with commas between them: docs/how_to/tables.md); a .jsonl file of "
         '{"user_id", "examples"} lines; or a .sqlite file in the layout of '
         "tff.simulation.datasets.",
         "data",
@@ -176,7 +176,8 @@ class LanguageConfig(TextConfig):
     model: Model = option(
         "word-lstm",
         f"Language model: {'; '.join(f'{n}, {m.summary}' for n, m in model_table.MODELS.items())}; "
-        f"{model_table.CUSTOM}, a custom model, which Python code gives (docs/custom_models.md).",
+        f"{model_table.CUSTOM}, a custom model, which Python code "
+        "gives (docs/how_to/custom_models.md).",
         "model",
     )
     embedding_size: int | None = _size("Width of the word embedding", "embedding_size")

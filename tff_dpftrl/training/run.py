@@ -59,10 +59,10 @@ def train(
       output: Folder of the run; created for a new one.
       text: Text and vocabulary of the run, as `corpus.read` returns them; read now from
         the files that the config names if None. Text in memory can be given too
-        (docs/custom_models.md).
+        (docs/how_to/custom_models.md).
       rows: A table in memory instead of files: a pandas or polars data frame, an Arrow table, a
         `datasets.Dataset`, or an iterable of (user, text) pairs, which is read once
-        (docs/tables.md). The config's `data` is its name. Give the same rows again to go on.
+        (docs/how_to/tables.md). The config's `data` is its name. Give the same rows again to go on.
       model: A `tf.keras.Model` or `tff.learning.models.FunctionalModel` instead of the model
         that the config names: it maps word ids, int32, [batch, T], to scores (logits) of
         the next words, float32, [batch, T, V], where T is `sequence_length` and V is

@@ -138,7 +138,7 @@ def test_an_interrupted_run_is_consistent_before_and_after_its_report(runs, tmp_
 
 
 def test_a_run_without_its_secrets_is_recounted_as_far_as_may_be(finished):
-    shutil.rmtree(finished / "private")  # As docs/results_folder.md advises.
+    shutil.rmtree(finished / "private")  # As docs/reference/results_folder.md advises.
     found = _outcomes(finished)
     assert "violated" not in found.values()
     assert found[_EPSILON] == found[_SENSITIVITY] == found[_NOISE] == "consistent"

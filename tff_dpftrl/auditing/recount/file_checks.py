@@ -38,7 +38,7 @@ _NOT_READ = frozenset(
     }
 )
 _FOLDERS = ("private", "private/checkpoints", "tensorboard")
-# Files of text that may be published, by docs/results_folder.md.
+# Files of text that may be published, by docs/reference/results_folder.md.
 _MAY_BE_PUBLISHED = (
     *("privacy_statement.json", "privacy_statement.md", "config.json", "vocabulary.json"),
     *("held_out.json", "metrics_README.md"),
