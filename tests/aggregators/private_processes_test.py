@@ -1,4 +1,4 @@
-"""The tables of docs/explanation/private_processes.md, row by row; how bad an unsafe wrapping is."""
+"""The tables of docs/explanation/private_processes.md; how bad an unsafe wrapping is."""
 
 from __future__ import annotations
 
