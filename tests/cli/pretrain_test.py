@@ -55,6 +55,14 @@ def test_the_config_of_a_task_will_do(calls, tmp_path):
     assert options.model_sizes == {"state_size": 7}
 
 
+def test_without_a_config_the_words_are_ordinary_english(calls, tmp_path):
+    sizes = ["--vocabulary-size", "30", "--embedding-size", "4"]
+    assert _main(tmp_path, *sizes) == 0
+    assert _main(tmp_path, *sizes, "--vocabulary", "docs") == 0
+    sources = [text.words.source for _, _, text in calls]
+    assert "ordinary English" not in sources[1] and "English" in sources[0]
+
+
 def test_help_names_both_commands_that_go_on(capsys):
     with pytest.raises(SystemExit):
         main.main(["pretrain", "--help"])

@@ -36,7 +36,7 @@ def configs(monkeypatch):
 
 
 def _resolved(**options):
-    return config_lib.TrainingConfig(**options).with_model_sizes()
+    return config_lib.TrainingConfig(**options).with_defaults()
 
 
 def _main(*arguments):

@@ -17,7 +17,7 @@ from tff_dpftrl.training import config as config_lib
 def test_a_config_can_change_every_size_and_no_other(name):
     config = config_lib.TrainingConfig(model=name, mechanism="none")
     assert config.model_sizes == {}
-    assert config.with_model_sizes().model_sizes == table.MODELS[name].sizes
+    assert config.with_defaults().model_sizes == table.MODELS[name].sizes
 
 
 def test_a_model_is_built_of_its_sizes():

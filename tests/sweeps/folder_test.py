@@ -122,7 +122,7 @@ def test_a_cell_that_was_trained_with_other_options_is_refused(begun):
     grid = cells_lib.grid(_OPTIONS, _AXES)
     of_cell = folder.cell_folder(begun, grid[0])
     of_cell.mkdir()
-    values = grid[0].config.with_model_sizes().to_dict()
+    values = grid[0].config.with_defaults().to_dict()
     (of_cell / "config.json").write_text(json.dumps({"config": values}))
     folder.check_cells(begun, grid)
     (of_cell / "config.json").write_text(json.dumps({"config": {**values, "seed": 5}}))

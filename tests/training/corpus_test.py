@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.data import jsonl
+from tff_dpftrl.data import jsonl, tokenizer, vocabulary_file
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus, language_config
@@ -45,6 +45,18 @@ def test_a_run_may_take_the_words_of_ordinary_english(tmp_path):
     assert len(found.words) == 50 and found.source == vocabulary_lib.ENGLISH
     # No file of this name.
     assert language_config.absolute_path("vocabulary", "english") == "english"
+
+
+@pytest.mark.parametrize("is_public", [True, False])
+def test_the_words_of_a_model_are_what_its_file_says(tmp_path, is_public):
+    data = _write(tmp_path / "c.jsonl", _users())
+    words = vocabulary_lib.Vocabulary(("tests", "the", "say"), "somewhere", True, is_public)
+    path = tmp_path / vocabulary_file.NAME
+    vocabulary_file.write(path, words, tokenizer.Tokenizer(True, False))
+    assert _read(data, vocabulary=str(path), vocabulary_size=None).words == words
+    assert _read(data, vocabulary=str(path), vocabulary_size=2).words.words == ("tests", "the")
+    with pytest.raises(ValueError, match="lower_case must be true with .*vocabulary.json"):
+        _read(data, vocabulary=str(path), lower_case=False)
 
 
 @pytest.mark.parametrize("texts", [[], [""], [" \n\t"]])

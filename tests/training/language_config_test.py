@@ -32,11 +32,11 @@ def test_what_cannot_be_used_is_refused_by_name(options, message):
 def test_sizes_are_the_models_own_unless_given():
     made = language_config.LanguageConfig(model="gboard-cifg", embedding_size=32)
     assert made.model_sizes == {"embedding_size": 32}
-    full = made.with_model_sizes()
+    full = made.with_defaults()
     assert (full.embedding_size, full.lstm_size, full.tie_embeddings) == (32, 670, False)
-    assert full.num_layers is None and full.with_model_sizes() == full
+    assert full.num_layers is None and full.with_defaults() == full
     tied = language_config.LanguageConfig(model="gboard-cifg", tie_embeddings=True)
-    assert tied.with_model_sizes().tie_embeddings
+    assert tied.with_defaults().tie_embeddings
 
 
 def test_help_has_what_is_meant_if_nothing_is_given():
@@ -57,7 +57,22 @@ def test_paths_become_absolute_where_options_name_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     named = language_config.LanguageConfig(initial_weights="a/b").with_absolute_paths()
     assert named.initial_weights == str(tmp_path / "a" / "b")
-    assert named.data == named.vocabulary == "docs"
+    assert named.data == "docs" and named.vocabulary is None
+
+
+def test_a_vocabulary_that_is_not_named_follows_from_weights_and_data():
+    def named(**options):
+        full = language_config.LanguageConfig(**options).with_defaults()
+        assert full.with_defaults() == full
+        return full.vocabulary, full.vocabulary_size
+
+    assert named() == ("docs", 4000)
+    assert named(data="reviews.csv", vocabulary_size=30) == ("english", 30)
+    assert named(data="reviews.csv", vocabulary="docs") == ("docs", 4000)
+    # All the words of the weights, in either case.
+    for data in ("docs", "reviews.csv"):
+        assert named(data=data, initial_weights="a/b") == ("a/b/vocabulary.json", None)
+    assert named(data="reviews.csv", initial_weights="a/b", vocabulary="english")[0] == "english"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,16 @@ import pytest
 
 from tests.training import toy_run
 from tff_dpftrl.accounting import statement_sentences as sentences
-from tff_dpftrl.data import docstrings, jsonl, sequences, split, user_text
+from tff_dpftrl.data import (
+    docstrings,
+    jsonl,
+    sequences,
+    split,
+    tokenizer,
+    user_text,
+    vocabulary,
+    vocabulary_file,
+)
 from tff_dpftrl.models import evaluation, export
 from tff_dpftrl.training import pretraining, run, trained_model, warm_start
 
@@ -105,6 +114,11 @@ def test_a_run_begins_with_its_weights_and_says_so(corpus, pretrained, tmp_path)
     ("pretraining_options", "options", "message"),
     [
         ({}, {"vocabulary": "private"}, "vocabulary 'private'.*public"),
+        (
+            {},
+            {"vocabulary": "{corpus}/vocabulary.json"},
+            "vocabulary .*vocabulary.json is not of public text",
+        ),
         ({"data": "docs"}, {"data": "docs"}, "'docs'.*standard-library"),
         ({"data": "{corpus}/users.jsonl"}, {}, "file of the users to be protected"),
         ({"data": "{corpus}/few.jsonl"}, {}, "too few to hold out"),
@@ -115,7 +129,10 @@ def test_text_that_cannot_be_used_is_refused(corpus, pretraining_options, option
     held_out = split.by_user(jsonl.read(corpus / "public.jsonl")).validation.user_ids
     kept = [line for line in lines if json.loads(line)["user_id"] not in held_out]
     (corpus / "few.jsonl").write_text("\n".join(kept[:2]))
+    words = vocabulary.Vocabulary(("the",), "counted on users", True, is_public=False)
+    vocabulary_file.write(corpus / "vocabulary.json", words, tokenizer.Tokenizer(True, False))
     given = {name: value.format(corpus=corpus) for name, value in pretraining_options.items()}
+    options = {name: value.format(corpus=corpus) for name, value in options.items()}
     with pytest.raises(ValueError, match=message):
         pretraining.read(_config(corpus, **given), toy_run.config(corpus, **options))
 

@@ -23,6 +23,9 @@ from tff_dpftrl.data import docstrings, sources, table_files, tokenizer, user_te
 PAD = 0
 """Id of padding, as in TFF's Stack Overflow word prediction."""
 
+DEFAULT_SIZE = 4000
+"""Number of words of a vocabulary whose size is not given."""
+
 ENGLISH = "frequent words of English (wordfreq 3.1.1, Speer 2022, CC BY-SA 4.0)"
 """Source of the vocabulary of `english`, for the privacy statement."""
 

@@ -12,6 +12,9 @@ import pathlib
 from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.data import tokenizer, vocabulary
 
+NAME = "vocabulary.json"
+"""Name of the file in the folder of a model."""
+
 FORMAT = 1
 """Raise it when a file that was written before can no longer be read."""
 

@@ -68,7 +68,7 @@ def grid(options: Mapping[str, Any], axes: axes_lib.Axes) -> list[Cell]:
             config = options_lib.config_from_mapping(merged, "the sweep").with_absolute_paths()
         except ValueError as error:
             raise validation.UsageError(f"The cell {axes_lib.label(values)}: {error}") from error
-        same = cells.setdefault(config.with_model_sizes(), Cell(values, config))
+        same = cells.setdefault(config.with_defaults(), Cell(values, config))
         if same.values != values:
             raise validation.UsageError(
                 f"The cells {axes_lib.label(same.values)} and {axes_lib.label(values)} are the "

@@ -275,13 +275,13 @@ def check_cells(output: pathlib.Path, cells: Sequence[cells_lib.Cell]) -> None:
         path = folder / "config.json"
         try:  # Not the whole manifest: the private part of a finished run may be gone.
             then = json_text.parse(path.read_text(encoding="utf-8"))["config"]
-            then = options_lib.of_begun_run(then, str(path)).with_model_sizes().to_dict()
+            then = options_lib.of_begun_run(then, str(path)).with_defaults().to_dict()
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise validation.UsageError(
                 f"{path} is not of a run that this version can go on with: {error} Move {folder} "
                 "away."
             ) from error
-        now = cell.config.with_model_sizes().to_dict()
+        now = cell.config.with_defaults().to_dict()
         differences = _differences(then, now)
         if differences:
             raise validation.UsageError(

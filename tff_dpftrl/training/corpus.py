@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 import tqdm
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import grouping, sources, split, tables, user_text, vocabulary
+from tff_dpftrl.data import (
+    grouping,
+    sources,
+    split,
+    tables,
+    user_text,
+    vocabulary,
+    vocabulary_file,
+)
 from tff_dpftrl.training import language_config
 
 _Config = TypeVar("_Config", bound=language_config.TextConfig)
@@ -35,8 +43,8 @@ class UserOptions(tables.TableOptions):
 class TextOptions(UserOptions):
     """Options of text and vocabulary; `LanguageConfig` says what each means."""
 
-    vocabulary: str
-    vocabulary_size: int
+    vocabulary: str | None
+    vocabulary_size: int | None
     lower_case: bool
 
 
@@ -238,6 +246,7 @@ def _load_corpus(
 def _read_vocabulary(options: TextOptions, train: user_text.UserText) -> vocabulary.Vocabulary:
     size, lower_case = options.vocabulary_size, options.lower_case
     if options.vocabulary == "private":
+        size = vocabulary.DEFAULT_SIZE if size is None else size
         return vocabulary.of_training_users(train, size, lower_case=lower_case)
     return public_vocabulary(
         options.vocabulary,
@@ -250,8 +259,8 @@ def _read_vocabulary(options: TextOptions, train: user_text.UserText) -> vocabul
 
 
 def public_vocabulary(
-    source: str,
-    size: int,
+    source: str | None,
+    size: int | None,
     *,
     lower_case: bool,
     pretokenized: bool,
@@ -261,19 +270,28 @@ def public_vocabulary(
     """Reads or counts a vocabulary of public text.
 
     Args:
-      source: 'docs', 'english', or a file that the user declares to be public.
-      size: Largest number of words.
+      source: 'docs', 'english', the vocabulary.json of a model, or a file that the user declares
+        to be public.
+      size: Largest number of words; None for all of a vocabulary.json, and for
+        `vocabulary.DEFAULT_SIZE` of anything else.
       lower_case: Whether words are in lower case.
       pretokenized: Whether the texts of a file are words separated by white space.
       data: The protected corpus, which `source` must not be.
       train: The training users' text, which the file is compared with; None if it is not here.
 
     Returns:
-      The vocabulary.
+      The vocabulary. That of a model is public only if its file says so.
 
     Raises:
       ValueError: If it cannot be used.
     """
+    if source is None:
+        raise validation.UsageError(
+            "vocabulary must be named here, got None: the config's with_defaults names it."
+        )
+    if pathlib.PurePath(source).name == vocabulary_file.NAME:
+        return _of_model(source, size, lower_case=lower_case)
+    size = vocabulary.DEFAULT_SIZE if size is None else size
     if source == "docs":
         return vocabulary.standard_library(size, lower_case=lower_case)
     if source == "english":
@@ -287,3 +305,15 @@ def public_vocabulary(
     return vocabulary.from_file(
         source, size, lower_case=lower_case, is_tokenized=pretokenized, protected=train
     )
+
+
+def _of_model(path: str, size: int | None, *, lower_case: bool) -> vocabulary.Vocabulary:
+    """Reads the words of a model, the most frequent first; at most `size` of them."""
+    words, _ = vocabulary_file.read(path)
+    if words.lower_case != lower_case:
+        raise validation.UsageError(
+            f"lower_case must be {str(words.lower_case).lower()} with the vocabulary {path}, whose "
+            f"words are {'' if words.lower_case else 'not '}in lower case; got "
+            f"{str(lower_case).lower()}."
+        )
+    return dataclasses.replace(words, words=words.words[:size])

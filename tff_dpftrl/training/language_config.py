@@ -7,12 +7,14 @@ keys of a TOML file and entries of a run's `config.json` they are.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import sys
 import typing
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import table_files
+from tff_dpftrl.data import table_files, vocabulary_file
+from tff_dpftrl.data import vocabulary as vocabulary_lib
 from tff_dpftrl.models import table as model_table
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ _MODEL_SIZES = {
 
 FILES = {
     "data": ("docs",),
-    "vocabulary": ("docs", "english", "private"),
+    "vocabulary": (None, "docs", "english", "private"),
     "strategy": (None,),
     "initial_weights": (None,),
     "proxy_data": ("standard-library",),
@@ -160,16 +162,23 @@ class TextConfig:
 class LanguageConfig(TextConfig):
     """Text by user, its vocabulary and the model of it."""
 
-    vocabulary: str = option(
-        "docs",
-        "Source of the vocabulary: 'docs' (docstrings of the standard library, for technical "
-        "text), 'english' (frequent words of ordinary English) or a file that you declare to be "
-        "public, either one word a line (.txt) or a corpus of other users, as for --data. "
-        "'private' counts it on the training users, which the privacy statement then "
-        "does not cover.",
+    vocabulary: str | None = option(
+        None,
+        "Source of the vocabulary: 'english' (frequent words of ordinary English), 'docs' "
+        "(docstrings of the standard library, for technical text), the vocabulary.json of a model "
+        "or a file that you declare to be public, either one word a line (.txt) or a corpus of "
+        "other users, as for --data. 'private' counts it on the training users, which the "
+        "privacy statement then does not cover. If not given, that of the initial weights, if "
+        "there are any; else 'docs' for the data 'docs', and 'english' for all others.",
         "data",
     )
-    vocabulary_size: int = option(4000, "Number of words in the vocabulary.", "data", 1)
+    vocabulary_size: int | None = option(
+        None,
+        f"Number of words in the vocabulary, at most; {vocabulary_lib.DEFAULT_SIZE} if not given, "
+        "or all of a vocabulary.json.",
+        "data",
+        1,
+    )
     lower_case: bool = option(True, "Lower-case the text.", "data")
     sequence_length: int = option(20, "Tokens in a training sequence.", "data", 1)
 
@@ -223,13 +232,27 @@ class LanguageConfig(TextConfig):
         given = {size: getattr(self, name) for name, size in _MODEL_SIZES.items()}
         return {size: value for size, value in given.items() if value is not None}
 
-    def with_model_sizes(self) -> Self:
-        """Returns a config with all sizes of the model, so that no later default changes them."""
+    def with_defaults(self) -> Self:
+        """Returns a config that names its vocabulary and all sizes, so that no default changes."""
+        source, size = self._vocabulary_source(), self.vocabulary_size
+        if size is None and pathlib.PurePath(source).name != vocabulary_file.NAME:
+            size = vocabulary_lib.DEFAULT_SIZE
+        return dataclasses.replace(
+            self, vocabulary=source, vocabulary_size=size, **self._all_model_sizes()
+        )
+
+    def _vocabulary_source(self) -> str:
+        if self.vocabulary is not None:
+            return self.vocabulary
+        if self.initial_weights is not None:
+            return str(pathlib.Path(self.initial_weights).expanduser() / vocabulary_file.NAME)
+        return "docs" if self.data == "docs" else "english"
+
+    def _all_model_sizes(self) -> dict[str, Any]:
         if self.model == model_table.CUSTOM:
-            return self
+            return {}
         sizes = {**model_table.MODELS[self.model].sizes, **self.model_sizes}
-        given = {name: sizes[size] for name, size in _MODEL_SIZES.items() if size in sizes}
-        return dataclasses.replace(self, **given)
+        return {name: sizes[size] for name, size in _MODEL_SIZES.items() if size in sizes}
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:

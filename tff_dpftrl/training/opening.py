@@ -82,7 +82,7 @@ def open_run(
     else:
         manifest.check_is_free(output)
         name = custom_models.name_of(config.model, model, model_trained_on)
-        config = dataclasses.replace(config, model=name).with_absolute_paths().with_model_sizes()
+        config = dataclasses.replace(config, model=name).with_absolute_paths().with_defaults()
         if config.initial_weights is not None:
             warm_start.find(config.initial_weights)
     placement.check(config.engine)

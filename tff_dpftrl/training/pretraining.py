@@ -106,6 +106,7 @@ def read(config: PretrainingConfig, options: language_config.LanguageConfig) -> 
     Raises:
       ValueError: If text or vocabulary cannot be used.
     """
+    options = options.with_defaults()
     if options.vocabulary == "private":
         raise validation.UsageError(
             "vocabulary 'private' is counted on the users to be protected, and pretraining reads "
@@ -154,6 +155,11 @@ def read(config: PretrainingConfig, options: language_config.LanguageConfig) -> 
         pretokenized=options.pretokenized,
         data=options.data,
     )
+    if not words.is_public:
+        raise validation.UsageError(
+            f"vocabulary {options.vocabulary} is not of public text, and pretraining reads public "
+            "text only: name another one."
+        )
     return PublicText(train, held_out, words, source)
 
 
@@ -318,7 +324,7 @@ def _write_record(
         "source": text.source,
         "vocabulary_source": text.words.source,
         "pretraining": dataclasses.asdict(config) | {"data": _found_from_everywhere(config.data)},
-        "model": {"name": options.model, **options.with_model_sizes().model_sizes},
+        "model": {"name": options.model, **options.with_defaults().model_sizes},
         "best_epoch": _best(rows)["round"],
         "epochs": [
             {"epoch": row["round"]} | {name: row[name] for name in row if name != "round"}

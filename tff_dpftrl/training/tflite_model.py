@@ -23,7 +23,6 @@ from tff_dpftrl.data import vocabulary_file
 from tff_dpftrl.training import saved_model, trained_model
 
 _FILE = "model.tflite"
-_VOCABULARY = "vocabulary.json"
 _README = "README.md"
 
 
@@ -70,7 +69,7 @@ def write(
     content, batch = _converted(trained, top)
     with durable_files.new_folder(pathlib.Path(output).resolve(), replace=overwrite) as folder:
         durable_files.write(folder / _FILE, content)
-        vocabulary_file.write(folder / _VOCABULARY, trained.words, trained.rule)
+        vocabulary_file.write(folder / vocabulary_file.NAME, trained.words, trained.rule)
         durable_files.write(folder / _README, _readme(trained, top, batch).encode())
 
 
@@ -111,7 +110,7 @@ def _readme(trained: trained_model.TrainedModel, top: int, batch: str) -> str:
     return f"""\
 # Prediction of the next word, for TensorFlow Lite (LiteRT)
 
-`{_FILE}` has built-in operations only and one signature. `{_VOCABULARY}` has its words.
+`{_FILE}` has built-in operations only and one signature. `{vocabulary_file.NAME}` has its words.
 
 | tensor | type and shape | meaning |
 |---|---|---|
@@ -130,8 +129,8 @@ Probabilities leave out padding and the beginning of a text, which never come ne
 2. Its words are the matches, one after the other, of this regular expression (RE2):
 
    `{rule.pattern}`
-3. The id of a word is its place in `words` of `{_VOCABULARY}`, counted from 1. Every other word
-   has the id {words.oov}. {words.bos} begins a text, {words.eos} ends it, 0 is padding.
+3. The id of a word is its place in `words` of `{vocabulary_file.NAME}`, counted from 1. Every
+   other word has the id {words.oov}. {words.bos} begins a text, {words.eos} ends it, 0 is padding.
 4. A sequence is {words.bos} and then the ids of the words; of one longer than {length}, the last
    {length} ids. Fill it up at its end with 0. The last word is taken as whole.
 

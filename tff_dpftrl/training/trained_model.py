@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # So that `find` can refuse a folder before TensorFlow is imp
 Which = Literal["last", "best"]
 """The model after the last round, or the one that was best on the held-out users."""
 
-_VOCABULARY = "vocabulary.json"
 _MODELS: dict[Which, str] = {"last": "model.npz", "best": "best_model.npz"}
 
 
@@ -160,9 +159,9 @@ class TrainedFiles:
         stored, weights = export.read(self.model_path)
         if stored.vocabulary_size != self.words.size:
             raise validation.UsageError(
-                f"{self.model_path} is a model of {stored.vocabulary_size} ids, but {_VOCABULARY} "
-                f"beside it has {self.words.size}: they are of two runs. Restore the one that "
-                "belongs to the other."
+                f"{self.model_path} is a model of {stored.vocabulary_size} ids, but "
+                f"{vocabulary_file.NAME} beside it has {self.words.size}: they are of two runs. "
+                "Restore the one that belongs to the other."
             )
         stored = custom_models.for_file(stored, model, self.model_path)
         return TrainedModel(stored, weights, self.words, self.rule)
@@ -187,7 +186,7 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
         raise validation.UsageError(
             f"which must be one of {', '.join(get_args(Which))}; got {which!r}."
         )
-    model_path, words_path = folder / _MODELS[which], folder / _VOCABULARY
+    model_path, words_path = folder / _MODELS[which], folder / vocabulary_file.NAME
     quoted = shlex.quote(str(folder))
     if not model_path.exists():
         if not (folder / "config.json").exists():
@@ -215,7 +214,7 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
 
 def has_vocabulary(folder: pathlib.Path) -> bool:
     """Returns whether `write_vocabulary` wrote to a folder."""
-    return (folder / _VOCABULARY).exists()
+    return (folder / vocabulary_file.NAME).exists()
 
 
 def read_vocabulary(
@@ -226,7 +225,7 @@ def read_vocabulary(
     Raises:
       ValueError: If it is missing or damaged.
     """
-    return vocabulary_file.read(folder / _VOCABULARY)
+    return vocabulary_file.read(folder / vocabulary_file.NAME)
 
 
 def write_vocabulary(
@@ -243,4 +242,4 @@ def write_vocabulary(
       OSError: If the file cannot be written.
     """
     rule = tokenizer.Tokenizer(words.lower_case, is_tokenized)
-    vocabulary_file.write(folder / _VOCABULARY, words, rule)
+    vocabulary_file.write(folder / vocabulary_file.NAME, words, rule)

@@ -273,7 +273,7 @@ class TaskConfig(config_lib.TrainingConfig):
         Returns:
           The complete options, which no later default changes.
         """
-        config = self.with_absolute_paths().with_model_sizes()
+        config = self.with_absolute_paths().with_defaults()
         changes: dict[str, Any] = {"task": self.task or name}
         if self.min_sep is None:
             fits = math.floor(_SHARE_THAT_MAY_REST * self.num_devices / self.rounds.wanted)

@@ -44,10 +44,9 @@ _TASK = "task.pb"
 _TERMS = "terms.json"
 _SIGNATURE = "terms.sig"
 _CONFIG = "config.json"
-_VOCABULARY = "vocabulary.json"
 _README = "README.md"
 
-FILES = (_TASK, _TERMS, _SIGNATURE, PUBLIC_KEY, _CONFIG, _VOCABULARY, _README)
+FILES = (_TASK, _TERMS, _SIGNATURE, PUBLIC_KEY, _CONFIG, vocabulary_file.NAME, _README)
 """Names of all files of a task."""
 
 
@@ -130,11 +129,11 @@ def write(
     with durable_files.new_folder(path) as folder:
         text = json.dumps(options, indent=2) + "\n"
         (folder / _CONFIG).write_text(text, encoding="utf-8")
-        vocabulary_file.write(folder / _VOCABULARY, words, rule)
+        vocabulary_file.write(folder / vocabulary_file.NAME, words, rule)
         bound = dataclasses.replace(
             terms,
             server_plan=signed.server.sha256.hex(),
-            files={name: _digest(folder / name) for name in (_CONFIG, _VOCABULARY)},
+            files={name: _digest(folder / name) for name in (_CONFIG, vocabulary_file.NAME)},
         )
         content, signature = bound.signed(key)
         (folder / _TASK).write_bytes(signed.SerializeToString(deterministic=True))
@@ -174,7 +173,7 @@ def read(
         content, signature = (path / _TERMS).read_bytes(), (path / _SIGNATURE).read_bytes()
         terms = terms_lib.verified(content, signature, keys)
         _check_bound(path, terms, signed, server, devices)
-        words, rule = vocabulary_file.read(path / _VOCABULARY)
+        words, rule = vocabulary_file.read(path / vocabulary_file.NAME)
         values = json_text.parse((path / _CONFIG).read_text(encoding="utf-8"))
         config = options_lib.config_from_mapping(values, _CONFIG, task_config.TaskConfig)
     except message.DecodeError:
