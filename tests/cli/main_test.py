@@ -4,11 +4,13 @@ import argparse
 import importlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import warnings
+from importlib import metadata
 
 import numpy as np
 import pytest
@@ -98,8 +100,20 @@ def test_a_package_that_is_not_installed_is_named(missing, is_ours, monkeypatch,
         return
     assert main.main(command) == 2
     error = capsys.readouterr().err
-    assert error.startswith("tff-dpftrl account needs missing, which is not installed: see")
+    assert error.startswith("tff-dpftrl account needs missing, which is not installed: install")
     assert error.count("\n") == 1
+
+
+def test_extras_have_the_packages_that_errors_say_they_have():
+    try:
+        required = metadata.requires("tff_dpftrl") or []
+    except metadata.PackageNotFoundError:
+        pytest.skip("The package is not installed, so that nothing says what its extras are.")
+    names = {"google": "protobuf", "grpc": "grpcio", "psycopg2": "psycopg2-binary"}
+    for module, extra in main._EXTRA_OF.items():
+        package = re.escape(names.get(module, module)).replace("_", "[-_]")
+        line = re.compile(rf"(?i){package}[^-\w].*extra == .{extra}")
+        assert any(map(line.match, required)), (module, extra)
 
 
 @pytest.mark.parametrize(

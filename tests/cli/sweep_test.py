@@ -16,7 +16,7 @@ import pytest
 from tests.cli import toy_corpus
 from tests.sweeps import fake_train
 from tff_dpftrl.accounting import planner
-from tff_dpftrl.cli import main, train
+from tff_dpftrl.cli import config_flags, main
 from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import plots, population_check, running
@@ -180,7 +180,7 @@ def test_flags_of_a_cell_are_read_as_its_config():
     parser = main._build_parser()
     for cell in cells_lib.grid({"mechanism": "tree", "model": "gboard-cifg"}, axes):
         args = parser.parse_args(["train", *running.flags(cell.config), "--output", "x"])
-        assert config_lib.TrainingConfig(**train.given_options(args)) == cell.config
+        assert config_lib.TrainingConfig(**config_flags.given_options(args)) == cell.config
 
 
 _PRETENDING = f"""

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import train, trust_flags
+from tff_dpftrl.cli import config_flags, trust_flags
 from tff_dpftrl.runtime.device import backoff
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def add_parser(subparsers) -> None:
         ),
     )
     filling.add_argument("--user", metavar="ID", help="User of the corpus whose texts are added.")
-    train.add_table_options(filling)
+    config_flags.add_table_options(filling)
     filling.add_argument(
         "--collection",
         default="text",
@@ -178,7 +178,8 @@ def _add(args: argparse.Namespace) -> int:
         raise validation.UsageError(
             "--add only fills the store: start the device without it afterwards."
         )
-    if args.user is None and (table_files.kind_of(args.add) or train.table_options(args).given):
+    is_table = table_files.kind_of(args.add) or config_flags.table_options(args).given
+    if args.user is None and is_table:
         raise validation.UsageError(
             f"--add {args.add} is a table of several users: give --user, too. Without it, --add "
             "takes a file with a text in each line."
@@ -191,7 +192,7 @@ def _add(args: argparse.Namespace) -> int:
             from tff_dpftrl.data import sources
 
             print("Reading the data ...", file=sys.stderr)
-            corpus = sources.load_user_text(args.add, table=train.table_options(args))
+            corpus = sources.load_user_text(args.add, table=config_flags.table_options(args))
             text_examples.add_user(store, corpus, args.user, collection=args.collection)
         else:
             texts = map(text_examples.encode_text, _lines(args.add))

@@ -7,7 +7,7 @@ import functools
 import pathlib
 import sys
 
-from tff_dpftrl.cli import train
+from tff_dpftrl.cli import config_flags, train
 from tff_dpftrl.finetuning import config as config_lib
 
 _DESCRIPTION = """\
@@ -60,8 +60,8 @@ def add_parser(subparsers) -> None:
         run=run,
         what_is_left=functools.partial(train.what_is_left, command="finetune", unit="step"),
     )
-    train.add_folder_and_source(parser)
-    train.add_options(parser, config_lib.FinetuningConfig)
+    config_flags.add_folder_and_source(parser)
+    config_flags.add_options(parser, config_lib.FinetuningConfig)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from tff_dpftrl.finetuning import opening  # Not needed by --help.
 
-    config = train.config_from(args, config_lib.FinetuningConfig)
+    config = config_flags.config_from(args, config_lib.FinetuningConfig)
     output = pathlib.Path(args.output)
     opened = opening.open_run(config, output)
     print("Loading TensorFlow ...", file=sys.stderr)

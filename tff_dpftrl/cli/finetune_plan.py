@@ -10,7 +10,7 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import output, train
+from tff_dpftrl.cli import config_flags, output
 from tff_dpftrl.data import tables
 from tff_dpftrl.training import language_config
 
@@ -100,7 +100,7 @@ def add_parser(subparsers) -> None:
     hints = typing.get_type_hints(language_config.TextConfig)
     group = parser.add_argument_group("how texts are read, as for finetune")
     for field in _text_options():
-        train.add_flag(group, field, hints[field.name])
+        config_flags.add_flag(group, field, hints[field.name])
     parser.add_argument(
         "--target-epsilon", type=float, required=True, metavar="E", help="Epsilon of the run."
     )

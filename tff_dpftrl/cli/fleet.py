@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import output, train, trust_flags
+from tff_dpftrl.cli import config_flags, output, trust_flags
 
 _DESCRIPTION = """\
 Run many simulated devices against a server (`tff-dpftrl serve`). Each has the texts of one user of
@@ -49,7 +49,7 @@ def add_parser(subparsers) -> None:
     devices = parser.add_argument_group("devices")
     _add(devices, "--population", str, "NAME", None, "Population that they take part in.")
     _add(devices, "--data", str, "CORPUS", "docs", "Texts by user, as for train --data.")
-    train.add_table_options(devices)
+    config_flags.add_table_options(devices)
     _add(devices, "--devices", int, "N", 300, "Number of devices, a user each.")
     _add(devices, "--seed", int, "N", 0, "Decides users, behaviour and order of examples.")
     faults = parser.add_argument_group("what goes wrong")
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         num_connections=args.connections,
         max_sessions=args.sessions,
         max_training=args.training,
-        table=train.table_options(args),
+        table=config_flags.table_options(args),
     )
     for flag, value in (("--until-rounds", args.until_rounds), ("--processes", args.processes)):
         if value is not None:

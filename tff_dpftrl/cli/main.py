@@ -36,6 +36,21 @@ _GROUPS = {
     "Train on devices": ("task", "serve", "device", "fleet"),
     "Choose mechanism and noise": ("optimize", "compare", "account", "calibrate", "plan"),
 }
+_EXTRA_OF = {
+    "tensorflow_federated": "tff",
+    "tensorflow": "finetuning",
+    "pyarrow": "finetuning",
+    "tomli": "finetuning",
+    "cryptography": "devices",
+    "google": "devices",
+    "grpc": "devices",
+    "prometheus_client": "server",
+    "sqlalchemy": "server",
+    "tornado": "server",
+    "psycopg2": "postgresql",
+    "ray": "distributed",
+    "matplotlib": "plots",
+}
 _SUBCOMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 _JOURNEY = """\
 The usual way:
@@ -215,17 +230,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and _is_of_others(error.name):
-            print(
-                f"{stop.command} needs {error.name}, which is not installed: see 'Environment' in "
-                "README.md.",
-                file=sys.stderr,
-            )
+            print(f"{stop.command} needs {_missing(error.name)}.", file=sys.stderr)
             return 2
         return _report_defect(stop, error)
 
 
 def _is_of_others(module: str | None) -> bool:
     return module is not None and module.partition(".")[0] != "tff_dpftrl"
+
+
+def _missing(module: str | None) -> str:
+    """Says that a module is not installed, and which extra of this package brings it."""
+    name = str(module).partition(".")[0]
+    extra = _EXTRA_OF.get(name)
+    remedy = f"install {name}" if extra is None else f"pip install 'tff_dpftrl[{extra}]'"
+    return f"{module}, which is not installed: {remedy} (docs/reference/environments.md)"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import typing
 
 import tqdm
 
-from tff_dpftrl.cli import output, train, trained_run
+from tff_dpftrl.cli import config_flags, output, trained_run
 from tff_dpftrl.finetuning import personalisation
 from tff_dpftrl.training import language_config
 
@@ -85,7 +85,7 @@ def add_parser(subparsers) -> None:
     hints = typing.get_type_hints(language_config.TextConfig)
     for field in dataclasses.fields(language_config.TextConfig):
         if field.name in personalisation.TEXT_OPTIONS:
-            train.add_flag(group, field, hints[field.name])
+            config_flags.add_flag(group, field, hints[field.name])
     output.add_format(parser, ("text", "json", "csv"))
 
 

@@ -9,7 +9,7 @@ import shlex
 import sys
 import typing
 
-from tff_dpftrl.cli import train
+from tff_dpftrl.cli import config_flags
 from tff_dpftrl.data import tables
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.training import language_config, pretraining
@@ -69,9 +69,9 @@ def add_parser(subparsers) -> None:
     )
     parser.set_defaults(run=run, what_is_left=what_is_left)
     parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
-    parser.add_argument("--config", metavar="FILE", help=train.CONFIG_HELP)
+    parser.add_argument("--config", metavar="FILE", help=config_flags.CONFIG_HELP)
     group = parser.add_argument_group("central training")
-    train.add_table_options(group)
+    config_flags.add_table_options(group)
     for field in dataclasses.fields(pretraining.PretrainingConfig):
         if field.name in _TABLE:
             continue
@@ -79,13 +79,15 @@ def add_parser(subparsers) -> None:
             "--" + field.name.replace("_", "-"),
             type=type(field.default),
             default=field.default,
-            metavar=train.METAVARS.get(field.name, {int: "N", float: "X"}.get(type(field.default))),
+            metavar=config_flags.METAVARS.get(
+                field.name, {int: "N", float: "X"}.get(type(field.default))
+            ),
             help=f"{_HELP[field.name]} Default: {field.default}.",
         )
     hints = typing.get_type_hints(language_config.LanguageConfig)
     group = parser.add_argument_group("as in the run that follows")
     for field in _shared_fields():
-        train.add_flag(group, field, hints[field.name])
+        config_flags.add_flag(group, field, hints[field.name])
 
 
 def _shared_fields() -> list[dataclasses.Field]:

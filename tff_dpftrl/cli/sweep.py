@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import train
+from tff_dpftrl.cli import config_flags
 from tff_dpftrl.training import custom_models, warm_start
 from tff_dpftrl.training import options as options_lib
 
@@ -117,8 +117,8 @@ def add_parser(subparsers) -> None:
         metavar="N",
         help="Number of devices that will train in production.",
     )
-    train.add_placement(parser.add_argument_group("where clients work (of every cell)"))
-    train.add_options(parser)
+    config_flags.add_placement(parser.add_argument_group("where clients work (of every cell)"))
+    config_flags.add_options(parser)
 
 
 def what_is_left(args: argparse.Namespace) -> str:
@@ -152,8 +152,8 @@ def run(args: argparse.Namespace) -> int:
 
     validation.integer("--jobs", args.jobs, minimum=1)
     output = pathlib.Path(args.output)
-    placement = train.placement_from(args)
-    options = train.merged_options(args.config, train.given_options(args))
+    placement = config_flags.placement_from(args)
+    options = config_flags.merged_options(args.config, config_flags.given_options(args))
     options_lib.check_names(options, args.config or "the command line")
     axes = folder_lib.check(output, options, axes_lib.parse(args.over, _synonyms()))
     cells = cells_lib.grid(options, axes)
@@ -186,13 +186,13 @@ def _synonyms() -> dict[str, str]:
     """Returns the names that --over accepts for an option: its shorter flags."""
     return {
         flag.lstrip("-").replace("-", "_"): name
-        for name, flags in train.SHORT_FLAGS.items()
+        for name, flags in config_flags.SHORT_FLAGS.items()
         for flag in flags
     }
 
 
 def _placement_flags(args: argparse.Namespace) -> list[str]:
-    """Returns the given flags of `train.add_placement`, for the processes of the cells."""
+    """Returns the given flags of `config_flags.add_placement`, for the processes of the cells."""
     flags = []
     if args.ray_workers is not None:
         flags.append(f"--ray-workers={args.ray_workers}")

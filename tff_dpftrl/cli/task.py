@@ -12,8 +12,8 @@ import typing
 from typing import Any
 
 from tff_dpftrl import validation
+from tff_dpftrl.cli import config_flags
 from tff_dpftrl.cli import output as output_lib
-from tff_dpftrl.cli import train
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.training import options as options_lib
 
@@ -98,7 +98,7 @@ def _add_new(parts) -> None:
     )
     parser.set_defaults(run=_new)
     parser.add_argument("--output", required=True, metavar="DIR", help="The new folder.")
-    parser.add_argument("--config", metavar="FILE", help=train.CONFIG_HELP)
+    parser.add_argument("--config", metavar="FILE", help=config_flags.CONFIG_HELP)
     parser.add_argument(
         "--signing-key",
         metavar="FILE",
@@ -128,7 +128,7 @@ def _add_new(parts) -> None:
             group = field.metadata["group"]
             if group not in groups:
                 groups[group] = parser.add_argument_group(group)
-            train.add_flag(groups[group], field, hints[field.name])
+            config_flags.add_flag(groups[group], field, hints[field.name])
 
 
 def _add_report(parts) -> None:
@@ -225,7 +225,7 @@ def _new(args: argparse.Namespace) -> int:
     from tff_dpftrl.runtime.tasks import task_folder
 
     output = pathlib.Path(args.output)
-    flags = train.given_options(args, task_config.TaskConfig)
+    flags = config_flags.given_options(args, task_config.TaskConfig)
     if args.evaluates and (args.config or args.grid):
         raise validation.UsageError(
             "--evaluates takes its options from the task that it evaluates: leave out "

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import pathlib
 import shlex
 import sys
-import types
-import typing
-from collections.abc import Mapping
 
-from tff_dpftrl import validation
-from tff_dpftrl.data import sources, tables
+from tff_dpftrl.cli import config_flags
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import language_config
-from tff_dpftrl.training import options as options_lib
-from tff_dpftrl.training import placement as placement_lib
 
 _DESCRIPTION = """\
 Train a next-word model with federated learning and DP-FTRL, and state its privacy.
@@ -53,29 +45,6 @@ A TOML file given with --config holds the same options, with underscores instead
 of this name that come with the package.
 """
 
-CONFIG_HELP = "TOML file of options, or the name of a config of the package, like quickstart."
-"""Help of the flag --config."""
-
-SHORT_FLAGS = {
-    "num_rounds": ["--rounds"],
-    "num_steps": ["--steps"],
-    "cohort_size": ["--cohort"],
-    "num_layers": ["--layers"],
-    "num_heads": ["--heads"],
-}
-"""Shorter flags for some options."""
-METAVARS = {
-    "data": "CORPUS",
-    "proxy_data": "CORPUS",
-    "vocabulary": "SOURCE",
-    "strategy": "FILE",
-    "initial_weights": "DIR",
-}
-"""What stands for an option's value in `--help`."""
-WITHOUT_VALUE = {"secure_aggregation": "active-server"}
-"""Values of options whose flag may stand alone."""
-_TABLE = [field.name for field in dataclasses.fields(tables.TableOptions)]
-
 
 def add_parser(subparsers) -> None:
     """Registers the subcommand."""
@@ -87,118 +56,9 @@ def add_parser(subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run, what_is_left=what_is_left)
-    add_folder_and_source(parser)
-    add_placement(parser.add_argument_group("where clients work (also with --resume)"))
-    add_options(parser)
-
-
-def add_folder_and_source(parser: argparse.ArgumentParser) -> None:
-    """Adds what says where a run's results go, and where its options come from."""
-    # Not required by argparse, so that it is asked for with all else that is missing.
-    parser.add_argument("--output", metavar="DIR", help="Folder of the results; must be given.")
-    parser.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="Go on with the interrupted run in --output; takes no other option.",
-    )
-
-
-def add_options(
-    parser: argparse.ArgumentParser,
-    kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
-) -> None:
-    """Adds the flags of all fields of a config; those not given have no attribute.
-
-    Args:
-      parser: Where they are added, in groups.
-      kind: Class of the config.
-    """
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        group = field.metadata["group"]
-        if group not in groups:
-            groups[group] = parser.add_argument_group(group)
-        add_flag(groups[group], field, hints[field.name])
-
-
-def add_placement(group: argparse._ArgumentGroup) -> None:
-    """Adds the flags that `placement_from` reads."""
-    group.add_argument(
-        "--ray-workers",
-        type=int,
-        metavar="N",
-        help="Number of Ray workers; needs the extra 'distributed'. Default: one for each core.",
-    )
-    group.add_argument(
-        "--ray-address",
-        metavar="ADDRESS",
-        help="A Ray cluster to use; without it, --ray-workers starts Ray on this machine.",
-    )
-
-
-def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: object) -> None:
-    """Adds the flag of one field of a config.
-
-    Args:
-      group: Where it is listed.
-      field: The field.
-      hint: Its type.
-    """
-    flags = SHORT_FLAGS.get(field.name, []) + ["--" + field.name.replace("_", "-")]
-    default = "" if field.default in (None, "") else f" Default: {field.default}."
-    text = (field.metadata["help"] + default).replace("%", "%%")
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):  # with None
-        hint = typing.get_args(hint)[0]
-    if hint is bool:
-        group.add_argument(
-            *flags, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
-        )
-        return
-    choices, kind = None, hint
-    if typing.get_origin(hint) is typing.Literal:
-        choices, kind = typing.get_args(hint), str
-    metavar = METAVARS.get(field.name) or {int: "N", float: "X"}.get(kind, "NAME")
-    alone = WITHOUT_VALUE.get(field.name)
-    group.add_argument(
-        *flags,
-        dest=field.name,
-        nargs=alone and "?",
-        const=alone,
-        type=kind,
-        choices=choices,
-        metavar=metavar,
-        default=argparse.SUPPRESS,
-        help=text,
-    )
-
-
-def add_table_options(group: argparse._ArgumentGroup) -> None:
-    """Adds the flags that `table_options` reads."""
-    hints = typing.get_type_hints(language_config.TextConfig)
-    for field in dataclasses.fields(language_config.TextConfig):
-        if field.name in _TABLE:
-            add_flag(group, field, hints[field.name])
-
-
-def table_options(args: argparse.Namespace) -> tables.TableOptions:
-    """Returns how tables are read, by the flags of `add_table_options`."""
-    return tables.TableOptions(**{name: vars(args)[name] for name in _TABLE if name in args})
-
-
-def placement_from(args: argparse.Namespace) -> placement_lib.Placement:
-    """Returns where clients work, by the flags of `add_placement`."""
-    return placement_lib.Placement(args.ray_workers, args.ray_address)
-
-
-def given_options(
-    args: argparse.Namespace,
-    kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
-) -> dict[str, object]:
-    """Values of the flags of `add_options` that were given, by field."""
-    names = {field.name for field in dataclasses.fields(kind)}
-    return {name: value for name, value in vars(args).items() if name in names}
+    config_flags.add_folder_and_source(parser)
+    config_flags.add_placement(parser.add_argument_group("where clients work (also with --resume)"))
+    config_flags.add_options(parser)
 
 
 def _leave_cores_to_clients(config: config_lib.TrainingConfig) -> None:
@@ -233,23 +93,6 @@ def what_is_left(args: argparse.Namespace, command: str = "train", unit: str = "
     )
 
 
-def merged_options(file: str | None, flags: Mapping[str, object]) -> dict[str, object]:
-    """Returns the options of a new run, not validated yet.
-
-    Args:
-      file: A TOML file of options; None if there is none.
-      flags: Options given on the command line; they overrule the file.
-
-    Returns:
-      Field names of `TrainingConfig` and values.
-
-    Raises:
-      ValueError: If the file cannot be read.
-    """
-    options = options_lib.read_toml(file) if file else {}
-    return options_lib.overrule(options, flags)
-
-
 def run(args: argparse.Namespace) -> int:
     """Trains, or resumes, and returns the exit status.
 
@@ -258,68 +101,14 @@ def run(args: argparse.Namespace) -> int:
     """
     from tff_dpftrl.training import opening  # Not needed by --help.
 
-    config, output = config_from(args), pathlib.Path(args.output)
-    opened = opening.open_run(config, output, placement=placement_from(args))
+    config, output = config_flags.config_from(args), pathlib.Path(args.output)
+    opened = opening.open_run(config, output, placement=config_flags.placement_from(args))
     print("Loading TensorFlow ...", file=sys.stderr)
     _leave_cores_to_clients(opened.config)
     from tff_dpftrl.training import run as run_lib
 
     print_summary(run_lib.train_opened(opened).summary, output)
     return 0
-
-
-def config_from(
-    args: argparse.Namespace,
-    kind: type[options_lib.Config] = config_lib.TrainingConfig,
-) -> options_lib.Config | None:
-    """Returns the config of a new run, from the file of options and the flags.
-
-    Args:
-      args: Arguments of the command.
-      kind: Class of the config.
-
-    Returns:
-      The config; None with --resume.
-
-    Raises:
-      UsageError: If the file cannot be read, an option cannot be used, or one is given beside
-        --resume.
-    """
-    flags = given_options(args, kind)
-    problems = []
-    if args.output is None:
-        problems.append("--output is missing: name the folder of the results.")
-    config = None
-    if not args.resume:
-        options = merged_options(args.config, flags)
-        try:
-            config = options_lib.config_from_mapping(
-                options, args.config or "the command line", kind
-            )
-        except validation.UsageError as error:
-            problems.append(str(error))
-        if problems:
-            problems += _problems_of_data(options)
-    if problems:
-        raise validation.UsageError(" ".join(problems))
-    if args.resume and (flags or args.config):
-        raise validation.UsageError(
-            "--resume goes on with the options that the run began with: leave out "
-            f"{'--config' if args.config else '--' + next(iter(flags)).replace('_', '-')}."
-        )
-    return config
-
-
-def _problems_of_data(options: Mapping[str, object]) -> list[str]:
-    """Returns what is wrong with the data, which is else found once the options are right."""
-    try:
-        text = language_config.TextConfig(
-            **{n: options[n] for n in ("data", *_TABLE) if n in options}  # type: ignore
-        )
-        problem = sources.problem_of(text.data, text.part(tables.TableOptions))
-    except validation.UsageError:
-        return []  # The config has said it.
-    return [problem] if problem else []
 
 
 def print_summary(summary: str, output: pathlib.Path) -> None:

@@ -287,7 +287,8 @@ def _arrow_rows(path: pathlib.Path, form: str, choose: Choose) -> Iterator[Any]:
         from pyarrow import dataset
     except ImportError as error:
         raise validation.UsageError(
-            f"{path} is read with pyarrow, which is not installed: pip install pyarrow."
+            f"{path} is read with pyarrow, which is not installed: pip install "
+            "'tff_dpftrl[finetuning]', or pyarrow alone."
         ) from error
     table = dataset.dataset(path, format=form)
     columns = choose(table.schema.names)
