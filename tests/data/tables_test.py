@@ -140,10 +140,12 @@ class _Frame(dict):
         _ROWS,
         iter(_ROWS),
         _arrow(),
+        _arrow().combine_chunks().to_batches()[0],
+        _arrow().to_reader(max_chunksize=2),
         _Dataset(),
         _Frame(user=[u for u, _ in _ROWS], text=[t for _, t in _ROWS]),
     ],
-    ids=["pairs", "iterator", "arrow", "dataset", "frame"],
+    ids=["pairs", "iterator", "arrow", "record batch", "reader", "dataset", "frame"],
 )
 def test_tables_in_memory_are_read(rows):
     corpus = sources.of_rows(rows, "mine", notice=lambda line: None)

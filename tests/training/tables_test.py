@@ -84,6 +84,26 @@ def test_a_run_on_rows_goes_on_with_the_same_rows_only(corpus, rows, tmp_path):
         run.train(config, tmp_path / "other", rows=rows, text=object())
 
 
+def test_pretraining_takes_rows_and_later_runs_recognise_them(corpus, rows, tmp_path):
+    public = pretraining.PretrainingConfig(epochs=1)
+    other = toy_run.config(corpus, data="docs")
+    quiet = {"progress": lambda line: None}
+    pretraining.pretrain(public, other, tmp_path / "pre", rows=rows, **quiet)
+    record = json.loads((tmp_path / "pre" / warm_start.RECORD).read_text())
+    assert record["source"] == "public rows, declared public by the operator"
+    config = toy_run.config(corpus, initial_weights=str(tmp_path / "pre"))
+    with pytest.raises(ValueError, match="public rows', the very text that this run protects"):
+        run.train(dataclasses.replace(config, data="mine"), tmp_path / "run", rows=rows)
+    # And rows of the users to be protected are refused, wherever their texts are now.
+    protected = jsonl.read(corpus / "users.jsonl")
+    again = [(user, text) for user in protected.user_ids for text in protected.examples(user)]
+    with pytest.raises(ValueError, match="'public rows' .* has texts of theirs"):
+        pretraining.read(public, toy_run.config(corpus), rows=again)
+    text = pretraining.read(public, other, rows=rows)
+    with pytest.raises(ValueError, match="Give text or rows, not both"):
+        pretraining.pretrain(public, other, tmp_path / "x", text=text, rows=rows)
+
+
 def test_rows_that_weights_were_pretrained_on_are_refused(corpus, rows, tmp_path):
     _write_csv(tmp_path / "t.csv", rows)
     public = pretraining.PretrainingConfig(data=str(tmp_path / "t.csv"), epochs=1)

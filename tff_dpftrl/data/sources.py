@@ -124,8 +124,8 @@ def of_rows(
     """Returns the corpus of a table in memory, checked as one that is read from a file.
 
     Args:
-      rows: A pandas or polars data frame, an Arrow table, a `datasets.Dataset`, or an iterable of
-        (user, text) pairs, which is read once.
+      rows: A pandas or polars data frame, an Arrow table, record batch or reader of these, a
+        `datasets.Dataset`, or an iterable of (user, text) pairs, which is read once.
       name: Name of the corpus in messages and statements.
       pretokenized: Whether the texts are words separated by white space.
       table: Options of reading tables; `encoding` has no meaning here.

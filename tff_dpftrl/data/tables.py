@@ -280,8 +280,8 @@ def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterato
     """Returns the rows of a table in memory.
 
     Args:
-      rows: A pandas or polars data frame, an Arrow table, a `datasets.Dataset`, or an iterable of
-        pairs of a user and a text.
+      rows: A pandas or polars data frame, an Arrow table, record batch or reader of these, a
+        `datasets.Dataset`, or an iterable of pairs of a user and a text.
       options: Options of reading the table.
 
     Returns:
@@ -290,7 +290,8 @@ def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterato
     Raises:
       UsageError: If it is something else, or its columns are not found.
     """
-    names = _names(getattr(rows, "column_names", None))  # Of Arrow tables and datasets.
+    is_reader = hasattr(rows, "read_next_batch")  # Arrow's.
+    names = _names(rows.schema.names if is_reader else getattr(rows, "column_names", None))
     if names is None:
         names = _names(getattr(rows, "columns", None))
     if names is None:
@@ -308,10 +309,12 @@ def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterato
     if hasattr(rows, "collect"):  # polars' LazyFrame.
         raise validation.UsageError("rows is a lazy frame: give rows.collect().")
     columns = Columns.choose([str(name) for name in names], "rows", options)
-    if hasattr(rows, "to_batches"):  # Arrow.
+    if is_reader or hasattr(rows, "to_struct_array"):  # Arrow.
+        if not is_reader:
+            rows = rows.to_batches(4096) if hasattr(rows, "to_batches") else [rows]
         pairs = itertools.chain.from_iterable(
-            zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
-            for batch in rows.select([columns.user, columns.text]).to_batches(4096)
+            zip(*(batch.column(n).to_pylist() for n in (columns.user, columns.text)), strict=True)
+            for batch in rows
         )
     elif hasattr(rows, "iter"):  # datasets.
         pairs = itertools.chain.from_iterable(

@@ -92,13 +92,16 @@ class PublicText:
     source: str
 
 
-def read(config: PretrainingConfig, options: language_config.LanguageConfig) -> PublicText:
+def read(
+    config: PretrainingConfig, options: language_config.LanguageConfig, *, rows: Any = None
+) -> PublicText:
     """Reads public text and vocabulary, without TensorFlow.
 
     Args:
       config: Options of the pretraining, which name the text.
       options: Options of the later run: its vocabulary, and its users' data, which the public
         text must not be.
+      rows: A table in memory instead of files (`sources.of_rows`); `config.data` is then its name.
 
     Returns:
       The text. About one user in ten, by a hash of their id, is held out.
@@ -117,7 +120,16 @@ def read(config: PretrainingConfig, options: language_config.LanguageConfig) -> 
             f"model {model_table.CUSTOM!r} can be trained in Python only, where it is: pretrain it "
             "there, or name a model of this package."
         )
-    if config.data == STANDARD_LIBRARY:
+    if rows is not None:
+        corpus = sources.of_rows(
+            rows, _name_of_rows(config), pretokenized=options.pretokenized, table=config
+        )
+        table = options.part(tables.TableOptions)
+        for part in sources.parts_of(options.data, table, ()):
+            if user_text.shared_users(corpus, part):
+                raise _protected(corpus.name, options.data)
+        source = f"{corpus.name}, declared public by the operator"
+    elif config.data == STANDARD_LIBRARY:
         corpus = docstrings.read_standard_library()
         source = "docstrings of Python's standard library"
     elif config.data == "docs" and options.data != "docs":
@@ -145,7 +157,7 @@ def read(config: PretrainingConfig, options: language_config.LanguageConfig) -> 
     for part, verb in ((train, "train on"), (held_out, "hold out")):
         if not part.has_text():
             raise validation.UsageError(
-                f"data {config.data!r} has {len(corpus)} users, too few to {verb} any with text: "
+                f"data {corpus.name!r} has {len(corpus)} users, too few to {verb} any with text: "
                 "about one in ten is held out, by a hash of their ids. Use more text."
             )
     words = corpus_lib.public_vocabulary(
@@ -174,10 +186,19 @@ def _refuse_protected(config: PretrainingConfig, options: language_config.Langua
     public, protected = config.data, options.data
     table = options.part(tables.TableOptions)
     if sources.share_texts(public, protected, table, one_table=config):
-        raise validation.UsageError(
-            f"data {public!r} is the file of the users to be protected, {protected!r}, a copy "
-            "of it, or has texts of theirs, and cannot be public: pretrain on other text."
-        )
+        raise _protected(public, protected)
+
+
+def _protected(public: str, protected: str) -> validation.UsageError:
+    return validation.UsageError(
+        f"data {public!r} is the file of the users to be protected, {protected!r}, a copy "
+        "of it, or has texts of theirs, and cannot be public: pretrain on other text."
+    )
+
+
+def _name_of_rows(config: PretrainingConfig) -> str:
+    """Returns the name of rows in memory, which is not that of a run's rows by default."""
+    return "public rows" if config.data == STANDARD_LIBRARY else config.data
 
 
 def check_is_free(output: pathlib.Path) -> None:
@@ -204,6 +225,7 @@ def pretrain(
     output: pathlib.Path,
     *,
     text: PublicText | None = None,
+    rows: Any = None,
     progress: progress_lib.Progress = print,
 ) -> str:
     """Trains a model, and keeps the best one of the epochs done at any time.
@@ -213,6 +235,7 @@ def pretrain(
       options: Options of the later run: model, vocabulary, sequence length.
       output: An empty or new folder.
       text: Text and vocabulary, as `read` returned them; they are read now if None.
+      rows: A table in memory to read instead of files (`sources.of_rows`).
       progress: Callback for progress lines.
 
     Returns:
@@ -226,10 +249,14 @@ def pretrain(
     from tff_dpftrl.training import startup
 
     check_is_free(output)
+    if rows is not None:
+        if text is not None:
+            raise validation.UsageError("Give text or rows, not both: rows become text.")
+        config = dataclasses.replace(config, data=_name_of_rows(config))
     if text is None:
-        text = read(config, options)
+        text = read(config, options, rows=rows)
     words, spec = text.words, sequences.SequenceSpec(options.sequence_length)
-    rows, held_out = (
+    ids, held_out = (
         sequences.SequenceCorpus(part, words, spec).pooled() for part in (text.train, text.held_out)
     )
     model = table.build(
@@ -241,21 +268,20 @@ def pretrain(
     special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
     evaluate = evaluation.Evaluator(model, special, held_out)
     progress(
-        f"Text: {len(rows)} sequences of {len(text.train)} users ({text.source}); {len(held_out)} "
+        f"Text: {len(ids)} sequences of {len(text.train)} users ({text.source}); {len(held_out)} "
         f"of {len(text.held_out)} others decide when to stop. Model: {options.model}, "
         f"{model.num_parameters} weights."
     )
-    num_words, num_unknown = words.count(rows[:, 1:])
+    num_words, num_unknown = words.count(ids[:, 1:])
     for line in startup.describe_unknown_words(num_unknown / max(1, num_words), words):
         progress(line)
     output.mkdir(parents=True, exist_ok=True)
     durable_files.remove_leftovers(output)
-    if config.data != "docs" and sources.is_on_disk(
-        config.data
-    ):  # Installed texts can always be read again.
+    # Installed texts can always be read again.
+    if rows is not None or (config.data != "docs" and sources.is_on_disk(config.data)):
         text_digests.TextDigests.of(text.train, text.held_out).save(output / warm_start.DIGESTS)
     done: list[dict[str, float]] = []
-    per_epoch = central_training.num_batches(len(rows), config.batch_size)
+    per_epoch = central_training.num_batches(len(ids), config.batch_size)
     with tqdm.tqdm(
         total=config.epochs * per_epoch,
         unit="batch",
@@ -270,7 +296,7 @@ def pretrain(
         trained = central_training.epochs(
             model,
             model.initial_weights(config.seed),
-            rows,
+            ids,
             num_epochs=config.epochs,
             batch_size=config.batch_size,
             learning_rate=config.learning_rate,
