@@ -145,3 +145,10 @@ def print_report(report: dict[str, Any], claim: guarantee_lib.Guarantee, form: s
     if claim.noise_multiplier == 0.0:
         print("No differential privacy guarantee: there is no noise.\n")
     print("\n".join(f"{name:15} {text}" for name, text in lines.items()))
+    if claim.noise_multiplier:
+        output.print_next(
+            "Train with this noise, and with the same mechanism",
+            f"tff-dpftrl train --noise-multiplier {noise_multiplier} --rounds {schema.num_rounds} "
+            f"--min-sep {schema.min_sep} --max-participations {schema.max_participations} "
+            f"--delta {claim.delta:g} ...",
+        )

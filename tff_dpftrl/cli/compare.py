@@ -140,6 +140,10 @@ def run(args: argparse.Namespace) -> int:
         output.print_json([_without_nan(point, None) for point in points])
     elif form == "csv":
         print(_as_csv(points), end="")
+    if form == "text":
+        output.print_next(
+            "Make the strategy that you choose", "tff-dpftrl optimize --output strategy.json ..."
+        )
     if args.csv is not None:
         _write(args.csv, "table", _as_csv(points).encode())
     if args.png is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 
 from tff_dpftrl import validation
+from tff_dpftrl.cli import output as output_lib
 from tff_dpftrl.cli import trained_run
 
 _DESCRIPTION = """\
@@ -99,5 +101,14 @@ def run(args: argparse.Namespace) -> int:
         print(
             "Its words were counted on the training users without noise, and everybody who has the "
             "folder, or is answered by it, learns of them: no privacy statement covers that."
+        )
+    if args.tflite:
+        output_lib.print_next(
+            "How an application feeds it", f"cat {shlex.quote(str(output))}/README.md"
+        )
+    else:
+        output_lib.print_next(
+            "Use it in any Python with TensorFlow",
+            f"tf.saved_model.load({str(output)!r}).signatures['serving_default']",
         )
     return 0

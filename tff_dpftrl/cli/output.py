@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,11 @@ def add_format(
 def print_json(report: Any) -> None:
     """Prints JSON; infinities and NaN are not JSON and must not be in it."""
     print(json.dumps(report, indent=2, allow_nan=False))
+
+
+def print_next(what: str, *commands: str) -> None:
+    """Prints to standard error what may be typed next."""
+    print("\n".join([f"\n{what}:", *(f"  {command}" for command in commands)]), file=sys.stderr)
 
 
 def print_table(rows: Sequence[Sequence[str]], left: int) -> None:

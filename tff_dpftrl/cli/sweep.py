@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
 from tff_dpftrl.cli import config_flags
+from tff_dpftrl.cli import output as output_lib
 from tff_dpftrl.training import custom_models, warm_start
 from tff_dpftrl.training import options as options_lib
 
@@ -296,6 +297,14 @@ def _finish(
 
         said = production_report.write(output, results, args.target_accuracy, args.population)
         print(f"\n{said}")
+    finished = next((result for result in results if result.state == "finished"), None)
+    if finished is not None:
+        folder = shlex.quote(str(folder_lib.cell_folder(output, finished.cell)))
+        output_lib.print_next(
+            "Each cell is a run of its own, such as",
+            f"tff-dpftrl report {folder}",
+            f"tff-dpftrl audit --run {folder}",
+        )
     failed = [result for result in results if result.state == "failed"]
     for result in failed:
         log = folder_lib.cell_folder(output, result.cell) / folder_lib.LOG
