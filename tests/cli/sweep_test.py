@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from tests.cli import toy_corpus
@@ -286,6 +287,42 @@ def test_a_sweep_of_real_runs_survives_a_kill(tmp_path):
         with open(path, newline="") as file:
             assert [row["round"] for row in csv.DictReader(file)] == [str(t + 1) for t in range(30)]
     assert len(list(output.glob("cells/*/model.npz"))) == 4
+
+
+@pytest.mark.slow
+def test_a_cell_after_others_in_a_process_is_the_run_that_train_makes(tmp_path):
+    toy_corpus.write(tmp_path, lengths=(4, 6, 9))
+    small = (
+        "--data users.jsonl --vocabulary words.txt --vocabulary-size 10 --embedding-size 4 "
+        "--lstm-size 5 --sequence-length 6 --batch-size 4 --clients-per-round 3 --rounds 4 "
+        "--eval-every 2 --mechanism none"
+    ).split()
+    program = [sys.executable, "-m", "tff_dpftrl.cli.main"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    options = {"cwd": tmp_path, "env": environment, "check": True}
+    subprocess.run(
+        [
+            *program,
+            "sweep",
+            *small,
+            "--over",
+            "seed=0:2",
+            "--over",
+            "clip_norm=1",
+            "--output",
+            "out",
+        ],
+        **options,
+    )
+    subprocess.run(
+        [*program, "train", *small, "--seed", "1", "--clip-norm", "1", "--output", "alone"],
+        **options,
+    )
+    (cell,) = tmp_path.glob("out/cells/*seed=1*")
+    with np.load(cell / "model.npz") as there, np.load(tmp_path / "alone" / "model.npz") as here:
+        assert there.files == here.files
+        for key in here.files:
+            np.testing.assert_array_equal(there[key], here[key])
 
 
 if __name__ == "__main__":

@@ -55,5 +55,11 @@ def test_a_text_is_read_once(options, monkeypatch):
     assert [text.max_users for text in seen] == [10, 20]
 
 
+def test_a_vocabulary_that_no_option_names_is_found(options):
+    del options["vocabulary"]
+    grid = cells.grid(options, {"seed": (0,)})
+    assert population_check.first_error([cell.config for cell in grid]) is None
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

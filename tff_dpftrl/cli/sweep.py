@@ -176,6 +176,7 @@ def run(args: argparse.Namespace) -> int:
                 interruption=interruption,
                 progress=_progress,
                 after_each=lambda cell, ending: _after(writer, cell, ending),
+                reuse=not _placement_flags(args),
             )
             results = writer.write()
         if interruption.signals:

@@ -1,4 +1,4 @@
-"""Execution of a sweep's cells: each in its process, ended together after a signal."""
+"""Execution of a sweep's cells in processes of their own, ended together after a signal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pathlib
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import time
 import types
@@ -18,8 +17,8 @@ import tqdm
 
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.runs import progress as progress_lib
+from tff_dpftrl.sweeps import cell_worker
 from tff_dpftrl.sweeps import cells as cells_lib
-from tff_dpftrl.sweeps import child
 from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.training import config as config_lib
 
@@ -100,7 +99,7 @@ class Interruption:
 class _Running:
     cell: cells_lib.Cell
     folder: pathlib.Path
-    process: subprocess.Popen[bytes]
+    worker: cell_worker.CellWorker
 
 
 class _Progress:
@@ -165,6 +164,7 @@ def run(
     interruption: Interruption,
     progress: progress_lib.Progress,
     after_each: Callable[[cells_lib.Cell, folder_lib.Ending], None],
+    reuse: bool = True,
 ) -> None:
     """Runs all cells that are not finished, until they are or a signal comes.
 
@@ -180,7 +180,9 @@ def run(
       lock: File descriptor from `folder.lock`; the processes inherit it.
       interruption: Recorder of the signals that end the sweep.
       progress: Callback for lines beside the progress bar.
-      after_each: Callback for each cell whose process has ended by itself.
+      after_each: Callback for each cell that has ended by itself.
+      reuse: Whether a process may run several cells, one after another. They have the same number
+        of clients in a round, since TensorFlow's threads are set once.
 
     Raises:
       OSError: If a file cannot be written or a process cannot be started; the cells
@@ -189,14 +191,25 @@ def run(
     states = {c.name: folder_lib.state(folder_lib.cell_folder(output, c)) for c in cells}
     waiting = [cell for cell in cells if states[cell.name] != "finished"]
     running: list[_Running] = []
+    idle: dict[cell_worker.CellWorker, int] = {}  # With the clients of a round.
     bar = _Progress(cells, output)
     try:
         while (waiting or running) and not interruption.signals:
-            ended = [entry for entry in running if entry.process.poll() is not None]
+            ended = [entry for entry in running if entry.worker.status() is not None]
             endings = [_note_ending(entry) for entry in ended]
             running = [entry for entry in running if entry not in ended]
+            for entry in ended:
+                if (
+                    reuse
+                    and entry.cell.config.engine == "compiled"
+                    and entry.worker.can_run_another
+                ):
+                    idle[entry.worker] = entry.cell.config.clients_per_round
+                else:
+                    entry.worker.close()
             while waiting and len(running) < jobs:
-                running.append(_start(waiting.pop(0), output, command, lock))
+                worker = _take(idle, waiting[0].config)
+                running.append(_start(waiting.pop(0), output, command, lock, worker))
             bar.show([*running, *ended], now=bool(ended))
             for entry, ending in zip(ended, endings, strict=True):
                 after_each(entry.cell, ending)
@@ -206,33 +219,50 @@ def run(
             progress("Ending the cells that run; a second signal ends them at once ...")
         _end(running, interruption)
         for entry in running:
-            if entry.process.returncode == 0:
+            if entry.worker.status() == 0:
                 _note_ending(entry)
+        for worker in [*idle, *(entry.worker for entry in running)]:
+            worker.close()
         bar.show(running, now=True)
         bar.close()
 
 
-def _start(cell: cells_lib.Cell, output: pathlib.Path, command: Command, lock: int) -> _Running:
+def _take(
+    idle: dict[cell_worker.CellWorker, int], config: config_lib.TrainingConfig
+) -> cell_worker.CellWorker | None:
+    """Takes a process that may run a cell; ends another one in its place if there is none."""
+    for worker, clients_per_round in idle.items():
+        if config.engine == "compiled" and clients_per_round == config.clients_per_round:
+            del idle[worker]
+            return worker
+    if idle:
+        idle.popitem()[0].close()
+    return None
+
+
+def _start(
+    cell: cells_lib.Cell,
+    output: pathlib.Path,
+    command: Command,
+    lock: int,
+    worker: cell_worker.CellWorker | None,
+) -> _Running:
     folder = folder_lib.cell_folder(output, cell)
     folder.mkdir(parents=True, exist_ok=True)
     arguments = list(command(cell, folder))
     folder_lib.forget_ending(folder)
     with open(folder / folder_lib.LOG, "ab") as log:
         log.write(f"\n$ {shlex.join(arguments)}\n".encode())
-        log.flush()
-        process = subprocess.Popen(
-            child.command(arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            pass_fds=[lock],
-            start_new_session=True,  # Ctrl-C is for this process, which then ends the others.
-        )
-    return _Running(cell, folder, process)
+    log_path = (folder / folder_lib.LOG).absolute()
+    if worker is None:
+        worker = cell_worker.CellWorker(lock, log_path)
+    worker.begin(arguments, log_path)
+    return _Running(cell, folder, worker)
 
 
 def _note_ending(entry: _Running) -> folder_lib.Ending:
-    status = entry.process.returncode
+    status = entry.worker.status()
+    assert status is not None  # It has ended.
     ending = folder_lib.Ending(status, _why(entry.folder, status) if status else "")
     folder_lib.write_ending(entry.folder, ending)
     return ending
@@ -253,14 +283,12 @@ def _why(folder: pathlib.Path, status: int) -> str:
 def _end(running: Sequence[_Running], interruption: Interruption) -> None:
     """Ends processes by SIGTERM, and after 30 s or a further signal by SIGKILL."""
     for entry in running:
-        if entry.process.poll() is None:
-            entry.process.terminate()
+        if entry.worker.status() is None:
+            entry.worker.terminate()
     deadline, num_signals = time.monotonic() + _SECONDS_TO_END, len(interruption.signals)
-    while any(entry.process.poll() is None for entry in running):
+    while any(entry.worker.status() is None for entry in running):
         if time.monotonic() > deadline or len(interruption.signals) > num_signals:
             for entry in running:
-                entry.process.kill()
-            for entry in running:
-                entry.process.wait()
+                entry.worker.kill()
             return
         time.sleep(_POLL_SECONDS)
