@@ -216,8 +216,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and _is_of_others(error.name):
             print(
-                f"{stop.command} needs {error.name}, which is not installed: see 'Environment' in "
-                "README.md.",
+                f"{stop.command} needs {error.name}, which is not installed: see "
+                "docs/reference/environments.md.",
                 file=sys.stderr,
             )
             return 2
