@@ -49,6 +49,7 @@ _GIVEN = {
         "client_tensors": "Any",
         "client_datasets": "Any",
     },
+    "from_flower.md": {"strategy": "Any", "DifferentialPrivacyServerSideFixedClipping": "Any"},
     "finetuning.md": {"frame": "dict[str, list[str]]"},
     "migration.md": {"record_specs": "Any"},
     "private_processes.md": {
@@ -59,8 +60,12 @@ _GIVEN = {
     },
 }
 # What a line that is no mistake has in it, by the page: TFF types an argument too narrowly, and
-# PyTorch is not in the environment.
-_ALLOWED = {"private_processes.md": "metrics_aggregator=no_metrics", "other_frameworks.md": "torch"}
+# PyTorch and a reader's package are not in the environment.
+_ALLOWED = {
+    "private_processes.md": "metrics_aggregator=no_metrics",
+    "other_frameworks.md": "torch",
+    "mechanism_in_a_sweep.md": "my_package",
+}
 _LAZY = ("tff_dpftrl", "tff_dpftrl.aggregators", "tff_dpftrl.execution")
 
 
