@@ -31,9 +31,12 @@ help:
 $(READY): requirements.lock setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
 	  echo "Python 3.11 is needed (TensorFlow Federated 0.87 allows no newer one): install it, e.g. 'apt-get install python3.11-venv' or 'pyenv install 3.11', or name one with 'make PYTHON=/path/to/python3.11 ...'." >&2; exit 2; }
-	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@echo "Setting up $(VENV), once ..."
+	@$(PYTHON) -m venv --clear $(VENV)
+	@echo "Downloading and installing $$(grep -c '^[a-z0-9].*==' requirements.lock) packages: about two minutes, without output ..."
+	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@echo "$(VENV) is ready."
 	@touch $@
 
 train: $(READY)
@@ -70,7 +73,8 @@ NEWEST_ROOMS ?= accounting auditing cli data discretization finetuning mechanism
 $(NEWEST)/.ready: requirements/newest.lock requirements/newest.in
 	@[ -n "$(NEWEST_PYTHON)" ] || { \
 	  echo "Python 3.12 is needed (or 3.13, 3.11, 3.10): install it, e.g. 'pyenv install 3.12', or name one with 'make NEWEST_PYTHON=/path/to/python3.12 ...'." >&2; exit 2; }
-	$(NEWEST_PYTHON) -m venv --clear $(NEWEST)
+	@echo "Setting up $(NEWEST), once: about two minutes, without output ..."
+	@$(NEWEST_PYTHON) -m venv --clear $(NEWEST)
 	@if $(NEWEST)/bin/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))'; then \
 	  $(NEWEST)/bin/python -m pip install --quiet --no-deps --require-hashes -r requirements/newest.lock; \
 	else \
@@ -84,7 +88,8 @@ test-newest: $(NEWEST)/.ready
 	  $(addprefix tests/,$(NEWEST_ROOMS))
 
 test-distributed: $(READY)
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/distributed.lock
+	@echo "Installing Ray into $(VENV): about half a minute, without output ..."
+	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/distributed.lock
 	$(BIN)/python -m pytest -m "slow or not slow" tests/execution/ray_clients_test.py \
 	  tests/runtime/cluster tests/cli/serve_test.py
 

@@ -26,6 +26,12 @@ _SERVER = [
     "tornado>=6.4",
     "uvloop>=0.19; sys_platform != 'win32'",
 ]
+# A registry shows the README without the other files: links and pictures become their words.
+_README = re.sub(
+    r"!?\[([^\]]*)\]\((?!https?:)[^)]*\)",
+    r"\1",
+    (_HERE / "README.md").read_text(encoding="utf-8"),
+)
 _EXTRAS = {
     # Federated training. TensorFlow Federated 0.87 pins a jaxlib that is no longer published, and
     # dp-accounting 0.4.3: see docs/reference/environments.md before using this extra.
@@ -69,7 +75,7 @@ setuptools.setup(
         "DP-FTRL for TensorFlow Federated: correlated-noise aggregators with honest privacy "
         "statements."
     ),
-    long_description=(_HERE / "README.md").read_text(encoding="utf-8"),
+    long_description=_README,
     long_description_content_type="text/markdown",
     author="The tff_dpftrl maintainers",
     license="Apache-2.0",

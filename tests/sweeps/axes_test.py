@@ -63,7 +63,7 @@ def test_files_are_found_from_every_folder():
         (["noise_multiplier=much"], "noise_multiplier needs a number, got 'much'"),
         (["noise_multiplier=0:3"], "ranges are for integers"),
         (["num_rounds=none"], "num_rounds needs an integer"),
-        (["mechanism=blt,oak"], "mechanism must be among .*blt.*; got 'oak'"),
+        (["mechanism=blt,oak"], "must be among .*blt.*; got 'oak'.* --over strategy=FILE"),
         (["lower_case=maybe"], "lower_case needs true or false"),
         (["data="], "data needs a value"),
         (["wobble=1"], "no option of a run"),

@@ -41,9 +41,9 @@ them, and look through its files for what should not be there. It takes seconds.
 docs/explanation/auditing.md says what an audit proves and what it does not.
 
 The exit status is 0 if nothing contradicts the claim, 3 if the claim is VIOLATED, 4 if nothing
-contradicts it but the run's private/ is not there, without which it cannot be derived, 2 if
-nothing could be audited (a wrong flag, no run in the folder, a run in use), 1 if a file could not
-be written.
+contradicts it but it cannot be derived, as the run's private/ is not there or its mechanism is a
+custom one, 2 if nothing could be audited (a wrong flag, no run in the folder, a run in use), 1 if a
+file could not be written.
 """
 
 _EPILOG = """\

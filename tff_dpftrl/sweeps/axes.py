@@ -124,8 +124,9 @@ def _value(name: str, text: str, kind: typing.Any) -> Value:
             f"--over {name} needs {wanted}, got {text!r}{remedy}."
         ) from None
     if typing.get_origin(kind) is typing.Literal and text not in typing.get_args(kind):
+        remedy = " For a custom mechanism: --over strategy=FILE." if name == "mechanism" else ""
         raise validation.UsageError(
-            f"--over {name} must be among {', '.join(typing.get_args(kind))}; got {text!r}."
+            f"--over {name} must be among {', '.join(typing.get_args(kind))}; got {text!r}.{remedy}"
         )
     return language_config.absolute_path(name, text)
 

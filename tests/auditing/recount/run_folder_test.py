@@ -16,7 +16,7 @@ import tensorflow as tf
 from tests.finetuning import toy_finetuning
 from tests.training import toy_run
 from tff_dpftrl.accounting import gaussian, privacy_statement
-from tff_dpftrl.auditing.recount import run_folder, statement_checks
+from tff_dpftrl.auditing.recount import arithmetic, run_folder, statement_checks
 from tff_dpftrl.auditing.recount import terms as terms_lib
 from tff_dpftrl.finetuning import custom_run, example_sampling
 from tff_dpftrl.finetuning import plan as plan_lib
@@ -457,6 +457,28 @@ def test_epsilon_that_falls_between_the_recounted_rows_is_found(finished, monkey
     assert _METRICS not in _violated(finished)
     path.write_text("\n".join([header, *rows]) + "\n")
     assert _violated(finished) == {_METRICS}
+
+
+def test_a_mechanism_of_others_is_neither_confirmed_nor_accused(finished, monkeypatch):
+    def unknown(parameters, num_rounds):
+        raise arithmetic.UnknownMechanismError(parameters["mechanism"])
+
+    monkeypatch.setattr(arithmetic, "_coefficients", unknown)
+    found = run_folder.recount_run(finished)
+    outcomes = {finding.test: finding.outcome for finding in found.findings}
+    assert outcomes[_SENSITIVITY] == outcomes[_METRICS] == "not tested"
+    assert outcomes[_LEDGER] == outcomes[_CHECKPOINT] == outcomes[_FILES] == "consistent"
+    assert found.verdict.startswith("nothing contradicts the claim")
+    assert found.verdict.endswith("without a proof of the mechanism 'blt'")
+    # What does not hang on the mechanism is still found.
+    shutil.copy(finished / "private" / "ledger.sqlite.key", finished / "key")
+    assert _FILES in _violated(finished)
+
+
+def test_a_cell_of_a_sweep_is_a_run(finished):
+    (finished / "cell.json").write_text("{}")
+    (finished / "sweep.log").write_text("")
+    assert run_folder.recount_run(finished).verdict == "consistent with the claim"
 
 
 def test_files_that_are_compared_with_nothing_are_named(finished):

@@ -43,6 +43,18 @@ class Bounds(NamedTuple):
     how: str
 
 
+class UnknownMechanismError(validation.UsageError):
+    """A strategy is of a mechanism that this package does not have.
+
+    Attributes:
+      mechanism: Name of the mechanism.
+    """
+
+    def __init__(self, mechanism: str):
+        super().__init__(f"The mechanism {mechanism!r} is not known to the recount.")
+        self.mechanism = mechanism
+
+
 def strategy_matrix(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarray:
     """Computes the dense strategy matrix C by the definition of the mechanism.
 
@@ -54,7 +66,7 @@ def strategy_matrix(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarra
       C, float64, shape [n, n]; for trees one row for each completed node.
 
     Raises:
-      ValueError: If the mechanism is not known here.
+      UnknownMechanismError: If the mechanism is not known here.
     """
     mechanism = parameters["mechanism"]
     if mechanism == "restarted":
@@ -106,7 +118,7 @@ def _coefficients(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarray 
         return scipy.linalg.solve_triangular(matrix, column, lower=True)
     if mechanism in ("tree", "tree-full", "banded", "dense"):
         return None
-    raise validation.UsageError(f"The mechanism {mechanism!r} is not known to the recount.")
+    raise UnknownMechanismError(mechanism)
 
 
 def noise_matrix(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarray:

@@ -23,8 +23,8 @@ _AT_THE_END = (
 _KNOWN = (
     *_AT_THE_END,
     *("config.json", "vocabulary.json", "model.npz", "weights.npz", "best_model.npz"),
-    *("pretrained_model.npz", "held_out.json", "curves.png", "sweep.log"),
-    *("audit.md", "audit.json", "trade_off.png"),
+    *("pretrained_model.npz", "held_out.json", "curves.png"),
+    *("sweep.log", "cell.json", "audit.md", "audit.json", "trade_off.png"),
     *("private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"),
     *("private/cohort_seed", "private/pool.json", "private/baselines.json"),
     "private/texts.sqlite",
@@ -34,7 +34,8 @@ _KNOWN = (
 _NOT_READ = frozenset(
     {
         *("best_model.npz", "pretrained_model.npz", "held_out.json", "curves.png"),
-        *("tensorboard", "metrics_README.md", "vocabulary.json", "sweep.log", "trade_off.png"),
+        *("tensorboard", "metrics_README.md", "vocabulary.json", "trade_off.png"),
+        *("sweep.log", "cell.json"),
     }
 )
 _FOLDERS = ("private", "private/checkpoints", "tensorboard")

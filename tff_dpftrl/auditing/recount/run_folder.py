@@ -7,10 +7,12 @@ import os
 import pathlib
 from collections.abc import Callable
 
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import gaussian
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing.recount import (
+    arithmetic,
     file_checks,
     findings,
     record_checks,
@@ -59,12 +61,18 @@ def recount_run(
         subject, checks = "run", _checks(run, terms)
         is_whole = run.manifest is not None and run.ledger is not None
         missing = "" if is_whole else _NOT_HANDED_OVER
+    unknown = _unknown_mechanism(terms)
+    if unknown:
+        missing = " and ".join(filter(None, [missing, f"a proof of the mechanism {unknown!r}"]))
     done = []
     for test, check in checks.items():
         progress(test)
         try:
             done.append(check(test))
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+            if unknown and isinstance(error, validation.UsageError):
+                done.append(findings.skipped(test, str(error).rstrip(".")))
+                continue
             # Records that no run writes: nobody can check their claim.
             done.append(findings.judged(test, [f"the records cannot be recounted: {error!r}"], ""))
     return audit_report.AuditReport(
@@ -74,6 +82,19 @@ def recount_run(
         is_ours=True,
         missing=missing,
     )
+
+
+def _unknown_mechanism(terms: terms_lib.Terms) -> str:
+    """Returns the name of a custom mechanism, whose matrix the recount cannot write down."""
+    if terms.strategy is None:
+        return ""
+    try:
+        arithmetic.strategy_matrix(terms.strategy, 1)
+    except arithmetic.UnknownMechanismError as error:
+        return error.mechanism
+    except (KeyError, TypeError, ValueError, IndexError):
+        pass  # Malformed parameters of a known mechanism: the checks say what is wrong.
+    return ""
 
 
 def _checks(

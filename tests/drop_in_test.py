@@ -1,4 +1,4 @@
-"""Runs the example of the README on tiny models, data and numbers of rounds."""
+"""Runs the program of docs/how_to/drop_in.md, and its beginning in README.md, on tiny data."""
 
 import collections
 import pathlib
@@ -13,13 +13,14 @@ import tensorflow_federated as tff
 import tff_dpftrl
 from tff_dpftrl.participation import ledger_rules
 
-_README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_PAGE = _ROOT / "docs" / "how_to" / "drop_in.md"
 _NUM_DEVICES = 12
 _SMALLER = {"num_rounds": 6, "min_sep": 3, "clients_per_round": 3}
 
 
-def _blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", _README.read_text("utf-8"), re.DOTALL)
+def _blocks(page: pathlib.Path = _PAGE) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
 
 
 def _example() -> str:
@@ -27,7 +28,7 @@ def _example() -> str:
     code = _blocks()[0]
     for name, value in _SMALLER.items():
         code, count = re.subn(rf"\b{name}=[\d_]+", f"{name}={value}", code)
-        assert count >= 1, f"The README's example gives no {name}: adapt _SMALLER."
+        assert count >= 1, f"The page's example gives no {name}: adapt _SMALLER."
     return code
 
 
@@ -40,7 +41,7 @@ def _model_fn():
 
 
 def _names(asked: collections.Counter) -> dict:
-    """What the README leaves to the reader; `asked` counts the devices that take part."""
+    """What the page leaves to the reader; `asked` counts the devices that take part."""
     devices = [f"device {i}" for i in range(_NUM_DEVICES)]
     x = np.eye(2, dtype=np.float32)
 
@@ -97,6 +98,22 @@ def test_the_same_devices_again_and_again_are_refused(monkeypatch):
     with pytest.raises(ledger_rules.SchemaRefusal, match="Round 1 may not begin"):
         exec(_example(), _names(asked))
     assert sum(asked.values()) == 3  # Those of round 0, who were allowed.
+
+
+def test_the_lines_of_the_readme_give_a_private_process():
+    (lines,) = _blocks(_ROOT / "README.md")
+    names = _names(collections.Counter()) | {
+        "tff": tff,
+        "tff_dpftrl": tff_dpftrl,
+        "schema": tff_dpftrl.MinSep(num_rounds=6, min_sep=3, max_participations=2),
+        "as_before": {"client_optimizer_fn": tff.learning.optimizers.build_sgdm(0.5)},
+    }
+    exec(lines, names)
+    claim = names["aggregator"].guarantee(names["schema"], delta=1e-10)
+    assert 7.9 < claim.epsilon <= 8.0
+    process = tff_dpftrl.compile_process(names["process"])
+    state = process.next(process.initialize(), [names["client_data"]("device 0")]).state
+    assert np.any(process.get_model_weights(state).trainable[0] != 0.0)
 
 
 if __name__ == "__main__":
