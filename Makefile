@@ -104,7 +104,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 notebooks: $(READY)
-	$(BIN)/python colabs/execute.py
+	$(BIN)/python colabs/execute.py --output build/notebooks
 
 bazel-test: $(READY)
 	. $(BIN)/activate && bazel test //tests/...

@@ -1,0 +1,54 @@
+"""Sphinx's configuration of the site: `make docs` builds it, offline, from staged pages.
+
+`stage.py` puts the pages where Sphinx finds them: as they lie in the repository, so that the links
+that a forge follows are those of the site.
+"""
+
+import pathlib
+import sys
+
+from pygments.lexers import special
+
+sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1])]
+import tff_dpftrl
+
+project = "tff_dpftrl"
+author = "The tff_dpftrl maintainers"
+copyright = author
+version = release = tff_dpftrl.__version__
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "myst_nb",
+    "sphinx_external_toc",
+    "markdown_docstrings",
+]
+external_toc_path = "docs/_toc.yml"
+exclude_patterns = ["benchmarks", "experiments"]
+
+# Anchors as on a forge, at all depths of headings; notebooks are executed by `make notebooks`.
+myst_heading_anchors = 6
+myst_enable_extensions = ["tasklist"]
+nb_execution_mode = "off"
+nb_merge_streams = True
+
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints = "none"
+autodoc_mock_imports = ["ray"]
+autodoc_class_signature = "mixed"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+default_role = "code"
+
+html_theme = "furo"
+html_title = f"tff_dpftrl {version}"
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+
+
+def setup(app):
+    """Shows diagrams in Mermaid's language as text, as their source is readable."""
+    app.add_lexer("mermaid", special.TextLexer)
