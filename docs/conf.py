@@ -41,6 +41,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 default_role = "code"
+toc_object_entries = False  # A tenth of the time.
 
 html_theme = "furo"
 html_title = f"tff_dpftrl {version}"

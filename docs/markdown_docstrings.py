@@ -20,9 +20,16 @@ def as_restructured_text(lines: list[str]) -> list[str]:
 def _with_literal_blocks(lines: list[str]) -> list[str]:
     """Marks text that is indented below other text, outside of sections and items, as literal."""
     result: list[str] = []
-    in_section = in_block = False
+    in_section = in_block = in_fence = False
     previous = ""
     for line in lines:
+        if line.strip().startswith("```"):
+            in_fence = not in_fence
+            result += ["", f"{line[: line.index('`')]}::", ""] if in_fence else [""]
+            continue
+        if in_fence:
+            result.append(f"  {line}")
+            continue
         is_indented = line.startswith(" ")
         if not is_indented and line:
             in_section = bool(_SECTION.match(line))
