@@ -118,8 +118,9 @@ def _configuration() -> str:
     lines = [
         "# Keys of a configuration",
         "",
-        "A TOML file for `--config` has one key an option, without tables. Flags overrule it. A "
-        "key and its flag have one name: `num_rounds = 100` is `--num-rounds 100`.",
+        "A TOML file for `--config` has one key an option, at the top or, for order's sake, in "
+        "tables of any name. A key and its flag have one name: `num_rounds = 100` is "
+        "`--num-rounds 100`. A flag overrules the file.",
         "",
     ]
     for commands, kind in _CONFIGS.items():
