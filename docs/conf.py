@@ -35,6 +35,7 @@ myst_heading_anchors = 6
 myst_enable_extensions = ["tasklist"]
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_output_stderr = "remove"  # Progress bars, and what libraries say about one another.
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "none"
@@ -44,10 +45,13 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 default_role = "code"
+smartquotes = False  # They would make one dash of the two of a flag.
 toc_object_entries = False  # A tenth of the time.
 
 html_theme = "furo"
 html_title = f"tff_dpftrl {version}"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
