@@ -3,6 +3,7 @@
 import ast
 import doctest
 import itertools
+import json
 import pathlib
 import re
 import shlex
@@ -122,6 +123,19 @@ def test_source_lines_are_short(page):
     lines = page.read_text("utf-8").splitlines()
     long = [line for line in lines if len(line) > 120 and not line.lstrip("> ").startswith("|")]
     assert not [line for line in long if " " in line[:120].lstrip("-> ")]
+
+
+def _texts_of_cells(path):
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+
+
+@pytest.mark.parametrize("path", sorted(_ROOT.glob("colabs/*.ipynb")), ids=_name)
+def test_lines_and_links_of_notebooks(path):
+    text = "\n".join(_texts_of_cells(path))
+    assert not [x for x in text.splitlines() if len(x) > 120 and not x.startswith("|")]
+    for target in re.findall(r"\]\(([^)#:\s]+)\)", text):
+        assert (path.parent / target).exists(), target
 
 
 @pytest.mark.parametrize("page", _TEXTS, ids=_name)
