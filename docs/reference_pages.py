@@ -44,12 +44,14 @@ def all_pages() -> Iterator[tuple[str, str]]:
 
 
 def _plain(text: object) -> str:
-    """Escapes a text for Markdown, also within a table; what is in backticks stays code."""
-    parts = re.split(r"(`[^`]+`)", " ".join(str(text).split()))
-    return "".join(
-        part.replace("|", r"\|") if i % 2 else re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", part)
-        for i, part in enumerate(parts)
-    )
+    """Escapes a text for Markdown, also within a table; code stays code, and pages get links."""
+    parts = re.split(r"(`[^`]+`)|(docs/[\w/]+\.md)", " ".join(str(text).split()))
+    for i in range(0, len(parts) - 1, 3):
+        code, page = parts[i + 1 : i + 3]
+        parts[i + 1] = (code or "").replace("|", r"\|")
+        parts[i + 2] = f"[{page}](/{page})" if page else ""
+    parts[::3] = [re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", part) for part in parts[::3]]
+    return "".join(parts)
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

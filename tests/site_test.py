@@ -75,6 +75,8 @@ def test_each_public_name_leads_to_its_module(pages):
 
 def test_text_of_the_code_has_no_meaning_in_markdown():
     assert reference_pages._plain("a | b *c* <d> `e | *f*`") == r"a \| b \*c\* \<d\> `e \| *f*`"
+    page = "docs/how_to/tables.md"
+    assert reference_pages._plain(f"see {page}: `x`") == f"see [{page}](/{page}): `x`"
 
 
 @pytest.mark.parametrize(
