@@ -10,7 +10,7 @@ PRETRAINED ?= results/pretrained
 TRAIN_FLAGS ?=
 DEMO ?= results/serve-demo$(if $(SECURE),-secure)
 
-.PHONY: help train serve-demo test test-slow test-newest test-distributed mutants lint format notebooks bazel-test lock dist clean
+.PHONY: help train serve-demo test test-slow test-newest test-distributed mutants lint format notebooks docs bazel-test lock dist clean
 help:
 	@echo "make train      pretrain on public text, then train a private next-word model (results/quickstart)"
 	@echo "make serve-demo train on 300 simulated devices over the network protocol (results/serve-demo)"
@@ -23,8 +23,9 @@ help:
 	@echo "make lint       check style with ruff, texts of arguments, and types with basedpyright"
 	@echo "make format     rewrite files to the style that lint checks"
 	@echo "make notebooks  execute every notebook in colabs/ on small data"
+	@echo "make docs       build the site (build/site/index.html), with outputs of make notebooks if there are"
 	@echo "make bazel-test run the tests with Bazel, offline"
-	@echo "make lock       regenerate requirements.lock, and those of Ray and test-newest (needs uv)"
+	@echo "make lock       regenerate requirements.lock, and those of Ray, docs and test-newest (needs uv)"
 	@echo "make dist       build sdist and wheel, and run the wheel in fresh environments of each kind"
 	@echo "make clean      remove .venv, .venv-newest and caches"
 
@@ -109,7 +110,18 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 notebooks: $(READY)
-	$(BIN)/python colabs/execute.py
+	$(BIN)/python colabs/execute.py --output build/notebooks
+
+$(VENV)/.docs-ready: $(READY) requirements/docs.lock
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/docs.lock
+	@touch $@
+
+# Everything anew, so that no page is left of what is gone; nothing is fetched while it builds.
+docs: $(VENV)/.docs-ready
+	rm -rf build/site build/site-doctrees
+	$(BIN)/python docs/stage.py
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -d build/site-doctrees \
+	  build/site-pages build/site
 
 bazel-test: $(READY)
 	. $(BIN)/activate && bazel test //tests/...
@@ -120,6 +132,8 @@ lock:
 	uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header \
 	  --constraint requirements.lock requirements/distributed.in \
 	  --output-file requirements/distributed.lock
+	uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header \
+	  --constraint requirements.lock requirements/docs.in --output-file requirements/docs.lock
 	uv pip compile --quiet --python-version 3.12 --generate-hashes --no-header --upgrade \
 	  requirements/newest.in --output-file requirements/newest.lock
 

@@ -54,8 +54,11 @@ _EXTRAS = {
     # Clients on Ray; beside the extra `tff`, and the same versions on every machine.
     "distributed": ["ray>=2.51,<2.53"],
     "plots": _PLOTS,
-    # The notebooks of colabs/.
-    "docs": ["ipykernel", "nbclient", "nbformat", *_PLOTS],
+    # The notebooks of colabs/, and the site.
+    "docs": [
+        *("ipykernel", "nbclient", "nbformat", *_PLOTS),
+        *("furo", "myst-nb", "sphinx>=7", "sphinx-external-toc"),
+    ],
     "dev": [
         "basedpyright",
         "grpcio-tools>=1.60",

@@ -1,10 +1,12 @@
 """Executes the notebooks of this folder and checks that they are committed without outputs.
 
-Run it as `python colabs/execute.py [NOTEBOOK ...]`. TFF_DPFTRL_SMALL=1 is set, which
-the notebooks read to use small data. Nothing is written back. A notebook whose metadata names
-a module that is not installed (`"tff_dpftrl": {"needs": ["torch"]}`) is skipped, and said to be.
+Run it as `python colabs/execute.py [--output DIR] [NOTEBOOK ...]`. TFF_DPFTRL_SMALL=1 is set,
+which the notebooks read to use small data. Executed copies go to DIR, from where `make docs` takes
+them; nothing is written back. Each notebook must show a picture. A notebook whose metadata names a
+module that is not installed (`"tff_dpftrl": {"needs": ["torch"]}`) is skipped, and said to be.
 """
 
+import argparse
 import importlib.util
 import os
 import pathlib
@@ -18,8 +20,8 @@ _HERE = pathlib.Path(__file__).parent
 _TIMEOUT_SECONDS = 900
 
 
-def _execute(path: pathlib.Path) -> str:
-    """Executes a notebook; returns what became of it."""
+def _execute(path: pathlib.Path, output: pathlib.Path | None) -> str:
+    """Executes a notebook, and writes the copy with outputs; returns what became of it."""
     notebook = nbformat.read(path, as_version=4)
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code" and (cell.outputs or cell.execution_count):
@@ -35,17 +37,27 @@ def _execute(path: pathlib.Path) -> str:
         kernel_name="python3",
         resources={"metadata": {"path": str(_HERE)}},
     ).execute()
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
+    if not any("image/png" in out.get("data", ()) for out in outputs):
+        sys.exit(f"{path.name}: no cell shows a picture; draw one.")
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, output / path.name)
     return f"executed in {time.monotonic() - start:.0f} s"
 
 
 def main() -> None:
     """Executes the named notebooks, or all."""
+    parser = argparse.ArgumentParser(description="Executes notebooks on small data.")
+    parser.add_argument("notebooks", nargs="*", type=pathlib.Path, help="Default: all.")
+    parser.add_argument("--output", metavar="DIR", type=pathlib.Path, help="For executed copies.")
+    args = parser.parse_args()
     os.environ["TFF_DPFTRL_SMALL"] = "1"
-    paths = [pathlib.Path(name) for name in sys.argv[1:]] or sorted(_HERE.glob("*.ipynb"))
+    paths = args.notebooks or sorted(_HERE.glob("*.ipynb"))
     if not paths:
         sys.exit("There is no notebook to execute.")
     for path in paths:
-        print(f"{path.name}: {_execute(path)}", flush=True)
+        print(f"{path.name}: {_execute(path, args.output)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,30 @@
-"""Runs the examples of the pages in docs/, and compares what they print."""
+"""Runs the examples of pages, and checks what a reader would follow: links, commands, code."""
 
+import ast
 import doctest
+import itertools
+import json
 import pathlib
 import re
+import shlex
 import sys
 
 import numpy as np
 import pytest
 
+from tff_dpftrl.cli import main
 from tff_dpftrl.data import jsonl
 
-_DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_DOCS = _ROOT / "docs"
 _PAGES = sorted(page for page in _DOCS.rglob("*.md") if ">>> " in page.read_text("utf-8"))
+_TEXTS = sorted([*_ROOT.glob("*.md"), *_DOCS.rglob("*.md"), *_ROOT.glob("tff_dpftrl/*/README.md")])
+_OPERATORS = {"|", "&&", ";", "&", ">", ">>", "||", ")", "<"}
+_PARSER = main._build_parser()
+
+
+def _name(page):
+    return str(page.relative_to(_ROOT))
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
@@ -77,10 +90,99 @@ def test_the_loops_of_other_frameworks_learn(framework, weights, tmp_path, monke
             np.testing.assert_array_equal(value, expected[name])
 
 
-@pytest.mark.parametrize("page", sorted(_DOCS.rglob("*.md")), ids=lambda page: page.name)
-def test_links_lead_to_files(page):
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
-        assert (page.parent / target).exists(), target
+@pytest.mark.parametrize("page", _TEXTS, ids=_name)
+def test_links_lead_to_files_and_headings(page):
+    for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", page.read_text("utf-8")):
+        path = page.parent / target if target else page
+        assert path.exists() or not (_ROOT / "setup.py").exists(), target
+        if anchor and path.suffix == ".md":
+            assert anchor in _anchors(path.read_text("utf-8")), f"{target}#{anchor}"
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(text: str) -> set[str]:
+    """Returns the anchors of a page's headings, as forges and the site make them."""
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#+ (.*)$", _without_code(text), re.MULTILINE):
+        anchor = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+        found[anchor] = found.get(anchor, -1) + 1
+    return {f"{anchor}-{i}" if i else anchor for anchor, n in found.items() for i in range(n + 1)}
+
+
+def test_anchors_are_those_of_forges():
+    text = "# At equal ε, `x_y`!\n## Twice\n```sh\n# no heading\n```\n## Twice\n"
+    assert _anchors(text) == {"at-equal-ε-x_y", "twice", "twice-1"}
+
+
+@pytest.mark.parametrize("page", _TEXTS, ids=_name)
+def test_source_lines_are_short(page):
+    """Rows of tables, and what cannot be broken, may be longer."""
+    lines = page.read_text("utf-8").splitlines()
+    long = [line for line in lines if len(line) > 120 and not line.lstrip("> ").startswith("|")]
+    assert not [line for line in long if " " in line[:120].lstrip("-> ")]
+
+
+def _texts_of_cells(path):
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+
+
+@pytest.mark.parametrize("path", sorted(_ROOT.glob("colabs/*.ipynb")), ids=_name)
+def test_lines_and_links_of_notebooks(path):
+    text = "\n".join(_texts_of_cells(path))
+    assert not [x for x in text.splitlines() if len(x) > 120 and not x.startswith("|")]
+    for target in re.findall(r"\]\(([^)#:\s]+)\)", text):
+        assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", _TEXTS, ids=_name)
+def test_python_blocks_compile(page):
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.DOTALL):
+        if ">>> " not in block:
+            compile(block, page.name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def _commands(text: str) -> list[list[str]]:
+    """Returns the arguments of each `tff-dpftrl` in the blocks of a shell."""
+    found = []
+    for block in re.findall(r"^```(?:sh|bash)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        block = block.replace("\\\n", " ")
+        for name, value in re.findall(r"^\s*(\w+)=\"([^\"]*)\"$", block, re.MULTILINE):
+            block = re.sub(rf"\${name}\b", value, block)
+        for line in block.splitlines():
+            lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+            lexer.whitespace_split = True
+            words = list(lexer)
+            for i, word in enumerate(words):
+                if word.rpartition("/")[2] == "tff-dpftrl" and word not in words[:i]:
+                    rest = itertools.takewhile(lambda w: w not in _OPERATORS, words[i + 1 :])
+                    found.append(list(rest))
+    return found
+
+
+@pytest.mark.parametrize("page", _TEXTS, ids=_name)
+def test_commands_are_understood(page):
+    for arguments in _commands(page.read_text("utf-8")):
+        if {"...", "…"} & {*arguments}:  # What else is needed is left out.
+            known = _PARSER._commands().choices[arguments[0]]._option_string_actions
+            assert {a for a in arguments if a.startswith("-")} <= known.keys(), arguments
+            continue
+        try:
+            _PARSER.parse_args(arguments)
+        except SystemExit as stop:  # 0 after --help.
+            assert not stop.code, " ".join(arguments)
+
+
+def test_a_command_that_does_not_exist_is_seen():
+    text = """```sh
+Q="--config x"
+ls && tff-dpftrl train $Q \\
+    --output y | tee z  # Why.
+```"""
+    assert _commands(text) == [["train", "--config", "x", "--output", "y"]]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,127 @@
+"""Tests the pages of the site: what is made from the code, and what must agree with it."""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import re
+import sys
+
+import pytest
+
+import tff_dpftrl
+from tff_dpftrl.cli import main
+from tff_dpftrl.training import config, metrics_columns
+
+_DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
+
+
+def _module(name):
+    sys.path.insert(0, str(_DOCS))
+    try:
+        spec = importlib.util.spec_from_file_location(name, _DOCS / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(_DOCS))
+    return module
+
+
+reference_pages = _module("reference_pages")
+markdown_docstrings = _module("markdown_docstrings")
+stage = _module("stage")
+
+
+def _fields(kind):
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return dict(reference_pages.all_pages())
+
+
+def test_each_command_has_a_page_with_all_its_options(pages):
+    every = reference_pages.parsers(main._build_parser())
+    assert len(every) > 20
+    for prog, parser in every.items():
+        if prog == "tff-dpftrl":
+            continue
+        page = pages[f"reference/commands/{prog.split()[1]}.md"]
+        assert f"# {prog}\n" in page
+        for action in parser._actions:
+            if action.help != argparse.SUPPRESS:
+                assert all(flag in page for flag in action.option_strings), action
+
+
+def test_each_key_and_metric_is_explained(pages):
+    keys, metrics = pages["reference/configuration.md"], pages["reference/metrics.md"]
+    assert all(f"| `{name}` |" in keys for name in _fields(config.TrainingConfig))
+    assert "| `num_rounds` | integer |" in keys
+    assert all(f"| `{column.name}` |" in metrics for column in metrics_columns.COLUMNS)
+    assert "| `tff_dpftrl_rounds_committed` | counter |" in metrics
+
+
+def test_each_public_name_leads_to_its_module(pages):
+    table, modules = pages["reference/python.md"], "\n".join(pages.values())
+    for name in tff_dpftrl.__all__:
+        where = tff_dpftrl._MODULE_OF.get(name)
+        if where:
+            module = f"tff_dpftrl.{where.partition(':')[0]}"
+            assert f"`{name} <{module}." in table
+            assert f".. automodule:: {module}\n" in modules
+
+
+def test_text_of_the_code_has_no_meaning_in_markdown():
+    assert reference_pages._plain("a | b *c* <d> `e | *f*`") == r"a \| b \*c\* \<d\> `e \| *f*`"
+    page = "docs/how_to/tables.md"
+    assert reference_pages._plain(f"see {page}: `x`") == f"see [{page}](/{page}): `x`"
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("Code in `x_` and *args.", ["Code in \\ ``x_``\\  and \\*args."]),
+        ("A text:\n  laid out\n  so\nGoes on.", ["A text:", "", "::", ""]),
+        ("Args:\n  x: Number.\n    More.", ["Args:", "  x: Number.", "    More."]),
+        ("- An item\n  goes on.", ["- An item", "  goes on."]),
+        ("Example:\n```\nx = *y\n```", ["", "::", "", "  x = *y", ""]),
+    ],
+)
+def test_docstrings_are_read_as_they_are_meant(text, expected):
+    lines = markdown_docstrings.as_restructured_text(text.split("\n"))
+    assert "\n".join(expected) in "\n".join(lines)
+
+
+def test_a_notebook_is_shown_with_outputs_of_its_own_source_only(tmp_path):
+    path = next((_DOCS.parent / "colabs").glob("quickstart.ipynb"))
+    executed = json.loads(path.read_text("utf-8"))
+    executed["cells"][-1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "42"}]
+    (tmp_path / path.name).write_text(json.dumps(executed))
+    shown = stage.notebooks(tmp_path)
+    assert json.loads(shown["colabs/quickstart.ipynb"]) == executed
+    assert "was not executed" in shown["colabs/secagg.ipynb"]
+    executed["cells"][0]["source"] = "# Changed since"
+    (tmp_path / path.name).write_text(json.dumps(executed))
+    assert "was not executed" in stage.notebooks(tmp_path)["colabs/quickstart.ipynb"]
+
+
+def test_pictures_of_experiments_are_in_the_gallery_with_their_commands():
+    gallery = (_DOCS / "gallery.md").read_text("utf-8")
+    experiments = (_DOCS / "experiments.md").read_text("utf-8")
+    shown = re.findall(r"!\[([^]]+)\]\(([^)]+)\)\n\n\*([^*]+)\.\*", gallery)
+    assert {path.name for path in (_DOCS / "experiments").glob("*.png")} <= {
+        pathlib.PurePath(path).name for _, path, _ in shown
+    }
+    assert all(alt == " ".join(caption.split()) for alt, _, caption in shown)
+    commands = re.findall(r"```sh\n(.*?)```", gallery, re.DOTALL)
+    assert len(commands) == len(shown)
+    for command in commands:
+        if command.startswith(("tff-dpftrl", "Q=")):
+            for line in command.splitlines():
+                assert line in experiments
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
