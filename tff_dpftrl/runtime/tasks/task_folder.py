@@ -47,6 +47,9 @@ _CONFIG = "config.json"
 _VOCABULARY = "vocabulary.json"
 _README = "README.md"
 
+REPORT = "report"
+"""Name of the folder that `tff-dpftrl task report` adds."""
+
 FILES = (_TASK, _TERMS, _SIGNATURE, PUBLIC_KEY, _CONFIG, _VOCABULARY, _README)
 """Names of all files of a task."""
 
