@@ -103,13 +103,26 @@ def test_an_output_that_is_not_one_value_of_the_server_is_refused():
 
 
 @pytest.mark.slow
-def test_tff_itself_builds_no_training_with_distributed_noise():
+def test_tff_itself_runs_nothing_with_distributed_noise():
     """Its computations are nested deeper than protobuf reads; where that changes, so does a row."""
+    case = tff_processes.DISTRIBUTED_NOISE
+    process = case.build()
+    cohort = case.cohort(0)
+    with contexts.secure_sum_simulation(), pytest.raises(message.DecodeError):
+        process.next(process.initialize(), cohort)
+    compiled = compiled_process.compile_process(process)
+    _, (mean, measurements) = compiled.next(compiled.initialize(), cohort)
+    updates = np.array([np.concatenate([update["a"], update["b"]]) for update in cohort])
+    norms = np.linalg.norm(updates, axis=1, keepdims=True)
+    clipped = updates * measurements["mean_value"]["l2_clip"] / norms
+    assert (norms > measurements["mean_value"]["l2_clip"]).all()
+    found = np.concatenate([mean["a"], mean["b"]])
+    np.testing.assert_allclose(found, clipped.mean(axis=0), atol=case.atol)
     with pytest.raises(message.DecodeError):
         tff.learning.algorithms.build_unweighted_fed_avg(
             tff_processes.model_fn,
             client_optimizer_fn=tff_processes.SGD,
-            model_aggregator=tff.learning.ddp_secure_aggregator(1.0, 4),
+            model_aggregator=tff.learning.ddp_secure_aggregator(1e-4, 4),
         )
 
 
