@@ -88,7 +88,7 @@ def compile_process(
         raise validation.UsageError(
             "dataset_fn and tensor_spec belong together: give both or none."
         )
-    if isinstance(process, tff.Computation):
+    if isinstance(process, tff_names.Computation):
         raise NotCompilableError(
             "process is a computation, and no tff.templates.IterativeProcess: call it, and TFF "
             "runs it."

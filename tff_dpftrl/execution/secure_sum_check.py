@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 import numpy as np
-import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.execution import tff_names
@@ -20,7 +19,7 @@ _MISSING = (
 )
 _SECURE = b"federated_secure_"  # In the names of TFF's secure intrinsics.
 
-_original_invoke = tff.framework.SyncExecutionContext.invoke
+_original_invoke = tff_names.SyncExecutionContext.invoke
 
 
 def check_secure_sums() -> None:
@@ -33,7 +32,7 @@ def check_secure_sums() -> None:
       ValueError: If the context, like TFF's default one, has no secure sums.
     """
     context = tff_names.get_context_stack().current
-    if isinstance(context, tff.framework.SyncExecutionContext) and not _has_secure_sums(context):
+    if isinstance(context, tff_names.SyncExecutionContext) and not _has_secure_sums(context):
         raise validation.UsageError(_MISSING)
 
 
@@ -43,10 +42,10 @@ def explain_missing_secure_sums() -> None:
     A computation that fails for this reason raises the error of `check_secure_sums`. Nothing
     changes for computations that succeed or have no secure sums. Repeated calls do nothing.
     """
-    tff.framework.SyncExecutionContext.invoke = _invoke
+    tff_names.SyncExecutionContext.invoke = _invoke
 
 
-def _invoke(context: tff.framework.SyncExecutionContext, comp: Any, arg: Any) -> Any:
+def _invoke(context: tff_names.SyncExecutionContext, comp: Any, arg: Any) -> Any:
     """Replaces `SyncExecutionContext.invoke`."""
     try:
         return _original_invoke(context, comp, arg)
@@ -57,7 +56,7 @@ def _invoke(context: tff.framework.SyncExecutionContext, comp: Any, arg: Any) ->
     raise validation.UsageError(_MISSING)  # Outside of `except`, so that gRPC's is not shown.
 
 
-def _has_secure_sums(context: tff.framework.SyncExecutionContext) -> bool:
+def _has_secure_sums(context: tff_names.SyncExecutionContext) -> bool:
     try:
         _original_invoke(context, _trial(), [1, 2])
     except grpc.RpcError:
