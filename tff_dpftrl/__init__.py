@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from tff_dpftrl.aggregators.dp_query import DPFTRLAverageQuery, DPFTRLSumQuery
     from tff_dpftrl.aggregators.sampled_gaussian import SampledGaussianFactory
     from tff_dpftrl.aggregators.secagg import (
+        SecAggFactory,
         build_secagg_adaptive_dp_ftrl_aggregator,
         build_secagg_dp_ftrl_aggregator,
     )
@@ -158,6 +159,7 @@ __all__ = [
     "build_secagg_dp_ftrl_aggregator",
     "build_secagg_adaptive_dp_ftrl_aggregator",
     "DPFTRLFactory",
+    "SecAggFactory",
     "AdaptiveDPFTRLFactory",
     "SampledGaussianFactory",
     "WeightedFactory",
@@ -252,6 +254,7 @@ _MODULE_OF = {
     "build_dp_ftrl_aggregator": "aggregators.dp_ftrl",
     "build_adaptive_dp_ftrl_aggregator": "aggregators.adaptive_clipping",
     "build_secagg_dp_ftrl_aggregator": "aggregators.secagg",
+    "SecAggFactory": "aggregators.secagg",
     "build_secagg_adaptive_dp_ftrl_aggregator": "aggregators.secagg",
     "DPFTRLFactory": "aggregators.dp_ftrl",
     "AdaptiveDPFTRLFactory": "aggregators.adaptive_clipping",

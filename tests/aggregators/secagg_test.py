@@ -10,10 +10,11 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl import execution
+from tff_dpftrl import execution, validation
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import blt, identity, restarts
+from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 
 _TYPE = tff.to_type(
@@ -176,12 +177,99 @@ def test_nothing_of_a_client_is_summed_in_the_clear():
     tff.test.assert_not_contains_unsecure_aggregation(process.next)
 
 
-def test_message_where_there_are_no_secure_sums():
+def test_message_of_one_line_where_there_are_no_secure_sums():
     tff.backends.native.set_sync_local_cpp_execution_context()
-    with pytest.raises(RuntimeError, match="secure_sum_simulation"):
-        secagg.build_secagg_dp_ftrl_aggregator(
-            _BLT, noise_multiplier=1.0, clip_norm=1.0, clients_per_round=4, encoding=_ENCODING
+    process = secagg.build_secagg_dp_ftrl_aggregator(
+        _BLT, noise_multiplier=1.0, clip_norm=1.0, clients_per_round=4
+    ).create(_TYPE)
+    state = process.initialize()
+    with pytest.raises(validation.UsageError, match="secure_sum_simulation") as caught:
+        process.next(state, [_update(0)])
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is caught.value.__context__ is None  # No traceback of gRPC.
+    with execution.secure_sum_simulation():
+        assert process.next(state, [_update(0)]).measurements["summed_clients"] == 1
+        with pytest.raises(Exception, match="max_clients") as caught:  # Other errors stay.
+            process.next(state, [_update(client) for client in range(5)])
+    assert not isinstance(caught.value, validation.UsageError)
+
+
+def test_nothing_runs_while_it_is_built_and_compiled_processes_need_no_context():
+    def make_model():
+        return tf.keras.Sequential([tf.keras.layers.InputLayer([4]), tf.keras.layers.Dense(3)])
+
+    spec = (tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int64))
+    with execution.compiled_only():
+        process = execution.compile_process(_learning_process(make_model, spec, None))
+        client = (np.ones((8, 4), np.float32), np.zeros(8, np.int64))
+        output = process.next(process.initialize(), [tf.data.Dataset.from_tensors(client)])
+    assert output.metrics["aggregator"]["summed_clients"] == 1
+
+
+_ARGUMENTS = {"noise_multiplier": 1.0, "clients_per_round": 3.5, "deterministic_seed": 11}
+_BUILDERS = {
+    "fixed": lambda **more: secagg.build_secagg_dp_ftrl_aggregator(
+        _BLT, clip_norm=_CLIP_NORM, **_ARGUMENTS | more
+    ),
+    "adaptive": lambda **more: secagg.build_secagg_adaptive_dp_ftrl_aggregator(
+        restarts.Restarted(_BLT, (0, 2)),
+        clipping=adaptive_clipping_lib.AdaptiveClipping(_CLIP_NORM, clipped_count_stddev=9.0),
+        **_ARGUMENTS | more,
+    ),
+}
+
+
+@pytest.mark.parametrize("build", _BUILDERS.values(), ids=_BUILDERS)
+def test_the_grid_follows_from_the_updates(build):
+    def encoding(factory):
+        return factory.for_updates(_TYPE).inner_sum.factory.encoding
+
+    assert encoding(build()) == grid.for_bits(_DIM, 4, 24)
+    # Few bits, where a grid for another dimension has another inflation.
+    factory = build(bits=5, max_clients=5)
+    expected = grid.for_bits(_DIM, 5, 5)
+    assert encoding(factory) == expected != grid.for_bits(1, 5, 5)
+    assert encoding(build(encoding=_ENCODING)) == _ENCODING
+    given = build(encoding=expected)
+    schema = schema_lib.MinSep(4, 2, 2)
+    assert factory.guarantee(schema, 1e-6) == given.guarantee(schema, 1e-6)
+    results = []
+    for made in (factory, given):
+        process = made.create(_TYPE)
+        output = process.next(process.initialize(), [])
+        results.append((*_flat(output.result), output.measurements["noise_stddev"]))
+    np.testing.assert_array_equal(*results)
+    with pytest.raises(ValueError, match="for_updates"):
+        _ = factory.private_round
+    assert given.private_round.noise_multiplier == 1.0
+
+
+@pytest.mark.parametrize("build", _BUILDERS.values(), ids=_BUILDERS)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_clients": 3}, "max_clients 3 is below clients_per_round 3.5"),
+        ({"max_clients": 5, "encoding": _ENCODING}, "exclude each other"),
+        ({"bits": 3, "max_clients": 100}, "use at least 8 bits"),
+        ({"clients_per_round": 0}, "clients_per_round"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+    ],
+)
+def test_bad_arguments_are_refused_by_the_builder(build, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        build(**arguments)
+
+
+def test_it_warns_once_of_expensive_clipping():
+    with pytest.warns(adaptive_clipping.ExpensiveClippingWarning) as caught:
+        factory = secagg.build_secagg_adaptive_dp_ftrl_aggregator(
+            restarts.Restarted(_BLT, (0, 2)),
+            clipping=adaptive_clipping_lib.AdaptiveClipping(1.0, clipped_count_stddev=0.6),
+            **_ARGUMENTS,
         )
+        factory.create(_TYPE)
+    warned = [one for one in caught if one.category is adaptive_clipping.ExpensiveClippingWarning]
+    assert len(warned) == 1
 
 
 def test_asynchronous_contexts_are_let_through():

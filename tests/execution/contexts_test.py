@@ -29,7 +29,7 @@ def _secure_sum(value):
 def test_local_runs_computations_but_no_secure_sums():
     with execution.local():
         assert _sum([3, 4]) == 7
-        with pytest.raises(RuntimeError, match="secure_sum_simulation"):
+        with pytest.raises(ValueError, match="secure_sum_simulation"):
             execution.check_secure_sums()
 
 

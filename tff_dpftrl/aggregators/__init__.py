@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tff_dpftrl.aggregators.dp_ftrl import DPFTRLFactory, build_dp_ftrl_aggregator
     from tff_dpftrl.aggregators.sampled_gaussian import SampledGaussianFactory
     from tff_dpftrl.aggregators.secagg import (
+        SecAggFactory,
         build_secagg_adaptive_dp_ftrl_aggregator,
         build_secagg_dp_ftrl_aggregator,
     )
@@ -34,6 +35,7 @@ __all__ = [
     "PerLayerClipping",
     "AdaptiveDPFTRLFactory",
     "DPFTRLFactory",
+    "SecAggFactory",
     "ExpensiveClippingWarning",
     "SampledGaussianFactory",
     "WeightedFactory",
@@ -59,6 +61,7 @@ _MODULE_OF = {
     "build_dp_ftrl_aggregator": "aggregators.dp_ftrl",
     "build_secagg_adaptive_dp_ftrl_aggregator": "aggregators.secagg",
     "build_secagg_dp_ftrl_aggregator": "aggregators.secagg",
+    "SecAggFactory": "aggregators.secagg",
 }
 
 

@@ -5,20 +5,148 @@ nothing but their sum modulo M, decodes it, and adds the correlated noise
 (Xu et al. 2023, Algorithm 2). Rounding may lengthen an update, so the noise is
 scaled by the inflated clip norm.
 
-Only execution contexts with an implementation of secure sums can run this. For
-simulations TFF has one that computes the same sums in the clear:
+Compiled processes compute the sums in the clear. So does TFF's executor in a context that has
+secure sums, for simulations:
 
     with tff_dpftrl.execution.secure_sum_simulation():
         ...
+
+In other contexts, a round of TFF's executor fails with a line that says so.
 """
 
 from __future__ import annotations
 
-from tff_dpftrl import execution, validation
-from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg_sum
+import math
+import warnings
+from collections.abc import Callable
+
+import tensorflow_federated as tff
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import guarantee as guarantee_lib
+from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg_sum, updates
 from tff_dpftrl.discretization import grid
+from tff_dpftrl.execution import tff_names
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
+from tff_dpftrl.private_round import interface
+
+_BuiltFactory = dp_ftrl.DPFTRLFactory | adaptive_clipping.AdaptiveDPFTRLFactory
+
+
+class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
+    """TFF factory of DP-FTRL over secure sums; the builders of this module make it.
+
+    Unless the grid of the encoded updates was given, it follows from their number of
+    parameters, which `create` knows.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[grid.GridEncoding], _BuiltFactory],
+        *,
+        clients_per_round: float,
+        bits: int,
+        max_clients: int | None,
+        encoding: grid.GridEncoding | None,
+    ):
+        """Initialises the factory.
+
+        Args:
+          build: Function from the grid to the factory of DP-FTRL on it.
+          clients_per_round: Report goal.
+          bits: Largest number of bits of an integer modulo M.
+          max_clients: Largest number of clients in one sum; the report goal if None.
+          encoding: Grid in place of `bits` and `max_clients`; None for the finest one that fits.
+
+        Raises:
+          ValueError: If an argument is out of range, or a round has no room for the report goal.
+        """
+        if encoding is not None and max_clients is not None:
+            raise validation.UsageError(
+                "max_clients and encoding exclude each other: encoding.max_clients holds."
+            )
+        validation.positive("clients_per_round", clients_per_round)
+        name = "max_clients" if encoding is None else "encoding.max_clients"
+        most = math.ceil(clients_per_round) if max_clients is None else max_clients
+        most = most if encoding is None else encoding.max_clients
+        if most < clients_per_round:
+            raise validation.UsageError(
+                f"{name} {most} is below clients_per_round {clients_per_round}: give the largest "
+                "number of clients that can report in one round."
+            )
+        self._build, self._bits, self._max_clients = build, bits, most
+        self._encoding = encoding
+        # Arguments are refused here. What the dimension changes is the noise, not the guarantee.
+        self._for_any = build(encoding or grid.for_bits(1, most, bits))
+
+    @property
+    def private_round(self) -> interface.PrivateRound:
+        """The mechanism, if the grid was given.
+
+        Raises:
+          ValueError: If the grid follows from the updates; use `for_updates`.
+        """
+        if self._encoding is None:
+            raise validation.UsageError(
+                "The noise is scaled to the grid, which follows from the updates: take "
+                "for_updates(value_type).private_round, or give encoding."
+            )
+        return self._for_any.private_round
+
+    def guarantee(self, schema: schema_lib.MinSep, delta: float) -> guarantee_lib.Guarantee:
+        """Computes the guarantee of a run, which is the same for every grid.
+
+        Args:
+          schema: Participation schema of the clients; all its rounds are charged.
+          delta: Parameter δ for which ε is stated.
+
+        Returns:
+          The guarantee for zeroing out one client.
+
+        Raises:
+          ValueError: If an argument is out of range, or the strategy is not defined
+            for that many rounds.
+        """
+        return self._for_any.guarantee(schema, delta)
+
+    def for_updates(self, value_type: tff_names.Type) -> _BuiltFactory:
+        """Builds the factory on the grid for updates of one type.
+
+        Args:
+          value_type: Type of an update, a floating-point tensor or any nesting of such
+            tensors.
+
+        Returns:
+          The factory, whose `inner_sum.factory.encoding` is the grid.
+
+        Raises:
+          ValueError: If the type has no tensors, other dtypes or unknown shapes.
+        """
+        if self._encoding is not None:
+            return self._for_any
+        shapes = updates.UpdateType(value_type).shapes
+        dim = sum(math.prod(shape) for shape in shapes)
+        with warnings.catch_warnings():  # The builder has warned already.
+            warnings.simplefilter("ignore", adaptive_clipping.ExpensiveClippingWarning)
+            return self._build(grid.for_bits(dim, self._max_clients, self._bits))
+
+    def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
+        """Creates the process for updates of one type.
+
+        Args:
+          value_type: Type of an update, a floating-point tensor or any nesting of such
+            tensors.
+
+        Returns:
+          The process; its state is that of DP-FTRL in the clear.
+
+        Raises:
+          ValueError: If the type has no tensors, other dtypes or unknown shapes, or does not
+            fit a given grid.
+        """
+        return self.for_updates(value_type).create(value_type)
 
 
 def build_secagg_dp_ftrl_aggregator(
@@ -27,10 +155,12 @@ def build_secagg_dp_ftrl_aggregator(
     noise_multiplier: float,
     clip_norm: float,
     clients_per_round: float,
-    encoding: grid.GridEncoding,
+    bits: int = 24,
+    max_clients: int | None = None,
+    encoding: grid.GridEncoding | None = None,
     deterministic_seed: int | None = None,
     rotation_seed: int | None = None,
-) -> dp_ftrl.DPFTRLFactory:
+) -> SecAggFactory:
     """Builds DP-FTRL whose server sees only secure sums of encoded updates.
 
     It is `dp_ftrl.build_dp_ftrl_aggregator` with a noise of standard deviation
@@ -42,7 +172,13 @@ def build_secagg_dp_ftrl_aggregator(
       noise_multiplier: Standard deviation of z for an inflated clip norm of 1.
       clip_norm: L2 norm that one client's update is clipped to, before rounding.
       clients_per_round: Report goal, by which the noised sum is divided.
-      encoding: Grid of the encoded updates, from `grid.for_bits` or `grid.for_inflation`.
+      bits: Largest number of bits that a client sends for each parameter, at most 31. Fewer
+        bits cost more noise.
+      max_clients: Largest number of clients that can report in one round, with
+        over-selection: a round with more fails. The report goal if None.
+      encoding: Grid of the encoded updates in place of `bits` and `max_clients`, from
+        `grid.for_bits` or `grid.for_inflation`. If None, `create` makes the finest one for the
+        number of parameters.
       deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
         run with a known seed is not private. From the operating system if None.
       rotation_seed: Public seed of the rotations, an integer in [0, 2^128) other than the
@@ -52,18 +188,26 @@ def build_secagg_dp_ftrl_aggregator(
       The factory.
 
     Raises:
-      ValueError: If an argument is out of range, or `encoding.max_clients` is below
+      ValueError: If an argument is out of range, or `max_clients` is below
         `clients_per_round`.
-      RuntimeError: If the current execution context has no secure sums.
     """
-    _check(encoding, clients_per_round)
-    return dp_ftrl.build_dp_ftrl_aggregator(
-        strategy,
-        noise_multiplier=noise_multiplier,
-        clip_norm=clip_norm,
+
+    def build(used: grid.GridEncoding) -> dp_ftrl.DPFTRLFactory:
+        return dp_ftrl.build_dp_ftrl_aggregator(
+            strategy,
+            noise_multiplier=noise_multiplier,
+            clip_norm=clip_norm,
+            clients_per_round=clients_per_round,
+            deterministic_seed=deterministic_seed,
+            sum_factory=secagg_sum.SecAggSumFactory(used, clip_norm, rotation_seed=rotation_seed),
+        )
+
+    return SecAggFactory(
+        build,
         clients_per_round=clients_per_round,
-        deterministic_seed=deterministic_seed,
-        sum_factory=secagg_sum.SecAggSumFactory(encoding, clip_norm, rotation_seed=rotation_seed),
+        bits=bits,
+        max_clients=max_clients,
+        encoding=encoding,
     )
 
 
@@ -72,11 +216,13 @@ def build_secagg_adaptive_dp_ftrl_aggregator(
     *,
     noise_multiplier: float,
     clients_per_round: float,
-    encoding: grid.GridEncoding,
+    bits: int = 24,
+    max_clients: int | None = None,
+    encoding: grid.GridEncoding | None = None,
     clipping: adaptive_clipping_lib.AdaptiveClipping = adaptive_clipping_lib.DEFAULT_CLIPPING,
     deterministic_seed: int | None = None,
     rotation_seed: int | None = None,
-) -> adaptive_clipping.AdaptiveDPFTRLFactory:
+) -> SecAggFactory:
     """Builds DP-FTRL with adaptive clipping whose server sees only secure sums.
 
     It is `adaptive_clipping.build_adaptive_dp_ftrl_aggregator` with a noise on the
@@ -89,7 +235,13 @@ def build_secagg_adaptive_dp_ftrl_aggregator(
       strategy: Strategy C of both streams; its restarts take over the estimate.
       noise_multiplier: Noise multiplier z of both streams together.
       clients_per_round: Report goal, by which both noised sums are divided.
-      encoding: Grid of the encoded updates, from `grid.for_bits` or `grid.for_inflation`.
+      bits: Largest number of bits that a client sends for each parameter, at most 31. Fewer
+        bits cost more noise.
+      max_clients: Largest number of clients that can report in one round, with
+        over-selection: a round with more fails. The report goal if None.
+      encoding: Grid of the encoded updates in place of `bits` and `max_clients`, from
+        `grid.for_bits` or `grid.for_inflation`. If None, `create` makes the finest one for the
+        number of parameters.
       clipping: Settings of the estimation of the clip norm.
       deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
         run with a known seed is not private. From the operating system if None.
@@ -100,28 +252,25 @@ def build_secagg_adaptive_dp_ftrl_aggregator(
       The factory.
 
     Raises:
-      ValueError: If an argument is out of range, or `encoding.max_clients` is below
+      ValueError: If an argument is out of range, or `max_clients` is below
         `clients_per_round`.
-      RuntimeError: If the current execution context has no secure sums.
     """
-    _check(encoding, clients_per_round)
-    return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
-        strategy,
-        noise_multiplier=noise_multiplier,
-        clients_per_round=clients_per_round,
-        clipping=clipping,
-        deterministic_seed=deterministic_seed,
-        sum_factory=secagg_sum.SecAggSumFactory(encoding, 1.0, rotation_seed=rotation_seed),
-        count_sum_factory=secagg_sum.SecAggHalfBitFactory(),
-    )
 
-
-def _check(encoding: grid.GridEncoding, clients_per_round: float) -> None:
-    """Checks that the encoding has room for a round, and that secure sums can be run."""
-    if encoding.max_clients < clients_per_round:
-        raise validation.UsageError(
-            f"encoding.max_clients {encoding.max_clients} is below clients_per_round "
-            f"{clients_per_round}: build the encoding for the largest number of clients that can "
-            "report in one round."
+    def build(used: grid.GridEncoding) -> adaptive_clipping.AdaptiveDPFTRLFactory:
+        return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
+            strategy,
+            noise_multiplier=noise_multiplier,
+            clients_per_round=clients_per_round,
+            clipping=clipping,
+            deterministic_seed=deterministic_seed,
+            sum_factory=secagg_sum.SecAggSumFactory(used, 1.0, rotation_seed=rotation_seed),
+            count_sum_factory=secagg_sum.SecAggHalfBitFactory(),
         )
-    execution.check_secure_sums()
+
+    return SecAggFactory(
+        build,
+        clients_per_round=clients_per_round,
+        bits=bits,
+        max_clients=max_clients,
+        encoding=encoding,
+    )

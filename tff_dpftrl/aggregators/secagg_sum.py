@@ -1,8 +1,8 @@
 """Sums over clients by secure modular sums of integers, as TFF aggregation factories.
 
 The aggregators of `secagg` have them as inner sums, and they can be used by
-themselves. Only execution contexts with an implementation of secure sums can run
-them, which `execution.check_secure_sums` checks.
+themselves. Compiled processes run them, and execution contexts of TFF with an implementation
+of secure sums. Others fail in a round, with the line of `execution.check_secure_sums`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tensorflow_federated as tff
 from tff_dpftrl import validation
 from tff_dpftrl.aggregators import computations, updates
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.execution import tff_names
+from tff_dpftrl.execution import secure_sum_check, tff_names
 from tff_dpftrl.private_round import clipping, discretize, seeds
 
 _COUNT_MODULUS = 2**31 - 1
@@ -98,6 +98,7 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
         Raises:
           ValueError: If the type is not of `encoding.dim` floats of static shape.
         """
+        secure_sum_check.explain_missing_secure_sums()
         update = updates.UpdateType(value_type)
         sizes = [math.prod(shape) for shape in update.shapes]
         if sum(sizes) != self.encoding.dim:

@@ -13,7 +13,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee as guarantee_lib
-from tff_dpftrl.aggregators import adaptive_clipping, computations, dp_ftrl, updates
+from tff_dpftrl.aggregators import adaptive_clipping, computations, dp_ftrl, secagg, updates
 from tff_dpftrl.execution import tff_names
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import interface
@@ -35,7 +35,9 @@ class WeightedFactory(tff.aggregators.WeightedAggregationFactory):
 
     def __init__(
         self,
-        aggregator: dp_ftrl.DPFTRLFactory | adaptive_clipping.AdaptiveDPFTRLFactory,
+        aggregator: dp_ftrl.DPFTRLFactory
+        | adaptive_clipping.AdaptiveDPFTRLFactory
+        | secagg.SecAggFactory,
         *,
         weight_cap: float = 1.0,
     ):
@@ -51,7 +53,8 @@ class WeightedFactory(tff.aggregators.WeightedAggregationFactory):
           ValueError: If an argument cannot be used.
         """
         if not isinstance(
-            aggregator, dp_ftrl.DPFTRLFactory | adaptive_clipping.AdaptiveDPFTRLFactory
+            aggregator,
+            dp_ftrl.DPFTRLFactory | adaptive_clipping.AdaptiveDPFTRLFactory | secagg.SecAggFactory,
         ):
             raise validation.UsageError(
                 "aggregator must come from one of this package's build_…dp_ftrl_aggregator, got "

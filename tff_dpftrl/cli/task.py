@@ -176,7 +176,7 @@ def _report(args: argparse.Namespace) -> int:
     from tff_dpftrl.runtime.tasks import task_folder
 
     folder = task_folder.read(args.task_folder)
-    output = pathlib.Path(args.output or pathlib.Path(args.task_folder) / "report")
+    output = pathlib.Path(args.output or folder.path / task_folder.REPORT)
     if "://" not in args.store and not pathlib.Path(args.store).is_dir():
         raise validation.UsageError(
             f"There is no store at {args.store}: name the --store that tff-dpftrl serve has."

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
         compile_process,
     )
     from tff_dpftrl.execution.contexts import (
-        check_secure_sums,
         compiled_only,
         local,
         secure_sum_simulation,
     )
     from tff_dpftrl.execution.operation_threads import limit_operation_threads
     from tff_dpftrl.execution.ray_clients import RayClients
+    from tff_dpftrl.execution.secure_sum_check import check_secure_sums
     from tff_dpftrl.execution.state_transfer import (
         install_fast_state_transfer,
         uninstall_fast_state_transfer,
@@ -58,7 +58,7 @@ _MODULE_OF = {
     "NoWorkersError": "execution.client_part",
     "RayClients": "execution.ray_clients",
     "ThreadedClients": "execution.client_part",
-    "check_secure_sums": "execution.contexts",
+    "check_secure_sums": "execution.secure_sum_check",
     "compile_process": "execution.compiled_process",
     "compiled_only": "execution.contexts",
     "install_fast_state_transfer": "execution.state_transfer",

@@ -102,6 +102,8 @@ class ClientFunctions:
         split = len(part.work.inputs) - part.num_broadcast
         broadcast_specs = part.work.input_specs[split:]
         num_plain = len(part.zero.outputs)
+        # A client's result may have other tensors than a sum: encoded ones, for instance.
+        num_result = len(part.work.outputs) - len(part.secure_shapes)
         data = part.data.importer() if part.data else lambda *values: values
         self._value_specs = part.data.input_specs if part.data else part.work.input_specs[:split]
         work, zero, accumulate, merge = (
@@ -120,8 +122,8 @@ class ClientFunctions:
         def add_client(total: Tensors, values: Tensors, broadcast: Tensors) -> Tensors:
             with tf.device(work_device):
                 result = work(*data(*values), *broadcast)
-            secure = list(map(_as_summand, result[num_plain:], part.bounds))
-            plain = accumulate(*total[:num_plain], *result[:num_plain])
+            secure = list(map(_as_summand, result[num_result:], part.bounds))
+            plain = accumulate(*total[:num_plain], *result[:num_result])
             return [*plain, *_added(total[num_plain:], secure)]
 
         def add_clients(*arguments: tf.Tensor) -> Tensors:

@@ -79,14 +79,19 @@ def compile_process(
       The process, with methods of the same names, arguments and results.
 
     Raises:
-      NotCompilableError: If the process has no MapReduceForm, or keeps state in
-        TensorFlow resources that clients would share.
+      NotCompilableError: If it is no iterative process, has no MapReduceForm, or keeps state
+        in TensorFlow resources that clients would share.
       ValueError: If `dataset_fn` does not make the process's datasets, or only one of it
         and `tensor_spec` is given.
     """
     if (dataset_fn is None) != (tensor_spec is None):
         raise validation.UsageError(
             "dataset_fn and tensor_spec belong together: give both or none."
+        )
+    if isinstance(process, tff_names.Computation):
+        raise NotCompilableError(
+            "process is a computation, and no tff.templates.IterativeProcess: call it, and TFF "
+            "runs it."
         )
     if clients is None:
         clients = client_part.ThreadedClients()

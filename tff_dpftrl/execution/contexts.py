@@ -8,10 +8,7 @@ also starts the watchdog of TFF's workers and the faster transfer of state.
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Iterator
-
-import numpy as np
 
 from tff_dpftrl.execution import state_transfer, tff_names, worker_watchdog
 
@@ -79,32 +76,3 @@ def _entered(context: tff_names.SyncContext) -> Iterator[tff_names.SyncContext]:
     state_transfer.install_fast_state_transfer()
     with tff_names.get_context_stack().install(context):
         yield context
-
-
-def check_secure_sums() -> None:
-    """Tries a secure sum in TFF's current execution context.
-
-    Asynchronous contexts are accepted without a trial. So is `compiled_only`, because
-    compiled processes have secure sums.
-
-    Raises:
-      RuntimeError: If the context, like TFF's default one, has no secure sums.
-    """
-    if isinstance(tff_names.get_context_stack().current, _CompiledOnly):
-        return
-
-    @tff_names.federated_computation(tff_names.FederatedType(np.int32, tff_names.CLIENTS))
-    def secure_sum(value):
-        return tff_names.federated_secure_modular_sum(value, 8)
-
-    try:
-        result = secure_sum([1, 2])
-        if inspect.isawaitable(result):  # In an asynchronous context: not run yet.
-            result.close()
-    except Exception as error:
-        raise RuntimeError(
-            "TFF's current execution context cannot run secure sums. For a simulation, use "
-            "'with tff_dpftrl.execution.secure_sum_simulation():', or call "
-            "tff.backends.test.set_sync_test_cpp_execution_context() first: both compute the same "
-            "sums, without the cryptography."
-        ) from error

@@ -183,6 +183,9 @@ def _dataset_of_elements(
 def pack(tensors: Sequence[tf.Tensor], type_spec: tff_names.Type) -> Any:
     """Packs leaves to a value of a type.
 
+    Texts, and what stands beside them in a structure, become bytes and NumPy arrays: they
+    describe something, like the serialized `DpEvent` in a state, and are read in Python.
+
     Args:
       tensors: Leaves, one for each of `specs(type_spec)`.
       type_spec: Type of the value, not federated.
@@ -194,17 +197,31 @@ def pack(tensors: Sequence[tf.Tensor], type_spec: tff_names.Type) -> Any:
 
     def build(element: tff_names.Type) -> Any:
         if isinstance(element, tff_names.StructType):
-            return tff_names.Struct(
-                [(key, build(inner)) for key, inner in tff_names.iter_elements(element)]
-            )
-        return next(remaining)
+            inner_types = list(tff_names.iter_elements(element))
+            parts = [(key, build(inner)) for key, inner in inner_types]
+            if any(_is_text(inner) for _, inner in inner_types):
+                parts = [(key, _as_numpy(part)) for key, part in parts]
+            return tff_names.Struct(parts)
+        leaf = next(remaining)
+        return _as_numpy(leaf) if _is_text(element) else leaf
 
     return tff_names.type_to_py_container(build(type_spec), type_spec)
 
 
 def to_numpy(value: Any) -> Any:
     """Converts the leaves of containers to NumPy arrays and scalars, as TFF returns them."""
-    return tf.nest.map_structure(lambda leaf: leaf.numpy(), value)
+    return tf.nest.map_structure(_as_numpy, value)
+
+
+def _is_text(type_spec: tff_names.Type) -> bool:
+    if isinstance(type_spec, tff_names.StructType | tff_names.SequenceType):
+        return False
+    (spec,) = specs(type_spec)
+    return spec.dtype == tf.string
+
+
+def _as_numpy(leaf: Any) -> Any:
+    return leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf
 
 
 def spread(type_spec: tff_names.Type, over: tff_names.Type) -> list[int]:

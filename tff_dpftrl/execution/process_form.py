@@ -37,6 +37,14 @@ class ProcessForm:
         Raises:
           graph_function.UnsupportedGraphError: If TFF cannot take it apart.
         """
+        results = [
+            result for _, result in tff_names.iter_elements(process.next.type_signature.result)
+        ]
+        if len(results) == 2 and not isinstance(results[1], tff_names.FederatedType):
+            raise graph_function.UnsupportedGraphError(
+                f"the second result of next is {results[1]}: make one value of the server of it, "
+                "with tff.federated_zip."
+            )
         # Grappler would lower loops to a form that cannot be called in a `tf.function`.
         config = tf.compat.v1.ConfigProto()
         config.graph_options.rewrite_options.disable_meta_optimizer = True

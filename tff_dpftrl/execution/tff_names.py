@@ -58,6 +58,7 @@ StructBlock = tff.framework.Struct
 
 # Where computations run, and what they are taken apart into.
 SyncContext = tff.framework.SyncContext
+SyncExecutionContext = tff.framework.SyncExecutionContext
 get_context_stack = tff.framework.get_context_stack
 create_sync_local_cpp_execution_context = (
     tff.backends.native.create_sync_local_cpp_execution_context
@@ -89,6 +90,7 @@ __all__ = [
     "StructBlock",
     "StructType",
     "SyncContext",
+    "SyncExecutionContext",
     "TensorType",
     "Type",
     "Value",

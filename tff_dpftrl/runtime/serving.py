@@ -24,7 +24,7 @@ from tff_dpftrl.runtime.server import server as server_lib
 from tff_dpftrl.runtime.server import server_folder as server_folder_lib
 from tff_dpftrl.runtime.status import access, observations, page
 from tff_dpftrl.runtime.store import interface
-from tff_dpftrl.runtime.tasks import planned_task
+from tff_dpftrl.runtime.tasks import planned_task, task_folder
 
 _HOUR = 3600.0
 
@@ -158,7 +158,11 @@ class Serving:
         self.population = self._served.population
         """Population that is served."""
         self.seen = LoggedObservations(
-            self.population, clock=clock, progress=progress, released=self._released
+            self.population,
+            population_size=settings.population_size,
+            clock=clock,
+            progress=progress,
+            released=self._released,
         )
         """Observations of devices and rounds."""
         self.done = asyncio.Event()
@@ -263,6 +267,7 @@ class Serving:
             self.seen,
             privacy=self._privacy,
             history=lambda task: self._store.history(self.population.name, task),
+            reports=lambda task: self._tasks[task].folder.path / task_folder.REPORT,
             host=host,
             port=port,
             allowed=self._settings.status_access,
@@ -359,11 +364,12 @@ class LoggedObservations(observations.Observations):
         self,
         served: population_lib.Population,
         *,
+        population_size: float | None = None,
         clock: Callable[[], float],
         progress: Callable[[str], None],
         released: Callable[[str], None],
     ):
-        super().__init__(served, clock=clock)
+        super().__init__(served, population_size=population_size, clock=clock)
         self._progress, self._after = progress, released
         self._last = ""
         self.is_quiet = False

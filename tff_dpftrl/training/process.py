@@ -34,8 +34,8 @@ def build_process(
 ) -> tff.learning.templates.LearningProcess:
     """Builds the process of a run; which one depends on the class of the plan.
 
-    With secure aggregation TFF's execution context must be one with secure sums; for a
-    simulation, `execution.secure_sum_simulation`.
+    With secure aggregation, TFF's executor runs the process in a context with secure sums only;
+    for a simulation, `execution.secure_sum_simulation`.
 
     Args:
       plan: Mechanism, noise and clipping.

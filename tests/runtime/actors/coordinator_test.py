@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import random
 import sys
 
@@ -170,12 +171,37 @@ def test_a_round_begins_when_enough_devices_wait():
     assert (began.round_index, began.devices) == (0, 4)
 
 
+def test_the_progress_of_selection_is_sent_when_it_has_changed():
+    def sent():
+        return made.sent(events.OBSERVER, events.SelectionProgress)
+
+    progress = events.SelectionProgress("training", 1, 4, selectors=2)
+    made = leading().deliver(waiting("s0", 1)).deliver(waiting("s1", 0)).heartbeat(102.0)
+    assert sent() == [progress]
+    made.heartbeat(104.0)
+    assert not sent()
+    made.deliver(messages.LeaseGranted(3, 104.0), 104.0).deliver(waiting("s1", 0), 105.0)
+    made.heartbeat(106.0)  # The other Selector was heard last at 100.
+    assert sent() == [dataclasses.replace(progress, silent_selectors=1)]
+    made.deliver(waiting("s0", 1), 107.0).heartbeat(107.0)
+    assert sent() == [progress]
+
+
+def test_the_progress_of_selection_has_the_pause_after_a_commit_that_failed():
+    made, spawn = running()
+    made.deliver(messages.RoundAbandoned(spawn.address, "the store fails", {}, not_stored=True))
+    made.heartbeat(101.0)  # The pause began at 100, and lasts a heartbeat of two seconds or so.
+    (progress,) = made.sent(events.OBSERVER, events.SelectionProgress)
+    assert (progress.not_stored, progress.is_reading) == (1, True)
+    assert progress.pause_seconds == math.ceil(made.actor._paused_until - 101.0) > 0
+
+
 def test_after_the_time_out_of_the_selection_the_least_number_is_enough():
     made = leading().deliver(waiting("s0", 1)).heartbeat(104.0)
     made.deliver(messages.LeaseGranted(3, 107.5), 107.5)
     assert not made.spawned()
     made.heartbeat(108.0)
-    assert made.sent(events.OBSERVER) == [events.TooFewDevices("training", 1, 2)]
+    assert made.sent(events.OBSERVER)[:1] == [events.TooFewDevices("training", 1, 2)]
     made.deliver(waiting("s0", 2), 109.0)
     assert not made.spawned()  # The time is counted anew.
     made.heartbeat(114.5)
@@ -428,7 +454,7 @@ def test_no_round_is_skipped_for_devices_that_do_not_come(waits, came):
     made = leading(dataclasses.replace(SERVED, tasks=(training,))).deliver(resting(came, waits))
     made.deliver(messages.LeaseGranted(3, 107.0), 107.0)
     assert not made.heartbeat(107.0).spawned()
-    assert made.sent(events.OBSERVER) == [events.TooFewDevices("training", waits, 2, came)]
+    assert made.sent(events.OBSERVER)[:1] == [events.TooFewDevices("training", waits, 2, came)]
 
 
 def test_devices_are_spared_while_the_store_makes_no_commit():

@@ -238,6 +238,15 @@ def test_devices_of_a_host_that_is_lost_are_gone():
     assert _levels(seen) == (6, 2, 2)
 
 
+def test_the_last_progress_of_selection_is_for_late_readers():
+    recorder = observed.Recorder(clock=watched.Clock())
+    for waiting in (1, 2):
+        recorder.on_event(watched.START, events.SelectionProgress("train", waiting, 4))
+    recorder.take()
+    (timed,) = recorder.take().before.events
+    assert timed.named.event == events.SelectionProgress("train", 2, 4)
+
+
 _METHODS = sorted(name for name in vars(observer.Observer) if not name.startswith("_"))
 
 

@@ -26,13 +26,17 @@ BAD_TEXT = "<iframe src=\"javascript:window.parent.hit='text'\"></iframe>"
 class ServerThread:
     """A status page and what it shows, on an event loop of its own."""
 
-    def __init__(self):
+    def __init__(self, folder):
+        self.reports = folder / "report"
         self.told = watched.Watched("train", BAD, num_rounds=50)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self.status = page.StatusServer(
-            self.told.seen, privacy=self._privacy, history=self._history
+            self.told.seen,
+            privacy=self._privacy,
+            history=self._history,
+            reports=lambda task: self.reports,
         )
         self.wait_for(self.status.start())
 
@@ -43,6 +47,10 @@ class ServerThread:
             "epsilon": 1.2345,
             "delta": 1e-6,
             "rho_zcdp": 0.03,
+            "num_rounds": 2,
+            "skipped_rounds": 1,
+            "next_epsilon": 1.3111,
+            "declared_epsilon": 2.5,
             "budget_epsilon": 2.0,
             "declared": {"num_rounds": 50, "min_sep": 7, "max_participations": 3},
             "observed": {"num_rounds": 2, "min_sep": 9, "max_participations": 2},
@@ -77,8 +85,8 @@ class ServerThread:
 
 
 @pytest.fixture(scope="module")
-def server():
-    made = ServerThread()
+def server(tmp_path_factory):
+    made = ServerThread(tmp_path_factory.mktemp("task"))
     yield made
     made.close()
 
@@ -157,12 +165,63 @@ def test_rounds_advance_without_a_reload(browser, server):
 def test_privacy_and_history_of_the_chosen_task_are_shown(browser, server):
     eventually(lambda: text_of(browser, "#task .big"), ["ε = 1.24"])  # Rounded up.
     card = text_of(browser, "#task .card")[0]
-    assert "61.7\u202f% of the budget of ε = 2" in card
+    assert "61.8\u202f% of the budget of ε = 2" in card  # Rounded up.
+    assert "Charged: 2 committed rounds, 1 of them skipped." in card
+    assert "With one more round, such as one that runs: ε = 1.32." in card
+    assert "All rounds that there may be: ε = 2." in card
+    eventually(lambda: text_of(browser, "[data-label='ε so far, of all']")[0], "1.24 of 2")
     assert "least separation, rounds (MinS)79" in card
     assert "most times of a device (MaxP)32" in card
     eventually(lambda: len(text_of(browser, "#metrics svg path")), 2)
     assert text_of(browser, "#metrics h4")[0] == "loss "
     assert "2 rounds" in text_of(browser, "#metrics-note")[0]
+
+
+def test_it_says_what_a_round_waits_for(browser, server):
+    outlook = lambda: text_of(browser, "#outlook p")  # noqa: E731
+    eventually(
+        lambda: outlook()[0][:57], "Round 3 waits for reports: 2 of 4 have come, from 6 devic"
+    )
+    server.tell("report", "train", 2)
+    eventually(outlook, ["Round 3 has its 4 reports: sum, noise and commit follow."])
+    server.tell("lose", "train", BAD_TEXT)
+    server.tell("on_event", events.SelectionProgress("train", 1, 6, selectors=3))
+    server.tell("on_event", events.SelectionProgress("train", 1, 6, 0, False, 3, 2))
+    eventually(
+        outlook,
+        [
+            "Too few devices have checked in: 1 devices wait, and a round needs 4 at least: "
+            "waiting for more.",
+            "Connected in all: 2 devices.",
+            "2 of 3 Selectors have not answered for 6 seconds: devices that wait there do not "
+            "count.",
+            f"The last attempt was abandoned: {BAD_TEXT}.",
+        ],
+    )
+
+
+def test_the_report_is_one_click_away_and_runs_no_script(browser, server):
+    assert text_of(browser, "#report")[0].startswith("No report is written yet")
+    server.reports.mkdir()
+    (server.reports / "report.html").write_text(
+        "<style>b { color: rgb(1, 2, 3) }</style><b>a report</b>"
+        "<script>document.body.textContent = 'hit'</script>"
+    )
+    eventually(lambda: text_of(browser, "#report a"), ["report.html"])
+    page_window = browser.current_window_handle
+    browser.find_element(by.By.CSS_SELECTOR, "#report a").click()
+    (other,) = set(browser.window_handles) - {page_window}
+    browser.switch_to.window(other)
+    try:
+        bold = browser.find_element(by.By.CSS_SELECTOR, "b")
+        assert browser.current_url == server.status.address + "/report/0/report.html"
+        assert bold.text == "a report"
+        assert bold.value_of_css_property("color") == "rgba(1, 2, 3, 1)"
+    finally:
+        browser.close()
+        browser.switch_to.window(page_window)
+    refused = browser.get_log("browser")  # The script, by the policy of the report.
+    assert all("/report/0/report.html" in entry["message"] for entry in refused)
 
 
 def test_names_and_values_are_text(browser, server):

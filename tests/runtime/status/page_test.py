@@ -91,6 +91,46 @@ def test_the_page_and_its_figures_are_served():
     asyncio.run(scenario())
 
 
+def test_files_of_the_report_are_served_and_nothing_else_of_the_folder(tmp_path):
+    report = tmp_path / "report"
+    report.mkdir()
+    (report / "report.html").write_bytes(b"<b>fine</b>")
+    (report / "metrics.csv").write_bytes(b"secret")
+    (tmp_path / "privacy_statement.md").write_bytes(b"outside")
+
+    async def scenario():
+        folders = {"train": report, "evaluate": tmp_path / "missing"}
+        told = watched.Watched(*folders)
+        async with served(told, reports=folders.get) as status:
+            answer = await fetch(status.address + "/report/0/report.html")
+            assert (answer.code, answer.body) == (200, b"<b>fine</b>")
+            assert answer.headers["Content-Type"].startswith("text/html")
+            policy = answer.headers["Content-Security-Policy"]
+            assert "default-src 'none'" in policy and "sandbox" in policy
+            assert "script-src" not in policy
+            for path in (
+                "/report/0/metrics.csv",
+                "/report/0/privacy_statement.md",
+                "/report/0/../privacy_statement.md",
+                "/report/0/..%2Fprivacy_statement.md",
+                "/report/1/report.html",
+                "/report/2/report.html",
+                "/report/-1/report.html",
+                "/report/0/",
+            ):
+                assert (await fetch(status.address + path)).code == 404, path
+            task = json.loads((await fetch(status.address + "/task.json?task=0")).body)
+            assert [name for name, _ in task["report"]] == ["report.html"]
+            task = json.loads((await fetch(status.address + "/task.json?task=1")).body)
+            assert task["report"] == []
+        async with served(told) as status:
+            assert (await fetch(status.address + "/report/0/report.html")).code == 404
+        async with served(told, reports=folders.get, allowed=access.Access(token=TOKEN)) as status:
+            assert (await fetch(status.address + "/report/0/report.html")).code == 401
+
+    asyncio.run(scenario())
+
+
 def test_it_is_for_reading_and_answers_to_names_of_this_machine_only():
     async def scenario():
         async with served(watched.Watched()) as status:

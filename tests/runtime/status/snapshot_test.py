@@ -25,7 +25,7 @@ def test_series_are_those_of_the_window():
     told.round(seconds=4.0)
     told.clock.now = watched.START + 3600
     for name, steps in (("minutes", 120), ("day", 12), ("week", 1)):
-        found = snapshot.of_population(told.seen, name, {"train": None})
+        found = snapshot.of_population(told.seen, name, {"train": {"epsilon": None}})
         assert len(found["series"]["committed"]) == steps
         # The round has left the window of ten minutes.
         assert sum(found["series"]["committed"]) == (0 if name == "minutes" else 1)

@@ -48,6 +48,9 @@ def test_the_declared_participation_is_spent(seen, schema):
     assert found.epsilon == expected.epsilon
     assert found.rho_zcdp == expected.rho_zcdp
     assert (found.num_rounds, found.min_sep) == (seen.num_rounds, seen.min_sep)
+    assert found.skipped_rounds == seen.skipped_rounds
+    more, min_sep, most = min(schema[0] + 1, 6), *schema[1:]
+    assert found.next_epsilon == _guarantee(more, min_sep, most).epsilon >= found.epsilon
     assert found.declared_epsilon == found.budget_epsilon == _guarantee(6, 2, 3).epsilon
 
 
@@ -63,6 +66,7 @@ def test_epsilon_is_that_of_all_patterns_of_participation():
 def test_nothing_is_spent_before_the_first_round():
     found = task_privacy.TaskPrivacy(_terms()).so_far(_SEEN())
     assert (found.epsilon, found.rho_zcdp) == (0.0, 0.0)
+    assert found.next_epsilon == _guarantee(1, 2, 3).epsilon > 0
 
 
 def test_all_declared_rounds_are_paid_for():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import random
 from collections.abc import Iterable, Mapping
 
@@ -83,6 +84,8 @@ class Coordinator(actor.Actor):
         self._opened_at = 0.0
         self._opening: events.SelectionOpened | None = None  # The last one sent to the observer.
         self._waiting: dict[str, int] = {}  # Number of waiting devices, by Selector.
+        self._heard: dict[str, float] = {}  # Time of the last answer, by Selector.
+        self._progress: events.SelectionProgress | None = None  # The last one sent.
         self._resting: dict[str, int] = {}  # Check-ins of resting devices, by Selector.
         self._resting_before: dict[str, int] = {}  # The same when the last attempt ended.
         self._free_since = 0.0  # Time at which the last attempt ended.
@@ -170,6 +173,7 @@ class Coordinator(actor.Actor):
             self._begin_round()
             if serial == self._serial:  # Otherwise the attempt has notified the Selectors.
                 self._notify_selectors()
+            self._report_selection()
         self.after(self._served.heartbeat_seconds, _TICK)
 
     # Commits.
@@ -262,6 +266,30 @@ class Coordinator(actor.Actor):
             self._opening = opening
             self.send(events.OBSERVER, opening)
 
+    def _report_selection(self) -> None:
+        """Sends the observer what is known of the selection, if it has changed."""
+        if not self._commits:
+            return
+        chosen, silence = self._next, self._served.silence_seconds
+        progress = events.SelectionProgress(
+            "" if chosen is None else chosen.name,
+            waiting=sum(self._waiting.values()),
+            wanted=0 if chosen is None else self._experience[chosen.name].wanted,
+            resting=self._num_resting,
+            min_sep_is_over=chosen is not None and self._has_rested(chosen),
+            selectors=len(self._selectors),
+            silent_selectors=sum(
+                self.now - self._heard.get(selector, self._started_at) >= silence
+                for selector in self._selectors
+            ),
+            not_stored=self._not_stored,
+            pause_seconds=max(math.ceil(self._paused_until - self.now), 0),
+            is_reading=self._is_reading,
+        )
+        if progress != self._progress:
+            self._progress = progress
+            self.send(events.OBSERVER, progress)
+
     def _choose_next(self) -> None:
         self._open_selection()
         self._notify_selectors()
@@ -286,7 +314,10 @@ class Coordinator(actor.Actor):
         )
 
     def _count_waiting(self, message: messages.DevicesWaiting) -> None:
-        if message.epoch != self._epoch or self._next is None:
+        if message.epoch != self._epoch:
+            return
+        self._heard[message.selector] = self.now
+        if self._next is None:
             return
         # A Selector may not have forwarded the devices of the running attempt yet.
         is_old = self._attempt is not None and message.serial < self._forwards.get(

@@ -32,6 +32,35 @@ class SelectionOpened:
 
 
 @dataclasses.dataclass(frozen=True)
+class SelectionProgress:
+    """State of the selection at a heartbeat of the Coordinator, sent when it has changed.
+
+    Attributes:
+      task: Name of the task; empty if no task may have another round.
+      waiting: Number of waiting devices.
+      wanted: Number of devices with which the round begins at once.
+      resting: Number of check-ins, since the last attempt ended, of devices that have to rest.
+      min_sep_is_over: Whether no device has to rest for `min_sep` any more: other limits hold.
+      selectors: Number of Selectors.
+      silent_selectors: Number of Selectors that have not answered for `silence_seconds`.
+      not_stored: Number of attempts since the last commit that were not stored.
+      pause_seconds: Seconds until another attempt may begin after one that was not stored.
+      is_reading: Whether the store has not answered yet what is committed.
+    """
+
+    task: str
+    waiting: int
+    wanted: int
+    resting: int = 0
+    min_sep_is_over: bool = False
+    selectors: int = 1
+    silent_selectors: int = 0
+    not_stored: int = 0
+    pause_seconds: int = 0
+    is_reading: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class RoundBegan:
     """Devices were chosen for a round.
 

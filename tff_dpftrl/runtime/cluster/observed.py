@@ -105,8 +105,8 @@ class State:
 
     Attributes:
       sessions: Numbers of open sessions.
-      events: Events that still hold, in order: the last leader, and for each task the last
-        committed round and the running attempt.
+      events: Events that still hold, in order: the last leader, the progress of selection, and
+        for each task the last committed round and the running attempt.
     """
 
     sessions: OpenSessions = OpenSessions()
@@ -336,6 +336,8 @@ class _CurrentEvents:
                 for key in began:
                     del self._timed[key]
                 self._timed["leads", ""] = timed
+            case events.SelectionProgress():
+                self._timed["selection", ""] = timed
             case events.RoundBegan():
                 self._timed["began", event.task] = timed
             case events.RoundReleased() | events.RoundSkipped() | events.RoundLost():

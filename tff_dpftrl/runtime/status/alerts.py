@@ -96,7 +96,7 @@ def _of_task(
     patience = 3 * turns * (rounds.selection_timeout + task.settings.longest)
     quiet = now - (task.last_commit_at or seen.started_at)
     if quiet > patience and not task.is_over:
-        text = f"No round was committed for {_duration(quiet)}."
+        text = f"No round was committed for {duration(quiet)}."
         alerts.append(Alert("no_round", name, text))
     return alerts
 
@@ -176,10 +176,11 @@ def _few_rounds(
 
 
 def _length(window: time_series.Window, num_steps: int) -> str:
-    return _duration(num_steps * window.resolution.step)
+    return duration(num_steps * window.resolution.step)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Returns a duration in the largest unit of which it has two or more."""
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -187,7 +188,7 @@ def _duration(seconds: float) -> str:
 
 
 def _ago(seconds: float) -> str:
-    return f"{_duration(seconds)} ago"
+    return f"{duration(seconds)} ago"
 
 
 def _percent(share: float) -> str:

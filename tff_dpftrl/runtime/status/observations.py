@@ -73,6 +73,8 @@ class Observations(observer.Observer):
       leaders: Number of Coordinators that have led.
       last_store_failure_at: Time of the store's last failure in seconds since 1970; None if it
         has not failed.
+      selection: Progress of the selection, as the Coordinator last sent it; None before that.
+      population_size: Approximate number of devices, as the operator gave it; None if not given.
       tasks: Figures of the tasks by name.
       series: Time series of `LEVELS` and `COUNTERS`.
       refused_sessions: Numbers of refused sessions by reason.
@@ -88,12 +90,15 @@ class Observations(observer.Observer):
         self,
         served: population.Population,
         *,
+        population_size: float | None = None,
         clock: Callable[[], float] = time.time,
     ):
         """Starts all counters at zero.
 
         Args:
           served: Population that is served, with its tasks.
+          population_size: Approximate number of devices that are available at a time; None if it
+            is not known.
           clock: Clock that returns seconds since 1970.
         """
         self.served = served
@@ -103,6 +108,8 @@ class Observations(observer.Observer):
         self.epoch = 0
         self.leaders = 0
         self.last_store_failure_at: float | None = None
+        self.selection: events.SelectionProgress | None = None
+        self.population_size = population_size
         self.tasks = {task.name: task_figures.TaskFigures(task) for task in served.tasks}
         self.series = time_series.TimeSeries(COUNTERS, LEVELS, now)
         verdicts = {verdict.value for verdict in attestation.Verdict}
@@ -145,6 +152,8 @@ class Observations(observer.Observer):
         match event:
             case events.Leading():
                 self._lead(event.epoch)
+            case events.SelectionProgress():
+                self.selection = event
             case events.StoreFailed():
                 self.last_store_failure_at = now
                 self.series.add("store_failures")
@@ -156,6 +165,7 @@ class Observations(observer.Observer):
     def _lead(self, epoch: int) -> None:
         self.epoch = epoch
         self.leaders += 1
+        self.selection = None
         for task in self.tasks.values():
             if task.attempt is not None:
                 task.lost(task.attempt.name, "its Coordinator is lost", {})

@@ -4,6 +4,7 @@
     /data.json     figures of the population
     /task.json     details of one task, and its privacy
     /history.json  its committed rounds
+    /report/0/...  the report of task 0, as far as it was written (`report_files`)
     /metrics       the figures for Prometheus
 
 It listens on loopback by default, and has no TLS: to read it from another machine, use a tunnel
@@ -14,12 +15,13 @@ by DNS rebinding. It loads nothing from other servers, and inserts names and val
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import pathlib
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -33,7 +35,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.runtime import addresses
 from tff_dpftrl.runtime.status import access as access_lib
 from tff_dpftrl.runtime.status import history as history_lib
-from tff_dpftrl.runtime.status import metrics, read_behind, snapshot, time_series
+from tff_dpftrl.runtime.status import metrics, read_behind, report_files, snapshot, time_series
 from tff_dpftrl.runtime.status import observations as observations_lib
 
 _ASSETS = pathlib.Path(__file__).parent / "assets"
@@ -68,6 +70,7 @@ class StatusServer:
         *,
         privacy: Callable[[str], Mapping[str, Any] | None],
         history: Callable[[str], Sequence[Mapping[str, Any]]],
+        reports: Callable[[str], pathlib.Path] | None = None,
         host: str = addresses.LOOPBACK_HOST,
         port: int = 0,
         allowed: access_lib.Access | None = None,
@@ -78,11 +81,15 @@ class StatusServer:
           seen: Observations to show.
           privacy: Function from a task to its privacy figures; None if the task is not private.
             It runs on a thread. The page shows these keys, if present: "epsilon" (None without a
-            guarantee), "delta", "rho_zcdp", "unit_of_privacy", "budget_epsilon" (an upper limit),
-            "no_guarantee" and "headline_caveats" (lists of sentences), "stopped" (the reason why
-            there is no further round), and "declared" and "observed", each with "num_rounds",
-            "min_sep" and "max_participations" (observed ones may be top-level keys).
+            guarantee), "delta", "rho_zcdp", "unit_of_privacy", "num_rounds" and "skipped_rounds"
+            (what "epsilon" charges), "next_epsilon" (with one more round), "declared_epsilon" (of
+            all declared rounds), "budget_epsilon" (an upper limit), "no_guarantee" and
+            "headline_caveats" (lists of sentences), "stopped" (the reason why there is no further
+            round), and "declared" and "observed", each with "num_rounds", "min_sep" and
+            "max_participations" (observed ones may be top-level keys).
           history: Function from a task to its `Store.history`. It runs on the same thread.
+          reports: Function from a task to the folder in which its report is written; None if no
+            report is to be shown. It runs on another thread.
           host: Address to listen at.
           port: Port to listen at; 0 for any free one.
           allowed: Access rules; None for all users of this machine.
@@ -95,6 +102,7 @@ class StatusServer:
         self.seen = seen
         self._host = host
         self._port = port
+        self._reports = reports
         self._executor = futures.ThreadPoolExecutor(1, thread_name_prefix="status")
         self._privacy = read_behind.ReadBehind(
             lambda task: snapshot.plain(privacy(task)), self._executor
@@ -140,6 +148,7 @@ class StatusServer:
                 ("/data.json", _Data, handler()),
                 ("/task.json", _Task, handler()),
                 ("/history.json", _History, handler()),
+                (r"/report/(\d{1,4})/([a-z_.]{1,40})", _Report, handler()),
                 ("/metrics", _Metrics, handler()),
             ],
             default_handler_class=_Missing,
@@ -203,20 +212,23 @@ class StatusServer:
         """Returns the content of `/data.json`."""
 
         def make() -> dict[str, Any]:
-            epsilons = {
-                name: figures.get("epsilon") for name, figures in self._known_privacy().items()
-            }
-            return snapshot.of_population(self.seen, window, epsilons)
+            return snapshot.of_population(self.seen, window, self._known_privacy())
 
         return self._remembered(window, make)
 
-    def task(self, index: int) -> bytes:
+    async def task(self, index: int) -> bytes:
         """Returns the content of `/task.json`.
+
+        Args:
+          index: Index of the task.
 
         Raises:
           IndexError: If there is no such task.
         """
         name, task = list(self.seen.tasks.items())[index]
+        written = []
+        if self._reports is not None:
+            written = await asyncio.to_thread(report_files.listed, self._reports(name))
 
         def make() -> dict[str, Any]:
             privacy, error, _ = self._privacy.get(name, task.rounds_done)
@@ -224,6 +236,7 @@ class StatusServer:
             return {
                 "name": name,
                 **snapshot.of_task(task),
+                "report": written,
                 "privacy": privacy,
                 "privacy_error": error,
                 "history_state": state,
@@ -244,6 +257,21 @@ class StatusServer:
             return {"name": name, "history": columns, "error": state[0], "state": state}
 
         return self._remembered(("history", index), make)
+
+    async def report(self, index: int, name: str) -> bytes | None:
+        """Reads a file of a task's report; returns None if there is none.
+
+        Args:
+          index: Index of the task.
+          name: Name of the file.
+
+        Raises:
+          IndexError: If there is no such task.
+        """
+        task = list(self.seen.tasks)[index]
+        if self._reports is None:
+            return None
+        return await asyncio.to_thread(report_files.read, self._reports(task), name)
 
     def metrics(self) -> bytes:
         """Returns the content of `/metrics`."""
@@ -285,15 +313,15 @@ class _Handler(tornado.web.RequestHandler):
         self.set_header("Content-Type", kind)
         self.finish(content)
 
-    def head(self) -> None:
-        self.get()
+    def head(self, *parts: str) -> Awaitable[None] | None:
+        return self.get(*parts)
 
-    def get(self) -> None:
+    def get(self, *parts: str) -> Awaitable[None] | None:
         raise NotImplementedError
 
-    def _task_index(self) -> int:
+    def _task_index(self, text: str | None = None) -> int:
         try:
-            index = int(self.get_query_argument("task", "0"))
+            index = int(self.get_query_argument("task", "0") if text is None else text)
         except ValueError:
             index = -1
         if not 0 <= index < len(self.status.seen.tasks):
@@ -324,13 +352,23 @@ class _Data(_Handler):
 
 
 class _Task(_Handler):
-    def get(self) -> None:
-        self.send(self.status.task(self._task_index()), "application/json")
+    async def get(self) -> None:
+        self.send(await self.status.task(self._task_index()), "application/json")
 
 
 class _History(_Handler):
     def get(self) -> None:
         self.send(self.status.history(self._task_index()), "application/json")
+
+
+class _Report(_Handler):
+    async def get(self, index: str, name: str) -> None:
+        content = await self.status.report(self._task_index(index), name)
+        if content is None:
+            raise tornado.web.HTTPError(404)
+        for header, value in report_files.HEADERS.items():
+            self.set_header(header, value)
+        self.send(content, report_files.FILES[name])
 
 
 class _Metrics(_Handler):

@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-from tff_dpftrl.runtime.status import alerts, distribution, task_figures
+from tff_dpftrl.runtime.status import alerts, distribution, next_round, task_figures
 from tff_dpftrl.runtime.status import observations as observations_lib
 
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -16,14 +16,14 @@ _MAX_NUMBER = 1e300
 
 
 def of_population(
-    seen: observations_lib.Observations, window: str, epsilons: Mapping[str, Any]
+    seen: observations_lib.Observations, window: str, privacy: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Collects the figures of a population, without the details of its tasks.
 
     Args:
       seen: Observations of the server.
       window: Name of the resolution, one of `time_series.RESOLUTIONS`.
-      epsilons: Known epsilons by task; None without a guarantee.
+      privacy: Known privacy figures by task.
 
     Returns:
       The figures. Times are in seconds since 1970, sizes in bytes; series have one value a step,
@@ -56,7 +56,11 @@ def of_population(
             for alert in alerts.find(seen)
         ],
         "tasks": [
-            {**_task(name, task), **({"epsilon": epsilons[name]} if name in epsilons else {})}
+            {
+                **_task(name, task),
+                "outlook": next_round.outlook(seen, name),
+                **_spent(privacy.get(name)),
+            }
             for name, task in seen.tasks.items()
         ],
     }
@@ -65,6 +69,15 @@ def of_population(
 def _short(value: float) -> float:
     """Rounds to the digits that a chart can show."""
     return float(f"{value:.5g}") if value >= 1e-3 else 0.0
+
+
+def _spent(figures: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns ε so far and of all that may be spent; nothing while they are not known."""
+    if figures is None:
+        return {}
+    most = [figures.get(name) for name in ("declared_epsilon", "budget_epsilon")]
+    known = [value for value in most if isinstance(value, int | float)]
+    return {"epsilon": figures.get("epsilon"), "most_epsilon": min(known, default=None)}
 
 
 def _task(name: str, task: task_figures.TaskFigures) -> dict[str, Any]:

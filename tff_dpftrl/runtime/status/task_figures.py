@@ -57,6 +57,7 @@ class TaskFigures:
         there was none.
       abandoned: Numbers of abandoned attempts by reason.
       attempt: Running attempt; None if none runs.
+      last_lost: Reason why the last attempt was abandoned; empty if it was committed.
       stopped: Reason why the task has no further round; empty if it has, or if it is not known.
       too_few: Event of the last selection whose time was over with too few devices; None if a
         round has begun since.
@@ -81,6 +82,7 @@ class TaskFigures:
         self.last_commit_at: float | None = None
         self.abandoned = bounded_counts.BoundedCounts(room=_OTHER_REASONS)
         self.attempt: Attempt | None = None
+        self.last_lost = ""
         self.stopped = ""
         self.too_few: events.TooFewDevices | None = None
         self.reports = dict.fromkeys(OUTCOMES, 0)
@@ -132,6 +134,7 @@ class TaskFigures:
         if is_known:
             return False
         self.committed += 1
+        self.last_lost = ""
         self.last_commit_at = now
         self._count_groups(event.metrics, "devices/")
         return True
@@ -151,6 +154,7 @@ class TaskFigures:
         """Handles the end of an abandoned attempt."""
         self.abandoned.add(reason)
         self._count_groups(counts, "")
+        self.last_lost = reason
         if self.attempt is not None and self.attempt.name == attempt:
             self.attempt = None
 

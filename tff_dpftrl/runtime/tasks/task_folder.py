@@ -46,6 +46,9 @@ _SIGNATURE = "terms.sig"
 _CONFIG = "config.json"
 _README = "README.md"
 
+REPORT = "report"
+"""Name of the folder that `tff-dpftrl task report` adds."""
+
 FILES = (_TASK, _TERMS, _SIGNATURE, PUBLIC_KEY, _CONFIG, vocabulary_file.NAME, _README)
 """Names of all files of a task."""
 

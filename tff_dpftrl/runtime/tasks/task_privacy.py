@@ -48,7 +48,10 @@ class PrivacySoFar:
 
     Attributes:
       num_rounds: Number of committed rounds.
-      epsilon: ε of the released rounds; None if there is no guarantee.
+      skipped_rounds: Number of them that were skipped, which ε charges like the others.
+      epsilon: ε of the committed rounds; None if there is no guarantee.
+      next_epsilon: ε if one more round is committed, such as the one that runs; None if there is
+        no guarantee.
       delta: δ of the guarantee.
       rho_zcdp: ρ of zero-concentrated DP for the released rounds; None if there is no guarantee.
       min_sep: Smallest stride that devices reported; None if none took part twice.
@@ -62,7 +65,9 @@ class PrivacySoFar:
     """
 
     num_rounds: int
+    skipped_rounds: int
     epsilon: float | None
+    next_epsilon: float | None
     delta: float
     rho_zcdp: float | None
     min_sep: int | None
@@ -121,12 +126,18 @@ class TaskPrivacy:
           participation.
         """
         epsilon, rho = (0.0, 0.0) if self.has_guarantee else (None, None)
+        following = None
         if seen.num_rounds and self.has_guarantee:
             claim = self._claim(self._declared(seen.num_rounds))
             epsilon, rho = _finite(claim.epsilon), _finite(claim.rho_zcdp)
+        if self.has_guarantee:
+            more = min(seen.num_rounds + 1, self._terms.schema.num_rounds)
+            following = _finite(self._claim(self._declared(more)).epsilon)
         return PrivacySoFar(
             num_rounds=seen.num_rounds,
+            skipped_rounds=seen.skipped_rounds,
             epsilon=epsilon,
+            next_epsilon=following,
             delta=self._terms.delta,
             rho_zcdp=rho,
             min_sep=seen.min_sep,

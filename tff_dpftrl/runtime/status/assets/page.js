@@ -46,7 +46,7 @@ async function askForTask() {
   const index = state.task;
   const task = await ask(`task.json?task=${index}`);
   if (index !== state.task || task.name !== state.listed[index]?.name) return;
-  showTask(task, state.listed[index]);
+  showTask(task, state.listed[index], index);
   const history = JSON.stringify([task.name, task.history_state]);
   if (history === state.history) return;
   const answer = await ask(`history.json?task=${index}`);

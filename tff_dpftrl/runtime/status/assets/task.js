@@ -2,7 +2,7 @@
 
 import { $, el, table } from "./drawing.js";
 import { Durations } from "./durations.js";
-import { bytes, short, upwards } from "./format.js";
+import { bytes, clock, isNumber, short, upwards } from "./format.js";
 import { perRound } from "./history.js";
 
 const privacyCard = el("div", { class: "card" });
@@ -19,11 +19,13 @@ $("task").append(
 );
 
 /** Shows a task: its details, and what the list of all tasks says of it. */
-export function showTask(task, listed) {
+export function showTask(task, listed, index) {
   $("task-title").textContent = `Task ${task.name}`;
   $("task-note").textContent =
     (listed.model_of === null ? "" : `Evaluates the model of ${listed.model_of}. `) +
     `A round is complete with ${short(listed.goal)} reports, and needs ${short(listed.least)}.`;
+  showOutlook(listed.outlook);
+  showReport(task.report, index);
   details.rounds.show(task.round_seconds);
   details.reports.show(task.report_seconds);
   showPrivacy(task);
@@ -57,6 +59,54 @@ export function showTask(task, listed) {
   );
 }
 
+let lastOutlook = null;
+
+/** Shows where the next round stands, and why it does not begin. */
+function showOutlook(sentences) {
+  const content = JSON.stringify(sentences);
+  if (content === lastOutlook) return; // Screen readers hear what changes.
+  lastOutlook = content;
+  $("outlook").replaceChildren(...sentences.map((text) => el("p", {}, text)));
+}
+
+/** Shows links to the files of the task's report. */
+function showReport(files, index) {
+  const content = JSON.stringify([files, index]);
+  if ($("report").dataset.content === content) return; // A link keeps the focus.
+  $("report").dataset.content = content;
+  const links = files.flatMap(([name, writtenAt]) => [
+    el("a", { href: `report/${index}/${name}`, target: "_blank", rel: "noopener" }, name),
+    ` (${clock(writtenAt, true)}) `,
+  ]);
+  $("report").replaceChildren(
+    ...(links.length
+      ? ["Report, as it was last written: ", ...links]
+      : ["No report is written yet: tff-dpftrl task report writes one into the task’s folder."]),
+  );
+}
+
+/** What the statement would charge, and what the committed rounds and the next one do. */
+function spentSoFar(privacy) {
+  const said = [];
+  const rounds = privacy.num_rounds ?? privacy.observed?.num_rounds;
+  if (isNumber(rounds)) {
+    const skipped = privacy.skipped_rounds ? `, ${short(privacy.skipped_rounds)} of them skipped` : "";
+    said.push(`Charged: ${short(rounds)} committed rounds${skipped}.`);
+  }
+  if (isNumber(privacy.next_epsilon) && !privacy.stopped)
+    said.push(
+      `With one more round, such as one that runs: ε = ${upwards(privacy.next_epsilon)}. ` +
+        "A round whose devices took part is charged even if it fails.",
+    );
+  const most = [privacy.declared_epsilon, privacy.budget_epsilon].filter(isNumber);
+  if (most.length && !privacy.stopped)
+    said.push(
+      `All rounds that there may be: ε = ${upwards(Math.min(...most))}. ` +
+        "Quote this one until the task is over, as the privacy statement does.",
+    );
+  return said.map((text) => el("p", { class: "muted" }, text));
+}
+
 function showPrivacy(task) {
   const privacy = task.privacy;
   const parts = [el("h4", {}, "Privacy so far")];
@@ -86,7 +136,7 @@ function showPrivacy(task) {
       if (typeof privacy.rho_zcdp === "number")
         said.push(`ρ = ${upwards(privacy.rho_zcdp)} (zCDP)`);
       if (privacy.unit_of_privacy) said.push(`for each ${privacy.unit_of_privacy}`);
-      parts.push(el("p", { class: "muted" }, said.join(", ")));
+      parts.push(el("p", { class: "muted" }, said.join(", ")), ...spentSoFar(privacy));
     }
     if (typeof privacy.budget_epsilon === "number") {
       const used = privacy.epsilon ?? 0;
@@ -100,8 +150,8 @@ function showPrivacy(task) {
         el(
           "p",
           { class: "muted" },
-          `${short((100 * used) / privacy.budget_epsilon)}\u202f% of the budget of ` +
-            `ε = ${short(privacy.budget_epsilon)}`,
+          `${upwards((100 * used) / privacy.budget_epsilon)}\u202f% of the budget of ` +
+            `ε = ${upwards(privacy.budget_epsilon)}`,
         ),
       );
     }

@@ -11,7 +11,7 @@ const COLUMNS = [
   "Abandoned",
   "Median round",
   "Last commit",
-  "ε so far",
+  "ε so far, of all",
 ];
 const STATES = { reporting: "busy", committing: "busy", "too few devices": "bad", over: "over" };
 let rows = [];
@@ -34,7 +34,7 @@ function makeRows(tasks, choose) {
       abandoned: el("td", { class: "number", "data-label": "Abandoned" }),
       seconds: el("td", { class: "number", "data-label": "Median round" }),
       last: el("td", { class: "number", "data-label": "Last commit" }),
-      epsilon: el("td", { class: "number", "data-label": "ε so far" }),
+      epsilon: el("td", { class: "number", "data-label": "ε so far, of all" }),
     };
     const line = el("tr", {}, ...Object.values(cells));
     body.append(line);
@@ -79,6 +79,7 @@ export function showTasks(data, chosen, choose) {
         ? "–"
         : task.epsilon === null
           ? "no guarantee"
-          : upwards(task.epsilon);
+          : upwards(task.epsilon) +
+            (typeof task.most_epsilon === "number" ? ` of ${upwards(task.most_epsilon)}` : "");
   });
 }
