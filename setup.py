@@ -95,6 +95,7 @@ setuptools.setup(
             "*/*.pyi",
             "runtime/*/*.proto",
             "runtime/*/*.pyi",
+            "reports/page.css",
             "runtime/status/assets/*",
         ]
     },
