@@ -172,9 +172,8 @@ class Comparison:
             ("Curves", page.charts(curves, unit=" or ".join(sorted(units)))),
             ("How it was measured", markup.element("p", markup.text(page.HELD_OUT))),
         ]
-        title = f"Comparison of {', '.join(self.labels)}"
-        lead = f"{len(self.runs)} runs, by what may be published of them."
-        return page.document(title, lead, sections, is_private=False)
+        title = f"Comparison of {len(self.runs)} runs"
+        return page.document(title, ", ".join(self.labels), sections, is_private=False)
 
 
 def of(folders: Sequence[pathlib.Path]) -> Comparison:

@@ -40,7 +40,7 @@ _WORDS = "the words of the model's ids; its words may tell of a private vocabula
 _EXACT = "exact figures of the training users"
 
 FILES = (
-    File("README.md", "this page; the model card", "yes"),
+    File("README.md", "which file is what; the card of the model", "yes"),
     File("report.html", "the report as one page, of tff-dpftrl report --html", "yes"),
     File("privacy_statement.md", "what is promised, and what is not: for people", "yes"),
     File("privacy_statement.json", "the same for programs", "yes"),

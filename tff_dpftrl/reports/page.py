@@ -29,7 +29,7 @@ _PRIVATE = (
 )
 _PUBLISHABLE = (
     "Without exact figures of the training users: loss and accuracy of training cohorts, and "
-    "n-gram models counted on those users, are left out (--private shows them)."
+    "n-gram models counted on those users, are left out."
 )
 HELD_OUT = (
     "Accuracy and loss are measured exactly on held-out users, who never train. The guarantee "
@@ -40,6 +40,7 @@ _NO_PROMISE = {
     "sweep": sentences.CHOICE_AMONG_RUNS,
     "task": "There is no privacy statement: evaluation on devices promises nothing.",
 }
+_NO_STATEMENT = "There is no privacy statement."
 UNITS = {"finetuning": "step", "custom finetuning": "step", "pretraining": "epoch"}
 TITLES = {
     "training": "Training run",
@@ -55,6 +56,16 @@ _MAY = {
     "yes, but": "may be published where its content may be seen",
     "no": "for the operator",
     "never": "never hand it on",
+}
+_NAMES = {
+    "epsilon": "ε",
+    "delta": "δ",
+    "simulated_epsilon": "ε, simulated run",
+    "noise_multiplier": "noise multiplier",
+    "eval_loss": "loss",
+    results_lib.ACCURACY: "top-1",
+    f"best_{results_lib.ACCURACY}": "best top-1",
+    "cells": "runs",
 }
 _LARGEST_PICTURE = 4 * 2**20
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -133,8 +144,11 @@ def document(
 def headline(found: results_lib.Results) -> str:
     """Returns what a folder promises, in a sentence."""
     stated = found.statement
+    if found.kind == "sweep":
+        begun = f"{len(found.cells)} runs have begun"
+        return f"{begun}; {len(found.settings)} settings have a finished one."
     if stated is None:
-        return _NO_PROMISE.get(found.kind, "There is no privacy statement yet.")
+        return _NO_PROMISE.get(found.kind, _NO_STATEMENT)
     if stated.epsilon is None:
         return "No differential privacy guarantee."
     is_conditional = stated.headline_caveats or stated.participation_record == "assumed"
@@ -147,7 +161,7 @@ def headline(found: results_lib.Results) -> str:
 
 def _privacy(found: results_lib.Results) -> str:
     if found.statement is None:
-        return markup.element("p", markup.text(headline(found)))
+        return markup.element("p", markup.text(_NO_PROMISE.get(found.kind, _NO_STATEMENT)))
     stated = found.statement.to_markdown().split("\n", 1)
     whole = stated[1] if stated[0].startswith("# ") else "\n".join(stated)
     return _picture(found.folder / "privacy.png") + markup.of_markdown(whole, level=2)
@@ -207,12 +221,14 @@ def charts(
       HTML; "" if there is nothing to draw.
     """
 
-    def curves(**names: str) -> dict[str, list[tuple[float, float]]]:
-        return {
-            f"{label}, {who}" if label else who: results_lib.series(rows, name)
-            for label, rows in runs.items()
-            for who, name in ((key.replace("_", " "), name) for key, name in names.items())
-        }
+    def curves(*columns: tuple[str, str]) -> dict[str, list[tuple[float, float]]]:
+        """Returns the curves of pairs of a column and what it is of, the first one without it."""
+        found = {}
+        for run, rows in runs.items():
+            for number, (column, of_whom) in enumerate(columns):
+                label = f"{run}, {of_whom}" if run and number else run or of_whom
+                found[label] = results_lib.series(rows, column)
+        return found
 
     others = sorted(
         {name for rows in runs.values() for row in rows for name in row if name.startswith("eval_")}
@@ -221,7 +237,7 @@ def charts(
     parts = [
         line_chart.chart(
             "Accuracy of the first guess",
-            curves(held_out_users=results_lib.ACCURACY, training_cohort="top1"),
+            curves((results_lib.ACCURACY, "held-out users"), ("top1", "training cohort")),
             x=unit,
             y="share of words guessed right, of those in the vocabulary",
             percent=True,
@@ -229,19 +245,19 @@ def charts(
         ),
         line_chart.chart(
             "Loss",
-            curves(held_out_users=results_lib.LOSS, training_cohort="loss"),
+            curves((results_lib.LOSS, "held-out users"), ("loss", "training cohort")),
             x=unit,
             y="cross-entropy, nats per word" if is_text else "loss",
         ),
         *(
             line_chart.chart(
-                name.removeprefix("eval_"), curves(held_out_data=name), x=unit, y="as measured"
+                name.removeprefix("eval_"), curves((name, "held-out data")), x=unit, y="as measured"
             )
             for name in ([] if is_text else [one for one in others if one != results_lib.LOSS][:6])
         ),
         line_chart.chart(
             "ε spent",
-            curves(for_the_declared_participation="epsilon"),
+            curves(("epsilon", "for the declared participation")),
             x=unit,
             y="ε at the run's δ",
         ),
@@ -285,12 +301,15 @@ def _measured(found: results_lib.Results) -> str:
 def _settings(found: results_lib.Results) -> str:
     if not found.settings:
         return "No run of the sweep has finished." if found.kind == "sweep" else ""
-    head = list(dict.fromkeys(name for row in found.settings for name in row))
+    columns = list(dict.fromkeys(name for row in found.settings for name in row))
+    head = [_NAMES.get(name) or _NAMES.get(name.removesuffix("_se"), name) for name in columns]
+    head = [f"± {h}" if c.endswith("_se") else h for c, h in zip(columns, head, strict=True)]
     rows = (
-        [markup.text(_short(name, row.get(name, "–"))) for name in head] for row in found.settings
+        [markup.text(_short(name, row.get(name, "–"))) for name in columns]
+        for row in found.settings
     )
-    explained = "Means over seeds, after the last round; …_se are standard errors."
-    return markup.table([name.replace("_", " ") for name in head], rows, explained)
+    explained = "Means over seeds after the last round, on held-out users; ±: standard errors."
+    return markup.table(head, rows, explained)
 
 
 def _short(column: str, text: str) -> str:

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from tff_dpftrl import durable_files, version
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.reports import files, page
 from tff_dpftrl.reports import results as results_lib
 
@@ -37,6 +38,7 @@ _WHO = {
     "no": "**the operator only**",
     "never": "**never hand it on**",
 }
+_PATH = re.compile(r"(?:[\w.~-]*/)+([^/\s,;]+)")  # In a sentence; its last part may be told.
 _RESUME = {
     "training": "tff-dpftrl train --resume --output {name}",
     "finetuning": "tff-dpftrl finetune --resume --output {name}",
@@ -70,6 +72,8 @@ def of(found: results_lib.Results) -> str:
     has_model = any((found.folder / name).exists() for name in _MODELS)
     title = f"{page.TITLES[found.kind]}: {_plain(found.data)}"
     lines = [*(_metadata(found) if has_model else []), f"# {title}", "", page.headline(found), ""]
+    if found.kind == "sweep":
+        lines += [sentences.CHOICE_AMONG_RUNS, ""]
     if has_model:
         lines += _card(found)
     elif found.statement is not None:
@@ -163,7 +167,7 @@ def _card(found: results_lib.Results) -> list[str]:
             if facts.get(name):
                 lines.append(f"- {what}: {_plain(facts[name])}")
     if facts.get("vocabulary_source"):
-        lines.append(f"- Vocabulary: {_plain(facts['vocabulary_source'])}")
+        lines.append(f"- Vocabulary: {_plain(_PATH.sub(r'\1', str(facts['vocabulary_source'])))}")
     lines += ["", "## Privacy", "", *_opening(found), "", *_evaluation(found)]
     lines += ["## Limits", ""]
     if found.statement is not None:
