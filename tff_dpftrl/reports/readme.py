@@ -167,7 +167,8 @@ def _card(found: results_lib.Results) -> list[str]:
             if facts.get(name):
                 lines.append(f"- {what}: {_plain(facts[name])}")
     if facts.get("vocabulary_source"):
-        lines.append(f"- Vocabulary: {_plain(_PATH.sub(r'\1', str(facts['vocabulary_source'])))}")
+        source = _PATH.sub(r"\1", str(facts["vocabulary_source"]))
+        lines.append(f"- Vocabulary: {_plain(source)}")
     lines += ["", "## Privacy", "", *_opening(found), "", *_evaluation(found)]
     lines += ["## Limits", ""]
     if found.statement is not None:

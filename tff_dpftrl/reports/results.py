@@ -55,8 +55,8 @@ class Results:
       rows: Metrics by round: "round", "epsilon", columns of held-out users, which begin with
         "eval_"; if `is_private` also "loss" and "top1" of the training cohorts.
       baselines: Top-1 accuracies of simpler models on the same held-out users, by name.
-      settings: Of a sweep, the rows of its settings as written.
-      cells: Of a sweep, the metrics of each run that has some, by its name.
+      settings: Rows of the settings of a sweep, as written.
+      cells: Metrics of each run of a sweep that has some, by its name.
       audit: What a recount has reported in the folder; None if there is no such report.
       missing: Sentences on what is not there.
     """
