@@ -39,7 +39,7 @@ _COLUMNS = {"epsilon": "privacy/epsilon"}
 _FILES = (
     *("metrics.csv", "metrics_README.md", "curves.png", "sessions.md", "vocabulary.json"),
     *("model.npz", "privacy_statement.json", "privacy_statement.md"),
-    *("audit.md", "audit.json", "README.md", "report.html"),
+    *("audit.md", "audit.json", "README.md", "report.html", "private/report.html"),
 )
 _NOT_READ = ("curves.png", "metrics_README.md", "sessions.md", "vocabulary.json")
 
