@@ -151,11 +151,13 @@ def test_a_page_keeps_the_audits_of_its_claim(folder):
     refuted = stated.with_audit("audited: VIOLATED", is_refuted=True)
     path.write_text(refuted.to_json())
     assert main.main(["report", str(folder), "--html"]) == 0
-    assert statement.PrivacyStatement.from_json(path.read_text()) == refuted
+    kept = statement.PrivacyStatement.from_json(path.read_text())
+    assert kept.audits == refuted.audits and kept.headline_caveats == refuted.headline_caveats
     assert "audited: VIOLATED" in (folder / "report.html").read_text()
     path.write_text(dataclasses.replace(refuted, epsilon=1.0).to_json())  # Another claim.
     assert main.main(["report", str(folder), "--html"]) == 0
-    assert statement.PrivacyStatement.from_json(path.read_text()) == stated
+    anew = statement.PrivacyStatement.from_json(path.read_text())
+    assert (anew.audits, anew.epsilon) == ((), stated.epsilon)
 
 
 def test_of_a_folder_without_private_it_tells_what_is_left(folder, tmp_path, capsys):
