@@ -104,6 +104,7 @@ setuptools.setup(
             "*/*.pyi",
             "runtime/*/*.proto",
             "runtime/*/*.pyi",
+            "reports/page.css",
             "runtime/status/assets/*",
         ]
     },

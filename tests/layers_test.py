@@ -21,21 +21,23 @@ _ALLOWED = {
     "discretization": (),
     "accounting": ("participation", "mechanisms", "discretization"),
     "numpy_noise": ("participation", "mechanisms", "accounting"),
+    "reports": ("accounting",),
     "private_round": ("mechanisms", "discretization"),
     "aggregators": (*_MATHS, "private_round", "execution"),
     "learning": (*_MATHS, "private_round", "aggregators", "execution", "models", "data"),
     "execution": (),
     "models": (),
     "data": (),
-    "runs": (*_MATHS, "private_round"),
+    "runs": (*_MATHS, "private_round", "reports"),
     "finetuning": (*_MATHS, "private_round", "models", "data", "runs", "training"),
-    "training": (*_FEDERATED, "runs"),
-    "sweeps": ("accounting", "mechanisms", "runs", "training"),
+    "training": (*_FEDERATED, "reports", "runs"),
+    "sweeps": ("accounting", "mechanisms", "reports", "runs", "training"),
     "secure_sums": (),
     "auditing": (*_FEDERATED, "runs", "finetuning", "training", "runtime"),
-    "runtime": (*_FEDERATED, "secure_sums", "runs", "training"),
+    "runtime": (*_FEDERATED, "secure_sums", "reports", "runs", "training"),
     "cli": (
         *_FEDERATED,
+        "reports",
         "secure_sums",
         "runs",
         "finetuning",
@@ -118,6 +120,7 @@ def test_strata_import_no_higher_framework(path):
     package = path.relative_to(_PACKAGE).parts[0]
     if package in (
         *_MATHS,
+        "reports",
         "secure_sums",
         "sweeps",
     ):  # A sweep waits for hours beside what needs the memory.
@@ -144,7 +147,7 @@ def test_fine_tuning_has_its_rounds_from_the_kernel(path):
 @pytest.mark.parametrize("path", _modules(), ids=_label)
 def test_the_kernel_of_a_run_knows_no_text_and_no_options(path):
     if path.relative_to(_PACKAGE).parts[0] == "runs":
-        assert _ours(path) <= {"runs", *_AT_THE_TOP, *_MATHS, "private_round"}
+        assert _ours(path) <= {"runs", *_AT_THE_TOP, *_MATHS, "private_round", "reports"}
         assert not any(name.endswith((".config", ".options")) for name in _imports(path))
 
 

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tff_dpftrl.cli import compare
+from tff_dpftrl.cli import main as main_lib
 from tff_dpftrl.mechanisms import blt, blt_optimize, serialization, tree, zoo
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -145,6 +146,12 @@ def test_bad_values_are_refused(values, capsys):
         _run("tree", *_COMMON, "--values", values, "--csv", "x.csv")
     assert ending.value.code == 2
     assert "--values" in capsys.readouterr().err
+
+
+def test_a_folder_is_for_compare_runs(tmp_path, capsys):
+    schema = ["--rounds", "10", "--min-sep", "2", "--vary", "rounds", "--values", "10"]
+    assert main_lib.main(["compare", str(tmp_path), "blt", *schema]) == 2
+    assert "tff-dpftrl compare-runs compares results folders" in capsys.readouterr().err
 
 
 if __name__ == "__main__":

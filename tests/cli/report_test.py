@@ -1,10 +1,13 @@
 """Tests of `tff-dpftrl report`."""
 
 import contextlib
+import csv
+import dataclasses
 import json
 import math
 import pathlib
 import re
+import shutil
 import sys
 
 import pytest
@@ -13,6 +16,7 @@ pytest.importorskip("tensorflow_federated", reason="trains with TFF")
 
 from tests.cli import toy_corpus
 from tff_dpftrl.accounting import statement
+from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.cli import main, report
 from tff_dpftrl.models import export
 from tff_dpftrl.participation import ledger_file
@@ -108,6 +112,86 @@ def test_a_run_under_way_is_refused(folder, capsys):
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     assert main.main(["report", str(tmp_path)]) == 2
     assert "There is no run in" in capsys.readouterr().err
+
+
+def _copy_without_private(folder: pathlib.Path, copy: pathlib.Path) -> pathlib.Path:
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("private", "README.md"))
+    return copy
+
+
+def test_the_page_and_the_readme_have_no_exact_figures(folder, capsys):
+    assert main.main(["report", str(folder), "--html"]) == 0
+    assert f"The page is in {folder}/report.html" in capsys.readouterr().err
+    figures = {
+        text
+        for row in csv.DictReader((folder / "metrics.csv").read_text().splitlines())
+        for text in (row["loss"], row["top1"], row["seconds"])
+    }
+    assert len(figures) > 4
+    for name in ("report.html", "README.md"):
+        text = (folder / name).read_text()
+        assert not [one for one in figures if one in text]
+        assert "ε = 12.1" in text
+    assert str(folder.parent) not in (folder / "README.md").read_text()
+    found = run_folder.recount_run(str(folder))
+    assert not found.is_violated, found.findings
+
+
+def test_the_private_page_is_the_owners_alone(folder):
+    assert main.main(["report", str(folder), "--html", "--private"]) == 0
+    path = folder / "private" / "report.html"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "Do not publish it." in path.read_text() and str(folder.parent) in path.read_text()
+
+
+def test_a_page_keeps_the_audits_of_its_claim(folder):
+    path = folder / "privacy_statement.json"
+    assert main.main(["report", str(folder)]) == 0
+    stated = statement.PrivacyStatement.from_json(path.read_text())
+    refuted = stated.with_audit("audited: VIOLATED", is_refuted=True)
+    path.write_text(refuted.to_json())
+    assert main.main(["report", str(folder), "--html"]) == 0
+    kept = statement.PrivacyStatement.from_json(path.read_text())
+    assert kept.audits == refuted.audits and kept.headline_caveats == refuted.headline_caveats
+    assert "audited: VIOLATED" in (folder / "report.html").read_text()
+    path.write_text(dataclasses.replace(refuted, epsilon=1.0).to_json())  # Another claim.
+    assert main.main(["report", str(folder), "--html"]) == 0
+    anew = statement.PrivacyStatement.from_json(path.read_text())
+    assert (anew.audits, anew.epsilon) == ((), stated.epsilon)
+
+
+def test_of_a_folder_without_private_it_tells_what_is_left(folder, tmp_path, capsys):
+    assert main.main(["report", str(folder)]) == 0
+    copy = _copy_without_private(folder, tmp_path / "copy")
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert main.main(["report", str(copy), "--html", str(tmp_path / "page.html")]) == 0
+    printed = capsys.readouterr().out
+    assert "There is no private/" in printed and "Privacy: ε = 12.1" in printed
+    assert "After 2 rounds: top-1 accuracy on held-out users" in printed
+    assert "<h1>Training run: users.jsonl</h1>" in (tmp_path / "page.html").read_text()
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert {path.name for path in copy.iterdir()} - {path.name for path in before} >= {"README.md"}
+    assert main.main(["report", str(copy), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["statement"] == json.loads((copy / "privacy_statement.json").read_text())
+    assert found["missing"] and "loss" not in found["last_round"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--private"], "add --html"),
+        (["--html", "--private"], "name one behind --html"),
+        (["--html", "none/page.html"], "there is no folder none"),
+        (["--html", "."], "is a folder"),
+    ],
+)
+def test_flags_that_cannot_be_followed_are_refused_in_a_line(flags, says, folder, tmp_path, capsys):
+    copy = _copy_without_private(folder, tmp_path / "copy")
+    assert main.main(["report", str(copy), *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
 
 
 def test_the_docs_explain_every_file(folder):

@@ -55,7 +55,7 @@ def test_a_folder_has_the_best_model_and_what_it_was_trained_on(corpus, pretrain
     output, lines, summary = pretrained
     names = {path.name for path in output.iterdir()}
     described = {"curves.png", "pretraining.json", "text_digests.npz", "vocabulary.json"}
-    assert names == {"model.npz", *described}
+    assert names == {"README.md", "model.npz", *described}
     record = json.loads((output / "pretraining.json").read_text())
     assert record["source"] == "public.jsonl, declared public by the operator"
     assert record["pretraining"] == dataclasses.asdict(_config(corpus))

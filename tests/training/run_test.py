@@ -39,6 +39,7 @@ def test_a_run_leaves_everything_in_its_folder(uninterrupted):
     output, _, _ = uninterrupted
     names = {p.name for p in output.iterdir()}
     assert names == {
+        "README.md",
         "best_model.npz",
         "config.json",
         "curves.png",

@@ -137,7 +137,7 @@ def add_parser(subparsers) -> None:
         help=(
             "Add the outcome of the audit to the run's privacy statement. The claim "
             "stays as it is; a refuted one is marked beside ε. `tff-dpftrl report` "
-            "removes the line."
+            "removes the line; with --html it stays, as long as the claim is the same."
         ),
     )
     output.add_format(parser)

@@ -185,6 +185,11 @@ def _check_names(names: list[str]) -> None:
     from tff_dpftrl.mechanisms import zoo
 
     for name in names:
+        if name not in table.MECHANISMS and os.path.isdir(name):
+            raise validation.UsageError(
+                f"{name!r} is a folder, not a strategy: tff-dpftrl compare-runs compares results "
+                "folders."
+            )
         if not (name in table.MECHANISMS or os.path.exists(name) or name in zoo.names()):
             raise validation.UsageError(
                 f"{name!r} is no mechanism ({', '.join(table.MECHANISMS)}), no file, and no entry "

@@ -32,7 +32,9 @@ _GROUPS = {
     "Train on texts in one place": (
         *("pretrain", "train", "sweep", "finetune-plan", "finetune", "personalize"),
     ),
-    "Look at what was trained": ("report", "audit", "budget", "predict", "export"),
+    "Look at what was trained": (
+        *("report", "compare-runs", "audit", "budget", "predict", "export"),
+    ),
     "Train on devices": ("task", "serve", "device", "fleet"),
     "Choose mechanism and noise": ("optimize", "compare", "account", "calibrate", "plan"),
 }

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
+
+from tff_dpftrl import validation
 
 
 def add_format(
@@ -18,6 +21,26 @@ def add_format(
     """Adds --format; `when` is appended to its help."""
     text = f"Of standard output{when}. Default: text."
     parser.add_argument("--format", choices=choices, default=default, help=text)
+
+
+def file(flag: str, name: str | None) -> pathlib.Path | None:
+    """Returns the path of a file to be written; None if the flag was not given.
+
+    Args:
+      flag: Flag that names the file, for messages.
+      name: Name that was given; None if there is none.
+
+    Raises:
+      UsageError: If it cannot be written there, because it is a folder or is in none.
+    """
+    if name is None:
+        return None
+    path = pathlib.Path(name)
+    if path.is_dir():
+        raise validation.UsageError(f"{flag} {name} is a folder: name a file.")
+    if not path.absolute().parent.is_dir():
+        raise validation.UsageError(f"{flag} {name}: there is no folder {path.parent}, make it.")
+    return path
 
 
 def print_json(report: Any) -> None:

@@ -6,11 +6,17 @@ import argparse
 import json
 import math
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tff_dpftrl import durable_files, validation
+from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.cli import output
-from tff_dpftrl.runs import manifest
+from tff_dpftrl.reports import page, readme
+from tff_dpftrl.reports import results as results_lib
+from tff_dpftrl.runs import manifest, reporting
 
 if TYPE_CHECKING:
     from tff_dpftrl.training import report as report_lib
@@ -23,6 +29,13 @@ It works on interrupted and on finished runs, and on no data: the folder is enou
 `tff-dpftrl train` has the folder open it is refused; interrupt the run first, and go on
 with it afterwards (tff-dpftrl train --resume). The statement of a run that has not ended
 charges all rounds that it declared, since whoever ends it early has seen how it went.
+
+--html writes all of it as one page besides: statement, curves, participation, what a recount
+found, options, files. It needs no other file, script or network, and holds only what may be
+published. --private adds exact figures of the training users, under a banner.
+
+A folder without private/, or of pretrain, sweep or task report, is not derived again: what is in
+it is summarised, and what is missing is said.
 """
 
 _EPILOG = """\
@@ -32,6 +45,15 @@ examples:
 
   # For a script: the ε that is stated.
   tff-dpftrl report results/blt --format json | jq .statement.epsilon
+
+  # One page to print or to hand on: results/blt/report.html.
+  tff-dpftrl report results/blt --html
+
+  # For the operator, with n-gram models and training cohorts: results/blt/private/report.html.
+  tff-dpftrl report results/blt --html --private
+
+  # A sweep, or a folder that somebody has handed on.
+  tff-dpftrl report results/sweep --html sweep.html
 """
 
 
@@ -45,13 +67,131 @@ def add_parser(subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("run_folder", metavar="RUN", help="Folder that train or finetune wrote to.")
+    parser.add_argument(
+        "run_folder",
+        metavar="RUN",
+        help="Folder that train, finetune, pretrain, sweep or task report wrote to.",
+    )
+    parser.add_argument(
+        "--html",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="Write a page too. Default of FILE: report.html in the folder, with --private in its "
+        "private/.",
+    )
+    parser.add_argument(
+        "--private",
+        action="store_true",
+        help="Add exact figures of the training users to the page, which is then not to be "
+        "published.",
+    )
     output.add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Reports, and returns the exit status."""
     folder = pathlib.Path(args.run_folder)
+    target = _target(args, folder)
+    is_run = manifest.exists(folder) and (folder / manifest.PRIVATE).is_dir()
+    if is_run or not _has_results(folder):
+        keeps = target is not None and _has_results(folder)
+        audited = results_lib.read(folder).statement if keeps else None
+        _report_again(folder, args.format)
+        if audited is not None and audited.audits:
+            _keep_audits(folder, audited)
+    else:
+        _report_what_is_left(folder, args.format)
+    if target is not None:
+        content = page.of(results_lib.read(folder, private=args.private)).encode("utf-8")
+        durable_files.write(target, content, private=args.private)
+        print(f"The page is in {target}", file=sys.stderr)
+    return 0
+
+
+def _target(args: argparse.Namespace, folder: pathlib.Path) -> pathlib.Path | None:
+    """Returns the file of the page; None for no page."""
+    if args.html is None:
+        if args.private:
+            raise validation.UsageError("--private is for the page: add --html, or leave it out.")
+        return None
+    if args.html:
+        return output.file("--html", args.html)
+    if not args.private:
+        return folder / page.NAME
+    if not (folder / manifest.PRIVATE).is_dir():
+        raise validation.UsageError(
+            f"--private needs a file: there is no {folder / manifest.PRIVATE}/ to keep the page "
+            "in, name one behind --html."
+        )
+    return folder / manifest.PRIVATE / page.NAME
+
+
+def _has_results(folder: pathlib.Path) -> bool:
+    """Returns whether a folder has results that can be shown, if not derived again."""
+    try:
+        results_lib.kind_of(folder)
+    except validation.UsageError:
+        return False
+    return not (folder / "task.pb").exists()  # A task's own folder: its error says what to do.
+
+
+def _report_what_is_left(folder: pathlib.Path, form: str) -> None:
+    """Summarises the files of a folder whose run cannot be derived again."""
+    found = results_lib.read(folder)
+    if not (folder / readme.NAME).exists():
+        readme.write(folder)
+    summary = _summary(found)
+    if form == "json":
+        stated = found.statement
+        output.print_json(
+            {
+                "statement": None if stated is None else json.loads(stated.to_json()),
+                "last_round": dict(found.rows[-1]) if found.rows else None,
+                "baselines": dict(found.baselines),
+                "held_out": None,
+                "summary": summary,
+                "missing": list(found.missing),
+            }
+        )
+    else:
+        print("\n".join([summary, *found.missing, f"{folder / readme.NAME} says what is what."]))
+
+
+# What an audit is about: if one of these has changed, it was of another claim.
+_CLAIM = ("mechanism", "parameters", "epsilon", "delta", "declared", "accounted", "observed")
+
+
+def _keep_audits(folder: pathlib.Path, before: statement_lib.PrivacyStatement) -> None:
+    """Adds the audits of the same claim to the statement that has just been written."""
+    path = folder / "privacy_statement.json"
+    stated = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+    if any(getattr(stated, name) != getattr(before, name) for name in _CLAIM):
+        return
+    for entry in before.audits:
+        is_refuted = sentences.refuted(entry) in before.headline_caveats
+        stated = stated.with_audit(entry, is_refuted=is_refuted)
+    reporting.write_statement(folder, stated)
+    readme.write(folder)
+
+
+def _summary(found: results_lib.Results) -> str:
+    """Returns the outcome in a few lines, from what may be published."""
+    lines = [f"{page.TITLES[found.kind]}: {found.data}."]
+    last = found.evaluations[-1] if found.evaluations else {}
+    if results_lib.ACCURACY in last:
+        unit = page.UNITS.get(found.kind, "round")
+        lines.append(
+            f"After {last['round']:g} {unit}s: top-1 accuracy on held-out users "
+            f"{last[results_lib.ACCURACY]:.2%}."
+        )
+    has_statement = found.statement is not None
+    lines.append(reporting.promise(found.statement) if has_statement else page.headline(found))
+    return "\n".join(lines)
+
+
+def _report_again(folder: pathlib.Path, form: str) -> None:
+    """Derives the report of a run again from what it has committed."""
     known = manifest.read(folder)  # Refuses what is no run before TensorFlow is imported.
     baselines, held_out = {}, None
     if known.kind == manifest.CUSTOM_FINETUNING:
@@ -61,7 +201,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         results = _report_on_text(known.kind, folder)
         baselines, held_out = dict(results.baselines), results.held_out
-    if args.format == "json":
+    if form == "json":
         output.print_json(
             {
                 "statement": json.loads(results.statement.to_json()),
@@ -75,7 +215,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"{results.summary}\nStatement, curves and model are in {folder}/")
         if held_out is not None:
             _print_head_words(held_out["head_words"])
-    return 0
 
 
 def _report_on_text(kind: manifest.Kind, folder: pathlib.Path) -> report_lib.TrainingResults:

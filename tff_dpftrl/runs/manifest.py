@@ -45,6 +45,9 @@ TEXTS = "texts of the training users"
 NAME = "config.json"
 """Name of the file that makes a folder that of a run."""
 
+PRIVATE = "private"
+"""Name of the folder of a run's secrets, in that of the run."""
+
 # Folders of something else, by a file in them, and what to do with them.
 _OTHER_FOLDERS = {
     "task.pb": "a task for devices, which tff-dpftrl task report reports",

@@ -8,6 +8,7 @@ from typing import Any
 from tff_dpftrl import durable_files, validation
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.reports import readme
 from tff_dpftrl.runs import committed_rounds, metrics_log
 from tff_dpftrl.runs import prepared as prepared_lib
 
@@ -20,7 +21,7 @@ def write(
     """Writes the report of a run that this process has open.
 
     Args:
-      output: Folder of the run; statement, curves and model in it are replaced.
+      output: Folder of the run; statement, curves, model and README in it are replaced.
       run: Material of the report.
       rounds: The open rounds of the run.
 
@@ -55,7 +56,9 @@ def write(
         "statement charges all of them: whoever ends a run early has seen how it went."
     )
     outcome = prepared_lib.Outcome(rows, run.released(snapshot), statement, progress)
-    return run.presentation.write(output, outcome)
+    results = run.presentation.write(output, outcome)
+    readme.write(output)
+    return results
 
 
 def write_statement(output: pathlib.Path, statement: statement_lib.PrivacyStatement) -> None:

@@ -1,10 +1,11 @@
-"""Updates of the tables and pictures of a sweep while its cells run."""
+"""Updates of the tables, pictures and README of a sweep while its cells run."""
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
 
+from tff_dpftrl.reports import readme
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import plots, tables
@@ -54,4 +55,5 @@ class ResultsWriter:
         results = self.read()
         tables.write(self._output, results, self._title)
         plots.write(self._output, results)
+        readme.write(self._output)
         return results

@@ -6,7 +6,7 @@ The folder of a pretrained model:
     vocabulary.json    the words of its ids, and how text is split into them
     pretraining.json   what it was trained on, with which options, and every epoch's metrics
     text_digests.npz   digests of the text, if it came from a file
-    curves.png
+    curves.png, README.md
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tff_dpftrl.data import (
     vocabulary,
 )
 from tff_dpftrl.models import table as model_table
+from tff_dpftrl.reports import readme
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.training import corpus as corpus_lib
 from tff_dpftrl.training import language_config, trained_model, warm_start
@@ -324,6 +325,7 @@ def pretrain(
                 f"perplexity {measured['perplexity']:.1f}.",
                 file=sys.stderr,
             )
+            readme.write(output)
             if _best(done)["round"] + config.patience <= number:
                 break
     best = _best(done)

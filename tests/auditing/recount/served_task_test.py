@@ -1,5 +1,6 @@
 """Tests of the recount of served tasks, without server and store: untouched ones, and forged."""
 
+import csv
 import dataclasses
 import json
 import shutil
@@ -84,6 +85,21 @@ def test_an_untouched_report_is_consistent(untouched, capsys):
     charged = stated["parameters"]["num_rounds_charged"]
     assert 3 < charged < 8  # The budget decides.
     assert f"in {charged} rounds, of which 3 are done" in shown
+
+
+def test_pages_of_a_report_are_among_what_is_looked_through(report, capsys):
+    for flags in ((), ("--private",)):
+        assert main.main(["report", str(report), "--html", *flags]) == 0
+    assert "Task served to devices" in capsys.readouterr().out
+    for name in ("report.html", "README.md"):
+        text = (report / name).read_text()
+        assert "Do not publish it." not in text and "for one device" in text
+    assert "Do not publish it." in (report / "private" / "report.html").read_text()
+    assert _violated(report) == set()
+    *_, last = csv.DictReader((report / "metrics.csv").read_text().splitlines())
+    (report / "report.html").write_text(last["client_work/train/loss"])
+    (found,) = _violated(report)
+    assert "exact figures" in found
 
 
 def test_without_private_the_rest_is_recounted(report, capsys):

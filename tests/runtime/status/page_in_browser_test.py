@@ -1,19 +1,15 @@
-"""The status page in headless Chromium: Debian's packages chromium and chromium-driver."""
+"""The status page in headless Chromium."""
 
 import asyncio
 import json
-import os
-import shutil
 import sys
 import threading
 import time
 
 import pytest
-from selenium import common, webdriver
-from selenium.webdriver.chrome import options as options_lib
-from selenium.webdriver.chrome import service as service_lib
 from selenium.webdriver.common import by
 
+from tests import chromium
 from tests.runtime.status import watched
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.status import page
@@ -93,39 +89,10 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser(server, tmp_path_factory):
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs Debian's packages chromium and chromium-driver")
-    folder = tmp_path_factory.mktemp("browser")
-    options = options_lib.Options()
-    options.binary_location = chromium
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",  # It is for root, too, and shows nothing but our page.
-        "--disable-dev-shm-usage",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--no-first-run",
-        "--window-size=1400,1000",
-        f"--user-data-dir={folder / 'profile'}",
-        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}
-    try:
-        found = webdriver.Chrome(options, service_lib.Service(driver, env=environment))
-    except common.WebDriverException as error:
-        if "TEST_SRCDIR" in os.environ:  # Bazel's sandbox may keep it from what it needs.
-            pytest.skip(f"chromium does not start in this sandbox: {error.msg}")
-        raise
-    try:
+    with chromium.started(tmp_path_factory.mktemp("browser")) as found:
         found.get(server.status.address)
         found.execute_script("window.isTheSamePage = true")
         yield found
-    finally:
-        found.quit()
 
 
 def eventually(get, expected):

@@ -23,11 +23,11 @@ _AT_THE_END = (
 _KNOWN = (
     *_AT_THE_END,
     *("config.json", "vocabulary.json", "model.npz", "weights.npz", "best_model.npz"),
-    *("pretrained_model.npz", "held_out.json", "curves.png"),
-    *("sweep.log", "cell.json", "audit.md", "audit.json", "trade_off.png"),
+    *("pretrained_model.npz", "held_out.json", "curves.png", "sweep.log", "cell.json"),
+    *("audit.md", "audit.json", "trade_off.png", "README.md", "report.html"),
     *("private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"),
     *("private/cohort_seed", "private/pool.json", "private/baselines.json"),
-    "private/texts.sqlite",
+    *("private/texts.sqlite", "private/report.html"),
     "private/ledger.sqlite-journal",  # A killed process leaves one even if nothing is undone.
 )
 # Looked through for secrets and exact figures, but compared with nothing.
@@ -42,7 +42,7 @@ _FOLDERS = ("private", "private/checkpoints", "tensorboard")
 # Files of text that may be published, by docs/reference/results_folder.md.
 _MAY_BE_PUBLISHED = (
     *("privacy_statement.json", "privacy_statement.md", "config.json", "vocabulary.json"),
-    *("held_out.json", "metrics_README.md"),
+    *("held_out.json", "metrics_README.md", "README.md", "report.html"),
 )
 _EXACT = ("loss", "top1", "seconds", "clients")
 _SMALLEST_SECRET = 10**9

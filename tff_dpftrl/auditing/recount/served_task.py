@@ -39,7 +39,7 @@ _COLUMNS = {"epsilon": "privacy/epsilon"}
 _FILES = (
     *("metrics.csv", "metrics_README.md", "curves.png", "sessions.md", "vocabulary.json"),
     *("model.npz", "privacy_statement.json", "privacy_statement.md"),
-    *("audit.md", "audit.json"),
+    *("audit.md", "audit.json", "README.md", "report.html", "private/report.html"),
 )
 _NOT_READ = ("curves.png", "metrics_README.md", "sessions.md", "vocabulary.json")
 
@@ -383,7 +383,8 @@ def _exact_figures(test: str, task: TaskRecords) -> audit_report.Finding:
         and len(value or "") >= 8
     }
     names = ["privacy_statement.json", "privacy_statement.md", "vocabulary.json"]
-    names += ["metrics_README.md", *(f"{task_records.TASK}/{name}" for name in task_folder.FILES)]
+    names += ["metrics_README.md", "README.md", "report.html"]
+    names += [*(f"{task_records.TASK}/{name}" for name in task_folder.FILES)]
     wrong, looked_at = file_checks.holds_figures(task.folder, names, figures)
     return findings.judged(test, wrong, f"None of {len(figures)} figures is in {looked_at} files")
 

@@ -18,6 +18,7 @@ from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.data import sequences
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.models import evaluation, export, metrics, table
+from tff_dpftrl.reports import readme
 from tff_dpftrl.runs import checkpoint, curves, released_model, reporting
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import tensor_values
@@ -144,8 +145,9 @@ def write(
       folder: Folder of the task, verified.
       store: Store from which the task is served.
       output: Folder of the results, made if missing; files in it are replaced: `metrics.csv`,
-        `metrics_README.md` and `curves.png`; for a training task also `privacy_statement.json`
-        and `.md`, `model.npz` and `vocabulary.json`; with `sessions` also `sessions.md`.
+        `metrics_README.md`, `curves.png` and `README.md`; for a training task also
+        `privacy_statement.json` and `.md`, `model.npz` and `vocabulary.json`; with `sessions`
+        also `sessions.md`.
       with_held_out: Whether the model is evaluated on the held-out users of the options' data,
         who never train.
       sessions: Counts of the shapes of the devices' sessions, for `sessions.md`; None if they are
@@ -188,6 +190,7 @@ def write(
         curves.write(output / "curves.png", shown, title=title, baselines={})
         summary = f"{len(released)} rounds evaluated {terms.model_of}. {_last(shown)}"
         summary += f"\n{summation_sentences.in_short(terms.secure_aggregation)}"
+        readme.write(output)
         return TaskReport(rows, None, None, summary)
     accounting = task_privacy.TaskPrivacy(terms)
     spent_by_others = others(store, terms.population, terms.task)
@@ -205,6 +208,7 @@ def write(
         shown[-1] |= {f"eval_{name}": value for name, value in held_out.items()}
     title = f"{terms.population}/{terms.task}: {statement.mechanism}, {_epsilon(statement)}"
     curves.write(output / "curves.png", shown, title=title, baselines={})
+    readme.write(output)
     over = accounting.refusal(state.observed)
     if over:
         progress = f"The task is over: {over}."

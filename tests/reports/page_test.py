@@ -1,0 +1,92 @@
+"""Tests of `reports.page` on the text of the page; page_in_browser_test.py looks at it."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from tests.reports import made_up
+from tff_dpftrl.reports import page, results
+
+_PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)
+_SECRETS = (
+    *(made_up.EXACT_LOSS[:8], made_up.EXACT_TOP1[:8], "3.14", "27.2", "0.1618", "16.2"),
+    *("/home/secret", "37", "1.414"),
+)
+
+
+def _of(folder, **options) -> str:
+    return page.of(results.read(folder, **options))
+
+
+def test_it_has_the_whole_statement_and_what_was_measured(tmp_path):
+    found = _of(made_up.write_run(tmp_path / "run"))
+    for heading in ("Privacy", "Participation", "Results", "Configuration", "Files"):
+        assert re.search(rf"<h2[^>]*>{heading}</h2>", found)
+    claim = made_up.stated()
+    for sentence in (*claim.not_covered, *claim.caveats, claim.setting, claim.adjacency):
+        assert page.markup.text(sentence) in found
+    assert found.count("<svg viewBox") >= 3 and "20 %" in found
+    assert "held-out users, who never train" in found
+
+
+def test_the_default_page_has_nothing_that_must_not_be_published(tmp_path):
+    found = _of(made_up.write_run(tmp_path / "run"))
+    body = found[found.index("<body") :]
+    shown = re.sub(r"<svg.*?</svg>|<h3.*?Mechanism and parameters.*?</ul>", "", body, flags=re.S)
+    assert not [secret for secret in _SECRETS if secret in shown]
+    assert page._PRIVATE not in found
+
+
+def test_the_operators_page_has_all_under_a_banner(tmp_path):
+    found = _of(made_up.write_run(tmp_path / "run"), private=True)
+    assert page._PRIVATE in found and "/home/secret/users.csv" in found
+    assert all(name in found for name in ("unigrams", "bigrams", "trigrams", "training cohort"))
+    assert "3.14" in found and "27.2 %" in found
+
+
+def test_it_names_neither_scripts_nor_other_files(tmp_path):
+    folder = made_up.write_run(tmp_path / "run")
+    (folder / "privacy.png").write_bytes(_PNG)
+    found = _of(folder, private=True)
+    assert not re.search(r"<(script|link|iframe|object|base|form)\b", found)
+    sources = re.findall(r'(?:src|href|srcset|xlink:href)="(.*?)"', found)
+    assert len(sources) == 1 and sources[0].startswith("data:image/png;base64,")
+    assert "url(" not in found and "@import" not in found and " onerror='" not in found
+
+
+def test_a_picture_that_is_none_or_too_large_is_left_out(tmp_path):
+    folder = made_up.write_run(tmp_path / "run")
+    for content in (made_up.SCRIPT.encode(), _PNG + bytes(5 * 2**20)):
+        (folder / "privacy.png").write_bytes(content)
+        assert "<img" not in _of(folder).replace("&lt;img", "")
+
+
+def test_it_shows_a_recount_or_how_to_make_one(tmp_path):
+    folder = made_up.write_run(tmp_path / "run")
+    assert "tff-dpftrl audit --run run --state" in _of(folder)
+    findings = [{"test": "a", "outcome": "consistent", "says": made_up.SCRIPT}]
+    audit = {"verdict": "consistent with the claim", "findings": findings}
+    (folder / "audit.json").write_text(json.dumps(audit))
+    found = _of(folder)
+    assert "consistent with the claim" in found and "was not recounted" not in found
+    assert "Tests of the recount" not in found
+    assert "Tests of the recount" in _of(folder, private=True)
+    claim = made_up.stated().with_audit("audited: recount: VIOLATED", is_refuted=True)
+    (folder / "privacy_statement.json").write_text(claim.to_json())
+    assert "audited: recount: VIOLATED" in _of(folder)
+
+
+def test_what_is_missing_is_said(tmp_path):
+    folder = made_up.write_run(tmp_path / "run")
+    for path in ("private/baselines.json", "metrics.csv", "config.json"):
+        (folder / path).unlink()
+    (folder / "private").rmdir()
+    found = _of(folder)
+    assert "There is no private/" in found and "There is no metrics.csv" in found
+    assert "Results that were handed on" in found
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

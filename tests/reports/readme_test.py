@@ -1,0 +1,111 @@
+"""Tests of `reports.readme` and of the table in `reports.files`."""
+
+import json
+import pathlib
+import re
+import sys
+
+import pytest
+import yaml
+
+from tests.reports import made_up
+from tff_dpftrl.reports import files, readme, results
+
+_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reference" / "results_folder.md"
+
+
+def _written(folder: pathlib.Path) -> tuple[dict, str]:
+    readme.write(folder)
+    _, block, text = (folder / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(block), text
+
+
+def test_it_is_a_model_card_of_hugging_face(tmp_path):
+    card, text = _written(made_up.write_run(tmp_path / "run", vocabulary="english"))
+    assert card["language"] == "en" and "license" not in card
+    assert "differential-privacy" in card["tags"] and card["library_name"] == "tff_dpftrl"
+    (model,) = card["model-index"]
+    (result,) = model["results"]
+    assert model["name"] == "run"
+    assert result["dataset"]["type"] == f"{made_up.SCRIPT}.csv"
+    values = {metric["type"]: metric["value"] for metric in result["metrics"]}
+    assert values == {"accuracy": 0.2, "cross-entropy": 1.0}
+    assert re.findall("^## (.*)", text, re.MULTILINE) == [
+        "Intended use",
+        "Training data",
+        "Privacy",
+        "Evaluation",
+        "Limits",
+        "Files",
+        "What to type next",
+    ]
+
+
+def test_it_says_what_each_file_is_and_who_may_see_it(tmp_path):
+    _, text = _written(made_up.write_run(tmp_path / "run"))
+    rows = dict(re.findall(r"^\| `(.*?)` \| .* \| (.*?) \|$", text, re.MULTILINE))
+    assert rows["private/"] == "**never hand it on**"
+    assert rows["metrics.csv"] == "**the operator only**"
+    assert rows["README.md"] == rows["model.npz"] == "may be published"
+    assert "tff-dpftrl audit --run run --state" in text and "curves.png" not in rows
+
+
+def test_nothing_private_and_no_markup_of_others_is_in_it(tmp_path):
+    folder = made_up.write_run(tmp_path / "run")
+    _, text = _written(folder)
+    whole = (folder / "README.md").read_text()
+    for secret in (made_up.EXACT_LOSS, made_up.EXACT_TOP1, str(made_up.BIGRAMS), "1618", "/home/"):
+        assert secret not in whole
+    assert "bigrams" not in whole or "trigrams" in whole
+    bare = re.sub(r"\\.", "", text)  # Without what is escaped.
+    assert made_up.SCRIPT[1:7] in text and "<" not in bare and "](" not in bare
+    with pytest.raises(ValueError, match="may be published"):
+        readme.of(results.read(folder, private=True))
+
+
+def test_the_caveats_stand_beside_epsilon(tmp_path):
+    claim = made_up.stated().with_audit("audited: VIOLATED", is_refuted=True)
+    _, text = _written(made_up.write_run(tmp_path / "run", claim))
+    assert all(caveat in text for caveat in claim.headline_caveats)
+    without = made_up.stated(noise_multiplier=0.0)
+    card, text = _written(made_up.write_run(tmp_path / "without", without))
+    assert "No differential privacy guarantee." in text and "ε =" not in text
+    assert "differential-privacy" not in card["tags"]
+
+
+def test_a_sweep_has_no_card(tmp_path):
+    (tmp_path / "sweep.json").write_text(json.dumps({"options": {}}))
+    for name in "ab":
+        made_up.write_run(tmp_path / "cells" / name)
+    readme.write(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith("# Sweep") and "choosing among runs" in text
+    assert f"compare-runs {tmp_path.name}/cells/a {tmp_path.name}/cells/b" in text
+
+
+def _explained() -> dict[str, str]:
+    """Verdicts of the reference page by the names in the first cell of a row."""
+    found = {}
+    for line in _PAGE.read_text("utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| `") and len(cells) == 3:
+            names = re.findall(r"`(.*?)`", cells[0])
+            for name in names:
+                name = names[0].rpartition(".")[0] + name if name.startswith(".") else name
+                found.setdefault(name, cells[2].replace("*", ""))
+    return found
+
+
+@pytest.mark.parametrize("file", files.FILES, ids=lambda file: file.name)
+def test_the_reference_page_says_the_same_of_each_file(file):
+    if file.kinds:
+        pytest.skip("of folders that the page describes in a paragraph")
+    said = _explained()[file.name]
+    if file.publish == "yes, but":
+        assert not said.startswith(("no", "never")) and said != "yes"
+    else:
+        assert re.match(rf"{file.publish}\b", said)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,106 @@
+"""The one table of the files in results folders: what each is, and who may see it.
+
+docs/reference/results_folder.md explains the same files at more length; a test compares them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Literal
+
+Kind = Literal[
+    "training", "finetuning", "custom finetuning", "pretraining", "sweep", "task", "handed on"
+]
+"""Kind of a results folder; "handed on" has a statement, and not what tells the kind."""
+
+Publish = Literal["yes", "yes, but", "no", "never"]
+"""Whether a file may be published without telling more than the privacy statement allows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """A file or folder that commands leave in a results folder.
+
+    Attributes:
+      name: Name of the file; that of a folder ends in a slash.
+      what: What it is, in a few words.
+      publish: Whether it may be published.
+      kinds: Kinds of folders in which it is this; empty for all.
+    """
+
+    name: str
+    what: str
+    publish: Publish
+    kinds: tuple[Kind, ...] = ()
+
+
+_WORDS = "the words of the model's ids; its words may tell of a private vocabulary"
+_EXACT = "exact figures of the training users"
+
+FILES = (
+    File("README.md", "which file is what; the card of the model", "yes"),
+    File("report.html", "the report as one page, of tff-dpftrl report --html", "yes"),
+    File("privacy_statement.md", "what is promised, and what is not: for people", "yes"),
+    File("privacy_statement.json", "the same for programs", "yes"),
+    File("privacy.png", "the promise as a picture", "yes"),
+    File(
+        "model.npz",
+        "the model: what it was trained on has to be public",
+        "yes, but",
+        ("pretraining",),
+    ),
+    File("model.npz", "the model after the last committed round", "yes"),
+    File("weights.npz", "the weights of a model of your own, after the last step", "yes"),
+    File("best_model.npz", "the model that was best on the held-out users", "yes, but"),
+    File("pretrained_model.npz", "the model that fine-tuning began with", "yes, but"),
+    File("vocabulary.json", _WORDS, "yes, but"),
+    File(
+        "config.json", "options, what was derived from them, versions; paths of files", "yes, but"
+    ),
+    File("metrics.csv", f"a row for each round, with {_EXACT}", "no"),
+    File("metrics_README.md", "what each column of metrics.csv is", "yes"),
+    File("held_out.json", "exact figures of the held-out users", "yes, but"),
+    File("curves.png", "loss and accuracy of each epoch", "yes, but", ("pretraining",)),
+    File("curves.png", f"accuracy, loss and ε by round; shows {_EXACT}", "no"),
+    File("tensorboard/", "the same as events", "no"),
+    File("pretraining.json", "text, options, metrics of each epoch", "yes, but"),
+    File("text_digests.npz", "digests that tell whether a known text was in", "yes, but"),
+    File("sweep.json", "options and axes of the sweep; paths of files", "yes, but"),
+    File("cells/", "a results folder for each run of the sweep", "no"),
+    File("cells.csv", "a row for each run, with how long it took", "no"),
+    File("summary.csv", "a row for each setting, with how long it took", "no"),
+    File("summary.md", "the same to read, beside n-grams counted on the training users", "no"),
+    File("pareto.png", "accuracy against ε", "no"),
+    File("sweep.log", "what the run of a sweep has printed", "no"),
+    File("cell.json", "how the run of a sweep has ended", "no"),
+    File("sessions.md", "shapes of the sessions of the devices", "no"),
+    File("other_tasks.json", "what other tasks on the same devices have spent", "yes"),
+    File("task/", "the task as it was served, signed", "yes, but"),
+    File("audit.md", "report of an audit", "no"),
+    File("audit.json", "the same for programs", "no"),
+    File("trade_off.png", "picture of an audit", "no"),
+    File(
+        "private/",
+        "state, record of participation, keys: with them the noise can be undone",
+        "never",
+    ),
+)
+"""The files, in the order in which they are shown."""
+
+
+def present(folder: pathlib.Path, kind: Kind) -> Iterator[File]:
+    """Yields the known files that a folder has.
+
+    Args:
+      folder: A results folder.
+      kind: Kind of the folder, which tells apart files of one name.
+    """
+    seen = set()
+    for file in FILES:
+        if file.name in seen or (file.kinds and kind not in file.kinds):
+            continue
+        if file.name == "README.md" or (folder / file.name).exists():  # The former is written last.
+            seen.add(file.name)
+            yield file

@@ -1,0 +1,390 @@
+"""`report.html`: a results folder as one page, without scripts and without references.
+
+By default it holds what may be published only. A page for the operator, with exact figures of the
+training users, says so in a banner.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pathlib
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tff_dpftrl import version
+from tff_dpftrl.accounting import display
+from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.reports import files, line_chart, markup
+from tff_dpftrl.reports import results as results_lib
+
+NAME = "report.html"
+
+_CSS = pathlib.Path(__file__).with_name("page.css")
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_PRIVATE = (
+    "For the operator only: this page has exact figures of the training users, without noise, "
+    "which no statement covers. Do not publish it."
+)
+_PUBLISHABLE = (
+    "Without exact figures of the training users: loss and accuracy of training cohorts, and "
+    "n-gram models counted on those users, are left out."
+)
+HELD_OUT = (
+    "Accuracy and loss are measured exactly on held-out users, who never train. The guarantee "
+    "does not cover what is measured on them."
+)
+_NO_PROMISE = {
+    "pretraining": "Nothing of this model is private: whoever has it may learn the text.",
+    "sweep": sentences.CHOICE_AMONG_RUNS,
+    "task": "There is no privacy statement: evaluation on devices promises nothing.",
+}
+_NO_STATEMENT = "There is no privacy statement."
+UNITS = {"finetuning": "step", "custom finetuning": "step", "pretraining": "epoch"}
+TITLES = {
+    "training": "Training run",
+    "finetuning": "Fine-tuning",
+    "custom finetuning": "Training of a model of one's own",
+    "pretraining": "Pretraining on public text",
+    "sweep": "Sweep",
+    "task": "Task served to devices",
+    "handed on": "Results that were handed on",
+}
+_MAY = {
+    "yes": "may be published",
+    "yes, but": "may be published where its content may be seen",
+    "no": "for the operator",
+    "never": "never hand it on",
+}
+_NAMES = {
+    "epsilon": "ε",
+    "delta": "δ",
+    "simulated_epsilon": "ε, simulated run",
+    "noise_multiplier": "noise multiplier",
+    "eval_loss": "loss",
+    results_lib.ACCURACY: "top-1",
+    f"best_{results_lib.ACCURACY}": "best top-1",
+    "cells": "runs",
+}
+_LARGEST_PICTURE = 4 * 2**20
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def of(found: results_lib.Results) -> str:
+    """Returns the page of a results folder, as HTML.
+
+    Args:
+      found: Facts in the folder.
+    """
+    sections = [
+        ("Privacy", _privacy(found)),
+        ("Participation", _participation(found)),
+        ("Settings of the sweep", _settings(found)),
+        ("Results", _measured(found)),
+        ("What a recount found", _recount(found)),
+        ("Configuration", _configuration(found)),
+        (
+            "What is missing",
+            markup.bullets(map(markup.text, found.missing)) if found.missing else "",
+        ),
+        ("Files", _files(found)),
+    ]
+    title = f"{TITLES[found.kind]}: {found.data}"
+    return document(title, headline(found), sections, is_private=found.is_private)
+
+
+def document(
+    title: str, lead: str, sections: Iterable[tuple[str, str]], *, is_private: bool
+) -> str:
+    """Makes a page.
+
+    Args:
+      title: Title, not escaped.
+      lead: First sentence, not escaped.
+      sections: Pairs of a heading, not escaped, and its content as HTML; empty ones are left out.
+      is_private: Whether there are exact figures of the training users.
+
+    Returns:
+      HTML of the page.
+    """
+    parts = []
+    for number, (heading, content) in enumerate(sections):
+        if content:
+            head = markup.element("h2", markup.text(heading), id=f"s{number}")
+            parts.append(markup.element("section", head + content, aria_labelledby=f"s{number}"))
+    banner = markup.element("p", markup.text(_PRIVATE), class_="private") if is_private else ""
+    notice = "" if is_private else markup.element("p", markup.text(_PUBLISHABLE), class_="muted")
+    made_by = f"Made by tff_dpftrl {version.__version__} from the files of results folders."
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{markup.text(title)}</title>
+<style>
+{_CSS.read_text(encoding="utf-8")}</style>
+</head>
+<body>
+<header>
+<h1>{markup.text(title)}</h1>
+<p class="lead">{markup.text(lead)}</p>
+{banner}{notice}
+</header>
+<main>
+{chr(10).join(parts)}
+</main>
+<footer><p>{markup.text(made_by)}</p></footer>
+</body>
+</html>
+"""
+
+
+def headline(found: results_lib.Results) -> str:
+    """Returns what a folder promises, in a sentence."""
+    stated = found.statement
+    if found.kind == "sweep":
+        begun = f"{len(found.cells)} runs have begun"
+        return f"{begun}; {len(found.settings)} settings have a finished one."
+    if stated is None:
+        return _NO_PROMISE.get(found.kind, _NO_STATEMENT)
+    if stated.epsilon is None:
+        return "No differential privacy guarantee."
+    is_conditional = stated.headline_caveats or stated.participation_record == "assumed"
+    also = " Read below what must stand beside it when it is quoted." if is_conditional else ""
+    return (
+        f"ε = {display.round_up(stated.epsilon)} at δ = {stated.delta:g}, for one "
+        f"{stated.unit_of_privacy}.{also}"
+    )
+
+
+def _privacy(found: results_lib.Results) -> str:
+    if found.statement is None:
+        return markup.element("p", markup.text(_NO_PROMISE.get(found.kind, _NO_STATEMENT)))
+    stated = found.statement.to_markdown().split("\n", 1)
+    whole = stated[1] if stated[0].startswith("# ") else "\n".join(stated)
+    return _picture(found.folder / "privacy.png") + markup.of_markdown(whole, level=2)
+
+
+def _picture(path: pathlib.Path) -> str:
+    """Returns a figure with a picture of the promise, if the folder has one."""
+    try:
+        content = path.read_bytes() if path.stat().st_size <= _LARGEST_PICTURE else b""
+    except OSError:
+        return ""
+    if not content.startswith(_PNG):
+        return ""
+    source = "data:image/png;base64," + base64.b64encode(content).decode()
+    said = "Trade-off of an attacker's errors under this promise, and ε against δ."
+    image = f'<img src="{source}" alt="{said}">'
+    return markup.element("figure", image + markup.element("figcaption", said))
+
+
+def _participation(found: results_lib.Results) -> str:
+    stated = found.statement
+    if stated is None:
+        return ""
+    if stated.accounted is None:
+        says = "The guarantee rests on secret random sampling: who took part is not on record."
+        return markup.element("p", says)
+    rows = []
+    for name, seen in (
+        ("declared before the run", stated.declared),
+        ("accounted for", stated.accounted),
+        ("on record", stated.observed),
+    ):
+        if seen is None:
+            rows.append([name, "not recorded", "", ""])
+            continue
+        apart = "none took part twice" if seen.min_sep is None else f"{seen.min_sep} or more"
+        rows.append([name, str(seen.num_rounds), apart, f"{seen.max_participations} or fewer"])
+    unit = stated.unit_of_privacy
+    head = ["", "rounds", "rounds from one turn to the next", f"turns of one {unit}"]
+    return markup.table(head, rows, f"How often one {unit} takes part")
+
+
+def charts(
+    runs: Mapping[str, Sequence[results_lib.Row]],
+    *,
+    unit: str,
+    levels: Mapping[str, float] | None = None,
+) -> str:
+    """Draws accuracy, loss and ε of runs.
+
+    Args:
+      runs: Rows by label of the run; "" of a single one.
+      unit: Name of a round.
+      levels: Accuracies of simpler models, by label; none by default.
+
+    Returns:
+      HTML; "" if there is nothing to draw.
+    """
+
+    def curves(*columns: tuple[str, str]) -> dict[str, list[tuple[float, float]]]:
+        """Returns the curves of pairs of a column and what it is of, the first one without it."""
+        found = {}
+        for run, rows in runs.items():
+            for number, (column, of_whom) in enumerate(columns):
+                label = f"{run}, {of_whom}" if run and number else run or of_whom
+                found[label] = results_lib.series(rows, column)
+        return found
+
+    others = sorted(
+        {name for rows in runs.values() for row in rows for name in row if name.startswith("eval_")}
+    )
+    is_text = {results_lib.ACCURACY, results_lib.LOSS} & set(others)
+    parts = [
+        line_chart.chart(
+            "Accuracy of the first guess",
+            curves((results_lib.ACCURACY, "held-out users"), ("top1", "training cohort")),
+            x=unit,
+            y="share of words guessed right, of those in the vocabulary",
+            percent=True,
+            levels=levels,
+        ),
+        line_chart.chart(
+            "Loss",
+            curves((results_lib.LOSS, "held-out users"), ("loss", "training cohort")),
+            x=unit,
+            y="cross-entropy, nats per word" if is_text else "loss",
+        ),
+        *(
+            line_chart.chart(
+                name.removeprefix("eval_"), curves((name, "held-out data")), x=unit, y="as measured"
+            )
+            for name in ([] if is_text else [one for one in others if one != results_lib.LOSS][:6])
+        ),
+        line_chart.chart(
+            "ε spent",
+            curves(("epsilon", "for the declared participation")),
+            x=unit,
+            y="ε at the run's δ",
+        ),
+    ]
+    drawn = "".join(parts)
+    return markup.element("div", drawn, class_="charts") if drawn else ""
+
+
+def _measured(found: results_lib.Results) -> str:
+    unit = UNITS.get(found.kind, "round")
+    baselines = found.baselines
+    drawn = charts(found.cells or {"": found.rows}, unit=unit, levels=baselines)
+    parts = [drawn]
+    if found.evaluations:
+        last = found.evaluations[-1]
+        rows = [
+            [markup.text(name.removeprefix("eval_")), f"{value:.4g}"]
+            for name, value in last.items()
+            if name.startswith("eval_")
+        ]
+        rows += [[f"top-1 accuracy of {markup.text(k)}", f"{v:.4g}"] for k, v in baselines.items()]
+        parts.append(
+            markup.table(
+                ["metric", "value"], rows, f"Held-out users, after {unit} {last.get('round', 0):g}"
+            )
+        )
+    if found.evaluations or found.cells:
+        parts.append(markup.element("p", markup.text(HELD_OUT), class_="muted"))
+    if drawn and not found.is_private and found.kind not in ("pretraining", "task"):
+        parts.append(
+            markup.element(
+                "p",
+                "Compare with n-gram models (unigrams, bigrams and trigrams): they are counted on "
+                "the training users, hence only on the page that --private makes.",
+                class_="muted",
+            )
+        )
+    return "".join(parts)
+
+
+def _settings(found: results_lib.Results) -> str:
+    if not found.settings:
+        return "No run of the sweep has finished." if found.kind == "sweep" else ""
+    columns = list(dict.fromkeys(name for row in found.settings for name in row))
+    head = [_NAMES.get(name) or _NAMES.get(name.removesuffix("_se"), name) for name in columns]
+    head = [f"± {h}" if c.endswith("_se") else h for c, h in zip(columns, head, strict=True)]
+    rows = (
+        [markup.text(_short(name, row.get(name, "–"))) for name in columns]
+        for row in found.settings
+    )
+    explained = "Means over seeds after the last round, on held-out users; ±: standard errors."
+    return markup.table(head, rows, explained)
+
+
+def _short(column: str, text: str) -> str:
+    """Shortens a number of a table; ε is rounded up."""
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return display.round_up(number) if column.endswith("epsilon") else f"{number:.4g}"
+
+
+def recount_command(found: results_lib.Results) -> str:
+    """Returns the command that recounts a folder, from the folder above it."""
+    return f"tff-dpftrl audit --run {shlex.quote(found.folder.absolute().name)} --state"
+
+
+def _recount(found: results_lib.Results) -> str:
+    if found.kind in ("sweep", "pretraining") or found.statement is None:
+        return ""
+    parts = []
+    if found.statement.audits:
+        parts.append(markup.bullets(map(markup.text, found.statement.audits)))
+    verdict = (found.audit or {}).get("verdict")
+    if verdict and not found.statement.audits:
+        parts.append(markup.element("p", f"audit.json in the folder says: {markup.text(verdict)}."))
+    if found.audit and found.is_private:
+        findings = found.audit.get("findings")
+        rows = [
+            [markup.text(one.get(name, "")) for name in ("test", "outcome", "says")]
+            for one in (findings if isinstance(findings, list) else [])
+            if isinstance(one, dict)
+        ]
+        parts.append(
+            markup.table(["test", "outcome", "what it says"], rows, "Tests of the recount")
+        )
+    if not parts:
+        parts.append(
+            "<p>It was not recounted. Deriving the statement again, by code that shares nothing "
+            f"with that which wrote it: <code>{markup.text(recount_command(found))}</code></p>"
+        )
+    return "".join(parts)
+
+
+def _configuration(found: results_lib.Results) -> str:
+    parts = []
+    for caption, values in (
+        ("Options", found.options),
+        ("Derived from them", found.derived),
+        ("Versions", found.versions),
+    ):
+        rows = [[markup.text(k), markup.text(shown(v))] for k, v in flat(values).items()]
+        if rows:
+            parts.append(markup.table(["name", "value"], rows, caption))
+    return "".join(parts)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the values of nested mappings under dotted names, without those that are None."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def shown(value: Any) -> str:
+    """Returns a value for people: a string as it is, others as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _files(found: results_lib.Results) -> str:
+    rows = [
+        [f"<code>{file.name}</code>", markup.text(file.what), _MAY[file.publish]]
+        for file in files.present(found.folder, found.kind)
+    ]
+    return markup.table(["file", "what it is", "who may see it"], rows, "Files of the folder")

@@ -1,0 +1,274 @@
+"""The facts in a results folder, read from its files: what may be published, unless asked for all.
+
+Without `private=True` nothing is read from `private/`, and exact figures of the training users are
+left out of what is read elsewhere: what makes pages of it cannot show what it does not have.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_dpftrl import json_text, validation
+from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.reports import files
+
+ACCURACY = "eval_top1_in_vocab"
+LOSS = "eval_loss"
+Row = Mapping[str, float]
+
+# The columns of `metrics.csv` that are no figures of the training users, under one name each.
+_PUBLIC = {
+    "round": "round",
+    "epsilon": "epsilon",
+    "privacy/epsilon": "epsilon",
+}
+_EXACT = {
+    "loss": "loss",
+    "top1": "top1",
+    "client_work/train/loss": "loss",
+    "client_work/train/top1_in_vocab": "top1",
+}
+_RUN_KINDS = ("training", "finetuning", "custom finetuning")
+# Columns of a sweep's summary.csv that tell something of the training users, or take much room.
+_NOT_OF_A_SETTING = re.compile(r"(seconds|eval_perplexity|eval_top1_oov.*?|eval_top[35].*)(_se)?")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Results:
+    """The facts in a results folder.
+
+    Attributes:
+      folder: The folder.
+      kind: Its kind.
+      is_private: Whether exact figures of the training users are among the facts.
+      statement: The privacy statement; None if there is none.
+      options: Options of the run, paths cut to their last part unless `is_private`.
+      derived: Values that were derived from the options.
+      facts: Further facts of the run's `config.json`.
+      versions: Versions of packages, by name.
+      rows: Metrics by round: "round", "epsilon", columns of held-out users, which begin with
+        "eval_"; if `is_private` also "loss" and "top1" of the training cohorts.
+      baselines: Top-1 accuracies of simpler models on the same held-out users, by name.
+      settings: Rows of the settings of a sweep, as written.
+      cells: Metrics of each run of a sweep that has some, by its name.
+      audit: What a recount has reported in the folder; None if there is no such report.
+      missing: Sentences on what is not there.
+    """
+
+    folder: pathlib.Path
+    kind: files.Kind
+    is_private: bool
+    statement: statement_lib.PrivacyStatement | None
+    options: Mapping[str, Any]
+    derived: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    rows: Sequence[Row]
+    baselines: Mapping[str, float]
+    settings: Sequence[Mapping[str, str]]
+    cells: Mapping[str, Sequence[Row]]
+    audit: Mapping[str, Any] | None
+    missing: Sequence[str]
+
+    @property
+    def data(self) -> str:
+        """Name of the data, without a path; that of the folder if it is not recorded."""
+        stated = self.statement.parameters.get("data") if self.statement is not None else None
+        name = stated or self.options.get("data")
+        return str(name) if name else self.folder.absolute().name
+
+    @property
+    def evaluations(self) -> list[Row]:
+        """Rows of the rounds after which the model was measured on held-out users."""
+        return [row for row in self.rows if any(name.startswith("eval_") for name in row)]
+
+    def series(self, column: str) -> list[tuple[float, float]]:
+        """Returns the pairs of a round and a column's value that are there."""
+        return series(self.rows, column)
+
+
+def series(rows: Sequence[Row], column: str) -> list[tuple[float, float]]:
+    """Returns the pairs of a round and a column's value that are there."""
+    return [(row["round"], row[column]) for row in rows if "round" in row and column in row]
+
+
+def kind_of(folder: pathlib.Path) -> files.Kind:
+    """Tells the kind of a results folder by its files.
+
+    Raises:
+      UsageError: If it is no results folder.
+    """
+    if (folder / "config.json").exists():
+        kind = _object(folder / "config.json").get("kind")
+        return kind if kind in _RUN_KINDS else "training"
+    if (folder / "sweep.json").exists():
+        return "sweep"
+    if (folder / "pretraining.json").exists():
+        return "pretraining"
+    if "committed_at" in _header(folder / "metrics.csv"):
+        return "task"
+    if (folder / "privacy_statement.json").exists():
+        return "handed on"
+    what = "does not exist" if not folder.is_dir() else "has no results of tff-dpftrl"
+    raise validation.UsageError(
+        f"{folder} {what}: name a folder that train, finetune, pretrain, sweep or task report "
+        "wrote."
+    )
+
+
+def read(folder: pathlib.Path, *, private: bool = False) -> Results:
+    """Reads the facts in a results folder.
+
+    Args:
+      folder: The folder.
+      private: Whether exact figures of the training users are read too.
+
+    Returns:
+      The facts.
+
+    Raises:
+      UsageError: If it is no results folder, or a file in it is damaged.
+    """
+    kind = kind_of(folder)
+    config = _object(folder / "config.json")
+    pretraining = _object(folder / "pretraining.json") if kind == "pretraining" else {}
+    sweep = _object(folder / "sweep.json") if kind == "sweep" else {}
+    options = _mapping(config, "config") or _mapping(sweep, "options")
+    options = options or {**_mapping(pretraining, "pretraining"), **_mapping(pretraining, "model")}
+    facts = _mapping(config, "facts")
+    return Results(
+        folder=folder,
+        kind=kind,
+        is_private=private,
+        statement=_statement(folder),
+        options=options if private else _without_paths(options),
+        derived=_mapping(config, "derived"),
+        facts=facts or pretraining,
+        versions=_mapping(config, "versions")
+        or {name: pretraining[name] for name in ("tff_dpftrl",) if name in pretraining},
+        rows=_epochs(pretraining) or _rows(folder, private),
+        baselines=_baselines(folder, facts, private),
+        settings=_settings(folder, private) if kind == "sweep" else (),
+        cells=_cells(folder, private) if kind == "sweep" else {},
+        audit=_object(folder / "audit.json") or None,
+        missing=_missing(folder, kind),
+    )
+
+
+def _object(path: pathlib.Path) -> dict[str, Any]:
+    return json_text.read_object(path) if path.exists() else {}
+
+
+def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = content.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _without_paths(value: Any) -> Any:
+    """Cuts paths to their last part: their folders may name people and machines."""
+    if isinstance(value, dict):
+        return {name: _without_paths(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(one) for one in value]
+    if isinstance(value, str):
+        return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
+    return value
+
+
+def _statement(folder: pathlib.Path) -> statement_lib.PrivacyStatement | None:
+    path = folder / "privacy_statement.json"
+    if not path.exists():
+        return None
+    try:
+        return statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise validation.UsageError(
+            f"{path} cannot be read: {error} tff-dpftrl report writes it again."
+        ) from error
+
+
+def _lines(path: pathlib.Path) -> list[dict[str, str]]:
+    """Reads a table; lines that a crash cut short are left out."""
+    if not path.exists():
+        return []
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
+    except (OSError, ValueError, csv.Error) as error:
+        raise validation.UsageError(f"{path} cannot be read: {error}. Remove it.") from error
+    return [{k: v for k, v in row.items() if isinstance(k, str) and v} for row in rows]
+
+
+def _header(path: pathlib.Path) -> list[str]:
+    rows = _lines(path)
+    return list(rows[0]) if rows else []
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    found = {}
+    for name, value in row.items():
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            continue
+        if math.isfinite(number):
+            found[name] = number
+    return found
+
+
+def _rows(folder: pathlib.Path, private: bool) -> list[Row]:
+    names = _PUBLIC | _EXACT if private else _PUBLIC
+    rows = []
+    for row in map(_numbers, _lines(folder / "metrics.csv")):
+        kept = {new: row[old] for old, new in names.items() if old in row}
+        rows.append(kept | {name: row[name] for name in row if name.startswith("eval_")})
+    return rows
+
+
+def _epochs(pretraining: Mapping[str, Any]) -> list[Row]:
+    epochs = pretraining.get("epochs")
+    rows = [_numbers(one) for one in epochs if isinstance(one, dict)] if epochs else []
+    return [row | {"round": row.get("epoch", 0.0)} for row in rows]
+
+
+def _baselines(folder: pathlib.Path, facts: Mapping[str, Any], private: bool) -> dict[str, float]:
+    found = _numbers({"pretrained": facts.get("pretrained_top1", "")})
+    if private:
+        found |= _numbers(_object(folder / "private" / "baselines.json"))
+    return found
+
+
+def _settings(folder: pathlib.Path, private: bool) -> list[dict[str, str]]:
+    rows = [
+        {name: value for name, value in row.items() if not _NOT_OF_A_SETTING.fullmatch(name)}
+        for row in _lines(folder / "summary.csv")
+    ]
+    return rows if private else _without_paths(rows)
+
+
+def _cells(folder: pathlib.Path, private: bool) -> dict[str, list[Row]]:
+    paths = sorted((folder / "cells").glob("*/metrics.csv"))
+    found = {path.parent.name: _rows(path.parent, private) for path in paths}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def _missing(folder: pathlib.Path, kind: files.Kind) -> list[str]:
+    if kind in ("sweep", "pretraining"):
+        return []
+    missing = []
+    if not (folder / "privacy_statement.json").exists() and kind != "task":
+        missing.append("There is no privacy_statement.json: nothing is known of a promise.")
+    if not (folder / "private").exists() and kind != "task":
+        missing.append(
+            "There is no private/: statement and model are as they were handed on, a recount can "
+            "derive nothing again, and the run cannot go on."
+        )
+    if not (folder / "metrics.csv").exists():
+        missing.append("There is no metrics.csv: accuracy and loss are not known.")
+    return missing
