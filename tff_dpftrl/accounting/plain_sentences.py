@@ -39,7 +39,7 @@ def _without_guarantee(statement: privacy_statement.PrivacyStatement) -> PlainSe
         "Whoever sees what is released may learn from it what they like.",
         f"Suppose a coin had decided whether {yours} was used. Whoever guesses how it fell may be "
         "right every time.",
-        "So treat the models of this run, and all that is computed from them, like the data itself.",
+        "So treat the models of this run, and what is computed from them, like the data itself.",
         "Nothing is covered: what is said below of clipping and noise is no promise.",
     )
 
@@ -48,17 +48,17 @@ def _who(statement: privacy_statement.PrivacyStatement) -> str:
     unit = statement.unit_of_privacy
     if unit == "example":
         text = (
-            "Every single example of the data is protected. All examples of one person together "
+            "Protected is every single example of the data. All examples of one person together "
             "are protected less."
         )
     else:
-        text = f"Every single {unit} is protected, with all of its data that this training used"
+        text = f"Protected is every single {unit}, with all of its data that this training used"
         if statement.data_in_one_place:
             text += "."
         elif unit == "device":
             text += (
-                ", as long as it follows the algorithm and takes part no more often than declared. "
-                "A person with several devices is protected less."
+                ", as long as it follows the algorithm, and takes part no more often and no sooner "
+                "again than declared. A person with several devices is protected less."
             )
         else:
             text += ", as long as the user's software follows the algorithm."
@@ -86,7 +86,7 @@ def _odds(statement: privacy_statement.PrivacyStatement) -> str:
             f"the guess is right {_at_most(together)}."
         )
     if statement.participation_record == "assumed":
-        what = "nobody took part more often than declared"
+        what = "nobody took part more often, or sooner again, than declared"
         if statement.accounted is None:
             what = "what each round used was drawn at random and in secret"
         parts.append(f"This holds if {what}: that was assumed, not observed.")

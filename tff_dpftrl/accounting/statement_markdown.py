@@ -28,8 +28,8 @@ _LEGEND = (
     (
         "μ",
         "μ",
-        "largest change that one {unit} can make, over the standard deviation of the noise: whether "
-        "one took part is as hard to tell as a Gaussian around 0 from one around μ",
+        "largest change that one {unit} can make, over the standard deviation of the noise: "
+        "who took part is as hard to tell as a Gaussian around 0 from one around μ",
     ),
     (
         "S",
@@ -49,8 +49,8 @@ _LEGEND = (
         "clip_norm_inflation",
         "factor by which rounding to a grid can lengthen a clipped contribution; 1 without a grid",
     ),
-    ("stride", "stride", "distance j − i of two rounds i < j of one {unit}"),
-    ("gap", "gap", "number of rounds between these, stride − 1"),
+    ("stride", r"\bstride\b", "distance j − i of two rounds i < j of one {unit}"),
+    ("gap", r"\bgap\b", "number of rounds between these, stride − 1"),
     ("MinS", "MinS", "smallest stride or gap of any {unit}"),
     ("MaxP", "MaxP", "largest number of rounds of one {unit}"),
 )

@@ -52,7 +52,7 @@ MATRIX_ACCOUNTING = (
 CLIPPED_AS_STATED = "The L2 norm of what is summed is clipped as the parameters say."
 VOCABULARY = "Choice of the vocabulary"
 FROM_OTHERS = (
-    "The protection is from everybody who sees what is released, whatever they know of others."
+    "The protection is from everybody who sees what is released, however much they know of others."
 )
 FROM_WHOM_UNKNOWN = f"{FROM_OTHERS} What the server sees is said below, under Trust."
 
@@ -64,14 +64,14 @@ def trust(unit: str, in_one_place: bool) -> facts_lib.Trust:
             "Central differential privacy, with all data in one place: whoever computes is trusted "
             "to run the mechanism as it is written, to keep secret the data, which of it is used, "
             "the sums before noise is added, and the noise with its seed and state.",
-            f"{FROM_OTHERS} It is not from whoever runs the training: they hold all data, and are "
-            "trusted to keep it secret.",
+            f"{FROM_OTHERS} Whoever runs the training is not among these: they hold all data, and "
+            "are trusted to keep it secret.",
         )
     return facts_lib.Trust(
         "Central differential privacy: the server is trusted to run the mechanism as it is "
         f"written, to keep secret what {unit}s send, the sums before noise is added, and the noise "
         "with its seed and state, and to erase them.",
-        f"{FROM_OTHERS} It is not from the server, which sees what each {unit} sends, and is "
+        f"{FROM_OTHERS} The server is not among these: it sees what each {unit} sends, and is "
         "trusted to keep it secret.",
     )
 

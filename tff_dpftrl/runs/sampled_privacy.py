@@ -22,8 +22,8 @@ CLIPPED = "clipped-denominator"
 """Names of the estimators of McMahan et al. 2018; see `private_round.estimators`."""
 
 _ESTIMATORS = {
-    FIXED: "fixed denominator: expected number of clients",
-    CLIPPED: "clipped denominator: number of clients in the round, at least the expected one",
+    FIXED: "fixed denominator: expected number of users",
+    CLIPPED: "clipped denominator: number of users in the round, at least the expected one",
 }
 
 

@@ -88,28 +88,26 @@ def trust(secure: terms_lib.SecureAggregation | None) -> facts_lib.Trust:
 
 def _server_sees(secure: terms_lib.SecureAggregation) -> str:
     """Describes in plain words what the server sees; `who_sees` has it in full."""
-    sees = (
-        f"It is not from the server, which sees exact sums of what {secure.least_group} devices or "
-        "more send, and is trusted to keep them secret."
-    )
-    if parameters.ThreatModel(secure.threat_model) is parameters.ThreatModel.ACTIVE_SERVER:
-        if_so = (
-            "whatever it does, if fewer than a third of these devices are in league with it, and "
-            "neither those who vouch for devices nor those who sign plans are. It can choose what "
-            "a sum shows, by the model that it sends"
-        )
+    is_active = parameters.ThreatModel(secure.threat_model) is parameters.ThreatModel.ACTIVE_SERVER
+    if is_active:
+        if_so = "fewer than a third of these devices are in league with it"
     else:
-        share = secure.threshold if secure.neighbours is None else secure.corrupt_fraction
+        share = secure.threshold if secure.corrupt_fraction is None else secure.corrupt_fraction
         if_so = (
-            f"if it keeps to the protocol and no more than {_percent(share)} % of these devices "
-            "are in league with it"
+            f"it keeps to the protocol, and no more than {_percent(share)} % of these devices are "
+            "in league with it"
         )
-        if secure.neighbours is not None:
-            if_so += f", but for a chance of at most 2^-{secure_groups.SECURITY_BITS} in each sum"
-    text = f"{sees} Of a single device it learns what such a sum tells, and no more, {if_so}."
-    if _hidden_among(secure) < 1:
-        text += " With so many in league, a sum can be that of a single device."
-    return text
+    left = strategy_lib.counted(_hidden_among(secure) + 1, "device")
+    texts = [
+        f"The server is not among these: it sees exact sums of what {secure.least_group} devices "
+        "or more send, and is trusted to keep them secret.",
+        "Of a single device it learns what such a sum tells, and no more, under the conditions "
+        f"that Trust below has in full: {if_so}, among others.",
+        f"With the most in league, what is left of a sum can be of {left}.",
+    ]
+    if is_active:
+        texts.append("By the model that it sends it can choose what a sum shows.")
+    return " ".join(texts)
 
 
 def in_short(secure: terms_lib.SecureAggregation | None) -> str:
