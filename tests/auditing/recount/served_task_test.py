@@ -131,6 +131,7 @@ def _forge(folder, **changes):
 
     _edited(path, change)
     forged = privacy_statement.PrivacyStatement.from_json(path.read_text())
+    path.write_text(forged.to_json())
     path.with_suffix(".md").write_text(forged.to_markdown())
 
 
