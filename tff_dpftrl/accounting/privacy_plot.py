@@ -99,10 +99,15 @@ def draw(statement: privacy_statement.PrivacyStatement) -> Any:
         (other, other_label, OTHER),
         (of_run, run_label, RUN),
     ):
-        right.plot(epsilons, curve.delta(epsilons), style, color=colour, lw=1.8, label=label)
+        if curve.mu is not None:
+            deltas = [gaussian.delta(curve.mu, one) for one in epsilons]
+            right.plot(epsilons, deltas, style, color=colour, lw=1.8, label=label)
+    if statement.profile:
+        right.plot(*zip(*statement.profile, strict=True), "o", color=RUN[0], label=run_label)
     stated = f"stated: ε = {display.round_up(epsilon)}, δ = {delta:g}"
     right.plot([epsilon], [delta], "D", color="black", label=stated)
     right.set_yscale("log")
+    right.set_xlim(left=0.0)
     right.set_xlabel("ε")
     right.set_ylabel("δ")
     right.grid(alpha=0.3)

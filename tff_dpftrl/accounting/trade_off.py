@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from scipy import special
 
-from tff_dpftrl.accounting import gaussian, mixture_of_gaussians
+from tff_dpftrl.accounting import mixture_of_gaussians
 
-_POINTS = 10
+_POINTS = 12
 _LARGE_EPSILON = 40.0
 """ε above which no profile is computed: guesses are right practically always."""
 _ROUNDING = 1e-12
@@ -68,28 +67,6 @@ class TradeOff:
             bounds.append(float(special.ndtr(self.mu / 2.0)))
         return min(1.0, min(bounds) * (1.0 + _ROUNDING))
 
-    def delta(self, epsilons: np.ndarray) -> np.ndarray:
-        """Computes δ at each ε.
-
-        Between two points it is interpolated in e^ε, in which δ is convex.
-
-        Args:
-          epsilons: Values of ε, at least 0, any shape.
-
-        Returns:
-          Upper bounds of the smallest δ, same shape; NaN below the smallest ε of a point.
-        """
-        epsilons = np.asarray(epsilons, float)
-        if self.mu is not None:
-            mu = self.mu
-            return np.vectorize(lambda epsilon: gaussian.delta(mu, epsilon), [float])(epsilons)
-        known = sorted(self.points)
-        at, deltas = (np.array(column) for column in zip(*known, strict=True))
-        deltas = np.minimum.accumulate(deltas)
-        # Relative to the largest ε, so that nothing overflows.
-        top = at[-1]
-        return np.interp(np.exp(epsilons - top), np.exp(at - top), deltas, left=math.nan)
-
 
 @functools.lru_cache(maxsize=64)
 def of_samples(
@@ -113,7 +90,8 @@ def of_samples(
     """
     if num_steps == 0 or not 0.0 < epsilon <= _LARGE_EPSILON:
         return ()
-    at: Sequence[float] = np.linspace(0.0, epsilon, _POINTS + 1)[:-1].tolist()
+    # Denser at small ε, which decide most of the trade-off curve.
+    at: Sequence[float] = (epsilon * np.linspace(0.0, 1.0, _POINTS + 1)[:-1] ** 2).tolist()
     return tuple(
         (spent + e, mixture_of_gaussians.delta(mixture, num_steps=num_steps, epsilon=e)) for e in at
     )
