@@ -11,6 +11,7 @@ import sys
 import jsonschema
 import pytest
 
+from tff_dpftrl.accounting import display, gaussian, trade_off
 from verification import statement_examples
 
 _EXAMPLES = dict(statement_examples.examples())
@@ -70,6 +71,18 @@ def test_a_statement_explains_the_symbols_that_it_uses_and_no_others(kind):
         is_used = re.search(rf"(?<!\w){symbol}(?![a-zA-Z_])", text) is not None
         assert (f"\n- {symbol}: " in legend) == is_used, symbol
     assert "\n- ε, δ: " in legend
+
+
+def test_the_odds_of_published_deployments_follow_from_their_rho():
+    page = (_REFERENCE.parent / "explanation" / "published_deployments.md").read_text()
+    rows = re.findall(r"\| ([\d.]+) \| ([\d.]+) \| (\d+ %) \|", page)
+    assert len(rows) == 4
+    for epsilon, rho, odds in rows:
+        mu = gaussian.mu_from_rho(float(rho))
+        guess = trade_off.TradeOff(((float(epsilon), 1e-10),), mu).best_guess()
+        assert display.percent_up(guess) == odds
+        # The papers round rho up before or after they compute epsilon.
+        assert gaussian.epsilon(mu, 1e-10) == pytest.approx(float(epsilon), rel=0.03)
 
 
 def _written(kind):
