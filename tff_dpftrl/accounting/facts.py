@@ -12,7 +12,7 @@ Scalar = str | int | float | bool | None
 
 @dataclasses.dataclass(frozen=True)
 class Trust:
-    """Who is trusted, and with what.
+    """Trust model of a run: who is trusted, and with what.
 
     Attributes:
       setting: The trust model in full.
