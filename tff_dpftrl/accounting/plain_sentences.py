@@ -68,14 +68,14 @@ def _who(statement: privacy_statement.PrivacyStatement) -> str:
 
 def _odds(statement: privacy_statement.PrivacyStatement) -> str:
     """Returns what the guarantee means for one person, with its conditions."""
-    curve = statement.trade_off()
     refuted = {sentences.refuted(entry) for entry in statement.audits}
     if refuted & {*statement.headline_caveats}:
         return "An audit has found that what this run claims cannot be true: rely on none of it."
     yours = _YOURS[statement.unit_of_privacy]
     parts = [
         f"Suppose a coin had decided whether {yours} was used. Whoever guesses how it fell, from "
-        f"all that is released, is right {_at_most(curve)}, where 50 % would be chance."
+        f"all that is released, is right {_at_most(statement.trade_off())}, where 50 % would be "
+        "chance."
     ]
     parameters = statement.parameters
     total = parameters.get("epsilon_with_earlier_runs"), parameters.get("delta_with_earlier_runs")
@@ -97,8 +97,8 @@ def _odds(statement: privacy_statement.PrivacyStatement) -> str:
     return " ".join(parts)
 
 
-def _at_most(curve: trade_off.TradeOff) -> str:
-    share = display.percent_up(curve.best_guess())
+def _at_most(curve: trade_off.TradeOff | None) -> str:
+    share = display.percent_up(1.0 if curve is None else curve.best_guess())
     return f"at most {share} of the time" if share != "100 %" else "perhaps every time"
 
 
