@@ -144,7 +144,7 @@ def test_no_clip_norm_is_stated_where_nothing_is_clipped():
 
 def test_exact_figures_are_all_named():
     (exact,) = [text for text in _state(_plan(), _SEEN).not_covered if "exact figures" in text]
-    for figure in ("dropped", "how long a round took", "text that a run begins with"):
+    for figure in ("dropped", "how long a round took", "data that a run begins with"):
         assert figure in exact
 
 
@@ -261,9 +261,9 @@ def test_what_the_population_cannot_keep_is_refused_at_once(num_clients, changes
 def test_what_nobody_should_quote_epsilon_without_stands_under_the_headline():
     statement = _state(_plan(), _SEEN, headline_caveats=("Not the vocabulary.",))
     assert statement.headline_caveats[-1] == "Not the vocabulary."
-    assert statement.to_markdown().index("Not the vocabulary.") < statement.to_markdown().index(
-        "## "
-    )
+    headline = statement.to_markdown().partition("## Guarantee")[2].partition("## ")[0]
+    assert "**Not the vocabulary.**" in headline
+    assert "sentences in bold below belong to it" in statement.plain_sentences()[2]
 
 
 if __name__ == "__main__":

@@ -107,6 +107,9 @@ class _Presentation(prepared.Presentation):
     def write_best(self, output, weights):
         self.best.append(weights[0].copy())
 
+    def write_model(self, output, weights):
+        np.savez(output / self.model_file, weights[0])
+
     def write(self, output, outcome):
         np.save(output / "model.npy", outcome.weights[0])
         return outcome

@@ -115,9 +115,9 @@ def test_a_cohort_larger_than_the_population_is_refused_at_once():
 def test_what_nobody_should_quote_epsilon_without_stands_under_the_headline():
     statement = _state(_plan(), _SEEN, headline_caveats=("Not the vocabulary.",))
     assert statement.headline_caveats[-1] == "Not the vocabulary."
-    assert statement.to_markdown().index("Not the vocabulary.") < statement.to_markdown().index(
-        "## "
-    )
+    headline = statement.to_markdown().partition("## Guarantee")[2].partition("## ")[0]
+    assert "**Not the vocabulary.**" in headline
+    assert "sentences in bold below belong to it" in statement.plain_sentences()[2]
 
 
 if __name__ == "__main__":

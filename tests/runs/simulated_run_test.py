@@ -56,7 +56,7 @@ def test_noise_is_scaled_with_the_cohort_and_each_epsilon_is_of_its_own_run():
     assert statement.parameters["noise_multiplier"] == pytest.approx(0.3)
     assert statement.parameters["simulated_noise_multiplier"] == 6.0
     caveat = statement.headline_caveats[0]
-    assert "100 clients a round out of 2000, each at most 2 times, 20 rounds apart" in caveat
+    assert "100 users a round out of 2000, each at most 2 times, 20 rounds apart" in caveat
     assert "only the ε above" in caveat and caveat in statement.to_markdown()
 
 

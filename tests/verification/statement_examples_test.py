@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import pathlib
 import re
 import sys
 
+import jsonschema
 import pytest
 
+from tff_dpftrl.accounting import display, gaussian, trade_off
 from verification import statement_examples
 
 _EXAMPLES = dict(statement_examples.examples())
-_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "statements.md"
+_REFERENCE = pathlib.Path(__file__).parents[2] / "docs" / "reference"
+_PAGE = _REFERENCE / "statements.md"
+_SCHEMA = json.loads((_REFERENCE / "privacy_statement.schema.json").read_text(encoding="utf-8"))
 
 
 def _to_seven_digits(text: str) -> str:
@@ -45,6 +51,86 @@ def test_the_sentences_of_a_statement_end(kind):
     for sentence in (one for group in sentences for one in group):
         assert sentence[0].isupper() or sentence.startswith(("δ", "ε", "rho")), sentence
         assert sentence.endswith("."), sentence
+
+
+@pytest.mark.parametrize("kind", _EXAMPLES)
+def test_a_statement_calls_whoever_takes_part_by_one_word(kind):
+    example = _EXAMPLES[kind]
+    others = {"client", "device", "user"} - {example.unit_of_privacy}
+    for line in example.to_markdown().splitlines():
+        if re.match(r"- \w+: ", line) or "in names of parameters" in line:
+            continue
+        if "person with several devices" not in line:
+            assert not re.search(rf"\b({'|'.join(others)})", line, re.IGNORECASE), line
+
+
+@pytest.mark.parametrize("kind", _EXAMPLES)
+def test_a_statement_explains_the_symbols_that_it_uses_and_no_others(kind):
+    text, _, legend = _EXAMPLES[kind].to_markdown().partition("## Legend")
+    for symbol in ("ρ", "μ", "S", "σ", "clip_norm_inflation", "MinS", "MaxP", "stride", "gap"):
+        is_used = re.search(rf"(?<!\w){symbol}(?![a-zA-Z_])", text) is not None
+        assert (f"\n- {symbol}: " in legend) == is_used, symbol
+    assert "\n- ε, δ: " in legend
+
+
+def test_the_odds_of_published_deployments_follow_from_their_rho():
+    page = (_REFERENCE.parent / "explanation" / "published_deployments.md").read_text()
+    rows = re.findall(r"\| ([\d.]+) \| ([\d.]+) \| (\d+ %) \|", page)
+    assert len(rows) == 4
+    for epsilon, rho, odds in rows:
+        mu = gaussian.mu_from_rho(float(rho))
+        guess = trade_off.TradeOff(((float(epsilon), 1e-10),), mu).best_guess()
+        assert display.percent_up(guess) == odds
+        # The papers round rho up before or after they compute epsilon.
+        assert gaussian.epsilon(mu, 1e-10) == pytest.approx(float(epsilon), rel=0.03)
+
+
+def _written(kind):
+    """Returns the JSON of an example as a run writes it."""
+    subject = {
+        "date": "2026-11-24T19:00:00Z",
+        "run": "0123456789abcdef",
+        **dict.fromkeys(("model_sha256", "config_sha256", "data_hmac_sha256"), "0" * 64),
+        "tensorflow": "2.14.1",
+    }
+    return json.loads(dataclasses.replace(_EXAMPLES[kind], subject=subject).to_json())
+
+
+@pytest.mark.parametrize("kind", _EXAMPLES)
+def test_the_published_schema_describes_the_json(kind):
+    jsonschema.Draft202012Validator.check_schema(_SCHEMA)
+    of_schema = jsonschema.Draft202012Validator(_SCHEMA)
+    of_schema.validate(json.loads(_EXAMPLES[kind].to_json()))
+    of_schema.validate(_written(kind))
+    refused = dataclasses.replace(
+        _EXAMPLES[kind], epsilon=None, rho_zcdp=None, profile=(), no_guarantee=("No noise.",)
+    )
+    of_schema.validate(json.loads(refused.to_json()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema": 2},
+        {"epsilon": None},
+        {"epsilon": -1.0},
+        {"delta": 1.0},
+        {"no_guarantee": ["why"]},
+        {"unit_of_privacy": "client"},
+        {"plain_sentences": []},
+        {"profile": [[1.0, 2.0]]},
+        {"accounted": {"num_rounds": 3}},
+        {"subject": {"model_sha256": "short"}},
+        {"another": "entry"},
+    ],
+)
+def test_the_schema_refuses_what_no_statement_says(changes):
+    written = _written("`train` (DP-FTRL)")
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(written | changes, _SCHEMA)
+    del written["caveats"]
+    with pytest.raises(jsonschema.ValidationError, match="caveats"):
+        jsonschema.validate(written, _SCHEMA)
 
 
 if __name__ == "__main__":

@@ -23,3 +23,20 @@ def round_up(value: float | None, digits: int = 4) -> str:
         context.rounding = decimal.ROUND_CEILING
         rounded = +decimal.Decimal(repr(float(value)))
     return f"{float(rounded):.{digits}g}"
+
+
+def percent_up(share: float) -> str:
+    """Formats a share in percent, rounded up.
+
+    Args:
+      share: Number between 0 and 1.
+
+    Returns:
+      Text such as "73 %"; with as many decimals, up to four, as keep it below "100 %".
+    """
+    percent = decimal.Decimal(repr(float(share))) * 100
+    for digits in range(5):
+        rounded = percent.quantize(decimal.Decimal(10) ** -digits, decimal.ROUND_CEILING)
+        if rounded < 100:
+            return f"{rounded} %"
+    return "100 %"

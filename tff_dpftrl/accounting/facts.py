@@ -11,6 +11,19 @@ Scalar = str | int | float | bool | None
 
 
 @dataclasses.dataclass(frozen=True)
+class Trust:
+    """Trust model of a run: who is trusted, and with what.
+
+    Attributes:
+      setting: The trust model in full.
+      from_whom: Plain sentences on whom one is protected from, and what the server sees.
+    """
+
+    setting: str
+    from_whom: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Facts:
     """Everything about a run that a privacy statement reports and ε does not depend on.
 
@@ -25,6 +38,8 @@ class Facts:
       headline_caveats: Caveats that stand right under the headline, a sentence each.
       earlier_runs: Runs that the initial weights come from: the last one first.
       same_users: Whether these trained on the same users as this run; None if that is not known.
+      trust: Trust model of a run with other means than the usual ones, such as secure sums; None
+        for the usual one.
     """
 
     parameters: Mapping[str, Scalar] = dataclasses.field(default_factory=dict)
@@ -36,6 +51,7 @@ class Facts:
     headline_caveats: Sequence[str] = ()
     earlier_runs: Sequence[composition.Spent] = ()
     same_users: bool | None = None
+    trust: Trust | None = None
 
     def with_plan(
         self,

@@ -14,15 +14,25 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from tff_dpftrl import json_text, validation, version
-from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import facts as facts_lib
+from tff_dpftrl.accounting import gaussian, statement_markdown
+from tff_dpftrl.accounting import plain_sentences as plain
 from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.accounting import trade_off as trade_off_lib
 from tff_dpftrl.participation import observed as observed_lib
 from tff_dpftrl.participation import schema as schema_lib
 
 UnitOfPrivacy = Literal["user", "device", "example"]
 ParticipationRecord = Literal["observed", "assumed"]
 Scalar = facts_lib.Scalar
+SCHEMA = 1
+"""Version of the JSON's layout, `docs/reference/privacy_statement.schema.json`."""
+
+_NOT_FIELDS = ("schema", "participation_record", "plain_sentences")
+# Entries that statements of earlier versions lack.
+_NEWER = frozenset(
+    {"audits", "schema", "plain_sentences", "from_whom", "data_in_one_place", "profile", "subject"}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +46,8 @@ class PrivacyStatement:
       parameters: Parameters of the mechanism and the run, by name.
       epsilon: Epsilon at `delta`; None if there is no guarantee.
       delta: Delta of the (epsilon, delta) guarantee.
-      rho_zcdp: zCDP parameter ρ; None without a guarantee, or for a mechanism that has none.
+      rho_zcdp: zCDP parameter ρ of the Gaussian mechanism with μ = √(2ρ) that the run is
+        equivalent to; None without a guarantee, or for another mechanism.
       no_guarantee: Reasons why there is no guarantee; empty if there is one.
       accounting: Method by which epsilon was computed.
       declared: Participation schema declared before the run; None if the guarantee rests on
@@ -54,6 +65,13 @@ class PrivacyStatement:
       headline_caveats: Caveats without which nobody should quote epsilon and delta.
       audits: Results of audits of the running code, one line each, added by `with_audit`.
       code_version: Version of this package.
+      from_whom: Plain sentences on whom one is protected from, and what the server sees; empty in
+        statements of earlier versions.
+      data_in_one_place: Whether one party holds everybody's data.
+      profile: Further pairs (ε, δ) that the run satisfies, by its privacy loss distribution; none
+        for a Gaussian mechanism, whose `rho_zcdp` says it all.
+      subject: What the statement is about: date, run, digests and versions, by name. Statements
+        that promise the same are equal, whatever they are about.
     """
 
     mechanism: str
@@ -77,6 +95,10 @@ class PrivacyStatement:
     headline_caveats: tuple[str, ...] = ()
     audits: tuple[str, ...] = ()
     code_version: str = version.__version__
+    from_whom: str = ""
+    data_in_one_place: bool = False
+    profile: tuple[tuple[float, float], ...] = ()
+    subject: Mapping[str, Scalar] = dataclasses.field(default_factory=dict, compare=False)
 
     def __post_init__(self):
         validation.delta(self.delta)
@@ -98,6 +120,12 @@ class PrivacyStatement:
             raise validation.UsageError(
                 f"rho_zcdp must be None without a guarantee, got {self.rho_zcdp!r}."
             )
+        is_profile = all(0.0 <= e < math.inf and 0.0 <= d <= 1.0 for e, d in self.profile)
+        if not is_profile or (self.no_guarantee and self.profile):
+            raise validation.UsageError(
+                "profile must be pairs (ε, δ), and empty without a guarantee, got "
+                f"{self.profile!r}."
+            )
 
     @property
     def has_guarantee(self) -> bool:
@@ -108,6 +136,17 @@ class PrivacyStatement:
     def participation_record(self) -> ParticipationRecord:
         """Whether participation is on record ("observed") or only assumed ("assumed")."""
         return "assumed" if self.observed is None else "observed"
+
+    def plain_sentences(self) -> plain.PlainSentences:
+        """Says in plain words who is protected, from whom, how much, and what is (not) covered."""
+        return plain.of(self)
+
+    def trade_off(self) -> trade_off_lib.TradeOff | None:
+        """Returns the bounds of all guesses whether one's data was used; None without guarantee."""
+        if self.epsilon is None:
+            return None
+        mu = None if self.rho_zcdp is None else gaussian.mu_from_rho(self.rho_zcdp)
+        return trade_off_lib.TradeOff(((self.epsilon, self.delta), *self.profile), mu)
 
     def with_audit(self, entry: str, *, is_refuted: bool) -> PrivacyStatement:
         """Adds the result of an audit; epsilon and delta stay what they are.
@@ -129,16 +168,20 @@ class PrivacyStatement:
 
     def to_markdown(self) -> str:
         """Renders the statement as Markdown; epsilon and rho are rounded up."""
-        return _to_markdown(self)
+        return statement_markdown.render(self)
 
     def to_json(self) -> str:
         """Writes the statement as JSON; epsilon is null without a guarantee."""
-        record = {"participation_record": self.participation_record}
-        return json.dumps(dataclasses.asdict(self) | record, indent=2, allow_nan=False)
+        derived = {
+            "participation_record": self.participation_record,
+            "plain_sentences": self.plain_sentences(),
+        }
+        values = {"schema": SCHEMA} | dataclasses.asdict(self) | derived
+        return json.dumps(values, indent=2, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyStatement:
-        """Reads what `to_json` wrote, also by versions without audits.
+        """Reads what `to_json` wrote, also by earlier versions, whose entries were fewer.
 
         Raises:
           ValueError: If `text` is not a statement.
@@ -148,10 +191,15 @@ class PrivacyStatement:
         except ValueError as error:
             raise validation.UsageError(f"text is not a privacy statement: {error}.") from None
         kinds_of = {field.name: str(field.type) for field in dataclasses.fields(cls)}
-        names = {"participation_record", *kinds_of}
-        if not isinstance(values, dict) or set(values) | {"audits"} != names:
+        names = {*_NOT_FIELDS, *kinds_of}
+        if not isinstance(values, dict) or set(values) | _NEWER != names:
             raise validation.UsageError("text is not a privacy statement written by to_json.")
-        record = values.pop("participation_record")
+        if values.get("schema", SCHEMA) != SCHEMA:
+            raise validation.UsageError(
+                f"text is a privacy statement of layout {values['schema']!r}, and this version "
+                f"reads layout {SCHEMA}: use the version that wrote it."
+            )
+        derived = {name: values.pop(name, None) for name in _NOT_FIELDS}
         kinds = {
             "declared": schema_lib.MinSep,
             "accounted": schema_lib.MinSep,
@@ -159,7 +207,8 @@ class PrivacyStatement:
         }
         for name, value in values.items():
             if isinstance(value, list):
-                values[name] = tuple(value)
+                pairs = (tuple(one) if isinstance(one, list) else one for one in value)
+                values[name] = tuple(pairs)
             elif name in kinds and value is not None:
                 try:
                     values[name] = kinds[name](**value)
@@ -170,6 +219,7 @@ class PrivacyStatement:
                     f"text is not a privacy statement: {name} is of another type."
                 )
         statement = cls(**values)
+        record = derived["participation_record"]
         if statement.participation_record != record:
             raise validation.UsageError(
                 f"text says participation_record={record!r}, but its record is "
@@ -199,6 +249,13 @@ def _is_of_kind(value: Any, kind: str) -> bool:
     """Returns whether a value has the type that the annotation `kind` of a field names."""
     if kind == "str":
         return isinstance(value, str)
+    if kind == "bool":
+        return isinstance(value, bool)
+    if kind.startswith("tuple[tuple"):
+        return isinstance(value, tuple) and all(
+            isinstance(one, tuple) and [type(number) for number in one] == [float, float]
+            for one in value
+        )
     if kind == "tuple[str, ...]":
         return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
     if kind.startswith("float"):
@@ -215,102 +272,3 @@ def _flat(statement: PrivacyStatement) -> dict[str, Any]:
     values = dataclasses.asdict(statement)
     parameters = values.pop("parameters")
     return values | {f"parameters.{name}": value for name, value in parameters.items()}
-
-
-def _participation(title: str, facts: schema_lib.MinSep | observed_lib.Participation | None) -> str:
-    if facts is None:
-        return f"| {title} | not recorded | | | |"
-    if facts.min_sep is None:
-        separation = "none took part twice | |"
-    else:
-        separation = f"{facts.min_sep} | {facts.min_sep_gap} |"
-    return f"| {title} | {facts.num_rounds} | {separation} {facts.max_participations} |"
-
-
-def _bullets(lines: tuple[str, ...]) -> list[str]:
-    return [f"- {line}" for line in lines]
-
-
-def _unit(statement: PrivacyStatement) -> str:
-    """Returns the unit of privacy, with its meaning in the corpus if the parameters give one."""
-    unit, meaning = f"one {statement.unit_of_privacy}", statement.parameters.get("user")
-    return unit if meaning is None or meaning == unit else f"{unit}, here {meaning}"
-
-
-def _readable(name: str, value: Scalar) -> Scalar:
-    """Rounds a parameter up if a larger value promises less, so that it cannot flatter."""
-    if name == "sampling_probability" and isinstance(value, int | float):
-        return display.round_up(value, 6)
-    return value
-
-
-def _headline(statement: PrivacyStatement) -> list[str]:
-    """Returns epsilon and delta, with the caveats without which they must not be quoted."""
-    if not statement.has_guarantee:
-        return ["**No differential privacy guarantee.**", "", *_bullets(statement.no_guarantee)]
-    bound = f"(ε = {display.round_up(statement.epsilon)}, δ = {statement.delta:g})"
-    promise = f"{statement.unit_of_privacy.capitalize()}-level {bound}-differential privacy"
-    if statement.participation_record == "assumed":
-        what = "sampling of cohorts" if statement.accounted is None else "participation schema"
-        promise += f", if the {what} was kept: it was assumed, not observed"
-    rho = "" if statement.rho_zcdp is None else f", ρ = {display.round_up(statement.rho_zcdp)} zCDP"
-    lines = [f"**{promise}**{rho}, by the mechanism {statement.mechanism}."]
-    for caveat in statement.headline_caveats:
-        lines += ["", f"**{caveat}**"]
-    return lines
-
-
-def _to_markdown(statement: PrivacyStatement) -> str:
-    """Renders a statement; the rounded numbers stand exactly in the JSON."""
-    lines = ["# Privacy statement", "", *_headline(statement)]
-    lines += [
-        "",
-        "## Setting",
-        "",
-        f"- Trust: {statement.setting}",
-        f"- Unit of privacy: {_unit(statement)}.",
-        f"- Neighbouring data sets: {statement.adjacency}",
-        f"- Released: {statement.output}",
-        "",
-        "## Covered",
-        "",
-        *_bullets(statement.covered),
-        "",
-        "## Not covered",
-        "",
-        *_bullets(statement.not_covered),
-        "",
-    ]
-    if statement.accounted is not None:
-        lines += [
-            "## Participation",
-            "",
-            "| | rounds | MinS, stride (j − i) | MinS, gap (rounds in between) | MaxP |",
-            "|---|---|---|---|---|",
-            _participation("declared", statement.declared),
-            _participation("accounted for", statement.accounted),
-            _participation("observed", statement.observed),
-            "",
-        ]
-    lines += [
-        "## Accounting",
-        "",
-        statement.accounting,
-        "",
-        "Assumptions:",
-        "",
-        *_bullets(statement.assumptions),
-        "",
-        "## Mechanism and parameters",
-        "",
-        f"- mechanism: {statement.mechanism}",
-        *(f"- {name}: {_readable(name, value)}" for name, value in statement.parameters.items()),
-        "",
-        "## Caveats",
-        "",
-        *_bullets(statement.caveats),
-        "",
-        *(["## Audits", "", *_bullets(statement.audits), ""] if statement.audits else []),
-        f"tff_dpftrl {statement.code_version}",
-    ]
-    return "\n".join(lines) + "\n"

@@ -69,6 +69,7 @@ def dp_ftrl_statement(
         )
         broken = _breaches(observed, declared, "declared")
         reasons.extend(broken or _breaches(observed, claim.schema, "accounted for"))
+    trust = facts.trust or sentences.trust(unit_of_privacy, data_in_one_place)
     parameters: dict[str, Scalar] = {
         "noise_multiplier": claim.noise_multiplier,
         "sensitivity_squared": claim.sensitivity.squared,
@@ -97,19 +98,19 @@ def dp_ftrl_statement(
         observed=observed,
         unit_of_privacy=unit_of_privacy,
         adjacency=sentences.zero_out(unit_of_privacy, claim.adaptive_clipping),
-        setting=sentences.SETTING_IN_ONE_PLACE if data_in_one_place else sentences.SETTING,
-        output=sentences.OUTPUT_IN_ONE_PLACE if data_in_one_place else sentences.OUTPUT,
+        setting=trust.setting,
+        output=sentences.output(unit_of_privacy, data_in_one_place),
         covered=sentences.covered(unit_of_privacy, data_in_one_place),
         not_covered=(
-            *sentences.not_covered(facts.hyperparameter_tuning, data_in_one_place),
+            *sentences.not_covered(facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place),
             *_vocabulary_not_covered(facts),
             *facts.not_covered,
         ),
         assumptions=(
-            sentences.schema_kept(observed is not None),
+            sentences.schema_kept(unit_of_privacy, observed is not None),
             sentences.NO_SAMPLING,
             sentences.one_client(unit_of_privacy, data_in_one_place),
-            sentences.norm_bound(claim.adaptive_clipping),
+            sentences.norm_bound(unit_of_privacy, claim.adaptive_clipping),
             *([sentences.CLIPPED_BY_CALLER] if claim.clipped_by_caller else []),
             sentences.NOISE_USED_ONCE,
             *_vocabulary_assumed(facts),
@@ -123,6 +124,8 @@ def dp_ftrl_statement(
             *sentences.delta_caveats(claim.delta, num_users, unit_of_privacy),
             *facts.headline_caveats,
         ),
+        from_whom=trust.from_whom,
+        data_in_one_place=data_in_one_place,
     )
     return _with_earlier_runs(statement, facts)
 
@@ -178,6 +181,8 @@ class SampledClaim:
       accounting: Method by which epsilon was computed, a sentence.
       sampling: Sentence on what is sampled, and how; it becomes an assumption.
       seed_is_known: Whether the seed of the noise or of the sampling was given by the user.
+      profile: Further pairs (ε, δ) that the run satisfies, from `trade_off.of_samples`. The
+        odds of a guess follow from them; without any, from ε and δ alone.
     """
 
     mechanism: str
@@ -186,6 +191,7 @@ class SampledClaim:
     accounting: str
     sampling: str
     seed_is_known: bool = False
+    profile: tuple[tuple[float, float], ...] = ()
 
 
 def sampled_statement(
@@ -220,6 +226,7 @@ def sampled_statement(
         reasons.append(sentences.TOO_LITTLE_NOISE)
     if claim.seed_is_known:
         reasons.append(sentences.KNOWN_SEED)
+    trust = facts.trust or sentences.trust(unit_of_privacy, data_in_one_place)
     parameters: dict[str, Scalar] = {}
     if num_users is not None:
         parameters["num_users"] = validation.integer("num_users", num_users, minimum=1)
@@ -236,11 +243,11 @@ def sampled_statement(
         observed=None,
         unit_of_privacy=unit_of_privacy,
         adjacency=sentences.zero_out_when_sampled(unit_of_privacy),
-        setting=sentences.SETTING_IN_ONE_PLACE if data_in_one_place else sentences.SETTING,
-        output=sentences.OUTPUT_IN_ONE_PLACE if data_in_one_place else sentences.OUTPUT,
+        setting=trust.setting,
+        output=sentences.output(unit_of_privacy, data_in_one_place),
         covered=sentences.covered(unit_of_privacy, data_in_one_place),
         not_covered=(
-            *sentences.not_covered(facts.hyperparameter_tuning, data_in_one_place),
+            *sentences.not_covered(facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place),
             *_vocabulary_not_covered(facts),
             *facts.not_covered,
         ),
@@ -260,5 +267,8 @@ def sampled_statement(
             *sentences.delta_caveats(claim.delta, num_users, unit_of_privacy),
             *facts.headline_caveats,
         ),
+        from_whom=trust.from_whom,
+        data_in_one_place=data_in_one_place,
+        profile=() if reasons else claim.profile,
     )
     return _with_earlier_runs(statement, facts)

@@ -2,7 +2,7 @@
 
 Each sentence must be true of every run whose statement carries it, and say no more
 than is proven. A unit is "user", "device" or "example": neighbouring data sets differ in one of
-them.
+them. Whoever takes part is called by the unit throughout a statement.
 """
 
 from __future__ import annotations
@@ -11,27 +11,10 @@ import math
 import warnings
 
 from tff_dpftrl.accounting import defaults
+from tff_dpftrl.accounting import facts as facts_lib
 
 _MANY = 0.1  # Users whose data may be published, in expectation, without a caveat: δ times them.
 
-SETTING = (
-    "Central differential privacy: the server is trusted to run the mechanism as it is written, "
-    "to keep secret what clients send, the sums before noise is added, and the noise with its seed "
-    "and state, and to erase them."
-)
-OUTPUT = (
-    "All noised sums, and what is computed from them without looking at the clients' data again: "
-    "every intermediate model and the final one (those sent to clients included)."
-)
-SETTING_IN_ONE_PLACE = (
-    "Central differential privacy, with all data in one place: whoever computes is trusted to run "
-    "the mechanism as it is written, to keep secret the data, which of it is used, the sums before "
-    "noise is added, and the noise with its seed and state."
-)
-OUTPUT_IN_ONE_PLACE = (
-    "All noised sums, and what is computed from them without looking at the users' data again: "
-    "every intermediate model and the final one."
-)
 FLOATING_POINT = (
     "The proof is about ideal Gaussians on real numbers. The noise comes from a pseudo-random "
     "generator and floating-point arithmetic, whose gaps are not accounted for (Mironov 2012)."
@@ -55,7 +38,7 @@ CHOICE_AMONG_RUNS = (
     "users is not covered by any of them, and whoever sees several runs on the same people learns "
     "more than one epsilon says."
 )
-NO_SAMPLING = "No random sampling of clients is assumed."
+NO_SAMPLING = "It is not assumed that who takes part is sampled at random."
 SECRET_SAMPLING = "The samples are drawn independently, by a secret generator, and stay secret."
 NOISE_USED_ONCE = "The noise of one run is used for one sequence of cohorts only."
 CLIPPED_BY_CALLER = (
@@ -63,11 +46,43 @@ CLIPPED_BY_CALLER = (
     "round and to no other: nothing here has checked it."
 )
 MATRIX_ACCOUNTING = (
-    "rho-zCDP of the matrix mechanism, rho = (S · clip_norm_inflation)² / (2 z²) with the "
-    "sensitivity S under the participation schema; (epsilon, delta) is exact for the equivalent "
-    "Gaussian (Balle & Wang 2018)."
+    "All rounds together are one Gaussian mechanism with μ = S · clip_norm_inflation / z, hence "
+    "ρ-zCDP with ρ = μ² / 2. Its (ε, δ) is exact (Balle & Wang 2018)."
 )
 CLIPPED_AS_STATED = "The L2 norm of what is summed is clipped as the parameters say."
+VOCABULARY = "Choice of the vocabulary"
+FROM_OTHERS = (
+    "The protection is from everybody who sees what is released, however much they know of others."
+)
+FROM_WHOM_UNKNOWN = f"{FROM_OTHERS} What the server sees is said below, under Trust."
+
+
+def trust(unit: str, in_one_place: bool) -> facts_lib.Trust:
+    """Returns the trust model of a run without secure sums."""
+    if in_one_place:
+        return facts_lib.Trust(
+            "Central differential privacy, with all data in one place: whoever computes is trusted "
+            "to run the mechanism as it is written, to keep secret the data, which of it is used, "
+            "the sums before noise is added, and the noise with its seed and state.",
+            f"{FROM_OTHERS} Whoever runs the training is not among these: they hold all data, and "
+            "are trusted to keep it secret.",
+        )
+    return facts_lib.Trust(
+        "Central differential privacy: the server is trusted to run the mechanism as it is "
+        f"written, to keep secret what {unit}s send, the sums before noise is added, and the noise "
+        "with its seed and state, and to erase them.",
+        f"{FROM_OTHERS} The server is not among these: it sees what each {unit} sends, and is "
+        "trusted to keep it secret.",
+    )
+
+
+def output(unit: str, in_one_place: bool) -> str:
+    """Returns what is released."""
+    sent = "" if in_one_place else f" (those sent to {unit}s included)"
+    return (
+        "All noised sums, and what is computed from them without looking at the data again: every "
+        f"intermediate model and the final one{sent}."
+    )
 
 
 def zero_out(unit: str, adaptive_clipping: bool) -> str:
@@ -90,7 +105,7 @@ def zero_out_when_sampled(unit: str) -> str:
     """Returns the adjacency of a mechanism with secret sampling."""
     return (
         f"Zero-out: neighbouring data sets differ in one {unit} only, whose contributions are "
-        "replaced by zeros whenever they are sampled; epsilon is the larger one of both "
+        "replaced by zeros whenever they are sampled; ε is the larger one of both "
         f"directions. Held fixed are the number of {unit}s and the way in which samples are drawn, "
         "hence the sampling probability, the vocabulary, and every seed but those of noise and "
         "sampling: nothing is said about data sets that differ in these."
@@ -103,10 +118,10 @@ def covered(unit: str, in_one_place: bool = False) -> tuple[str, ...]:
     return (f"What the noised sums say about the training data of one {unit}{which}.",)
 
 
-def not_covered(tuning: str | None, in_one_place: bool = False) -> tuple[str, ...]:
+def not_covered(tuning: str | None, unit: str, in_one_place: bool = False) -> tuple[str, ...]:
     """Returns the accesses to data that no run's guarantee covers."""
     return (
-        *(() if in_one_place else ("Clients that do not follow the algorithm.",)),
+        *(() if in_one_place else (f"{unit.capitalize()}s that do not follow the algorithm.",)),
         "Metrics, held-out evaluation and A/B tests, and what is decided by them, like the choice "
         "of a checkpoint.",
         f"Tuning of hyperparameters: {tuning or 'not recorded'}.",
@@ -115,7 +130,7 @@ def not_covered(tuning: str | None, in_one_place: bool = False) -> tuple[str, ..
 
 def vocabulary_choice(source: str | None) -> str:
     """Returns the part that is not covered if the words are not of public text."""
-    return f"Choice of the vocabulary: {source or 'not recorded'}."
+    return f"{VOCABULARY}: {source or 'not recorded'}."
 
 
 def public_vocabulary(source: str | None) -> str:
@@ -123,26 +138,26 @@ def public_vocabulary(source: str | None) -> str:
     return f"The vocabulary is of public text: {source or 'not recorded'}."
 
 
-def schema_kept(recorded: bool) -> str:
+def schema_kept(unit: str, recorded: bool) -> str:
     """Returns the assumption on participation."""
     record = ", and the record of participation is complete and true" if recorded else ""
-    return f"Every client keeps to the participation schema accounted for{record}."
+    return f"Every {unit} keeps to the participation schema accounted for{record}."
 
 
 def one_client(unit: str, in_one_place: bool = False) -> str:
-    """Returns the assumption that a client, or a name in the data, is one unit of privacy."""
+    """Returns the assumption that nobody stands under the name of another, or under several."""
     if unit == "example":
         return "Every example stands in the data once."
     if in_one_place:
         return f"All data of one {unit} stands under one name, and nobody else's stands there."
-    return f"One {unit} is one client, and no data of a {unit} is used by another client."
+    return f"No {unit} takes part as several, and no data of a {unit} is used by another {unit}."
 
 
-def norm_bound(adaptive_clipping: bool) -> str:
+def norm_bound(unit: str, adaptive_clipping: bool) -> str:
     """Returns the assumption on the norm of a contribution."""
     which = "the clip norm that the round uses" if adaptive_clipping else "the clip norm"
     return (
-        f"The L2 norm of a client's contribution to a round is at most {which} (times "
+        f"The L2 norm of one {unit}'s contribution to a round is at most {which} (times "
         "clip_norm_inflation), or, where contributions are encoded before they are summed, the "
         "larger norm that noise_multiplier is relative to."
     )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+from tff_dpftrl.accounting import privacy_plot
 
-Curve = Callable[[np.ndarray], np.ndarray]
-"""Function from false positive rates to the smallest false negative rates."""
-
-_POINTS = 401
+Curve = privacy_plot.Curve
 _FOOTNOTE = (
     "Tests below the claimed curve refute the claim, where chance cannot explain them;\n"
     "tests above it prove nothing."
@@ -42,19 +39,14 @@ def draw(
     figure = figure_lib.Figure(figsize=(5.5, 5.2), layout="constrained")
     backend_agg.FigureCanvasAgg(figure)
     axes = figure.subplots()
-    # Denser at both ends, where the curves are steep.
-    rates = np.sin(np.linspace(0.0, np.pi / 2.0, _POINTS)) ** 2
-    axes.plot(rates, 1.0 - rates, ":", color="0.6", lw=1, label="guessing")
-    axes.plot(rates, claimed(rates), "-", lw=1.5, label="claimed")
+    curves = [("claimed", privacy_plot.RUN, claimed)]
     if shown is not None:
-        axes.plot(rates, shown(rates), "--", lw=1.2, label="lower bound found")
-    axes.plot(*empirical, "o-", markersize=2.5, lw=1, label="tests that were tried")
-    axes.set_xlim(0.0, 1.0)
-    axes.set_ylim(0.0, 1.0)
-    axes.set_aspect("equal")
+        curves.append(("lower bound found", privacy_plot.OTHER, shown))
+    privacy_plot.draw_trade_off(axes, curves, chance="guessing")
+    colour, style = privacy_plot.TESTS
+    axes.plot(*empirical, style, color=colour, markersize=2.5, lw=1, label="tests that were tried")
     axes.set_xlabel("false positive rate: says “took part” of one who did not")
     axes.set_ylabel("false negative rate: says “did not” of one who did")
-    axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     axes.set_title(title, fontsize=9, wrap=True)
     figure.supxlabel(_FOOTNOTE, fontsize=7)

@@ -373,6 +373,7 @@ class _Presentation(prepared.Presentation):
 
     has_events = False
     is_renewed = True
+    model_file = _WEIGHTS
 
     def __init__(self, metrics: Sequence[str]):
         names = [f"{_MEASURED}{name}" for name in metrics]
@@ -385,10 +386,13 @@ class _Presentation(prepared.Presentation):
         )
 
     @override
-    def write(self, output: pathlib.Path, outcome: prepared.Outcome) -> Results:
+    def write_model(self, output, weights):
         archive = io.BytesIO()
-        np.savez(archive, *outcome.weights)
-        durable_files.write(output / _WEIGHTS, archive.getvalue())
+        np.savez(archive, *weights)
+        durable_files.write(output / self.model_file, archive.getvalue())
+
+    @override
+    def write(self, output: pathlib.Path, outcome: prepared.Outcome) -> Results:
         drawn = _drawn(outcome.rows, self._shown, outcome.statement)
         durable_files.write(output / _CURVES, drawn)
         summary = f"{outcome.progress}\n{reporting.promise(outcome.statement)}"

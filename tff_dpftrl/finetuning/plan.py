@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tff_dpftrl import durable_files, validation
-from tff_dpftrl.accounting import display, mixture_of_gaussians, statement
+from tff_dpftrl.accounting import display, mixture_of_gaussians, statement, trade_off
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.finetuning import example_sampling
 from tff_dpftrl.finetuning import group_size as group_sizes
@@ -110,6 +110,21 @@ class Plan:
             )
         return self.group_size_epsilon + _epsilon(
             self.noise_multiplier, self.sampling_probability, self._rows, num_steps, self.delta
+        )
+
+    def _profile(self, num_steps: int) -> tuple[tuple[float, float], ...]:
+        """Returns points (ε, δ) of the first steps, the choice of G included."""
+        if self.noise_multiplier == 0.0:
+            return ()
+        mixture = mixture_of_gaussians.els(
+            self.noise_multiplier, self.sampling_probability, self._rows
+        )
+        spent = self.group_size_epsilon
+        return trade_off.of_samples(
+            mixture,
+            num_steps=num_steps,
+            epsilon=self.epsilon_after(num_steps) - spent,
+            spent=spent,
         )
 
     @property
@@ -250,6 +265,7 @@ class Plan:
             accounting=self._accounting(),
             sampling=self._sampling_sentence(),
             seed_is_known=seed_is_known,
+            profile=() if seed_is_known else self._profile(charged),
         )
         return statement.sampled_statement(
             claim,

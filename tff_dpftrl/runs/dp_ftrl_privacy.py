@@ -373,7 +373,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
             facts.with_plan(
                 parameters,
                 headline_caveats=self.simulated.caveats() if self.simulated else (),
-                not_covered=[privacy.TRAINING_METRICS_NOT_COVERED],
+                not_covered=[privacy.training_metrics_not_covered(self.unit_of_privacy)],
             ),
             unit_of_privacy=self.unit_of_privacy,
             num_users=self.num_clients,

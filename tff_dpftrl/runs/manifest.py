@@ -55,7 +55,8 @@ _OTHER_FOLDERS = {
     "sweep.json": "a sweep, which the same tff-dpftrl sweep command goes on with",
 }
 _MODEL = "model.npz"
-_COPY = pathlib.PurePath("private", "manifest.json")
+COPY = pathlib.PurePath("private", "manifest.json")
+"""Path of the private copy in the folder of a run."""
 TEXTS_CACHE = pathlib.PurePath("private", "texts.sqlite")
 """Path of the texts of a large corpus in the folder of a run, which is there before the run."""
 _PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "scipy", "dp-accounting")
@@ -138,7 +139,7 @@ class Manifest:
           OSError: If a file cannot be written.
         """
         public = self._public()
-        _write(output / _COPY, public | {"identities": dict(self.identities)}, private=True)
+        _write(output / COPY, public | {"identities": dict(self.identities)}, private=True)
         _write(output / NAME, public | {"versions": _versions()}, private=False)
 
     def check_identities(self, present: Mapping[str, Sequence[str]], *, remedy: str) -> None:
@@ -214,7 +215,7 @@ def read(output: pathlib.Path) -> Manifest:
     """
     path = output / NAME
     for name, what in _OTHER_FOLDERS.items():
-        if (output / name).exists() and not (output / _COPY).exists():
+        if (output / name).exists() and not (output / COPY).exists():
             raise validation.UsageError(f"There is no run in {output}: it is {what}.")
     if not exists(output):
         raise validation.UsageError(f"There is no run in {output}: {path} does not exist.")
@@ -228,7 +229,7 @@ def read(output: pathlib.Path) -> Manifest:
             f"format {theirs}, and this version goes on with format {FORMAT} only. Finish it with "
             "the version that began it, or start a new run."
         )
-    copy = json_text.read_object(output / _COPY, remedy=_REMEDY)
+    copy = json_text.read_object(output / COPY, remedy=_REMEDY)
     differences = [
         f"{json.dumps(name)[1:-1]}: {json.dumps(then)} → {json.dumps(now)}"
         for name, then, now in _differences(_bound(copy), _bound(public))
@@ -259,7 +260,7 @@ def read(output: pathlib.Path) -> Manifest:
     ):
         return Manifest(config, derived, facts, identities, recorded_kind=kind)
     raise validation.UsageError(
-        f"{output / _COPY} is not the manifest of a run of this version: a part of it is "
+        f"{output / COPY} is not the manifest of a run of this version: a part of it is "
         "missing, or its kind is unknown. Restore it, or use the version that began the run."
     )
 

@@ -129,11 +129,13 @@ class Presentation(abc.ABC):
       columns: Columns of `metrics.csv`.
       has_events: Whether the rows are written as TensorBoard events too.
       is_renewed: Whether the report is written at every evaluation, not only at the end.
+      model_file: Name of the file that `write_model` writes.
     """
 
     columns: tuple[metrics_log.Column, ...]
     has_events: bool = True
     is_renewed: bool = False
+    model_file: str = "model.npz"
 
     def write_best(self, output: pathlib.Path, weights: list[np.ndarray]) -> None:
         """Writes the model with the best held-out accuracy so far.
@@ -148,8 +150,20 @@ class Presentation(abc.ABC):
         del output, weights
 
     @abc.abstractmethod
+    def write_model(self, output: pathlib.Path, weights: list[np.ndarray]) -> None:
+        """Writes the model that is published, before the statement, which has its digest.
+
+        Args:
+          output: Folder of the run.
+          weights: Weights of the model.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+
+    @abc.abstractmethod
     def write(self, output: pathlib.Path, outcome: Outcome) -> Any:
-        """Writes model and curves.
+        """Writes the curves; model and statement have been written.
 
         Args:
           output: Folder of the run.

@@ -19,12 +19,16 @@ from tff_dpftrl.participation import cohorts, ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import simulated_run
 
-TRAINING_METRICS_NOT_COVERED = (
-    "Loss and accuracy on the training cohorts, the number of clients in them and of those whose "
-    "update was dropped, how long a round took, the figures about the training users' text that a "
-    "run begins with, and the n-gram baselines counted on them (metrics.csv, curves.png, "
-    "TensorBoard events and terminal): exact figures, for simulations; do not publish them."
-)
+
+def training_metrics_not_covered(unit: str) -> str:
+    """Returns the exact figures of a run, by the unit of privacy: "user", "device", "example"."""
+    return (
+        f"Loss and accuracy on the training cohorts, the number of {unit}s in them and of those "
+        f"whose update was dropped, how long a round took, the figures about the training data "
+        "that a run begins with, and the n-gram baselines counted on it (metrics.csv, curves.png, "
+        "TensorBoard events and terminal): exact figures, for simulations; do not publish them."
+    )
+
 
 SWAMPED = 0.3
 """`PrivacyPlan.noise_to_signal` above which a run gets a hint: where clear evidence ends.

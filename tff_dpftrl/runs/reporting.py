@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import pathlib
 from typing import Any
 
 from tff_dpftrl import durable_files, validation
-from tff_dpftrl.accounting import display
+from tff_dpftrl.accounting import display, privacy_plot
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.reports import readme
-from tff_dpftrl.runs import committed_rounds, metrics_log
+from tff_dpftrl.runs import committed_rounds, metrics_log, statement_subject
 from tff_dpftrl.runs import prepared as prepared_lib
+
+_PICTURE = "privacy.png"
 
 
 def write(
@@ -43,6 +47,8 @@ def write(
     if not rows or rows[-1]["round"] < done:  # The crash came between the commit and the row.
         rows.append({column.name: saved.get(column.name) for column in run.presentation.columns})
     ended = schedule.reason_to_end(plan, rows, done)
+    weights = run.released(snapshot)
+    run.presentation.write_model(output, weights)
     statement = plan.statement(
         rounds.observed(),
         run.facts,
@@ -50,19 +56,21 @@ def write(
         # depends on the data: then all rounds are charged that it might have run.
         charge_all_rounds=schedule.stop_at_accuracy is not None or ended is None,
     )
+    subject = statement_subject.of_run(output, run.presentation.model_file)
+    statement = dataclasses.replace(statement, subject=subject)
     write_statement(output, statement)
     progress = ended or (
         f"{done} of {plan.num_rounds} {schedule.unit}s are done; go on with {run.go_on}. The "
         "statement charges all of them: whoever ends a run early has seen how it went."
     )
-    outcome = prepared_lib.Outcome(rows, run.released(snapshot), statement, progress)
+    outcome = prepared_lib.Outcome(rows, weights, statement, progress)
     results = run.presentation.write(output, outcome)
     readme.write(output)
     return results
 
 
 def write_statement(output: pathlib.Path, statement: statement_lib.PrivacyStatement) -> None:
-    """Writes a privacy statement, for programs and for people.
+    """Writes a privacy statement, for programs and for people, and its picture if it has one.
 
     Args:
       output: Folder of the run.
@@ -76,6 +84,12 @@ def write_statement(output: pathlib.Path, statement: statement_lib.PrivacyStatem
         ("privacy_statement.md", statement.to_markdown()),
     ):
         durable_files.write(output / name, text.encode("utf-8"))
+    if not statement.has_guarantee:
+        (output / _PICTURE).unlink(missing_ok=True)
+        return
+    image = io.BytesIO()
+    privacy_plot.draw(statement).savefig(image, format="png", dpi=150)
+    durable_files.write(output / _PICTURE, image.getvalue())
 
 
 def promise(statement: statement_lib.PrivacyStatement) -> str:

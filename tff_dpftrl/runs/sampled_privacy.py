@@ -22,8 +22,8 @@ CLIPPED = "clipped-denominator"
 """Names of the estimators of McMahan et al. 2018; see `private_round.estimators`."""
 
 _ESTIMATORS = {
-    FIXED: "fixed denominator: expected number of clients",
-    CLIPPED: "clipped denominator: number of clients in the round, at least the expected one",
+    FIXED: "fixed denominator: expected number of users",
+    CLIPPED: "clipped denominator: number of users in the round, at least the expected one",
 }
 
 
@@ -226,13 +226,14 @@ class SampledPlan(privacy.FederatedPlan):
                 f"{self.sampling_probability:.6g}, independently of everything else."
             ),
             seed_is_known=self.deterministic_seed is not None,
+            profile=spent.profile(self.delta) if self.has_guarantee else (),
         )
         return statement.sampled_statement(
             claim,
             facts.with_plan(
                 parameters,
                 headline_caveats=self.simulated.caveats() if self.simulated else (),
-                not_covered=[privacy.TRAINING_METRICS_NOT_COVERED],
+                not_covered=[privacy.training_metrics_not_covered("user")],
             ),
             num_users=self.num_clients,
         )

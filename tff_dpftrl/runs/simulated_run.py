@@ -76,7 +76,7 @@ class SimulatedRun:
             else "no privacy guarantee"
         )
         return (
-            f"a run of {self.num_rounds} rounds with {self.deployment.report_goal} clients a round "
+            f"a run of {self.num_rounds} rounds with {self.deployment.report_goal} users a round "
             f"out of {self.deployment.population}, {self.participation}, and noise multiplier "
             f"{self.noise_multiplier:.6g} would have {would_have}"
         )

@@ -209,9 +209,12 @@ class TextPresentation(prepared.Presentation):
         export.write(output / "best_model.npz", self._model, weights)
 
     @override
+    def write_model(self, output, weights):
+        export.write(output / self.model_file, self._model, weights)
+
+    @override
     def write(self, output: pathlib.Path, outcome: prepared.Outcome) -> TrainingResults:
         rows, statement, unit = outcome.rows, outcome.statement, self._unit
-        export.write(output / "model.npz", self._model, outcome.weights)
         baselines = _read_baselines(output)
         title = _title(_name(self._known), statement)
         curves.write(output / "curves.png", rows, title=title, baselines=baselines, unit=unit)

@@ -43,6 +43,7 @@ _SENSITIVITY = "statement: sensitivity"
 _EPSILON = "statement: ε"
 _TEXT = "statement: Markdown and JSON"
 _SENTENCES = "statement: every sentence"
+_SUBJECT = "statement: what it is about"
 _METRICS = "metrics: ε by round"
 _ROWS = "metrics: rows and cohorts"
 _MODEL = "released model and checkpoint"
@@ -104,7 +105,7 @@ def test_an_untouched_run_is_consistent(runs):
     found = run_folder.recount_run(runs[0], progress=said.append)
     assert found.verdict == "consistent with the claim"
     assert {finding.outcome for finding in found.findings} == {"consistent"}
-    assert len(found.findings) == len(said) == 19
+    assert len(found.findings) == len(said) == 20
     assert (
         found.confidence == pytest.approx(0.999)
         and "Smallest faults that these tests would have found with 99 % probability"
@@ -187,6 +188,7 @@ def _forge(folder, **changes):
     path = folder / "privacy_statement.json"
     _edit(path, **changes)
     forged = privacy_statement.PrivacyStatement.from_json(path.read_text())
+    path.write_text(forged.to_json())
     path.with_suffix(".md").write_text(forged.to_markdown())
 
 
@@ -349,7 +351,7 @@ _LAST = toy_run.NUM_ROUNDS - 1
         (_statement(accounted__max_participations=1), {_STATED_PARTICIPATION, _SENSITIVITY, _TEXT}),
         (_statement(observed__min_sep=4), {_STATED_PARTICIPATION, _TEXT}),
         (_text("privacy_statement.md", "User-level (ε = ", "User-level (ε = 0."), {_TEXT}),
-        (_text("privacy_statement.md", "No random sampling", "Random sampling"), {_TEXT}),
+        (_text("privacy_statement.md", "It is not assumed that", "It is assumed that"), {_TEXT}),
         (_options(config__deterministic_noise_seed=3), {_SEED, _CHECKPOINT, _EPSILON, _METRICS}),
         (
             lambda folder: _edit(folder / "config.json", config__noise_multiplier=5.0),
@@ -384,6 +386,13 @@ _LAST = toy_run.NUM_ROUNDS - 1
         (_tell_key, {_SECRETS}),
         (_tell_loss, {_EXACT}),
         (_text("metrics_README.md", "`seconds`", "`minutes`"), {_EXACT}),
+        (_statement(subject__run="0" * 16), {_SUBJECT}),
+        (_statement(subject__date="2999-01-01T00:00:00Z"), {_SUBJECT}),
+        (_statement(subject__tensorflow="3.0"), {_SUBJECT}),
+        (_statement(subject__note="approved"), {_SUBJECT}),
+        (_statement(subject={}), {_SUBJECT}),
+        (_model(_other_weights), {_SUBJECT}),
+        (_text("config.json", '"versions"', ' "versions"'), {_SUBJECT}),
         (_metrics("epsilon", "3.5"), {_METRICS}),
         (_metrics("epsilon", ""), {_METRICS}),
         (_metrics("clients", "14"), {_ROWS}),
@@ -423,6 +432,8 @@ _FORGED = {
     "caveats": [],
     "headline_caveats": ["An auditor has approved of it."],
     "no_guarantee": ["None is needed."],
+    "from_whom": "From everybody.",
+    "profile": [[0.0, 0.01]],
     "parameters__clients_per_round": 1000,
     "parameters__clip_norm_inflation": 0.5,
     "parameters__data": "public text",

@@ -112,7 +112,7 @@ def test_the_statement_of_a_task_that_is_over_is_of_its_rounds():
     assert statement.observed.min_sep == 2
     assert statement.unit_of_privacy == "device"
     assert task_privacy.HONEST_DEVICES in statement.assumptions
-    assert summation_sentences.SUMS_ARE_SEEN in statement.caveats
+    assert statement.setting.endswith(summation_sentences.SUMS_ARE_SEEN)
     assert any("evaluation tasks" in text for text in statement.not_covered)
     assert statement.parameters["server_plan_sha256"] == "ab" * 32
     assert statement.parameters["num_rounds_done"] == 6
@@ -164,11 +164,16 @@ def _statement(**secure):
 )
 def test_a_statement_names_the_server_from_whom_reports_were_hidden(secure, sentences):
     statement = _statement(**secure)
-    (caveat,) = [text for text in statement.caveats if "secure aggregation" in text]
-    assert caveat == summation_sentences.who_sees(terms_lib.SecureAggregation(**secure))
+    who_sees = summation_sentences.who_sees(terms_lib.SecureAggregation(**secure))
+    assert statement.setting.endswith(who_sees)
     for sentence in (*sentences, summation_sentences.NOT_HIDDEN):
-        assert sentence in caveat
-    assert summation_sentences.SUMS_ARE_SEEN not in statement.caveats
+        assert sentence in who_sees
+    assert "what devices send" not in statement.setting
+    assert not any("secure aggregation" in text for text in statement.caveats)
+    plain = statement.plain_sentences()[1]
+    assert f"exact sums of what {secure['least_group']} devices or more send" in plain
+    assert "under the conditions that Trust below has in full" in plain
+    assert summation_sentences.SUMS_ARE_SEEN not in statement.setting
     assert summation_sentences.NOBODY_CHECKS in statement.assumptions
     assert statement.parameters["secure_aggregation"] == secure["threat_model"]
     assert statement.parameters["secure_least_group"] == secure["least_group"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -324,6 +324,39 @@ def sampled_epsilon(
         return 0.0
     if noise_multiplier == 0.0:
         return math.inf
+    before = math.inf
+    for accountant in _accountants(noise_multiplier, probability, group_size, num_steps):
+        epsilon = float(accountant.get_epsilon(delta))
+        if epsilon > before * 0.997:
+            return epsilon
+        before = epsilon
+    return before
+
+
+def sampled_deltas(
+    noise_multiplier: float,
+    probability: float,
+    group_size: int,
+    num_steps: int,
+    epsilons: Sequence[float],
+) -> list[float]:
+    """Computes δ at each ε, within about 1 % at the smallest one; arguments as above."""
+    before = [math.inf] * len(epsilons)
+    for accountant in _accountants(noise_multiplier, probability, group_size, num_steps):
+        deltas = [float(accountant.get_delta(epsilon)) for epsilon in epsilons]
+        if all(now > earlier * 0.997 for now, earlier in zip(deltas, before, strict=True)):
+            return deltas
+        before = deltas
+    return before
+
+
+def _accountants(
+    noise_multiplier: float, probability: float, group_size: int, num_steps: int
+) -> Iterator[pld.PLDAccountant]:
+    """Yields accountants of all steps with narrower and narrower cells.
+
+    Wide cells can only make ε and δ too large: narrower ones are tried until these stay.
+    """
     if group_size == 1:
         step = dp_accounting.PoissonSampledDpEvent(
             probability, dp_accounting.GaussianDpEvent(noise_multiplier)
@@ -334,10 +367,9 @@ def sampled_epsilon(
             noise_multiplier, counts, stats.binom.pmf(counts, group_size, probability)
         )
     composed = dp_accounting.SelfComposedDpEvent(step, num_steps)
-    interval, before = min(1e-2, 0.03 / math.sqrt(num_steps)), math.inf
-    while True:  # Wide cells can only make ε too large: narrower ones until it stays.
-        accountant = pld.PLDAccountant(value_discretization_interval=interval)
-        epsilon = float(accountant.compose(composed).get_epsilon(delta))
-        if epsilon > before * 0.997 or interval < _NARROWEST_CELL:
-            return epsilon
-        before, interval = epsilon, interval / 4.0
+    interval = min(1e-2, 0.03 / math.sqrt(num_steps))
+    while True:
+        yield pld.PLDAccountant(value_discretization_interval=interval).compose(composed)
+        if interval < _NARROWEST_CELL:
+            return
+        interval /= 4.0

@@ -24,7 +24,7 @@ _KNOWN = (
     *_AT_THE_END,
     *("config.json", "vocabulary.json", "model.npz", "weights.npz", "best_model.npz"),
     *("pretrained_model.npz", "held_out.json", "curves.png", "sweep.log", "cell.json"),
-    *("audit.md", "audit.json", "trade_off.png", "README.md", "report.html"),
+    *("audit.md", "audit.json", "trade_off.png", "privacy.png", "README.md", "report.html"),
     *("private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"),
     *("private/cohort_seed", "private/pool.json", "private/baselines.json"),
     *("private/texts.sqlite", "private/report.html"),
@@ -35,7 +35,7 @@ _NOT_READ = frozenset(
     {
         *("best_model.npz", "pretrained_model.npz", "held_out.json", "curves.png"),
         *("tensorboard", "metrics_README.md", "vocabulary.json", "trade_off.png"),
-        *("sweep.log", "cell.json"),
+        *("sweep.log", "cell.json", "privacy.png"),
     }
 )
 _FOLDERS = ("private", "private/checkpoints", "tensorboard")
@@ -127,7 +127,7 @@ def complete(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_r
     present = {name for name, path in all_files(run.folder) if not path.is_dir()}
     required = ["config.json"] if run.has_custom_model else ["config.json", "vocabulary.json"]
     if run.rounds_done == terms.num_rounds:
-        required += [*_AT_THE_END, _model_of(run)]
+        required += [*_AT_THE_END, model_of(run)]
     if (run.folder / "private").exists():
         required += ["private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"]
         if terms.kind == terms_lib.SAMPLED and terms.is_secret:
@@ -165,7 +165,8 @@ def unknown_folders(folder: pathlib.Path, known: Iterable[str]) -> list[str]:
     ]
 
 
-def _model_of(run: records.Records) -> str:
+def model_of(run: records.Records) -> str:
+    """Returns the name of the file of a run's model."""
     return "weights.npz" if run.has_custom_model else "model.npz"
 
 
@@ -218,7 +219,7 @@ def holds_figures(
 
 def model(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """Checks that the model file holds the weights of the committed state, and nothing else."""
-    path = run.folder / _model_of(run)
+    path = run.folder / model_of(run)
     if not path.is_file():
         return findings.skipped(test, f"there is no {path.name}")
     if run.checkpoint is not None and run.rounds_done != terms.num_rounds:

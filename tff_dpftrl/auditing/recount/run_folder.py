@@ -21,6 +21,7 @@ from tff_dpftrl.auditing.recount import (
     statement_checks,
 )
 from tff_dpftrl.auditing.recount import terms as terms_lib
+from tff_dpftrl.runs import statement_subject
 
 _TASK = "task"  # Folder with the task in a report with records.
 _NOT_HANDED_OVER = "private/ (manifest, ledger, secrets and checkpoints)"
@@ -121,6 +122,9 @@ def _checks(
         "statement: Markdown and JSON": lambda test: statement_checks.text(test, run),
         "statement: every sentence": lambda test: statement_checks.sentences(
             test, run, terms, statement_checks.made_again
+        ),
+        "statement: what it is about": lambda test: statement_checks.subject(
+            test, run, lambda: statement_subject.of_run(run.folder, file_checks.model_of(run))
         ),
         "metrics: ε by round": lambda test: statement_checks.metrics_epsilon(test, run, terms),
         "metrics: rows and cohorts": lambda test: statement_checks.metrics_rows(test, run, terms),

@@ -24,6 +24,7 @@ from tff_dpftrl.auditing.recount import (
     statement_checks,
 )
 from tff_dpftrl.auditing.recount import terms as terms_lib
+from tff_dpftrl.runs import statement_subject
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.plans import tensor_values
 from tff_dpftrl.runtime.store import digests, interface
@@ -38,10 +39,10 @@ _MAY_BE_PUBLISHED = ("privacy/", "participation/", "devices/")
 _COLUMNS = {"epsilon": "privacy/epsilon"}
 _FILES = (
     *("metrics.csv", "metrics_README.md", "curves.png", "sessions.md", "vocabulary.json"),
-    *("model.npz", "privacy_statement.json", "privacy_statement.md"),
+    *("model.npz", "privacy_statement.json", "privacy_statement.md", "privacy.png"),
     *("audit.md", "audit.json", "README.md", "report.html", "private/report.html"),
 )
-_NOT_READ = ("curves.png", "metrics_README.md", "sessions.md", "vocabulary.json")
+_NOT_READ = ("curves.png", "metrics_README.md", "privacy.png", "sessions.md", "vocabulary.json")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -182,6 +183,9 @@ def checks(
         "statement: Markdown and JSON": lambda test: statement_checks.text(test, task),
         "statement: every sentence": lambda test: statement_checks.sentences(
             test, task, by_terms, _made_again
+        ),
+        "statement: what it is about": lambda test: statement_checks.subject(
+            test, task, lambda: _subject(task), unknown=("tensorflow",)
         ),
         "metrics: ε by round": lambda test: statement_checks.metrics_epsilon(test, task, by_terms),
         "metrics: rows of the store": lambda test: _metrics(test, task),
@@ -334,6 +338,12 @@ def _participation(test: str, task: TaskRecords, by_terms: terms_lib.Terms) -> a
 def _made_again(task: TaskRecords, by_terms: terms_lib.Terms) -> privacy_statement.PrivacyStatement:
     del by_terms
     return task_privacy.TaskPrivacy(task.task.terms).statement(task.seen, others=task.others)
+
+
+def _subject(task: TaskRecords) -> dict[str, str]:
+    terms = task.task.terms
+    name = f"{terms.population}/{terms.task}"
+    return statement_subject.of_task(name, terms.digest(), task.folder / "model.npz")
 
 
 def _metrics(test: str, task: TaskRecords) -> audit_report.Finding:

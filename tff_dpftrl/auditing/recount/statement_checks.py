@@ -16,7 +16,7 @@ from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing.recount import arithmetic, findings, record_checks, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
 from tff_dpftrl.participation import observed
-from tff_dpftrl.runs import manifest
+from tff_dpftrl.runs import manifest, statement_subject
 
 _NO_STATEMENT = "there is no privacy_statement.json: tff-dpftrl report writes it"
 _EARLIER = "the run has gone on since its statement was written: tff-dpftrl report writes it again"
@@ -28,6 +28,7 @@ _RECOUNTED = frozenset(
         *("epsilon", "delta", "rho_zcdp", "declared", "accounted", "observed"),
         *("sensitivity_squared", "sensitivity_method", "clip_norm", "noise_multiplier"),
         *("num_steps", "num_rounds", "num_steps_charged", "num_rounds_charged", "audits"),
+        *("subject", "plain_sentences"),
     }
 )
 _SHOWN = 160  # Characters of a sentence that a finding quotes.
@@ -180,6 +181,7 @@ def epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_re
     if terms.kind == terms_lib.SAMPLED:
         charged = parameters.get("num_steps_charged", parameters.get("num_rounds_charged"))
         low, high = terms.epsilon(arithmetic.Schema(charged, 1, charged), delta)
+        wrong += _small_deltas(stated.get("profile", ()), terms, charged)
     else:
         inflation = parameters["clip_norm_inflation"]
         if inflation < 1.0:
@@ -202,6 +204,25 @@ def epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_re
     return findings.judged(
         test, wrong, f"ε = {stated['epsilon']:.6g} at δ = {delta:g} is what the records come to"
     )
+
+
+def _small_deltas(
+    profile: Sequence[Sequence[float]], terms: terms_lib.Terms, num_steps: int
+) -> list[str]:
+    """Lists points (ε, δ) whose δ is smaller than the samples allow: the odds follow from them."""
+    if not profile:
+        return []
+    epsilons = [epsilon - terms.other_epsilon for epsilon, _ in profile]
+    if min(epsilons) < 0.0:
+        return [f"δ is stated for ε = {profile[0][0]!r}, less than was spent before the first step"]
+    deltas = arithmetic.sampled_deltas(
+        terms.noise_multiplier, terms.probability, terms.group_size, num_steps, epsilons
+    )
+    return [
+        f"δ = {stated!r} is stated for ε = {epsilon!r}, and computed anew it is {delta:.6g}"
+        for (epsilon, stated), delta in zip(profile, deltas, strict=True)
+        if stated < delta * 0.98 - 1e-12
+    ]
 
 
 def _other_facts(run: records.Records, parameters: records.Json) -> list[str]:
@@ -294,12 +315,50 @@ def sentences(
     stated["headline_caveats"] = [
         line for line in stated.get("headline_caveats", ()) if line not in refuted
     ]
-    wrong = []
+    opening = privacy_statement.PrivacyStatement.from_json(json.dumps(run.statement))
+    wrong = _differences(
+        "plain_sentences", stated.get("plain_sentences"), list(opening.plain_sentences())
+    )
     compared = sorted(expected.keys() - _RECOUNTED)
     for name in compared:
         wrong += _differences(name, stated.get(name), expected[name])
     wrong += [f"{name} is no entry of a statement" for name in stated.keys() - expected.keys()]
     fine = f"{len(compared)} entries are what the records make; other tests recount the rest"
+    return findings.judged(test, wrong, fine)
+
+
+def subject(
+    test: str,
+    run: records.Records,
+    make: Callable[[], dict[str, str]],
+    unknown: Sequence[str] = (),
+) -> audit_report.Finding:
+    """Checks that the statement is about the files beside it.
+
+    Args:
+      test: Name of the check.
+      run: Records of the run.
+      make: Function that returns what the statement is about, by these files.
+      unknown: Names of entries that no file tells.
+    """
+    if run.statement is None:
+        return findings.skipped(test, _NO_STATEMENT)
+    stated = run.statement.get("subject")
+    if stated is None:
+        return findings.skipped(test, "it is of a version that did not say so")
+    expected = make()
+    if not (run.folder / "private").exists():
+        unknown = [*unknown, *({*statement_subject.KEYED} - expected.keys())]
+    written = expected.pop(statement_subject.DATE)
+    wrong = [
+        f"{name} is {stated.get(name)!r} in the statement and {expected.get(name)!r} by the files"
+        for name in sorted((expected.keys() | stated.keys()) - {statement_subject.DATE, *unknown})
+        if stated.get(name) != expected.get(name)
+    ]
+    date = stated.get(statement_subject.DATE)
+    if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", str(date)) or date > written:
+        wrong.append(f"its date is {date!r}, which is none, or is yet to come")
+    fine = f"It is about the {len(expected)} files and names beside it"
     return findings.judged(test, wrong, fine)
 
 
@@ -340,6 +399,9 @@ def _differences(name: str, stated: Any, expected: Any) -> list[str]:
             for line in _differences(f"{name}: {key}", stated.get(key), expected.get(key))
         ]
     if isinstance(expected, list) and isinstance(stated, list):
+        if len(stated) == len(expected) and all(isinstance(one, list | float) for one in expected):
+            pairs = enumerate(zip(stated, expected, strict=True))
+            return [line for i, both in pairs for line in _differences(f"{name}[{i}]", *both)]
         return _other_lines(stated, expected, f"{name}: ")
     if isinstance(expected, float) and not findings.differs(stated, expected, 1e-6):
         return []

@@ -8,6 +8,8 @@ from __future__ import annotations
 import decimal
 import math
 
+from tff_dpftrl.accounting import facts as facts_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.runtime.tasks import secure_groups
 from tff_dpftrl.runtime.tasks import terms as terms_lib
@@ -50,21 +52,62 @@ def who_sees(secure: terms_lib.SecureAggregation | None) -> str:
     return f"{kept} {against} {_smallest(secure)} {NOT_HIDDEN}"
 
 
-def _smallest(secure: terms_lib.SecureAggregation) -> str:
-    """Describes how little hides a report in the smallest group, with the most in league."""
+def _hidden_among(secure: terms_lib.SecureAggregation) -> int:
+    """Counts the other reports in the sum of the smallest group, with the most in league."""
     least = secure.least_group
     if parameters.ThreatModel(secure.threat_model) is parameters.ThreatModel.ACTIVE_SERVER:
-        most_in_league = (least - 1) // 3
-    else:
-        # Of a product that is not exact, the larger number.
-        share = secure.threshold if secure.corrupt_fraction is None else secure.corrupt_fraction
-        most_in_league = math.floor(share * least * (1.0 + 1e-12))
-    others = least - 1 - most_in_league
-    of_group = f"In a group of {least}, with {most_in_league} of them in league,"
+        return least - 1 - (least - 1) // 3
+    # Of a product that is not exact, the larger number is in league.
+    share = secure.threshold if secure.corrupt_fraction is None else secure.corrupt_fraction
+    return least - 1 - math.floor(share * least * (1.0 + 1e-12))
+
+
+def _smallest(secure: terms_lib.SecureAggregation) -> str:
+    """Describes how little hides a report in the smallest group, with the most in league."""
+    least, others = secure.least_group, _hidden_among(secure)
+    of_group = f"In a group of {least}, with {least - 1 - others} of them in league,"
     if others < 1:
         return f"{of_group} a report is alone in what is left of the sum: it is not hidden."
     counted = strategy_lib.counted(others, "other report")
     return f"{of_group} a report is in one exact sum with {counted}: whoever knows them knows it."
+
+
+def trust(secure: terms_lib.SecureAggregation | None) -> facts_lib.Trust:
+    """Returns the trust model of a task: what the server sees, and what not."""
+    usual = sentences.trust("device", in_one_place=False)
+    if secure is None:
+        return facts_lib.Trust(f"{usual.setting} {SUMS_ARE_SEEN}", usual.from_whom)
+    setting = (
+        "Central differential privacy, with secure sums: the server is trusted to run the "
+        "mechanism as it is written, to keep secret the sums before noise is added, and the noise "
+        "with its seed and state, and to erase them. It need not be trusted with single reports, "
+        f"as far as this goes: {who_sees(secure)}"
+    )
+    return facts_lib.Trust(setting, f"{sentences.FROM_OTHERS} {_server_sees(secure)}")
+
+
+def _server_sees(secure: terms_lib.SecureAggregation) -> str:
+    """Describes in plain words what the server sees; `who_sees` has it in full."""
+    is_active = parameters.ThreatModel(secure.threat_model) is parameters.ThreatModel.ACTIVE_SERVER
+    if is_active:
+        if_so = "fewer than a third of these devices are in league with it"
+    else:
+        share = secure.threshold if secure.corrupt_fraction is None else secure.corrupt_fraction
+        if_so = (
+            f"it keeps to the protocol, and no more than {_percent(share)} % of these devices are "
+            "in league with it"
+        )
+    left = strategy_lib.counted(_hidden_among(secure) + 1, "device")
+    texts = [
+        f"The server is not among these: it sees exact sums of what {secure.least_group} devices "
+        "or more send, and is trusted to keep them secret.",
+        "Of a single device it learns what such a sum tells, and no more, under the conditions "
+        f"that Trust below has in full: {if_so}, among others.",
+        f"With the most in league, what is left of a sum can be of {left}.",
+    ]
+    if is_active:
+        texts.append("By the model that it sends it can choose what a sum shows.")
+    return " ".join(texts)
 
 
 def in_short(secure: terms_lib.SecureAggregation | None) -> str:

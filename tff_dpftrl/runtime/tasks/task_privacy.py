@@ -226,12 +226,12 @@ class TaskPrivacy:
                 vocabulary_source=terms.vocabulary_source,
                 vocabulary_is_public=terms.vocabulary_is_public,
                 not_covered=(*self._initial_weights(), *_NOT_COVERED),
-                caveats=(summation_sentences.who_sees(terms.secure_aggregation),),
                 headline_caveats=(
                     *self._contradictions(seen, charged),
                     *self._headline_caveats(claim, others or {}),
                 ),
                 earlier_runs=terms.earlier_runs,
+                trust=summation_sentences.trust(terms.secure_aggregation),
             ),
             unit_of_privacy="device",
             num_users=terms.num_devices,

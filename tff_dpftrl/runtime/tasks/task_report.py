@@ -19,7 +19,7 @@ from tff_dpftrl.data import sequences
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.models import evaluation, export, metrics, table
 from tff_dpftrl.reports import readme
-from tff_dpftrl.runs import checkpoint, curves, released_model, reporting
+from tff_dpftrl.runs import checkpoint, curves, released_model, reporting, statement_subject
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import tensor_values
 from tff_dpftrl.runtime.status import session_table
@@ -194,12 +194,16 @@ def write(
         return TaskReport(rows, None, None, summary)
     accounting = task_privacy.TaskPrivacy(terms)
     spent_by_others = others(store, terms.population, terms.task)
-    statement = accounting.statement(state.observed, others=spent_by_others)
+    model, weights = _released(folder, state)
+    export.write(output / "model.npz", model, weights)
+    name = f"{terms.population}/{terms.task}"
+    statement = dataclasses.replace(
+        accounting.statement(state.observed, others=spent_by_others),
+        subject=statement_subject.of_task(name, terms.digest(), output / "model.npz"),
+    )
     reporting.write_statement(output, statement)
     if rows_of_store is not None:
         task_records.write(output, folder.path, rows_of_store, spent_by_others)
-    model, weights = _released(folder, state)
-    export.write(output / "model.npz", model, weights)
     trained_model.write_vocabulary(output, folder.words, folder.rule.is_tokenized)
     shown = _shown(released, _CURVES)
     held_out = None

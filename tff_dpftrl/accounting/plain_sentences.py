@@ -1,0 +1,126 @@
+"""Opens a privacy statement with five sentences for readers who have never heard of ε.
+
+Each of them must be true of every run whose statement carries it, and say no more than is proven.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tff_dpftrl.accounting import display, trade_off
+from tff_dpftrl.accounting import statement_sentences as sentences
+
+if TYPE_CHECKING:
+    from tff_dpftrl.accounting import privacy_statement
+
+PlainSentences = tuple[str, str, str, str, str]
+"""Who is protected, from whom, what it means for one person, what is released, what is not."""
+
+_YOURS = {"user": "your data", "device": "your device's data", "example": "one example of yours"}
+
+
+def of(statement: privacy_statement.PrivacyStatement) -> PlainSentences:
+    """Returns the opening of a statement; each entry has one to four short sentences."""
+    if not statement.has_guarantee:
+        return _without_guarantee(statement)
+    return (
+        _who(statement),
+        statement.from_whom or sentences.FROM_WHOM_UNKNOWN,
+        _odds(statement),
+        _released(statement),
+        _not_covered(statement),
+    )
+
+
+def _without_guarantee(statement: privacy_statement.PrivacyStatement) -> PlainSentences:
+    yours = _YOURS[statement.unit_of_privacy]
+    return (
+        f"Nobody is protected: nothing is proven of this run. {' '.join(statement.no_guarantee)}",
+        "Whoever sees what is released may learn from it what they like.",
+        f"Suppose a coin had decided whether {yours} was used. Whoever guesses how it fell may be "
+        "right every time.",
+        "So treat the models of this run, and what is computed from them, like the data itself.",
+        "Nothing is covered: what is said below of clipping and noise is no promise.",
+    )
+
+
+def _who(statement: privacy_statement.PrivacyStatement) -> str:
+    unit = statement.unit_of_privacy
+    if unit == "example":
+        text = (
+            "Protected is every single example of the data. All examples of one person together "
+            "are protected less."
+        )
+    else:
+        text = f"Protected is every single {unit}, with all of its data that this training used"
+        if statement.data_in_one_place:
+            text += "."
+        elif unit == "device":
+            text += (
+                ", as long as it follows the algorithm, and takes part no more often and no sooner "
+                "again than declared. A person with several devices is protected less."
+            )
+        else:
+            text += ", as long as the user's software follows the algorithm."
+    meaning = statement.parameters.get("user")
+    return text if meaning in (None, unit) else f"{text} A user is here {meaning}."
+
+
+def _odds(statement: privacy_statement.PrivacyStatement) -> str:
+    """Returns what the guarantee means for one person, with its conditions."""
+    refuted = {sentences.refuted(entry) for entry in statement.audits}
+    if refuted & {*statement.headline_caveats}:
+        return "An audit has found that what this run claims cannot be true: rely on none of it."
+    yours = _YOURS[statement.unit_of_privacy]
+    parts = [
+        f"Suppose a coin had decided whether {yours} was used. Whoever guesses how it fell, from "
+        f"all that is released, is right {_at_most(statement.trade_off())}, where 50 % would be "
+        "chance."
+    ]
+    parameters = statement.parameters
+    total = parameters.get("epsilon_with_earlier_runs"), parameters.get("delta_with_earlier_runs")
+    if None not in total:
+        together = trade_off.TradeOff((total,))  # pyright: ignore[reportArgumentType]
+        parts.append(
+            "That counts this run alone: from it and the runs that its first weights come from, "
+            f"the guess is right {_at_most(together)}."
+        )
+    if statement.participation_record == "assumed":
+        what = "nobody took part more often, or sooner again, than declared"
+        if statement.accounted is None:
+            what = "what each round used was drawn at random and in secret"
+        parts.append(f"This holds if {what}: that was assumed, not observed.")
+    if sentences.CLIPPED_BY_CALLER in statement.assumptions:
+        parts.append("It rests on code outside this package, which nothing here has checked.")
+    if statement.headline_caveats:
+        parts.append("The sentences in bold below belong to it.")
+    return " ".join(parts)
+
+
+def _at_most(curve: trade_off.TradeOff | None) -> str:
+    share = display.percent_up(1.0 if curve is None else curve.best_guess())
+    return f"at most {share} of the time" if share != "100 %" else "perhaps every time"
+
+
+def _released(statement: privacy_statement.PrivacyStatement) -> str:
+    sent = "" if statement.data_in_one_place else f" (sent to {statement.unit_of_privacy}s or not)"
+    return (
+        f"Released are the final model and every model on the way to it{sent}, the sums with noise "
+        "that they are made of, and whatever is computed from these without the data."
+    )
+
+
+def _not_covered(statement: privacy_statement.PrivacyStatement) -> str:
+    parts = [
+        "exact figures such as losses, accuracies and counts",
+        "what is decided by them",
+        "the choice of settings",
+    ]
+    if any(line.startswith(sentences.VOCABULARY) for line in statement.not_covered):
+        parts.append("which words the model knows")
+    if not statement.data_in_one_place:
+        parts.append(f"{statement.unit_of_privacy}s that do not follow the algorithm")
+    return (
+        f"Not covered are {', '.join(parts)}, and other uses of the same data; the list below has "
+        "it in full."
+    )

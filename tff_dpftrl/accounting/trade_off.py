@@ -1,0 +1,97 @@
+"""Trade-off of a privacy guarantee: how well anybody can guess whether one's data was used."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import special
+
+from tff_dpftrl.accounting import mixture_of_gaussians
+
+_POINTS = 12
+_LARGE_EPSILON = 40.0
+"""ε above which no profile is computed: guesses are right practically always."""
+_ROUNDING = 1e-12
+
+
+@dataclasses.dataclass(frozen=True)
+class TradeOff:
+    """Bounds of all tests that tell a run with one's data from a run without it.
+
+    All bounds hold for both directions, so that the curve is symmetric.
+
+    Attributes:
+      points: Pairs (ε, δ), each of which the run satisfies.
+      mu: Sensitivity over standard deviation of the Gaussian mechanism that the run is
+        equivalent to; None if it is none.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    mu: float | None = None
+
+    def least_false_negative_rate(self, false_positive_rate: np.ndarray) -> np.ndarray:
+        """Computes the trade-off curve.
+
+        Args:
+          false_positive_rate: Rate at which a test says "used" of data that was not, in [0, 1],
+            any shape.
+
+        Returns:
+          A lower bound of the rate at which the test says "not used" of data that was, same shape
+          (Dong, Roth & Su 2022: Definition 2.6 with `mu`, Proposition 2.5 for each point).
+        """
+        rate = np.asarray(false_positive_rate, float)
+        least = np.zeros_like(rate)
+        if self.mu is not None:
+            least = special.ndtr(-special.ndtri(rate) - self.mu)
+        for epsilon, delta in self.points:
+            first = 1.0 - delta - np.exp(epsilon) * rate
+            second = np.exp(-epsilon) * (1.0 - delta - rate)
+            least = np.maximum(least, np.maximum(first, second))
+        return least
+
+    def best_guess(self) -> float:
+        """Computes how often the best guess is right if a coin decided whether data was used.
+
+        It is (1 + total variation) / 2. For a Gaussian mechanism that is Φ(μ / 2); a point
+        (ε, δ) bounds it by (e^ε + δ) / (1 + e^ε), which is (1 + δ) / 2 at ε = 0.
+
+        Returns:
+          An upper bound of the probability, between 0.5 and 1.
+        """
+        bounds = [1.0 - (1.0 - delta) * float(special.expit(-eps)) for eps, delta in self.points]
+        if self.mu is not None:
+            bounds.append(float(special.ndtr(self.mu / 2.0)))
+        return min(1.0, min(bounds) * (1.0 + _ROUNDING))
+
+
+@functools.lru_cache(maxsize=64)
+def of_samples(
+    mixture: mixture_of_gaussians.MixtureOfGaussians,
+    *,
+    num_steps: int,
+    epsilon: float,
+    spent: float = 0.0,
+) -> tuple[tuple[float, float], ...]:
+    """Computes points (ε, δ) of steps with secret samples, by their privacy loss distribution.
+
+    Args:
+      mixture: Pair of one step.
+      num_steps: Number of steps.
+      epsilon: Largest ε of a point.
+      spent: ε of a choice before the first step, which is added to each point.
+
+    Returns:
+      The points, from the smallest ε on, with δ rounded up; empty if there are no steps, or if
+      ε is so large that no guess is bounded.
+    """
+    if num_steps == 0 or not 0.0 < epsilon <= _LARGE_EPSILON:
+        return ()
+    # Denser at small ε, which decide most of the trade-off curve.
+    at: Sequence[float] = (epsilon * np.linspace(0.0, 1.0, _POINTS + 1)[:-1] ** 2).tolist()
+    return tuple(
+        (spent + e, mixture_of_gaussians.delta(mixture, num_steps=num_steps, epsilon=e)) for e in at
+    )

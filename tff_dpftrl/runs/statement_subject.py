@@ -1,0 +1,102 @@
+"""Names what the statement of a run is about: date, run, digests of its files, and versions.
+
+A digest of the training data would tell whoever guesses the data that the guess is right. So it
+is keyed with the key of the run's ledger: only those who hold `private/` can compute it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import importlib.metadata
+import json
+import pathlib
+
+from tff_dpftrl import json_text
+from tff_dpftrl.participation import ledger_file
+from tff_dpftrl.runs import manifest
+
+_KEY = ledger_file.key_path(pathlib.PurePath("private", "ledger.sqlite"))
+DATE = "date"
+"""Name of the entry that is another one whenever a statement is written."""
+KEYED = ("run", "data_hmac_sha256")
+"""Names of the entries that need the key."""
+
+
+def now() -> str:
+    """Returns the time in UTC, to the second, in ISO 8601."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def of_run(output: pathlib.Path, model_file: str) -> dict[str, str]:
+    """Describes a run by the files in its folder.
+
+    Args:
+      output: Folder of the run, with its model.
+      model_file: Name of the file of the model.
+
+    Returns:
+      The entries of a statement's `subject`, by name. Those that need a file which is not there
+      are left out.
+
+    Raises:
+      OSError: If a file cannot be read.
+      UsageError: If a file is damaged.
+    """
+    subject = {DATE: now()}
+    key = (output / _KEY).read_bytes() if (output / _KEY).exists() else None
+    if key is not None:
+        subject["run"] = _keyed(key, "run", b"")[:16]
+    if (output / model_file).exists():
+        subject[_name(model_file)] = sha256(output / model_file)
+    subject[_name(manifest.NAME)] = sha256(output / manifest.NAME)
+    if key is not None and (output / manifest.COPY).exists():
+        identities = json_text.read_object(output / manifest.COPY).get("identities", {})
+        text = json.dumps(identities, sort_keys=True)
+        subject["data_hmac_sha256"] = _keyed(key, "data", text.encode())
+    versions = json_text.read_object(output / manifest.NAME).get("versions", {})
+    if "tensorflow" in versions:
+        subject["tensorflow"] = versions["tensorflow"]
+    return subject
+
+
+def of_task(name: str, terms_digest: str, model: pathlib.Path) -> dict[str, str]:
+    """Describes a served task, whose data stays on the devices and has no digest.
+
+    Args:
+      name: Names of population and task.
+      terms_digest: SHA-256 of the signed terms, hexadecimal.
+      model: File of the model.
+
+    Returns:
+      The entries of a statement's `subject`, by name; "tensorflow" is the version that reports.
+
+    Raises:
+      OSError: If the file cannot be read.
+    """
+    return {
+        DATE: now(),
+        "run": name,
+        "model_sha256": sha256(model),
+        "terms_sha256": terms_digest,
+        "tensorflow": importlib.metadata.version("tensorflow"),
+    }
+
+
+def _name(file: str) -> str:
+    return f"{pathlib.PurePath(file).stem}_sha256"
+
+
+def _keyed(key: bytes, purpose: str, content: bytes) -> str:
+    message = f"tff_dpftrl statement: {purpose}\n".encode() + content
+    return hmac.new(key, message, hashlib.sha256).hexdigest()
+
+
+def sha256(path: pathlib.Path) -> str:
+    """Computes the SHA-256 of a file, hexadecimal, as `sha256sum` prints it."""
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
