@@ -205,7 +205,7 @@ def test_a_refuted_claim_says_so_beside_epsilon():
     found = _violated()
     after = _stated().with_audit(found.entry(), is_refuted=found.is_violated)
     assert set(after.diff(_stated())) == {"audits", "headline_caveats"}
-    headline = after.to_markdown().split("\n## ")[0]
+    headline = after.to_markdown().split("\n## ")[1]
     assert "An audit has refuted this claim" in headline and "at least ε = 7.777" in headline
     assert after.headline_caveats[1:] == ("Toy.",)
 
@@ -213,7 +213,7 @@ def test_a_refuted_claim_says_so_beside_epsilon():
 def test_no_audit_gives_a_statement_a_guarantee():
     after = _stated(seed_is_known=True).with_audit(_report().entry(), is_refuted=False)
     assert not after.has_guarantee and after.epsilon is None
-    assert after.to_markdown().startswith("# Privacy statement\n\n**No differential privacy")
+    assert "## Guarantee\n\n**No differential privacy" in after.to_markdown()
 
 
 if __name__ == "__main__":

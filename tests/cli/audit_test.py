@@ -43,7 +43,7 @@ def _forge(folder):
 def test_a_run_that_keeps_its_promise(run, capsys):
     assert main.main(["audit", "--run", str(run)]) == 0
     printed = capsys.readouterr()
-    assert re.match(r"consistent with the claim \(\d+ of 19 tests could be done\)\n", printed.out)
+    assert re.match(r"consistent with the claim \(\d+ of 20 tests could be done\)\n", printed.out)
     assert "consistent   ledger: one history of rounds: 2 rounds are committed" in printed.out
     assert "statement: ε" in printed.err.splitlines()  # What is being done, as it is done.
 
@@ -95,7 +95,7 @@ def test_a_refuted_claim_says_so_in_its_statement(run):
     _forge(run)
     assert main.main(["audit", "--run", str(run), "--state"]) == audit.VIOLATED
     assert _stated(run).epsilon == 0.01  # An audit does not mend it.
-    headline = (run / "privacy_statement.md").read_text().split("\n## ")[0]
+    headline = (run / "privacy_statement.md").read_text().split("\n## ")[1]
     assert "An audit has refuted this claim" in headline
 
 
