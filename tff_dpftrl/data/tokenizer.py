@@ -6,8 +6,9 @@ digits, with points inside ("3.11"); any other visible character is a word by it
 `Tokenizer.split` applies it inside a graph, with operations of TensorFlow's core, so that a
 SavedModel that splits text loads without any other package.
 
-The two agree on every character that Python's Unicode database knows, in any locale. RE2 knows
-some more letters and digits (4,388 for Python 3.11); for Python each is a word by itself.
+The two agree on every character that Python's Unicode database and RE2's (15.0) know, in any
+locale. RE2 knows some more letters and digits (4,388 for Python 3.11), and Python 3.13 the 622
+ideographs that Unicode 15.1 added: each is a word by itself for the one that does not know it.
 """
 
 from __future__ import annotations
