@@ -137,6 +137,21 @@ def test_other_json_is_refused(text):
         statement.PrivacyStatement.from_json(text)
 
 
+def test_whole_numbers_of_other_tools_are_numbers():
+    claim = statement.SampledClaim(
+        mechanism="x",
+        epsilon=1.0,
+        delta=1e-7,
+        accounting="PLD.",
+        sampling="Poisson.",
+        profile=((0.0, 0.25), (0.5, 0.125)),
+    )
+    built = statement.sampled_statement(claim)
+    text = built.to_json().replace("0.0,", "0,").replace('"epsilon": 1.0', '"epsilon": 1')
+    assert text != built.to_json()  # JavaScript and jq write 0.0 as 0.
+    assert statement.PrivacyStatement.from_json(text) == built
+
+
 def test_diff_names_what_changed():
     first = _statement(parameters={"clip_norm": 1.0, "seed": 3})
     second = _statement(parameters={"clip_norm": 2.0}, vocabulary_source="public")
