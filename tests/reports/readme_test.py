@@ -73,6 +73,22 @@ def test_the_caveats_stand_beside_epsilon(tmp_path):
     assert "differential-privacy" not in card["tags"]
 
 
+def test_a_refuted_claim_is_not_advertised(tmp_path):
+    claim = made_up.stated().with_audit("audited: VIOLATED", is_refuted=True)
+    card, text = _written(made_up.write_run(tmp_path / "run", claim))
+    assert "differential-privacy" not in card["tags"]
+    assert "An audit has refuted what is claimed here: rely on none of it." in text
+    assert "audited: VIOLATED" in text and "Protected is" not in text
+
+
+def test_small_and_large_metrics_are_numbers_of_yaml(tmp_path):
+    folder = made_up.write_run(tmp_path / "run")
+    (folder / "metrics.csv").write_text("round,eval_loss,eval_top1_in_vocab\n1,1e+16,1e-05\n")
+    card, _ = _written(folder)
+    (result,) = card["model-index"][0]["results"]
+    assert [one["value"] for one in result["metrics"]] == [1e-5, 1e16]
+
+
 def test_a_sweep_has_no_card(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"options": {}}))
     for name in "ab":
