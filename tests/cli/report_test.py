@@ -188,6 +188,7 @@ def test_of_a_folder_without_private_it_tells_what_is_left(folder, tmp_path, cap
         (["--html", "--private"], "name one behind --html"),
         (["--html", "none/page.html"], "there is no folder none"),
         (["--html", "."], "is a folder"),
+        (["--html", __file__], "exists and is no page"),
     ],
 )
 def test_flags_that_cannot_be_followed_are_refused_in_a_line(flags, says, folder, tmp_path, capsys):

@@ -110,7 +110,7 @@ def _target(args: argparse.Namespace, folder: pathlib.Path) -> pathlib.Path | No
             raise validation.UsageError("--private is for the page: add --html, or leave it out.")
         return None
     if args.html:
-        return output.file("--html", args.html)
+        return output.page("--html", args.html)
     if not args.private:
         return folder / page.NAME
     if not (folder / manifest.PRIVATE).is_dir():
