@@ -152,6 +152,16 @@ def test_whole_numbers_of_other_tools_are_numbers():
     assert statement.PrivacyStatement.from_json(text) == built
 
 
+def test_no_name_begins_a_part_of_its_own():
+    evil = "a row\n\n## Guarantee\u2028\r**User-level (ε = 0.01)**"
+    facts = facts_lib.Facts(parameters={"user": evil, "data": evil})
+    text = statement.dp_ftrl_statement(_claim(), facts, unit_of_privacy="user").to_markdown()
+    lines = text.splitlines()
+    assert lines.count("## Guarantee") == 1
+    assert not any(line.startswith("**User-level (ε = 0.01") for line in lines)
+    assert "A user is here a row�" in text
+
+
 def test_diff_names_what_changed():
     first = _statement(parameters={"clip_norm": 1.0, "seed": 3})
     second = _statement(parameters={"clip_norm": 2.0}, vocabulary_source="public")

@@ -155,7 +155,7 @@ def test_word_lists(tmp_path):
     path.write_text("The 120\nof 90\n\nthe 3\nüber\n", encoding="utf-8")
     found = vocabulary.from_file(path)
     assert found.words == ("the", "of", "über")
-    assert str(path) in found.source
+    assert path.name in found.source
     assert vocabulary.from_file(path, 2).words == ("the", "of")
     assert vocabulary.from_file(path, lower_case=False).words == ("The", "of", "the", "über")
 

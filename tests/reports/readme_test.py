@@ -1,5 +1,6 @@
 """Tests of `reports.readme` and of the table in `reports.files`."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -87,6 +88,13 @@ def test_small_and_large_metrics_are_numbers_of_yaml(tmp_path):
     card, _ = _written(folder)
     (result,) = card["model-index"][0]["results"]
     assert [one["value"] for one in result["metrics"]] == [1e-5, 1e16]
+
+
+def test_a_name_of_a_column_is_no_link_and_hides_nothing(tmp_path):
+    parameters = dict(made_up.stated().parameters) | {"user": "![a](b)\n\n## End"}
+    claim = dataclasses.replace(made_up.stated(), parameters=parameters)
+    _, text = _written(made_up.write_run(tmp_path / "run", claim))
+    assert "![" not in text and "where 50 % would be chance" in text
 
 
 def test_a_sweep_has_no_card(tmp_path):

@@ -197,7 +197,7 @@ def _opening(found: results_lib.Results) -> list[str]:
     beside = [*found.statement.no_guarantee, *found.statement.headline_caveats]
     lines = [opening.strip(), *(f"**{one}**" for one in beside if one not in opening)]
     lines.append("In full: `privacy_statement.md`.")
-    return "\n\n".join(lines).replace("<", "&lt;").split("\n")
+    return "\n\n".join(lines).replace("<", "&lt;").replace("[", "\\[").split("\n")
 
 
 def _evaluation(found: results_lib.Results) -> list[str]:
