@@ -159,7 +159,7 @@ def test_no_name_begins_a_part_of_its_own():
     lines = text.splitlines()
     assert lines.count("## Guarantee") == 1
     assert not any(line.startswith("**User-level (ε = 0.01") for line in lines)
-    assert "A user is here a row�" in text
+    assert "A user is here a row  ## Guarantee" in text
 
 
 def test_diff_names_what_changed():
