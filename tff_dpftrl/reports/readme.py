@@ -195,7 +195,7 @@ def _opening(found: results_lib.Results) -> list[str]:
     _, _, text = found.statement.to_markdown().partition("\n")
     opening = re.split(r"^## ", text, maxsplit=1, flags=re.MULTILINE)[0]
     beside = [*found.statement.no_guarantee, *found.statement.headline_caveats]
-    lines = [opening.strip(), *(f"**{one}**" for one in beside if one not in opening)]
+    lines: list[str] = [opening.strip(), *(f"**{one}**" for one in beside if one not in opening)]
     lines.append("In full: `privacy_statement.md`.")
     return "\n\n".join(lines).replace("<", "&lt;").replace("[", "\\[").split("\n")
 
