@@ -96,7 +96,7 @@ def test_a_refuted_claim_says_so_in_its_statement(run):
     assert main.main(["audit", "--run", str(run), "--state"]) == audit.VIOLATED
     assert _stated(run).epsilon == 0.01  # An audit does not mend it.
     headline = (run / "privacy_statement.md").read_text().split("\n## ")[0]
-    assert "An audit has refuted this claim" in headline
+    assert "Take nobody to be protected: an audit has found" in headline
 
 
 @pytest.mark.parametrize(
