@@ -9,7 +9,7 @@ import pytest
 
 from tff_dpftrl.accounting import composition, guarantee, statement
 from tff_dpftrl.accounting import facts as facts_lib
-from tff_dpftrl.mechanisms import tree
+from tff_dpftrl.mechanisms import restarts, tree
 from tff_dpftrl.participation import observed
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -68,10 +68,33 @@ def test_what_the_odds_rest_on_is_said_with_them(stated, says):
 
 def test_a_refuted_claim_has_no_odds():
     refuted = _statement().with_audit("audit of 2026", is_refuted=True)
-    assert "cannot be true: rely on none of it" in refuted.plain_sentences()[2]
+    assert refuted.plain_sentences()[0].startswith("Take nobody to be protected: an audit has f")
+    assert "a guess may be right every time" in refuted.plain_sentences()[2]
     assert "%" not in refuted.plain_sentences()[2]
     upheld = _statement().with_audit("audit of 2026", is_refuted=False)
     assert upheld.plain_sentences() == _statement().plain_sentences()
+
+
+class _OfAnAuthor(tree.Tree):
+    """A mechanism of code outside the package, which may change what it likes."""
+
+    mechanism = "of-an-author"
+
+
+def test_a_sensitivity_that_its_author_claims_is_called_so():
+    def stated(strategy):
+        claim = guarantee.dp_ftrl_guarantee(
+            strategy, schema=_SCHEMA, delta=1e-7, noise_multiplier=5.0
+        )
+        return statement.dp_ftrl_statement(claim, unit_of_privacy="user", observed=_SEEN)
+
+    for strategy in (_OfAnAuthor(100), restarts.Restarted(_OfAnAuthor(50), (0, 50))):
+        theirs = stated(strategy)
+        assert "what the author of the mechanism says of it" in theirs.plain_sentences()[2]
+        assert any("tff_dpftrl.check_strategy" in line for line in theirs.assumptions)
+        assert "author of the mechanism" in theirs.headline_caveats[0]
+    ours = stated(restarts.Restarted(tree.Tree(50), (0, 50)))
+    assert "author" not in ours.to_markdown()
 
 
 def test_the_opening_is_about_the_unit_of_privacy():

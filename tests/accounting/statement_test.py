@@ -137,6 +137,31 @@ def test_other_json_is_refused(text):
         statement.PrivacyStatement.from_json(text)
 
 
+def test_whole_numbers_of_other_tools_are_numbers():
+    claim = statement.SampledClaim(
+        mechanism="x",
+        epsilon=1.0,
+        delta=1e-7,
+        accounting="PLD.",
+        sampling="Poisson.",
+        profile=((0.0, 0.25), (0.5, 0.125)),
+    )
+    built = statement.sampled_statement(claim)
+    text = built.to_json().replace("0.0,", "0,").replace('"epsilon": 1.0', '"epsilon": 1')
+    assert text != built.to_json()  # JavaScript and jq write 0.0 as 0.
+    assert statement.PrivacyStatement.from_json(text) == built
+
+
+def test_no_name_begins_a_part_of_its_own():
+    evil = "a row\n\n## Guarantee\u2028\r**User-level (ε = 0.01)**"
+    facts = facts_lib.Facts(parameters={"user": evil, "data": evil})
+    text = statement.dp_ftrl_statement(_claim(), facts, unit_of_privacy="user").to_markdown()
+    lines = text.splitlines()
+    assert lines.count("## Guarantee") == 1
+    assert not any(line.startswith("**User-level (ε = 0.01") for line in lines)
+    assert "A user is here a row  ## Guarantee" in text
+
+
 def test_diff_names_what_changed():
     first = _statement(parameters={"clip_norm": 1.0, "seed": 3})
     second = _statement(parameters={"clip_norm": 2.0}, vocabulary_source="public")

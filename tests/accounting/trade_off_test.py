@@ -93,6 +93,13 @@ def test_no_test_of_a_gaussian_is_below_its_curve():
     np.testing.assert_allclose(of_mu, exact, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_curve_of_a_huge_epsilon_is_that_of_no_promise():
+    curve = trade_off.TradeOff(((5e18, 1e-7),), 1e9)
+    rates = np.array([0.0, 1e-9, 0.5, 1.0])
+    np.testing.assert_allclose(curve.least_false_negative_rate(rates), [1, 0, 0, 0], atol=1e-6)
+
+
 def test_a_run_with_next_to_no_noise_has_no_profile():
     assert dp_fedavg.DpFedAvg(0.2, 0.5, 1000).profile(1e-7) == ()
     assert trade_off.of_samples(mixture_of_gaussians.uls(1.0, 0.1), num_steps=0, epsilon=1.0) == ()

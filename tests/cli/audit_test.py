@@ -95,8 +95,8 @@ def test_a_refuted_claim_says_so_in_its_statement(run):
     _forge(run)
     assert main.main(["audit", "--run", str(run), "--state"]) == audit.VIOLATED
     assert _stated(run).epsilon == 0.01  # An audit does not mend it.
-    headline = (run / "privacy_statement.md").read_text().split("\n## ")[1]
-    assert "An audit has refuted this claim" in headline
+    headline = (run / "privacy_statement.md").read_text().split("\n## ")[0]
+    assert "Take nobody to be protected: an audit has found" in headline
 
 
 @pytest.mark.parametrize(

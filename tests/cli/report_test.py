@@ -144,15 +144,18 @@ def test_the_private_page_is_the_owners_alone(folder):
     assert "Do not publish it." in path.read_text() and str(folder.parent) in path.read_text()
 
 
-def test_a_page_keeps_the_audits_of_its_claim(folder):
+def test_a_report_keeps_the_audits_of_its_claim(folder, capsys):
     path = folder / "privacy_statement.json"
     assert main.main(["report", str(folder)]) == 0
     stated = statement.PrivacyStatement.from_json(path.read_text())
     refuted = stated.with_audit("audited: VIOLATED", is_refuted=True)
     path.write_text(refuted.to_json())
-    assert main.main(["report", str(folder), "--html"]) == 0
-    kept = statement.PrivacyStatement.from_json(path.read_text())
-    assert kept.audits == refuted.audits and kept.headline_caveats == refuted.headline_caveats
+    for flags in ([], ["--format", "json"], ["--html"]):
+        capsys.readouterr()
+        assert main.main(["report", str(folder), *flags]) == 0
+        assert "audited: VIOLATED" in capsys.readouterr().out
+        kept = statement.PrivacyStatement.from_json(path.read_text())
+        assert kept.audits == refuted.audits and kept.headline_caveats == refuted.headline_caveats
     assert "audited: VIOLATED" in (folder / "report.html").read_text()
     path.write_text(dataclasses.replace(refuted, epsilon=1.0).to_json())  # Another claim.
     assert main.main(["report", str(folder), "--html"]) == 0
@@ -185,6 +188,7 @@ def test_of_a_folder_without_private_it_tells_what_is_left(folder, tmp_path, cap
         (["--html", "--private"], "name one behind --html"),
         (["--html", "none/page.html"], "there is no folder none"),
         (["--html", "."], "is a folder"),
+        (["--html", __file__], "exists and is no page"),
     ],
 )
 def test_flags_that_cannot_be_followed_are_refused_in_a_line(flags, says, folder, tmp_path, capsys):

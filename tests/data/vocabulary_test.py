@@ -45,7 +45,8 @@ def test_the_source_says_who_calls_it_public(tmp_path):
     (tmp_path / "w.txt").write_text("a\nb\n")
     for name in ("c.jsonl", "w.txt"):
         found = vocabulary.from_file(tmp_path / name, 3)
-        assert found.source.endswith(f"{tmp_path / name}, declared public by the operator")
+        # Statements are published: the folders of a path may name people and machines.
+        assert found.source.endswith(f" {name}, declared public by the operator")
         assert found.is_public
 
 
@@ -154,7 +155,7 @@ def test_word_lists(tmp_path):
     path.write_text("The 120\nof 90\n\nthe 3\nüber\n", encoding="utf-8")
     found = vocabulary.from_file(path)
     assert found.words == ("the", "of", "über")
-    assert str(path) in found.source
+    assert path.name in found.source
     assert vocabulary.from_file(path, 2).words == ("the", "of")
     assert vocabulary.from_file(path, lower_case=False).words == ("The", "of", "the", "über")
 

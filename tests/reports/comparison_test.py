@@ -44,6 +44,13 @@ def test_it_says_what_does_not_compare(other, says, tmp_path):
     assert says.split()[-1] in found.to_html()
 
 
+def test_what_must_stand_beside_epsilon_stands_there(tmp_path):
+    refuted = made_up.stated().with_audit("audited: VIOLATED", is_refuted=True)
+    told = _compared(tmp_path, made_up.stated(), refuted).warnings()
+    (beside,) = [line for line in told if line.startswith("Beside ε of")]
+    assert "audited: VIOLATED" in beside
+
+
 def test_other_neighbours_do_not_compare(tmp_path):
     other = json.loads(made_up.stated().to_json()) | {"adjacency": "add or remove one"}
     claim = type(made_up.stated()).from_json(json.dumps(other))

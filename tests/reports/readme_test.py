@@ -1,5 +1,6 @@
 """Tests of `reports.readme` and of the table in `reports.files`."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -71,6 +72,29 @@ def test_the_caveats_stand_beside_epsilon(tmp_path):
     card, text = _written(made_up.write_run(tmp_path / "without", without))
     assert "No differential privacy guarantee." in text and "ε =" not in text
     assert "differential-privacy" not in card["tags"]
+
+
+def test_a_refuted_claim_is_not_advertised(tmp_path):
+    claim = made_up.stated().with_audit("audited: VIOLATED", is_refuted=True)
+    card, text = _written(made_up.write_run(tmp_path / "run", claim))
+    assert "differential-privacy" not in card["tags"]
+    assert "An audit has refuted what is claimed here: rely on none of it." in text
+    assert "audited: VIOLATED" in text and "Protected is" not in text
+
+
+def test_small_and_large_metrics_are_numbers_of_yaml(tmp_path):
+    folder = made_up.write_run(tmp_path / "run")
+    (folder / "metrics.csv").write_text("round,eval_loss,eval_top1_in_vocab\n1,1e+16,1e-05\n")
+    card, _ = _written(folder)
+    (result,) = card["model-index"][0]["results"]
+    assert [one["value"] for one in result["metrics"]] == [1e-5, 1e16]
+
+
+def test_a_name_of_a_column_is_no_link_and_hides_nothing(tmp_path):
+    parameters = dict(made_up.stated().parameters) | {"user": "![a](b)\n\n## End"}
+    claim = dataclasses.replace(made_up.stated(), parameters=parameters)
+    _, text = _written(made_up.write_run(tmp_path / "run", claim))
+    assert "![" not in text and "where 50 % would be chance" in text
 
 
 def test_a_sweep_has_no_card(tmp_path):

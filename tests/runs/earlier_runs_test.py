@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.accounting import composition
+from tff_dpftrl.accounting import composition, statement_sentences
 from tff_dpftrl.runs import earlier_runs, manifest
 
 _USERS = ["ada", "bob"]
@@ -28,6 +28,17 @@ def _write(folder, *, epsilon=2.0, facts=None, users=None, unit="user"):
 def test_a_run_is_recorded_with_what_it_has_spent(tmp_path, users, same):
     facts = earlier_runs.facts_of(_write(tmp_path / "first", users=users), _USERS)
     assert earlier_runs.parts(facts) == ((composition.Spent("first", 1e-6, 2.0),), same)
+
+
+def test_a_run_whose_claim_was_refuted_has_no_guarantee(tmp_path):
+    path = _write(tmp_path / "first") / "privacy_statement.json"
+    caveat = statement_sentences.refuted("audited: VIOLATED")
+    audited = {"audits": ["audited: VIOLATED"], "headline_caveats": []}
+    path.write_text(json.dumps(json.loads(path.read_text()) | audited))
+    assert earlier_runs.statement_of(path.parent).epsilon == 2.0  # Audited, and not refuted.
+    refuted = audited | {"headline_caveats": [caveat]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | refuted))
+    assert earlier_runs.statement_of(path.parent) == composition.Spent("first")
 
 
 @pytest.mark.parametrize("users_of_first", [_USERS, ["ada"]])

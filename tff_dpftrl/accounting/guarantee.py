@@ -16,6 +16,7 @@ from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, events, gaussian
+from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -47,6 +48,8 @@ class Guarantee:
       adaptive_clipping: Whether the run also releases the noised number of clients
         below a clip norm that it learns. z is then that of both sums together.
       clipped_by_caller: Whether code outside this package clips, sums and adds the noise.
+      claimed_by_author: Whether the strategy is of a class outside this package, so that its
+        sensitivity is what the author of the class says.
     """
 
     mechanism: str
@@ -59,6 +62,7 @@ class Guarantee:
     clip_norm: float | None = None
     adaptive_clipping: bool = False
     clipped_by_caller: bool = False
+    claimed_by_author: bool = False
 
     def __post_init__(self):
         validation.delta(self.delta)
@@ -203,6 +207,7 @@ def dp_ftrl_guarantee(
         clip_norm=None if clip_norm is None else float(clip_norm),
         adaptive_clipping=bool(adaptive_clipping),
         clipped_by_caller=bool(clipped_by_caller),
+        claimed_by_author=not serialization.is_built_in(strategy),
     )
 
 

@@ -46,6 +46,11 @@ def _without_guarantee(statement: privacy_statement.PrivacyStatement) -> PlainSe
 
 def _who(statement: privacy_statement.PrivacyStatement) -> str:
     unit = statement.unit_of_privacy
+    if statement.is_refuted:
+        return (
+            "Take nobody to be protected: an audit has found that what this run claims cannot be "
+            f"true. What is said here of every {unit} is only the claim: rely on none of it."
+        )
     if unit == "example":
         text = (
             "Protected is every single example of the data. All examples of one person together "
@@ -68,9 +73,8 @@ def _who(statement: privacy_statement.PrivacyStatement) -> str:
 
 def _odds(statement: privacy_statement.PrivacyStatement) -> str:
     """Returns what the guarantee means for one person, with its conditions."""
-    refuted = {sentences.refuted(entry) for entry in statement.audits}
-    if refuted & {*statement.headline_caveats}:
-        return "An audit has found that what this run claims cannot be true: rely on none of it."
+    if statement.is_refuted:
+        return "So no odds are stated: a guess may be right every time."
     yours = _YOURS[statement.unit_of_privacy]
     parts = [
         f"Suppose a coin had decided whether {yours} was used. Whoever guesses how it fell, from "
@@ -92,6 +96,8 @@ def _odds(statement: privacy_statement.PrivacyStatement) -> str:
         parts.append(f"This holds if {what}: that was assumed, not observed.")
     if sentences.CLIPPED_BY_CALLER in statement.assumptions:
         parts.append("It rests on code outside this package, which nothing here has checked.")
+    if sentences.CLAIMED_BY_AUTHOR in statement.assumptions:
+        parts.append("It rests on what the author of the mechanism says of it, without a proof.")
     if statement.headline_caveats:
         parts.append("The sentences in bold below belong to it.")
     return " ".join(parts)

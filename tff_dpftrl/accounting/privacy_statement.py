@@ -133,6 +133,11 @@ class PrivacyStatement:
         return not self.no_guarantee
 
     @property
+    def is_refuted(self) -> bool:
+        """Whether an audit has found that what is claimed cannot be true."""
+        return any(sentences.refuted(entry) in self.headline_caveats for entry in self.audits)
+
+    @property
     def participation_record(self) -> ParticipationRecord:
         """Whether participation is on record ("observed") or only assumed ("assumed")."""
         return "assumed" if self.observed is None else "observed"
@@ -253,7 +258,7 @@ def _is_of_kind(value: Any, kind: str) -> bool:
         return isinstance(value, bool)
     if kind.startswith("tuple[tuple"):
         return isinstance(value, tuple) and all(
-            isinstance(one, tuple) and [type(number) for number in one] == [float, float]
+            isinstance(one, tuple) and len(one) == 2 and all(type(n) in (int, float) for n in one)
             for one in value
         )
     if kind == "tuple[str, ...]":

@@ -112,6 +112,7 @@ def dp_ftrl_statement(
             sentences.one_client(unit_of_privacy, data_in_one_place),
             sentences.norm_bound(unit_of_privacy, claim.adaptive_clipping),
             *([sentences.CLIPPED_BY_CALLER] if claim.clipped_by_caller else []),
+            *([sentences.CLAIMED_BY_AUTHOR] if claim.claimed_by_author else []),
             sentences.NOISE_USED_ONCE,
             *_vocabulary_assumed(facts),
         ),
@@ -121,6 +122,7 @@ def dp_ftrl_statement(
             *facts.caveats,
         ),
         headline_caveats=(
+            *([sentences.authors_sensitivity(claim.mechanism)] if claim.claimed_by_author else []),
             *sentences.delta_caveats(claim.delta, num_users, unit_of_privacy),
             *facts.headline_caveats,
         ),

@@ -129,7 +129,12 @@ def render(statement: privacy_statement.PrivacyStatement) -> str:
     body = _body(statement)
     end = [SCALE, "", f"tff_dpftrl {statement.code_version}"]
     lines = [*opening, *body, *_legend(statement, "\n".join(body)), *end]
-    return "\n".join(lines) + "\n"
+    return "".join(f"{one_line(line)}\n" for line in lines)
+
+
+def one_line(text: str) -> str:
+    """Returns text without line ends, by which a name in it could begin a part of its own."""
+    return " ".join(text.splitlines())
 
 
 def _body(statement: privacy_statement.PrivacyStatement) -> list[str]:

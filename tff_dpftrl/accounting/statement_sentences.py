@@ -45,6 +45,10 @@ CLIPPED_BY_CALLER = (
     "Code outside this package clips and sums, and adds the noise of each round to the sum of that "
     "round and to no other: nothing here has checked it."
 )
+CLAIMED_BY_AUTHOR = (
+    "The mechanism is not one of tff_dpftrl: its sensitivity, and that its noise is of its matrix, "
+    "are claims of its author. tff_dpftrl.check_strategy can refute them, and proves nothing."
+)
 MATRIX_ACCOUNTING = (
     "All rounds together are one Gaussian mechanism with μ = S · clip_norm_inflation / z, hence "
     "ρ-zCDP with ρ = μ² / 2. Its (ε, δ) is exact (Balle & Wang 2018)."
@@ -160,6 +164,14 @@ def norm_bound(unit: str, adaptive_clipping: bool) -> str:
         f"The L2 norm of one {unit}'s contribution to a round is at most {which} (times "
         "clip_norm_inflation), or, where contributions are encoded before they are summed, the "
         "larger norm that noise_multiplier is relative to."
+    )
+
+
+def authors_sensitivity(mechanism: str) -> str:
+    """Returns the caveat beside an ε of a mechanism that is not of this package."""
+    return (
+        f"ε follows from a sensitivity that the author of the mechanism {mechanism!r} claims: see "
+        "the assumptions."
     )
 
 

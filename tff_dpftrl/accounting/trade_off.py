@@ -15,6 +15,8 @@ _POINTS = 12
 _LARGE_EPSILON = 40.0
 """ε above which no profile is computed: guesses are right practically always."""
 _ROUNDING = 1e-12
+_LARGEST_EXPONENT = 700.0
+"""Exponent that no float overflows with; it matters to rates below 1e-304 alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,7 @@ class TradeOff:
         if self.mu is not None:
             least = special.ndtr(-special.ndtri(rate) - self.mu)
         for epsilon, delta in self.points:
-            first = 1.0 - delta - np.exp(epsilon) * rate
+            first = 1.0 - delta - np.exp(min(epsilon, _LARGEST_EXPONENT)) * rate
             second = np.exp(-epsilon) * (1.0 - delta - rate)
             least = np.maximum(least, np.maximum(first, second))
         return least

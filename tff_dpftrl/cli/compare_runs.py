@@ -58,7 +58,7 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compares, and returns the exit status."""
-    target = output.file("--html", args.html)
+    target = output.page("--html", args.html)
     found = comparison.of([pathlib.Path(name) for name in args.run_folders])
     if args.format == "json":
         output.print_json(found.as_dict())

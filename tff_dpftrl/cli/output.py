@@ -11,6 +11,8 @@ from typing import Any
 
 from tff_dpftrl import validation
 
+_PAGE = b"<!DOCTYPE html>"
+
 
 def add_format(
     parser: argparse.ArgumentParser,
@@ -41,6 +43,22 @@ def file(flag: str, name: str | None) -> pathlib.Path | None:
     if not path.absolute().parent.is_dir():
         raise validation.UsageError(f"{flag} {name}: there is no folder {path.parent}, make it.")
     return path
+
+
+def page(flag: str, name: str | None) -> pathlib.Path | None:
+    """Returns the path of a page to be written, like `file`.
+
+    Raises:
+      UsageError: If it cannot be written there, or would replace something else than a page.
+    """
+    path = file(flag, name)
+    if path is None or not path.exists():
+        return path
+    if path.is_file():
+        with path.open("rb") as existing:
+            if existing.read(len(_PAGE)) in (b"", _PAGE):
+                return path
+    raise validation.UsageError(f"{flag} {name} exists and is no page: name another file.")
 
 
 def print_json(report: Any) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import durable_files, validation
-from tff_dpftrl.accounting import statement as statement_lib
-from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.cli import output
 from tff_dpftrl.reports import page, readme
 from tff_dpftrl.reports import results as results_lib
@@ -95,11 +93,7 @@ def run(args: argparse.Namespace) -> int:
     target = _target(args, folder)
     is_run = manifest.exists(folder) and (folder / manifest.PRIVATE).is_dir()
     if is_run or not _has_results(folder):
-        keeps = target is not None and _has_results(folder)
-        audited = results_lib.read(folder).statement if keeps else None
         _report_again(folder, args.format)
-        if audited is not None and audited.audits:
-            _keep_audits(folder, audited)
     else:
         _report_what_is_left(folder, args.format)
     if target is not None:
@@ -116,7 +110,7 @@ def _target(args: argparse.Namespace, folder: pathlib.Path) -> pathlib.Path | No
             raise validation.UsageError("--private is for the page: add --html, or leave it out.")
         return None
     if args.html:
-        return output.file("--html", args.html)
+        return output.page("--html", args.html)
     if not args.private:
         return folder / page.NAME
     if not (folder / manifest.PRIVATE).is_dir():
@@ -156,23 +150,6 @@ def _report_what_is_left(folder: pathlib.Path, form: str) -> None:
         )
     else:
         print("\n".join([summary, *found.missing, f"{folder / readme.NAME} says what is what."]))
-
-
-# What an audit is about: if one of these has changed, it was of another claim.
-_CLAIM = ("mechanism", "parameters", "epsilon", "delta", "declared", "accounted", "observed")
-
-
-def _keep_audits(folder: pathlib.Path, before: statement_lib.PrivacyStatement) -> None:
-    """Adds the audits of the same claim to the statement that has just been written."""
-    path = folder / "privacy_statement.json"
-    stated = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
-    if any(getattr(stated, name) != getattr(before, name) for name in _CLAIM):
-        return
-    for entry in before.audits:
-        is_refuted = sentences.refuted(entry) in before.headline_caveats
-        stated = stated.with_audit(entry, is_refuted=is_refuted)
-    reporting.write_statement(folder, stated)
-    readme.write(folder)
 
 
 def _summary(found: results_lib.Results) -> str:

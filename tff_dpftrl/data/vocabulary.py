@@ -255,7 +255,7 @@ def from_file(
                 "not covered."
             )
         return most_frequent(
-            corpus, size, source=f"counted on {path}, {_DECLARED}", lower_case=lower_case
+            corpus, size, source=f"counted on {path.name}, {_DECLARED}", lower_case=lower_case
         )
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -264,7 +264,7 @@ def from_file(
     words = _first_words(lines, lower_case)
     if not words:
         raise validation.UsageError(f"{path}: the vocabulary has no words; write one a line.")
-    return Vocabulary(tuple(words[:size]), f"word list {path}, {_DECLARED}", lower_case)
+    return Vocabulary(tuple(words[:size]), f"word list {path.name}, {_DECLARED}", lower_case)
 
 
 def _first_words(lines: Iterable[str], lower_case: bool) -> list[str]:

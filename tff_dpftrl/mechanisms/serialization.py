@@ -64,6 +64,12 @@ _CLASSES = {
 }
 
 
+def is_built_in(strategy: strategy_lib.Strategy) -> bool:
+    """Returns whether a strategy, under its restarts, is of a class of this package itself."""
+    base = strategy.base if type(strategy) is restarts.Restarted else strategy
+    return type(base) in _CLASSES.values()
+
+
 def strategy_to_json(
     strategy: strategy_lib.Strategy, certificate: certificate_lib.Certificate | None = None
 ) -> str:

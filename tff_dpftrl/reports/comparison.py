@@ -118,6 +118,11 @@ class Comparison:
         ]
         if without:
             told.append(f"There is no guarantee for {', '.join(without)}.")
+        told += [
+            f"Beside ε of {label} must stand: {' '.join(one.headline_caveats)}"
+            for label, one in zip(self.labels, stated, strict=True)
+            if one.has_guarantee and one.headline_caveats
+        ]
         if len({run.data for run in self.runs}) > 1:
             told.append("Accuracy and loss do not compare: the data have different names.")
         if len({page.UNITS.get(run.kind, "round") for run in self.runs}) > 1:

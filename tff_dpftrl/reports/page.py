@@ -151,6 +151,8 @@ def headline(found: results_lib.Results) -> str:
         return _NO_PROMISE.get(found.kind, _NO_STATEMENT)
     if stated.epsilon is None:
         return "No differential privacy guarantee."
+    if stated.is_refuted:
+        return "An audit has refuted what is claimed here: rely on none of it."
     is_conditional = stated.headline_caveats or stated.participation_record == "assumed"
     also = " Read below what must stand beside it when it is quoted." if is_conditional else ""
     return (

@@ -101,6 +101,11 @@ def _quoted(text: object) -> str:
     return json.dumps(shown, ensure_ascii=False)
 
 
+def _number(value: float) -> str:
+    """Returns a number of YAML 1.1, in which an exponent needs a point before it and a sign."""
+    return f"{value:.16e}" if "e" in repr(value) else repr(value)
+
+
 def _is_of_words(found: results_lib.Results) -> bool:
     return found.kind != "custom finetuning" and (found.folder / "vocabulary.json").exists()
 
@@ -112,7 +117,8 @@ def _metadata(found: results_lib.Results) -> list[str]:
         lines.append("language: en")
     lines.append("library_name: tff_dpftrl")
     tags = list(_TAGS.get(found.kind, ()))
-    if found.statement is None or not found.statement.has_guarantee:
+    stated = found.statement
+    if stated is None or not stated.has_guarantee or stated.is_refuted:
         tags = [tag for tag in tags if tag != "differential-privacy"]
     if _is_of_words(found):
         lines.append("pipeline_tag: text-generation")
@@ -135,7 +141,7 @@ def _metadata(found: results_lib.Results) -> list[str]:
         for name, value in measured.items():
             kind, meaning = _MEASURED.get(name, (name.removeprefix("eval_"),) * 2)
             lines += [f"    - type: {_quoted(kind)}", f"      name: {_quoted(meaning)}"]
-            lines.append(f"      value: {value!r}")
+            lines.append(f"      value: {_number(value)}")
     return [*lines, "---", ""]
 
 
@@ -189,9 +195,9 @@ def _opening(found: results_lib.Results) -> list[str]:
     _, _, text = found.statement.to_markdown().partition("\n")
     opening = re.split(r"^## ", text, maxsplit=1, flags=re.MULTILINE)[0]
     beside = [*found.statement.no_guarantee, *found.statement.headline_caveats]
-    lines = [opening.strip(), *(f"**{one}**" for one in beside if one not in opening)]
+    lines: list[str] = [opening.strip(), *(f"**{one}**" for one in beside if one not in opening)]
     lines.append("In full: `privacy_statement.md`.")
-    return "\n\n".join(lines).replace("<", "&lt;").split("\n")
+    return "\n\n".join(lines).replace("<", "&lt;").replace("[", "\\[").split("\n")
 
 
 def _evaluation(found: results_lib.Results) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import composition
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.runs import manifest
 
 _RUNS, _SAME_USERS = "earlier_runs", "earlier_runs_have_same_users"
@@ -100,7 +101,8 @@ def statement_of(folder: pathlib.Path) -> composition.Spent | None:
       folder: Folder of the run, whose name is the run's.
 
     Returns:
-      What it has spent; None if it has no statement.
+      What it has spent, without a guarantee if an audit refuted its claim; None if it has no
+      statement.
 
     Raises:
       UsageError: If the statement cannot be read.
@@ -109,7 +111,12 @@ def statement_of(folder: pathlib.Path) -> composition.Spent | None:
     if not path.exists():
         return None
     try:
-        return composition.Spent.from_json(folder.absolute().name, _read(path))
+        stated = _read(path)
+        spent = composition.Spent.from_json(folder.absolute().name, stated)
+        refuted = {sentences.refuted(str(entry)) for entry in stated.get("audits", ())}
+        if refuted.isdisjoint(stated.get("headline_caveats", ())):
+            return spent
+        return composition.Spent(spent.name, unit_of_privacy=spent.unit_of_privacy)
     except (KeyError, TypeError, ValueError) as error:
         raise validation.UsageError(
             f"{path} cannot be read: {error}. Run tff-dpftrl report {folder} first."

@@ -10,11 +10,14 @@ from typing import Any
 from tff_dpftrl import durable_files, validation
 from tff_dpftrl.accounting import display, privacy_plot
 from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.reports import readme
 from tff_dpftrl.runs import committed_rounds, metrics_log, statement_subject
 from tff_dpftrl.runs import prepared as prepared_lib
 
 _PICTURE = "privacy.png"
+# What an audit is about: if one of these has changed, it was of another claim.
+_CLAIM = ("mechanism", "parameters", "epsilon", "delta", "declared", "accounted", "observed")
 
 
 def write(
@@ -57,7 +60,7 @@ def write(
         charge_all_rounds=schedule.stop_at_accuracy is not None or ended is None,
     )
     subject = statement_subject.of_run(output, run.presentation.model_file)
-    statement = dataclasses.replace(statement, subject=subject)
+    statement = with_audits(output, dataclasses.replace(statement, subject=subject))
     write_statement(output, statement)
     progress = ended or (
         f"{done} of {plan.num_rounds} {schedule.unit}s are done; go on with {run.go_on}. The "
@@ -67,6 +70,31 @@ def write(
     results = run.presentation.write(output, outcome)
     readme.write(output)
     return results
+
+
+def with_audits(
+    output: pathlib.Path, statement: statement_lib.PrivacyStatement
+) -> statement_lib.PrivacyStatement:
+    """Adds the audits that the statement in a folder has, if it makes the same claim.
+
+    Args:
+      output: Folder of the run; a statement in it that cannot be read counts as none.
+      statement: The statement that will replace it.
+
+    Returns:
+      The statement with the audits, above all those that refuted the claim.
+    """
+    path = output / "privacy_statement.json"
+    try:
+        before = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return statement
+    if any(getattr(statement, name) != getattr(before, name) for name in _CLAIM):
+        return statement
+    for entry in before.audits:
+        is_refuted = sentences.refuted(entry) in before.headline_caveats
+        statement = statement.with_audit(entry, is_refuted=is_refuted)
+    return statement
 
 
 def write_statement(output: pathlib.Path, statement: statement_lib.PrivacyStatement) -> None:

@@ -173,6 +173,7 @@ def test_a_statement_names_the_server_from_whom_reports_were_hidden(secure, sent
     plain = statement.plain_sentences()[1]
     assert f"exact sums of what {secure['least_group']} devices or more send" in plain
     assert "under the conditions that Trust below has in full" in plain
+    assert "nothing is proven for the others in it either" in plain
     assert summation_sentences.SUMS_ARE_SEEN not in statement.setting
     assert summation_sentences.NOBODY_CHECKS in statement.assumptions
     assert statement.parameters["secure_aggregation"] == secure["threat_model"]

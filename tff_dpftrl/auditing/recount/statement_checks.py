@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import json_text, version
-from tff_dpftrl.accounting import privacy_statement, statement_sentences
+from tff_dpftrl.accounting import privacy_statement, statement_markdown, statement_sentences
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing.recount import arithmetic, findings, record_checks, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
@@ -262,7 +262,8 @@ def text(test: str, run: records.Records) -> audit_report.Finding:
             wrong.append(f"δ is {headline[2]} in the Markdown and {stated['delta']!r} in the JSON")
     for name, value in stated["parameters"].items():
         # The Markdown rounds the sampling probability.
-        if name != "sampling_probability" and f"- {name}: {value}\n" not in markdown:
+        line = statement_markdown.one_line(f"- {name}: {value}")
+        if name != "sampling_probability" and f"{line}\n" not in markdown:
             wrong.append(f"{name} is not {value} in the Markdown")
     titles = {"declared": "declared", "accounted": "accounted for", "observed": "observed"}
     for key, title in titles.items():
@@ -273,7 +274,8 @@ def text(test: str, run: records.Records) -> audit_report.Finding:
         line
         for key in ("no_guarantee", "headline_caveats", "not_covered", "assumptions", "audits")
         for line in stated.get(key, ())
-        if line not in markdown and (key != "headline_caveats" or stated.get("epsilon") is not None)
+        if statement_markdown.one_line(line) not in markdown
+        and (key != "headline_caveats" or stated.get("epsilon") is not None)
     ]
     wrong += [f"the Markdown leaves out: {line}" for line in missing]
     if not wrong and stated.get("code_version") == version.__version__:

@@ -104,6 +104,8 @@ def _server_sees(secure: terms_lib.SecureAggregation) -> str:
         "Of a single device it learns what such a sum tells, and no more, under the conditions "
         f"that Trust below has in full: {if_so}, among others.",
         f"With the most in league, what is left of a sum can be of {left}.",
+        "All devices of a sum must follow the algorithm: one that does not can make it wrap "
+        "around, and then nothing is proven for the others in it either.",
     ]
     if is_active:
         texts.append("By the model that it sends it can choose what a sum shows.")

@@ -201,6 +201,7 @@ def write(
         accounting.statement(state.observed, others=spent_by_others),
         subject=statement_subject.of_task(name, terms.digest(), output / "model.npz"),
     )
+    statement = reporting.with_audits(output, statement)
     reporting.write_statement(output, statement)
     if rows_of_store is not None:
         task_records.write(output, folder.path, rows_of_store, spent_by_others)
