@@ -43,7 +43,7 @@ def _forge(folder):
 def test_a_run_that_keeps_its_promise(run, capsys):
     assert main.main(["audit", "--run", str(run)]) == 0
     printed = capsys.readouterr()
-    assert re.match(r"consistent with the claim \(\d+ of 19 tests could be done\)\n", printed.out)
+    assert re.match(r"consistent with the claim \(\d+ of 20 tests could be done\)\n", printed.out)
     assert "consistent   ledger: one history of rounds: 2 rounds are committed" in printed.out
     assert "statement: ε" in printed.err.splitlines()  # What is being done, as it is done.
 
