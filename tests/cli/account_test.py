@@ -59,7 +59,7 @@ def test_the_next_command_has_the_mechanism_or_the_file(capsys, tmp_path):
     assert _run(*_ES_ES) == 0
     assert "tff-dpftrl train --mechanism tree --noise" in capsys.readouterr().err
     file = tmp_path / "of my own.json"
-    serialization.save_strategy(file, tree.Tree(1900))
+    serialization.save(file, tree.Tree(1900))
     assert _run("--strategy", str(file), *_ES_ES[2:]) == 0
     assert f"tff-dpftrl train --strategy '{file}' --noise" in capsys.readouterr().err
 
