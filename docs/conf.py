@@ -52,6 +52,7 @@ html_theme = "furo"
 html_title = f"tff_dpftrl {version}"
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
+html_search_scorer = str(pathlib.Path(__file__).parent / "search_order.js")
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False

@@ -33,6 +33,10 @@ markdown_docstrings = _module("markdown_docstrings")
 stage = _module("stage")
 
 
+def _text(name):
+    return (_DOCS / name).read_text("utf-8")
+
+
 def _fields(kind):
     return [field.name for field in dataclasses.fields(kind)]
 
@@ -105,6 +109,12 @@ def test_a_notebook_is_shown_with_outputs_of_its_own_source_only(tmp_path):
     executed["cells"][0]["source"] = "# Changed since"
     (tmp_path / path.name).write_text(json.dumps(executed))
     assert "was not executed" in stage.notebooks(tmp_path)["colabs/quickstart.ipynb"]
+
+
+def test_the_sidebar_has_the_order_of_the_front_page():
+    links = re.findall(r"^- \[.*?\]\((.*?)\.(?:md|ipynb)\)", _text("README.md"), re.MULTILINE)
+    listed = re.findall(r"- file: ((?:docs|colabs)/.*)", _text("_toc.yml"))
+    assert listed == [x.removeprefix("../") if x.startswith("../") else f"docs/{x}" for x in links]
 
 
 def test_pictures_of_experiments_are_in_the_gallery_with_their_commands():

@@ -55,6 +55,15 @@ def test_text_rounds_up(capsys):
     assert "at least 527 apart (stride; 526 rounds in between)" in text
 
 
+def test_the_next_command_has_the_mechanism_or_the_file(capsys, tmp_path):
+    assert _run(*_ES_ES) == 0
+    assert "tff-dpftrl train --mechanism tree --noise" in capsys.readouterr().err
+    file = tmp_path / "of my own.json"
+    serialization.save(file, tree.Tree(1900))
+    assert _run("--strategy", str(file), *_ES_ES[2:]) == 0
+    assert f"tff-dpftrl train --strategy '{file}' --noise" in capsys.readouterr().err
+
+
 def test_min_sep_is_the_stride(capsys):
     stride = [x if x != "--min-sep-gap" else "--min-sep" for x in _ES_ES]
     stride[stride.index("526")] = "527"

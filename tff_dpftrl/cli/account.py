@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     report = claim.to_dict()
     if args.sampling_groups is not None or args.sampling_probability is not None:
         report["epsilon_amplified"] = _amplified(args, strategy)
-    print_report(report, claim, args.format)
+    print_report(args, report, claim)
     return 0
 
 
@@ -114,9 +115,11 @@ def _amplified(args: argparse.Namespace, strategy) -> float:
     ).epsilon(args.delta)
 
 
-def print_report(report: dict[str, Any], claim: guarantee_lib.Guarantee, form: str) -> None:
+def print_report(
+    args: argparse.Namespace, report: dict[str, Any], claim: guarantee_lib.Guarantee
+) -> None:
     """Prints a guarantee, as JSON or as text that rounds up."""
-    if form == "json":
+    if args.format == "json":
         output.print_json(report)
         return
     from tff_dpftrl.accounting import display
@@ -146,9 +149,12 @@ def print_report(report: dict[str, Any], claim: guarantee_lib.Guarantee, form: s
         print("No differential privacy guarantee: there is no noise.\n")
     print("\n".join(f"{name:15} {text}" for name, text in lines.items()))
     if claim.noise_multiplier:
+        name, value = "mechanism", args.mechanism
+        if args.strategy is not None:
+            name, value = "strategy", shlex.quote(args.strategy)
         output.print_next(
-            "Train with this noise, and with the same mechanism",
-            f"tff-dpftrl train --noise-multiplier {noise_multiplier} --rounds {schema.num_rounds} "
-            f"--min-sep {schema.min_sep} --max-participations {schema.max_participations} "
-            f"--delta {claim.delta:g} ...",
+            "Train with this noise, and with the same mechanism and its options",
+            f"tff-dpftrl train --{name} {value} --noise-multiplier {noise_multiplier} "
+            f"--rounds {schema.num_rounds} --min-sep {schema.min_sep} "
+            f"--max-participations {schema.max_participations} --delta {claim.delta:g} ...",
         )

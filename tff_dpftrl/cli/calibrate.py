@@ -66,5 +66,5 @@ def run(args: argparse.Namespace) -> int:
         delta=args.delta,
         clip_norm_inflation=args.clip_norm_inflation,
     )
-    account.print_report(claim.to_dict(), claim, args.format)
+    account.print_report(args, claim.to_dict(), claim)
     return 0
