@@ -26,6 +26,11 @@ _NOT_PUBLIC = (
 )
 
 
+def is_of_model(source: str | None) -> bool:
+    """Returns whether the source of a vocabulary is such a file."""
+    return source is not None and pathlib.PurePath(source).name == NAME
+
+
 def note(words: vocabulary.Vocabulary) -> str:
     """Returns what a reader of the words must know of their source."""
     return _PUBLIC if words.is_public else _NOT_PUBLIC
