@@ -103,6 +103,13 @@ def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, tokenizer
         raise validation.UsageError(
             f"{path} cannot be read as a vocabulary: 'words' is no list of strings."
         )
+    flags = {"lower_case": lower_case, "is_tokenized": is_tokenized, "is_public": is_public}
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):  # "false" would be taken for a yes.
+            raise validation.UsageError(
+                f"{path} cannot be read as a vocabulary: {name!r} must be true or false, got "
+                f"{flag!r}."
+            )
     return (
         vocabulary.Vocabulary(tuple(words), source, lower_case, is_public),
         tokenizer.Tokenizer(lower_case, is_tokenized),
