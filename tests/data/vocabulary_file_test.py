@@ -64,5 +64,17 @@ def test_other_files_are_refused(tmp_path, content, message):
         vocabulary_file.read(tmp_path / "none.json")
 
 
+@pytest.mark.parametrize("name", ["is_public", "lower_case", "is_tokenized"])
+@pytest.mark.parametrize("flag", ["false", 0, None])
+def test_a_flag_of_another_type_is_not_taken_for_a_yes(tmp_path, name, flag):
+    path = tmp_path / "vocabulary.json"
+    words = vocabulary.Vocabulary(("a", "b"), "text", lower_case=True, is_public=False)
+    vocabulary_file.write(path, words, tokenizer.Tokenizer(True))
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {name: flag}))
+    with pytest.raises(ValueError, match=f"'{name}' must be true or false, got {flag!r}"):
+        vocabulary_file.read(path)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

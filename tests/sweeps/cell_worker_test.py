@@ -16,6 +16,9 @@ import os, sys, time
 print("process", os.getpid(), *sys.argv[1:], sys.stdin.read())
 print("error", file=sys.stderr)
 match sys.argv[1]:
+    case "handle":
+        import signal
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
     case "fail":
         sys.exit("it failed")
     case "raise":
@@ -59,6 +62,13 @@ def test_one_process_runs_several_programs_each_with_its_log(start):
     said = [log.read_text().split() for log in (first, second)]
     assert said[0] == ["process", said[1][1], "a", "error"]
     assert said[1][2:] == ["b", "error"]
+
+
+def test_no_program_handles_the_signals_that_come_after_it(start):
+    worker, _ = start("handle")
+    assert worker.status() == 0
+    worker.terminate()
+    assert worker._process.wait(60) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("way, reason", [("fail", "it failed"), ("raise", "a defect")])

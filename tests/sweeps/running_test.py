@@ -1,11 +1,14 @@
 """Tests of tff_dpftrl.sweeps.running."""
 
+import os
 import sys
+import time
 
 import pytest
 
+from tff_dpftrl.sweeps import cell_worker, running
 from tff_dpftrl.sweeps import folder as folder_lib
-from tff_dpftrl.sweeps import running
+from tff_dpftrl.training import config as config_lib
 
 
 @pytest.mark.parametrize(
@@ -23,6 +26,26 @@ from tff_dpftrl.sweeps import running
 def test_the_reason_of_a_failure_is_the_error_and_not_the_advice(tmp_path, log, reason):
     (tmp_path / folder_lib.LOG).write_text(log)
     assert running._why(tmp_path, 70) == reason
+
+
+def test_a_process_that_was_ended_while_idle_runs_no_cell(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("")
+    reader, writer = os.pipe()
+    worker = cell_worker.CellWorker(reader, tmp_path / "log")
+    try:
+        worker.begin([sys.executable, "-I", str(program)], tmp_path / "log")
+        while worker.status() is None:
+            time.sleep(0.01)
+        config = config_lib.TrainingConfig(num_rounds=2, min_sep=1, noise_multiplier=1.0)
+        idle = {worker: config.clients_per_round}
+        assert running._take(dict(idle), config) is worker
+        worker.kill()
+        assert running._take(idle, config) is None and not idle
+    finally:
+        worker.close()
+        os.close(reader)
+        os.close(writer)
 
 
 if __name__ == "__main__":

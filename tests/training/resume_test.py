@@ -21,7 +21,7 @@ from tff_dpftrl.data import split
 from tff_dpftrl.participation import ledger
 from tff_dpftrl.runs import checkpoint, manifest, metrics_log
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import report, run
+from tff_dpftrl.training import opening, report, run
 
 corpus = toy_run.corpus
 _DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")  # When a statement was written.
@@ -209,6 +209,17 @@ def test_a_changed_noise_multiplier_is_refused_and_named(uninterrupted, tmp_path
     _edit(output / "private" / "manifest.json", more_noise)
     with pytest.raises(checkpoint.CheckpointError, match="under other options"):
         go_on(output)
+
+
+def test_a_run_goes_on_when_the_model_of_its_vocabulary_is_gone(corpus, uninterrupted, tmp_path):
+    words = tmp_path / "model" / "vocabulary.json"
+    words.parent.mkdir()
+    shutil.copy(uninterrupted[0] / "vocabulary.json", words)
+    config = toy_run.config(corpus, vocabulary=str(words), num_rounds=1, min_sep=1)
+    run.train(config, tmp_path / "run", progress=lambda line: None)
+    before = opening.open_run(None, tmp_path / "run").text.words
+    words.unlink()
+    assert opening.open_run(None, tmp_path / "run").text.words == before
 
 
 def test_other_users_are_refused_on_resuming(corpus, uninterrupted):

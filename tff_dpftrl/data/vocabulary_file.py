@@ -26,6 +26,11 @@ _NOT_PUBLIC = (
 )
 
 
+def is_of_model(source: str | None) -> bool:
+    """Returns whether the source of a vocabulary is such a file."""
+    return source is not None and pathlib.PurePath(source).name == NAME
+
+
 def note(words: vocabulary.Vocabulary) -> str:
     """Returns what a reader of the words must know of their source."""
     return _PUBLIC if words.is_public else _NOT_PUBLIC
@@ -98,6 +103,13 @@ def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, tokenizer
         raise validation.UsageError(
             f"{path} cannot be read as a vocabulary: 'words' is no list of strings."
         )
+    flags = {"lower_case": lower_case, "is_tokenized": is_tokenized, "is_public": is_public}
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):  # "false" would be taken for a yes.
+            raise validation.UsageError(
+                f"{path} cannot be read as a vocabulary: {name!r} must be true or false, got "
+                f"{flag!r}."
+            )
     return (
         vocabulary.Vocabulary(tuple(words), source, lower_case, is_public),
         tokenizer.Tokenizer(lower_case, is_tokenized),

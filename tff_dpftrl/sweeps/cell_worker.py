@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import runpy
+import signal
 import subprocess
 import sys
 import traceback
@@ -128,6 +129,7 @@ def _main(most_cells: int, most_bytes: int) -> None:
     tasks, answers = os.fdopen(os.dup(0)), os.dup(1)  # Which programs do not inherit.
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, line in enumerate(tasks, start=1):
         task = json.loads(line)
         log = os.open(task["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -135,6 +137,8 @@ def _main(most_cells: int, most_bytes: int) -> None:
             os.dup2(log, stream)
         os.close(log)
         status = _run(task["command"])
+        for signum, handler in handlers.items():  # That of a cell would speak in the name of it.
+            signal.signal(signum, handler)
         sys.stdout.flush()
         sys.stderr.flush()
         goes_on = not status and number < most_cells and _resident_bytes() < most_bytes

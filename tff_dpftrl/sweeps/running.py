@@ -231,6 +231,9 @@ def _take(
     idle: dict[cell_worker.CellWorker, int], config: config_lib.TrainingConfig
 ) -> cell_worker.CellWorker | None:
     """Takes a process that may run a cell; ends another one in its place if there is none."""
+    for worker in [worker for worker in idle if not worker.can_run_another]:
+        del idle[worker]  # It was ended from outside, which is no failure of a cell.
+        worker.close()
     for worker, clients_per_round in idle.items():
         if config.engine == "compiled" and clients_per_round == config.clients_per_round:
             del idle[worker]

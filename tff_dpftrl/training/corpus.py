@@ -289,7 +289,7 @@ def public_vocabulary(
         raise validation.UsageError(
             "vocabulary must be named here, got None: the config's with_defaults names it."
         )
-    if pathlib.PurePath(source).name == vocabulary_file.NAME:
+    if vocabulary_file.is_of_model(source):
         return _of_model(source, size, lower_case=lower_case)
     size = vocabulary.DEFAULT_SIZE if size is None else size
     if source == "docs":

@@ -235,7 +235,7 @@ class LanguageConfig(TextConfig):
     def with_defaults(self) -> Self:
         """Returns a config that names its vocabulary and all sizes, so that no default changes."""
         source, size = self._vocabulary_source(), self.vocabulary_size
-        if size is None and pathlib.PurePath(source).name != vocabulary_file.NAME:
+        if size is None and not vocabulary_file.is_of_model(source):
             size = vocabulary_lib.DEFAULT_SIZE
         return dataclasses.replace(
             self, vocabulary=source, vocabulary_size=size, **self._all_model_sizes()

@@ -11,6 +11,7 @@ import os
 import pathlib
 from typing import Any
 
+from tff_dpftrl.data import vocabulary_file
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.training import config as config_lib
@@ -91,8 +92,14 @@ def open_run(
             go_on = custom_models.resume_command(config.model, output, config.data)
             corpus.check_on_disk(config.data, go_on)
         progress("Reading the data ...")
+        text_options = config.part(corpus.TextOptions)
+        if known is not None and vocabulary_file.is_of_model(text_options.vocabulary):
+            # The run's copy, which `check_identities` checks: the other model may be gone.
+            own = output / vocabulary_file.NAME
+            if own.exists():  # Else it crashed before its first round.
+                text_options = dataclasses.replace(text_options, vocabulary=str(own))
         text = corpus.read(
-            config.part(corpus.TextOptions),
+            text_options,
             rows=rows,
             cache=output / manifest.TEXTS_CACHE,
             notice=progress,
