@@ -99,7 +99,7 @@ def test_a_sensitivity_that_its_author_claims_is_called_so():
 
 def test_the_opening_is_about_the_unit_of_privacy():
     user, device, example = (_statement(unit=u).plain_sentences() for u in _units())
-    assert user[0].startswith("Protected is every single user, with all of its data")
+    assert user[0].startswith("Every single user is protected, with all of its data")
     assert "A person with several devices is protected less" in device[0]
     assert "All examples of one person together are protected less" in example[0]
     assert "your device's data" in device[2] and "one example of yours" in example[2]

@@ -53,11 +53,11 @@ def _who(statement: privacy_statement.PrivacyStatement) -> str:
         )
     if unit == "example":
         text = (
-            "Protected is every single example of the data. All examples of one person together "
+            "Every single example of the data is protected. All examples of one person together "
             "are protected less."
         )
     else:
-        text = f"Protected is every single {unit}, with all of its data that this training used"
+        text = f"Every single {unit} is protected, with all of its data that this training used"
         if statement.data_in_one_place:
             text += "."
         elif unit == "device":
@@ -111,8 +111,8 @@ def _at_most(curve: trade_off.TradeOff | None) -> str:
 def _released(statement: privacy_statement.PrivacyStatement) -> str:
     sent = "" if statement.data_in_one_place else f" (sent to {statement.unit_of_privacy}s or not)"
     return (
-        f"Released are the final model and every model on the way to it{sent}, the sums with noise "
-        "that they are made of, and whatever is computed from these without the data."
+        f"What is released is the final model and every model on the way to it{sent}, the sums "
+        "with noise that they are made of, and whatever is computed from these without the data."
     )
 
 
@@ -127,6 +127,6 @@ def _not_covered(statement: privacy_statement.PrivacyStatement) -> str:
     if not statement.data_in_one_place:
         parts.append(f"{statement.unit_of_privacy}s that do not follow the algorithm")
     return (
-        f"Not covered are {', '.join(parts)}, and other uses of the same data; the list below has "
-        "it in full."
+        f"The guarantee does not cover {', '.join(parts)}, and other uses of the same data; the "
+        "list below has it in full."
     )

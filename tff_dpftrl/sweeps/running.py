@@ -1,4 +1,4 @@
-"""Execution of a sweep's cells in processes of their own, ended together after a signal."""
+"""Execution of a sweep's cells in other processes, ended together after a signal."""
 
 from __future__ import annotations
 

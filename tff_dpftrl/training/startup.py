@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import display
 from tff_dpftrl.data import vocabulary
 from tff_dpftrl.runs import privacy
@@ -33,7 +34,15 @@ def describe_unknown_words(share: float, words: vocabulary.Vocabulary) -> list[s
 
     Returns:
       A line, without the share; none if the share is at most a tenth.
+
+    Raises:
+      UsageError: If the vocabulary has no word of the text at all.
     """
+    if share == 1.0:
+        raise validation.UsageError(
+            f"vocabulary ({len(words.words)} words, {words.source}) has no word of the text: take "
+            "a larger vocabulary_size, or a vocabulary of public text on the subject."
+        )
     if share <= _MANY_UNKNOWN:
         return []
     known = "" if words.source == vocabulary.ENGLISH else "--vocabulary english, "
