@@ -13,8 +13,7 @@ def assert_is_made_of(proto, module, folder):
     """
     if not google.protobuf.__version__.startswith("4."):
         pytest.skip("compared with what the protobuf of TFF's lock makes")
-    from grpc_tools import protoc
-
+    protoc = pytest.importorskip("grpc_tools.protoc")
     here = pathlib.Path(module.__file__)
     root = here.parents[proto.count("/")]
     assert (

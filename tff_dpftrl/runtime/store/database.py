@@ -28,6 +28,7 @@ _PACKAGES = {"psycopg2": "psycopg2-binary"}  # Packages that install without a c
 _FILE = "store.sqlite"
 _FORMAT = 2  # Version of the tables in `tables`, written to each store.
 _FORMAT_WITHOUT_DIGESTS = 1
+_TEXT_IS_DAMAGED = "a text in it is damaged"
 _SQLITE_CORRUPT = 11  # `sqlite3.SQLITE_CORRUPT`, which Python 3.10 does not name.
 _BUSY_SECONDS = 30  # Seconds that a transaction waits for one of another process.
 _BETWEEN_TRIES = 0.01  # Seconds.
@@ -70,10 +71,13 @@ def one_line_errors(action: str) -> Iterator[None]:
         # Nor the text in a damaged column.
         reason, is_quoted, _ = reason.partition(" with text ")
         is_damaged = is_quoted or _is_corrupt(origin)
+        if type(origin) is sqlite3.DatabaseError and not lines:
+            # Python 3.10 has no words for SQLite's error that is no text.
+            reason, is_damaged = _TEXT_IS_DAMAGED, True
     except OverflowError:  # A number from a damaged file was written back to it.
         reason, is_damaged = "a number in it is too large", True
     except UnicodeDecodeError:  # The file is damaged so that SQLite's error is no text.
-        reason, is_damaged = "a text in it is damaged", True
+        reason, is_damaged = _TEXT_IS_DAMAGED, True
     else:
         return
     advice = f" {interface.backup_advice({})}" if is_damaged else ""
@@ -82,7 +86,9 @@ def one_line_errors(action: str) -> Iterator[None]:
 
 def _is_corrupt(error: BaseException | None) -> bool:
     """Returns whether SQLite reports a damaged file, rather than a file of another kind."""
-    code = getattr(error, "sqlite_errorcode", 0) or 0  # Python 3.10 has none.
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:  # Python 3.10.
+        return isinstance(error, sqlite3.DatabaseError) and "malformed" in str(error)
     return code & 0xFF == _SQLITE_CORRUPT
 
 
