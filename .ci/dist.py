@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import json
+import csv
 import os
 import pathlib
 import random
@@ -67,7 +67,7 @@ def _maths(folder: pathlib.Path) -> list[list[str]]:
 
 
 def _finetuning(folder: pathlib.Path) -> list[list[str]]:
-    data, public, run = (str(folder / name) for name in ("users.jsonl", "public", "run"))
+    data, public, run = (str(folder / name) for name in ("users.csv", "public", "run"))
     return [
         ["pretrain", *_SMALL, "--lstm-size", "8", "--epochs", "1", "--output", public],
         [
@@ -81,7 +81,7 @@ def _finetuning(folder: pathlib.Path) -> list[list[str]]:
 
 
 def _everything(folder: pathlib.Path) -> list[list[str]]:
-    data, run = str(folder / "users.jsonl"), str(folder / "run")
+    data, run = str(folder / "users.csv"), str(folder / "run")
     return [
         [
             *("train", "--config", "quickstart", "--data", data, "--rounds", "3", *_SMALL),
@@ -221,19 +221,21 @@ def _run_job(
         _call([*install, "--no-deps", wheel], limit)
     else:
         _call([*install, f"{wheel}[{job.extra}]" if job.extra else wheel], limit)
-    _write_texts(scratch / "users.jsonl")
+    _write_texts(scratch / "users.csv")
     for arguments in job.commands(scratch):
         _call([bin_folder / "tff-dpftrl", *arguments], limit, cwd=scratch)
     return True
 
 
 def _write_texts(path: pathlib.Path) -> None:
-    """Writes a corpus of 60 users with texts of random words."""
+    """Writes a table of 60 users with ten texts of random words each."""
     drawn = random.Random(0)
-    with open(path, "w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["user", "text"])
         for user in range(60):
-            texts = [" ".join(drawn.choices(_WORDS, k=12)) for _ in range(10)]
-            file.write(json.dumps({"user_id": f"user {user}", "examples": texts}) + "\n")
+            for _ in range(10):
+                rows.writerow([f"user {user}", " ".join(drawn.choices(_WORDS, k=12))])
 
 
 def _call(command: Sequence, limit: _Limit, cwd: pathlib.Path | None = None) -> None:
