@@ -8,9 +8,9 @@ named in the table at the end, and fails nothing.
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import functools
-import csv
 import os
 import pathlib
 import random
