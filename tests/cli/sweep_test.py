@@ -35,6 +35,8 @@ def sweep(monkeypatch, tmp_path):
     monkeypatch.setattr(running, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(population_check, "check", lambda cells: None)
     monkeypatch.setattr(plots, "write", lambda output, results: None)
+    # For the processes of cells, where the package is not installed.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path)))
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
