@@ -125,9 +125,8 @@ def test_the_page_and_the_readme_have_no_exact_figures(folder, capsys):
     figures = {
         text
         for row in csv.DictReader((folder / "metrics.csv").read_text().splitlines())
-        for text in (row["loss"], row["top1"], row["seconds"])
+        for text in (row["loss"], row["seconds"])  # A share, like 1/9, may be that of others, too.
     }
-    figures = {text for text in figures if len(text) > 6}  # Not 0.0, which stands elsewhere too.
     assert len(figures) > 4
     for name in ("report.html", "README.md"):
         text = (folder / name).read_text()

@@ -67,7 +67,8 @@ def print_json(report: Any) -> None:
 
 
 def print_next(what: str, *commands: str) -> None:
-    """Prints to standard error what may be typed next."""
+    """Prints to standard error what may be typed next, after all of standard output."""
+    sys.stdout.flush()
     print("\n".join([f"\n{what}:", *(f"  {command}" for command in commands)]), file=sys.stderr)
 
 
