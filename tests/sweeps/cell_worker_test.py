@@ -30,8 +30,10 @@ match sys.argv[1]:
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Runs the program in a worker, a new one if none is given; returns worker and status."""
+def start(tmp_path, monkeypatch):
+    """Runs the program in a worker, a new one if none is given; returns worker and log."""
+    # For where the package is not installed.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path)))
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
     reader, writer = os.pipe()

@@ -285,10 +285,8 @@ def public_vocabulary(
     Raises:
       ValueError: If it cannot be used.
     """
-    if source is None:
-        raise validation.UsageError(
-            "vocabulary must be named here, got None: the config's with_defaults names it."
-        )
+    if source is None:  # `LanguageConfig.with_defaults` knows initial weights, too.
+        source = "docs" if data == "docs" else "english"
     if vocabulary_file.is_of_model(source):
         return _of_model(source, size, lower_case=lower_case)
     size = vocabulary.DEFAULT_SIZE if size is None else size
