@@ -60,7 +60,7 @@ def first_error(configs: Sequence[config_lib.TrainingConfig]) -> dict[str, int |
 
     users: dict[corpus.TextOptions, int] = {}
     for index, config in enumerate(configs):
-        text = config.with_defaults().part(corpus.TextOptions)
+        text = config.part(corpus.TextOptions)
         try:
             if text not in users:
                 users[text] = len(corpus.read(text).train)

@@ -285,8 +285,7 @@ def public_vocabulary(
     Raises:
       ValueError: If it cannot be used.
     """
-    if source is None:  # `LanguageConfig.with_defaults` knows initial weights, too.
-        source = "docs" if data == "docs" else "english"
+    assert source is not None  # `LanguageConfig.part` and `with_defaults` name it.
     if vocabulary_file.is_of_model(source):
         return _of_model(source, size, lower_case=lower_case)
     size = vocabulary.DEFAULT_SIZE if size is None else size

@@ -232,6 +232,10 @@ class LanguageConfig(TextConfig):
         given = {size: getattr(self, name) for name, size in _MODEL_SIZES.items()}
         return {size: value for size, value in given.items() if value is not None}
 
+    def part(self, kind: type[_Part]) -> _Part:
+        """Returns the options that are the fields of `kind`, with those that follow from others."""
+        return super(LanguageConfig, self.with_defaults()).part(kind)
+
     def with_defaults(self) -> Self:
         """Returns a config that names its vocabulary and all sizes, so that no default changes."""
         source, size = self._vocabulary_source(), self.vocabulary_size
