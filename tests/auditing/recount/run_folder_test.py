@@ -410,6 +410,16 @@ def test_planted_faults_are_found_by_name(finished, plant, found):
     assert found <= _violated(finished)
 
 
+@pytest.mark.parametrize(
+    ("held_out", "expected"), [("0.1111111111111111", set()), ("0.5", {_EXACT})]
+)
+def test_a_share_that_held_out_users_have_too_is_no_exact_figure(finished, held_out, expected):
+    for column, share in (("top1", "0.1111111111111111"), ("eval_top1_in_vocab", held_out)):
+        _metrics(column, share)(finished)
+    _edit(finished / "held_out.json", note="0.1111111111111111")
+    assert _violated(finished) == expected
+
+
 def test_a_fault_is_no_more_than_its_own(finished):
     """Nothing else is called violated where one thing is wrong."""
     _both_epsilons(finished)
