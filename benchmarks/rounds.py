@@ -378,14 +378,27 @@ def _aggregators(clients: int) -> dict[str, tff.aggregators.UnweightedAggregatio
 class InProcess:
     """A process whose rounds run here, compiled or in TFF's current context."""
 
-    def __init__(self, work: workload_lib.Workload, process, *, compiled: bool, clients=None):
+    def __init__(
+        self,
+        work: workload_lib.Workload,
+        process,
+        *,
+        compiled: bool,
+        clients=None,
+        memory_copies: int | None = None,
+    ):
         """Initialises it, and sets our aggregators' states to mid-run.
 
         A tree draws less noise in its first rounds.
         """
         self._work, self._compiled = work, compiled
         self._process = (
-            tff_dpftrl.compile_process(process, clients=clients, **ours.tensor_arguments(work))
+            tff_dpftrl.compile_process(
+                process,
+                clients=clients,
+                memory_copies=memory_copies,
+                **ours.tensor_arguments(work),
+            )
             if compiled
             else process
         )
@@ -423,6 +436,10 @@ def _run_4m(args: argparse.Namespace) -> None:
             engine = "compiled" if compiled else "through TFF"
             rounds = InProcess(work, process, compiled=compiled)
             contenders[f"{name}, {engine}"] = Contender(rounds.run_round)
+        if name == "tree":
+            for copies in (0, 8):
+                rounds = InProcess(work, process, compiled=True, memory_copies=copies)
+                contenders[f"tree keeping {copies}, compiled"] = Contender(rounds.run_round)
     times = interleave(contenders, args.rounds or 9)
     goals = {"BLT d=4": 0.8, "adaptive BLT d=4": 0.85}
     over_tff = [
@@ -433,6 +450,9 @@ def _run_4m(args: argparse.Namespace) -> None:
     over_identity = [
         Comparison(f"{name}, compiled", "identity, compiled", 1.1)
         for name in ("BLT d=4", "adaptive BLT d=4", "tree")
+    ]
+    over_identity += [
+        Comparison(f"tree keeping {copies}, compiled", "identity, compiled") for copies in (0, 8)
     ]
     parameters = sum(w.size for w in work.weights)
     print_table(
