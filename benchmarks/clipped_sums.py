@@ -2,20 +2,20 @@
 
     PYTHONPATH=. python benchmarks/clipped_sums.py [--models transformer ...] [--repeats 7]
 
-"plain" is training that is not private: the gradient of the mean cross-entropy of a batch of
-64 rows, without the positions of padding. "plain, full" is the same in static shapes, for rows
-without padding. The reference is the one with less processor time. "ELS" clips the gradient of each row (units of one row), "ULS, G = 8" that of the
-mean of each user's 8 rows; each in the way that `ghost.fastest_clipped_sum` chooses. "loop"
-and "ghost" are one way or the other, chosen or not. All go through the same 64 rows of random
-words; those of "sentences" have 13 words on average, the others are full. Threads are
-TensorFlow's default.
+"plain" is training that is not private: the gradient of the mean cross-entropy of a batch of 64
+rows, without the positions of padding. "plain, full" is the same in static shapes, for rows
+without padding. The reference is the one with less processor time. "ELS" clips the gradient of
+each row (units of one row), "ULS, G = 8" that of the mean of each user's 8 rows; each in the
+way that `ghost.fastest_clipped_sum` chooses. "loop" and "ghost" are one way or the other,
+chosen or not. All go through the same 64 rows of random words; those of "sentences" have 13
+words on average, the others are full. Threads are TensorFlow's default.
 
 Each line has milliseconds (median), and its examples a second over those of the reference, of
-the clock and of processor time: the median over the repeats of the ratio within a repeat, so that
-a busy machine disturbs it little. PASS or FAIL says whether the ratio of processor time reaches
-the goal for full rows: 0.85 for ELS, 0.8 for ULS. Then the memory beyond the imports, in MB, at a batch of 64
-rows and of 256, each in a process of its own: `sum_in_chunks` with chunks of 64 rows
-(`--no-memory` leaves it out).
+the clock and of processor time: the median over the repeats of the ratio within a repeat, so
+that a busy machine disturbs it little. PASS or FAIL says whether the ratio of processor time
+reaches the goal for full rows: 0.85 for ELS, 0.8 for ULS. Then the memory beyond the imports,
+in MB, at a batch of 64 rows and of 256, each in a process of its own: `sum_in_chunks` with
+chunks of 64 rows (`--no-memory` leaves it out).
 """
 
 from __future__ import annotations
