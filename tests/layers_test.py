@@ -25,7 +25,7 @@ _ALLOWED = {
     "private_round": ("mechanisms", "discretization"),
     "aggregators": (*_MATHS, "private_round", "execution"),
     "learning": (*_MATHS, "private_round", "aggregators", "execution", "models", "data"),
-    "execution": (),
+    "execution": ("private_round",),
     "models": (),
     "data": (),
     "runs": (*_MATHS, "private_round", "reports"),
