@@ -18,6 +18,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,18 +58,17 @@ def markdown(table: Mapping[str, Any]) -> str:
         lines.append(f"| {row['what']} | {row['over']} | {row['processor']:.2f} | {clock} |")
     versions = ", ".join(f"{name} {version}" for name, version in table["versions"].items())
     cores = "one core" if table["cores"] == 1 else f"{table['cores']} cores"
-    lines += [
-        "",
+    measured = (
         f"{table['title']}. {table['date']}, {table['rounds']} interleaved rounds on {cores}, seed "
-        f"0; other programs had {table['others']:.0%} of the time; {versions}.",
-    ]
+        f"0; other programs had {table['others']:.0%} of the time; {versions}."
+    )
     if "GFLOP a core second" in table:
         speeds = (
             f"{framework} {' and '.join(f'{speed:.0f}' for speed in own)}"
             for framework, own in table["GFLOP a core second"].items()
         )
-        lines.append(f"Matrix products, GFLOP for a second of one core: {', '.join(speeds)}.")
-    return "\n".join(lines)
+        measured += f" Matrix products, GFLOP for a second of one core: {', '.join(speeds)}."
+    return "\n".join([*lines, "", *textwrap.wrap(measured, 120)])
 
 
 def filled(page: str, figures: Mapping[str, Mapping[str, Any]]) -> str:
