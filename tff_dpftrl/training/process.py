@@ -209,13 +209,10 @@ def build_aggregator(
         clipped_count_stddev=options.clipped_count_stddev,
         only_estimates=not restarts.has_restarts(plan.strategy),  # Which the run has said.
     )
-    if plan.encoding is not None and plan.adaptive_clipping:
-        return secagg.build_secagg_adaptive_dp_ftrl_aggregator(
-            plan.strategy, encoding=plan.encoding, clipping=adaptive, **common
-        )
     if plan.encoding is not None:
+        clip_norm = adaptive if plan.adaptive_clipping else plan.clip_norm
         return secagg.build_secagg_dp_ftrl_aggregator(
-            plan.strategy, encoding=plan.encoding, clip_norm=plan.clip_norm, **common
+            plan.strategy, encoding=plan.encoding, clip_norm=clip_norm, **common
         )
     if plan.adaptive_clipping:
         return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
