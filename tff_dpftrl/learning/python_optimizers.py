@@ -30,7 +30,7 @@ class _WithoutAutoGraph(tff.learning.optimizers.Optimizer):
 def without_autograph(
     optimizer: tff.learning.optimizers.Optimizer,
 ) -> tff.learning.optimizers.Optimizer:
-    """Makes AutoGraph leave an optimizer alone, which takes a second off the building of a process.
+    """Makes AutoGraph leave an optimizer alone, which saves most of a second of tracing.
 
     Args:
       optimizer: Optimizer without an `if` or a loop that depends on a tensor, as all of TFF's
