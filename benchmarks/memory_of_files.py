@@ -9,12 +9,13 @@ gives the case's peak above what the process had in between, in bytes over the b
 of the model; processor seconds of the second time; and the goal:
 
     commit           beside the state, which the caller holds
-    resume           the state of a run, beside the copies that it consists of
-    report, audit    of a run, and of one of fine-tuning adapters
+    resume           reading a state, which has 3 copies: weights, momentum, a buffer of noise
+    report, audit    of a run
     predict          next words
-    finetune-*       steps of ELS, ULS, and ULS with adapters (LoRA)
-    server-N         an Aggregator with reports of N devices, and the Master Aggregator
-    device           a session's work, from the broadcast's bytes to the update's
+    finetune-*       two steps of ELS, ULS, and ULS with adapters (LoRA)
+    server-N         a round as the server's actors make it, with one Aggregator and N devices,
+                     from the last commit to the next one; without the network
+    device           a session's work, from the configuration's bytes to the report's
 
 With `--against`, another checkout of this repository does the same, in turns. The peak is the
 kernel's `VmHWM`, which is reset through `/proc/self/clear_refs`: Linux only.
@@ -252,7 +253,7 @@ def _server(folder: pathlib.Path, num_devices: int) -> Callable[[], object]:
             report = wire_pb2.Report.FromString((folder / "report").read_bytes())
             total = summation.accumulate(total, report)
             del report
-        total = summation.merge(summation.zero(), total)
+        total = summation.merge(total, summation.zero())
         step = task.served.task.server_step
         result = step.apply(total, num_devices, commit.model, commit.state)
         del total
@@ -304,7 +305,7 @@ _LORA = ("--adapter-rank", "4")
 _ULS = ("--sampling", "user", "--group-size", "4", "--cohort", "8")
 CASES: Mapping[str, Case] = {
     "commit": Case(_commit, 0.1),
-    "resume": Case(_resume, 1.0),
+    "resume": Case(_resume, 3.1),
     "report": Case(_report, 2.0),
     "audit": Case(_audit, 2.0),
     "predict": Case(_predict, 2.0),
