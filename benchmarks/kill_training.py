@@ -60,17 +60,20 @@ _NOT_COMPARED = {
 
 def _write_corpus(folder: pathlib.Path) -> None:
     rng = random.Random(1)
-    with open(folder / "users.jsonl", "w") as file:
-        for user in range(60):
-            start = rng.randrange(30)
-            texts = [
-                " ".join(_WORDS[(start + i * 7) % 30] for i in range(rng.randint(3, 12)))
-                for _ in range(rng.randint(2, 6))
-            ]
-            file.write(json.dumps({"user_id": f"user{user}", "examples": texts}) + "\n")
+    # Public text must not be that of the users: its words come in another order.
+    for name, user_name, num_users, stride in (
+        ("users.jsonl", "user", 60, 7),
+        ("public.jsonl", "author", 40, 11),
+    ):
+        with open(folder / name, "w") as file:
+            for user in range(num_users):
+                start = rng.randrange(30)
+                texts = [
+                    " ".join(_WORDS[(start + i * stride) % 30] for i in range(rng.randint(3, 12)))
+                    for _ in range(rng.randint(2, 6))
+                ]
+                file.write(json.dumps({"user_id": f"{user_name}{user}", "examples": texts}) + "\n")
     (folder / "words.txt").write_text("\n".join(_WORDS))
-    lines = (folder / "users.jsonl").read_text().splitlines()
-    (folder / "public.jsonl").write_text("\n".join(lines[:40]).replace(': "user', ': "author'))
 
 
 def _arguments(kind: str, folder: pathlib.Path, output: pathlib.Path) -> list[str]:

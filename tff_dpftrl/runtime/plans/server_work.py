@@ -75,7 +75,7 @@ class ServerWork:
         # Loaded here: its constants are the initial weights, and it is called once.
         return _arrays(graphs.function_of(self.plan.initialize)())
 
-    def state_from_bytes(self, content: bytes) -> State:
+    def state_from_bytes(self, content: bytes | memoryview) -> State:
         """Reads a state from the bytes that `tensor_values.to_bytes` made of it.
 
         Raises:
