@@ -218,6 +218,12 @@ def _check_after_kill(output: pathlib.Path, before: dict[str, dict[int, tuple]])
 
 
 def _files(output: pathlib.Path) -> dict[str, bytes]:
+    from tff_dpftrl.runs import statement_subject
+
+    # A statement says when it was written, and has digests with the key of its run.
+    stated = json.loads((output / "privacy_statement.json").read_text()).get("subject", {})
+    own = [stated[n] for n in (statement_subject.DATE, *statement_subject.KEYED) if n in stated]
+    own.append(output.name)  # In a command of its README.
     found = {}
     for path in sorted(output.rglob("*")):
         name = str(path.relative_to(output))
@@ -225,6 +231,8 @@ def _files(output: pathlib.Path) -> dict[str, bytes]:
             continue
         if path.is_file() and not {name, name.split("/")[0]} & _NOT_COMPARED:
             found[name] = b"" if path.parent.name == "checkpoints" else path.read_bytes()
+            for value in own:
+                found[name] = found[name].replace(value.encode(), b"")
     return found
 
 
