@@ -19,6 +19,9 @@ import tensorflow_federated as tff
 from tff_dpftrl import validation
 from tff_dpftrl.execution import client_part, graph_function, leaves, process_form, tff_names
 
+_OTHERS = ("get_model_weights", "set_model_weights", "get_hparams", "set_hparams")
+"""Computations of a learning process beside its rounds."""
+
 
 class NotCompilableError(validation.UsageError):
     """The process can only be run by TFF."""
@@ -140,7 +143,10 @@ class CompiledProcess:
           tensor_spec: Structure of `tf.TensorSpec` of a client's tensors; None with datasets.
           clients: Runner of the clients.
         """
-        self._process = process
+        # The process itself is not kept: it holds the initial weights, several times.
+        self._computations = {
+            name: getattr(process, name) for name in _OTHERS if hasattr(process, name)
+        }
         self._tensor_spec = tensor_spec
         self._runner = clients
         self._state_type, self._data_type = map(
@@ -148,7 +154,7 @@ class CompiledProcess:
         )
         self._result_type = process.next.type_signature.result
         self._clients = client_part.ClientFunctions(form.client_part(data))
-        self._initialize = process_form.local_function(form.initialize)
+        self._initialize = form.initialize_function()
         self._prepare = process_form.local_function(form.round.prepare)
         finish, specs = form.finish()
         self._finish = client_part.traced(finish, specs, device=client_part.CPU)
@@ -227,7 +233,9 @@ class CompiledProcess:
         return self._call("set_hparams", state, hparams)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        computation = getattr(self._process, name)
+        if name not in self._computations:
+            raise AttributeError(f"The process has no {name}.")
+        computation = self._computations[name]
         if name not in self._unplaced:
             self._unplaced[name] = process_form.local_function(computation)
         parameter = computation.type_signature.parameter

@@ -107,6 +107,16 @@ class Snapshot:
         return tree.unflatten_as(template, self.tensors)
 
 
+def template(state: Any) -> Any:
+    """Returns a state's structure, with arrays of its shapes and dtypes that take no memory."""
+
+    def stand_in(leaf: Any) -> np.ndarray:
+        array = np.asarray(leaf)
+        return np.broadcast_to(np.zeros([], array.dtype), array.shape)
+
+    return tree.map_structure(stand_in, state)
+
+
 def _digest(tensor: np.ndarray) -> bytes:
     digest = hashlib.blake2b(f"{tensor.dtype.str}{tensor.shape}".encode(), digest_size=32)
     digest.update(_bytes(tensor))

@@ -24,6 +24,7 @@ from typing import Any
 
 from tff_dpftrl import durable_files, validation
 from tff_dpftrl.runs import (
+    checkpoint,
     cohort_seed,
     committed_rounds,
     loop,
@@ -67,8 +68,10 @@ def train(
             opened = _created_rounds(output, prepared.report, state)
         else:
             opened = _opened_rounds(output, prepared.report)
+        template = checkpoint.template(state)
+        del state  # It takes memory, and is read again from the checkpoint.
         with opened as rounds:
-            return _run(output, prepared, trainer, rounds, state, progress)
+            return _run(output, prepared, trainer, rounds, template, progress)
 
 
 def report(
@@ -103,7 +106,7 @@ def _run(
     prepared: prepared_lib.Prepared,
     trainer: prepared_lib.Trainer,
     rounds: committed_rounds.CommittedRounds,
-    state: Any,
+    template: Any,
     progress: progress_lib.Progress,
 ) -> Any:
     """Runs the rounds that are left, and reports."""
@@ -120,7 +123,7 @@ def _run(
     if _has_secret_cohorts(run.plan):
         seed = cohort_seed.read(output / "private")
     trainer.sample_with(seed)
-    loop.Loop(output, prepared, trainer, rounds, progress).run(state)
+    loop.Loop(output, prepared, trainer, rounds, progress).run(template)
     return reporting.write(output, run, rounds)
 
 
