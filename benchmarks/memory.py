@@ -232,9 +232,7 @@ CASES: Mapping[str, Case] = {
     "bandmf": Case(_train, {"mechanism": "bandmf", "bands": 3}),
     "adaptive": Case(_train, {"mechanism": "blt", "buffers": 2, "adaptive_clipping": True}),
     "secagg": Case(_train, {"mechanism": "blt", "buffers": 2, "secagg_bits": 20}),
-    "dp-fedavg": Case(
-        _train, {"algorithm": "dp-fedavg", "mechanism": "gaussian", "server_optimizer": "sgd"}
-    ),
+    "dp-fedavg": Case(_train, {"algorithm": "dp-fedavg", "min_sep": None}),
     "own": Case(_train, {"mechanism": "blt", "buffers": 2, "own": True}),
     "adam": Case(_train, {"mechanism": "blt", "buffers": 2, "server_optimizer": "adam"}),
 }

@@ -164,6 +164,10 @@ class CompiledProcess:
         """Returns a first state; its random numbers are drawn anew at every call."""
         return leaves.pack(self._initialize(), self._state_type)
 
+    def as_tensors(self, state: Any) -> Any:
+        """Returns a state of NumPy arrays as one of tensors, which `next` does not copy."""
+        return leaves.pack(leaves.flatten(state, self._state_type, "state"), self._state_type)
+
     def next(self, state: Any, client_data: Sequence[Any]) -> Any:
         """Runs a round.
 
