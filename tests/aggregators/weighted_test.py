@@ -150,7 +150,7 @@ def _linear():
     )
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("builder", ["fed_avg", "fed_prox"])
 def test_tffs_weighted_algorithms_train_with_it(builder, compiled):
     algorithms = tff.learning.algorithms

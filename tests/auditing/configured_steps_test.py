@@ -25,10 +25,15 @@ def _audit(toy, num_users=40, **options):
     "options",
     [
         {},
-        {"sampling": "example", "compute_budget": 90, "target_epsilon": 4.0},
         {**_PASSES, "noise_multiplier": 0.7, "adapter_rank": 2},
-        {"sampling": "auto", "compute_budget": 64, "target_epsilon": 4.0},
-        {"clip_norm": None, "normalised_clipping": False, "iterate_averaging": 0.9},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                {"sampling": "example", "compute_budget": 90, "target_epsilon": 4.0},
+                {"sampling": "auto", "compute_budget": 64, "target_epsilon": 4.0},
+                {"clip_norm": None, "normalised_clipping": False, "iterate_averaging": 0.9},
+            )
+        ),
     ],
     ids=str,
 )
@@ -39,6 +44,7 @@ def test_correct_configs_are_consistent(toy, options):
     assert float(added.says.split()[2]) > 0.999  # The clip was reached.
 
 
+@pytest.mark.slow
 def test_users_are_counted_in_the_corpus_and_their_texts_are_not_used(toy):
     config = toy_finetuning.config(toy)
     counted = configured_steps.audit_config(config, error_rate=_ERROR_RATE)

@@ -78,6 +78,7 @@ def test_gradient_norms_decide(capsys):
     assert "fourth root" not in _out(capsys, *_USERS, "--gradient-norms", "5,5,5")
 
 
+@pytest.mark.slow
 def test_gradients_are_measured_where_finetune_measures_them(capsys, toy):
     flags = ("--initial-weights", str(toy / "pretrained"))
     public = str(toy / "public.jsonl")

@@ -81,7 +81,7 @@ _DROPPED_IN = textwrap.dedent("""
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux's /proc")
-@pytest.mark.parametrize("last", ["pass", "raise ValueError"])
+@pytest.mark.parametrize("last", ["pass", pytest.param("raise ValueError", marks=pytest.mark.slow)])
 def test_the_pipe_of_a_program_in_tffs_own_context_ends_with_it(last):
     script = subprocess.Popen(
         [sys.executable, "-c", _DROPPED_IN.format(last=last)],

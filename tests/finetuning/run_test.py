@@ -293,6 +293,7 @@ def test_a_private_run_states_what_its_plan_spent(kind, toy, tmp_path):
     assert results.rows[-1]["clients"] is None  # How many came is secret.
 
 
+@pytest.mark.slow
 def test_a_chain_of_runs_on_the_same_users_is_composed(toy, tmp_path):
     options = {"deterministic_noise_seed": None, "num_steps": 2, "noise_multiplier": 3.0}
     beginning, spent = toy / "pretrained", []
@@ -445,6 +446,7 @@ def test_passes_are_stated_without_clients(toy, tmp_path):
     assert statement.parameters["group_size"] == 2
 
 
+@pytest.mark.slow
 def test_a_model_that_got_worse_is_said_to_be(toy, tmp_path):
     config = toy_finetuning.config(toy, noise_multiplier=200.0, learning_rate=1.0, num_steps=2)
     results = _finetune(config, tmp_path / "run")
@@ -514,6 +516,7 @@ def test_public_text_that_is_protected_is_refused(toy, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_model_can_be_used_by_itself(toy, tmp_path):
     _finetune(toy_finetuning.config(toy, num_steps=2), tmp_path / "run")
     found = trained_model.find(tmp_path / "run").load()

@@ -25,7 +25,7 @@ corpus = toy_run.corpus
 @pytest.mark.parametrize(
     "options, atol",
     [
-        ({}, _CLOSE),
+        pytest.param({}, _CLOSE, marks=pytest.mark.slow),
         pytest.param(
             {"adaptive_clipping": True, "clipped_count_stddev": 1.0},
             _CLOSE,

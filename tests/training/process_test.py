@@ -33,11 +33,14 @@ def test_a_state_that_tff_cannot_send_is_refused():
         {},
         {"adaptive_clipping": True, "restart_warmup": 4, "clipped_count_stddev": 2.0},
         {"algorithm": "dp-fedavg"},
-        {
-            "algorithm": "dp-fedsgd",
-            "estimator": "clipped-denominator",
-            "per_layer_clipping": True,
-        },
+        pytest.param(
+            {
+                "algorithm": "dp-fedsgd",
+                "estimator": "clipped-denominator",
+                "per_layer_clipping": True,
+            },
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["dp-ftrl", "adaptive", "dp-fedavg", "dp-fedsgd"],
 )

@@ -211,6 +211,7 @@ def test_a_changed_noise_multiplier_is_refused_and_named(uninterrupted, tmp_path
         go_on(output)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_the_model_of_its_vocabulary_is_gone(corpus, uninterrupted, tmp_path):
     words = tmp_path / "model" / "vocabulary.json"
     words.parent.mkdir()

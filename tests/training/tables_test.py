@@ -44,6 +44,7 @@ def _assert_same(output, expected):
     assert toy_run.rows(output) == toy_run.rows(expected)
 
 
+@pytest.mark.slow
 def test_all_forms_of_a_table_give_the_same_run(corpus, rows, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _write_csv(tmp_path / "1.csv", rows[:100])
@@ -133,6 +134,7 @@ def test_a_run_whose_file_is_gone_goes_on_by_the_command(tmp_path, monkeypatch):
     assert "rows=..." in opening.resume_command(tmp_path, "mine")
 
 
+@pytest.mark.slow
 def test_a_run_on_a_cached_table_is_the_one_in_memory(corpus, rows, tmp_path, monkeypatch):
     path, output = tmp_path / "t.csv", tmp_path / "run"
     _write_csv(path, rows)

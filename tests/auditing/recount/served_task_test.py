@@ -115,13 +115,16 @@ def test_without_private_the_rest_is_recounted(report, capsys):
     "options",
     [
         {"mechanism": "identity", "adaptive_clipping": True, "iterate_averaging": 0.9},
-        {
-            "mechanism": "tree",
-            "secagg_bits": 20,
-            "secure_aggregation": "honest-but-curious",
-            "least_group": 3,
-        },
-        {"noise_multiplier": 0.0},
+        pytest.param(
+            {
+                "mechanism": "tree",
+                "secagg_bits": 20,
+                "secure_aggregation": "honest-but-curious",
+                "least_group": 3,
+            },
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"noise_multiplier": 0.0}, marks=pytest.mark.slow),
     ],
     ids=["adaptive and averaged", "secure", "without noise"],
 )

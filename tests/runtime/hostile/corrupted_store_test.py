@@ -123,7 +123,7 @@ def _corruptions(folder, size, count, seed):
     return outcomes
 
 
-@pytest.mark.parametrize("size", [300, 60_000])
+@pytest.mark.parametrize("size", [300, pytest.param(60_000, marks=pytest.mark.slow)])
 def test_a_corrupted_file_is_read_as_it_was_or_refused(tmp_path, size):
     outcomes = _corruptions(tmp_path, size, 100, seed=0)
     assert outcomes["refused"] > 50

@@ -46,6 +46,7 @@ def test_few_devices_that_often_drop_out(tmp_path):
     assert len(served.rows()) > len(served.released())  # Some attempts failed.
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_a_while_uses_up_one_cohort(tmp_path):
     """As many devices as two rounds choose, with least separation 2: none can be spared."""
     store = _FullDisk()

@@ -96,7 +96,7 @@ def _attacks(round_):
                 yield tensor.label, below - 1 if is_integer else np.nextafter(below, dtype(-most))
 
 
-@pytest.mark.parametrize("name", ["training", "evaluation"])
+@pytest.mark.parametrize("name", [pytest.param("training", marks=pytest.mark.slow), "evaluation"])
 def test_every_tensor_beyond_its_bound_costs_its_device_its_own_report(name, request):
     round_ = request.getfixturevalue(name)
     honest, _ = round_.committed()

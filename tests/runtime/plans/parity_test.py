@@ -59,7 +59,7 @@ def _assert_rounds_are_equal(process):
     return metrics
 
 
-_SLOW = ("tree", "dp_fedavg", "secagg")
+_SLOW = ("tree", "dp_fedavg", "adaptive", "secagg")
 
 
 def _named(names):

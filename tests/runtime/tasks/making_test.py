@@ -112,6 +112,7 @@ def test_a_task_that_fails_its_tests_is_refused_with_the_reasons(corpora, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_decay_does_not_stop_the_test_of_a_short_task(corpora, tmp_path):
     config = tiny_task.config(corpora, num_rounds=3, proxy_rounds=4, server_decay="cosine")
     made = making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)

@@ -69,6 +69,7 @@ def _check(left, num_faults):
     assert sum(outcome.has_struck for outcome in left.outcomes) == num_faults
 
 
+@pytest.mark.slow
 def test_a_few_faults_break_no_law(tmp_path):
     _check(_run(tmp_path, len(A_FEW), numbers=_numbers_of(A_FEW)), len(A_FEW))
 
