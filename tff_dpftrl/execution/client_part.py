@@ -14,7 +14,6 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import itertools
 import os
 import threading
@@ -138,12 +137,8 @@ class ClientFunctions:
 
         def add_clients(*arguments: tf.Tensor) -> Tensors:
             remaining = iter(arguments)
-            return add_to([next(remaining) for _ in self.sum_specs], remaining)
-
-        def sum_clients(*arguments: tf.Tensor) -> Tensors:
-            return add_to(start(), iter(arguments))
-
-        def add_to(total: Tensors, remaining: Iterator[tf.Tensor]) -> Tensors:
+            # Zeros made here would let Grappler rewrite sums of the clients to ones that fail.
+            total = [next(remaining) for _ in self.sum_specs]
             lists = [next(remaining) for _ in self._value_specs]
             num_clients, *broadcast = remaining
 
@@ -178,16 +173,10 @@ class ClientFunctions:
             tf.TensorSpec([], tf.int32),
         ]
         self._zero = traced(start, [], device=CPU)
-        # A sum that begins within the function is not kept by its caller meanwhile.
-        specs = [*lists_and_number, *broadcast_specs]
-        self._sum_clients = traced(sum_clients, specs, device=CPU)
-        self._trace_add_clients = lambda: traced(add_clients, [*self.sum_specs, *specs], device=CPU)
+        self._add_clients = traced(
+            add_clients, [*self.sum_specs, *lists_and_number, *broadcast_specs], device=CPU
+        )
         self._add_sum = traced(add_sum, self.sum_specs * 2, device=CPU)
-
-    @functools.cached_property
-    def _add_clients(self) -> Callable[..., Tensors]:
-        """Function for the clients after the first call's; few rounds have so many."""
-        return self._trace_add_clients()
 
     def zero(self) -> Tensors:
         """Returns the sum of no clients."""
@@ -218,9 +207,7 @@ class ClientFunctions:
                 for i, spec in enumerate(self._value_specs)
             ]
             arguments = [*lists, tf.constant(len(clients)), *broadcast]
-            if total is None:
-                return self._sum_clients(*arguments)
-            return self._add_clients(*total, *arguments)
+            return self._add_clients(*(self._zero() if total is None else total), *arguments)
 
     def merge(self, total: Tensors, other: Tensors) -> Tensors:
         """Adds two sums."""
