@@ -230,7 +230,15 @@ CASES: Mapping[str, Case] = {
     "fixed": Case(_train, {"mechanism": "blt", "buffers": 2}),
     "tree": Case(_train, {"mechanism": "tree"}),
     "bandmf": Case(_train, {"mechanism": "bandmf", "bands": 3}),
-    "adaptive": Case(_train, {"mechanism": "blt", "buffers": 2, "adaptive_clipping": True}),
+    "adaptive": Case(
+        _train,
+        {
+            "mechanism": "blt",
+            "buffers": 2,
+            "adaptive_clipping": True,
+            "clipped_count_stddev": 1.0,
+        },
+    ),
     "secagg": Case(_train, {"mechanism": "blt", "buffers": 2, "secagg_bits": 20}),
     "dp-fedavg": Case(_train, {"algorithm": "dp-fedavg", "min_sep": None}),
     "own": Case(_train, {"mechanism": "blt", "buffers": 2, "own": True}),
