@@ -60,17 +60,20 @@ _NOT_COMPARED = {
 
 def _write_corpus(folder: pathlib.Path) -> None:
     rng = random.Random(1)
-    with open(folder / "users.jsonl", "w") as file:
-        for user in range(60):
-            start = rng.randrange(30)
-            texts = [
-                " ".join(_WORDS[(start + i * 7) % 30] for i in range(rng.randint(3, 12)))
-                for _ in range(rng.randint(2, 6))
-            ]
-            file.write(json.dumps({"user_id": f"user{user}", "examples": texts}) + "\n")
+    # Public text must not be that of the users: its words come in another order.
+    for name, user_name, num_users, stride in (
+        ("users.jsonl", "user", 60, 7),
+        ("public.jsonl", "author", 40, 11),
+    ):
+        with open(folder / name, "w") as file:
+            for user in range(num_users):
+                start = rng.randrange(30)
+                texts = [
+                    " ".join(_WORDS[(start + i * stride) % 30] for i in range(rng.randint(3, 12)))
+                    for _ in range(rng.randint(2, 6))
+                ]
+                file.write(json.dumps({"user_id": f"{user_name}{user}", "examples": texts}) + "\n")
     (folder / "words.txt").write_text("\n".join(_WORDS))
-    lines = (folder / "users.jsonl").read_text().splitlines()
-    (folder / "public.jsonl").write_text("\n".join(lines[:40]).replace(': "user', ': "author'))
 
 
 def _arguments(kind: str, folder: pathlib.Path, output: pathlib.Path) -> list[str]:
@@ -215,6 +218,12 @@ def _check_after_kill(output: pathlib.Path, before: dict[str, dict[int, tuple]])
 
 
 def _files(output: pathlib.Path) -> dict[str, bytes]:
+    from tff_dpftrl.runs import statement_subject
+
+    # A statement says when it was written, and has digests with the key of its run.
+    stated = json.loads((output / "privacy_statement.json").read_text()).get("subject", {})
+    own = [stated[n] for n in (statement_subject.DATE, *statement_subject.KEYED) if n in stated]
+    own.append(output.name)  # In a command of its README.
     found = {}
     for path in sorted(output.rglob("*")):
         name = str(path.relative_to(output))
@@ -222,6 +231,8 @@ def _files(output: pathlib.Path) -> dict[str, bytes]:
             continue
         if path.is_file() and not {name, name.split("/")[0]} & _NOT_COMPARED:
             found[name] = b"" if path.parent.name == "checkpoints" else path.read_bytes()
+            for value in own:
+                found[name] = found[name].replace(value.encode(), b"")
     return found
 
 

@@ -1,7 +1,7 @@
 """Cost of whole rounds, clients' training included, as ratios to named peers.
 
     python benchmarks/rounds.py 4m overhead quickstart many peers
-        [--rounds N] [--baseline CHECKOUT] [--fedjax PYTHON] [--pfl PYTHON]
+        [--rounds N] [--baseline CHECKOUT] [--fedjax PYTHON] [--pfl PYTHON] [--json FILE]
 
 Parts, all of them if none is named:
 
@@ -16,9 +16,8 @@ Parts, all of them if none is named:
                 of benchmarks/peers/README.md; also checks that all do the same work
 
 Contenders take turns within each round, whichever process they live in, and the others
-wait meanwhile. A ratio is the median over the rounds of the ratio within a round, so that a
-busy machine disturbs it little; the quartiles say how much it did. Processor time, of all
-cores, is given beside it: other programs change it less, but waiting threads may add to it.
+wait meanwhile. `interleaving.py` says what the ratios are; quartiles say how much other programs
+disturbed them. `--json` puts the tables of ratios where `figures.py` reads them.
 """
 
 from __future__ import annotations
@@ -26,23 +25,22 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import gc
-import json
+import importlib.metadata
 import os
-import pathlib
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import figures
+import interleaving
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+import tff_dpftrl_rounds as ours  # Whose folder `interleaving` adds.
+import workload as workload_lib
 
 import tff_dpftrl
 from tff_dpftrl import aggregators, execution
@@ -54,239 +52,38 @@ from tff_dpftrl.training import corpus
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import task as task_lib
 
-_PEERS = pathlib.Path(__file__).resolve().parent / "peers"
-sys.path.insert(0, str(_PEERS))  # What peers read has to stand apart from the package.
-
-import round_server  # noqa: E402
-import tff_dpftrl_rounds as ours  # noqa: E402
-import workload as workload_lib  # noqa: E402
-
-_ROOT = _PEERS.parents[1]
 _NUM_COHORTS = 5
 _MID_RUN = 777
 _QUICKSTART_BATCH = 8
 """Sequences, whatever the config says today, so that figures stay comparable."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Contender:
-    """Who takes part in a comparison.
-
-    Attributes:
-      run_round: Runs the round with the cohort of an index and returns its seconds.
-      pid: The process that it runs in.
-    """
-
-    run_round: Callable[[int], float]
-    pid: int = dataclasses.field(default_factory=os.getpid)
-
-
-@dataclasses.dataclass(frozen=True)
-class Times:
-    """What rounds took, one entry for each.
-
-    Attributes:
-      seconds: By the clock.
-      cpu: Of all cores together, in the contender's process and in its worker.
-    """
-
-    seconds: np.ndarray
-    cpu: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """A line of a table.
-
-    Attributes:
-      contender: Whose seconds are divided.
-      peer: By whose.
-      goal: The largest ratio that is wanted; none if None.
-    """
-
-    contender: str
-    peer: str
-    goal: float | None = None
-
-
-def interleave(
-    contenders: Mapping[Any, Contender], num_rounds: int, *, num_warm_up: int = 2
-) -> dict[Any, Times]:
-    """Times of every round, by contender, who take turns; the first rounds compile."""
-    taken = collections.defaultdict(list)
-    for index in range(num_warm_up + num_rounds):
-        for name, contender in contenders.items():
-            before = _cpu_seconds(contender.pid)
-            seconds = contender.run_round(index)
-            taken[name].append((seconds, _cpu_seconds(contender.pid) - before))
-    return {
-        name: Times(*np.asarray(rows[num_warm_up:]).reshape(-1, 2).T)
-        for name, rows in taken.items()
-    }
-
-
-def print_table(title: str, times: Mapping[str, Times], comparisons: Sequence[Comparison]) -> None:
-    """Prints what each contender took, then the ratios with their goals."""
-    print(f"\n{title}\n{'seconds a round':<44}{'median':>10}{'least':>10}{'CPU':>10}")
-    for name, t in times.items():
-        print(
-            f"{name:<44}{np.median(t.seconds):>10.3f}{t.seconds.min():>10.3f}{t.cpu.mean():>10.3f}"
-        )
-    print(f"{'ratio':<58}{'median':>7}{'quartiles':>12}{'CPU':>7}{'goal':>7}")
-    for line in comparisons:
-        if line.contender not in times or line.peer not in times:
-            continue
-        own, peer = times[line.contender], times[line.peer]
-        low, ratio, high = np.percentile(own.seconds / peer.seconds, [25, 50, 75])
-        print(
-            f"{line.contender + ' / ' + line.peer:<58}{ratio:>7.2f}{f'{low:.2f}-{high:.2f}':>12}"
-            f"{own.cpu.mean() / peer.cpu.mean():>7.2f}{_verdict(ratio, line.goal)}",
-            flush=True,
-        )
-
-
-def _verdict(value: float, goal: float | None) -> str:
-    return "" if goal is None else f"{goal:>7g}  {'PASS' if value <= goal else 'MISS'}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """How to start a contender that lives in a process of its own.
-
-    Attributes:
-      script: File in `benchmarks/peers`.
-      arguments: Its arguments, but for the workload.
-      python: The interpreter of its environment.
-      checkout: Where it imports this package from, if it does.
-    """
-
-    script: str = "tff_dpftrl_rounds.py"
-    arguments: tuple[str, ...] = ()
-    python: str = sys.executable
-    checkout: str | os.PathLike[str] = _ROOT
-
-
-class Child:
-    """A process of `benchmarks/peers` that runs rounds when it is told to."""
-
-    def __init__(self, command: Command, workload: str, num_cohorts: int):
-        """Starts it; returns when it is ready.
-
-        Args:
-          command: What to start.
-          workload: File of the workload.
-          num_cohorts: Number of cohorts in it.
-        """
-        self._num_cohorts = num_cohorts
-        self._errors = tempfile.TemporaryFile("w+")
-        self._process = subprocess.Popen(
-            [command.python, str(_PEERS / command.script), workload, *command.arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(command.checkout), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        )
-        self.facts = self._answer()
-
-    def _answer(self) -> dict:
-        for line in self._process.stdout:
-            if line.startswith(round_server.PREFIX):
-                return json.loads(line.removeprefix(round_server.PREFIX))
-        self._errors.seek(0)
-        raise RuntimeError(f"{self._process.args} ended:\n{self._errors.read()[-3000:]}")
-
-    def _ask(self, command: str) -> dict:
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def run_round(self, index: int) -> float:
-        """Seconds of the round with the cohort `index`, modulo the number of cohorts."""
-        return self._ask(f"round {index % self._num_cohorts}")["seconds"]
-
-    def weights(self) -> list[np.ndarray]:
-        """The model's weights."""
-        with tempfile.TemporaryDirectory() as directory:
-            path = os.path.join(directory, "weights.npz")
-            self._ask(f"weights {path}")
-            file = np.load(path)
-            return [file[name] for name in file.files]
-
-    @property
-    def contender(self) -> Contender:
-        """Itself, for `interleave`."""
-        return Contender(self.run_round, self._process.pid)
-
-    def peak_megabytes(self) -> float:
-        """Peak resident memory so far, TFF's worker included."""
-        total = 0.0
-        for pid in _with_children(self._process.pid):
-            with contextlib.suppress(OSError):  # It may end meanwhile.
-                status = pathlib.Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-                peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-                total += int(peak.split()[1]) / 1024
-        return total
-
-    def close(self) -> None:
-        """Ends it."""
-        self._process.stdin.close()
-        self._process.wait()
-
-
-def _stat(pid: int | str) -> list[str]:
-    """Fields of /proc/PID/stat after the name: state, parent and so on."""
-    text = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return text.rpartition(")")[2].split()
-
-
-def _with_children(pid: int) -> list[int]:
-    found = [pid]
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # It may end meanwhile.
-            if int(_stat(entry)[1]) == pid:
-                found.append(int(entry))
-    return found
-
-
-def _cpu_seconds(pid: int) -> float:
-    """What a process and its children have used so far."""
-    ticks = 0
-    for member in _with_children(pid):
-        with contextlib.suppress(OSError):
-            ticks += sum(int(field) for field in _stat(member)[11:13])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-@contextlib.contextmanager
-def started(
-    work: workload_lib.Workload, commands: Mapping[str, Command]
-) -> Iterator[dict[str, Child]]:
-    """Starts a process for each contender, one after the other, and ends them."""
-    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-        path = os.path.join(directory, "workload.npz")
-        work.save(path)
-        children = {}
-        for name, command in commands.items():
-            children[name] = Child(command, path, len(work.cohorts))
-            stack.callback(children[name].close)
-        yield children
-
-
-def _ours(engine: str, mechanism: str = "blt", **options) -> Command:
-    return Command(arguments=("--engine", engine, "--mechanism", mechanism), **options)
+def _ours(engine: str, mechanism: str = "blt", **options) -> interleaving.Command:
+    return interleaving.Command(arguments=("--engine", engine, "--mechanism", mechanism), **options)
 
 
 _LOOPS = {
     "training loop": _ours("loop"),
-    "training loop, one thread an operation": Command(
+    "training loop, one thread an operation": interleaving.Command(
         arguments=("--engine", "loop", "--operation-threads", "1")
     ),
 }
 
 
-def _contenders(children: Mapping[str, Child]) -> dict[str, Contender]:
-    return {name: child.contender for name, child in children.items()}
+def _contenders(
+    children: Mapping[str, interleaving.Child], work: workload_lib.Workload
+) -> dict[str, interleaving.Contender]:
+    """Takes the cohorts in turn, too."""
+
+    def rounds(child):
+        return lambda index: child.run_round(index % len(work.cohorts))
+
+    return {name: interleaving.Contender(rounds(c), c.pid) for name, c in children.items()}
+
+
+def _versions(**others: str) -> dict[str, str]:
+    names = ("tensorflow", "tensorflow_federated", "numpy")
+    return {name: importlib.metadata.version(name) for name in names} | others
 
 
 @functools.cache
@@ -378,14 +175,27 @@ def _aggregators(clients: int) -> dict[str, tff.aggregators.UnweightedAggregatio
 class InProcess:
     """A process whose rounds run here, compiled or in TFF's current context."""
 
-    def __init__(self, work: workload_lib.Workload, process, *, compiled: bool, clients=None):
+    def __init__(
+        self,
+        work: workload_lib.Workload,
+        process,
+        *,
+        compiled: bool,
+        clients=None,
+        memory_copies: int | None = None,
+    ):
         """Initialises it, and sets our aggregators' states to mid-run.
 
         A tree draws less noise in its first rounds.
         """
         self._work, self._compiled = work, compiled
         self._process = (
-            tff_dpftrl.compile_process(process, clients=clients, **ours.tensor_arguments(work))
+            tff_dpftrl.compile_process(
+                process,
+                clients=clients,
+                memory_copies=memory_copies,
+                **ours.tensor_arguments(work),
+            )
             if compiled
             else process
         )
@@ -407,13 +217,13 @@ class InProcess:
         return time.perf_counter() - start
 
 
-def run_4m(args: argparse.Namespace) -> None:
+def run_4m(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Prints what our aggregators cost at 4M parameters in both engines."""
     with execution.local():
-        _run_4m(args)
+        return _run_4m(args)
 
 
-def _run_4m(args: argparse.Namespace) -> None:
+def _run_4m(args: argparse.Namespace) -> list[dict[str, Any]]:
     clients = 4
     work = synthetic_workload(clients)
     contenders = {}
@@ -422,24 +232,37 @@ def _run_4m(args: argparse.Namespace) -> None:
         for compiled in (False, True):
             engine = "compiled" if compiled else "through TFF"
             rounds = InProcess(work, process, compiled=compiled)
-            contenders[f"{name}, {engine}"] = Contender(rounds.run_round)
-    times = interleave(contenders, args.rounds or 9)
+            contenders[f"{name}, {engine}"] = interleaving.Contender(rounds.run_round)
+        if name == "tree":
+            for copies in (0, 8):
+                rounds = InProcess(work, process, compiled=True, memory_copies=copies)
+                contender = interleaving.Contender(rounds.run_round)
+                contenders[f"tree keeping {copies}, compiled"] = contender
+    times = interleaving.take_turns(contenders, args.rounds or 9)
     goals = {"BLT d=4": 0.8, "adaptive BLT d=4": 0.85}
     over_tff = [
-        Comparison(name, "TFF Gaussian, through TFF", goals.get(name.removesuffix(", compiled")))
+        interleaving.Comparison(
+            name, "TFF Gaussian, through TFF", goals.get(name.removesuffix(", compiled"))
+        )
         for name in contenders
         if name != "TFF Gaussian, through TFF"
     ]
     over_identity = [
-        Comparison(f"{name}, compiled", "identity, compiled", 1.1)
+        interleaving.Comparison(f"{name}, compiled", "identity, compiled", 1.1)
         for name in ("BLT d=4", "adaptive BLT d=4", "tree")
     ]
+    over_identity += [
+        interleaving.Comparison(f"tree keeping {copies}, compiled", "identity, compiled")
+        for copies in (0, 8)
+    ]
     parameters = sum(w.size for w in work.weights)
-    print_table(
+    table = interleaving.print_table(
         f"4m: {parameters / 1e6:.2f}M parameters, {clients} clients x 2 batches of 16 x 20 words",
         times,
         over_tff + over_identity,
+        _versions(),
     )
+    return [table]
 
 
 def _client_work(part: client_part.ClientPart) -> Callable[..., Any]:
@@ -473,7 +296,7 @@ class BareClients(execution.ThreadedClients):
             return time.perf_counter() - start
 
 
-def run_overhead(args: argparse.Namespace) -> None:
+def run_overhead(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Prints what a client costs in a round beyond its own work, in milliseconds."""
     cases = [
         ("0.2M parameters, 4 batches of 8", quickstart_workload(20, 32), 8, 20, 1.0),
@@ -496,9 +319,9 @@ def run_overhead(args: argparse.Namespace) -> None:
         contenders = {}
         for count in (few, many):
             whole = functools.partial(engine.run_round, num_clients=count)
-            contenders["round", count] = Contender(whole)
-            contenders["bare", count] = Contender(functools.partial(bare, count=count))
-        times = interleave(contenders, args.rounds or 15)
+            contenders["round", count] = interleaving.Contender(whole)
+            contenders["bare", count] = interleaving.Contender(functools.partial(bare, count=count))
+        times = interleaving.take_turns(contenders, args.rounds or 15)
         for unit, verdict_on in (("seconds", goal), ("cpu", None)):
             a_client = {
                 kind: 1e3
@@ -511,12 +334,13 @@ def run_overhead(args: argparse.Namespace) -> None:
             print(
                 f"{title:<34}{unit:<8}{np.median(a_client['bare']):>9.2f}"
                 f"{np.median(a_client['round']):>10.2f}{median:>10.2f}"
-                f"{f'{low:.2f} to {high:.2f}':>18}{_verdict(median, verdict_on)}",
+                f"{f'{low:.2f} to {high:.2f}':>18}{interleaving.verdict(median, verdict_on)}",
                 flush=True,
             )
+    return []  # No ratios.
 
 
-def run_quickstart(args: argparse.Namespace) -> None:
+def run_quickstart(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Prints the quickstart's rounds over TFF's executor and over a bare loop."""
     commands = {
         "compiled": _ours("compiled"),
@@ -525,92 +349,105 @@ def run_quickstart(args: argparse.Namespace) -> None:
     }
     if args.baseline:
         commands["baseline"] = _ours("tff", checkout=args.baseline)
-    for title, num_sequences in (("4 batches each", 32), ("as drawn", None)):
+    tables = []
+    for title, num_sequences in (
+        ("quickstart: 20 clients with 4 batches of 8", 32),
+        ("quickstart as drawn: 20 clients", None),
+    ):
         work = quickstart_workload(20, num_sequences)
-        with started(work, commands) as children:
-            times = interleave(_contenders(children), args.rounds or 25)
-        print_table(
-            f"quickstart: 20 clients, {title}",
-            times,
-            [
-                Comparison("compiled", "baseline", 0.4),
-                Comparison("compiled", "through TFF"),
-                *(Comparison("compiled", loop, 1.25) for loop in _LOOPS),
-            ],
-        )
+        with interleaving.started(work, commands) as children:
+            times = interleaving.take_turns(_contenders(children, work), args.rounds or 25)
+        comparisons = [
+            interleaving.Comparison("compiled", "baseline", 0.4),
+            interleaving.Comparison("compiled", "through TFF"),
+            *(interleaving.Comparison("compiled", loop, 1.25) for loop in _LOOPS),
+        ]
+        tables.append(interleaving.print_table(title, times, comparisons, _versions()))
+    return tables
 
 
-def run_many(args: argparse.Namespace) -> None:
+def run_many(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Prints rounds of 1,000 clients over TFF's executor, and peak memory."""
     commands = {"compiled": _ours("compiled"), "through TFF": _ours("tff")}
     if args.baseline:
         commands["baseline"] = _ours("tff", checkout=args.baseline)
-    with started(quickstart_workload(1000, 8, num_cohorts=1), commands | _LOOPS) as children:
-        times = interleave(_contenders(children), args.rounds or 5, num_warm_up=1)
-    print_table(
+    work = quickstart_workload(1000, 8, num_cohorts=1)
+    with interleaving.started(work, commands | _LOOPS) as children:
+        contenders = _contenders(children, work)
+        times = interleaving.take_turns(contenders, args.rounds or 5, num_warm_up=1)
+    table = interleaving.print_table(
         "many: 1,000 clients with one batch of 8",
         times,
         [
-            Comparison("compiled", "through TFF", 0.35),
-            Comparison("compiled", "baseline"),
-            *(Comparison("compiled", loop) for loop in _LOOPS),
+            interleaving.Comparison("compiled", "through TFF", 0.35),
+            interleaving.Comparison("compiled", "baseline"),
+            *(interleaving.Comparison("compiled", loop) for loop in _LOOPS),
         ],
+        _versions(),
     )
+    if args.no_memory:
+        return [table]
     peaks = collections.defaultdict(dict)
     for num_clients in (100, 300, 1000):
         work = quickstart_workload(num_clients, 8, num_cohorts=1)
         for name, command in commands.items():
-            with started(work, {name: command}) as children:
-                interleave(_contenders(children), 3, num_warm_up=0)
+            with interleaving.started(work, {name: command}) as children:
+                interleaving.take_turns(_contenders(children, work), 3, num_warm_up=0)
                 peaks[name][num_clients] = children[name].peak_megabytes()
     print("peak memory in MB, workers included, at 100 / 300 / 1,000 clients")
     for name, by_clients in peaks.items():
         growth = by_clients[1000] / by_clients[100]
         sizes = " / ".join(f"{value:.0f}" for value in by_clients.values())
         goal = 1.1 if name == "compiled" else None
-        print(f"{name:<44}{sizes}: {growth:.2f} times{_verdict(growth, goal)}", flush=True)
+        verdict = interleaving.verdict(growth, goal)
+        print(f"{name:<44}{sizes}: {growth:.2f} times{verdict}", flush=True)
+    return [table]
 
 
-def run_peers(args: argparse.Namespace) -> None:
+def run_peers(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Checks that the peers do the same work, and prints our rounds over theirs."""
     commands = {
         "ours, identity": _ours("compiled", "identity"),
         "ours, BLT d=4": _ours("compiled", "blt"),
     }
     if args.fedjax:
-        commands["FedJAX"] = Command("fedjax_rounds.py", python=args.fedjax)
+        commands["FedJAX"] = interleaving.Command("fedjax_rounds.py", python=args.fedjax)
     if args.pfl:
-        commands["pfl-research"] = Command("pfl_rounds.py", python=args.pfl)
-        commands["pfl-research, one thread"] = Command(
+        commands["pfl-research"] = interleaving.Command("pfl_rounds.py", python=args.pfl)
+        commands["pfl-research, one thread"] = interleaving.Command(
             "pfl_rounds.py", ("--threads", "1"), python=args.pfl
         )
     theirs = list(commands)[2:]
     if not theirs:
         print("\npeers: neither --fedjax nor --pfl is given; see benchmarks/peers/README.md")
-        return
+        return []
     work = quickstart_workload(20, 32)
     _check_same_work(work, {name: commands[name] for name in ["ours, identity", *theirs]})
-    with started(work, commands) as children:
-        facts = {name: children[name].facts for name in theirs}
-        times = interleave(_contenders(children), args.rounds or 25)
-    print_table(
-        f"peers: 20 clients with 4 batches of 8, {facts}",
-        times,
-        [
-            Comparison(own, name, 1.5)
-            for name in theirs
-            for own in ("ours, identity", "ours, BLT d=4")
-        ],
+    with interleaving.started(work, commands) as children:
+        versions = {k: v for name in theirs for k, v in children[name].facts.items()}
+        times = interleaving.take_turns(_contenders(children, work), args.rounds or 25)
+    comparisons = [
+        interleaving.Comparison(own, name, 1.5)
+        for name in theirs
+        for own in ("ours, identity", "ours, BLT d=4")
+    ]
+    table = interleaving.print_table(
+        "peers: 20 clients with 4 batches of 8", times, comparisons, _versions(**versions)
     )
+    return [table]
 
 
-def _check_same_work(work: workload_lib.Workload, commands: Mapping[str, Command]) -> None:
+def _check_same_work(
+    work: workload_lib.Workload, commands: Mapping[str, interleaving.Command]
+) -> None:
     """Compares models after three rounds without noise: loss, and change of the weights."""
     num_rounds = 3
     model = ours.build_model(work)
     rows = tf.constant(np.concatenate(work.cohorts[0]))
     changes, losses = {}, {}
-    with started(dataclasses.replace(work, noise_multiplier=0.0), commands) as children:
+    with interleaving.started(
+        dataclasses.replace(work, noise_multiplier=0.0), commands
+    ) as children:
         for name, child in children.items():
             for index in range(num_rounds):
                 child.run_round(index)
@@ -627,7 +464,7 @@ def _check_same_work(work: workload_lib.Workload, commands: Mapping[str, Command
         # Our clipping keeps a margin of 1e-5.
         print(
             f"{name:<44}loss {losses[name]:.6f}, change of the weights differs by "
-            f"{difference:.1e}{_verdict(difference, 1e-4)}",
+            f"{difference:.1e}{interleaving.verdict(difference, 1e-4)}",
             flush=True,
         )
 
@@ -649,6 +486,8 @@ def main() -> None:
     parser.add_argument(
         "--baseline", metavar="CHECKOUT", help="another checkout of this package, to compare with"
     )
+    parser.add_argument("--no-memory", action="store_true", help="leave out peak memory")
+    parser.add_argument("--json", metavar="FILE", help="where `figures.py` reads the ratios")
     parser.add_argument("--fedjax", metavar="PYTHON", help="Python with FedJAX")
     parser.add_argument("--pfl", metavar="PYTHON", help="Python with pfl-research")
     args = parser.parse_args()
@@ -657,7 +496,9 @@ def main() -> None:
         parser.error(f"no part is called {sorted(unknown)[0]!r}; there are {', '.join(_PARTS)}")
     execution.limit_operation_threads(len(os.sched_getaffinity(0)))
     for part in args.parts or _PARTS:
-        _PARTS[part](args)
+        tables = _PARTS[part](args)
+        if args.json:
+            figures.record(args.json, tables)
 
 
 if __name__ == "__main__":

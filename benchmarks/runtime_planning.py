@@ -32,6 +32,9 @@ class Costs:
     token_ms: float = _cost(0.129, "an attestation token verified")
     connection_ms: float = _cost(0.77, "a new connection (TLS): `runtime_sessions.py connections`")
     mb_ms: float = _cost(1.5, "a MB in or out: `runtime_sessions.py model`")
+    frames_ms: float = _cost(
+        0.02, "a session in frames of a gateway (a design, no code): `runtime_floor.py`"
+    )
     session_kb: float = _cost(26.0, "memory of a session that waits: `runtime_sessions.py memory`")
     connection_kb: float = _cost(70.0, "memory of a connection: `runtime_sessions.py connections`")
     plan_mb: float = _cost(0.41, "a plan on the wire, MB: task of `gboard-cifg`")
@@ -104,6 +107,8 @@ def rows(who: Population, costs: Costs) -> Iterator[tuple[str, str, float]]:
     yield "Gbit/s up", "a · up · 8 / 1000", a * up * 8e-3
     each = costs.session_ms + costs.token_ms + costs.connection_ms + (down + up) * costs.mb_ms
     yield "ms of a Selector for each", "session + token + connection + (down + up) · `mb_ms`", each
+    framed = costs.frames_ms + costs.token_ms + (down + up) * costs.mb_ms
+    yield "the same behind gateways", "frames + token + (down + up) · `mb_ms`", framed
     selectors = math.ceil(a * each / 1e3 / who.busy)
     yield "Selectors", "a · ms / 1000 / busy; a processor each", selectors
     traffic = a * (down + up) * 8e-3 / selectors

@@ -70,14 +70,12 @@ def parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParse
 
 
 def _commands() -> Iterator[tuple[str, str]]:
-    top = main_lib._build_parser()
-    every = parsers(top)
-    about = {choice.dest: choice.help for choice in top._commands()._choices_actions}
+    every = parsers(main_lib._build_parser())
     index = ["# Commands", "", "The same texts as `tff-dpftrl COMMAND --help`.", ""]
-    for title, names in main_lib._GROUPS.items():
-        rows = [(f"[`{name}`](commands/{name}.md)", _plain(about[name])) for name in names]
+    for title, about in main_lib._GROUPS.items():
+        rows = [(f"[`{name}`](commands/{name}.md)", _plain(about[name])) for name in about]
         index += [f"## {title}", "", _table(("command", "what it does"), rows)]
-        for name in names:
+        for name in about:
             sections = [p for prog, p in every.items() if prog.split()[1:2] == [name]]
             text = "\n".join(map(_command, sections)).replace("## ", "# ", 1)
             yield f"reference/commands/{name}.md", text

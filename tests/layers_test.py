@@ -25,7 +25,7 @@ _ALLOWED = {
     "private_round": ("mechanisms", "discretization"),
     "aggregators": (*_MATHS, "private_round", "execution"),
     "learning": (*_MATHS, "private_round", "aggregators", "execution", "models", "data"),
-    "execution": (),
+    "execution": ("private_round",),
     "models": (),
     "data": (),
     "runs": (*_MATHS, "private_round", "reports"),
@@ -295,6 +295,32 @@ sys.exit(main.main("account --mechanism blt --noise-multiplier 7 --rounds 200 --
 """)
     assert done.returncode == 0, done.stderr
     assert '"epsilon"' in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command, wanted, unwanted",
+    [
+        ("--help", "argparse", ("numpy", "tff_dpftrl.cli.account", "tff_dpftrl.training")),
+        ("account --help", "tff_dpftrl.cli.account", ("numpy", "tff_dpftrl.cli.train")),
+        (
+            "account --mechanism tree --noise-multiplier 7 --rounds 200 --min-sep 50",
+            "scipy.optimize",
+            ("dp_accounting", "scipy.signal", "scipy.stats", "tff_dpftrl.training"),
+        ),
+    ],
+)
+def test_a_command_imports_no_more_than_it_needs(command, wanted, unwanted):
+    done = _run(f"""
+import sys
+from tff_dpftrl.cli import main
+try:
+    main.main({command.split()!r})
+except SystemExit:
+    pass
+assert {wanted!r} in sys.modules
+assert not set({unwanted!r}) & set(sys.modules), set({unwanted!r}) & set(sys.modules)
+""")
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_command_says_what_it_does_without_the_extras():

@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from tff_dpftrl.aggregators.sampled_gaussian import SampledGaussianFactory
     from tff_dpftrl.aggregators.secagg import (
         SecAggFactory,
-        build_secagg_adaptive_dp_ftrl_aggregator,
         build_secagg_dp_ftrl_aggregator,
     )
     from tff_dpftrl.aggregators.weighted import WeightedFactory
@@ -158,7 +157,6 @@ __all__ = [
     "build_dp_ftrl_aggregator",
     "build_adaptive_dp_ftrl_aggregator",
     "build_secagg_dp_ftrl_aggregator",
-    "build_secagg_adaptive_dp_ftrl_aggregator",
     "DPFTRLFactory",
     "SecAggFactory",
     "AdaptiveDPFTRLFactory",
@@ -257,7 +255,6 @@ _MODULE_OF = {
     "build_adaptive_dp_ftrl_aggregator": "aggregators.adaptive_clipping",
     "build_secagg_dp_ftrl_aggregator": "aggregators.secagg",
     "SecAggFactory": "aggregators.secagg",
-    "build_secagg_adaptive_dp_ftrl_aggregator": "aggregators.secagg",
     "DPFTRLFactory": "aggregators.dp_ftrl",
     "AdaptiveDPFTRLFactory": "aggregators.adaptive_clipping",
     "SampledGaussianFactory": "aggregators.sampled_gaussian",

@@ -12,6 +12,7 @@ import os
 import struct
 import tokenize
 import zipfile
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -47,20 +48,28 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         but arrays of plain values, or claims that they are larger than the file.
       OSError: If the file cannot be read.
     """
+    return dict(each(path))
+
+
+def each(path: str | os.PathLike[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the name of each array of an archive, and the array; errors are those of `read`.
+
+    An array is read when it is its turn: the memory is that of one, if the caller keeps none.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             if sum(entry.file_size for entry in entries) > os.path.getsize(path):
                 raise validation.UsageError("its arrays claim to be larger than the file")
-            arrays = {_name(entry): _array(archive, entry) for entry in entries}
+            if len({entry.filename for entry in entries}) < len(entries):
+                raise validation.UsageError("it has two arrays of one name")
+            for entry in entries:
+                yield _name(entry), _array(archive, entry)
     except _DAMAGE as error:
         reason = " ".join(str(error).split())[:200]
         raise validation.UsageError(
             f"it is no archive of arrays, or is damaged: {reason}"
         ) from error
-    if len(arrays) < len(entries):
-        raise validation.UsageError("it has two arrays of one name")
-    return arrays
 
 
 def _name(entry: zipfile.ZipInfo) -> str:

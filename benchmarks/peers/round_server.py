@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -47,6 +47,18 @@ def rounds(get_weights: Callable[[], Sequence[np.ndarray]], **facts) -> Iterator
             _answer({})
         else:
             raise ValueError(f"Unknown command {command!r}: send round or weights.")
+
+
+def serve_ways(ways: Mapping[str, Callable[[], Iterable[np.ndarray]]], **facts) -> None:
+    """Serves computations: a round is one of them, by its place, and "weights" are its results.
+
+    Args:
+      ways: By name; each returns its results in the same order.
+      **facts: What the parent is told, beside the names of the ways.
+    """
+    results: list[np.ndarray] = []
+    for index in rounds(lambda: results, ways=list(ways), **facts):
+        results[:] = list(ways.values())[index]()
 
 
 def _answer(facts: dict) -> None:

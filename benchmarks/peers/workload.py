@@ -1,4 +1,4 @@
-"""What all contenders of a benchmark compute: data, first weights, and how they train.
+"""What all contenders of a benchmark compute: data, weights, and what they do with them.
 
 NumPy only, so that it can be read in the environment of every peer.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -75,3 +78,71 @@ def load(path: str) -> Workload:
         weights=[file[f"weight_{i}"] for i in range(sum("weight_" in n for n in file.files))],
         **json.loads(str(file["numbers"])),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradients:
+    """A sum of clipped gradients, one for each row, or the plain gradient of the mean loss.
+
+    The loss of a row is the mean cross-entropy of its words but the first. There is no padding.
+
+    Attributes:
+      model: "transformer" or "word-lstm", as `tff_dpftrl_gradients.py` has them.
+      sizes: Arguments of the model.
+      rows: Ids, int32, shape [n, sequence_length + 1].
+      weights: By name, float32.
+      clip_norm: L2 norm that the gradient of a row is clipped to.
+    """
+
+    model: str
+    sizes: dict[str, Any]
+    rows: np.ndarray
+    weights: dict[str, np.ndarray]
+    clip_norm: float
+
+    def save(self, path: str) -> None:
+        """Writes it to a file, `.npz`."""
+        numbers = {"model": self.model, "sizes": self.sizes, "clip_norm": self.clip_norm}
+        weights = {f"weight_{name}": weight for name, weight in self.weights.items()}
+        np.savez(path, rows=self.rows, numbers=json.dumps(numbers), **weights)
+
+
+def load_gradients(path: str) -> Gradients:
+    """Reads what `Gradients.save` wrote."""
+    file = np.load(path)
+    names = [name for name in file.files if name.startswith("weight_")]
+    return Gradients(
+        rows=file["rows"],
+        weights={name.removeprefix("weight_"): file[name] for name in names},
+        **json.loads(str(file["numbers"])),
+    )
+
+
+PRODUCTS = ((4096, 128, 4096), (1024, 1024, 1024))
+"""Sizes of matrix products by which frameworks are compared: rows, inner, columns."""
+
+
+def product_speeds(
+    convert: Callable[[np.ndarray], Any], multiply: Callable[[Any, Any], Any]
+) -> list[float]:
+    """Measures the best speed of each of `PRODUCTS`, in GFLOP for a second of one core.
+
+    Args:
+      convert: From a matrix to one of the framework.
+      multiply: Multiplies two of these, and waits for the product.
+
+    Returns:
+      One speed for each.
+    """
+    speeds = []
+    for rows, inner, columns in PRODUCTS:
+        rng = np.random.default_rng(0)
+        sizes = (rows, inner), (inner, columns)
+        factors = [convert(rng.standard_normal(size).astype(np.float32)) for size in sizes]
+        seconds = []
+        for _ in range(30):
+            start = time.process_time()
+            multiply(*factors)
+            seconds.append(time.process_time() - start)
+        speeds.append(round(2e-9 * rows * inner * columns / min(seconds), 1))
+    return speeds

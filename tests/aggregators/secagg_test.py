@@ -120,10 +120,11 @@ def _adaptive(encoding, strategy, count_stddev=None, **kwargs):
         ),
         "deterministic_seed": 11,
     } | kwargs
-    secure = secagg.build_secagg_adaptive_dp_ftrl_aggregator(
-        strategy, encoding=encoding, **arguments
-    )
     plain = adaptive_clipping.build_adaptive_dp_ftrl_aggregator(strategy, **arguments)
+    clipping = arguments.pop("clipping")
+    secure = secagg.build_secagg_dp_ftrl_aggregator(
+        strategy, clip_norm=clipping, encoding=encoding, **arguments
+    )
     return secure, plain
 
 
@@ -211,9 +212,9 @@ _BUILDERS = {
     "fixed": lambda **more: secagg.build_secagg_dp_ftrl_aggregator(
         _BLT, clip_norm=_CLIP_NORM, **_ARGUMENTS | more
     ),
-    "adaptive": lambda **more: secagg.build_secagg_adaptive_dp_ftrl_aggregator(
+    "adaptive": lambda **more: secagg.build_secagg_dp_ftrl_aggregator(
         restarts.Restarted(_BLT, (0, 2)),
-        clipping=adaptive_clipping_lib.AdaptiveClipping(_CLIP_NORM, clipped_count_stddev=9.0),
+        clip_norm=adaptive_clipping_lib.AdaptiveClipping(_CLIP_NORM, clipped_count_stddev=9.0),
         **_ARGUMENTS | more,
     ),
 }
@@ -262,9 +263,9 @@ def test_bad_arguments_are_refused_by_the_builder(build, arguments, message):
 
 def test_it_warns_once_of_expensive_clipping():
     with pytest.warns(adaptive_clipping.ExpensiveClippingWarning) as caught:
-        factory = secagg.build_secagg_adaptive_dp_ftrl_aggregator(
+        factory = secagg.build_secagg_dp_ftrl_aggregator(
             restarts.Restarted(_BLT, (0, 2)),
-            clipping=adaptive_clipping_lib.AdaptiveClipping(1.0, clipped_count_stddev=0.6),
+            clip_norm=adaptive_clipping_lib.AdaptiveClipping(1.0, clipped_count_stddev=0.6),
             **_ARGUMENTS,
         )
         factory.create(_TYPE)

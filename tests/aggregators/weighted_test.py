@@ -62,8 +62,8 @@ _FACTORIES = {
     "adaptive": _adaptive,
     "secure": lambda: _secure(aggregators.build_secagg_dp_ftrl_aggregator, clip_norm=1.0),
     "secure, adaptive": lambda: _secure(
-        aggregators.build_secagg_adaptive_dp_ftrl_aggregator,
-        clipping=aggregators.AdaptiveClipping(
+        aggregators.build_secagg_dp_ftrl_aggregator,
+        clip_norm=aggregators.AdaptiveClipping(
             1.0, clip_learning_rate=1.0, clipped_count_stddev=3.0
         ),
     ),

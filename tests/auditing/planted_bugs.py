@@ -312,12 +312,12 @@ def _secagg(sum_type, strategy=None):
 
 def _adaptive_secagg():
     with execution.compiled_only():
-        return tff_dpftrl.build_secagg_adaptive_dp_ftrl_aggregator(
+        return tff_dpftrl.build_secagg_dp_ftrl_aggregator(
             restarted(blt()),
             noise_multiplier=2.0,
             clients_per_round=CLIENTS_PER_ROUND,
             encoding=encoding(),
-            clipping=adaptive_clipping_lib.AdaptiveClipping(
+            clip_norm=adaptive_clipping_lib.AdaptiveClipping(
                 initial_clip_norm=CLIP_NORM, clipped_count_stddev=2.0
             ),
         )

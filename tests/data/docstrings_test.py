@@ -217,6 +217,29 @@ def test_a_damaged_or_unwritable_cache_does_no_harm(site, tmp_path):
     assert docstrings.read(cache_dir=tmp_path / "file").user_ids == ("a", "b")
 
 
+def test_what_was_computed_from_the_texts_is_kept_beside_them(site, tmp_path):
+    for name in ("a", "b"):
+        site(f"{name}.py", _module(*_prose(name, 20)))
+    calls = []
+
+    def remembered(name, value, cache_dir=tmp_path):
+        corpus = docstrings.read(cache_dir=cache_dir).select(["a"])
+        return corpus.remember(name, lambda: calls.append(name) or value)
+
+    assert remembered("x", b"1") == b"1" and remembered("y", b"2") == b"2"
+    assert remembered("x", b"3") == b"1" and remembered("y", b"4") == b"2"
+    assert calls == ["x", "y"]
+    for path in tmp_path.glob("*.kept"):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    assert remembered("x", b"5") == b"5" and remembered("x", b"6") == b"5"
+    (tmp_path / "file").write_text("")
+    assert remembered("x", b"7", tmp_path / "file") == b"7"
+    site("c.py", _module(*_prose("c", 20)))  # Another environment.
+    assert remembered("x", b"8") == b"8"
+
+
 def test_the_default_cache_follows_xdg(site, monkeypatch, tmp_path):
     del site
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

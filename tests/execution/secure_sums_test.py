@@ -39,9 +39,9 @@ def _secagg():
 
 
 def _secagg_adaptive():
-    return aggregators.build_secagg_adaptive_dp_ftrl_aggregator(
+    return aggregators.build_secagg_dp_ftrl_aggregator(
         _BLT,
-        clipping=aggregators.AdaptiveClipping(
+        clip_norm=aggregators.AdaptiveClipping(
             initial_clip_norm=1.0, clipped_count_stddev=1.0, only_estimates=True
         ),
         **_COMMON,

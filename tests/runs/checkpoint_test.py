@@ -42,6 +42,33 @@ def test_round_trip_is_exact(tmp_path):
     np.testing.assert_array_equal(restored.buffers["a"], state.buffers["a"])
 
 
+def test_a_part_is_read_after_all_was_verified(tmp_path):
+    folder = checkpoint.CheckpointFolder(tmp_path)
+    name = folder.save(6, _snapshot(1 / 3), {"loss": 0.1})
+    part, saved = folder.load(6, name, lambda path: path.startswith("weights/"))
+    assert part.paths == ("weights/0", "weights/1") and saved == {"loss": 0.1}
+    np.testing.assert_array_equal(part.tensors[0], _state(1 / 3).weights[0])
+    whole, _ = folder.load(6, name)
+    for some in ({"part": "weights"}, {"part": "buffers", "binding": "b"}):
+        assert whole.fingerprint(**some) == _fingerprint(_state(1 / 3), **some)
+    # Damage elsewhere is found, too.
+    (tmp_path / f"round_00000006_{name}.npz").unlink()
+    damaged = folder.save(6, _snapshot(0.25), {})
+    (path,) = tmp_path.glob("*.npz")
+    path.rename(tmp_path / path.name.replace(damaged, name))
+    with pytest.raises(checkpoint.CheckpointError, match="is damaged"):
+        folder.load(6, name, lambda path: False)
+
+
+def test_a_template_without_values_takes_no_memory(tmp_path):
+    folder = checkpoint.CheckpointFolder(tmp_path)
+    state = _state(2.0)._replace(weights=[np.ones([1000, 3]), tf.ones([2])])
+    template = checkpoint.without_values(state)
+    assert template.weights[0].strides == (0, 0)
+    snapshot, _ = folder.load(1, folder.save(1, checkpoint.Snapshot.of(state), {}))
+    assert _fingerprint(snapshot.in_structure_of(template)) == _fingerprint(state)
+
+
 def test_order_is_kept_beyond_ten_tensors(tmp_path):
     folder = checkpoint.CheckpointFolder(tmp_path)
     state = {"many": [np.int64(i) for i in range(1200)]}

@@ -12,13 +12,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import display, events, gaussian
+from tff_dpftrl.accounting import display, gaussian
 from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
+
+if TYPE_CHECKING:
+    from tff_dpftrl.accounting import events
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +127,8 @@ class Guarantee:
 
     def to_dp_event(self) -> events.DpFtrlDpEvent:
         """Describes the run as an event for dp_accounting's accountants."""
+        from tff_dpftrl.accounting import events  # dp_accounting takes long to import.
+
         inflated = self.sensitivity.value * self.clip_norm_inflation
         secret_noise = 0.0 if self.seed_is_known else self.noise_multiplier
         return events.DpFtrlDpEvent(

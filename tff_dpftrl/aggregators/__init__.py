@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tff_dpftrl.aggregators.sampled_gaussian import SampledGaussianFactory
     from tff_dpftrl.aggregators.secagg import (
         SecAggFactory,
-        build_secagg_adaptive_dp_ftrl_aggregator,
         build_secagg_dp_ftrl_aggregator,
     )
     from tff_dpftrl.aggregators.weighted import WeightedFactory
@@ -41,7 +40,6 @@ __all__ = [
     "WeightedFactory",
     "build_adaptive_dp_ftrl_aggregator",
     "build_dp_ftrl_aggregator",
-    "build_secagg_adaptive_dp_ftrl_aggregator",
     "build_secagg_dp_ftrl_aggregator",
 ]
 
@@ -59,7 +57,6 @@ _MODULE_OF = {
     "WeightedFactory": "aggregators.weighted",
     "build_adaptive_dp_ftrl_aggregator": "aggregators.adaptive_clipping",
     "build_dp_ftrl_aggregator": "aggregators.dp_ftrl",
-    "build_secagg_adaptive_dp_ftrl_aggregator": "aggregators.secagg",
     "build_secagg_dp_ftrl_aggregator": "aggregators.secagg",
     "SecAggFactory": "aggregators.secagg",
 }

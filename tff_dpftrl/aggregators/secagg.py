@@ -153,7 +153,7 @@ def build_secagg_dp_ftrl_aggregator(
     strategy: strategy_lib.Strategy,
     *,
     noise_multiplier: float,
-    clip_norm: float,
+    clip_norm: float | adaptive_clipping_lib.AdaptiveClipping,
     clients_per_round: float,
     bits: int = 24,
     max_clients: int | None = None,
@@ -164,14 +164,21 @@ def build_secagg_dp_ftrl_aggregator(
     """Builds DP-FTRL whose server sees only secure sums of encoded updates.
 
     It is `dp_ftrl.build_dp_ftrl_aggregator` with a noise of standard deviation
-    `noise_multiplier · encoding.inflated_clip_norm(clip_norm)`. The guarantee of
-    ρ-zCDP with ρ = S² / (2 noise_multiplier²) holds unchanged.
+    `noise_multiplier · encoding.inflated_clip_norm(clip_norm)`, or with adaptive clipping
+    `adaptive_clipping.build_adaptive_dp_ftrl_aggregator` with a noise on the updates that is
+    larger by `encoding.inflation`. The guarantee of ρ-zCDP with
+    ρ = S² / (2 noise_multiplier²) holds unchanged. With adaptive clipping the grid step is a
+    fixed fraction of the active clip norm, so bits and inflation never change, and the clients'
+    bits are summed securely too, and exactly.
 
     Args:
-      strategy: Strategy C that correlates the noise of different rounds.
-      noise_multiplier: Standard deviation of z for an inflated clip norm of 1.
-      clip_norm: L2 norm that one client's update is clipped to, before rounding.
-      clients_per_round: Report goal, by which the noised sum is divided.
+      strategy: Strategy C that correlates the noise of different rounds. Its restarts take over
+        an estimated clip norm.
+      noise_multiplier: Standard deviation of z for an inflated clip norm of 1; with adaptive
+        clipping, that of both streams together.
+      clip_norm: L2 norm that one client's update is clipped to, before rounding; or, for
+        adaptive clipping, the settings of its estimation.
+      clients_per_round: Report goal, by which noised sums are divided.
       bits: Largest number of bits that a client sends for each parameter, at most 31. Fewer
         bits cost more noise.
       max_clients: Largest number of clients that can report in one round, with
@@ -192,7 +199,17 @@ def build_secagg_dp_ftrl_aggregator(
         `clients_per_round`.
     """
 
-    def build(used: grid.GridEncoding) -> dp_ftrl.DPFTRLFactory:
+    def build(used: grid.GridEncoding) -> _BuiltFactory:
+        if isinstance(clip_norm, adaptive_clipping_lib.AdaptiveClipping):
+            return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
+                strategy,
+                noise_multiplier=noise_multiplier,
+                clients_per_round=clients_per_round,
+                clipping=clip_norm,
+                deterministic_seed=deterministic_seed,
+                sum_factory=secagg_sum.SecAggSumFactory(used, 1.0, rotation_seed=rotation_seed),
+                count_sum_factory=secagg_sum.SecAggHalfBitFactory(),
+            )
         return dp_ftrl.build_dp_ftrl_aggregator(
             strategy,
             noise_multiplier=noise_multiplier,
@@ -200,71 +217,6 @@ def build_secagg_dp_ftrl_aggregator(
             clients_per_round=clients_per_round,
             deterministic_seed=deterministic_seed,
             sum_factory=secagg_sum.SecAggSumFactory(used, clip_norm, rotation_seed=rotation_seed),
-        )
-
-    return SecAggFactory(
-        build,
-        clients_per_round=clients_per_round,
-        bits=bits,
-        max_clients=max_clients,
-        encoding=encoding,
-    )
-
-
-def build_secagg_adaptive_dp_ftrl_aggregator(
-    strategy: strategy_lib.Strategy,
-    *,
-    noise_multiplier: float,
-    clients_per_round: float,
-    bits: int = 24,
-    max_clients: int | None = None,
-    encoding: grid.GridEncoding | None = None,
-    clipping: adaptive_clipping_lib.AdaptiveClipping = adaptive_clipping_lib.DEFAULT_CLIPPING,
-    deterministic_seed: int | None = None,
-    rotation_seed: int | None = None,
-) -> SecAggFactory:
-    """Builds DP-FTRL with adaptive clipping whose server sees only secure sums.
-
-    It is `adaptive_clipping.build_adaptive_dp_ftrl_aggregator` with a noise on the
-    updates that is larger by `encoding.inflation`. The guarantee of ρ-zCDP with
-    ρ = S² / (2 noise_multiplier²) holds unchanged. The grid step is a fixed fraction
-    of the active clip norm, so bits and inflation never change. The clients' bits are
-    summed securely too, and exactly.
-
-    Args:
-      strategy: Strategy C of both streams; its restarts take over the estimate.
-      noise_multiplier: Noise multiplier z of both streams together.
-      clients_per_round: Report goal, by which both noised sums are divided.
-      bits: Largest number of bits that a client sends for each parameter, at most 31. Fewer
-        bits cost more noise.
-      max_clients: Largest number of clients that can report in one round, with
-        over-selection: a round with more fails. The report goal if None.
-      encoding: Grid of the encoded updates in place of `bits` and `max_clients`, from
-        `grid.for_bits` or `grid.for_inflation`. If None, `create` makes the finest one for the
-        number of parameters.
-      clipping: Settings of the estimation of the clip norm.
-      deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
-        run with a known seed is not private. From the operating system if None.
-      rotation_seed: Public seed of the rotations, an integer in [0, 2^128) other than the
-        seed of the noise. From the operating system if None.
-
-    Returns:
-      The factory.
-
-    Raises:
-      ValueError: If an argument is out of range, or `max_clients` is below
-        `clients_per_round`.
-    """
-
-    def build(used: grid.GridEncoding) -> adaptive_clipping.AdaptiveDPFTRLFactory:
-        return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
-            strategy,
-            noise_multiplier=noise_multiplier,
-            clients_per_round=clients_per_round,
-            clipping=clipping,
-            deterministic_seed=deterministic_seed,
-            sum_factory=secagg_sum.SecAggSumFactory(used, 1.0, rotation_seed=rotation_seed),
-            count_sum_factory=secagg_sum.SecAggHalfBitFactory(),
         )
 
     return SecAggFactory(

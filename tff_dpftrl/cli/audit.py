@@ -76,7 +76,6 @@ def add_parser(subparsers) -> None:
     """Registers the subcommand."""
     parser = subparsers.add_parser(
         "audit",
-        help="test whether a config or a run keeps the promise that it prints",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

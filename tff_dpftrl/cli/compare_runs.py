@@ -38,7 +38,6 @@ def add_parser(subparsers) -> None:
     """Registers the subcommand."""
     parser = subparsers.add_parser(
         "compare-runs",
-        help="what differs between runs: options, ε, participation, accuracy, curves",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -70,7 +70,6 @@ def add_parser(subparsers) -> None:
     """Registers the subcommand."""
     parser = subparsers.add_parser(
         "finetune-plan",
-        help="ELS or ULS, group size, cohort and noise for fine-tuning",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,10 +1,10 @@
 """Entry point of the command `tff-dpftrl`.
 
 Each subcommand is a module beside this one with `add_parser(subparsers)`, which
-registers it, and `run(args) -> int`. Modules import what is slow (TensorFlow,
-Matplotlib) inside `run`, so that `--help` and the maths stay quick. One that leaves
-files behind also sets the default `what_is_left`, a function from the arguments to a
-sentence about these files, which is printed after an interruption.
+registers it, and `run(args) -> int`. Only the module of the named command is imported, and
+it imports what is slow (TensorFlow, Matplotlib) inside `run`: `--help` and the maths stay
+quick. One that leaves files behind also sets the default `what_is_left`, a function from the
+arguments to a sentence about these files, which is printed after an interruption.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import argparse
 import difflib
 import errno
 import functools
+import gc
 import importlib
 import os
 import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn, TextIO
 
 from tff_dpftrl import validation, version
@@ -29,14 +30,35 @@ _PROGRAM = "tff-dpftrl"
 _TRACEBACK_VARIABLE = "TFF_DPFTRL_TRACEBACK"
 _LONGEST_SUMMARY = 300  # Characters of an unexpected exception that its line quotes.
 _GROUPS = {
-    "Train on texts in one place": (
-        *("pretrain", "train", "sweep", "finetune-plan", "finetune", "personalize"),
-    ),
-    "Look at what was trained": (
-        *("report", "compare-runs", "audit", "budget", "predict", "export"),
-    ),
-    "Train on devices": ("task", "serve", "device", "fleet"),
-    "Choose mechanism and noise": ("optimize", "compare", "account", "calibrate", "plan"),
+    "Train on texts in one place": {
+        "pretrain": "train a model on public text, for --initial-weights of train and finetune",
+        "train": "train a next-word model with DP-FTRL and state its privacy",
+        "sweep": "train for all combinations of options, and compare",
+        "finetune-plan": "ELS or ULS, group size, cohort and noise for fine-tuning",
+        "finetune": "fine-tune a pretrained model with a guarantee for every user",
+        "personalize": "what a model gains from training on a user's own text",
+    },
+    "Look at what was trained": {
+        "report": "state the privacy of an interrupted or finished run, and write its model",
+        "compare-runs": "what differs between runs: options, ε, participation, accuracy, curves",
+        "audit": "test whether a config or a run keeps the promise that it prints",
+        "budget": "state what all runs on one corpus have spent together",
+        "predict": "type half a sentence and get a trained model's next words",
+        "export": "write a trained model as a SavedModel, or for TensorFlow Lite",
+    },
+    "Train on devices": {
+        "task": "make a task for devices (new), or report what became of it (report)",
+        "serve": "serve tasks to the devices of a population",
+        "device": "take part in a server's rounds, with texts that stay on this machine",
+        "fleet": "run many simulated devices, some of them faulty, against a server",
+    },
+    "Choose mechanism and noise": {
+        "optimize": "find the best noise mechanism for a run",
+        "compare": "compare mechanisms over separations, rounds or participations",
+        "account": "what a run costs in privacy",
+        "calibrate": "the noise that meets a privacy target",
+        "plan": "which mechanism, report goal, noise and timer reach a target",
+    },
 }
 _EXTRA_OF = {
     "tensorflow_federated": "tff",
@@ -71,17 +93,11 @@ class _Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Returns usage, groups of subcommands, and the usual way through them."""
-        about = {choice.dest: choice.help for choice in self._commands()._choices_actions}
         lines = [self.format_usage(), f"{self.description}\n"]
-        width = max(map(len, about))
-        for title, names in _GROUPS.items():
-            lines += [f"{title}:", *(f"  {name:{width}}  {about[name]}" for name in names), ""]
+        width = max(map(len, _SUBCOMMANDS))
+        for title, about in _GROUPS.items():
+            lines += [f"{title}:", *(f"  {name:{width}}  {about[name]}" for name in about), ""]
         return "\n".join([*lines, _JOURNEY])
-
-    def _commands(self) -> argparse._SubParsersAction:
-        assert self._subparsers is not None
-        (commands,) = self._subparsers._group_actions
-        return commands
 
     def parse_known_args(self, args=None, namespace=None):
         """Parses; shows the help without arguments, and names the nearest command."""
@@ -123,7 +139,15 @@ class _CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def _build_parser(commands: Iterable[str] = _SUBCOMMANDS) -> argparse.ArgumentParser:
+    """Builds the parser of the program.
+
+    Args:
+      commands: Names of the subcommands that it can parse. Its help has all of them.
+
+    Returns:
+      The parser.
+    """
     parser = _Parser(
         prog=_PROGRAM,
         description="Federated learning with DP-FTRL: train, optimise mechanisms, account.",
@@ -132,7 +156,7 @@ def _build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser
     )
-    for name in _SUBCOMMANDS:
+    for name in commands:
         importlib.import_module(f"tff_dpftrl.cli.{name.replace('-', '_')}").add_parser(subparsers)
     return parser
 
@@ -207,8 +231,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = interruption.Interruption(_PROGRAM)
     if argv is None:
         stop.install()
+        # A tenth of the time until a first round: Python would look at all that it imports again.
+        gc.set_threshold(50_000, 20, 20)
     try:
-        args = _build_parser().parse_args(argv)
+        given = sys.argv[1:] if argv is None else argv
+        named = [argument for argument in given if argument in _SUBCOMMANDS]
+        args = _build_parser(named[:1]).parse_args(argv)
         stop.command = f"{_PROGRAM} {args.command}"
         if "what_is_left" in args:
             stop.what_is_left = functools.partial(args.what_is_left, args)

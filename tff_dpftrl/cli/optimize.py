@@ -41,7 +41,6 @@ def add_parser(subparsers) -> None:
     )
     parser = subparsers.add_parser(
         "optimize",
-        help="find the best noise mechanism for a run",
         description=_DESCRIPTION,
         epilog=_EPILOG.format(mechanisms=listing),
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -40,7 +40,6 @@ def add_parser(subparsers) -> None:
     """Registers the subcommand."""
     parser = subparsers.add_parser(
         "predict",
-        help="type half a sentence and get a trained model's next words",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -59,7 +59,6 @@ def add_parser(subparsers) -> None:
     """Registers the subcommand."""
     parser = subparsers.add_parser(
         "report",
-        help="state the privacy of an interrupted or finished run, and write its model",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

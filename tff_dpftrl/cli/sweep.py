@@ -70,7 +70,6 @@ def add_parser(subparsers) -> None:
     """Registers the subcommand."""
     parser = subparsers.add_parser(
         "sweep",
-        help="train for all combinations of options, and compare",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -200,6 +199,8 @@ def _placement_flags(args: argparse.Namespace) -> list[str]:
         flags.append(f"--ray-workers={args.ray_workers}")
     if args.ray_address is not None:
         flags.append(f"--ray-address={args.ray_address}")
+    if args.memory_copies is not None:
+        flags.append(f"--memory-copies={args.memory_copies}")
     return flags
 
 

@@ -16,6 +16,7 @@ some sentences; such a sentence is protected as part of each module, not of all 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -27,7 +28,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from tff_dpftrl import validation
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.data import docstring_extraction, jsonl, user_text
 
 MIN_WORDS = 100
@@ -53,6 +54,7 @@ _COPIES = frozenset(
 )
 """Packages and folders that copy text of other packages, in the pinned environment."""
 
+_DIGEST_BYTES = hashlib.sha256().digest_size
 _THIS_PACKAGE = "tff_dpftrl"
 _MAX_PROCESSES = 4
 
@@ -245,15 +247,34 @@ def _cached(
     path = pathlib.Path(cache_dir, f"{name}-{digest[:16]}.jsonl.gz")
     if path.exists():
         with contextlib.suppress(ValueError):  # A damaged cache file is made anew.
-            return _name_corpus(name, jsonl.read(path))
+            return _name_corpus(name, jsonl.read(path), path)
     extracted = extract()
-    corpus = _name_corpus(name, user_text.UserText.from_mapping(name, extracted))
+    corpus = _name_corpus(name, user_text.UserText.from_mapping(name, extracted), path)
     with contextlib.suppress(OSError):  # An unwritable cache costs time, nothing else.
         jsonl.write(corpus, path)
     return corpus
 
 
-def _name_corpus(name: str, corpus: user_text.UserText) -> user_text.UserText:
+def _name_corpus(name: str, corpus: user_text.UserText, path: pathlib.Path) -> user_text.UserText:
     return user_text.UserText(
-        name, "one module of an installed package", corpus.user_ids, corpus.read_examples
+        name,
+        "one module of an installed package",
+        corpus.user_ids,
+        corpus.read_examples,
+        remember=functools.partial(_remember, path),
     )
+
+
+def _remember(corpus_path: pathlib.Path, name: str, compute: Callable[[], bytes]) -> bytes:
+    """Returns a value that depends on the texts, from a file beside the cached corpus if it can."""
+    key = hashlib.sha256(name.encode("utf-8")).hexdigest()[:16]
+    path = corpus_path.with_name(f"{corpus_path.name.partition('.')[0]}-{key}.kept")
+    with contextlib.suppress(OSError):
+        kept = path.read_bytes()
+        digest, value = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
+        if digest == hashlib.sha256(value).digest():  # Else it is damaged.
+            return value
+    value = compute()
+    with contextlib.suppress(OSError):
+        durable_files.write(path, hashlib.sha256(value).digest() + value)
+    return value

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -92,8 +93,7 @@ class Vocabulary:
 
     def ids(self, words: Sequence[str]) -> list[int]:
         """Returns the ids of words, `oov` for unknown ones."""
-        id_of, oov = self.id_of, self.oov
-        return [id_of.get(word, oov) for word in words]
+        return list(map(self.id_of.get, words, itertools.repeat(self.oov)))
 
     def count(self, ids: np.ndarray) -> tuple[int, int]:
         """Counts the words in an array of ids, padding and the ends of texts left out.

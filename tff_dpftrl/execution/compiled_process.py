@@ -17,7 +17,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
-from tff_dpftrl.execution import client_part, graph_function, leaves, process_form, tff_names
+from tff_dpftrl.execution import (
+    client_part,
+    draw_memory,
+    graph_function,
+    leaves,
+    process_form,
+    tff_names,
+)
 
 _OTHERS = ("get_model_weights", "set_model_weights", "get_hparams", "set_hparams")
 """Computations of a learning process beside its rounds."""
@@ -33,6 +40,7 @@ def compile_process(
     dataset_fn: Callable[[Any], Any] | None = None,
     tensor_spec: Any = None,
     clients: client_part.ClientRunner | None = None,
+    memory_copies: int | None = None,
 ) -> CompiledProcess:
     """Compiles a process, so that its rounds run in this Python process.
 
@@ -77,6 +85,10 @@ def compile_process(
         no pipeline is built in Python for each client.
       tensor_spec: Structure of `tf.TensorSpec` of those tensors, for `dataset_fn`.
       clients: Runner of the clients; threads of this process if None.
+      memory_copies: Number of copies of the model that may be kept in this process to make a
+        tree's noise faster; as many as fit into 320 MiB if None. The noise has the same bits with
+        any number, and the state has the same parts. A tree with variance reduction over n rounds
+        uses 2 floor(log2 n); other mechanisms use none.
 
     Returns:
       The process, with methods of the same names, arguments and results.
@@ -85,7 +97,7 @@ def compile_process(
       NotCompilableError: If it is no iterative process, has no MapReduceForm, or keeps state
         in TensorFlow resources that clients would share.
       ValueError: If `dataset_fn` does not make the process's datasets, or only one of it
-        and `tensor_spec` is given.
+        and `tensor_spec` is given, or `memory_copies` is negative.
     """
     if (dataset_fn is None) != (tensor_spec is None):
         raise validation.UsageError(
@@ -96,6 +108,7 @@ def compile_process(
             "process is a computation, and no tff.templates.IterativeProcess: call it, and TFF "
             "runs it."
         )
+    memory = draw_memory.DrawMemory(memory_copies)
     if clients is None:
         clients = client_part.ThreadedClients()
     with _refusing_the_process():
@@ -105,7 +118,7 @@ def compile_process(
         None if dataset_fn is None else process_form.data_graph(dataset_fn, tensor_spec, data_type)
     )
     with _refusing_the_process():
-        return CompiledProcess(process, form, data, tensor_spec, clients)
+        return CompiledProcess(process, form, data, tensor_spec, clients, memory)
 
 
 @contextlib.contextmanager
@@ -133,6 +146,7 @@ class CompiledProcess:
         data: graph_function.GraphFunction | None,
         tensor_spec: Any,
         clients: client_part.ClientRunner,
+        memory: draw_memory.DrawMemory,
     ):
         """Traces the parts of a process.
 
@@ -142,6 +156,7 @@ class CompiledProcess:
           data: Graph from a client's tensors to its datasets; None if `next` takes datasets.
           tensor_spec: Structure of `tf.TensorSpec` of a client's tensors; None with datasets.
           clients: Runner of the clients.
+          memory: Memory of the draws of the server's noise.
         """
         # The process itself is not kept: it holds the initial weights, several times.
         self._computations = {
@@ -156,7 +171,8 @@ class CompiledProcess:
         self._clients = client_part.ClientFunctions(form.client_part(data))
         self._initialize = form.initialize_function()
         self._prepare = process_form.local_function(form.round.prepare)
-        finish, specs = form.finish()
+        self._memory = memory  # It lasts as long as what uses it.
+        finish, specs = form.finish(memory)
         self._finish = client_part.traced(finish, specs, device=client_part.CPU)
         self._unplaced: dict[str, Callable[..., Any]] = {}
 

@@ -77,8 +77,14 @@ class GraphFunction:
             tuple(specs),
         )
 
-    def importer(self) -> Callable[..., list[tf.Tensor]]:
+    def importer(
+        self, *, edit: Callable[[tf.compat.v1.GraphDef], None] | None = None
+    ) -> Callable[..., list[tf.Tensor]]:
         """Makes a function that imports the graph, to be called inside a `tf.function`.
+
+        Args:
+          edit: Function that changes a copy of the graph in place before it is imported, as
+            `draw_memory.DrawMemory.attach` does; None for no change.
 
         Returns:
           A function from one tensor for each of `inputs` to one for each of `outputs`.
@@ -92,13 +98,15 @@ class GraphFunction:
             graph_def.ParseFromString(self.graph)
         except message.DecodeError as error:
             raise UnsupportedGraphError(f"its graph cannot be read: {error}.") from error
+        _separate_resources(graph_def)
+        if edit is not None:
+            edit(graph_def)
         # TensorFlow's eager context may hold functions of these names from the trace of the
         # graph, and drops them when that graph is collected. And two threads, or two processes
         # of one process tree, must not share a name.
         suffix = f"_{os.getpid()}_{next(_COUNTER)}"
         names = [function.signature.name for function in graph_def.library.function]
         rename_functions(graph_def, {name: name + suffix for name in names})
-        _separate_resources(graph_def)
         _initialize_first(graph_def, _operation(self.initialize_op))
         # Registers the functions in TensorFlow's eager context, also after this graph is gone.
         library = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)

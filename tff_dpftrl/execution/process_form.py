@@ -10,7 +10,11 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+<<<<<<< HEAD
 from tff_dpftrl.execution import client_part, graph_function, large_constants, leaves, tff_names
+=======
+from tff_dpftrl.execution import client_part, draw_memory, graph_function, leaves, tff_names
+>>>>>>> main
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +111,13 @@ class ProcessForm:
             bounds=tuple(self.bounds),
         )
 
-    def finish(self) -> tuple[Callable[..., list[tf.Tensor]], list[tf.TensorSpec]]:
+    def finish(
+        self, memory: draw_memory.DrawMemory | None = None
+    ) -> tuple[Callable[..., list[tf.Tensor]], list[tf.TensorSpec]]:
         """Builds the server's update of a round.
+
+        Args:
+          memory: Memory of the draws of its noise; None for none.
 
         Returns:
           A pair. First, a traceable function: it takes the flat tensors of the server state,
@@ -116,7 +125,9 @@ class ProcessForm:
           tensors of the new state and of the round's output. Second, the specs of its arguments.
         """
         report = graph_of(self.round.report).importer()
-        update = graph_of(self.round.update).importer()
+        update = graph_of(self.round.update).importer(
+            edit=None if memory is None else memory.attach
+        )
         state_specs = leaves.specs(self.round.prepare.type_signature.parameter)
         plain_specs = leaves.specs(self.round.report.type_signature.parameter)
         secure_specs, moduli = self._secure_specs, self.moduli

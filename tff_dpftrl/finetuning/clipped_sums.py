@@ -264,7 +264,11 @@ def sum_in_chunks(
             )
         weights = [tf.convert_to_tensor(weight) for weight in weights]
         norm = tf.constant(clipping.check_clip_norm("clip_norm", clip_norm), tf.float64)
-        total = [tf.zeros(weight.shape, summation.DTYPE) for weight in weights]
+        # Variables, since a chunk is added to them in place.
+        total = [
+            tf.Variable(tf.zeros(weight.shape, summation.DTYPE), trainable=False)
+            for weight in weights
+        ]
         measured = [PerUnit(np.zeros(0), np.zeros(0))]
         for begin, end in _chunks(len(row_splits) - 1, units_per_chunk):
             splits = row_splits[begin : end + 1]
@@ -278,8 +282,11 @@ def sum_in_chunks(
             if compiled is None:
                 compiled = _compiled(clipped_sum, weights, rows)
             chunk, of_chunk = compiled(weights, rows, splits - splits[0], norm)
-            total = [x + y for x, y in zip(total, chunk, strict=True)]
+            for sums, added in zip(total, chunk, strict=True):
+                sums.assign_add(added)
+            del chunk, added
             measured.append(PerUnit(*map(np.asarray, of_chunk)))
+        total = [sums.read_value() for sums in total]
         return total, PerUnit(*map(np.concatenate, zip(*measured, strict=True)))
 
     return whole_sum

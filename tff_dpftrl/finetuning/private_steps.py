@@ -93,7 +93,11 @@ class PrivateSteps:
         self._optimizer = optimizer
         self._optimizer.build(self._weights)
         self._optimizer_state = keras_versions.optimizer_state(optimizer)
-        self._first = _values(self._weights), _values(self._optimizer_state)
+        self._first = (
+            [np.asarray(weight, np.float32) for weight in weights],
+            [_kept(variable) for variable in self._optimizer_state],
+        )
+        self._current: list[np.ndarray] = []  # Values of all variables, as the last step left them.
         self._scale = 1.0 / self._clip_norm if normalised else 1.0
         self._averaging = iterate_averaging
         self._learning_rate = learning_rate
@@ -132,9 +136,11 @@ class PrivateSteps:
         index = int(state["aggregator"].round_index)
         if self._learning_rate is not None:
             self._optimizer.learning_rate = self._learning_rate(index)
+        self._current = []
         self._optimizer.apply_gradients(zip(gradient, self._weights, strict=True))
-        weights = _values(self._weights)
-        finalizer: dict[str, Any] = {"optimizer": _values(self._optimizer_state)}
+        weights, of_optimizer = _values(self._weights), _values(self._optimizer_state)
+        self._current = [*weights, *of_optimizer]
+        finalizer: dict[str, Any] = {"optimizer": of_optimizer}
         if self._averaging is not None:
             finalizer["average"] = _averaged(
                 state["finalizer"]["average"], weights, self._averaging, index + 1
@@ -147,6 +153,9 @@ class PrivateSteps:
 
     def _restore(self, state: dict[str, Any]) -> None:
         kept = [*state["global_model_weights"]["trainable"], *state["finalizer"]["optimizer"]]
+        if list(map(id, kept)) == list(map(id, self._current)):
+            return  # The variables have them.
+        self._current = []
         for variable, value in zip([*self._weights, *self._optimizer_state], kept, strict=True):
             variable.assign(value)
 
@@ -156,7 +165,14 @@ class PrivateSteps:
 
 
 def _values(variables: Sequence[tf.Variable]) -> list[np.ndarray]:
-    return [variable.numpy() for variable in variables]
+    """Returns the values without a copy; TensorFlow makes one before it changes a variable."""
+    return [np.asarray(variable.read_value()) for variable in variables]
+
+
+def _kept(variable: tf.Variable) -> np.ndarray:
+    """Returns a copy of a value, which takes no memory if it is zero."""
+    value = np.asarray(variable.read_value())
+    return value.copy() if value.any() else np.zeros(value.shape, value.dtype)
 
 
 def _averaged(

@@ -24,7 +24,6 @@ it with `tff_dpftrl.check_strategy`.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -162,7 +161,9 @@ def _class_of(mechanism: Any) -> Any:
     """Finds the class of a mechanism, of this package or installed; None if there is none."""
     if mechanism in _CLASSES or not isinstance(mechanism, str):
         return _CLASSES.get(mechanism)
-    points = importlib.metadata.entry_points(group=ENTRY_POINTS, name=mechanism)
+    from importlib import metadata  # Only classes of other packages need it.
+
+    points = metadata.entry_points(group=ENTRY_POINTS, name=mechanism)
     if len(points) > 1 and len({point.value for point in points}) > 1:
         raise validation.UsageError(
             f"Several installed packages have an entry point {mechanism!r} of the group "

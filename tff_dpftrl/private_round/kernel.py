@@ -27,6 +27,20 @@ class Kernel(abc.ABC):
     max_rounds: int | None = None
     """Number of rounds that the recipe is defined for; None if any."""
 
+    num_slots: int = 0
+    """Number of draws that are worth keeping at a time, because later rounds use them again."""
+
+    def slot(self, index: tf.Tensor) -> tf.Tensor:
+        """Returns the slot in which a draw may be kept; the lower ones save more draws.
+
+        Args:
+          index: Number of the draw, an int64 scalar.
+
+        Returns:
+          int64 scalar; `num_slots` if it is not worth keeping.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no slots for draw {index}.")
+
     @abc.abstractmethod
     def step(
         self, buffer: tf.Tensor | None, t: tf.Tensor, draw: Draw

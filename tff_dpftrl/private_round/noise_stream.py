@@ -15,7 +15,14 @@ import tensorflow as tf
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe
-from tff_dpftrl.private_round import gaussians, kernel, matrix_kernels, seeds, tree_kernels
+from tff_dpftrl.private_round import (
+    gaussians,
+    kernel,
+    matrix_kernels,
+    repeated_draws,
+    seeds,
+    tree_kernels,
+)
 
 
 @functools.singledispatch
@@ -142,8 +149,8 @@ class NoiseStream:
             t = kernel.within_horizon(t, self._kernel.max_rounds)
             block_seed = seeds.derive(seed, block)
             draws = [
-                _draw_with(seeds.derive(block_seed, position), size)
-                for position, size in enumerate(self._sizes)
+                self._draw_with(seeds.derive(block_seed, position), position)
+                for position in range(len(self._sizes))
             ]
             if self._kernel.num_buffers == 0:
                 vectors = [self._kernel.step(None, t, draw)[0] for draw in draws]
@@ -157,7 +164,10 @@ class NoiseStream:
                 vectors = tf.split(joint, self._sizes)
         return [tf.reshape(*pair) for pair in zip(vectors, self._shapes, strict=True)], buffer
 
-
-def _draw_with(seed: tf.Tensor, size: int) -> kernel.Draw:
-    """Returns the draws of which number i is made from sub-seed i of `seed`."""
-    return lambda index: gaussians.normal(seeds.derive(seed, index), size)
+    def _draw_with(self, seed: tf.Tensor, position: int) -> kernel.Draw:
+        """Returns the draws of a tensor, of which number i is made from sub-seed i of `seed`."""
+        size, num_slots = self._sizes[position], self._kernel.num_slots
+        if not num_slots:
+            return lambda index: gaussians.normal(seeds.derive(seed, index), size)
+        draw = repeated_draws.drawing(repeated_draws.Kind(position, size, num_slots))
+        return lambda index: draw(seeds.derive(seed, index), self._kernel.slot(index))

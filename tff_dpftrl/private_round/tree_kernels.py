@@ -1,4 +1,4 @@
-"""Noise kernels of tree aggregation; both regenerate nodes and keep nothing.
+"""Noise kernels of tree aggregation; the state of both has no nodes, whose draws are repeated.
 
 Notation: t has r trailing ones, so round t completes one node at each of the
 levels 0 ... r. They lie on the *right spine* of the topmost, V: the right child
@@ -93,6 +93,19 @@ class ReducedTreeKernel(kernel.Kernel):
         self._num_levels = recipe.num_levels
         self.max_rounds = recipe.max_rounds
         self._scales = recipe.descent()
+        self.num_slots = 2 * (recipe.num_levels - 1)
+
+    @override
+    def slot(self, index):
+        """Keeps the root, then each level's first draw, then the second, from the top down.
+
+        At level h, the first draw belongs to all 2^h rounds of a node, the second one to those of
+        its right half: to one round, at level 1.
+        """
+        top = self._num_levels - 1
+        level = index // noise_recipe.LEVEL_STRIDE
+        below_top = tf.where(tf.equal(tf.math.floormod(index, 2), 0), top - level, 2 * top - level)
+        return tf.where(level > top, tf.zeros_like(level), 1 + below_top)
 
     @override
     def step(self, buffer, t, draw):

@@ -14,7 +14,7 @@ import json
 import os
 import pathlib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from typing import Any, BinaryIO
 
@@ -39,10 +39,12 @@ class Snapshot:
     Attributes:
       paths: Path of each tensor in the state, like "aggregator/noise/0".
       tensors: The tensors, in the same order; not copied.
+      known_digests: Digests of the tensors, if they were hashed already.
     """
 
     paths: tuple[str, ...]
     tensors: tuple[np.ndarray, ...]
+    known_digests: tuple[bytes, ...] | None = None
 
     @classmethod
     def of(cls, state: Any) -> Snapshot:
@@ -53,6 +55,8 @@ class Snapshot:
 
     @functools.cached_property
     def _digests(self) -> tuple[bytes, ...]:
+        if self.known_digests is not None:
+            return self.known_digests
         useful = sum(tensor.nbytes for tensor in self.tensors) // _BYTES_PER_THREAD
         threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), useful)
         if threads <= 1:
@@ -78,13 +82,8 @@ class Snapshot:
         Returns:
           The digest; it depends on values, types, shapes and order of the tensors.
         """
-        digest = hashlib.blake2b(
-            hashlib.blake2b(binding.encode("utf-8"), digest_size=32).digest(), digest_size=16
-        )
-        for path, tensor_digest in zip(self.paths, self._digests, strict=True):
-            if _is_within(path, part):
-                digest.update(tensor_digest)
-        return digest.hexdigest()
+        digests = zip(self.paths, self._digests, strict=True)
+        return _fingerprint((digest for path, digest in digests if _is_within(path, part)), binding)
 
     def in_structure_of(self, template: Any) -> Any:
         """Puts the tensors together again.
@@ -107,6 +106,7 @@ class Snapshot:
         return tree.unflatten_as(template, self.tensors)
 
 
+<<<<<<< HEAD
 def template(state: Any) -> Any:
     """Returns a state's structure, with arrays of its shapes and dtypes that take no memory."""
 
@@ -115,6 +115,21 @@ def template(state: Any) -> Any:
         return np.broadcast_to(np.zeros([], array.dtype), array.shape)
 
     return tree.map_structure(stand_in, state)
+=======
+def without_values(state: Any) -> Any:
+    """Returns a template for `Snapshot.in_structure_of` that takes no memory: all values are 0."""
+
+    def zeros(leaf: Any) -> np.ndarray:
+        tensor = np.asarray(leaf)
+        return np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape)
+
+    return tree.map_structure(zeros, state)
+
+
+def _fingerprint(digests: Iterable[bytes], binding: str) -> str:
+    bound = hashlib.blake2b(binding.encode("utf-8"), digest_size=32).digest()
+    return hashlib.blake2b(b"".join([bound, *digests]), digest_size=16).hexdigest()
+>>>>>>> main
 
 
 def _digest(tensor: np.ndarray) -> bytes:
@@ -192,38 +207,55 @@ class CheckpointFolder:
             if path != kept:
                 path.unlink()
 
-    def load(self, rounds_done: int, fingerprint: str) -> tuple[Snapshot, dict[str, Any]]:
-        """Reads a checkpoint and verifies it against its fingerprint.
+    def load(
+        self,
+        rounds_done: int,
+        fingerprint: str,
+        is_wanted: Callable[[str], bool] = lambda path: True,
+    ) -> tuple[Snapshot, dict[str, Any]]:
+        """Reads a checkpoint and verifies all of it against its fingerprint.
 
         Args:
           rounds_done: Number of rounds that the state has seen.
           fingerprint: Fingerprint of the state, as `save` returned it.
+          is_wanted: Function from the path of a tensor to whether it is returned. The others are
+            in memory one at a time.
 
         Returns:
-          The state, and the values that were kept with it.
+          The state, or the wanted part of it, and the values that were kept with it.
 
         Raises:
           CheckpointError: If the file is missing or damaged, or belongs to a run with
             another binding.
         """
         path = self._path(rounds_done, fingerprint)
+        arrays: dict[str, np.ndarray] = {}
+        digests: dict[str, bytes] = {}
         try:
-            arrays = array_files.read(path)
+            for name, array in array_files.each(path):
+                if name == _SAVED or is_wanted(name.partition("/")[2]):
+                    arrays[name] = array
+                if name != _SAVED:
+                    digests[name] = _digest(array)
+                del array  # Before the next one is read.
             saved = json_text.parse(str(arrays.pop(_SAVED)))
         except (OSError, KeyError, ValueError) as error:
             raise CheckpointError(
                 f"Cannot read the checkpoint {path} that the ledger names as the last one: {error}."
                 " The run cannot go on from an older one without releasing noise twice."
             ) from error
-        names = sorted(arrays)
-        snapshot = Snapshot(
-            tuple(name.partition("/")[2] for name in names), tuple(arrays[name] for name in names)
-        )
-        if snapshot.fingerprint(binding=self._binding) != fingerprint:
+        names = sorted(digests)
+        if _fingerprint((digests[name] for name in names), self._binding) != fingerprint:
             raise CheckpointError(
                 f"The checkpoint {path} is damaged, or was saved under other options, or by a "
                 "version of this package with other noise: its fingerprint differs."
             )
+        names = [name for name in names if name in arrays]
+        snapshot = Snapshot(
+            paths=tuple(name.partition("/")[2] for name in names),
+            tensors=tuple(arrays[name] for name in names),
+            known_digests=tuple(digests[name] for name in names),
+        )
         return snapshot, saved
 
 

@@ -15,7 +15,7 @@ begun can then only be repeated with the same cohort and the same noise.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tff_dpftrl import durable_files, private_round, validation
@@ -156,11 +156,29 @@ class CommittedRounds:
           checkpoint.CheckpointError: If it is missing or damaged, or bound to something
             else.
         """
-        fingerprint = self._ledger.last_checkpoint
-        snapshot, saved = self._checkpoints.load(self.rounds_done, fingerprint)
-        self._remember(snapshot, fingerprint)
-        self._checkpoints.keep_only(self.rounds_done, fingerprint)
+        snapshot, saved = self.read()
+        self._remember(snapshot, self._ledger.last_checkpoint)
         return snapshot, saved
+
+    def read(
+        self, is_wanted: Callable[[str], bool] = lambda path: True
+    ) -> tuple[checkpoint.Snapshot, dict[str, Any]]:
+        """Reads a part of the state that the run may go on from, for a report.
+
+        Args:
+          is_wanted: Function from the path of a tensor in the state to whether it is returned.
+
+        Returns:
+          The part, and the values that were kept with the state.
+
+        Raises:
+          checkpoint.CheckpointError: If the state is missing or damaged, or bound to something
+            else.
+        """
+        fingerprint = self._ledger.last_checkpoint
+        read = self._checkpoints.load(self.rounds_done, fingerprint, is_wanted)
+        self._checkpoints.keep_only(self.rounds_done, fingerprint)
+        return read
 
     def begin(self, round_index: int, cohort: Iterable[str]) -> bool:
         """Asks the ledger whether a round may begin; call it before any client runs.

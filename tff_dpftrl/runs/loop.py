@@ -61,7 +61,7 @@ class Loop:
         """Runs the rounds that are left and evaluates the last model.
 
         Args:
-          template: A state with the structure of the run's.
+          template: A state with the structure of the run's; its values do not matter.
 
         Raises:
           UsageError: If training diverges; every committed round is kept.
@@ -167,7 +167,7 @@ class Loop:
     def _check_finite(self, state: Any, round_index: int) -> None:
         """Stops before a model that has diverged is committed."""
         weights = released_model.last_weights(checkpoint.Snapshot.of(state))
-        if not all(np.all(np.isfinite(weight)) for weight in weights):
+        if not all(map(_is_finite, weights)):
             raise validation.UsageError(
                 f"Training diverged: the weights after {self._run.schedule.unit} "
                 f"{round_index + 1} are not finite. Lower {self._trainer.too_fast} and start a "
@@ -183,6 +183,12 @@ class Loop:
         if self._events is not None:
             self._events.close()
         self._evaluator.examine(self._output, last["round"], self._released_weights())
+
+
+def _is_finite(tensor: np.ndarray) -> bool:
+    # The sum of squares takes no memory. It is finite only if all entries are, but may overflow.
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(np.vdot(tensor, tensor)) or np.all(np.isfinite(tensor)))
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, str]:

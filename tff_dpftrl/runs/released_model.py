@@ -33,6 +33,11 @@ def weights(
     return whole(snapshot.part(_AVERAGE) if averaged else last_weights(snapshot))
 
 
+def is_in_model(path: str) -> bool:
+    """Returns whether a tensor of a state, by its path, is one that `weights` may return."""
+    return path.startswith((f"{_LAST}/", f"{_AVERAGE}/"))
+
+
 def last_weights(snapshot: checkpoint.Snapshot) -> list[np.ndarray]:
     """Returns the weights that the next round begins with."""
     return snapshot.part(_LAST)

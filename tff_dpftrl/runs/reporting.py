@@ -12,7 +12,7 @@ from tff_dpftrl.accounting import display, privacy_plot
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.reports import readme
-from tff_dpftrl.runs import committed_rounds, metrics_log, statement_subject
+from tff_dpftrl.runs import committed_rounds, metrics_log, released_model, statement_subject
 from tff_dpftrl.runs import prepared as prepared_lib
 
 _PICTURE = "privacy.png"
@@ -45,7 +45,7 @@ def write(
             f"The run in {output} has not committed a {schedule.unit} yet: there is nothing to "
             f"report. Go on with {run.go_on}."
         )
-    snapshot, saved = rounds.restore()
+    snapshot, saved = rounds.read(released_model.is_in_model)
     rows = metrics_log.read_rows(output, done)
     if not rows or rows[-1]["round"] < done:  # The crash came between the commit and the row.
         rows.append({column.name: saved.get(column.name) for column in run.presentation.columns})

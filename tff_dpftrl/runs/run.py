@@ -64,12 +64,17 @@ def train(
     prepared = prepare_new() if known is None else prepare_begun(known)
     with prepared.trainer as trainer:
         state = trainer.initial_state()
+        template = checkpoint.without_values(state)
         if known is None:
             opened = _created_rounds(output, prepared.report, state)
         else:
             opened = _opened_rounds(output, prepared.report)
+<<<<<<< HEAD
         template = checkpoint.template(state)
         del state  # It takes memory, and is read again from the checkpoint.
+=======
+        del state  # It has copies of the model, and the rounds read theirs from the files.
+>>>>>>> main
         with opened as rounds:
             return _run(output, prepared, trainer, rounds, template, progress)
 

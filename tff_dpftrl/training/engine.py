@@ -48,6 +48,7 @@ def open_engine(
             dataset_fn=language_task.batches,
             tensor_spec=language_task.rows_spec,
             clients=clients,
+            memory_copies=placement.memory_copies,
         )
         try:
             yield compiled, language_task.client_rows

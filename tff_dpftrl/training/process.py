@@ -12,7 +12,12 @@ import tensorflow_federated as tff
 from tff_dpftrl import validation
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, sampled_gaussian, secagg
 from tff_dpftrl.execution import tff_names
-from tff_dpftrl.learning import dp_fedavg, iterate_averaging, optimizer_restarts
+from tff_dpftrl.learning import (
+    dp_fedavg,
+    iterate_averaging,
+    optimizer_restarts,
+    python_optimizers,
+)
 from tff_dpftrl.mechanisms import restarts
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 from tff_dpftrl.private_round import clipping, estimators
@@ -62,7 +67,7 @@ def _build_dp_ftrl(
 ) -> tff.learning.templates.LearningProcess:
     return tff.learning.algorithms.build_unweighted_fed_avg(
         model,
-        client_optimizer_fn=tff.learning.optimizers.build_sgdm(options.client_learning_rate),
+        client_optimizer_fn=_build_client_optimizer(options),
         server_optimizer_fn=build_server_optimizer(options),
         model_aggregator=build_aggregator(options, plan),
         metrics_aggregator=metrics_aggregator,
@@ -92,7 +97,7 @@ def _build_sampled(
         )
     return dp_fedavg.build_dp_fedavg(
         model,
-        client_optimizer=tff.learning.optimizers.build_sgdm(options.client_learning_rate),
+        client_optimizer=_build_client_optimizer(options),
         **common,
     )
 
@@ -157,10 +162,16 @@ def build_server_optimizer(
         )
     if options.iterate_averaging is not None:
         optimizer = iterate_averaging.average_iterates(optimizer, options.iterate_averaging)
-    return optimizer
+    return python_optimizers.without_autograph(optimizer)
 
 
-@tf.autograph.experimental.do_not_convert
+def _build_client_optimizer(
+    options: learning_options.LearningOptions,
+) -> tff.learning.optimizers.Optimizer:
+    sgd = tff.learning.optimizers.build_sgdm(options.client_learning_rate)
+    return python_optimizers.without_autograph(sgd)
+
+
 def _scheduled_rate(options: learning_options.LearningOptions, round_index: tf.Tensor) -> tf.Tensor:
     """Returns the server's learning rate in a round: a linear warm-up times a decay to zero."""
     now = tf.cast(round_index, tf.float32)
@@ -198,13 +209,10 @@ def build_aggregator(
         clipped_count_stddev=options.clipped_count_stddev,
         only_estimates=not restarts.has_restarts(plan.strategy),  # Which the run has said.
     )
-    if plan.encoding is not None and plan.adaptive_clipping:
-        return secagg.build_secagg_adaptive_dp_ftrl_aggregator(
-            plan.strategy, encoding=plan.encoding, clipping=adaptive, **common
-        )
     if plan.encoding is not None:
+        clip_norm = adaptive if plan.adaptive_clipping else plan.clip_norm
         return secagg.build_secagg_dp_ftrl_aggregator(
-            plan.strategy, encoding=plan.encoding, clip_norm=plan.clip_norm, **common
+            plan.strategy, encoding=plan.encoding, clip_norm=clip_norm, **common
         )
     if plan.adaptive_clipping:
         return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(

@@ -112,6 +112,9 @@ class TrainedModel:
 
         from tff_dpftrl.models import next_words
 
+        # Tensors, since arrays would be copied into the graph.
+        weights = [tf.convert_to_tensor(weight) for weight in self.weights]
+
         @tf.function(
             autograph=False,
             input_signature=[
@@ -120,7 +123,7 @@ class TrainedModel:
             ],
         )
         def graph(ids, top):
-            return next_words.next_words(self.model, self.weights, ids, self.special, top)
+            return next_words.next_words(self.model, weights, ids, self.special, top)
 
         return graph
 

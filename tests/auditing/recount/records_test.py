@@ -2,9 +2,11 @@
 
 import sys
 
+import numpy as np
 import pytest
 
-from tff_dpftrl.auditing.recount import records
+from tff_dpftrl.auditing.recount import file_checks, record_checks, records
+from tff_dpftrl.runs import checkpoint
 
 
 @pytest.mark.parametrize("part", ["2", "2,1.4", "2,1.48"])
@@ -14,6 +16,44 @@ def test_a_row_that_a_crash_cut_short_is_left_out(tmp_path, part):
     assert records.read_rows(path, []) == [{"round": "1", "epsilon": "1.25"}]
     path.write_text("round,epsilon\n1,1.25\n2,1.48\n")
     assert [row["round"] for row in records.read_rows(path, [])] == ["1", "2"]
+
+
+@pytest.mark.parametrize("entries_at_a_time", [1, 4, 100])
+def test_tensors_are_read_and_hashed_in_parts(tmp_path, monkeypatch, entries_at_a_time):
+    monkeypatch.setattr(records, "_PART", entries_at_a_time)
+    state = {"a": np.arange(10, dtype=np.float32).reshape(2, 5), "b": [np.int64(3), np.zeros([0])]}
+    folder = checkpoint.CheckpointFolder(tmp_path / "private" / "checkpoints", binding="b")
+    folder.folder.parent.mkdir()
+    name = folder.save(0, checkpoint.Snapshot.of(state), {})
+    ledger = records.Ledger((1, 1, 1), name, {}, {}, {}, {}, {})
+    found = records._checkpoint(tmp_path, ledger, [])
+    assert found is not None and found.fingerprint(binding="b") == name
+    np.testing.assert_array_equal(found.get("a").whole(), state["a"])
+    assert found.get("b/0").whole() == 3 and found.get("b/1").whole().shape == (0,)
+    squares = record_checks._squares_of_rows(found.get("a"))
+    np.testing.assert_array_equal(squares, [30, 255])
+
+
+def test_a_damaged_state_is_unreadable(tmp_path):
+    folder = checkpoint.CheckpointFolder(tmp_path / "private" / "checkpoints")
+    folder.folder.parent.mkdir()
+    name = folder.save(0, checkpoint.Snapshot.of([np.arange(100.0)]), {})
+    (path,) = folder.folder.iterdir()
+    content = bytearray(path.read_bytes())
+    content[-500] ^= 1
+    path.write_bytes(content)
+    unreadable = []
+    ledger = records.Ledger((1, 1, 1), name, {}, {}, {}, {}, {})
+    assert records._checkpoint(tmp_path, ledger, unreadable) is None
+    assert "cannot be read" in unreadable[0]
+
+
+@pytest.mark.parametrize("at", [0, 6, 7, 8, 30])
+def test_a_secret_is_found_wherever_parts_end(tmp_path, monkeypatch, at):
+    monkeypatch.setattr(file_checks, "_PART_BYTES", 8)
+    path = tmp_path / "a"
+    path.write_bytes(b"." * at + b"secret" + b"." * 9)
+    assert any(b"secret" in part for part in file_checks._parts(path, 6))
 
 
 if __name__ == "__main__":

@@ -102,6 +102,20 @@ def test_sums_are_not_changed_by_adding(blt):
     np.testing.assert_array_equal(two[-1], 2 * one[-1])
 
 
+def test_sums_that_need_not_be_kept_are_the_same_and_are_added_to_in_place(blt):
+    server, _, update = blt
+    kept = server.add(server.add(server.zero(), update), update)
+    first = server.add(server.zero(), update, keeps_sums=False)
+    other = server.add(first, update, keeps_sums=False)
+    merged = server.merge(kept, kept)
+    for index, (one, two) in enumerate(zip(kept, other, strict=True)):
+        assert one.tobytes() == two.tobytes()
+        assert two is first[index]
+    changed = server.merge(other, kept, keeps_one=False)
+    for one, two in zip(merged, changed, strict=True):
+        assert one.tobytes() == two.tobytes()
+
+
 def test_sums_are_those_of_the_plan_s_graphs(blt):
     server, _, update = blt
     generator = np.random.default_rng(0)

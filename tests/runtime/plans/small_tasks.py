@@ -109,8 +109,8 @@ def _secagg():
 
 
 def _secagg_adaptive():
-    return aggregators.build_secagg_adaptive_dp_ftrl_aggregator(
-        _BLT, clipping=_CLIPPING, encoding=_ENCODING, rotation_seed=5, **_COMMON
+    return aggregators.build_secagg_dp_ftrl_aggregator(
+        _BLT, clip_norm=_CLIPPING, encoding=_ENCODING, rotation_seed=5, **_COMMON
     )
 
 

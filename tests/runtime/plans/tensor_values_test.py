@@ -31,6 +31,36 @@ def test_arrays_come_back_bit_for_bit():
     assert tensor_values.to_bytes(found) == content
 
 
+def test_the_bytes_are_those_of_protocol_buffers():
+    # The lengths of contents and values take one, two and three bytes.
+    sizes = [np.arange(size, dtype=np.float32) for size in (1, 25, 31, 40, 5000, 70_000)]
+    for arrays in (_ARRAYS, sizes, []):
+        made = plan_pb2.Values()
+        for array in arrays:
+            made.values.add(dtype=array.dtype.name, shape=array.shape, content=array.tobytes())
+        content = tensor_values.to_bytes(arrays, head=b"head")
+        assert content == b"head" + made.SerializeToString(deterministic=True)
+
+
+def test_what_to_bytes_wrote_is_read_without_a_copy_and_other_spellings_with_one():
+    array = np.arange(300, dtype=np.float32).reshape(3, 100)
+    tensors = [plan_pb2.Tensor(dtype="float32", shape=[3, 100])]
+    content = tensor_values.to_bytes([array])
+    (found,) = tensor_values.from_bytes(content, tensors)
+    assert np.shares_memory(found, np.frombuffer(content, np.uint8))
+    np.testing.assert_array_equal(found, array)
+    other = plan_pb2.Values.Value.CONTENT_FIELD_NUMBER << 3 | 2  # The content comes first.
+    value = bytes([other, 0xB0, 0x09]) + array.tobytes()
+    value += plan_pb2.Values.Value(dtype="float32", shape=[3, 100]).SerializeToString()
+    length = len(value)
+    spelled = b"\x0a" + bytes([length & 0x7F | 0x80, length >> 7]) + value
+    (found,) = tensor_values.from_bytes(spelled, tensors)
+    np.testing.assert_array_equal(found, array)
+    for cut in (content[:-1], content + b"x", b"y" + content):
+        with pytest.raises(tensor_values.ValuesError):
+            tensor_values.from_bytes(cut, tensors)
+
+
 def test_order_and_byte_order_in_memory_do_not_matter():
     array = np.arange(6, dtype=np.int32).reshape(2, 3)
     content = tensor_values.to_bytes([array])

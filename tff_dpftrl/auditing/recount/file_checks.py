@@ -6,6 +6,7 @@ import pathlib
 import stat
 import zipfile
 from collections.abc import Iterable, Iterator
+from typing import IO
 
 import numpy as np
 
@@ -46,6 +47,7 @@ _MAY_BE_PUBLISHED = (
 )
 _EXACT = ("loss", "top1", "seconds", "clients")
 _SMALLEST_SECRET = 10**9
+_PART_BYTES = 1 << 20
 
 
 def all_files(folder: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
@@ -80,18 +82,21 @@ def secrets(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_re
         if name.startswith("private/") or not path.is_file():
             continue
         looked_at += 1
-        contents = list(_contents(path))
-        for what, spellings in sought.items():
-            if any(spelling in content for spelling in spellings for content in contents):
-                wrong.append(f"{name} holds {what}")
+        found = set()
+        for part in _parts(path, max(len(s) for spellings in sought.values() for s in spellings)):
+            for what, spellings in sought.items():
+                if any(spelling in part for spelling in spellings):
+                    found.add(what)
+        wrong += [f"{name} holds {what}" for what in sought if what in found]
     return findings.judged(test, wrong, f"None of {', '.join(sought)} is in {looked_at} files")
 
 
 def _secrets(run: records.Records) -> Iterator[tuple[str, tuple[bytes, ...]]]:
     """Yields each secret's description, and the encodings of it that are searched for."""
     state = run.checkpoint
-    seed = None if state is None else state.get("aggregator/seed")
-    if seed is not None and seed.dtype == np.int64:
+    tensor = None if state is None else state.get("aggregator/seed")
+    if tensor is not None and tensor.dtype == np.int64:
+        seed = tensor.whole()
         words = [int(word) for word in seed.ravel() if abs(int(word)) > _SMALLEST_SECRET]
         unsigned = [word % 2**64 for word in words]
         yield (
@@ -113,13 +118,27 @@ def _secrets(run: records.Records) -> Iterator[tuple[str, tuple[bytes, ...]]]:
             yield what, (content.strip(), text, str(int(text, 16)).encode())
 
 
-def _contents(path: pathlib.Path) -> Iterator[bytes]:
-    """Yields the bytes of a file, and those of its members if it is an archive."""
-    yield path.read_bytes()
+def _parts(path: pathlib.Path, overlap: int) -> Iterator[bytes]:
+    """Yields the bytes of a file, and those of its members if it is an archive, in parts.
+
+    Args:
+      path: The file.
+      overlap: Number of bytes with which a part begins that the part before ends with.
+    """
+    with path.open("rb") as file:
+        yield from _overlapping(file, overlap)
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
-                yield archive.read(name)
+                with archive.open(name) as member:
+                    yield from _overlapping(member, overlap)
+
+
+def _overlapping(stream: IO[bytes], overlap: int) -> Iterator[bytes]:
+    part = b""
+    while content := stream.read(_PART_BYTES):
+        part = part[-overlap:] + content
+        yield part
 
 
 def complete(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
@@ -256,14 +275,31 @@ def weights(test: str, run: records.Records, path: pathlib.Path) -> audit_report
     averaged = run.config.get("iterate_averaging") is not None
     part = "finalizer/average/" if averaged else "global_model_weights/trainable/"
     expected = [tensor for name, tensor in state.tensors if name.startswith(part)]
+    texts, same = {}, []
     try:
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            for name in archive.files:
+                array = archive[name]
+                if array.dtype.kind == "U":
+                    texts[name] = str(array)
+                else:
+                    same.append(len(same) < len(expected) and _is(array, expected[len(same)]))
+                del array  # Before the next one is read.
     except Exception as error:  # NumPy and zipfile raise a dozen kinds.
         return findings.judged(test, [f"{path.name} cannot be read: {error}"], "")
-    held = [array for array in arrays.values() if array.dtype.kind != "U"]
-    wrong = _other_description(run, {n: str(a) for n, a in arrays.items() if a.dtype.kind == "U"})
-    same = len(held) == len(expected) and all(map(np.array_equal, held, expected))
-    if not same:
+    wrong = _other_description(run, texts)
+    if not all(same) or len(same) != len(expected):
         wrong.append(f"the weights in {path.name} are not those of the committed state")
-    return findings.judged(test, wrong, f"Its {len(held)} tensors are those of the state")
+    return findings.judged(test, wrong, f"Its {len(same)} tensors are those of the state")
+
+
+def _is(array: np.ndarray, tensor: records.Tensor) -> bool:
+    """Returns whether an array has the shape and the entries of a tensor."""
+    if array.shape != tensor.shape:
+        return False
+    flat, at = array.reshape(-1), 0
+    for part in tensor.parts():
+        if not np.array_equal(flat[at : at + len(part)], part):
+            return False
+        at += len(part)
+    return True

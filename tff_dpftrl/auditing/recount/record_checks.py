@@ -220,9 +220,12 @@ def state_faults(state: records.Checkpoint, done: int) -> list[str]:
     """Lists what is wrong with the numbers of a state after so many committed rounds."""
     wrong = []
     index = state.get("aggregator/round_index")
-    if index is not None and int(index) != done:
-        wrong.append(f"its noise is that of round {int(index)}, after {done} committed rounds")
-    if not all(np.all(np.isfinite(t)) for _, t in state.tensors if t.dtype.kind == "f"):
+    if index is not None and int(index.whole()) != done:
+        wrong.append(
+            f"its noise is that of round {int(index.whole())}, after {done} committed rounds"
+        )
+    floats = [tensor for _, tensor in state.tensors if tensor.dtype.kind == "f"]
+    if not all(np.all(np.isfinite(part)) for tensor in floats for part in tensor.parts()):
         wrong.append("it holds numbers that are not finite")
     return wrong
 
@@ -230,20 +233,20 @@ def state_faults(state: records.Checkpoint, done: int) -> list[str]:
 def noise_state(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """Tests that past noise in the checkpoint has the variance that the strategy gives it."""
     buffer = None if run.checkpoint is None else run.checkpoint.get("aggregator/buffer")
-    if buffer is None or buffer.ndim != 2 or not run.rounds_done:
+    if buffer is None or len(buffer.shape) != 2 or not run.rounds_done:
         return findings.skipped(test, "the state keeps no past noise, or there is none")
     parameters, local = terms.strategy, run.rounds_done
     if parameters["mechanism"] == "restarted":
         local -= max(start for start in parameters["starts"] if start < run.rounds_done)
         parameters = parameters["base"]
-    expected = _buffer_variance(parameters, local, len(buffer))
+    expected = _buffer_variance(parameters, local, buffer.shape[0])
     if expected is None:
         kind = parameters["mechanism"]
         return findings.skipped(test, f"what {kind} keeps is not known to the recount")
-    size = buffer.shape[1]
-    squares = np.sum(np.square(buffer, dtype=float), axis=1)
+    number, size = buffer.shape
+    squares = _squares_of_rows(buffer)
     # Coordinates are independent, buffers are not: the error rate is split between buffers.
-    each = _NOISE_ERROR_RATE / (2 * len(buffer))
+    each = _NOISE_ERROR_RATE / (2 * number)
     low, high = stats.chi2.ppf(each, size), stats.chi2.isf(each, size)
     wrong = [
         f"buffer {i} has {squares[i] / size:.5g} for a variance, and {variance:.5g} is expected"
@@ -253,7 +256,7 @@ def noise_state(test: str, run: records.Records, terms: terms_lib.Terms) -> audi
     judged = findings.judged(
         test,
         wrong,
-        f"{len(buffer)} buffers of {size} coordinates have the variance of the strategy",
+        f"{number} buffers of {size} coordinates have the variance of the strategy",
     )
     # Found with 99%: where 1% of a smaller noise's squares are still above `low`.
     detectable = 1.0 - math.sqrt(low / stats.chi2.isf(0.01, size))
@@ -265,6 +268,16 @@ def noise_state(test: str, run: records.Records, terms: terms_lib.Terms) -> audi
         trials=size,
         power=f"a standard deviation smaller by {detectable:.2%}",
     )
+
+
+def _squares_of_rows(buffer: records.Tensor) -> np.ndarray:
+    """Returns the sum of the squares in each row of a matrix, float64."""
+    squares, at = np.zeros(buffer.shape[0]), 0
+    for part in buffer.parts():
+        rows = np.arange(at, at + len(part)) // buffer.shape[1]
+        squares += np.bincount(rows, np.square(part, dtype=float), minlength=len(squares))
+        at += len(part)
+    return squares
 
 
 def _buffer_variance(parameters: dict[str, Any], local: int, size: int) -> np.ndarray | None:
@@ -298,6 +311,7 @@ def seed(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_repor
         has_noise = terms.noise_multiplier > 0.0
         return findings.judged(test, wrong if has_noise else [], "There is no noise, and no seed")
     # A person chooses small numbers; the operating system draws all 128 bits.
+    words = words.whole()
     chosen = np.all(np.abs(words.astype(float)) < 2.0**40)
     wrong = [f"it is {words.tolist()}, which nobody draws by chance"] if chosen else []
     return findings.judged(test, wrong, "It has 128 bits, drawn in secret as far as can be seen")

@@ -5,18 +5,23 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import functools
 import hashlib
 import io
 import json
+import math
 import pathlib
 import sqlite3
-from typing import Any
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import IO, Any
 
 import numpy as np
 
 from tff_dpftrl import json_text, validation
 
 Json = dict[str, Any]
+_PART = 1 << 18  # Entries of a tensor that are read at a time.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +67,37 @@ class Ledger:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor of a state, which may be larger than what should be in memory.
+
+    Attributes:
+      dtype: Its type.
+      shape: Its shape.
+      parts: Function that yields the entries in C order, as one-dimensional arrays.
+    """
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    parts: Callable[[], Iterator[np.ndarray]]
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Tensor:
+        """Makes a tensor of an array."""
+        return cls(array.dtype, array.shape, lambda: iter([array.reshape(-1)]))
+
+    def whole(self) -> np.ndarray:
+        """Returns the array, for a small tensor."""
+        return np.concatenate([np.zeros(0, self.dtype), *self.parts()]).reshape(self.shape)
+
+    def digest(self) -> bytes:
+        """Computes the digest of type, shape and entries."""
+        digest = hashlib.blake2b(f"{self.dtype.str}{self.shape}".encode(), digest_size=32)
+        for part in self.parts():
+            digest.update(part.tobytes())
+        return digest.digest()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A state of the run.
 
@@ -71,19 +107,22 @@ class Checkpoint:
     """
 
     path: pathlib.Path
-    tensors: tuple[tuple[str, np.ndarray], ...]
+    tensors: tuple[tuple[str, Tensor], ...]
 
-    def get(self, name: str) -> np.ndarray | None:
+    def get(self, name: str) -> Tensor | None:
         """Returns the tensor at a path in the state; None if there is none."""
         return dict(self.tensors).get(name)
+
+    @functools.cached_property
+    def _digests(self) -> dict[str, bytes]:
+        return {name: tensor.digest() for name, tensor in self.tensors}
 
     def fingerprint(self, *, part: str = "", binding: str = "") -> str:
         """Computes the ledger's fingerprint of this state, or of a part, bound to `binding`."""
         whole = hashlib.blake2b(_digest(binding.encode("utf-8")), digest_size=16)
-        for name, tensor in self.tensors:
+        for name, digest in self._digests.items():
             if not part or name == part or name.startswith(f"{part}/"):
-                header = f"{tensor.dtype.str}{tensor.shape}".encode()
-                whole.update(_digest(header + tensor.tobytes()))
+                whole.update(digest)
         return whole.hexdigest()
 
 
@@ -320,13 +359,44 @@ def _checkpoint(folder: pathlib.Path, ledger: Ledger, unreadable: list[str]) -> 
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            names = sorted(name for name in archive.files if "/" in name)
-            # "0006/aggregator/round_index": the number is the tensor's place in the state.
-            return Checkpoint(path, tuple((n.partition("/")[2], archive[n]) for n in names))
+        with zipfile.ZipFile(path) as archive:
+            names = sorted(name for name in archive.namelist() if "/" in name)
+        # "0006/aggregator/round_index.npy": the number is the tensor's place in the state.
+        tensors = ((n.partition("/")[2].removesuffix(".npy"), _stored(path, n)) for n in names)
+        state = Checkpoint(path, tuple(tensors))
+        state.fingerprint()  # Reads all of it: what is damaged is found now.
+        return state
     except Exception as error:  # NumPy and zipfile raise a dozen kinds.
         unreadable.append(f"{name} cannot be read: {error}")
         return None
+
+
+def _stored(path: pathlib.Path, name: str) -> Tensor:
+    """Returns a tensor of an archive of arrays, which is read anew whenever it is asked for."""
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[tuple[tuple[int, ...], np.dtype, IO[bytes]]]:
+        with zipfile.ZipFile(path) as archive, archive.open(name) as stream:
+            if np.lib.format.read_magic(stream) != (1, 0):
+                raise ValueError(f"{name} is no array of version 1.0")
+            shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+            if is_fortran or dtype.hasobject:
+                raise ValueError(f"{name} is no array of plain values in C order")
+            yield shape, dtype, stream
+
+    with opened() as (shape, dtype, _):
+        pass
+
+    def parts() -> Iterator[np.ndarray]:
+        count = 0
+        with opened() as (_, _, stream):
+            while content := stream.read(_PART * dtype.itemsize):
+                count += len(content)
+                yield np.frombuffer(content, dtype)
+        if count != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name} has another size than its header says")
+
+    return Tensor(dtype, shape, parts)
 
 
 def _digest(content: bytes) -> bytes:

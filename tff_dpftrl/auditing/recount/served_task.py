@@ -143,7 +143,8 @@ def _checkpoint(
 ) -> records.Checkpoint:
     leaves = task.server.prepare.inputs
     arrays = tensor_values.from_bytes(state.tensors, leaves, "state")
-    named = zip((leaf.label for leaf in leaves), arrays, strict=True)
+    tensors = map(records.Tensor.of, arrays)
+    named = zip((leaf.label for leaf in leaves), tensors, strict=True)
     return records.Checkpoint(pathlib.Path(task_records.PRIVATE), tuple(named))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import signal
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import strategy
@@ -73,6 +72,8 @@ def inverse_coefficients(coefficients: np.ndarray, num_rounds: int) -> np.ndarra
         raise validation.UsageError(
             "coefficients[0] is 0, so C has no inverse; it must be non-zero."
         )
+    from scipy import signal  # It takes long to import.
+
     impulse = np.zeros(num_rounds)
     impulse[0] = 1.0
     return np.asarray(signal.lfilter([1.0], column, impulse))

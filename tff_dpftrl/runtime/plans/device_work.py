@@ -129,7 +129,7 @@ class DeviceWork:
                 words = np.frombuffer(os.urandom(16), np.int64) if seed is None else seed
                 inputs.append(tf.constant(words, tf.int64, shape=[2]))
             tensors = [*inputs, *map(tf.convert_to_tensor, broadcast)]
-        update = [np.asarray(tensor.numpy()) for tensor in self._call(tensors)]
+        update = [np.asarray(tensor) for tensor in self._call(tensors)]  # No copy.
         num_bytes = sum(array.nbytes for array in update)
         if num_bytes > limits.upload_bytes:
             raise WorkFailedError(

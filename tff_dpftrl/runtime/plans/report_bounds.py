@@ -30,6 +30,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
 
 _ROUNDING = 1e-7
+_ENTRIES_AT_ONCE = 1 << 17  # Of an array, as float64.
 
 
 class OutOfBoundsError(ValueError):
@@ -125,10 +126,12 @@ class ReportBounds:
         squared = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
             for array in tensors:
-                flat = array.ravel().astype(np.float64, copy=False)
-                if norm.centre:
-                    flat = flat - num_devices * norm.centre
-                squared += float(flat @ flat)
+                flat = array.reshape(-1)
+                for begin in range(0, len(flat), _ENTRIES_AT_ONCE):
+                    part = flat[begin : begin + _ENTRIES_AT_ONCE].astype(np.float64, copy=False)
+                    if norm.centre:
+                        part = part - num_devices * norm.centre
+                    squared += float(part @ part)
         if not math.sqrt(squared) <= largest * (1 + _ROUNDING):
             raise OutOfBoundsError(
                 f"update is not clipped to the norm {largest:g}, the most that "

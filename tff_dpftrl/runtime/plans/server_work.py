@@ -28,7 +28,7 @@ State: TypeAlias = list[np.ndarray]
 Sums: TypeAlias = list[np.ndarray]
 """Sums of updates; tensors that are summed securely come last, as int64."""
 
-_Adding: TypeAlias = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], Sums]
+_Adding: TypeAlias = Callable[[Sequence[np.ndarray], Sequence[np.ndarray], bool], Sums]
 
 
 class UpdateRefusedError(validation.UsageError):
@@ -49,7 +49,6 @@ class ServerWork:
         """
         self.plan = plan
         """What it runs."""
-        self._initialize = graphs.function_of(plan.initialize)
         self._prepare = graphs.function_of(plan.prepare)
         self._zero = graphs.function_of(plan.zero)
         self._accumulate = _adding(plan.accumulate)
@@ -73,9 +72,10 @@ class ServerWork:
 
     def initialize(self) -> State:
         """Returns a first state, with a new random seed of its noise at every call."""
-        return _arrays(self._initialize())
+        # Loaded here: its constants are the initial weights, and it is called once.
+        return _arrays(graphs.function_of(self.plan.initialize)())
 
-    def state_from_bytes(self, content: bytes) -> State:
+    def state_from_bytes(self, content: bytes | memoryview) -> State:
         """Reads a state from the bytes that `tensor_values.to_bytes` made of it.
 
         Raises:
@@ -137,16 +137,25 @@ class ServerWork:
         self.check_update(update)
         return self.add(sums, update)
 
-    def add(self, sums: Sums, update: Sequence[np.ndarray]) -> Sums:
-        """Adds an update that `check_update` accepted, and returns the new sums."""
-        plain = self._accumulate(sums[: self._num_plain], update[: self._num_added])
-        secure = [array.astype(np.int64) for array in update[self._num_added :]]
-        return [*plain, *_added(sums[self._num_plain :], secure)]
+    def add(self, sums: Sums, update: Sequence[np.ndarray], *, keeps_sums: bool = True) -> Sums:
+        """Adds an update that `check_update` accepted.
 
-    def merge(self, one: Sums, other: Sums) -> Sums:
-        """Returns the sum of the sums of two sets of updates."""
-        plain = self._merge(one[: self._num_plain], other[: self._num_plain])
-        return [*plain, *_added(one[self._num_plain :], other[self._num_plain :])]
+        Args:
+          sums: Sums of other updates.
+          update: Tensors of an update.
+          keeps_sums: Whether `sums` stay as they are; if not, no second copy of them is made.
+
+        Returns:
+          The sums, with the update added.
+        """
+        plain = self._accumulate(sums[: self._num_plain], update[: self._num_added], keeps_sums)
+        secure = [array.astype(np.int64) for array in update[self._num_added :]]
+        return [*plain, *_added(sums[self._num_plain :], secure, keeps_sums)]
+
+    def merge(self, one: Sums, other: Sums, *, keeps_one: bool = True) -> Sums:
+        """Returns the sum of the sums of two sets of updates; `one` changes unless it is kept."""
+        plain = self._merge(one[: self._num_plain], other[: self._num_plain], keeps_one)
+        return [*plain, *_added(one[self._num_plain :], other[self._num_plain :], keeps_one)]
 
     def finish(self, state: State, sums: Sums) -> tuple[State, dict[str, np.ndarray]]:
         """Ends a round: adds noise and takes the optimizer's step.
@@ -217,12 +226,15 @@ def _adding(graph: plan_pb2.Graph) -> _Adding:
     if graphs.adds_in_pairs(graph):
         return _added
     function = graphs.function_of(graph)
-    return lambda one, other: _arrays(function(*_tensors(one), *_tensors(other)))
+    return lambda one, other, keeps_one: _arrays(function(*_tensors(one), *_tensors(other)))
 
 
-def _added(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> Sums:
+def _added(one: Sequence[np.ndarray], other: Sequence[np.ndarray], keeps_one: bool = True) -> Sums:
     with np.errstate(all="ignore"):  # As TensorFlow does.
-        return [np.add(a, b, out=np.empty_like(a)) for a, b in zip(one, other, strict=True)]
+        return [
+            np.add(a, b, out=np.empty_like(a) if keeps_one or not a.flags.writeable else a)
+            for a, b in zip(one, other, strict=True)
+        ]
 
 
 def _tensors(arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
@@ -231,4 +243,4 @@ def _tensors(arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
 
 
 def _arrays(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
-    return [np.asarray(tensor.numpy()) for tensor in tensors]
+    return [np.asarray(tensor) for tensor in tensors]  # No copy; not writable.

@@ -21,6 +21,9 @@ _DTYPES = (
 DTYPES = frozenset(_DTYPES)
 """Names of the dtypes whose values can be sent and stored."""
 
+_VALUE_TAG = bytes([plan_pb2.Values.VALUES_FIELD_NUMBER << 3 | 2])  # Length-delimited fields.
+_CONTENT_TAG = bytes([plan_pb2.Values.Value.CONTENT_FIELD_NUMBER << 3 | 2])
+
 MOST_DIMENSIONS = array_files.MOST_DIMENSIONS
 """Largest number of dimensions of a tensor, as in NumPy and TensorFlow."""
 
@@ -47,29 +50,49 @@ def num_entries(sizes: Iterable[int]) -> int:
     return product
 
 
-def to_bytes(values: Sequence[np.ndarray]) -> bytes:
-    """Serialises arrays.
+def to_bytes(values: Sequence[np.ndarray], *, head: bytes = b"") -> bytes:
+    """Serialises arrays, without another copy in memory than what is returned.
 
     Args:
       values: Arrays of any shape, with dtypes in `DTYPES`.
+      head: Bytes to put before them.
 
     Returns:
-      A serialized `Values`; equal arrays give equal bytes.
+      The head and a serialized `Values`; equal arrays give equal bytes.
 
     Raises:
       ValuesError: If an array has another dtype.
     """
-    made = plan_pb2.Values()
+    parts: list[bytes | memoryview] = [head]
     for index, value in enumerate(map(np.asarray, values)):
         if value.dtype.name not in DTYPES:
             raise ValuesError(f"values[{index}] has dtype {value.dtype}; only numbers can be sent.")
-        content = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
-        made.values.add(dtype=value.dtype.name, shape=value.shape, content=content)
-    return made.SerializeToString(deterministic=True)
+        parts.append(_head(value.dtype.name, value.shape, value.nbytes))
+        little = np.asarray(value, value.dtype.newbyteorder("<"), order="C")
+        parts.append(little.reshape(-1).view(np.uint8).data)
+    return b"".join(parts)
+
+
+def _head(dtype: str, shape: Iterable[int], num_bytes: int) -> bytes:
+    """Returns what stands before the content of a value in a serialized `Values`."""
+    head = plan_pb2.Values.Value(dtype=dtype, shape=shape).SerializeToString(deterministic=True)
+    if num_bytes:
+        head += _CONTENT_TAG + _varint(num_bytes)
+    return _VALUE_TAG + _varint(len(head) + num_bytes) + head
+
+
+def _varint(number: int) -> bytes:
+    """Encodes a number as Protocol Buffers do: seven bits a byte, the least significant first."""
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
 
 
 def from_bytes(
-    content: bytes, tensors: Sequence[plan_pb2.Tensor], name: str = "content"
+    content: bytes | memoryview, tensors: Sequence[plan_pb2.Tensor], name: str = "content"
 ) -> list[np.ndarray]:
     """Reads arrays that must fit the tensors of a plan.
 
@@ -84,6 +107,9 @@ def from_bytes(
     Raises:
       ValuesError: If `content` cannot be read, or holds other tensors.
     """
+    arrays = _as_written(content, tensors)
+    if arrays is not None:
+        return arrays
     try:
         read = plan_pb2.Values.FromString(content)
     except message.DecodeError:
@@ -109,6 +135,30 @@ def from_bytes(
         arrays.append(np.frombuffer(value.content, dtype).reshape(value.shape))
     check(arrays, tensors, name)
     return arrays
+
+
+def _as_written(
+    content: bytes | memoryview, tensors: Sequence[plan_pb2.Tensor]
+) -> list[np.ndarray] | None:
+    """Reads what `to_bytes` wrote of such tensors, without a copy; None if it wrote other bytes."""
+    view, end, places = memoryview(content), 0, []
+    for tensor in tensors:
+        if tensor.dtype not in DTYPES or min(tensor.shape, default=0) < 0:
+            return None
+        dtype = np.dtype(tensor.dtype).newbyteorder("<")
+        num_bytes = num_entries(tensor.shape) * dtype.itemsize
+        head = _head(tensor.dtype, tensor.shape, num_bytes)
+        begin = end + len(head)
+        end, before = begin + num_bytes, end
+        if end > len(view) or view[before:begin] != head:
+            return None
+        places.append((begin, end, dtype))
+    if end != len(view):
+        return None
+    return [
+        np.frombuffer(view[begin:end], dtype).reshape(tuple(tensor.shape))
+        for (begin, end, dtype), tensor in zip(places, tensors, strict=True)
+    ]
 
 
 def check(arrays: Sequence[np.ndarray], tensors: Sequence[plan_pb2.Tensor], name: str) -> None:

@@ -213,7 +213,8 @@ def _in_folder(folder: pathlib.Path) -> tuple[sql.engine.Engine, str]:
     engine = sql.create_engine(
         sql.engine.URL.create("sqlite", database=str(path)),
         poolclass=pool.QueuePool,
-        connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False},
+        # A cached statement would keep the model and the state that were committed with it.
+        connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False, "cached_statements": 0},
         hide_parameters=True,
         future=True,
     )

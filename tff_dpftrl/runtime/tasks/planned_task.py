@@ -112,8 +112,8 @@ class _PlanStep(population_lib.ServerStep):
     def _packed(
         self, state: server_work.State, observed: participation_histograms.ObservedRounds
     ) -> bytes:
-        tensors = tensor_values.to_bytes(state)
-        return task_state.TaskState(self._terms, observed, tensors).to_bytes()
+        head = task_state.TaskState(self._terms, observed, b"").to_bytes()
+        return tensor_values.to_bytes(state, head=head)
 
     @abc.abstractmethod
     def _model(self, state: server_work.State) -> bytes:

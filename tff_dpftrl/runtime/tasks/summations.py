@@ -71,7 +71,7 @@ class PlanSummation(population_lib.Summation):
             update = tensor_values.from_bytes(payload.update, self._work.plan.update, "update")
             self._work.check_update(update)
             self._bounds.check(update)
-            total.sums = self._work.add(total.sums, update)
+            total.sums = self._work.add(total.sums, update, keeps_sums=False)
         except ValueError as error:  # Another shape, not finite, out of bounds, or not one-hot.
             raise population_lib.UnusableReport(str(error)) from None
         total.strides += strides
@@ -87,7 +87,7 @@ class PlanSummation(population_lib.Summation):
 
     @override
     def merge(self, total: Total, other: Total) -> Total:
-        total.sums = self._work.merge(total.sums, other.sums)
+        total.sums = self._work.merge(total.sums, other.sums, keeps_one=False)
         total.strides += other.strides
         total.times += other.times
         return total
@@ -134,7 +134,7 @@ class SecureSummation(population_lib.Summation):
     @override
     def merge(self, total: Total, other: Total) -> Total:
         # The sum of groups' sums modulo M is again modulo M.
-        summed = self._work.merge(total.sums, other.sums)
+        summed = self._work.merge(total.sums, other.sums, keeps_one=False)
         total.sums = [
             tensor % rule.modulus if rule.HasField("modulus") else tensor
             for tensor, rule in zip(summed, self._work.plan.secure_sums, strict=True)

@@ -31,12 +31,13 @@ class TaskState:
 
     terms: str
     observed: participation_histograms.ObservedRounds
-    tensors: bytes = dataclasses.field(repr=False)
+    tensors: bytes | memoryview = dataclasses.field(repr=False)
 
     def to_bytes(self) -> bytes:
         """Serialises the state; equal states give equal bytes."""
         head = {"terms": self.terms, "observed": dataclasses.asdict(self.observed)}
-        return _MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + self.tensors
+        text = json.dumps(head, sort_keys=True).encode()
+        return b"".join([_MAGIC, text, b"\n", self.tensors])
 
     @classmethod
     def from_bytes(cls, content: bytes, terms: str) -> TaskState:
@@ -53,7 +54,7 @@ class TaskState:
           StateError: If it is of another task, or cannot be read.
         """
         seen, end = _head(content, terms)
-        return cls(terms, seen, content[end + 1 :])
+        return cls(terms, seen, memoryview(content)[end + 1 :])
 
 
 def observed(content: bytes, terms: str) -> participation_histograms.ObservedRounds:

@@ -1,0 +1,62 @@
+"""Draws that several rounds use: a call in the graph that an engine may answer from memory.
+
+The draws of a tree's node are part of the noise of all rounds below it. Graphs make them again in
+every round. Each such draw is a call of a function whose name has a fixed form, so that
+`execution.draw_memory` can find the calls in a graph and keep what they return.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tff_dpftrl.private_round import gaussians
+
+_NAME = "repeated_draw_tensor_{}_size_{}_slots_{}_end"
+_PATTERN = re.compile(_NAME.replace("{}", r"(\d+)"))
+
+
+class Kind(NamedTuple):
+    """The draws of one tensor.
+
+    Attributes:
+      tensor: Position of the tensor in its stream.
+      size: Number of its coordinates.
+      num_slots: Number of draws that are worth keeping at a time.
+    """
+
+    tensor: int
+    size: int
+    num_slots: int
+
+
+@functools.cache
+def drawing(kind: Kind) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """Returns the function that makes the draws of a tensor.
+
+    Args:
+      kind: The tensor.
+
+    Returns:
+      Function from a seed, int64, shape [2], and a slot, int64, scalar, to `gaussians.normal` of
+      the seed. A slot below `num_slots` says where to keep the draw; the lower ones save more.
+    """
+
+    def draw(seed: tf.Tensor, slot: tf.Tensor) -> tf.Tensor:
+        del slot  # For an engine with a memory.
+        with tf.device("CPU:0"):
+            return gaussians.normal(seed, kind.size)
+
+    draw.__name__ = _NAME.format(*kind)
+    signature = [tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int64)]
+    return tf.function(draw, input_signature=signature, autograph=False)
+
+
+def kind_of(function_name: str) -> Kind | None:
+    """Reads the name of a function in a graph; None if it is not one of `drawing`."""
+    found = _PATTERN.search(function_name)
+    return Kind(*map(int, found.groups())) if found else None
