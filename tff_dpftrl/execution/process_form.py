@@ -10,11 +10,14 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-<<<<<<< HEAD
-from tff_dpftrl.execution import client_part, graph_function, large_constants, leaves, tff_names
-=======
-from tff_dpftrl.execution import client_part, draw_memory, graph_function, leaves, tff_names
->>>>>>> main
+from tff_dpftrl.execution import (
+    client_part,
+    draw_memory,
+    graph_function,
+    large_constants,
+    leaves,
+    tff_names,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -106,16 +106,6 @@ class Snapshot:
         return tree.unflatten_as(template, self.tensors)
 
 
-<<<<<<< HEAD
-def template(state: Any) -> Any:
-    """Returns a state's structure, with arrays of its shapes and dtypes that take no memory."""
-
-    def stand_in(leaf: Any) -> np.ndarray:
-        array = np.asarray(leaf)
-        return np.broadcast_to(np.zeros([], array.dtype), array.shape)
-
-    return tree.map_structure(stand_in, state)
-=======
 def without_values(state: Any) -> Any:
     """Returns a template for `Snapshot.in_structure_of` that takes no memory: all values are 0."""
 
@@ -129,7 +119,6 @@ def without_values(state: Any) -> Any:
 def _fingerprint(digests: Iterable[bytes], binding: str) -> str:
     bound = hashlib.blake2b(binding.encode("utf-8"), digest_size=32).digest()
     return hashlib.blake2b(b"".join([bound, *digests]), digest_size=16).hexdigest()
->>>>>>> main
 
 
 def _digest(tensor: np.ndarray) -> bytes:

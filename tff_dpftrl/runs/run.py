@@ -69,12 +69,7 @@ def train(
             opened = _created_rounds(output, prepared.report, state)
         else:
             opened = _opened_rounds(output, prepared.report)
-<<<<<<< HEAD
-        template = checkpoint.template(state)
-        del state  # It takes memory, and is read again from the checkpoint.
-=======
         del state  # It has copies of the model, and the rounds read theirs from the files.
->>>>>>> main
         with opened as rounds:
             return _run(output, prepared, trainer, rounds, template, progress)
 
