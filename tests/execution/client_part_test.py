@@ -49,7 +49,8 @@ def test_work_is_on_a_gpu_and_sums_are_not(monkeypatch):
 class _AddingUp:
     """In place of compiled functions: what was computed, and who did it when."""
 
-    def __init__(self, on_work=lambda value: None, on_merge=lambda: None):
+    def __init__(self, on_work=lambda value: None, on_merge=lambda: None, is_large=False):
+        self.is_large = is_large
         self._on_work, self._on_merge = on_work, on_merge
         self.running = self.most_ahead = self.most_a_call = 0
         self.done = []
@@ -57,13 +58,13 @@ class _AddingUp:
         self._num_ahead = 0
 
     def zero(self):
-        with self._lock:
-            self._num_ahead += 1
-            self.most_ahead = max(self.most_ahead, self._num_ahead)
         return []
 
     def add(self, total, clients, broadcast):
         with self._lock:
+            if total is None:
+                self._num_ahead += 1
+                self.most_ahead = max(self.most_ahead, self._num_ahead)
             self.running += 1
             self.most_a_call = max(self.most_a_call, len(clients))
         try:
@@ -73,7 +74,7 @@ class _AddingUp:
         finally:
             with self._lock:
                 self.running -= 1
-        return total + [value + broadcast for (value,) in clients]
+        return (total or []) + [value + broadcast for (value,) in clients]
 
     def merge(self, total, other):
         with self._lock:
@@ -114,6 +115,12 @@ def test_no_more_than_two_sums_for_each_thread_wait(clients):
     functions = _AddingUp(on_merge=lambda: time.sleep(0.002))
     clients.sum(functions, _values(80), 0)
     assert functions.most_ahead <= 6 + 1  # And the total.
+
+
+def test_no_more_large_sums_wait_than_threads_make(clients):
+    functions = _AddingUp(on_merge=lambda: time.sleep(0.002), is_large=True)
+    clients.sum(functions, _values(80), 0)
+    assert functions.most_ahead <= 3 + 1
 
 
 def _interrupt(*_):

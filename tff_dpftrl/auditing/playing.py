@@ -204,11 +204,11 @@ class _InTurn(execution.ClientRunner):
 
     @override
     def sum(self, functions, clients, broadcast):
-        total = functions.zero()
+        total = None
         for first in range(0, len(clients), _CLIENTS_A_CALL):
             some: Sequence = clients[first : first + _CLIENTS_A_CALL]
             total = functions.add(total, [values() for values in some], broadcast)
-        return total
+        return functions.zero() if total is None else total
 
     @override
     def close(self):

@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tff_dpftrl.execution.allocator import give_back_memory
     from tff_dpftrl.execution.client_part import ClientRunner, NoWorkersError, ThreadedClients
     from tff_dpftrl.execution.compiled_process import (
         CompiledProcess,
@@ -43,6 +44,7 @@ __all__ = [
     "check_secure_sums",
     "compile_process",
     "compiled_only",
+    "give_back_memory",
     "install_fast_state_transfer",
     "limit_operation_threads",
     "local",
@@ -61,6 +63,7 @@ _MODULE_OF = {
     "check_secure_sums": "execution.secure_sum_check",
     "compile_process": "execution.compiled_process",
     "compiled_only": "execution.contexts",
+    "give_back_memory": "execution.allocator",
     "install_fast_state_transfer": "execution.state_transfer",
     "limit_operation_threads": "execution.operation_threads",
     "local": "execution.contexts",

@@ -35,6 +35,8 @@ _MAX_CHUNKS = 64
 _MIN_CLIENTS = 2
 _CLIENTS_A_CALL = 16
 """Number of clients whose values one call holds; a round can be interrupted between calls."""
+_LARGE_SUM = 8_000_000
+"""Bytes of a sum, of a model of a million weights, from which on memory matters more than waits."""
 _CLIENTS_AT_ONCE = 2
 """Number of a call's clients in flight: one begins while another's result is clipped and added."""
 
@@ -112,6 +114,13 @@ class ClientFunctions:
         secure_specs = [tf.TensorSpec(shape, tf.int64) for shape in part.secure_shapes]
         self.sum_specs = [*part.merge.input_specs[:num_plain], *secure_specs]
         """Specs of the leaves of a sum."""
+        num_bytes = sum(
+            spec.shape.num_elements() * spec.dtype.size
+            for spec in self.sum_specs
+            if spec.shape.is_fully_defined() and spec.dtype not in (tf.string, tf.variant)
+        )
+        self.is_large = num_bytes >= _LARGE_SUM
+        """Whether a sum is so large that as few clients as possible are in flight."""
 
         def start() -> Tensors:
             return [*zero(), *(tf.zeros(spec.shape, spec.dtype) for spec in secure_specs)]
@@ -128,6 +137,7 @@ class ClientFunctions:
 
         def add_clients(*arguments: tf.Tensor) -> Tensors:
             remaining = iter(arguments)
+            # Zeros made here would let Grappler rewrite sums of the clients to ones that fail.
             total = [next(remaining) for _ in self.sum_specs]
             lists = [next(remaining) for _ in self._value_specs]
             num_clients, *broadcast = remaining
@@ -149,7 +159,7 @@ class ClientFunctions:
                 add,
                 [tf.constant(0), *total],
                 shape_invariants=[tf.TensorShape([]), *(spec.shape for spec in self.sum_specs)],
-                parallel_iterations=_CLIENTS_AT_ONCE,
+                parallel_iterations=1 if self.is_large else _CLIENTS_AT_ONCE,
             )
             return total
 
@@ -174,14 +184,14 @@ class ClientFunctions:
 
     def add(
         self,
-        total: Tensors,
+        total: Tensors | None,
         clients: Sequence[Sequence[tf.Tensor]],
         broadcast: Sequence[tf.Tensor],
     ) -> Tensors:
         """Runs clients' work and adds their results to a sum, one after the other.
 
         Args:
-          total: Sum to which the results are added.
+          total: Sum to which the results are added; None for the sum of no clients.
           clients: Values of each client.
           broadcast: Tensors that all clients receive.
 
@@ -196,7 +206,8 @@ class ClientFunctions:
                 _tensor_list([values[i] for values in clients], spec.dtype)
                 for i, spec in enumerate(self._value_specs)
             ]
-            return self._add_clients(*total, *lists, tf.constant(len(clients)), *broadcast)
+            arguments = [*lists, tf.constant(len(clients)), *broadcast]
+            return self._add_clients(*(self._zero() if total is None else total), *arguments)
 
     def merge(self, total: Tensors, other: Tensors) -> Tensors:
         """Adds two sums."""
@@ -300,7 +311,8 @@ class ThreadedClients(ClientRunner):
     """Runner of clients in threads of this process, a chunk in each.
 
     However many clients there are, a thread holds the data of 16 of them and works for two,
-    and two sums for each thread are in memory.
+    and two sums for each thread are in memory. With a model of a million weights or more, a
+    thread works for one client at a time, and there are no more threads than cores.
     """
 
     def __init__(self, num_threads: int | None = None):
@@ -310,8 +322,9 @@ class ThreadedClients(ClientRunner):
           num_threads: Number of chunks that are computed at the same time. If None, one more
             than cores, because a thread that runs Python leaves its core idle.
         """
+        self._num_cores = len(os.sched_getaffinity(0)) if num_threads is None else num_threads
         if num_threads is None:
-            num_threads = len(os.sched_getaffinity(0)) + 1
+            num_threads = self._num_cores + 1
         self._num_ahead = 2 * num_threads
         self._pool = concurrent.futures.ThreadPoolExecutor(num_threads, "clients")
 
@@ -322,6 +335,7 @@ class ThreadedClients(ClientRunner):
         with contextlib.closing(partials):
             for partial in partials:
                 total = partial if total is None else functions.merge(total, partial)
+                del partial  # Its memory is needed for the next one.
         return functions.zero() if total is None else total
 
     def _sums_of_chunks(
@@ -332,27 +346,27 @@ class ThreadedClients(ClientRunner):
     ) -> Iterator[Tensors]:
         """Yields the sums of the chunks in their order, while the next ones are computed."""
         is_over = threading.Event()
+        num_ahead = self._num_cores if functions.is_large else self._num_ahead
 
         def add_up(chunk: range) -> Tensors:
-            total = functions.zero()
+            total: Tensors | None = None
             for first in range(chunk.start, chunk.stop, _CLIENTS_A_CALL):
                 if is_over.is_set():
                     break
                 some = clients[first : min(first + _CLIENTS_A_CALL, chunk.stop)]
                 total = functions.add(total, [make_values() for make_values in some], broadcast)
-            return total
+            return functions.zero() if total is None else total
 
         remaining = iter(chunks(len(clients)))
         waiting: collections.deque[concurrent.futures.Future[Tensors]] = collections.deque()
         try:
             while True:
-                for chunk in itertools.islice(remaining, self._num_ahead - len(waiting)):
+                for chunk in itertools.islice(remaining, num_ahead - len(waiting)):
                     waiting.append(self._pool.submit(add_up, chunk))
                 if not waiting:
                     return
-                result = waiting[0].result()
-                waiting.popleft()
-                yield result
+                waiting[0].result()
+                yield waiting.popleft().result()  # No name here keeps it after that.
         finally:  # Nothing goes on in the background after a failure or Ctrl-C.
             is_over.set()
             for future in waiting:

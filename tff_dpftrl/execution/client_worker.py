@@ -118,6 +118,6 @@ class ClientWorker:
         functions = self._functions[key]
         try:
             decoded = [decode(values) for values in clients]
-            return encode(functions.add(functions.zero(), decoded, decode(broadcast)), "the sum")
+            return encode(functions.add(None, decoded, decode(broadcast)), "the sum")
         except tf.errors.OpError as error:
             return Failure(error.error_code, error.message)

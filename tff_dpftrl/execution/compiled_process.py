@@ -26,6 +26,9 @@ from tff_dpftrl.execution import (
     tff_names,
 )
 
+_OTHERS = ("get_model_weights", "set_model_weights", "get_hparams", "set_hparams")
+"""Computations of a learning process beside its rounds."""
+
 
 class NotCompilableError(validation.UsageError):
     """The process can only be run by TFF."""
@@ -155,7 +158,10 @@ class CompiledProcess:
           clients: Runner of the clients.
           memory: Memory of the draws of the server's noise.
         """
-        self._process = process
+        # The process itself is not kept: it holds the initial weights, several times.
+        self._computations = {
+            name: getattr(process, name) for name in _OTHERS if hasattr(process, name)
+        }
         self._tensor_spec = tensor_spec
         self._runner = clients
         self._state_type, self._data_type = map(
@@ -163,7 +169,7 @@ class CompiledProcess:
         )
         self._result_type = process.next.type_signature.result
         self._clients = client_part.ClientFunctions(form.client_part(data))
-        self._initialize = process_form.local_function(form.initialize)
+        self._initialize = form.initialize_function()
         self._prepare = process_form.local_function(form.round.prepare)
         self._memory = memory  # It lasts as long as what uses it.
         finish, specs = form.finish(memory)
@@ -173,6 +179,10 @@ class CompiledProcess:
     def initialize(self) -> Any:
         """Returns a first state; its random numbers are drawn anew at every call."""
         return leaves.pack(self._initialize(), self._state_type)
+
+    def as_tensors(self, state: Any) -> Any:
+        """Returns a state of NumPy arrays as one of tensors, which `next` does not copy."""
+        return leaves.pack(leaves.flatten(state, self._state_type, "state"), self._state_type)
 
     def next(self, state: Any, client_data: Sequence[Any]) -> Any:
         """Runs a round.
@@ -243,7 +253,9 @@ class CompiledProcess:
         return self._call("set_hparams", state, hparams)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        computation = getattr(self._process, name)
+        if name not in self._computations:
+            raise AttributeError(f"The process has no {name}.")
+        computation = self._computations[name]
         if name not in self._unplaced:
             self._unplaced[name] = process_form.local_function(computation)
         parameter = computation.type_signature.parameter

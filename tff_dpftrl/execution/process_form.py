@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.execution import client_part, draw_memory, graph_function, leaves, tff_names
+from tff_dpftrl.execution import (
+    client_part,
+    draw_memory,
+    graph_function,
+    large_constants,
+    leaves,
+    tff_names,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,11 +25,11 @@ class ProcessForm:
     """A process taken apart: its initialisation, and TFF's MapReduceForm of its round.
 
     Attributes:
-      initialize: Computation of a first state.
+      process_initialize: The process's own `initialize`.
       round: Computations of clients and server in a round.
     """
 
-    initialize: tff_names.Computation
+    process_initialize: tff_names.Computation
     round: tff_names.MapReduceForm
 
     @classmethod
@@ -45,16 +53,30 @@ class ProcessForm:
                 f"the second result of next is {results[1]}: make one value of the server of it, "
                 "with tff.federated_zip."
             )
-        # Grappler would lower loops to a form that cannot be called in a `tf.function`.
-        config = tf.compat.v1.ConfigProto()
-        config.graph_options.rewrite_options.disable_meta_optimizer = True
-        try:
+        with _reporting_as_unsupported():
             return cls(
-                tff_names.get_state_initialization_computation(process.initialize, config),
-                tff_names.get_map_reduce_form_for_computation(process.next, config),
+                process.initialize,
+                tff_names.get_map_reduce_form_for_computation(process.next, _config()),
             )
-        except (TypeError, ValueError, NotImplementedError) as error:
-            raise graph_function.UnsupportedGraphError(f"TFF reports: {error}") from error
+
+    def initialize(self) -> tff_names.Computation:
+        """Builds the computation of a first state, of one TensorFlow graph.
+
+        Raises:
+          graph_function.UnsupportedGraphError: If TFF cannot take it apart.
+        """
+        return _merged(self.process_initialize)
+
+    def initialize_function(self) -> Callable[[], list[tf.Tensor]]:
+        """Traces the function that makes the flat tensors of a first state.
+
+        Large constants, such as a model's initial weights, are no part of its graph.
+
+        Raises:
+          graph_function.UnsupportedGraphError: If TFF cannot take it apart.
+        """
+        small, constants = large_constants.take_out(self.process_initialize)
+        return local_function(_merged(small), constants)
 
     @property
     def _secure_types(self) -> list[tff_names.Type]:
@@ -126,6 +148,29 @@ class ProcessForm:
         return finish, [*state_specs, *plain_specs, *int64_specs]
 
 
+def _config() -> tf.compat.v1.ConfigProto:
+    """Returns TFF's options for graphs, without Grappler.
+
+    Grappler would lower loops to a form that cannot be called in a `tf.function`.
+    """
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config
+
+
+def _merged(initialize: tff_names.Computation) -> tff_names.Computation:
+    with _reporting_as_unsupported():
+        return tff_names.get_state_initialization_computation(initialize, _config())
+
+
+@contextlib.contextmanager
+def _reporting_as_unsupported() -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise graph_function.UnsupportedGraphError(f"TFF reports: {error}") from error
+
+
 def _limits(computation: tff_names.Computation, summed: tff_names.Type) -> list[int]:
     """Runs a computation without arguments; returns a value for each leaf of the secure sum."""
     values = [int(value) for value in local_function(computation)()]
@@ -138,6 +183,13 @@ def graph_of(computation: tff_names.Computation) -> graph_function.GraphFunction
     Raises:
       graph_function.UnsupportedGraphError: If the computation is of another kind.
     """
+    return _graph_and_values(computation, [])[0]
+
+
+def _graph_and_values(
+    computation: tff_names.Computation, constants: Sequence[tf.Tensor]
+) -> tuple[graph_function.GraphFunction, list[tf.Tensor]]:
+    """Returns a graph whose last inputs are constants that were taken out, and their values."""
     message = tff_names.ConcreteComputation.get_proto(computation)
     kind = message.WhichOneof("computation")
     if kind != "tensorflow":
@@ -151,13 +203,17 @@ def graph_of(computation: tff_names.Computation) -> graph_function.GraphFunction
     outputs = _tensor_names(content.result)
     initialize_ops = [content.initialize_op] if content.initialize_op else []
     graph_function.prune(graph, [*inputs, *outputs, *initialize_ops])
-    return graph_function.GraphFunction(
+    stand_ins = large_constants.placeholders(graph, constants)
+    values = [value for _, value in stand_ins]
+    specs = [*leaves.specs(computation.type_signature.parameter)]
+    made = graph_function.GraphFunction(
         graph.SerializeToString(),
-        tuple(inputs),
+        (*inputs, *(name for name, _ in stand_ins)),
         tuple(outputs),
-        tuple(leaves.specs(computation.type_signature.parameter)),
+        (*specs, *(tf.TensorSpec(value.shape, value.dtype) for value in values)),
         content.initialize_op,
     )
+    return made, values
 
 
 def _tensor_names(binding: Any) -> list[str]:
@@ -173,10 +229,21 @@ def _tensor_names(binding: Any) -> list[str]:
             raise graph_function.UnsupportedGraphError(f"a part of it has a value that is {other}.")
 
 
-def local_function(computation: tff_names.Computation) -> Callable[..., Any]:
-    """Traces a computation of one place as a function of flat tensors, on the CPU."""
-    graph = graph_of(computation)
-    return client_part.traced(graph.importer(), graph.input_specs, device=client_part.CPU)
+def local_function(
+    computation: tff_names.Computation, constants: Sequence[tf.Tensor] = ()
+) -> Callable[..., Any]:
+    """Traces a computation of one place as a function of flat tensors, on the CPU.
+
+    Args:
+      computation: The computation.
+      constants: Constants that `large_constants.take_out` took out of it.
+
+    Returns:
+      The function.
+    """
+    graph, values = _graph_and_values(computation, constants)
+    traced = client_part.traced(graph.importer(), graph.input_specs, device=client_part.CPU)
+    return lambda *arguments: traced(*arguments, *values)
 
 
 def data_graph(

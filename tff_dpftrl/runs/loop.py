@@ -75,7 +75,7 @@ class Loop:
     def _restore(self, template: Any) -> None:
         """Reads the state that the ledger committed last."""
         snapshot, row = self._rounds.restore()
-        self._state = snapshot.in_structure_of(template)
+        self._state = self._trainer.restored(snapshot.in_structure_of(template))
         presentation = self._run.presentation
         self._log = metrics_log.MetricsLog(
             self._output, presentation.columns, self._rounds.rounds_done

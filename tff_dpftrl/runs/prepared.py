@@ -51,6 +51,10 @@ class Trainer(abc.ABC):
     def initial_state(self) -> Any:
         """Returns the state before the first round, with a new seed of the noise."""
 
+    def restored(self, state: Any) -> Any:
+        """Converts a state of NumPy arrays once to what rounds take, so that both need not stay."""
+        return state
+
     @abc.abstractmethod
     def sample_with(self, seed: int) -> None:
         """Sets the seed of the cohorts, once, before the first call of `members`.

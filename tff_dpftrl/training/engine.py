@@ -40,12 +40,11 @@ def open_engine(
       clients' values. Everything that was started for it is ended afterwards.
     """
     with _context(name, secure_sums), _clients(placement) as clients:
-        built = build()
         if name == "tff":
-            yield built, language_task.client_dataset
+            yield build(), language_task.client_dataset
             return
         compiled = execution.compile_process(
-            built,
+            build(),
             dataset_fn=language_task.batches,
             tensor_spec=language_task.rows_spec,
             clients=clients,

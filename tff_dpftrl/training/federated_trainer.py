@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow_federated as tff
 from typing_extensions import override
 
+from tff_dpftrl import execution
 from tff_dpftrl.participation import cohorts
 from tff_dpftrl.runs import prepared, privacy
 from tff_dpftrl.runs import progress as progress_lib
@@ -46,6 +47,12 @@ class FederatedTrainer(prepared.Trainer):
     @override
     def initial_state(self) -> Any:
         return self._process.initialize()
+
+    @override
+    def restored(self, state: Any) -> Any:
+        if isinstance(self._process, execution.CompiledProcess):
+            return self._process.as_tensors(state)
+        return state
 
     @override
     def sample_with(self, seed: int) -> None:

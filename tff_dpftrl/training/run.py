@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl.data import tables
+from tff_dpftrl.execution import allocator
 from tff_dpftrl.models import table
 from tff_dpftrl.runs import earlier_runs, manifest, prepared, privacy
 from tff_dpftrl.runs import progress as progress_lib
@@ -112,6 +113,7 @@ def train_opened(
       UsageError: If the model or the data cannot be used.
       OSError: If a file cannot be written; every committed round is kept.
     """
+    allocator.give_back_memory()
     return run_lib.train(
         opened.output,
         opened.known,

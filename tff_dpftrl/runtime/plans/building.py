@@ -317,7 +317,7 @@ def _server_plan(
     process: tff.learning.templates.LearningProcess, form: process_form.ProcessForm
 ) -> plan_pb2.ServerPlan:
     parts = {
-        "initialize": form.initialize,
+        "initialize": form.initialize(),
         "prepare": form.round.prepare,
         "zero": form.round.zero,
         "accumulate": form.round.accumulate,
