@@ -16,7 +16,8 @@ def give_back_memory() -> None:
     TensorFlow with oneDNN, as in its wheels for Linux, takes host memory from a pool that grows
     by doubling and never shrinks: after a round it held seventeen copies of the model that no
     tensor used. Here it takes memory from the C library. That, if it is glibc, would come to keep
-    blocks of up to 32 MB for reuse; here blocks from 1 MiB on are mapped, and so unmapped.
+    blocks of up to 32 MB for reuse; here blocks from 1 MiB on are mapped, and so unmapped. The
+    kernel clears each anew: a large model's round takes about a third more processor time.
 
     These are settings of the whole program. TensorFlow reads its own before its first tensor;
     later calls do not change it. The environment variables TF_ONEDNN_USE_SYSTEM_ALLOCATOR and
