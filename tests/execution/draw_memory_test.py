@@ -124,11 +124,25 @@ def test_the_slots_that_save_most_come_first():
     np.testing.assert_array_equal(saved, top + [15, 14, 12, 8])
 
 
-def test_the_memory_is_freed_with_its_object(monkeypatch):
+def _in_a_function(free):
+    graph = tf.function(free, autograph=False).get_concrete_function().graph
+    return graph.get_operations()
+
+
+def _in_a_graph(free):
+    with tf.Graph().as_default() as graph:
+        free()
+    return graph.get_operations()
+
+
+@pytest.mark.parametrize("while_building", [None, _in_a_function, _in_a_graph])
+def test_the_memory_is_freed_with_its_object(monkeypatch, while_building):
+    """Also if the garbage collector comes while a graph is built, which stays as it is."""
     monkeypatch.setattr(draw_memory, "_COUNTER", itertools.count(10**9))
     memory = draw_memory.DrawMemory()
-    noise = _noise(_TREE, memory, [(5,)])
-    noise(0)
+    kept = [memory, _noise(_TREE, memory, [(5,)])]
+    kept[1](0)
+    del memory
 
     def exists():
         handle = tf.raw_ops.VarHandleOp(
@@ -136,10 +150,14 @@ def test_the_memory_is_freed_with_its_object(monkeypatch):
         )
         return bool(tf.raw_ops.VarIsInitializedOp(resource=handle))
 
+    def free():
+        kept.clear()
+        gc.collect()
+
     assert exists()
-    del memory, noise
-    gc.collect()
+    operations = while_building(free) if while_building else free()
     assert not exists()
+    assert not [op for op in operations or () if op.type == "DestroyResourceOp"]
 
 
 def test_the_default_fits_the_size_of_the_model():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -164,6 +166,22 @@ def test_rounds_are_bounded_by_the_block_and_by_the_strategy():
     unbounded = noise_stream.NoiseStream(recipe, [[2]])
     with pytest.raises(tf.errors.InvalidArgumentError, match="defined for 3 rounds"):
         unbounded.next((), tf.constant(6, tf.int64), seed)
+
+
+def test_a_graph_is_freed_after_its_noise():
+    """Also a graph of TensorFlow 1, in which TFF traces: functions could keep it for good."""
+
+    def next_round():
+        stream = noise_stream.NoiseStream(tree.Tree(9).noise_recipe(), [(3,)])
+        stream.next((), tf.constant(0, tf.int64), tf.constant([1, 2], tf.int64))
+
+    with tf.Graph().as_default() as graph:
+        next_round()
+        tf.function(next_round, autograph=False).get_concrete_function()
+    is_alive = weakref.ref(graph)
+    del graph
+    gc.collect()
+    assert not is_alive()
 
 
 if __name__ == "__main__":

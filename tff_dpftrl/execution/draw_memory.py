@@ -83,7 +83,7 @@ class DrawMemory:
 
         with tf.init_scope(), tf.device(_CPU):
             tf.raw_ops.AssignVariableOp(resource=rows(), value=tf.zeros([num_rows, length]))
-            freed = weakref.finalize(self, tf.raw_ops.DestroyResourceOp, resource=rows())
+            freed = weakref.finalize(self, _free, rows())
         freed.atexit = False
 
         def draw(seed: tf.Tensor, slot: tf.Tensor) -> tf.Tensor:
@@ -99,16 +99,23 @@ class DrawMemory:
         return tf.function(draw, input_signature=specs, autograph=False).get_concrete_function()
 
 
+def _free(handle: tf.Tensor) -> None:
+    # The garbage collector may come while this thread builds a graph, which is not to do it.
+    with tf.__internal__.eager_context.eager_mode():
+        tf.raw_ops.DestroyResourceOp(resource=handle)
+
+
 def _kept(handle: tf.Tensor, seed: tf.Tensor, slot: tf.Tensor, size: int) -> tf.Tensor:
     """Returns a draw of the row of a slot, which has it then if it did not before."""
-    # Seed and draw are read at once, and written at once: no other thread comes between.
+    # Seed and draw are read at once, and written at once: no other thread comes between. To write,
+    # `ResourceScatterUpdate` has a lock of its own in some versions of TensorFlow only.
     row = tf.raw_ops.ResourceGather(resource=handle, indices=slot, dtype=tf.float32)
     row = tf.ensure_shape(row, [size + _SEED_FLOATS])
 
     def make() -> tf.Tensor:
         drawn = gaussians.normal(seed, size)
         new = tf.concat([drawn, tf.reshape(tf.bitcast(seed, tf.float32), [-1])], axis=0)
-        write = tf.raw_ops.ResourceScatterUpdate(resource=handle, indices=slot, updates=new)
+        write = tf.raw_ops.ResourceScatterNdUpdate(ref=handle, indices=[[slot]], updates=new[None])
         with tf.control_dependencies([write]):
             return tf.identity(drawn)
 

@@ -34,7 +34,6 @@ class Kind(NamedTuple):
     num_slots: int
 
 
-@functools.cache
 def drawing(kind: Kind) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     """Returns the function that makes the draws of a tensor.
 
@@ -45,7 +44,13 @@ def drawing(kind: Kind) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
       Function from a seed, int64, shape [2], and a slot, int64, scalar, to `gaussians.normal` of
       the seed. A slot below `num_slots` says where to keep the draw; the lower ones save more.
     """
+    with tf.init_scope():
+        is_in_graph = not tf.executing_eagerly()
+    # A function keeps each `tf.Graph` that it was called in: those of TFF have theirs.
+    return _made(kind) if is_in_graph else _lasting(kind)
 
+
+def _made(kind: Kind) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     def draw(seed: tf.Tensor, slot: tf.Tensor) -> tf.Tensor:
         del slot  # For an engine with a memory.
         with tf.device("CPU:0"):
@@ -54,6 +59,9 @@ def drawing(kind: Kind) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     draw.__name__ = _NAME.format(*kind)
     signature = [tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int64)]
     return tf.function(draw, input_signature=signature, autograph=False)
+
+
+_lasting = functools.cache(_made)
 
 
 def kind_of(function_name: str) -> Kind | None:

@@ -1,6 +1,8 @@
 """Tests of tff_dpftrl.auditing.recount.records."""
 
+import math
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -32,6 +34,36 @@ def test_tensors_are_read_and_hashed_in_parts(tmp_path, monkeypatch, entries_at_
     assert found.get("b/0").whole() == 3 and found.get("b/1").whole().shape == (0,)
     squares = record_checks._squares_of_rows(found.get("a"))
     np.testing.assert_array_equal(squares, [30, 255])
+
+
+@pytest.mark.parametrize("entry", ["0000/a", "0001/a", "9999/a"])
+def test_a_tensor_too_many_changes_the_fingerprint(tmp_path, entry):
+    """Even at a path that another tensor has: who resumes the run refuses such a file."""
+    folder = checkpoint.CheckpointFolder(tmp_path / "private" / "checkpoints")
+    folder.folder.parent.mkdir()
+    name = folder.save(0, checkpoint.Snapshot.of({"a": np.arange(3.0), "b": np.arange(4.0)}), {})
+    (path,) = folder.folder.iterdir()
+    with zipfile.ZipFile(path, "a") as archive, archive.open(f"{entry}.npy", "w") as stream:
+        np.lib.format.write_array(stream, np.arange(3.0))
+    with pytest.raises(checkpoint.CheckpointError):
+        folder.load(0, name)
+    ledger = records.Ledger((1, 1, 1), name, {}, {}, {}, {}, {})
+    found = records._checkpoint(tmp_path, ledger, [])
+    assert found is None or found.fingerprint() != name
+
+
+@pytest.mark.parametrize("shape", [(-1, -1), (-2, 3, -1)])
+def test_a_tensor_of_a_negative_size_is_unreadable(tmp_path, shape):
+    path = tmp_path / "private" / "checkpoints" / "round_00000000_x.npz"
+    path.parent.mkdir(parents=True)
+    header = {"descr": "<f8", "fortran_order": False, "shape": shape}
+    with zipfile.ZipFile(path, "w") as archive, archive.open("0000/a.npy", "w") as stream:
+        np.lib.format.write_array_header_1_0(stream, header)
+        stream.write(bytes(8 * math.prod(shape)))
+    unreadable = []
+    ledger = records.Ledger((1, 1, 1), "x", {}, {}, {}, {}, {})
+    assert records._checkpoint(tmp_path, ledger, unreadable) is None
+    assert "cannot be read" in unreadable[0]
 
 
 def test_a_damaged_state_is_unreadable(tmp_path):

@@ -114,13 +114,13 @@ class Checkpoint:
         return dict(self.tensors).get(name)
 
     @functools.cached_property
-    def _digests(self) -> dict[str, bytes]:
-        return {name: tensor.digest() for name, tensor in self.tensors}
+    def _digests(self) -> list[bytes]:
+        return [tensor.digest() for _, tensor in self.tensors]
 
     def fingerprint(self, *, part: str = "", binding: str = "") -> str:
         """Computes the ledger's fingerprint of this state, or of a part, bound to `binding`."""
         whole = hashlib.blake2b(_digest(binding.encode("utf-8")), digest_size=16)
-        for name, digest in self._digests.items():
+        for (name, _), digest in zip(self.tensors, self._digests, strict=True):
             if not part or name == part or name.startswith(f"{part}/"):
                 whole.update(digest)
         return whole.hexdigest()
@@ -380,7 +380,7 @@ def _stored(path: pathlib.Path, name: str) -> Tensor:
             if np.lib.format.read_magic(stream) != (1, 0):
                 raise ValueError(f"{name} is no array of version 1.0")
             shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-            if is_fortran or dtype.hasobject:
+            if is_fortran or dtype.hasobject or min(shape, default=0) < 0:
                 raise ValueError(f"{name} is no array of plain values in C order")
             yield shape, dtype, stream
 
