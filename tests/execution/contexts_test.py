@@ -81,5 +81,21 @@ def test_the_documented_lines_work_in_a_fresh_interpreter(line):
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
+def test_tffs_default_context_is_let_go_at_exit():
+    code = (
+        "import atexit\n"
+        "from tff_dpftrl.execution import contexts, tff_names\n"
+        "stack = tff_names.get_context_stack()\n"
+        "atexit.register(lambda: print(type(stack.current).__name__))\n"  # The last one to run.
+        "with contexts.compiled_only(): pass\n"
+        "print(type(stack.current).__name__)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert completed.stdout.split() == ["SyncExecutionContext", "_CompiledOnly"], completed.stderr
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))
