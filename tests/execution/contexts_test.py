@@ -49,7 +49,8 @@ def test_the_context_of_before_is_back_afterwards():
 
 
 def test_no_module_sets_the_global_context():
-    for path in _PACKAGE.rglob("*.py"):
+    # At exit, contexts.py does.
+    for path in set(_PACKAGE.rglob("*.py")) - {_PACKAGE / "execution" / "contexts.py"}:
         source = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(source)) if "_context" in source else ():
             name = getattr(node, "attr", getattr(node, "id", ""))
