@@ -50,16 +50,9 @@ def compiled_only() -> Iterator[None]:
     Processes, with secure sums too, are built here and given to `compile_process`; no worker
     is started. Direct calls of computations are refused.
     """
-    _let_go_at_exit()
+    let_go_at_exit()
     with tff_names.get_context_stack().install(_CompiledOnly()):
         yield
-
-
-@functools.cache
-def _let_go_at_exit() -> None:
-    """Lets go of TFF's default context at exit: its destructor fails once its modules are gone."""
-    stack = tff_names.get_context_stack()
-    atexit.register(lambda: stack.set_default_context(_CompiledOnly()))
 
 
 class _CompiledOnly(tff_names.SyncContext):
@@ -72,6 +65,16 @@ class _CompiledOnly(tff_names.SyncContext):
         )
 
 
+@functools.cache
+def let_go_at_exit() -> None:
+    """Lets go of TFF's default context when the interpreter exits.
+
+    Its destructor would fail with a printed traceback once TFF's modules are gone.
+    """
+    stack = tff_names.get_context_stack()
+    atexit.register(lambda: stack.set_default_context(_CompiledOnly()))
+
+
 @contextlib.contextmanager
 def _entered(context: tff_names.SyncContext) -> Iterator[tff_names.SyncContext]:
     """Installs a context, with the watchdog and the faster transfer of state.
@@ -82,7 +85,7 @@ def _entered(context: tff_names.SyncContext) -> Iterator[tff_names.SyncContext]:
     Yields:
       The same context.
     """
-    _let_go_at_exit()
+    let_go_at_exit()
     worker_watchdog.start()
     state_transfer.install_fast_state_transfer()
     with tff_names.get_context_stack().install(context):
