@@ -37,7 +37,10 @@ class CellWorker:
         """
         with open(log, "ab") as errors:
             self._process = subprocess.Popen(
-                child.command([sys.executable, "-m", __name__, str(_MOST_CELLS), str(_MOST_BYTES)]),
+                # -u: a log has outputs and errors in order, also those of a cell that is killed.
+                child.command(
+                    [sys.executable, "-u", "-m", __name__, str(_MOST_CELLS), str(_MOST_BYTES)]
+                ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
