@@ -69,7 +69,7 @@ class DrawMemory:
         if self.num_copies:
             _call_instead(graph_def, {name: self._keeper(kind) for name, kind in kinds.items()})
 
-    def _keeper(self, kind: repeated_draws.Kind) -> tf.types.experimental.ConcreteFunction:
+    def _keeper(self, kind: repeated_draws.TensorDraws) -> tf.types.experimental.ConcreteFunction:
         """Allocates the rows of a tensor, and traces the function that draws with them."""
         num_rows, length = min(self.num_copies, kind.num_slots), kind.size + _SEED_FLOATS
 

@@ -169,5 +169,5 @@ class NoiseStream:
         size, num_slots = self._sizes[position], self._kernel.num_slots
         if not num_slots:
             return lambda index: gaussians.normal(seeds.derive(seed, index), size)
-        draw = repeated_draws.drawing(repeated_draws.Kind(position, size, num_slots))
+        draw = repeated_draws.drawing(repeated_draws.TensorDraws(position, size, num_slots))
         return lambda index: draw(seeds.derive(seed, index), self._kernel.slot(index))

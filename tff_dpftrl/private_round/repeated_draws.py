@@ -20,7 +20,7 @@ _NAME = "repeated_draw_tensor_{}_size_{}_slots_{}_end"
 _PATTERN = re.compile(_NAME.replace("{}", r"(\d+)"))
 
 
-class Kind(NamedTuple):
+class TensorDraws(NamedTuple):
     """The draws of one tensor.
 
     Attributes:
@@ -34,7 +34,7 @@ class Kind(NamedTuple):
     num_slots: int
 
 
-def drawing(kind: Kind) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+def drawing(kind: TensorDraws) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     """Returns the function that makes the draws of a tensor.
 
     Args:
@@ -50,7 +50,7 @@ def drawing(kind: Kind) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     return _made(kind) if is_in_graph else _lasting(kind)
 
 
-def _made(kind: Kind) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+def _made(kind: TensorDraws) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     def draw(seed: tf.Tensor, slot: tf.Tensor) -> tf.Tensor:
         del slot  # For an engine with a memory.
         with tf.device("CPU:0"):
@@ -64,7 +64,7 @@ def _made(kind: Kind) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
 _lasting = functools.cache(_made)
 
 
-def kind_of(function_name: str) -> Kind | None:
+def kind_of(function_name: str) -> TensorDraws | None:
     """Reads the name of a function in a graph; None if it is not one of `drawing`."""
     found = _PATTERN.search(function_name)
-    return Kind(*map(int, found.groups())) if found else None
+    return TensorDraws(*map(int, found.groups())) if found else None
