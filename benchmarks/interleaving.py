@@ -49,8 +49,8 @@ class Times:
     """What rounds took, one entry for each.
 
     Attributes:
-      seconds: By the clock.
-      cpu: Of all cores together, in the contender's process and in its worker.
+      seconds: Seconds by the clock.
+      cpu: Processor time of all cores together, in the contender's process and in its worker.
       others: Share of all cores that programs that take no part had meanwhile.
     """
 
@@ -105,7 +105,7 @@ def print_table(
       title: Name, colon, and what was done.
       times: By contender.
       comparisons: Those of contenders that did not take part are left out.
-      versions: Of packages, by name.
+      versions: Versions of packages, by name.
 
     Returns:
       The table, as `figures.record` takes it.

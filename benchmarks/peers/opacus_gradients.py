@@ -168,16 +168,20 @@ def _mean(module, words, targets):
     return run
 
 
-def _hooks(module, words, targets, clip_norm):
-    wrapped = grad_sample.GradSampleModule(module, loss_reduction="sum")
-    sgd = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.0)
-    optimizer = optimizers.DPOptimizer(
-        sgd,
+def _optimizer(kind, module, clip_norm):
+    """Makes an optimizer of Opacus, which only clips and sums here."""
+    return kind(
+        torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.0),
         noise_multiplier=0.0,
         max_grad_norm=clip_norm,
         expected_batch_size=None,
         loss_reduction="sum",
     )
+
+
+def _hooks(module, words, targets, clip_norm):
+    wrapped = grad_sample.GradSampleModule(module, loss_reduction="sum")
+    optimizer = _optimizer(optimizers.DPOptimizer, module, clip_norm)
 
     def run():
         optimizer.zero_grad()
@@ -195,14 +199,7 @@ def _in_two_passes(module, words, targets, clip_norm, *, use_ghost_clipping):
         max_grad_norm=clip_norm,
         use_ghost_clipping=use_ghost_clipping,
     )
-    sgd = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.0)
-    optimizer = optimizers.DPOptimizerFastGradientClipping(
-        sgd,
-        noise_multiplier=0.0,
-        max_grad_norm=clip_norm,
-        expected_batch_size=None,
-        loss_reduction="sum",
-    )
+    optimizer = _optimizer(optimizers.DPOptimizerFastGradientClipping, module, clip_norm)
 
     def run():
         optimizer.zero_grad()
