@@ -102,6 +102,7 @@ def test_many_settings_have_as_many_colours():
     assert len({tuple(line.get_color()) for line in axes.lines[:15]}) == 15
 
 
+@pytest.mark.pictures
 def test_pictures_are_written(tmp_path):
     plots.write(tmp_path, [made_up.result({"noise_multiplier": 1.0}, 0.1)])
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -216,9 +215,7 @@ def save(figure: figure_lib.Figure, path: pathlib.Path) -> None:
     Raises:
       OSError: If it cannot be written.
     """
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=120)
-    durable_files.write(path, image.getvalue())
+    durable_files.write_picture(path, figure, dpi=120)
 
 
 def write(output: pathlib.Path, results: Sequence[results_lib.CellResult]) -> None:
