@@ -30,7 +30,8 @@ def test_every_option_has_help_and_a_group():
         ({"sampling": "example", "cohort_size": 8}, "cohort_size is a number of users"),
         (
             {"sampling": "user", "group_size": 2, "cohort_size": 8},
-            "compute_budget follows from group_size and cohort_size",
+            "group_size=2 and cohort_size=8 make 16 gradients in a step, not compute_budget=64: "
+            "leave one of the three out",
         ),
         ({"sampling": "passes"}, "sampling 'passes' needs group_size"),
         ({"sampling": "passes", "group_size": 2}, "sampling 'passes' needs delta"),
@@ -71,6 +72,21 @@ def test_every_option_has_help_and_a_group():
 def test_what_does_not_fit_together_is_refused_by_name(given, message):
     with pytest.raises(ValueError, match=message):
         config.FinetuningConfig(**_NEEDED | given)
+
+
+def test_budget_group_size_and_cohort_may_all_be_given_where_they_agree():
+    given = {"compute_budget": 64, "group_size": 8, "cohort_size": 8}
+    assert config.FinetuningConfig(**_NEEDED | given | {"sampling": "user"}).cohort_size == 8
+    passes = {"sampling": "passes", "delta": 1e-6}
+    assert config.FinetuningConfig(**_NEEDED | given | passes).group_size == 8
+
+
+@pytest.mark.parametrize("given", [{"compute_budget": 64}, {}])
+def test_all_that_is_missing_is_named_at_once(given):
+    with pytest.raises(ValueError) as refused:
+        config.FinetuningConfig(**{"sampling": "passes"} | given)
+    for words in ("initial_weights must", "target_epsilon or", "group_size", "needs delta"):
+        assert words in str(refused.value)
 
 
 def test_rounds_are_no_option_of_it():

@@ -218,14 +218,7 @@ class FinetuningConfig(language_config.TextConfig):
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
             given = "neither" if self.target_epsilon is None else "both"
             missing.append(f"Give either target_epsilon or noise_multiplier, got {given}.")
-        if self.compute_budget is None:
-            needs_budget = self.sampling in ("auto", "example")
-            if needs_budget or None in (self.cohort_size, self.group_size):
-                both = "" if needs_budget else ", or both group_size and cohort_size"
-                missing.append(
-                    f"sampling {self.sampling!r} needs compute_budget, the gradients of a step"
-                    f"{both}."
-                )
+        missing += self._missing_for_sampling()
         if missing:
             raise validation.UsageError(" ".join(missing))
         if self.warmup_steps is not None and self.warmup_steps >= self.num_steps:
@@ -246,6 +239,28 @@ class FinetuningConfig(language_config.TextConfig):
         """Whether Estimate-and-Double splits the compute budget."""
         given = self.group_size is not None or self.cohort_size is not None
         return self.sampling == "auto" or (self.sampling == "user" and not given)
+
+    def _missing_for_sampling(self) -> list[str]:
+        """Returns what the sampling needs and was not given, a sentence each."""
+        missing = []
+        if self.compute_budget is None:
+            needs_budget = self.sampling in ("auto", "example")
+            if needs_budget or None in (self.cohort_size, self.group_size):
+                both = "" if needs_budget else ", or both group_size and cohort_size"
+                missing.append(
+                    f"sampling {self.sampling!r} needs compute_budget, the gradients of a step"
+                    f"{both}."
+                )
+        elif self.sampling == "passes" and self.group_size is None:
+            missing.append(
+                "sampling 'passes' needs group_size, which Estimate-and-Double chooses for "
+                "sampled users only: give it."
+            )
+        if self.sampling == "passes" and self.delta is None:
+            missing.append(
+                "sampling 'passes' needs delta, far below one over the number of users: give it."
+            )
+        return missing
 
     def _check_budget_of_epsilon(self):
         if self.max_epsilon is not None:
@@ -288,17 +303,14 @@ class FinetuningConfig(language_config.TextConfig):
                 "cohort_size is a number of users, and sampling 'example' samples examples: give "
                 "compute_budget, the examples of a step."
             )
-        if self.compute_budget is None:
-            pass
-        elif self.sampling == "passes" and self.group_size is None:
-            raise validation.UsageError(
-                "sampling 'passes' needs group_size, which Estimate-and-Double chooses for "
-                "sampled users only: give it."
-            )
-        elif self.cohort_size is not None and self.group_size is not None:
-            raise validation.UsageError(
-                "compute_budget follows from group_size and cohort_size: leave one of them out."
-            )
+        if None not in (self.compute_budget, self.cohort_size, self.group_size):
+            product = typing.cast(int, self.group_size) * typing.cast(int, self.cohort_size)
+            if product != self.compute_budget:
+                raise validation.UsageError(
+                    f"group_size={self.group_size} and cohort_size={self.cohort_size} make "
+                    f"{product} gradients in a step, not compute_budget={self.compute_budget}: "
+                    "leave one of the three out."
+                )
         if self.sampling == "auto":
             for name in ("group_size", "cohort_size", "declared_units"):
                 if getattr(self, name) is not None:
@@ -322,10 +334,6 @@ class FinetuningConfig(language_config.TextConfig):
             raise validation.UsageError(
                 "Group size and sampling are chosen by their noise at one ε: give target_epsilon, "
                 "or group_size and sampling."
-            )
-        if self.sampling == "passes" and self.delta is None:
-            raise validation.UsageError(
-                "sampling 'passes' needs delta, far below one over the number of users: give it."
             )
         if self.sampling == "passes" and self.declared_units is not None:
             raise validation.UsageError(
