@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import sys
 
 import pytest
 
 from tests.finetuning import toy_finetuning
+from tff_dpftrl import validation
 from tff_dpftrl.cli import main
 from tff_dpftrl.data import split
-from tff_dpftrl.finetuning import group_size, proxies
+from tff_dpftrl.finetuning import group_size, opening, passes, proxies
 from tff_dpftrl.training import corpus, language_config, trained_model
 
 toy = toy_finetuning.toy
@@ -40,6 +42,7 @@ def test_text_has_all_ways_and_a_reason(capsys):
         "ULS, G = 1, M = 128",
         "ULS, G = 2, M = 64",
         "ULS, G = 4, M = 32",
+        "passes, G = 2, M = 64",
     ]
     assert "500 users with 10000 examples, median 20; delta = 3.98e-05" in text
     assert "* Recommended: ULS" in text and "Best if a user's gradients are all equal" in text
@@ -66,6 +69,67 @@ def test_json_has_plans_that_meet_the_target(capsys):
         assert report["best"][name] == f"{kind}, G = {group}, {letter} = {units:g}"
         assert name != "halfway" or best == report["recommended"]
     assert report["best"]["equal"] != report["best"]["diverse"]
+
+
+def test_passes_are_compared_at_the_same_epsilon_and_compute(capsys):
+    report = _json(capsys, *_USERS)
+    found = report["passes"]
+    assert found["group_size"] * found["users_per_step"] == 128 and found["num_steps"] == 20
+    assert 3.99 < found["epsilon"] <= 4.0 and found["delta"] == 10_000**-1.1
+    assert found["expected_gradients"] == pytest.approx(128)  # Everybody has 20 examples.
+    # 20 steps of 64 of 500 users: 280 of them have three turns, with 2 of 20 examples each time.
+    assert (found["users_per_step"], found["participations"]) == (64, 3)
+    used = 20 * (220 * (1 - 0.9**2) + 280 * (1 - 0.9**3)) / 10_000
+    assert found["share_of_examples_used"] == pytest.approx(used)
+    # The measure of correlated noise is that of the samplings where noise is independent.
+    plan = passes.Passes(64, 20, 1e-5, mechanism="identity", noise_multiplier=2.0)
+    independent = plan.asked(clip_norm=1.0).plan(500, 1)
+    assert independent.noise_to_signal(1) * math.sqrt(20) == pytest.approx(2.0 / 64)
+    assert found["noise_of_average"] < found["noise_multiplier"] / 64
+    assert "--sampling passes --group-size 2 --cohort 64 --delta 3.98e-05" in _out(capsys, *_USERS)
+
+
+def test_passes_that_cannot_be_say_what_they_need(capsys, monkeypatch):
+    def refuse(*_, **__):
+        raise validation.UsageError("too few users: take more.")
+
+    monkeypatch.setattr(passes, "planned", refuse)
+    assert "No row for passes: too few users: take more." in _out(capsys, *_USERS)
+    assert _json(capsys, *_USERS)["passes"] == "too few users: take more."
+
+
+@pytest.mark.parametrize(
+    "flags, group_size, cohort_size, budget",
+    [
+        (("--gradient-norms", "5,3,0.5"), 4, 32, None),
+        (("--example-group-sizes", "512", "--smallest-cohort", "128"), 512, None, 128),
+    ],
+)
+def test_the_command_to_paste_is_taken_by_finetune(
+    capsys, monkeypatch, tmp_path, flags, group_size, cohort_size, budget
+):
+    texts = tmp_path / "my texts.jsonl"
+    users = [f"u{i}" for i in range(400)]
+    rows = ({"user_id": user, "examples": ["a text"] * 512} for user in users)
+    texts.write_text("\n".join(map(json.dumps, rows)))
+    data = ("--data", str(texts), "--pretokenized", "--max-users", "300")
+    said = _out(capsys, *data, *_TARGET, "--delta", "1e-6", *flags)
+    command = shlex.split(said[said.index("tff-dpftrl finetune") :].replace("\\\n", ""))
+    opened = []
+
+    def open_run(config, output):
+        opened.append(config)
+        raise validation.UsageError("stop here.")
+
+    monkeypatch.setattr(opening, "open_run", open_run)
+    assert main.main(command[1:]) == 2
+    (config,) = opened
+    assert (config.data, config.pretokenized, config.max_users) == (str(texts), True, 300)
+    assert (config.target_epsilon, config.num_steps, config.delta) == (4.0, 20, 1e-6)
+    assert config.sampling == ("user" if cohort_size else "example")
+    assert (config.group_size, config.cohort_size) == (group_size, cohort_size)
+    assert config.compute_budget == budget and config.group_size_looked_at_users
+    assert config.initial_weights == "DIR"  # To be filled in: it was not named.
 
 
 def test_gradient_norms_decide(capsys):
@@ -117,6 +181,8 @@ def test_sizes_and_texts_are_counted(capsys, tmp_path):
     texts.write_text("\n".join(map(json.dumps, rows)))
     by_sizes = _json(capsys, "--user-sizes", str(sizes), *_TARGET, "--delta", "1e-4")
     by_texts = _json(capsys, "--data", str(texts), *_TARGET, "--delta", "1e-4")
+    assert "--data CORPUS" in by_sizes.pop("command")
+    assert f"--data {texts}" in by_texts.pop("command")
     assert by_sizes == by_texts
     two = by_sizes["plans"][-2]
     assert two["group_size"] == 2

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 import shutil
 import sys
@@ -13,6 +14,7 @@ from tests.finetuning import toy_finetuning
 from tests.training import toy_run
 from tff_dpftrl.cli import main
 from tff_dpftrl.runs import manifest
+from tff_dpftrl.training import startup
 
 disk = small_disk.disk
 toy = toy_finetuning.toy
@@ -29,12 +31,22 @@ def _command(toy, output, *flags):
 _ULS = ("--sampling", "user", "--group-size", "2", "--cohort", "8", "--steps", "3")
 
 
-def test_a_run_is_reported_used_and_not_taken_for_training(toy, tmp_path, capsys):
+def test_a_run_is_reported_used_and_not_taken_for_training(toy, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(startup, "_MANY_UNKNOWN", -1.0)  # As if most words were unknown.
     output = tmp_path / "run"
     flags = (*_ULS, "--target-epsilon", "8", "--clip-norm", "1")
     assert main.main(_command(toy, output, *flags)) == 0
-    printed = capsys.readouterr().out
+    printed, progress = capsys.readouterr()
+    assert "Take initial weights that tff-dpftrl pretrain makes with --voc" in progress
     assert "After 3 steps: top-1 accuracy" in printed and "All 3 steps are done." in printed
+    loss = float(toy_run.rows(output)[-1]["eval_loss"])
+    found = re.search(
+        r"Held-out loss: (.*?) nats a word \(perplexity (.*?)\); before fine-t", printed
+    )
+    assert found is not None and float(found[1]) == pytest.approx(loss, abs=6e-4)
+    assert float(found[2]) == pytest.approx(math.exp(loss), rel=1e-3)
+    before = json.loads((output / "config.json").read_text())["facts"]["pretrained_loss"]
+    assert f"before fine-tuning {before:.3f} nats a word" in printed and before != loss
     assert main.main(["report", str(output), "--format", "json"]) == 0
     statement = json.loads(capsys.readouterr().out)["statement"]
     assert statement["epsilon"] <= 8.0 and "ULS" in statement["mechanism"]

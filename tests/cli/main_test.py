@@ -1,6 +1,7 @@
 """Tests of the entry point: help, errors, warnings, exit status."""
 
 import argparse
+import contextlib
 import importlib
 import os
 import pathlib
@@ -141,6 +142,28 @@ def test_a_misspelt_flag_is_recognised(arguments, meant, capsys):
 def test_other_wrong_usage_is_one_line_too(arguments, named, capsys):
     (line,) = _errors(arguments, capsys).splitlines()
     assert line.startswith("tff-dpftrl train: ") and named in line
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        ("finetune-plan", "--target-epsilon --compute-budget --steps --data"),
+        ("finetune-plan --users=9 --steps 3", "--target-epsilon --compute-budget"),
+        ("calibrate --target-eps 3", "--rounds --mechanism --min-sep-gap"),
+        ("fleet --server a:1", "--server-certificate --plan-keys --population"),
+        ("task new --output nowhere", "noise_multiplier population"),
+        ("finetune --sampling passes", "--output initial_weights noise_multiplier cohort delta"),
+    ],
+)
+def test_all_that_is_missing_is_named_at_once_and_nothing_else(arguments, named, capsys):
+    with contextlib.suppress(SystemExit):  # Of argparse.
+        assert main.main(arguments.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for name in named.split():
+        assert name in line
+    given = [part.partition("=")[0] for part in arguments.split() if part.startswith("--")]
+    asked = line.partition("(see ")[0].replace("--server-", "")
+    assert not any(f"{flag}, " in asked or f"{flag} is" in asked for flag in given), line
 
 
 @pytest.mark.parametrize("command", _COMMANDS)

@@ -338,7 +338,18 @@ def test_an_interrupted_run_is_reported_without_its_data(tmp_path, capsys):
     with pytest.raises(_Crash):
         _finetune(tmp_path / "run", crash_at=4)
     (tmp_path / "run" / "weights.npz").unlink()
+    # Nothing sends the reader in a circle.
+    assert main.main(["predict", str(tmp_path / "run"), "a text"]) == 2
+    assert "weights.npz by tff-dpftrl report" in capsys.readouterr().err
     reported = custom_run.write_report(tmp_path / "run")
+    assert f"After 2 steps: error {reported.rows[1]['eval_error']:.4g}." in reported.summary
+    for command in (["predict", "a text"], ["predict", "a text", "--model", "best"], ["export"]):
+        command.insert(1, str(tmp_path / "run"))
+        assert main.main(command if command[0] == "predict" else [*command, "exported"]) == 2
+        said = capsys.readouterr().err
+        assert "Read them by numpy.load" in said and "tff-dpftrl report" not in said
+    assert main.main(["report", str(tmp_path / "run")]) == 0
+    assert "weights (weights.npz, which numpy.load reads" in capsys.readouterr().out
     assert len(reported.rows) == 3
     assert "3 of 5 steps are done; go on with the call of finetuning.custom_run" in reported.summary
     assert (tmp_path / "run" / "weights.npz").exists()

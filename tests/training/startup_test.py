@@ -98,6 +98,11 @@ def test_many_unknown_words_are_answered_with_what_to_do(share, words, said):
         assert "0.11" not in lines[0] and "11" not in lines[0]  # The exact share stands elsewhere.
 
 
+def test_many_unknown_words_of_a_kept_vocabulary_ask_for_other_weights():
+    (line,) = startup.describe_unknown_words(0.3, vocabulary.english(10), are_kept=True)
+    assert "Take initial weights that tff-dpftrl pretrain makes with --vocabulary FILE" in line
+
+
 def test_a_vocabulary_without_any_word_of_the_text_is_refused():
     words = vocabulary.Vocabulary((".", ","), "a list")
     with pytest.raises(ValueError, match=r"vocabulary \(2 words, a list\) has no word of the text"):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
+import shlex
 import sys
 import typing
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
@@ -15,7 +17,7 @@ from tff_dpftrl.data import tables
 from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
-    from tff_dpftrl.finetuning import example_sampling, group_size, proxies
+    from tff_dpftrl.finetuning import example_sampling, group_size, passes, proxies
     from tff_dpftrl.finetuning import plan as plan_lib
     from tff_dpftrl.training import trained_model
 
@@ -26,7 +28,9 @@ A compute budget of B gradients a step can be spent on B sampled examples, at mo
 in the pool (ELS), or on M sampled users with G examples each, G * M = B (ULS). For each way that
 meets the target: sampling probability, noise multiplier (sigma), noise of the averaged gradient
 in units of the clip norm, gradients expected in a step (users with fewer than G examples give
-fewer), and the share of all examples that is used in at least one step.
+fewer), and the share of all examples that is used in at least one step. The last row is of passes:
+M users at a time take turns, and correlated noise needs no secret samples (DP-FTRL). Its noise is
+that of independent noise whose sum over all steps is as noisy.
 
 The better way has less noise *relative to the gradient*. The mean of G gradients of one user is
 smaller than one gradient: by nothing if all are equal, by the square root of G if they have
@@ -34,6 +38,8 @@ nothing in common. Where between is known from gradients only: of the pretrained
 text (--initial-weights), which is what `finetune` decides by, or measured elsewhere
 (--gradient-norms). Without them the recommended way is the best one for the fourth root of G,
 halfway.
+
+Below the table is the command that fine-tunes in the recommended way.
 """
 
 _EPILOG = """\
@@ -61,9 +67,10 @@ examples:
 """
 
 _HAD_A_SAY = (
-    "In a group size taken from this table the users had a say: run finetune with "
-    "--group-size-looked-at-users, so that its statement says so."
+    "In a group size taken from this table the users had a say: with --group-size-looked-at-users "
+    "the statement says so."
 )
+_LINE = 100  # Characters of a line of the command to paste, about.
 
 
 def add_parser(subparsers) -> None:
@@ -195,22 +202,115 @@ def run(args: argparse.Namespace) -> int:
         for name, norm in norms.items()
     }
     recommended = best.get("halfway") or next(iter(best.values()))
+    norm = norms.get("halfway") or next(iter(norms.values()))
+    turns = _passes(args, users, norm, recommended.delta)
+    command = _command(args, _of_plan(recommended))
     if args.format == "json":
         output.print_json(
             {
                 "recommended": _as_json(recommended, users, norms),
+                "command": " ".join(command),
+                "passes": turns if isinstance(turns, str) else _passes_json(turns, users, norms),
                 "best": {name: _name(one) for name, one in best.items()},
                 "plans": [_as_json(one, users, norms) for one in plans],
             }
             | ({} if measured is None else {"measured": dataclasses.asdict(measured)})
         )
         return 0
-    output.print_table(_rows(plans, users, norms, recommended), left=0)
+    rows = _rows(plans, users, norms, recommended)
+    if not isinstance(turns, str):
+        rows.append(_passes_row(turns, users, norms))
+    output.print_table(rows, left=0)
     advice = _advice(recommended, best, users, plans, measured)
+    if isinstance(turns, str):
+        advice.append(f"No row for passes: {turns}")
+    else:
+        instead = " ".join(word for words in _of_passes(turns.asked) for word in words)
+        advice.append(
+            f"Passes (everybody at most {turns.participations} times) keep no secret but the "
+            f"noise: {instead} in the command below, instead of its sampling and sizes. Whether "
+            "less noise is better between passes and sampling, too, has not been measured."
+        )
     if args.users is None:
         advice.append(_HAD_A_SAY)
     print("\n" + "\n".join(advice))
+    print(f"\nFine-tune in the recommended way:\n  {_wrapped(command)}")
     return 0
+
+
+def _passes(
+    args: argparse.Namespace,
+    users: example_sampling.Users,
+    norm: group_size.GradientNorms,
+    delta: float,
+) -> passes.PlannedPasses | str:
+    """Plans passes at the same ε and compute; returns what they would need if they cannot be."""
+    from tff_dpftrl.finetuning import passes
+
+    try:
+        return passes.planned(
+            users,
+            norm,
+            compute_budget=args.compute_budget,
+            num_steps=args.steps,
+            target_epsilon=args.target_epsilon,
+            delta=delta,
+            smallest_cohort=args.smallest_cohort,
+        )
+    except validation.UsageError as error:
+        return str(error)
+
+
+def _of_plan(one: plan_lib.Plan) -> list[list[str]]:
+    """Returns the flags of `finetune` for sampling and sizes of a plan, with their values."""
+    from tff_dpftrl.finetuning import plan
+
+    units = str(int(one.expected_units))
+    size = ["--compute-budget" if one.sampling == plan.EXAMPLE else "--cohort", units]
+    return [["--sampling", one.sampling], ["--group-size", str(one.group_size)], size]
+
+
+def _of_passes(asked: passes.Passes) -> list[list[str]]:
+    return [
+        ["--sampling", "passes"],
+        ["--group-size", str(asked.group_size)],
+        ["--cohort", str(asked.users_per_step)],
+        ["--delta", f"{asked.delta:.3g}"],
+    ]
+
+
+def _command(args: argparse.Namespace, sizes: list[list[str]]) -> list[str]:
+    """Returns the command of `finetune` that runs a plan, each flag with its value."""
+    parts = [["--data", args.data or "CORPUS"]]
+    for name, value in _given_text_options(args).items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            parts.append([f"--{'' if value else 'no-'}{flag}"])
+        else:
+            parts.append([f"--{flag}", str(value)])
+    parts.append(["--initial-weights", str(args.initial_weights or "DIR")])
+    if args.proxy_data is not None:
+        parts.append(["--proxy-data", args.proxy_data])
+    parts += sizes
+    if args.users is None:
+        parts.append(["--group-size-looked-at-users"])
+    numbers = {"--target-epsilon": args.target_epsilon, "--steps": args.steps}
+    if args.delta is not None:
+        numbers["--delta"] = args.delta
+    parts += [[flag, repr(number).removesuffix(".0")] for flag, number in numbers.items()]
+    parts.append(["--output", "results/finetuned"])
+    return ["tff-dpftrl finetune", *(shlex.join(part) for part in parts)]
+
+
+def _wrapped(command: list[str]) -> str:
+    """Returns a command in lines, which a shell reads as one."""
+    lines = [command[0]]
+    for part in command[1:]:
+        if len(lines[-1]) + len(part) >= _LINE:
+            lines.append(f"    {part}")
+        else:
+            lines[-1] += f" {part}"
+    return " \\\n  ".join(lines)
 
 
 def _users(args: argparse.Namespace) -> example_sampling.Users:
@@ -320,6 +420,42 @@ def _as_json(
         "share_of_examples_used": one.share_of_examples_used(users),
         "relative_noise": {name: plan.relative_noise(one, norm) for name, norm in norms.items()},
     }
+
+
+def _passes_json(
+    turns: passes.PlannedPasses,
+    users: example_sampling.Users,
+    norms: Mapping[str, group_size.GradientNorms],
+) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(turns.asked),
+        "noise_multiplier": turns.noise_multiplier,
+        "epsilon": turns.epsilon,
+        "participations": turns.participations,
+        "noise_of_average": turns.noise_of_average,
+        "expected_gradients": turns.expected_gradients(users),
+        "share_of_examples_used": turns.share_of_examples_used(users),
+        "relative_noise": {name: turns.relative_noise(norm) for name, norm in norms.items()},
+    }
+
+
+def _passes_row(
+    turns: passes.PlannedPasses,
+    users: example_sampling.Users,
+    norms: Mapping[str, group_size.GradientNorms],
+) -> list[str]:
+    from tff_dpftrl.accounting import display
+
+    return [
+        f"passes, G = {turns.asked.group_size}, M = {turns.asked.users_per_step}",
+        "-",
+        f"{turns.noise_multiplier:.4g}",
+        f"{turns.noise_of_average:.4g}",
+        f"{turns.expected_gradients(users):.0f}",
+        f"{100 * turns.share_of_examples_used(users):.1f} %",
+        display.round_up(turns.epsilon),
+        *(f"{turns.relative_noise(norm):.4g}" for norm in norms.values()),
+    ]
 
 
 def _rows(

@@ -28,6 +28,7 @@ from tff_dpftrl.cli import interruption
 
 _PROGRAM = "tff-dpftrl"
 _TRACEBACK_VARIABLE = "TFF_DPFTRL_TRACEBACK"
+_MISSING = "the following arguments are required"  # How argparse begins to say so.
 _LONGEST_SUMMARY = 300  # Characters of an unexpected exception that its line quotes.
 _GROUPS = {
     "Train on texts in one place": {
@@ -116,6 +117,7 @@ class _CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         """Parses, and reports unknown flags before missing ones: they may be misspelt."""
+        self._given = [argument.partition("=")[0] for argument in args or ()]
         for argument in args or ():
             if argument == "--" or self._subparsers is not None:  # Flags are those of a part.
                 break
@@ -125,6 +127,17 @@ class _CommandParser(argparse.ArgumentParser):
         if left:
             self.error(f"unexpected argument {left[0]!r}")
         return namespace, left
+
+    def _missing_choices(self) -> list[str]:
+        """Returns which one of several flags is missing, too: argparse would say that next."""
+        flags = [argument for argument in self._given if argument.startswith("-")]
+        missing = []
+        for group in self._mutually_exclusive_groups:
+            names = [name for action in group._group_actions for name in action.option_strings]
+            is_given = any(name.startswith(flag) for flag in flags for name in names)
+            if group.required and names and not is_given:
+                missing.append(f"one of {', '.join(names)} is required")
+        return missing
 
     def _check_flag(self, flag: str) -> None:
         known = [name for name in self._option_string_actions if name.startswith("--")]
@@ -136,6 +149,8 @@ class _CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2."""
+        if message.startswith(_MISSING):
+            message = "; ".join([message, *self._missing_choices()])
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 

@@ -169,11 +169,12 @@ def _summary(found: results_lib.Results) -> str:
 def _report_again(folder: pathlib.Path, form: str) -> None:
     """Derives the report of a run again from what it has committed."""
     known = manifest.read(folder)  # Refuses what is no run before TensorFlow is imported.
-    baselines, held_out = {}, None
+    baselines, held_out, written = {}, None, "model"
     if known.kind == manifest.CUSTOM_FINETUNING:
         from tff_dpftrl.finetuning import custom_run
 
         results = custom_run.write_report(folder)
+        written = "weights (weights.npz, which numpy.load reads for your own model)"
     else:
         results = _report_on_text(known.kind, folder)
         baselines, held_out = dict(results.baselines), results.held_out
@@ -188,7 +189,7 @@ def _report_again(folder: pathlib.Path, form: str) -> None:
             }
         )
     else:
-        print(f"{results.summary}\nStatement, curves and model are in {folder}/")
+        print(f"{results.summary}\nStatement, curves and {written} are in {folder}/")
         if held_out is not None:
             _print_head_words(held_out["head_words"])
 

@@ -111,12 +111,17 @@ class Trust:
             "server_certificate": args.server_certificate or bundle.certificate,
             "plan_keys": args.plan_keys or bundle.plan_keys,
         }
-        for flag, value in given.items():
-            if not value:
-                raise validation.UsageError(
-                    f"--{flag.replace('_', '-')} must be given, or --server-folder for a server on "
-                    "this machine, or --server-bundle."
-                )
+        missing = [f"--{flag.replace('_', '-')}" for flag, value in given.items() if not value]
+        problems = []
+        if missing:
+            problems.append(
+                f"{', '.join(missing)} must be given, or --server-folder for a server on this "
+                "machine, or --server-bundle."
+            )
+        if not (args.population or bundle.population):
+            problems.append("--population must be given: the population to take part in.")
+        if problems:
+            raise validation.UsageError(" ".join(problems))
         self._population = bundle.population
         self._roots = bundle.certificate.encode()
         if args.server_certificate:
@@ -135,17 +140,8 @@ class Trust:
             self.issuers = (self._issuer_key.public_key(),)
 
     def populations(self, given: Sequence[str]) -> tuple[str, ...]:
-        """Returns the given populations, or that of the bundle.
-
-        Raises:
-          ValueError: If there is none.
-        """
-        populations = tuple(given) or (self._population,)
-        if not all(populations):
-            raise validation.UsageError(
-                "--population must be given: the population to take part in."
-            )
-        return populations
+        """Returns the given populations, or that of the bundle."""
+        return tuple(given) or (self._population,)
 
     def connect(self) -> server_connection.ServerConnection:
         """Returns a new connection to the server."""

@@ -380,6 +380,7 @@ class _Presentation(prepared.Presentation):
 
     def __init__(self, metrics: Sequence[str]):
         names = [f"{_MEASURED}{name}" for name in metrics]
+        self._measured = names
         self._shown = ("loss", *names, "epsilon")
         self.columns = (
             metrics_log.Column("round", "number of the step, from 1"),
@@ -398,7 +399,13 @@ class _Presentation(prepared.Presentation):
     def write(self, output: pathlib.Path, outcome: prepared.Outcome) -> Results:
         picture = _drawn(outcome.rows, self._shown, outcome.statement)
         durable_files.write_picture(output / _CURVES, picture, dpi=100)
-        summary = f"{outcome.progress}\n{reporting.promise(outcome.statement)}"
+        lines = [outcome.progress, reporting.promise(outcome.statement)]
+        evaluated = [row for row in outcome.rows if any(row[n] is not None for n in self._measured)]
+        if evaluated:
+            last = evaluated[-1]
+            values = (f"{name.removeprefix(_MEASURED)} {last[name]:.4g}" for name in self._measured)
+            lines.insert(0, f"After {last['round']} steps: {', '.join(values)}.")
+        summary = "\n".join(lines)
         return Results(outcome.weights, outcome.rows, outcome.statement, summary)
 
 

@@ -8,11 +8,15 @@ what the noise relies on is the participation schema, which the order keeps.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
+
+import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.finetuning import example_sampling, run_privacy
+from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.runs import dp_ftrl_privacy
 
@@ -82,6 +86,96 @@ class Passes:
             data_in_one_place=True,
             unit_of_privacy=self.unit_of_privacy,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedPasses:
+    """Passes with their noise, to be compared with sampling.
+
+    Attributes:
+      asked: The passes.
+      noise_multiplier: σ that meets the target.
+      epsilon: ε of the whole run.
+      participations: Most steps of one user.
+      noise_of_average: Standard deviation, for a clip norm of 1, of independent noise of a step's
+        average whose sum over all steps would be as noisy as the sum of this correlated noise.
+    """
+
+    asked: Passes
+    noise_multiplier: float
+    epsilon: float
+    participations: int
+    noise_of_average: float
+
+    def relative_noise(self, gradient_norm: group_sizes.GradientNorms) -> float:
+        """Returns the noise of the average, each gradient clipped to its norm, as for sampling."""
+        return gradient_norm(self.asked.group_size) * self.noise_of_average
+
+    def expected_gradients(self, users: example_sampling.Users) -> float:
+        """Returns the mean number of gradients in a step."""
+        taken = users.pool_size(self.asked.group_size) / len(users)
+        return self.asked.users_per_step * taken
+
+    def share_of_examples_used(self, users: example_sampling.Users) -> float:
+        """Returns the expected share of all examples that are in at least one step."""
+        sizes = users.num_examples
+        missed = 1.0 - np.minimum(sizes, self.asked.group_size) / sizes
+        turns = self.asked.num_steps * self.asked.users_per_step / len(users)
+        more = turns - math.floor(turns)  # Share of the users who have one turn more.
+        never = missed ** math.floor(turns) * (1.0 - more + more * missed)
+        return float((sizes * (1.0 - never)).sum() / sizes.sum())
+
+
+def planned(
+    users: example_sampling.Users,
+    gradient_norm: group_sizes.GradientNorms,
+    *,
+    compute_budget: int,
+    num_steps: int,
+    target_epsilon: float,
+    delta: float,
+    smallest_cohort: int = group_sizes.SMALLEST_COHORT,
+) -> PlannedPasses:
+    """Plans the passes with the least noise, relative to the gradient, that meet a target.
+
+    Args:
+      users: The users.
+      gradient_norm: L, a function of G.
+      compute_budget: B, gradients in a step, which group size and users of a step divide.
+      num_steps: T.
+      target_epsilon: ε of the run.
+      delta: δ of the run.
+      smallest_cohort: Fewest users in a step.
+
+    Returns:
+      The passes.
+
+    Raises:
+      UsageError: If an argument is out of range, or the target is out of reach.
+    """
+    splits = group_sizes.splits(
+        compute_budget, num_users=len(users), smallest_cohort=smallest_cohort
+    )
+    found = []
+    for group_size, cohort in splits:
+        asked = Passes(
+            users_per_step=cohort,
+            num_steps=num_steps,
+            delta=delta,
+            group_size=group_size,
+            target_epsilon=target_epsilon,
+        )
+        plan = asked.asked(clip_norm=1.0).plan(len(users), num_parameters=1)
+        found.append(
+            PlannedPasses(
+                asked,
+                plan.noise_multiplier,
+                plan.epsilon_after(num_steps) or math.inf,
+                plan.schema.effective_participations,
+                plan.noise_to_signal(1) * math.sqrt(num_steps),
+            )
+        )
+    return min(found, key=lambda one: one.relative_noise(gradient_norm))
 
 
 def batches_of(

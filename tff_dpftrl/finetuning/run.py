@@ -110,7 +110,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
     task = _task(opened, initial, progress)
     users = users_of(task)
     # Also refuses held-out text without words, before anything is written.
-    pretrained = float(task.evaluate(initial.weights)["top1_in_vocab"])
+    before = task.evaluate(initial.weights)
     source, weights_are_public = warm_start.source(config.initial_folder)
     progress(f"Initial weights: {source}; {initial.model.num_parameters} of them.")
     for line in part.describe():
@@ -122,7 +122,8 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         progress,
     )
     facts = {
-        "pretrained_top1": pretrained,
+        "pretrained_top1": float(before["top1_in_vocab"]),
+        "pretrained_loss": float(before["loss"]),
         "initial_weights_source": source,
         "initial_weights_are_public": weights_are_public,
         **earlier_runs.facts_of(config.initial_folder.expanduser(), users.ids),
@@ -375,7 +376,7 @@ def _task(
         num_untouched_users=len(text.test),
         model=initial.model,
     )
-    for line in startup.describe_task(task):
+    for line in startup.describe_task(task, words_are_kept=True):
         progress(line)
     return task
 

@@ -221,6 +221,7 @@ class TextPresentation(prepared.Presentation):
         held_out = _read_held_out(output, rows[-1]["round"])
         summary = [
             _accuracy(rows, baselines, unit),
+            _loss(rows, self._known.facts.get("pretrained_loss")),
             _on_held_out_users(held_out) if held_out else None,
             outcome.progress,
             failure(rows, self._known.facts["vocabulary_size"], baselines),
@@ -397,3 +398,15 @@ def _accuracy(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float],
         f"After {evaluated[-1]['round']} {unit}s: top-1 accuracy on held-out users "
         f"{evaluated[-1][stopping.ACCURACY]:.2%}{f' ({others})' if others else ''}."
     )
+
+
+def _loss(rows: Sequence[Mapping[str, Any]], before: float | None) -> str | None:
+    """Returns the held-out loss after and before fine-tuning; None if one is not known."""
+    losses = [row["eval_loss"] for row in rows if row.get("eval_loss") is not None]
+    if before is None or not losses:
+        return None
+    after, first = (
+        f"{loss:.3f} nats a word (perplexity {math.exp(min(loss, 700.0)):.4g})"
+        for loss in (losses[-1], before)
+    )
+    return f"Held-out loss: {after}; before fine-tuning {first}."

@@ -11,8 +11,19 @@ from tff_dpftrl.training import text_task
 _MANY_UNKNOWN = 0.1  # Share of unknown words above which a run is told what to do.
 
 
-def describe_task(language_task: text_task.TextTask) -> list[str]:
-    """Describes users, text and vocabulary: exact figures, for the operator's eyes only."""
+def describe_task(language_task: text_task.TextTask, *, words_are_kept: bool = False) -> list[str]:
+    """Describes users, text and vocabulary: exact figures, for the operator's eyes only.
+
+    Args:
+      language_task: Text and vocabulary of the run.
+      words_are_kept: Whether the vocabulary is that of the initial weights, as in fine-tuning.
+
+    Returns:
+      A line for each, and a hint if many words are unknown.
+
+    Raises:
+      UsageError: If the vocabulary has no word of the text at all.
+    """
     words, text = language_task.words, language_task.training_text
     without = f" ({text.num_users_without_text} of them without text)"
     return [
@@ -21,16 +32,19 @@ def describe_task(language_task: text_task.TextTask) -> list[str]:
         f"{language_task.num_untouched_users} kept for a test of your own and not used.",
         f"Text: {text.num_words} words to train on, {text.oov_share:.1%} of them not among the "
         f"{len(words.words)} of the vocabulary ({words.source}).",
-        *describe_unknown_words(text.oov_share, words),
+        *describe_unknown_words(text.oov_share, words, are_kept=words_are_kept),
     ]
 
 
-def describe_unknown_words(share: float, words: vocabulary.Vocabulary) -> list[str]:
+def describe_unknown_words(
+    share: float, words: vocabulary.Vocabulary, *, are_kept: bool = False
+) -> list[str]:
     """Says what to do about a vocabulary that lacks many of a text's words.
 
     Args:
       share: Share of the words of the text that are not in the vocabulary.
       words: The vocabulary.
+      are_kept: Whether it is that of the initial weights, which other words would not fit.
 
     Returns:
       A line, without the share; none if the share is at most a tenth.
@@ -46,6 +60,8 @@ def describe_unknown_words(share: float, words: vocabulary.Vocabulary) -> list[s
     if share <= _MANY_UNKNOWN:
         return []
     known = "" if words.source == vocabulary.ENGLISH else "--vocabulary english, "
+    if are_kept:
+        known = f"initial weights that tff-dpftrl pretrain makes with {known}"
     return [
         f"Hint: the model cannot read or say words that it does not know, here more than one in "
         f"ten. Take {known}--vocabulary FILE (public text on the subject, or a word a line) or a "

@@ -13,8 +13,9 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
-from tff_dpftrl import validation
+from tff_dpftrl import json_text, validation
 from tff_dpftrl.data import tokenizer, vocabulary, vocabulary_file
+from tff_dpftrl.runs import manifest
 
 if TYPE_CHECKING:  # So that `find` can refuse a folder before TensorFlow is imported.
     import numpy as np
@@ -197,6 +198,7 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
                 f"There is no trained model in {folder}: {model_path} does not exist. Name a "
                 "folder that tff-dpftrl train or pretrain wrote to."
             )
+        _refuse_custom(folder)
         raise validation.UsageError(
             f"The run in {folder} has no {model_path.name} yet: "
             + (
@@ -213,6 +215,22 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
             f"train --resume --output {quoted} writes it, also for a run that has ended."
         )
     return TrainedFiles(model_path, *vocabulary_file.read(words_path))
+
+
+def _refuse_custom(folder: pathlib.Path) -> None:
+    """Refuses a run of a model that was made in Python, of which only the weights are known."""
+    known = json_text.read_object(folder / manifest.NAME, remedy="Restore it.")
+    if known.get("kind") != manifest.CUSTOM_FINETUNING:
+        return
+    weights = folder / "weights.npz"
+    where = f"are in {weights}"
+    if not weights.exists():
+        where = f"are written to {weights} by tff-dpftrl report {shlex.quote(str(folder))}"
+    raise validation.UsageError(
+        f"The run in {folder} trained a model that was made in Python, which only your code can "
+        f"compute: its weights {where}, in the order in which the code gave them. Read them by "
+        "numpy.load, and use them in your model."
+    )
 
 
 def has_vocabulary(folder: pathlib.Path) -> bool:

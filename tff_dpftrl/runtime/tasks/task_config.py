@@ -158,7 +158,15 @@ class TaskConfig(config_lib.TrainingConfig):
     )
 
     def __post_init__(self):
-        super().__post_init__()
+        problems = []
+        if not self.population:
+            problems.append("population must be given: the name of the devices that take part.")
+        try:
+            super().__post_init__()
+        except validation.UsageError as error:
+            problems.insert(0, str(error))
+        if problems:
+            raise validation.UsageError(" ".join(problems))
         for name, why in MEANINGLESS.items():
             if getattr(self, name) is not None:
                 raise validation.UsageError(
@@ -178,10 +186,6 @@ class TaskConfig(config_lib.TrainingConfig):
         if self.model == "own":
             raise validation.UsageError(
                 "model 'own' cannot be named in a task's config: choose another."
-            )
-        if not self.population:
-            raise validation.UsageError(
-                "population must be given: the name of the devices that take part."
             )
         for name in ("population", "task", "collection", "text_feature"):
             if getattr(self, name) or name != "task":
