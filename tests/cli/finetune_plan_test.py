@@ -94,7 +94,9 @@ def test_passes_that_cannot_be_say_what_they_need(capsys, monkeypatch):
         raise validation.UsageError("too few users: take more.")
 
     monkeypatch.setattr(passes, "planned", refuse)
-    assert "No row for passes: too few users: take more." in _out(capsys, *_USERS)
+    table, said = _out(capsys, *_USERS).split("\n\n")[:2]
+    assert table.splitlines()[-1].split()[:4] == ["passes:", "see", "below", "-"]
+    assert "Passes cannot be compared: too few users: take more." in said
     assert _json(capsys, *_USERS)["passes"] == "too few users: take more."
 
 
@@ -102,7 +104,7 @@ def test_passes_that_cannot_be_say_what_they_need(capsys, monkeypatch):
     "flags, group_size, cohort_size, budget",
     [
         (("--gradient-norms", "5,3,0.5"), 4, 32, None),
-        (("--example-group-sizes", "512", "--smallest-cohort", "128"), 512, None, 128),
+        (("--example-group-sizes", "1", "--smallest-cohort", "128"), 1, None, 128),
     ],
 )
 def test_the_command_to_paste_is_taken_by_finetune(
@@ -110,7 +112,7 @@ def test_the_command_to_paste_is_taken_by_finetune(
 ):
     texts = tmp_path / "my texts.jsonl"
     users = [f"u{i}" for i in range(400)]
-    rows = ({"user_id": user, "examples": ["a text"] * 512} for user in users)
+    rows = ({"user_id": user, "examples": ["a text"] * 4} for user in users)
     texts.write_text("\n".join(map(json.dumps, rows)))
     data = ("--data", str(texts), "--pretokenized", "--max-users", "300")
     said = _out(capsys, *data, *_TARGET, "--delta", "1e-6", *flags)

@@ -218,12 +218,14 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     rows = _rows(plans, users, norms, recommended)
-    if not isinstance(turns, str):
+    if isinstance(turns, str):
+        rows.append(["passes: see below", *("-" for _ in rows[0][1:])])
+    else:
         rows.append(_passes_row(turns, users, norms))
     output.print_table(rows, left=0)
     advice = _advice(recommended, best, users, plans, measured)
     if isinstance(turns, str):
-        advice.append(f"No row for passes: {turns}")
+        advice.append(f"Passes cannot be compared: {turns}")
     else:
         instead = " ".join(word for words in _of_passes(turns.asked) for word in words)
         advice.append(
