@@ -7,15 +7,20 @@ one backward pass down to all z, without gradients of weights, gives the norms o
 then each δ is scaled by its unit's factor, and the gradients of the weights are formed once
 ("book-keeping", Bu et al. 2023). Where a weight is used twice, as a tied embedding, the
 norm has the product of both uses, too: without it, it would be wrong, silently. Where a
-gradient for each unit is no larger than the tokens' products, it is formed after all.
+gradient for each unit has not many more numbers than the tokens' inputs and outputs, it is
+formed after all (`_LARGEST_FORMED`), and added up instead: that is cheaper than to compare tokens.
 
-Norms are sums over pairs of tokens, in float64. The gradients that are added up are sums over
-tokens in float32. Both lose digits where the gradients of a unit's tokens cancel each other, by
-the factor A / ‖gradient‖ with A = Σ_t ‖x_t‖ ‖δ_t‖: in units where that is large (`_CANCELLED`),
-one gradient is taken after the other (`clipped_sums.looped`). For the others it is measured, not
-proven, that the margin of the clip (`clipping.CLIP_MARGIN`) covers the rounding of the sum: the
-proof in `private_round.summation` is not one for this way. Where that matters,
-`clipped_sums.looped` is the same function in float64 for all units.
+**Rounding.** With u = 2⁻²⁴, the norm of a formed gradient is off by a fraction of at most (`_ADDED`
++ 2) u / 2 < 4e-6, in any order of summation (`_square`). Times its scale it is what is added, so
+that this part of a clipped gradient is no longer than the clip norm: the clip's margin
+(`clipping.CLIP_MARGIN`) is 1e-5. The norm of a gradient whose tokens are compared is off by at most
+(n + 2) u A besides, for n tokens and A = Σ_t ‖x_t‖ ‖δ_t‖ (`_compared_tokens`), and what is added is
+a sum over tokens in float32. Both lose digits where the gradients of a unit's tokens cancel each
+other, by the factor A / ‖gradient‖: in units where that is large (`_CANCELLED`), one gradient is
+taken after the other (`clipped_sums.looped`). For the others, and for the sum over units in
+float32, it is measured, not proven, that the margin covers the rounding: the proof in
+`private_round.summation` is not one for this way. Where that matters, `clipped_sums.looped` is the
+same function in float64 for all units.
 """
 
 from __future__ import annotations
@@ -35,15 +40,24 @@ from tff_dpftrl.models import language_model, weight_uses
 from tff_dpftrl.private_round import clipping, summation
 
 _MOST_TOKENS = 256
-"""Tokens in a unit, padding included, up to which this is no slower than a gradient for each.
+"""Tokens in a unit, padding included, up to which this is chosen.
 
+Larger units have batches of their own that are about as fast, and those of few rows no padding.
 `benchmarks/clipped_sums.py` has the comparison.
 """
 
 _LARGEST_FORMED = 2
-"""Largest size of a formed gradient, in numbers that a unit's tokens have as inputs and outputs."""
+"""Largest size of a unit's gradient that is formed, over that of its tokens' inputs and outputs.
+
+It bounds the memory, and about at this size comparing tokens begins to be faster: the first reads
+and writes the gradient a few times, the second multiplies it by the number of tokens.
+"""
+
+_ADDED = 128
+"""Largest number of squares that are added in float32."""
 
 _TINY = 1e-30
+"""Squared norm that is added to the inputs of each token, so that zeros have a Cholesky factor."""
 
 _CANCELLED = 64.0
 """Largest A / ‖gradient‖ of a unit whose gradient is taken in one pass with others.
@@ -352,13 +366,20 @@ def _formed(
 
 def _square(values: tf.Tensor) -> tf.Tensor:
     """Returns the squared norm over all but the first axis, float64; nothing cancels here."""
-    squares = _squares(values)
-    return tf.reduce_sum(squares, axis=list(range(1, squares.shape.rank)))
+    return _squares(tf.reshape(values, [tf.shape(values)[0], math.prod(values.shape[1:])]))
 
 
 def _squares(values: tf.Tensor) -> tf.Tensor:
-    """Returns the squared norms over the last axis, float64."""
-    return tf.square(tf.cast(tf.math.reduce_euclidean_norm(values, axis=-1), tf.float64))
+    """Returns the squared norms over the last axis, float64, for any order of summation."""
+    size = _last_size(values)
+    at_once = max(n for n in range(1, _ADDED + 1) if size % n == 0)
+    shape = tf.concat([tf.shape(values)[:-1], [size // at_once, at_once]], axis=0)
+    return tf.reduce_sum(tf.square(_lengths(tf.reshape(values, shape))), axis=-1)
+
+
+def _lengths(values: tf.Tensor) -> tf.Tensor:
+    """Returns the norms over the last axis, summed in float32, as float64."""
+    return tf.cast(tf.math.reduce_euclidean_norm(values, axis=-1), tf.float64)
 
 
 def _norms(squares: tf.Tensor) -> tf.Tensor:
@@ -443,7 +464,7 @@ def _looked_up(
     size = _last_size(gradient)
     rows = tf.reshape(gradient, [-1, size])
     rows = tf.math.unsorted_segment_sum(rows, index, tf.size(distinct))
-    length_squared = tf.square(tf.reduce_sum(tf.sqrt(_squares(gradient)), axis=1))
+    length_squared = tf.square(tf.reduce_sum(_lengths(gradient), axis=1))
     if of_product is None:
         of_row = distinct % tf.cast(number, tf.int64)
         square = tf.math.unsorted_segment_sum(_squares(rows), of_row, number)
@@ -505,11 +526,12 @@ def _compared_tokens(num_biases: float, gradient: tf.Tensor, *others: tf.Tensor)
     is_tied = len(others) > 2 and others[-2].dtype.is_integer
     inputs = [tf.cast(x, tf.float64) for x in (others[:-2] if is_tied else others)]
     alike = tf.add_n([tf.matmul(x, x, transpose_b=True) for x in inputs]) + num_biases
-    sizes = tf.sqrt(tf.linalg.diag_part(alike) * _squares(gradient))
+    sizes = tf.sqrt(tf.linalg.diag_part(alike)) * _lengths(gradient)
     length = tf.reduce_sum(sizes, axis=1)
     product = tf.matmul(tf.cast(_factor(alike), gradient.dtype), gradient, transpose_a=True)
     # Where the factor is another's, the length is infinite or no number.
-    square = _square(product) + tf.where(tf.math.is_finite(length), tf.zeros_like(length), length)
+    square = tf.reduce_sum(tf.square(_lengths(product)), axis=1)
+    square += tf.where(tf.math.is_finite(length), tf.zeros_like(length), length)
     between = tf.zeros_like(square)
     if is_tied:
         (states,), (words, of_words) = inputs, others[-2:]
@@ -535,7 +557,6 @@ def _factor(alike: tf.Tensor) -> tf.Tensor:
     tokens = tf.cast(tf.shape(alike)[1], tf.float64)
     diagonal = tf.linalg.diag_part(alike)
     finite = tf.reduce_all(tf.math.is_finite(diagonal), axis=1)[:, None]
-    # Inputs of zeros have a factor, too.
     diagonal = diagonal * (1.0 + 4.0 * tf.square(tokens) * 2.0**-53) + _TINY
     alike = tf.where(finite[:, :, None], alike, tf.zeros_like(alike))
     diagonal = tf.where(finite, diagonal, tf.ones_like(diagonal))
