@@ -145,12 +145,12 @@ def booked(
         ties = _ties(results)  # Of a tied one the norm is among what was compared.
         whole = [_square(x) for name, x in formed.items() if name not in ties]
         squares = tf.add_n([compared.square, *whole])
-        total = squares + compared.between
-        norms = _norms(total)
+        both = squares + compared.between
+        norms = _norms(both)
         is_finite = tf.math.is_finite(norms)
         lengths = tf.sqrt(compared.length_squared)
         # Where a length is no number, too.
-        is_alone = is_finite & tf.math.logical_not(lengths * tf.sqrt(squares) <= _CANCELLED * total)
+        is_alone = is_finite & tf.math.logical_not(lengths * tf.sqrt(squares) <= _CANCELLED * both)
         scales = tf.where(
             is_finite & tf.math.logical_not(is_alone),
             clipping.scale_to(norms, clip_norm),
@@ -278,10 +278,10 @@ class _Units:
         """Calls a function of units, of all at once if they have as many tokens each.
 
         Args:
-          function: From tensors of shape [units, tokens, …] and those of `others` to a structure of
-            tensors that have units as their first axis.
+          function: Function from tensors of shape [units, tokens, …] and those of `others` to a
+            structure of tensors that have units as their first axis.
           tokens: Tensors of shape [n, …].
-          order: Their order.
+          order: Order of sequences and steps in their first axis.
           others: Further arguments, with units as their first axis.
           result: Specs of what the function returns for one unit, without the first axis.
 
@@ -366,7 +366,8 @@ def _formed(
 
 def _square(values: tf.Tensor) -> tf.Tensor:
     """Returns the squared norm over all but the first axis, float64; nothing cancels here."""
-    return _squares(tf.reshape(values, [tf.shape(values)[0], math.prod(values.shape[1:])]))
+    size = typing.cast(int, values.shape[1:].num_elements())
+    return _squares(tf.reshape(values, [tf.shape(values)[0], size]))
 
 
 def _squares(values: tf.Tensor) -> tf.Tensor:
@@ -437,7 +438,7 @@ def _compared(
         inputs = [use.inputs for use in uses if isinstance(use, weight_uses.Product)]
         # All others are biases.
         of_tokens = functools.partial(_compared_tokens, float(len(uses) - len(inputs)))
-        specs = _Compared(*[tf.TensorSpec([], tf.float64)] * 3)
+        specs = tf.nest.map_structure(lambda x: tf.TensorSpec([], x.dtype), compared)
         found = units.map(of_tokens, [gradient, *inputs], result.order, tied, specs)
         compared = compared.plus(found)
     return compared
@@ -534,7 +535,7 @@ def _compared_tokens(num_biases: float, gradient: tf.Tensor, *others: tf.Tensor)
     square += tf.where(tf.math.is_finite(length), tf.zeros_like(length), length)
     between = tf.zeros_like(square)
     if is_tied:
-        (states,), (words, of_words) = inputs, others[-2:]
+        (states,), words, of_words = inputs, others[-2], others[-1]
         picked = tf.cast(tf.gather(gradient, words, axis=2, batch_dims=1), tf.float64)
         picked *= tf.matmul(states, tf.cast(of_words, tf.float64), transpose_b=True)
         between = 2.0 * tf.reduce_sum(picked, axis=[1, 2])
