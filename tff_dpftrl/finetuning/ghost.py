@@ -524,8 +524,9 @@ def _compared_tokens(num_biases: float, gradient: tf.Tensor, *others: tf.Tensor)
     Returns:
       The comparison. `between` is 2 Σ_{t,t'} δ_t[w_t'] (x_t · δ'_t'), t' over the words.
     """
-    is_tied = len(others) > 2 and others[-2].dtype.is_integer
-    inputs = [tf.cast(x, tf.float64) for x in (others[:-2] if is_tied else others)]
+    given = list(others)
+    tied = [given.pop(-2), given.pop()] if len(given) > 2 and given[-2].dtype.is_integer else []
+    inputs = [tf.cast(x, tf.float64) for x in given]
     alike = tf.add_n([tf.matmul(x, x, transpose_b=True) for x in inputs]) + num_biases
     sizes = tf.sqrt(tf.linalg.diag_part(alike)) * _lengths(gradient)
     length = tf.reduce_sum(sizes, axis=1)
@@ -534,8 +535,8 @@ def _compared_tokens(num_biases: float, gradient: tf.Tensor, *others: tf.Tensor)
     square = tf.reduce_sum(tf.square(_lengths(product)), axis=1)
     square += tf.where(tf.math.is_finite(length), tf.zeros_like(length), length)
     between = tf.zeros_like(square)
-    if is_tied:
-        (states,), words, of_words = inputs, others[-2], others[-1]
+    if tied:
+        (states,), (words, of_words) = inputs, tied
         picked = tf.cast(tf.gather(gradient, words, axis=2, batch_dims=1), tf.float64)
         picked *= tf.matmul(states, tf.cast(of_words, tf.float64), transpose_b=True)
         between = 2.0 * tf.reduce_sum(picked, axis=[1, 2])
