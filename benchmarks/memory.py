@@ -312,14 +312,14 @@ def main() -> None:
         return
     print(f"{'case':10}{'weights':>9}", *(f"{name:>10}" for name in _PHASES), end=" ")
     print(f"{'peak':>8}{'import':>8}{'kept':>6}{'GB':>6}{'s':>6}  goal: {_GOAL:g} and those kept")
-    tiny = {case: _measure(case, _TINY, args) for case in args.cases}
+    tiny = functools.cache(lambda case: _measure(case, _TINY, args)["peak_bytes"])
     found = []
     for millions in args.sizes:
         for case in args.cases:
             one = _measure(case, millions, args)
             found.append(one)
             copy, peaks = 4 * one["weights"], one["peak_bytes"]
-            one["tiny_bytes"] = tiny[case]["peak_bytes"]
+            one["tiny_bytes"] = tiny(case)
             one["copies"] = {
                 phase: (peak - one["tiny_bytes"].get(phase, peak)) / copy
                 for phase, peak in peaks.items()

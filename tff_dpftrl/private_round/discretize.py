@@ -81,11 +81,12 @@ def has_norm_at_most(x: tf.Tensor, max_squared_norm: int) -> tf.Tensor:
 
 def _squared_norm(x: tf.Tensor) -> tf.Tensor:
     """Computes ‖x‖₂² in int64, of a large vector part by part: int64 takes twice its memory."""
-    if x.shape[0] <= _PART_LENGTH or x.shape[0] % _PART_LENGTH:
+    length = x.shape[0] or 0  # An unknown length is one part, too.
+    if length <= _PART_LENGTH or length % _PART_LENGTH:
         return tf.reduce_sum(tf.square(tf.cast(x, tf.int64)))
     parts = tf.reshape(x, [-1, _PART_LENGTH])
     _, total = tf.while_loop(
-        lambda index, _: index < x.shape[0] // _PART_LENGTH,
+        lambda index, _: index < length // _PART_LENGTH,
         lambda index, total: (index + 1, total + _squared_norm(parts[index])),
         (tf.constant(0), tf.constant(0, tf.int64)),
         parallel_iterations=1,
