@@ -32,6 +32,7 @@ _MODEL_SIZES = {
     "tie_embeddings": "tie_embeddings",
     "num_layers": "num_layers",
     "num_heads": "num_heads",
+    "num_key_value_heads": "num_key_value_heads",
     "feed_forward_size": "feed_forward_size",
 }
 
@@ -199,6 +200,9 @@ class LanguageConfig(TextConfig):
     )
     num_layers: int | None = _size("Blocks of attention and feed-forward", "num_layers")
     num_heads: int | None = _size("Attention heads in a block", "num_heads")
+    num_key_value_heads: int | None = _size(
+        "Attention heads that have keys and values, which the others share", "num_key_value_heads"
+    )
     feed_forward_size: int | None = _size("Width of the feed-forward layers", "feed_forward_size")
 
     initial_weights: str | None = option(
