@@ -87,5 +87,16 @@ def test_what_stands_after_a_text_is_not_read(name):
         np.testing.assert_allclose(found.end_of_text[i], expected[9], rtol=1e-4)
 
 
+def test_special_ids_among_the_words_are_left_out():
+    special = metrics.SpecialIds(oov=None, bos=2, eos=2)
+    scores = tf.constant([[9.0, 1.0, 8.0, 3.0, 2.0]])
+    found = next_words.of_scores(scores, special, 10)
+    assert found.ids.numpy().tolist() == [[3, 4, 1]]
+    odds = np.exp([3.0, 2.0, 1.0, 8.0])
+    np.testing.assert_allclose(found.probabilities[0], odds[:3] / odds.sum(), rtol=1e-5)
+    np.testing.assert_allclose(found.end_of_text, [odds[3] / odds.sum()], rtol=1e-5)
+    assert found.unknown_word.numpy().tolist() == [0.0]
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sequences, tokenizer
+from tff_dpftrl.data import sequences
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 
 TEXT_FEATURE = "tokens"
@@ -108,7 +108,7 @@ def create_preprocess_fn(
       A function from a dataset of `OrderedDict(tokens=text, ...)`, text a scalar string, to a
       dataset of (x, y), both int32 of shape [<= batch_size, sequence_length].
     """
-    rule = tokenizer.Tokenizer(vocabulary.lower_case, is_tokenized)
+    rule = vocabulary.rule(is_tokenized)
     length = sequence_spec.sequence_length
 
     def preprocess_fn(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tff_dpftrl import validation, version
-from tff_dpftrl.data import tokenizer, user_text
+from tff_dpftrl.data import user_text
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 
 
@@ -80,7 +80,7 @@ class SequenceCorpus:
         self.corpus = corpus
         self.vocabulary = vocabulary
         self.spec = SequenceSpec() if spec is None else spec
-        self._tokenizer = tokenizer.Tokenizer(vocabulary.lower_case, corpus.is_tokenized)
+        self._tokenizer = vocabulary.rule(corpus.is_tokenized)
         self._cache: dict[str, np.ndarray] = {}  # The last used is the last one.
         self._cached_bytes = 0
         self._lock = threading.Lock()

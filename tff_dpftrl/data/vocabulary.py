@@ -15,11 +15,15 @@ import itertools
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import docstrings, sources, table_files, tokenizer, user_text
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 PAD = 0
 """Id of padding, as in TFF's Stack Overflow word prediction."""
@@ -33,6 +37,33 @@ ENGLISH = "frequent words of English (wordfreq 3.1.1, Speer 2022, CC BY-SA 4.0)"
 _ENGLISH_FILE = pathlib.Path(__file__).with_name("english_words.txt")
 _SIZE = "size of the vocabulary"
 _DECLARED = "declared public by the operator"
+
+
+class Rule(Protocol):
+    """A rule from texts to words or sub-words: a `tokenizer.Tokenizer` or one of `subwords`."""
+
+    @property
+    def lower_case(self) -> bool:
+        """Whether text is lower-cased."""
+        ...
+
+    @property
+    def is_tokenized(self) -> bool:
+        """Whether texts are words separated by white space already."""
+        ...
+
+    @property
+    def pattern(self) -> str:
+        """Regular expression of a word, in the syntax of RE2."""
+        ...
+
+    def words(self, text: str) -> list[str]:
+        """Returns the words or sub-words of one text, in order."""
+        ...
+
+    def split(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Returns the words or sub-words of each text, as a graph."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +103,8 @@ class Vocabulary:
         return len(self.words) + 4
 
     @property
-    def oov(self) -> int:
-        """Id of every word that is not in the vocabulary."""
+    def oov(self) -> int | None:
+        """Id of every word that is not in the vocabulary; None if there can be none."""
         return len(self.words) + 1
 
     @property
@@ -93,7 +124,28 @@ class Vocabulary:
 
     def ids(self, words: Sequence[str]) -> list[int]:
         """Returns the ids of words, `oov` for unknown ones."""
-        return list(map(self.id_of.get, words, itertools.repeat(self.oov)))
+        return list(map(self.id_of.get, words, itertools.repeat(len(self.words) + 1)))
+
+    def rule(self, is_tokenized: bool = False) -> Rule:
+        """Returns the rule from texts to what `ids` takes.
+
+        Args:
+          is_tokenized: Whether texts are words already, separated by white space.
+        """
+        return tokenizer.Tokenizer(self.lower_case, is_tokenized)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids, special ones left out."""
+        return " ".join(self.words[i - 1] for i in ids if 0 < i <= len(self.words))
+
+    def shown(self, index: int) -> str:
+        """Returns the word of an id as a user reads it."""
+        return self.words[index - 1]
+
+    @property
+    def unit(self) -> str:
+        """Name of what the ids stand for, in the plural."""
+        return "words"
 
     def count(self, ids: np.ndarray) -> tuple[int, int]:
         """Counts the words in an array of ids, padding and the ends of texts left out.
@@ -104,8 +156,9 @@ class Vocabulary:
         Returns:
           The number of words, and how many of them are not in the vocabulary.
         """
-        is_word = (ids != PAD) & (ids <= self.oov)
-        return int(np.count_nonzero(is_word)), int(np.count_nonzero(ids == self.oov))
+        is_word = ~np.isin(ids, [PAD, self.bos, self.eos])
+        unknown = 0 if self.oov is None else int(np.count_nonzero(ids == self.oov))
+        return int(np.count_nonzero(is_word)), unknown
 
 
 def most_frequent(

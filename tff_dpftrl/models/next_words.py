@@ -20,7 +20,8 @@ class NextWords(NamedTuple):
     Attributes:
       ids: Ids of the k likeliest words of the vocabulary, best first, int32, shape [n, k].
       probabilities: Probabilities of `ids`, float32, shape [n, k].
-      unknown_word: Probability of a word out of the vocabulary, float32, shape [n].
+      unknown_word: Probability of a word out of the vocabulary, float32, shape [n]; 0 if there is
+        no such word.
       end_of_text: Probability of the end of the text, float32, shape [n].
     """
 
@@ -89,13 +90,11 @@ def of_scores(scores: tf.Tensor, special: metrics.SpecialIds, top: int | tf.Tens
     Returns:
       The words and their probabilities.
     """
-    never = np.isin(np.arange(scores.shape[1]), [special.pad, special.bos])
+    never = np.isin(np.arange(scores.shape[1]), special.never_next)
     probabilities = tf.nn.softmax(tf.where(never, np.float32(-np.inf), scores))
-    return NextWords(
-        *likeliest(probabilities, special, top),
-        probabilities[:, special.oov],
-        probabilities[:, special.eos],
-    )
+    end = probabilities[:, special.eos]
+    unknown = tf.zeros_like(end) if special.oov is None else probabilities[:, special.oov]
+    return NextWords(*likeliest(probabilities, special, top), unknown, end)
 
 
 def likeliest(
@@ -112,7 +111,11 @@ def likeliest(
       Ids, int32, and their scores, both of shape [n, k], best first, and the smaller id
       first of equal scores.
     """
-    # Words have the ids between padding and out-of-vocabulary.
-    num_words = special.oov - special.pad - 1
-    best = tf.math.top_k(scores[:, special.pad + 1 : special.oov], tf.minimum(top, num_words))
-    return best.indices + special.pad + 1, best.values
+    words = np.setdiff1d(np.arange(scores.shape[1]), special.all)
+    first, end = words[0], words[-1] + 1
+    others = [i - first for i in special.all if first <= i < end]
+    scores = scores[:, first:end]
+    if others:  # Special ids of sub-words are among the others.
+        scores = tf.where(np.isin(np.arange(end - first), others), scores.dtype.min, scores)
+    best = tf.math.top_k(scores, tf.minimum(top, len(words)))
+    return best.indices + first, best.values

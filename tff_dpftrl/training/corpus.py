@@ -17,6 +17,7 @@ from tff_dpftrl.data import (
     grouping,
     sources,
     split,
+    subwords,
     tables,
     user_text,
     vocabulary,
@@ -307,6 +308,8 @@ def public_vocabulary(
 def _of_model(path: str, size: int | None, *, lower_case: bool) -> vocabulary.Vocabulary:
     """Reads the words of a model, the most frequent first; at most `size` of them."""
     words, _ = vocabulary_file.read(path)
+    if isinstance(words, subwords.Subwords):
+        return _subwords_of_model(words, path, size, lower_case)
     if words.lower_case != lower_case:
         raise validation.UsageError(
             f"lower_case must be {str(words.lower_case).lower()} with the vocabulary {path}, whose "
@@ -314,3 +317,20 @@ def _of_model(path: str, size: int | None, *, lower_case: bool) -> vocabulary.Vo
             f"{str(lower_case).lower()}."
         )
     return dataclasses.replace(words, words=words.words[:size])
+
+
+def _subwords_of_model(
+    words: subwords.Subwords, path: str, size: int | None, lower_case: bool
+) -> subwords.Subwords:
+    """Refuses options that sub-words cannot follow."""
+    if size is not None and size != len(words.words):
+        raise validation.UsageError(
+            f"vocabulary_size must be left out with the sub-words of {path}, which has all of its "
+            f"{len(words.words)} tokens; got {size}."
+        )
+    if words.kind != "checkpoint" and words.lower_case != lower_case:
+        raise validation.UsageError(
+            f"lower_case must be {str(words.lower_case).lower()} with the vocabulary {path}, which "
+            f"was learned so; got {str(lower_case).lower()}."
+        )
+    return words

@@ -130,7 +130,8 @@ class TextTask:
         limit, of = (
             (None, "") if total <= _COUNTED else (_COUNTED, f" of {_COUNTED}/{total} sequences")
         )
-        ngram_model = ngrams.NgramModel(self.train.pooled(max_sequences=limit), self.special)
+        pooled = self.train.pooled(max_sequences=limit)
+        ngram_model = ngrams.NgramModel(pooled, self.special, self.words.size)
         return {
             f"{name}{of}": ngram_model.evaluate(self.held_out, order).top1_in_vocab
             for name, order in _NGRAM_ORDERS.items()

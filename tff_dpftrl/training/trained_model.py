@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import tokenizer, vocabulary, vocabulary_file
+from tff_dpftrl.data import vocabulary, vocabulary_file
 
 if TYPE_CHECKING:  # So that `find` can refuse a folder before TensorFlow is imported.
     import numpy as np
@@ -60,7 +60,7 @@ class TrainedModel:
     model: language_model.LanguageModel
     weights: Sequence[np.ndarray]
     words: vocabulary.Vocabulary
-    rule: tokenizer.Tokenizer
+    rule: vocabulary.Rule
 
     @property
     def special(self) -> metrics.SpecialIds:
@@ -101,7 +101,7 @@ class TrainedModel:
         arrays = [part.numpy() for part in self._next_words(ids, tf.constant(top))]
         known, predictions = self.words.id_of, []
         for words, best, values, unknown, end in zip(split, *arrays, strict=True):
-            named = zip((self.words.words[i - 1] for i in best), map(float, values), strict=True)
+            named = zip(map(self.words.shown, best), map(float, values), strict=True)
             missing = dict.fromkeys(word for word in words if word not in known)
             predictions.append(Prediction(tuple(named), float(unknown), float(end), tuple(missing)))
         return predictions
@@ -140,7 +140,7 @@ class TrainedFiles:
 
     model_path: pathlib.Path
     words: vocabulary.Vocabulary
-    rule: tokenizer.Tokenizer
+    rule: vocabulary.Rule
 
     def load(self, model: custom_models.Model | None = None) -> TrainedModel:
         """Reads the model.
@@ -222,7 +222,7 @@ def has_vocabulary(folder: pathlib.Path) -> bool:
 
 def read_vocabulary(
     folder: pathlib.Path,
-) -> tuple[vocabulary.Vocabulary, tokenizer.Tokenizer]:
+) -> tuple[vocabulary.Vocabulary, vocabulary.Rule]:
     """Reads what `write_vocabulary` wrote: the words, and how texts become words.
 
     Raises:
@@ -244,5 +244,4 @@ def write_vocabulary(
     Raises:
       OSError: If the file cannot be written.
     """
-    rule = tokenizer.Tokenizer(words.lower_case, is_tokenized)
-    vocabulary_file.write(folder / vocabulary_file.NAME, words, rule)
+    vocabulary_file.write(folder / vocabulary_file.NAME, words, words.rule(is_tokenized))

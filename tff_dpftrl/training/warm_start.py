@@ -206,6 +206,7 @@ def _ids(
     known = earlier.id_of
     pairs = [(known[word], i) for word, i in words.id_of.items() if word in known]
     pairs += [(vocabulary.PAD, vocabulary.PAD)]
-    pairs += [(getattr(earlier, name), getattr(words, name)) for name in ("oov", "bos", "eos")]
+    special = [(getattr(earlier, name), getattr(words, name)) for name in ("oov", "bos", "eos")]
+    pairs += [pair for pair in special if None not in pair and pair not in pairs]
     there, here = zip(*pairs, strict=True)
     return list(there), list(here)

@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import tokenizer
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 from tff_dpftrl.runtime.plans import example_pipeline
 
@@ -47,7 +46,7 @@ def text_pipeline(
     Raises:
       ValueError: If two words have the same hash.
     """
-    rule = tokenizer.Tokenizer(words.lower_case, is_tokenized)
+    rule = words.rule(is_tokenized)
     hashes, ids = _hashed(words)
 
     def to_rows(features: Mapping[str, tf.RaggedTensor]) -> dict[str, tf.Tensor]:
