@@ -203,8 +203,6 @@ class Checkpoint:
           UsageError: If the sequences are too long for the model, or a file is damaged, has
             tensors of other shapes, lacks one or has one that the model has not.
         """
-        import tensorflow as _  # Teaches NumPy bfloat16.
-
         model = table.from_description({**self.sizes, "sequence_length": sequence_length})
         with contextlib.ExitStack() as stack:
             where = {}
