@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import vocabulary, vocabulary_file
+from tff_dpftrl.models import hugging_face
 
 if TYPE_CHECKING:  # So that `find` can refuse a folder before TensorFlow is imported.
     import numpy as np
@@ -55,12 +56,14 @@ class TrainedModel:
       weights: One array for each entry of its `weight_shapes`.
       words: The vocabulary.
       rule: Tokenizer that splits text into words.
+      checkpoint: Folder in Hugging Face's layout that it was read from; None of another one.
     """
 
     model: language_model.LanguageModel
     weights: Sequence[np.ndarray]
     words: vocabulary.Vocabulary
     rule: vocabulary.Rule
+    checkpoint: pathlib.Path | None = None
 
     @property
     def special(self) -> metrics.SpecialIds:
@@ -136,18 +139,28 @@ class TrainedFiles:
       model_path: The file of the model.
       words: The vocabulary.
       rule: Tokenizer that splits text into words.
+      checkpoint: The checkpoint in Hugging Face's layout that holds the model; None if it is in
+        `model_path`.
     """
 
     model_path: pathlib.Path
     words: vocabulary.Vocabulary
     rule: vocabulary.Rule
+    checkpoint: hugging_face.Checkpoint | None = None
 
-    def load(self, model: custom_models.Model | None = None) -> TrainedModel:
+    def load(
+        self,
+        model: custom_models.Model | None = None,
+        *,
+        sequence_length: int | None = None,
+    ) -> TrainedModel:
         """Reads the model.
 
         Args:
           model: Custom model that the run trained, if it trained one; its
             weights do not matter.
+          sequence_length: Number of positions of the model of a checkpoint in Hugging Face's
+            layout; `hugging_face.SEQUENCE_LENGTH` if None.
 
         Returns:
           The model.
@@ -159,8 +172,25 @@ class TrainedFiles:
         from tff_dpftrl.models import export
         from tff_dpftrl.training import custom_models
 
+        if self.checkpoint is not None:
+            stored, weights = self.checkpoint.read(sequence_length)
+            if stored.vocabulary_size < self.words.size:
+                raise validation.UsageError(
+                    f"{self.checkpoint.folder} has a {hugging_face.TOKENIZER} of "
+                    f"{len(self.words.words)} tokens, and a model of {stored.vocabulary_size - 1} "
+                    "only: they are of two checkpoints. Restore the one that belongs to the other."
+                )
+            folder = self.checkpoint.folder
+            return TrainedModel(stored, weights, self.words, self.rule, folder)
+        if sequence_length is not None:
+            raise validation.UsageError(
+                f"sequence_length is for a checkpoint in Hugging Face's layout, and the length of "
+                f"{self.model_path} is its own: leave it out."
+            )
         stored, weights = export.read(self.model_path)
-        if stored.vocabulary_size != self.words.size:
+        # The embedding of a checkpoint may have more rows than there are tokens.
+        is_larger = stored.vocabulary_size > self.words.size and self.words.may_be_fewer
+        if stored.vocabulary_size != self.words.size and not is_larger:
             raise validation.UsageError(
                 f"{self.model_path} is a model of {stored.vocabulary_size} ids, but "
                 f"{vocabulary_file.NAME} beside it has {self.words.size}: they are of two runs. "
@@ -174,7 +204,8 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
     """Finds the files of a run's model, without TensorFlow.
 
     Args:
-      folder: Folder that `train` or `report` wrote to, or one with a copy of the two files.
+      folder: Folder that `train` or `report` wrote to, or one with a copy of the two files; or a
+        checkpoint in Hugging Face's layout.
       which: "last" or "best".
 
     Returns:
@@ -191,6 +222,8 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
         )
     model_path, words_path = folder / _MODELS[which], folder / vocabulary_file.NAME
     quoted = shlex.quote(str(folder))
+    if not model_path.exists() and hugging_face.is_checkpoint(folder):
+        return _of_checkpoint(folder)
     if not model_path.exists():
         if not (folder / "config.json").exists():
             raise validation.UsageError(
@@ -213,6 +246,20 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
             f"train --resume --output {quoted} writes it, also for a run that has ended."
         )
     return TrainedFiles(model_path, *vocabulary_file.read(words_path))
+
+
+def _of_checkpoint(folder: pathlib.Path) -> TrainedFiles:
+    """Finds the files of a checkpoint in Hugging Face's layout."""
+    checkpoint = hugging_face.find(folder)
+    path = folder / hugging_face.TOKENIZER
+    if not path.exists():
+        raise validation.UsageError(
+            f"{folder} has no {path.name}, by which text becomes the model's ids: where "
+            "transformers is installed, AutoTokenizer.from_pretrained(…).save_pretrained(…) "
+            "writes it."
+        )
+    words, rule = vocabulary_file.read(path)
+    return TrainedFiles(checkpoint.files[0], words, rule, checkpoint)
 
 
 def has_vocabulary(folder: pathlib.Path) -> bool:
