@@ -98,6 +98,12 @@ def _shared_fields() -> list[dataclasses.Field]:
     ]
 
 
+def _text_of(config: pretraining.PretrainingConfig) -> str | None:
+    """Returns the text of pretraining as the text to learn sub-words on."""
+    is_file = config.data not in ("docs", pretraining.STANDARD_LIBRARY)
+    return config.data if is_file else None
+
+
 def what_is_left(args: argparse.Namespace) -> str:
     """Returns what the results folder holds after an interruption."""
     output = pathlib.Path(args.output)
@@ -125,7 +131,8 @@ def run(args: argparse.Namespace) -> int:
     options |= {name: value for name, value in vars(args).items() if name in names}
     options |= {name: of_run[name] for name in ("data", *_TABLE) if name in of_run}
     if not args.config:  # Of a run of which nothing is known.
-        options.setdefault("vocabulary", "english")
+        is_words = options.get("tokenizer", "words") == "words"
+        options.setdefault("vocabulary", "english" if is_words else _text_of(config))
     shared = language_config.LanguageConfig(**options).with_absolute_paths()
     print("Reading the text ...", file=sys.stderr)
     text = pretraining.read(config, shared)

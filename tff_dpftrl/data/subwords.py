@@ -15,7 +15,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tff_dpftrl import json_text, validation
@@ -29,7 +29,7 @@ NAME = "tokenizer.json"
 """Name of the file in a folder of Hugging Face's layout."""
 
 Kind = Literal["wordpiece", "sentencepiece", "checkpoint"]
-"""WordPiece inside of this package's words; unigrams of text with its spaces; or as in the file."""
+"""Pieces of this package's words; pieces of text with its spaces; or what the file says."""
 
 # Ends and beginnings of texts, where no file beside `tokenizer.json` names them.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
@@ -37,8 +37,6 @@ _BEGINNINGS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "[CLS]")
 # Files of Hugging Face's layout that name them, the most specific first.
 _NAMING_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-_LONGEST_WORD = 100
-"""Characters of a word above which WordPiece takes it for an unknown one, as BERT's does."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,26 +68,44 @@ class SubwordTokenizer:
     def words(self, text: str) -> list[str]:
         """Returns the tokens of one text, in order."""
         library = _library(self.definition)
-        text = _HALF_CHARACTER.sub("\ufffd", text)
         if self.kind != "wordpiece":
+            text = _whole_characters(text)
+            text = text.lower() if self.lower_case else text
             return library.encode(text, add_special_tokens=False).tokens
-        words = tokenizer.Tokenizer(self.lower_case, self.is_tokenized).words(text)
+        words = words_of(self.kind, lower_case=self.lower_case, is_tokenized=self.is_tokenized)(
+            text
+        )
         pieces = library.model.tokenize
         return [piece.value for word in words for piece in pieces(word)]
 
     @property
-    def pattern(self) -> str:
-        """Refuses: no regular expression describes sub-words."""
-        raise self._not_in_graphs()
+    def is_in_graphs(self) -> bool:
+        """Whether `split` can build a graph."""
+        return self.kind == "wordpiece"
 
     def split(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Refuses: a `tokenizer.json` has no operations of TensorFlow."""
-        raise self._not_in_graphs()
+        """Returns the tokens of each text, as a graph.
 
-    def _not_in_graphs(self) -> validation.UsageError:
-        return validation.UsageError(
-            f"tokenizer {self.kind!r} cannot be in a graph of TensorFlow: tokenise outside of it "
-            "(data.subwords) and give it ids."
+        Args:
+          texts: Texts, UTF-8 strings, shape [n].
+
+        Returns:
+          Tokens of each text, the same as from `words`; strings, ragged shape [n, None].
+
+        Raises:
+          ValueError: If no operations of TensorFlow do what the tokenizer does.
+        """
+        from tff_dpftrl.data import wordpiece_graph
+
+        if not self.is_in_graphs:
+            raise validation.UsageError(
+                f"tokenizer {self.kind!r} cannot be in a graph of TensorFlow: give the graph ids "
+                "that `data.subwords` made, or take tokenizer 'wordpiece'."
+            )
+        words = tokenizer.Tokenizer(self.lower_case, self.is_tokenized).split(texts)
+        model = json.loads(self.definition)["model"]
+        return wordpiece_graph.split(
+            words, list(model["vocab"]), model["unk_token"], model["max_input_chars_per_word"]
         )
 
 
@@ -172,6 +188,30 @@ class Subwords(vocabulary.Vocabulary):
     def unit(self) -> str:
         """Name of what the ids stand for, in the plural."""
         return "sub-words"
+
+
+def words_of(kind: Kind, *, lower_case: bool, is_tokenized: bool) -> Callable[[str], list[str]]:
+    """Returns the rule from a text to what a learned vocabulary has pieces of.
+
+    Args:
+      kind: "wordpiece": words; "sentencepiece": words that begin with their space, as "▁".
+      lower_case: Whether they are lower-cased.
+      is_tokenized: Whether texts are words separated by white space already.
+    """
+    if kind == "wordpiece":
+        rule = tokenizer.Tokenizer(lower_case, is_tokenized)
+        return lambda text: rule.words(_whole_characters(text))
+
+    def spaced(text: str) -> list[str]:
+        text = _whole_characters(text).replace("\0", "")
+        text = text.lower() if lower_case else text
+        return [f"▁{word}" for word in text.split(" ")] if text else []
+
+    return spaced
+
+
+def _whole_characters(text: str) -> str:
+    return _HALF_CHARACTER.sub("\ufffd", text)
 
 
 @functools.lru_cache(maxsize=4)

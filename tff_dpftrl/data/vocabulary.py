@@ -53,8 +53,8 @@ class Rule(Protocol):
         ...
 
     @property
-    def pattern(self) -> str:
-        """Regular expression of a word, in the syntax of RE2."""
+    def is_in_graphs(self) -> bool:
+        """Whether `split` can build a graph."""
         ...
 
     def words(self, text: str) -> list[str]:
@@ -194,8 +194,18 @@ def most_frequent(
     return Vocabulary(words, source, lower_case)
 
 
+class Make(Protocol):
+    """A way to make a vocabulary of a corpus: `most_frequent`, or learning sub-words."""
+
+    def __call__(
+        self, corpus: user_text.UserText, size: int, *, source: str, lower_case: bool = True
+    ) -> Vocabulary:
+        """Makes the vocabulary."""
+        ...
+
+
 def of_training_users(
-    corpus: user_text.UserText, size: int, *, lower_case: bool = True
+    corpus: user_text.UserText, size: int, *, lower_case: bool = True, make: Make = most_frequent
 ) -> Vocabulary:
     """Returns the most frequent words of the users to protect, which gives them away.
 
@@ -203,6 +213,7 @@ def of_training_users(
       corpus: Corpus of the training users.
       size: Largest number of words.
       lower_case: Whether to lower-case.
+      make: Function that makes the vocabulary of the corpus.
 
     Returns:
       A vocabulary that is not public, whose source says that no guarantee covers it.
@@ -211,7 +222,7 @@ def of_training_users(
       ValueError: If `size` is not positive or the corpus has no words.
     """
     source = f"counted without noise on the training users of {corpus.name}, so NOT covered"
-    counted = most_frequent(corpus, size, source=source, lower_case=lower_case)
+    counted = make(corpus, size, source=source, lower_case=lower_case)
     return dataclasses.replace(counted, is_public=False)
 
 
@@ -220,6 +231,7 @@ def standard_library(
     *,
     lower_case: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
+    make: Make = most_frequent,
 ) -> Vocabulary:
     """Returns the most frequent words of the standard library's docstrings.
 
@@ -227,6 +239,7 @@ def standard_library(
       size: Largest number of words; there are about 9,000.
       lower_case: Whether to lower-case.
       cache_dir: Folder of the cache; `docstrings.read` has the default.
+      make: Function that makes the vocabulary of the docstrings.
 
     Returns:
       A public vocabulary.
@@ -236,7 +249,7 @@ def standard_library(
     """
     corpus = docstrings.read_standard_library(cache_dir=cache_dir)
     source = "docstrings of Python's standard library"
-    return most_frequent(corpus, size, source=source, lower_case=lower_case)
+    return make(corpus, size, source=source, lower_case=lower_case)
 
 
 def english(size: int, *, lower_case: bool = True) -> Vocabulary:
@@ -273,6 +286,7 @@ def from_file(
     lower_case: bool = True,
     is_tokenized: bool = False,
     protected: user_text.UserText | None = None,
+    make: Make = most_frequent,
 ) -> Vocabulary:
     """Returns a vocabulary from a file, which the caller thereby declares public.
 
@@ -286,6 +300,7 @@ def from_file(
       is_tokenized: Whether the texts of a corpus are words separated by white space.
       protected: Users to protect, all of whose texts are read if the file is a corpus; None if
         there are none.
+      make: Function that makes the vocabulary of a corpus.
 
     Returns:
       A vocabulary whose source says that the operator declared it public.
@@ -312,8 +327,13 @@ def from_file(
                 "other text, or pass vocabulary='private', and the statement will say that it is "
                 "not covered."
             )
-        return most_frequent(
+        return make(
             corpus, size, source=f"counted on {path.name}, {_DECLARED}", lower_case=lower_case
+        )
+    if make is not most_frequent:
+        raise validation.UsageError(
+            f"vocabulary {path} is a list of words, and sub-words are learned on text: name a "
+            "corpus of public text, as for --data, or take tokenizer 'words'."
         )
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -164,6 +164,7 @@ def read(
     words = corpus_lib.public_vocabulary(
         options.vocabulary,
         options.vocabulary_size,
+        tokenizer=options.tokenizer,
         lower_case=options.lower_case,
         pretokenized=options.pretokenized,
         data=options.data,

@@ -19,6 +19,7 @@ from tff_dpftrl.models import hugging_face
 
 if TYPE_CHECKING:  # So that `find` can refuse a folder before TensorFlow is imported.
     import numpy as np
+    import tensorflow as tf
 
     from tff_dpftrl.models import language_model, metrics, next_words
     from tff_dpftrl.training import custom_models
@@ -45,6 +46,19 @@ class Prediction:
     unknown_word: float
     end_of_text: float
     unknown_in_text: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+    """Sampled continuation of a text.
+
+    Attributes:
+      text: What follows the text, with the space before it.
+      has_ended: Whether the model ended the text there.
+    """
+
+    text: str
+    has_ended: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,6 +122,87 @@ class TrainedModel:
             missing = dict.fromkeys(word for word in words if word not in known)
             predictions.append(Prediction(tuple(named), float(unknown), float(end), tuple(missing)))
         return predictions
+
+    def continue_texts(
+        self,
+        texts: Sequence[str],
+        num_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int | np.random.Generator | None = None,
+    ) -> list[Continuation]:
+        """Samples how texts go on, one word or sub-word after the other.
+
+        Args:
+          texts: Beginnings of texts. Of what is longer than the model's sequence length, the end
+            is read.
+          num_tokens: Largest number of words or sub-words that are sampled for a text.
+          temperature: Number that the scores are divided by; 0 takes the likeliest.
+          top_p: Least probability of the smallest set of likeliest words that is sampled from.
+          seed: Seed of the samples, or their generator; the operating system's if None.
+
+        Returns:
+          A continuation of each text.
+
+        Raises:
+          ValueError: If a text has no word in it, or a number is out of range.
+        """
+        import numpy as np
+
+        from tff_dpftrl.models import next_words
+
+        validation.integer("num_tokens", num_tokens, minimum=1)
+        validation.number("temperature", temperature, minimum=0)
+        validation.number("top_p", top_p, above=0, maximum=1)
+        rng, length = np.random.default_rng(seed), self.model.sequence_length
+        begun = [self.words.ids(self.rule.words(text)) for text in texts]
+        for text, ids in zip(texts, begun, strict=True):
+            if not ids:
+                raise validation.UsageError(
+                    f"the text must have at least one word in it, got {text!r}."
+                )
+        added: list[list[int]] = [[] for _ in begun]
+        going = list(range(len(begun)))
+        for _ in range(num_tokens):
+            if not going:
+                break
+            rows = np.zeros([len(going), length], np.int32)
+            for row, index in zip(rows, going, strict=True):
+                ids = [self.words.bos, *begun[index], *added[index]][-length:]
+                row[: len(ids)] = ids
+            scores = self._next_scores(rows).numpy()[:, : self.words.size]
+            sampled = next_words.sample(
+                scores, self.special, rng, temperature=temperature, top_p=top_p
+            )
+            for index, word in zip(going, sampled.tolist(), strict=True):
+                added[index].append(word)
+            going = [index for index in going if added[index][-1] != self.words.eos]
+        return [
+            Continuation(self._text_after(ids, new), new[-1] == self.words.eos)
+            for ids, new in zip(begun, added, strict=True)
+        ]
+
+    def _text_after(self, begun: Sequence[int], added: Sequence[int]) -> str:
+        """Returns the text of further ids, with the space before it."""
+        first, both = self.words.text(begun), self.words.text([*begun, *added])
+        # A character may be of several tokens, the last of which only is new.
+        return both[len(first) :] if both.startswith(first) else self.words.text(added)
+
+    @functools.cached_property
+    def _next_scores(self) -> Callable[..., tf.Tensor]:
+        import tensorflow as tf
+
+        from tff_dpftrl.models import next_words
+
+        weights = [tf.convert_to_tensor(weight) for weight in self.weights]
+        spec = tf.TensorSpec([None, self.model.sequence_length], tf.int32)
+
+        @tf.function(autograph=False, input_signature=[spec])
+        def graph(ids):
+            return next_words.next_scores(self.model, weights, ids)
+
+        return graph
 
     @functools.cached_property
     def _next_words(self) -> Callable[..., next_words.NextWords]:

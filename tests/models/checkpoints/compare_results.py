@@ -85,17 +85,16 @@ def _load(folder: pathlib.Path) -> None:
         }
         if rank is not None:
             base = load(_HERE / name, dtype=torch.float32)
-            models["adapters"] = peft.PeftModel.from_pretrained(
-                base, run / "hugging_face_adapters"
-            )
+            models["adapters"] = peft.PeftModel.from_pretrained(base, run / "hugging_face_adapters")
         differences = {
             kind: np.abs(model(ids).logits[0].detach().numpy() - scores).max()
             for kind, model in models.items()
         }
         shown = ", ".join(f"{kind} {differences[kind]:.1e}" for kind in sorted(differences))
-        print(f"{name}, {'all weights' if rank is None else f'rank {rank}'}: {shown}")
+        largest, part = np.abs(scores).max(), "all weights" if rank is None else f"rank {rank}"
+        print(f"{name}, {part}, scores up to {largest:.1f}: {shown}")
         assert differences.pop("before") > 1e-2
-        assert max(differences.values()) < 1e-5 * np.abs(scores).max()
+        assert max(differences.values()) < 1e-5 * largest
 
 
 if __name__ == "__main__":

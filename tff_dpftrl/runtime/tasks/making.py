@@ -287,6 +287,7 @@ def _prepare(
     words = corpus.public_vocabulary(
         config.vocabulary,
         config.vocabulary_size,
+        tokenizer=config.tokenizer,
         lower_case=config.lower_case,
         pretokenized=config.pretokenized,
         data=config.data,
@@ -340,7 +341,7 @@ def _read_language(
     progress: progress_lib.Progress,
 ) -> _Language:
     """Builds the model of a name, and reads its initial weights if a folder is given."""
-    progress(f"Vocabulary: {len(words.words)} words ({words.source}).")
+    progress(f"Vocabulary: {len(words.words)} {words.unit} ({words.source}).")
     model = table.build(name, vocabulary_size=words.size, **sizes)
     progress(f"Model: {name}, {model.num_parameters} weights.")
     initial = None
