@@ -49,6 +49,14 @@ _TOKENIZER_FILES = (
     "generation_config.json",
     "chat_template.jinja",
 )
+FILES = frozenset(
+    {
+        *(f"{FOLDER}/{name}" for name in (CONFIG, WEIGHTS, *_TOKENIZER_FILES)),
+        *(f"{ADAPTERS_FOLDER}/{name}" for name in (_ADAPTER_CONFIG, _ADAPTERS)),
+    }
+)
+"""Paths in a run's folder of what is written there in this layout."""
+
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SAFE = (
     "where transformers is installed, "

@@ -153,8 +153,8 @@ class TrainedModel:
         from tff_dpftrl.models import next_words
 
         validation.integer("num_tokens", num_tokens, minimum=1)
-        validation.number("temperature", temperature, minimum=0)
-        validation.number("top_p", top_p, above=0, maximum=1)
+        validation.number("temperature", temperature, at_least=0)
+        validation.number("top_p", top_p, above=0, at_most=1)
         rng, length = np.random.default_rng(seed), self.model.sequence_length
         begun = [self.words.ids(self.rule.words(text)) for text in texts]
         for text, ids in zip(texts, begun, strict=True):
