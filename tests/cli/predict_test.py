@@ -79,6 +79,22 @@ def test_a_person_may_press_enter(run, capsys, monkeypatch):
     assert captured.err == "Type the beginning of a sentence, and Enter; Ctrl-D ends.\n"
 
 
+def test_a_text_goes_on_with_the_same_words_for_the_same_seed(run, capsys, monkeypatch):
+    arguments = [run, "--tokens", 4, "--seed", 3, "--temperature", 2, "--top-p", 0.9]
+    texts = ["the front", "the"]
+    found = _json([*arguments, *texts], capsys)
+    _type(monkeypatch, "\n".join(texts))
+    assert _json(arguments, capsys) == found
+    expected = (
+        trained_model.find(run).load().continue_texts(texts, 4, seed=3, temperature=2.0, top_p=0.9)
+    )
+    assert [entry["continuation"] for entry in found] == [one.text for one in expected]
+    assert [entry["has_ended"] for entry in found] == [one.has_ended for one in expected]
+    assert main.main(["predict", *map(str, arguments), *texts]) == 0
+    lines = [text + one.text for text, one in zip(texts, expected, strict=True)]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [

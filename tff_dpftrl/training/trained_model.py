@@ -118,7 +118,12 @@ class TrainedModel:
         arrays = [part.numpy() for part in self._next_words(ids, tf.constant(top))]
         known, predictions = self.words.id_of, []
         for words, best, values, unknown, end in zip(split, *arrays, strict=True):
-            named = zip(map(self.words.shown, best), map(float, values), strict=True)
+            # The embedding of a checkpoint may have more rows than there are tokens.
+            named = [
+                (self.words.shown(i), float(value))
+                for i, value in zip(best.tolist(), values, strict=True)
+                if i < self.words.size
+            ]
             missing = dict.fromkeys(word for word in words if word not in known)
             predictions.append(Prediction(tuple(named), float(unknown), float(end), tuple(missing)))
         return predictions
