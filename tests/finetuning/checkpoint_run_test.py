@@ -186,7 +186,9 @@ def test_one_user_moves_a_step_by_no_more_than_the_clip_norm(name, adapter_rank)
         with_user, units = way(weights, rows, np.arange(0, 9, 2), clip_norm)
         without_user, _ = way(weights, without, np.arange(0, 7, 2), clip_norm)
         assert units.norms.numpy().min() > clip_norm  # All are clipped.
-        moved = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(with_user, without_user)))
+        moved = np.sqrt(
+            sum(np.sum((a - b) ** 2) for a, b in zip(with_user, without_user, strict=True))
+        )
         assert 0.9 * clip_norm < moved <= clip_norm
 
 
