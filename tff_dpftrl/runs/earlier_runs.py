@@ -92,9 +92,8 @@ def of_caller(folder: pathlib.Path, users: Sequence[str]) -> dict[str, Any]:
 def is_run(folder: pathlib.Path) -> bool:
     """Returns whether a folder is that of a run, or the report of a served task."""
     # A folder in Hugging Face's layout has a file of the manifest's name, too.
-    return (folder / _STATEMENT).exists() or "model_type" not in (
-        _read(folder / manifest.NAME) or {"model_type": None}
-    )
+    path = folder / manifest.NAME
+    return (folder / _STATEMENT).exists() or (path.exists() and "model_type" not in _read(path))
 
 
 def statement_of(folder: pathlib.Path) -> composition.Spent | None:
