@@ -169,7 +169,8 @@ def _print_text(text: str, prediction: trained_model.Prediction) -> None:
     print(text)
     for word, probability in prediction.next_words:
         print(f"{probability:8.1%}  {word}")
-    print(f"{prediction.unknown_word:8.1%}  (a word outside the vocabulary)")
+    if prediction.unknown_word:  # Of some sub-words there are none.
+        print(f"{prediction.unknown_word:8.1%}  (a word outside the vocabulary)")
     print(f"{prediction.end_of_text:8.1%}  (the end of the text)")
     if prediction.unknown_in_text:
         words = ", ".join(map(repr, prediction.unknown_in_text))

@@ -130,9 +130,10 @@ def run(args: argparse.Namespace) -> int:
     options = {name: value for name, value in of_run.items() if name in names}
     options |= {name: value for name, value in vars(args).items() if name in names}
     options |= {name: of_run[name] for name in ("data", *_TABLE) if name in of_run}
-    if not args.config:  # Of a run of which nothing is known.
-        is_words = options.get("tokenizer", "words") == "words"
-        options.setdefault("vocabulary", "english" if is_words else _text_of(config))
+    if options.get("tokenizer") in ("wordpiece", "sentencepiece"):
+        options.setdefault("vocabulary", _text_of(config))
+    elif not args.config and options.get("tokenizer") != "checkpoint":  # Nothing else is known.
+        options.setdefault("vocabulary", "english")
     shared = language_config.LanguageConfig(**options).with_absolute_paths()
     print("Reading the text ...", file=sys.stderr)
     text = pretraining.read(config, shared)

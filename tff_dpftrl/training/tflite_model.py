@@ -157,7 +157,7 @@ def _to_ids(trained: trained_model.TrainedModel) -> list[str]:
             f"   other word has the id {words.oov}. {ends}",
         ]
     return [
-        f"1. {lower}",
+        f"1. {lower.strip()}",
         f"2. Split it into sub-words with `tokenizer` of `{vocabulary_file.NAME}`, which is a",
         "   tokenizer.json of Hugging Face's `tokenizers`, without special tokens. Of the kind",
         "   wordpiece, split it into words first, as `tff_dpftrl.data.tokenizer` does.",
