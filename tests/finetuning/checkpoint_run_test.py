@@ -144,8 +144,9 @@ def test_what_is_recorded_is_not_said_again(toy, tmp_path):
         _finetune(toy_finetuning.config(toy, trained_on="WebText"), tmp_path / "run")
     with pytest.raises(ValueError, match="sequence_length is for a checkpoint in Hugging Face's"):
         _finetune(toy_finetuning.config(toy, sequence_length=8), tmp_path / "run")
-    with pytest.raises(ValueError, match="trained_on must name a text"):
-        _config(toy, "gpt2", trained_on=" ")
+    for trained_on in (" ", "two\nlines"):
+        with pytest.raises(ValueError, match="trained_on must name a text in one line"):
+            _config(toy, "gpt2", trained_on=trained_on)
     with pytest.raises(ValueError, match="sequence_length must be at most 16, .* got 17"):
         _finetune(_config(toy, "gpt2", sequence_length=17), tmp_path / "run")
     assert not (tmp_path / "run").exists()

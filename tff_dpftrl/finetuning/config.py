@@ -223,8 +223,10 @@ class FinetuningConfig(language_config.TextConfig):
             validation.number(name, getattr(self, name), below=1)
         if self.iterate_averaging is not None:
             validation.number("iterate_averaging", self.iterate_averaging, above=0, below=1)
-        if self.trained_on is not None and not self.trained_on.strip():
-            raise validation.UsageError("trained_on must name a text: leave it out if not known.")
+        if self.trained_on is not None and len(self.trained_on.strip().splitlines()) != 1:
+            raise validation.UsageError(
+                "trained_on must name a text in one line: leave it out if it is not known."
+            )
         missing = []
         if self.initial_weights is None:
             missing.append(
