@@ -12,7 +12,7 @@ import collections
 import json
 from typing import Any
 
-from tff_dpftrl import validation
+from tff_dpftrl import json_text, validation
 from tff_dpftrl.data import subwords, user_text
 
 _ENDS = ("[BOS]", "[EOS]")
@@ -85,7 +85,7 @@ def learn(
         trainer = tokenizers.trainers.BpeTrainer(**options)
     library.pre_tokenizer = tokenizers.pre_tokenizers.Split("\0", "removed")
     library.train_from_iterator(map("\0".join, spoken), trainer)
-    definition = json.loads(library.to_str())
+    definition = json_text.parse(library.to_str())
     definition["added_tokens"] = []  # No text has tokens in it, but what they are made of.
     if is_wordpiece:
         definition["pre_tokenizer"] = {"type": "WhitespaceSplit"}

@@ -103,7 +103,7 @@ class SubwordTokenizer:
                 "that `data.subwords` made, or take tokenizer 'wordpiece'."
             )
         words = tokenizer.Tokenizer(self.lower_case, self.is_tokenized).split(texts)
-        model = json.loads(self.definition)["model"]
+        model = json_text.parse(self.definition)["model"]
         return wordpiece_graph.split(
             words, list(model["vocab"]), model["unk_token"], model["max_input_chars_per_word"]
         )
@@ -306,7 +306,7 @@ def of_definition(
     if kind not in get_args(Kind):
         raise validation.UsageError(f"{where}: there is no kind {kind!r} of sub-words.")
     try:
-        definition = json.dumps(json.loads(definition))  # The same text from every file.
+        definition = json.dumps(json_text.parse(definition))  # The same text from every file.
         library = _library(definition)
     except validation.UsageError:
         raise
@@ -363,7 +363,7 @@ def to_json(words: Subwords) -> dict[str, Any]:
         "beginning": words.beginning,
         "end": words.end,
         "unknown": words.unknown,
-        "tokenizer": json.loads(words.definition),
+        "tokenizer": json_text.parse(words.definition),
     }
 
 
