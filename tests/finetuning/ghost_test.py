@@ -57,8 +57,8 @@ def _weights(model, seed=0):
 
 
 _MODELS |= {
-    f"{name}-adapters": low_rank.LowRank(_MODELS[name], _weights(_MODELS[name], 1), 2)
-    for name in ("gpt2", "llama")
+    f"{name}-adapters": low_rank.LowRank(_MODELS[name], _weights(_MODELS[name], 1), rank)
+    for name, rank in (("gpt2", 2), ("llama", 4))
 }
 
 

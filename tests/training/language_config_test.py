@@ -12,7 +12,7 @@ from tff_dpftrl.training import language_config
     [
         (
             {"num_heads": 2},
-            "num_heads is for the model transformer or gpt2 or llama, not for word-lstm: leave it out",
+            "num_heads is for the model transformer or gpt2 or llama, not for word-lstm: leave it",
         ),
         (
             {"model": "transformer", "lstm_size": 9},

@@ -160,6 +160,11 @@ class Subwords(vocabulary.Vocabulary):
         """Id of the end of a text."""
         return self.id_of[self.end]
 
+    @property
+    def may_be_fewer(self) -> bool:
+        """Whether a model may have more ids than these: tables of checkpoints are rounded up."""
+        return self.kind == "checkpoint"
+
     def ids(self, words: Sequence[str]) -> list[int]:
         """Returns the ids of tokens that `rule` made."""
         return list(map(self.id_of.__getitem__, words))

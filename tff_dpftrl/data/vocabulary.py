@@ -147,6 +147,11 @@ class Vocabulary:
         """Name of what the ids stand for, in the plural."""
         return "words"
 
+    @property
+    def may_be_fewer(self) -> bool:
+        """Whether a model may have more ids than these, which no text has."""
+        return False
+
     def count(self, ids: np.ndarray) -> tuple[int, int]:
         """Counts the words in an array of ids, padding and the ends of texts left out.
 

@@ -16,14 +16,21 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.models import table
 
 if TYPE_CHECKING:  # So that a folder can be refused before TensorFlow is imported.
     from tff_dpftrl.models import language_model, low_rank
+
+FOLDER = "hugging_face"
+"""Name of the checkpoint's folder in that of a run."""
+
+ADAPTERS_FOLDER = "hugging_face_adapters"
+"""Name of the adapters' folder in that of a run."""
+
+SEQUENCE_LENGTH = 64
+"""Number of positions of a checkpoint's model if none is given; or fewer, if it has fewer."""
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -42,6 +49,14 @@ _TOKENIZER_FILES = (
     "generation_config.json",
     "chat_template.jinja",
 )
+FILES = frozenset(
+    {
+        *(f"{FOLDER}/{name}" for name in (CONFIG, WEIGHTS, *_TOKENIZER_FILES)),
+        *(f"{ADAPTERS_FOLDER}/{name}" for name in (_ADAPTER_CONFIG, _ADAPTERS)),
+    }
+)
+"""Paths in a run's folder of what is written there in this layout."""
+
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SAFE = (
     "where transformers is installed, "
@@ -189,12 +204,12 @@ class Checkpoint:
     files: Sequence[pathlib.Path]
 
     def read(
-        self, sequence_length: int
+        self, sequence_length: int | None = None
     ) -> tuple[language_model.LanguageModel, tuple[np.ndarray, ...]]:
         """Reads the model.
 
         Args:
-          sequence_length: Number of positions T in a batch.
+          sequence_length: Number of positions T in a batch; `SEQUENCE_LENGTH` if None.
 
         Returns:
           The model, and one float32 array for each entry of its `weight_shapes`.
@@ -203,6 +218,9 @@ class Checkpoint:
           UsageError: If the sequences are too long for the model, or a file is damaged, has
             tensors of other shapes, lacks one or has one that the model has not.
         """
+        if sequence_length is None:
+            sequence_length = min(SEQUENCE_LENGTH, self.sizes["num_positions"])
+        # Imports TensorFlow, with which NumPy knows bfloat16.
         model = table.from_description({**self.sizes, "sequence_length": sequence_length})
         with contextlib.ExitStack() as stack:
             where = {}
@@ -228,12 +246,12 @@ class Checkpoint:
             weights[weight] = np.ascontiguousarray(stored.T) if is_transposed else stored
         if "lm_head.weight" in where and "lm_head.weight" not in names.values():
             embedding = weights["embedding"]
-            if not np.array_equal(
-                self._tensor("lm_head.weight", embedding.shape, where), embedding
-            ):
+            output = self._tensor("lm_head.weight", embedding.shape, where)
+            if not np.array_equal(output, embedding):
                 raise validation.UsageError(
-                    f"{self.folder} has other output weights, lm_head.weight, than input embeddings, "
-                    f"which {CONFIG} says are the same (tie_word_embeddings): correct it."
+                    f"{self.folder} has other output weights, lm_head.weight, than input "
+                    f"embeddings, which {CONFIG} says are the same (tie_word_embeddings): correct "
+                    "it."
                 )
         return tuple(weights.values())
 
@@ -304,12 +322,24 @@ def find(folder: pathlib.Path) -> Checkpoint:
 
 
 def _opened(path: pathlib.Path) -> Any:
+    safetensors = _library()
     try:
         return safetensors.safe_open(path, framework="numpy")
     except (OSError, safetensors.SafetensorError) as error:
         raise validation.UsageError(
             f"{path} is damaged or missing ({error}): download it again."
         ) from error
+
+
+def _library() -> Any:
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise validation.UsageError(
+            "Checkpoints in Hugging Face's layout need the package safetensors: pip install "
+            "safetensors, or this package's extra 'finetuning'."
+        ) from error
+    return safetensors
 
 
 def _json(path: pathlib.Path) -> Any:
@@ -533,7 +563,7 @@ def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
 
 def _write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
     with durable_files.replacing(path) as file:
-        safetensors.numpy.save_file(dict(tensors), file.name, metadata={"format": "pt"})
+        _library().numpy.save_file(dict(tensors), file.name, metadata={"format": "pt"})
 
 
 def _listed(names: Sequence[str]) -> str:

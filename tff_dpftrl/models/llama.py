@@ -76,7 +76,7 @@ class Llama(decoder.TokenDecoder):
             )
         if self._head_size % 2:
             raise validation.UsageError(
-                f"the width of a head must be even, for rotary positions, and is {self._head_size}: "
+                f"the width of a head must be even, for rotary positions, got {self._head_size}: "
                 "change embedding_size, num_heads or head_size."
             )
 

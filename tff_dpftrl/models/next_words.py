@@ -97,6 +97,43 @@ def of_scores(scores: tf.Tensor, special: metrics.SpecialIds, top: int | tf.Tens
     return NextWords(*likeliest(probabilities, special, top), unknown, end)
 
 
+def sample(
+    scores: np.ndarray,
+    special: metrics.SpecialIds,
+    rng: np.random.Generator,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+) -> np.ndarray:
+    """Samples what comes next: a word of the vocabulary, or the end of the text.
+
+    Args:
+      scores: Scores of all ids, as of `next_scores`, shape [n, V].
+      special: Special ids.
+      rng: Generator of the samples, which are not private.
+      temperature: Number that the scores are divided by; 0 takes the likeliest.
+      top_p: Least probability, above 0 and at most 1, of the smallest set of likeliest ids
+        that is sampled from (Holtzman et al. 2020).
+
+    Returns:
+      Ids, int64, shape [n].
+    """
+    scores = np.array(scores, np.float64)
+    unknown = [] if special.oov is None else [special.oov]
+    scores[:, [*special.never_next, *unknown]] = -np.inf
+    if temperature == 0.0:
+        return scores.argmax(axis=1)
+    scores = (scores - scores.max(axis=1, keepdims=True)) / temperature
+    order = np.argsort(-scores, axis=1, kind="stable")
+    shares = np.exp(np.take_along_axis(scores, order, axis=1))
+    shares /= shares.sum(axis=1, keepdims=True)
+    before = np.cumsum(shares, axis=1) - shares
+    shares[before >= top_p] = 0.0
+    sums = np.cumsum(shares, axis=1)
+    drawn = (sums <= rng.random(len(scores))[:, None] * sums[:, -1:]).sum(axis=1)
+    return np.take_along_axis(order, drawn[:, None], axis=1)[:, 0]
+
+
 def likeliest(
     scores: tf.Tensor, special: metrics.SpecialIds, top: int | tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
