@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.models import small_models
 from tff_dpftrl.finetuning import clipped_sums, ghost
-from tff_dpftrl.models import low_rank, table, transformer, weight_uses, word_lstm
+from tff_dpftrl.models import gpt2, llama, low_rank, table, transformer, weight_uses, word_lstm
 from tff_dpftrl.private_round import clipping
 
 _LSTM = word_lstm.WordLstm(11, 5, embedding_size=6, state_size=4)
@@ -33,6 +33,13 @@ _MODELS = {
     "lstm-words": dataclasses.replace(_LSTM, vocabulary_size=300, embedding_size=40, state_size=32),
     "transformer-words": dataclasses.replace(_TRANSFORMER, vocabulary_size=300, embedding_size=40),
 }
+_MODELS |= {
+    "gpt2": gpt2.Gpt2(11, 5, 6, 2, 3, 7, num_positions=8),
+    "gpt2-wide": gpt2.Gpt2(11, 5, 40, 1, 4, 64),
+    "llama": llama.Llama(11, 5, 8, 2, 4, 2, 7),
+    "llama-untied": llama.Llama(11, 5, 8, 1, 2, 1, 7, tie_embeddings=False, head_size=6),
+    "llama-wide": llama.Llama(11, 5, 40, 1, 4, 2, 64),
+}
 _MODELS["transformer-adapters"] = low_rank.LowRank(
     _MODELS["transformer-deep"], _MODELS["transformer-deep"].initial_weights(1), 2
 )
@@ -50,6 +57,12 @@ def _weights(model, seed=0):
     return [
         tf.constant(w + rng.normal(0, 0.3, w.shape), tf.float32) for w in model.initial_weights(0)
     ]
+
+
+_MODELS |= {
+    f"{name}-adapters": low_rank.LowRank(_MODELS[name], _weights(_MODELS[name], 1), rank)
+    for name, rank in (("gpt2", 2), ("llama", 4))
+}
 
 
 def _rows(model, counts, seed=0):
@@ -181,7 +194,13 @@ def test_the_loss_of_a_unit_is_the_mean_of_its_rows(name, rows_per_unit):
         np.testing.assert_allclose(way(weights, rows, splits, 0.1)[1].losses, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["lstm", "transformer", "lstm-words", "transformer-words"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{kind}{size}" for kind in ("lstm", "transformer") for size in ("", "-words")),
+        *(f"{kind}{size}" for kind in ("gpt2", "llama") for size in ("", "-wide")),
+    ],
+)
 def test_an_embedding_that_is_tied_needs_the_product_of_both_uses(name, monkeypatch):
     model, weights = _MODELS[name], _weights(_MODELS[name])
     rows, splits = _rows(model, _COUNTS[1])
@@ -255,7 +274,7 @@ def test_a_unit_that_is_not_finite_counts_as_zero(name, value):
     _assert_same((found[0], found[1][:3]), expected, 0.5)
 
 
-@pytest.mark.parametrize("name", ["lstm", "transformer-wide"])
+@pytest.mark.parametrize("name", ["lstm", "transformer-wide", "gpt2", "llama", "llama-untied"])
 def test_no_unit_moves_the_sum_by_more_than_the_clip_norm(name):
     model, weights = _MODELS[name], _weights(_MODELS[name])
     rows, splits = _rows(model, _COUNTS[3])

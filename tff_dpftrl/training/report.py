@@ -393,7 +393,9 @@ def _accuracy(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float],
     if not evaluated:
         return "The model has not been evaluated yet."
     others = ", ".join(f"{name} {value:.2%}" for name, value in baselines.items())
+    bits = evaluated[-1].get("eval_bits_per_character")
     return (
         f"After {evaluated[-1]['round']} {unit}s: top-1 accuracy on held-out users "
-        f"{evaluated[-1][stopping.ACCURACY]:.2%}{f' ({others})' if others else ''}."
+        f"{evaluated[-1][stopping.ACCURACY]:.2%}{f' ({others})' if others else ''}"
+        f"{'' if bits is None else f', {bits:.3f} bits per character'}."
     )
