@@ -168,8 +168,16 @@ def test_a_result_that_is_fine_tuned_again_is_that_of_a_run(toy, tmp_path):
         _finetune(dataclasses.replace(config, trained_on="WebText"), tmp_path / "third")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama_grouped_tied", "llama_untied"])
-@pytest.mark.parametrize("adapter_rank", [None, 2])
+@pytest.mark.parametrize(
+    "name, adapter_rank",
+    [
+        ("gpt2", None),
+        ("llama_grouped_tied", 2),
+        pytest.param("gpt2", 2, marks=pytest.mark.slow),
+        pytest.param("llama_grouped_tied", None, marks=pytest.mark.slow),
+        pytest.param("llama_untied", None, marks=pytest.mark.slow),
+    ],
+)
 def test_one_user_moves_a_step_by_no_more_than_the_clip_norm(name, adapter_rank):
     model, weights = hugging_face.find(checkpoint_folders.FOLDER / name).read(5)
     if adapter_rank is not None:

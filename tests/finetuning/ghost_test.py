@@ -61,7 +61,7 @@ def _weights(model, seed=0):
 
 _MODELS |= {
     f"{name}-adapters": low_rank.LowRank(_MODELS[name], _weights(_MODELS[name], 1), rank)
-    for name, rank in (("gpt2", 2), ("llama", 4))
+    for name, rank in (("gpt2", 2), ("llama-wide", 20))
 }
 
 
