@@ -79,12 +79,30 @@ def test_a_person_may_press_enter(run, capsys, monkeypatch):
     assert captured.err == "Type the beginning of a sentence, and Enter; Ctrl-D ends.\n"
 
 
+def test_a_text_goes_on_with_the_same_words_for_the_same_seed(run, capsys, monkeypatch):
+    options = ["--tokens", 4, "--seed", 3, "--temperature", 2, "--top-p", 0.9]
+    texts = ["the front", "the"]
+    found = _json([run, *texts, *options], capsys)
+    _type(monkeypatch, "\n".join(texts))
+    assert _json([run, *options], capsys) == found
+    expected = (
+        trained_model.find(run).load().continue_texts(texts, 4, seed=3, temperature=2.0, top_p=0.9)
+    )
+    assert [entry["continuation"] for entry in found] == [one.text for one in expected]
+    assert [entry["has_ended"] for entry in found] == [one.has_ended for one in expected]
+    assert main.main(["predict", str(run), *texts, *map(str, options)]) == 0
+    lines = [text + one.text for text, one in zip(texts, expected, strict=True)]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [
         ([""], "TEXT must have at least one word in it, got ''."),
         (["the", " \t"], "TEXT must have at least one word in it"),
         (["the", "--top", "0"], "--top must be at least 1, got 0."),
+        (["the", "--seed", "1"], "--seed has no meaning without --tokens: leave it out."),
+        (["the", "--top", "1", "--tokens", "1"], "--top has no meaning with --tokens: leave it"),
         ([], "line 2 of standard input must have at least one word in it, got ''."),
     ],
 )

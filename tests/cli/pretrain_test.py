@@ -55,6 +55,18 @@ def test_the_config_of_a_task_will_do(calls, tmp_path):
     assert options.model_sizes == {"state_size": 7}
 
 
+def test_sub_words_are_learned_on_the_text_of_pretraining(calls, tmp_path, capsys):
+    sizes = ["--vocabulary-size", "60", "--embedding-size", "4"]
+    assert _main(tmp_path, "--tokenizer", "wordpiece", *sizes) == 0
+    ((_, options, text),) = calls
+    assert options.tokenizer == "wordpiece" and text.words.unit == "sub-words"
+    assert text.words.source == "counted on users.jsonl, declared public by the operator"
+    assert _main(tmp_path, "--tokenizer", "wordpiece", "--vocabulary", "english", *sizes) == 2
+    assert "'english' is a list of words, and tokenizer 'wordpiece'" in capsys.readouterr().err
+    assert _main(tmp_path, "--tokenizer", "checkpoint", *sizes) == 2
+    assert "name the tokenizer.json of a checkpoint as vocabulary" in capsys.readouterr().err
+
+
 def test_without_a_config_the_words_are_ordinary_english(calls, tmp_path):
     sizes = ["--vocabulary-size", "30", "--embedding-size", "4"]
     assert _main(tmp_path, *sizes) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import hypothesis
@@ -159,6 +160,16 @@ def test_bad_arguments_are_refused():
         corpus.sample("u", max_sequences=1, num_epochs=0, seed=0)
     with pytest.raises(ValueError, match="'q' is not a user"):
         corpus.sequences("q")
+
+
+def test_targets_per_character_counts_words_and_ends_over_the_text():
+    texts = {"a": ["The cat sat", "  "], "b": ["the end of all of the texts"], "c": []}
+    corpus = user_text.UserText.from_mapping("c", texts)
+    words = vocabulary.Vocabulary(("the", "cat"), "test")
+    encoded = sequences.SequenceCorpus(corpus, words, sequences.SequenceSpec(5))
+    assert encoded.targets_per_character(["a"]) == 4 / 13  # Three words and the end.
+    assert encoded.targets_per_character() == (4 + 8) / (13 + 27)
+    assert math.isnan(encoded.targets_per_character(["c"]))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,12 @@ def test_agrees_with_one_pass_over_full_logits():
             assert found[name] == pytest.approx(float(value), rel=1e-5), name
 
 
+def test_a_guess_among_equals_costs_the_logarithm_for_each_target():
+    weights = [np.zeros_like(weight) for weight in _MODEL.initial_weights(1)]
+    evaluate = evaluation.Evaluator(_MODEL, _SPECIAL, _sequences(9), targets_per_character=0.25)
+    assert evaluate(weights)["bits_per_character"] == pytest.approx(np.log2(10) / 4, rel=1e-5)
+
+
 def test_new_weights_are_evaluated_anew():
     evaluate = evaluation.Evaluator(_MODEL, _SPECIAL, _sequences(9))
     first, second = _MODEL.initial_weights(1), _MODEL.initial_weights(2)

@@ -49,7 +49,8 @@ def test_later_words_and_padding_do_not_matter(model):
         changed[:, 3:] = later
         others = model.logits(weights, changed)
         np.testing.assert_array_equal(logits[:, :3], others[:, :3])
-        assert np.abs(logits[0, 3:] - others[0, 3:]).min() > 1e-3
+        # The score of padding may be the same everywhere.
+        assert np.abs(logits[0, 3:, 1:] - others[0, 3:, 1:]).min() > 1e-3
 
 
 def test_rows_of_a_batch_do_not_matter_to_each_other(model):

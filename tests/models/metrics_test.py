@@ -199,5 +199,27 @@ def test_values_are_compared_in_legacy_graphs():
     assert {name: float(value) for name, value in found.items()} == pytest.approx(expected)
 
 
+def test_special_ids_may_be_among_the_words():
+    """Sub-words have their special tokens anywhere: the metrics do not depend on the places."""
+    rng = np.random.default_rng(1)
+    logits = rng.normal(0, 3, [300, _SIZE]).astype(np.float32)
+    targets = rng.integers(0, _SIZE, 300).astype(np.int32)
+    place = np.array([0, 1, 4, 6, 7, 8, 9, 2, 5, 3])  # New ids, by old ones.
+    moved = np.empty_like(logits)
+    moved[:, place] = logits
+    special = metrics.SpecialIds(oov=2, bos=5, eos=3)
+    expected = _finalized(metrics.count(logits, targets, _SPECIAL))
+    found = _finalized(metrics.count(moved, place[targets].astype(np.int32), special))
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_one_token_may_begin_and_end_a_text():
+    special = metrics.SpecialIds(oov=None, bos=3, eos=3)
+    logits = np.array([[0, 5, 0, 0], [9, 0, 5, 9], [0, 0, 0, 5]], np.float32)
+    found = _finalized(metrics.count(logits, np.array([1, 2, 3], np.int32), special))
+    assert (found["num_targets"], found["num_words"], found["num_in_vocab"]) == (3, 2, 2)
+    assert found["top1_in_vocab"] == found["top1_oov_wrong"] == 1.0
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

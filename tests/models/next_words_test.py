@@ -87,5 +87,44 @@ def test_what_stands_after_a_text_is_not_read(name):
         np.testing.assert_allclose(found.end_of_text[i], expected[9], rtol=1e-4)
 
 
+def test_special_ids_among_the_words_are_left_out():
+    special = metrics.SpecialIds(oov=None, bos=2, eos=2)
+    scores = tf.constant([[9.0, 1.0, 8.0, 3.0, 2.0]])
+    found = next_words.of_scores(scores, special, 10)
+    assert found.ids.numpy().tolist() == [[3, 4, 1]]
+    odds = np.exp([3.0, 2.0, 1.0, 8.0])
+    np.testing.assert_allclose(found.probabilities[0], odds[:3] / odds.sum(), rtol=1e-5)
+    np.testing.assert_allclose(found.end_of_text, [odds[3] / odds.sum()], rtol=1e-5)
+    assert found.unknown_word.numpy().tolist() == [0.0]
+
+
+def test_samples_have_the_probabilities_of_the_nucleus():
+    special = metrics.SpecialIds(oov=5, bos=6, eos=7)
+    rng = np.random.default_rng(0)
+    shares = np.array([0.5, 0.1, 0.06, 0.3, 0.02, 0.2, 0.1, 0.02])  # Ids 0, 5 and 6 never come.
+    rows = np.tile(np.log(shares), [20_000, 1])
+
+    def found(**options):
+        ids = next_words.sample(rows, special, rng, **options)
+        return np.bincount(ids, minlength=8) / len(rows)
+
+    def check(expected, **options):
+        expected = np.array(expected) / np.sum(expected)
+        error = np.sqrt(expected * (1 - expected) / len(rows))
+        measured = found(**options)
+        assert (np.abs(measured - expected) <= 6 * error).all(), (measured, expected)
+
+    check([0, 0.1, 0.06, 0.3, 0.02, 0, 0, 0.02])
+    check([0, 0.1**2, 0.06**2, 0.3**2, 0.02**2, 0, 0, 0.02**2], temperature=0.5)
+    # Of 0.5 in all, 0.3 and 0.1 are 80 %; 0.06 more are 92 %.
+    check([0, 0.1, 0, 0.3, 0, 0, 0, 0], top_p=0.79)
+    check([0, 0.1, 0.06, 0.3, 0, 0, 0, 0], top_p=0.85)
+    check([0, 0, 0, 1, 0, 0, 0, 0], top_p=1e-6)
+    check([0, 0, 0, 1, 0, 0, 0, 0], temperature=0.0)
+    without_unknown = metrics.SpecialIds(oov=None, bos=7, eos=7)
+    ids = next_words.sample(rows, without_unknown, rng)
+    assert set(ids.tolist()) == {1, 2, 3, 4, 5, 6, 7}
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -14,6 +14,7 @@ _SIZES = {
     "state_size": 5,
     "num_layers": 1,
     "num_heads": 3,
+    "num_key_value_heads": 1,
     "feed_forward_size": 7,
 }
 

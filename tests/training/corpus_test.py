@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.data import jsonl, tokenizer, vocabulary_file
+from tff_dpftrl.data import jsonl, subwords, tokenizer, vocabulary_file
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus, language_config
@@ -131,6 +131,52 @@ assert len(corpus.read(options).train) > 20
 assert "tensorflow" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_sub_words_are_learned_on_the_vocabulary(tmp_path, kind):
+    data = _write(tmp_path / "c.jsonl", _users())
+    public = {f"other{i}": ["plans of the public", "a planned plan"] for i in range(20)}
+    named = {"vocabulary": str(_write(tmp_path / "public.jsonl", public)), "vocabulary_size": 330}
+    words = _read(data, tokenizer=kind, **named).words
+    assert isinstance(words, subwords.Subwords) and words.kind == kind
+    assert words.is_public and words.source == (
+        "counted on public.jsonl, declared public by the operator"
+    )
+    rule = words.rule()
+    assert len(rule.words("planned")) < 4 < len(rule.words("dobulet"))
+    path = tmp_path / vocabulary_file.NAME
+    vocabulary_file.write(path, words, rule)
+    again = {"vocabulary": str(path), "vocabulary_size": None}
+    assert _read(data, **again).words == _read(data, tokenizer=kind, **again).words == words
+    with pytest.raises(ValueError, match=f"tokenizer must be '{kind}' with .*got 'words'"):
+        _read(data, tokenizer="words", **again)
+    with pytest.raises(ValueError, match="vocabulary_size must be left out"):
+        _read(data, vocabulary=str(path), vocabulary_size=7)
+    with pytest.raises(ValueError, match="lower_case must be true with"):
+        _read(data, lower_case=False, **again)
+
+
+def test_sub_words_of_the_users_are_not_covered(tmp_path):
+    data = _write(tmp_path / "c.jsonl", _users())
+    words = _read(data, tokenizer="wordpiece", vocabulary="private", vocabulary_size=80).words
+    assert not words.is_public and "NOT covered" in words.source
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocabulary": "english"}, "'english' is a list of words, and tokenizer 'wordpiece'"),
+        ({}, "words.txt is a list of words, and sub-words are learned on text"),
+        ({"vocabulary": "private", "vocabulary_size": 5}, "vocabulary_size must be more than"),
+        ({"tokenizer": "checkpoint"}, "must be a tokenizer.json with tokenizer 'checkpoint'"),
+        ({"tokenizer": "checkpoint", "vocabulary": None}, "needs a tokenizer: name the tokenizer"),
+    ],
+)
+def test_sub_words_that_cannot_be_are_refused(tmp_path, options, message):
+    data = _write(tmp_path / "c.jsonl", _users())
+    with pytest.raises(ValueError, match=message):
+        _read(data, **{"tokenizer": "wordpiece", **options})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from tff_dpftrl.training import language_config
     [
         (
             {"num_heads": 2},
-            "num_heads is for the model transformer, not for word-lstm: leave it out",
+            "num_heads is for the model transformer or gpt2 or llama, not for word-lstm: leave it",
         ),
         (
             {"model": "transformer", "lstm_size": 9},
@@ -48,8 +48,8 @@ def test_help_has_what_is_meant_if_nothing_is_given():
     assert meant == {
         "embedding_size": "96.",
         "lstm_size": "128 (word-lstm), 670 (gboard-cifg), 256 (dp-fedavg-lstm).",
-        "tie_embeddings": "yes (word-lstm), no (gboard-cifg), yes (dp-fedavg-lstm).",
-        "num_layers": "2 (transformer).",
+        "tie_embeddings": "yes (word-lstm), no (gboard-cifg), yes (dp-fedavg-lstm), yes (llama).",
+        "num_layers": "2 (transformer), 2 (gpt2), 2 (llama).",
     }
 
 

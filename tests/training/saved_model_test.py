@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tests import small_disk
 from tests.training import toy_model
-from tff_dpftrl.data import vocabulary, vocabulary_file
-from tff_dpftrl.models import table
+from tff_dpftrl.data import subword_learning, user_text, vocabulary, vocabulary_file
+from tff_dpftrl.models import table, word_lstm
 from tff_dpftrl.training import saved_model, trained_model
 
 disk = small_disk.disk
@@ -192,6 +192,41 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(disk, trained):
         saved_model.write(disk.folder / "exported", trained)
     assert "\n" not in str(caught.value)
     assert [path.name for path in disk.folder.iterdir()] == ["ballast"]
+
+
+def _of_sub_words(folder, kind):
+    text = user_text.UserText.from_mapping("book", {"a": ["the front end isn't at the end"] * 3})
+    words = subword_learning.learn(text, 300, kind=kind, source="a book")
+    model = word_lstm.WordLstm(words.size, sequence_length=4, embedding_size=3, state_size=5)
+    rng = np.random.default_rng(3)
+    drawn = [rng.normal(size=s).astype(np.float32) for s in model.weight_shapes.values()]
+    return trained_model.find(toy_model.write(folder, words=words, model=model, last=drawn)).load()
+
+
+def test_pieces_of_words_are_split_inside(tmp_path):
+    trained = _of_sub_words(tmp_path / "run", "wordpiece")
+    saved_model.write(tmp_path / "exported", trained, top=3)
+    texts = [*_TRICKY, *_random_texts()[::5]]
+    found = tf.saved_model.load(str(tmp_path / "exported")).signatures["serving_default"](
+        texts=tf.constant([text.encode() for text in texts])
+    )
+    for i, prediction in enumerate(trained.predict(texts, top=3)):
+        ids = [trained.words.id_of[word.decode()] for word in found["words"][i].numpy()]
+        shown = [trained.words.shown(index) for index in ids]
+        assert shown == [word for word, _ in prediction.next_words], texts[i]
+
+
+def test_other_sub_words_are_given_as_ids(tmp_path):
+    trained = _of_sub_words(tmp_path / "run", "sentencepiece")
+    saved_model.write(tmp_path / "exported", trained, top=3)
+    loaded = tf.saved_model.load(str(tmp_path / "exported"))
+    words, rule = vocabulary_file.read(tmp_path / "exported" / "assets.extra" / "vocabulary.json")
+    context = [words.bos, *words.ids(rule.words("end"))]
+    row = (context + [0] * 4)[:4]
+    found = loaded.signatures["serving_default"](ids=tf.constant([row]))
+    (prediction,) = trained.predict(["end"], top=3)
+    shown = [words.shown(int(index)) for index in found["next_ids"][0]]
+    assert shown == [word for word, _ in prediction.next_words]
 
 
 if __name__ == "__main__":

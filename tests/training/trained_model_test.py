@@ -48,6 +48,34 @@ def test_texts_are_read_as_in_training(tmp_path):
     assert len(trained.predict(texts, top=2**31)[0].next_words) == len(toy_model.WORDS.words)
 
 
+def test_texts_go_on_with_what_the_model_expects(tmp_path):
+    trained = trained_model.find(toy_model.write(tmp_path)).load()
+    texts = ["The front", "the"]
+    (first, second) = trained.continue_texts(texts, 3, temperature=0.0)
+    best = trained.predict(texts, top=1)
+    for text, found, expected in zip(texts, (first, second), best, strict=True):
+        ((word, probability),) = expected.next_words
+        if probability > expected.end_of_text:
+            assert found.text.split()[0] == word
+            more = trained.predict([f"{text} {word}"], top=1)[0]
+            assert found.has_ended or found.text.split()[1] == more.next_words[0][0]
+        else:
+            assert found == trained_model.Continuation("", True)
+    assert trained.continue_texts(texts, 9, seed=1) == trained.continue_texts(texts, 9, seed=1)
+    assert trained.continue_texts(texts, 9, seed=1) != trained.continue_texts(texts, 9, seed=2)
+    long = " ".join(["the"] * 50)  # Longer than the model reads.
+    assert len(trained.continue_texts([long], 5, seed=1)[0].text.split()) <= 5
+    for options, message in (
+        ({"num_tokens": 0}, "num_tokens must be at least 1"),
+        ({"num_tokens": 1, "temperature": -1.0}, "temperature must be"),
+        ({"num_tokens": 1, "top_p": 0.0}, "top_p must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            trained.continue_texts(texts, **options)
+    with pytest.raises(ValueError, match="at least one word in it, got ' '"):
+        trained.continue_texts([" "], 1)
+
+
 def test_text_that_is_split_already_is_cut_at_spaces_only(tmp_path):
     trained = trained_model.find(toy_model.write(tmp_path, is_tokenized=True)).load()
     (found,) = trained.predict(["the front-end"])

@@ -61,7 +61,8 @@ def audit_config(
         warmup_steps=0,
         iterate_averaging=None,
     )
-    initial = warm_start.find(config.initial_folder).load()
+    found = warm_start.find(config.initial_folder)
+    initial = found.load(sequence_length=config.sequence_length)
     part = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
     options, public = config.part(choosing.SamplingOptions), None
     users = _users(options, num_users)

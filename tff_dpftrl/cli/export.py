@@ -13,7 +13,8 @@ from tff_dpftrl.cli import trained_run
 _DESCRIPTION = """\
 Write a trained model as a SavedModel: texts in, likely next words and probabilities out.
 
-The vocabulary and the rule that splits text are inside. It loads with plain TensorFlow, in
+The vocabulary and the rule that splits text are inside (but of sub-words only those of
+wordpiece: others are exported with ids in place of texts). It loads with plain TensorFlow, in
 any language that has it and in TensorFlow Serving, where tff_dpftrl is not installed.
 assets.extra/vocabulary.json in it says where the words are from. Its second signature, ids, takes
 ids and returns scores of all ids, for who splits text elsewhere.
@@ -95,7 +96,15 @@ def run(args: argparse.Namespace) -> int:
     written.check_output(output, overwrite=args.overwrite)
     trained = files.load()
     written.write(output, trained, top=args.top, overwrite=args.overwrite)
-    print(f"{files.model_path} with its {len(trained.words.words)} words is in {output}/")
+    words = trained.words
+    print(f"{files.model_path} with its {len(words.words)} {words.unit} is in {output}/")
+    takes_texts = args.tflite or trained.rule.is_in_graphs
+    if not takes_texts:
+        print(
+            "It takes ids in place of texts, since TensorFlow has no operations for its sub-words: "
+            "assets.extra/vocabulary.json has the tokenizer; the id of a token is its number "
+            "plus 1."
+        )
     if not trained.words.is_public:
         print(
             "Its words were counted on the training users without noise, and everybody who has the "
@@ -106,8 +115,9 @@ def run(args: argparse.Namespace) -> int:
             "How an application feeds it", f"cat {shlex.quote(str(output))}/README.md"
         )
     else:
+        name = "serving_default" if takes_texts else "ids"
         output_lib.print_next(
             "Use it in any Python with TensorFlow",
-            f"tf.saved_model.load({str(output)!r}).signatures['serving_default']",
+            f"tf.saved_model.load({str(output)!r}).signatures[{name!r}]",
         )
     return 0

@@ -20,9 +20,10 @@ correlated (passes). By default --compute-budget, the gradients of a step, is sp
 promises less noise; gradients of public text decide, which costs no privacy. Compare all choices
 beforehand with `tff-dpftrl finetune-plan`.
 
-Model and vocabulary are those of --initial-weights, from `tff-dpftrl pretrain`. The output folder
-is that of `tff-dpftrl train` (docs/reference/results_folder.md): predict, export and report work
-on it.
+Model and vocabulary are those of --initial-weights, from `tff-dpftrl pretrain`, or a checkpoint in
+Hugging Face's layout, which comes back in that layout, too (docs/how_to/checkpoints.md). The output
+folder is that of `tff-dpftrl train` (docs/reference/results_folder.md): predict, export and report
+work on it.
 
 Ctrl-C loses nothing but the step that is being computed.
 """
@@ -38,6 +39,10 @@ examples:
   # Or they are given.
   tff-dpftrl finetune --data users.jsonl.gz --initial-weights pretrained --target-epsilon 4 \\
       --sampling user --group-size 8 --cohort 128 --clip-norm 2 --output results/uls
+
+  # Adapters of a checkpoint of GPT-2's or Llama's family.
+  tff-dpftrl finetune --data users.jsonl.gz --initial-weights gpt2 --trained-on WebText \\
+      --adapter-rank 8 --target-epsilon 4 --compute-budget 256 --output results/adapters
 
   # Go on after an interruption.
   tff-dpftrl finetune --resume --output results/finetuned

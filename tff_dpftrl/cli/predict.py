@@ -1,4 +1,4 @@
-"""`tff-dpftrl predict`: the likely next words of texts that have begun."""
+"""`tff-dpftrl predict`: likely next words of texts that have begun, or sampled continuations."""
 
 from __future__ import annotations
 
@@ -29,11 +29,19 @@ examples:
   # The model that was best on the held-out users, ten words.
   tff-dpftrl predict results/quickstart "the number of" --model best --top 10
 
+  # A text that goes on for up to 40 words, or sub-words.
+  tff-dpftrl predict results/finetuned "Dear" --tokens 40 --temperature 0.8 --top-p 0.9 --seed 1
+
   # Many texts, for a script: one JSON object a line.
   tff-dpftrl predict results/quickstart --format jsonl < beginnings.txt > predictions.jsonl
 """
 
 _TEXTS_AT_A_TIME = 64
+_SAMPLING = {
+    "temperature": "number that scores are divided by; 0 takes the likeliest word. Default: 1.",
+    "top-p": "sample from the fewest likeliest words that have this probability. Default: 1.",
+    "seed": "seed of the samples; another continuation each time if not given.",
+}
 
 
 def add_parser(subparsers) -> None:
@@ -52,9 +60,16 @@ def add_parser(subparsers) -> None:
         nargs="*",
         help="Beginning of a sentence, in quotes. Without one, lines of standard input.",
     )
+    parser.add_argument("--top", type=int, metavar="N", help="Number of words. Default: 5.")
     parser.add_argument(
-        "--top", type=int, default=5, metavar="N", help="Number of words. Default: 5."
+        "--tokens",
+        type=int,
+        metavar="N",
+        help="Continue each text instead, by at most so many sampled words or sub-words.",
     )
+    for name, what in _SAMPLING.items():
+        kind = int if name == "seed" else float
+        parser.add_argument(f"--{name}", type=kind, metavar="N", help=f"With --tokens: {what}")
     parser.add_argument(
         "--format",
         choices=("text", "jsonl"),
@@ -67,15 +82,54 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predicts, and returns the exit status."""
-    validation.integer("--top", args.top, minimum=1)
+    for name in ("top",) if args.tokens is not None else map(_dest, _SAMPLING):
+        if getattr(args, name) is not None:
+            without = "without" if args.tokens is None else "with"
+            raise validation.UsageError(
+                f"--{name.replace('_', '-')} has no meaning {without} --tokens: leave it out."
+            )
+    top = validation.integer("--top", 5 if args.top is None else args.top, minimum=1)
     files = trained_run.find(args)
     for text in args.texts:
         _check(files, text, "TEXT")
     trained = files.load()
+    if args.tokens is not None:
+        return _continue(args, files, trained)
     show = _print_json if args.format == "jsonl" else _print_text
     for texts in [args.texts] if args.texts else _lines(files):
-        for text, prediction in zip(texts, trained.predict(texts, args.top), strict=True):
+        for text, prediction in zip(texts, trained.predict(texts, top), strict=True):
             show(text, prediction)
+        sys.stdout.flush()
+    return 0
+
+
+def _dest(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _continue(
+    args: argparse.Namespace,
+    files: trained_model.TrainedFiles,
+    trained: trained_model.TrainedModel,
+) -> int:
+    """Prints texts with their sampled continuations."""
+    import numpy as np
+
+    rng = np.random.default_rng(args.seed)
+    numbers = {name: getattr(args, name) for name in ("temperature", "top_p")}
+    given = {name: number for name, number in numbers.items() if number is not None}
+    for texts in [args.texts] if args.texts else _lines(files):
+        found = trained.continue_texts(texts, args.tokens, **given, seed=rng)
+        for text, continuation in zip(texts, found, strict=True):
+            if args.format == "jsonl":
+                fields = {
+                    "text": text,
+                    "continuation": continuation.text,
+                    "has_ended": continuation.has_ended,
+                }
+                print(json.dumps(fields))
+            else:
+                print(text + continuation.text)
         sys.stdout.flush()
     return 0
 
@@ -115,7 +169,8 @@ def _print_text(text: str, prediction: trained_model.Prediction) -> None:
     print(text)
     for word, probability in prediction.next_words:
         print(f"{probability:8.1%}  {word}")
-    print(f"{prediction.unknown_word:8.1%}  (a word outside the vocabulary)")
+    if prediction.unknown_word:  # Of some sub-words there are none.
+        print(f"{prediction.unknown_word:8.1%}  (a word outside the vocabulary)")
     print(f"{prediction.end_of_text:8.1%}  (the end of the text)")
     if prediction.unknown_in_text:
         words = ", ".join(map(repr, prediction.unknown_in_text))

@@ -98,6 +98,12 @@ def _shared_fields() -> list[dataclasses.Field]:
     ]
 
 
+def _text_of(config: pretraining.PretrainingConfig) -> str | None:
+    """Returns the text of pretraining as the text to learn sub-words on."""
+    is_file = config.data not in ("docs", pretraining.STANDARD_LIBRARY)
+    return config.data if is_file else None
+
+
 def what_is_left(args: argparse.Namespace) -> str:
     """Returns what the results folder holds after an interruption."""
     output = pathlib.Path(args.output)
@@ -124,7 +130,9 @@ def run(args: argparse.Namespace) -> int:
     options = {name: value for name, value in of_run.items() if name in names}
     options |= {name: value for name, value in vars(args).items() if name in names}
     options |= {name: of_run[name] for name in ("data", *_TABLE) if name in of_run}
-    if not args.config:  # Of a run of which nothing is known.
+    if options.get("tokenizer") in ("wordpiece", "sentencepiece"):
+        options.setdefault("vocabulary", _text_of(config))
+    elif not args.config and options.get("tokenizer") != "checkpoint":  # Nothing else is known.
         options.setdefault("vocabulary", "english")
     shared = language_config.LanguageConfig(**options).with_absolute_paths()
     print("Reading the text ...", file=sys.stderr)

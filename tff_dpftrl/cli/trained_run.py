@@ -12,7 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run_folder",
         metavar="RUN",
-        help="Folder that train wrote to, or a copy of its model.npz and vocabulary.json.",
+        help="Folder that train wrote to, or a copy of its model.npz and vocabulary.json; or a "
+        "checkpoint in Hugging Face's layout.",
     )
     parser.add_argument(
         "--model",

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sequences, tokenizer
+from tff_dpftrl.data import sequences
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 
 TEXT_FEATURE = "tokens"
@@ -107,8 +107,16 @@ def create_preprocess_fn(
     Returns:
       A function from a dataset of `OrderedDict(tokens=text, ...)`, text a scalar string, to a
       dataset of (x, y), both int32 of shape [<= batch_size, sequence_length].
+
+    Raises:
+      ValueError: If the vocabulary is of sub-words that no graph can make.
     """
-    rule = tokenizer.Tokenizer(vocabulary.lower_case, is_tokenized)
+    rule = vocabulary.rule(is_tokenized)
+    if not rule.is_in_graphs:
+        raise validation.UsageError(
+            f"vocabulary ({vocabulary.source}) has sub-words that TensorFlow has no operations "
+            "for: take `client_dataset`, which tokenises outside of graphs."
+        )
     length = sequence_spec.sequence_length
 
     def preprocess_fn(dataset: tf.data.Dataset) -> tf.data.Dataset:

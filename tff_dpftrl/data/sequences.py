@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tff_dpftrl import validation, version
-from tff_dpftrl.data import tokenizer, user_text
+from tff_dpftrl.data import user_text
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 
 
@@ -80,7 +80,7 @@ class SequenceCorpus:
         self.corpus = corpus
         self.vocabulary = vocabulary
         self.spec = SequenceSpec() if spec is None else spec
-        self._tokenizer = tokenizer.Tokenizer(vocabulary.lower_case, corpus.is_tokenized)
+        self._tokenizer = vocabulary.rule(corpus.is_tokenized)
         self._cache: dict[str, np.ndarray] = {}  # The last used is the last one.
         self._cached_bytes = 0
         self._lock = threading.Lock()
@@ -209,6 +209,26 @@ class SequenceCorpus:
             return pool, owners
         chosen = np.sort(np.random.default_rng([seed, 1]).permutation(len(pool))[:max_sequences])
         return pool[chosen], owners[chosen]
+
+    def targets_per_character(self, user_ids: Sequence[str] | None = None) -> float:
+        """Returns the number of targets of some users, over the number of characters of their text.
+
+        Bits per character are this times the mean loss, over ln 2 (Gao et al. 2020, "The Pile",
+        section 3.1, there with bytes). Ends of texts are targets. Characters are those of Unicode,
+        white space included, before the text is lower-cased: what they are does not depend on
+        the vocabulary.
+
+        Args:
+          user_ids: Ids of the users; all if None.
+
+        Returns:
+          The ratio; NaN if there is no character.
+        """
+        targets = characters = 0
+        for user_id in self.user_ids if user_ids is None else user_ids:
+            targets += int(np.count_nonzero(self.sequences(user_id)[:, 1:]))
+            characters += sum(map(len, self.corpus.examples(user_id)))
+        return targets / characters if characters else float("nan")
 
     def _encode(self, texts: Sequence[str]) -> np.ndarray:
         length = self.spec.sequence_length

@@ -56,6 +56,11 @@ class Tokenizer:
         return text.split() if self.is_tokenized else _WORD.findall(text)
 
     @property
+    def is_in_graphs(self) -> bool:
+        """True: `split` can build a graph."""
+        return True
+
+    @property
     def pattern(self) -> str:
         """Regular expression of a word, lower-cased or not, in the syntax of RE2."""
         if self.is_tokenized:

@@ -15,11 +15,15 @@ import itertools
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import docstrings, sources, table_files, tokenizer, user_text
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 PAD = 0
 """Id of padding, as in TFF's Stack Overflow word prediction."""
@@ -33,6 +37,33 @@ ENGLISH = "frequent words of English (wordfreq 3.1.1, Speer 2022, CC BY-SA 4.0)"
 _ENGLISH_FILE = pathlib.Path(__file__).with_name("english_words.txt")
 _SIZE = "size of the vocabulary"
 _DECLARED = "declared public by the operator"
+
+
+class Rule(Protocol):
+    """A rule from texts to words or sub-words: a `tokenizer.Tokenizer` or one of `subwords`."""
+
+    @property
+    def lower_case(self) -> bool:
+        """Whether text is lower-cased."""
+        ...
+
+    @property
+    def is_tokenized(self) -> bool:
+        """Whether texts are words separated by white space already."""
+        ...
+
+    @property
+    def is_in_graphs(self) -> bool:
+        """Whether `split` can build a graph."""
+        ...
+
+    def words(self, text: str) -> list[str]:
+        """Returns the words or sub-words of one text, in order."""
+        ...
+
+    def split(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Returns the words or sub-words of each text, as a graph."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +103,8 @@ class Vocabulary:
         return len(self.words) + 4
 
     @property
-    def oov(self) -> int:
-        """Id of every word that is not in the vocabulary."""
+    def oov(self) -> int | None:
+        """Id of every word that is not in the vocabulary; None if there can be none."""
         return len(self.words) + 1
 
     @property
@@ -93,7 +124,33 @@ class Vocabulary:
 
     def ids(self, words: Sequence[str]) -> list[int]:
         """Returns the ids of words, `oov` for unknown ones."""
-        return list(map(self.id_of.get, words, itertools.repeat(self.oov)))
+        return list(map(self.id_of.get, words, itertools.repeat(len(self.words) + 1)))
+
+    def rule(self, is_tokenized: bool = False) -> Rule:
+        """Returns the rule from texts to what `ids` takes.
+
+        Args:
+          is_tokenized: Whether texts are words already, separated by white space.
+        """
+        return tokenizer.Tokenizer(self.lower_case, is_tokenized)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids, special ones left out."""
+        return " ".join(self.words[i - 1] for i in ids if 0 < i <= len(self.words))
+
+    def shown(self, index: int) -> str:
+        """Returns the word of an id as a user reads it."""
+        return self.words[index - 1]
+
+    @property
+    def unit(self) -> str:
+        """Name of what the ids stand for, in the plural."""
+        return "words"
+
+    @property
+    def may_be_fewer(self) -> bool:
+        """Whether a model may have more ids than these, which no text has."""
+        return False
 
     def count(self, ids: np.ndarray) -> tuple[int, int]:
         """Counts the words in an array of ids, padding and the ends of texts left out.
@@ -104,8 +161,9 @@ class Vocabulary:
         Returns:
           The number of words, and how many of them are not in the vocabulary.
         """
-        is_word = (ids != PAD) & (ids <= self.oov)
-        return int(np.count_nonzero(is_word)), int(np.count_nonzero(ids == self.oov))
+        is_word = ~np.isin(ids, [PAD, self.bos, self.eos])
+        unknown = 0 if self.oov is None else int(np.count_nonzero(ids == self.oov))
+        return int(np.count_nonzero(is_word)), unknown
 
 
 def most_frequent(
@@ -136,8 +194,18 @@ def most_frequent(
     return Vocabulary(words, source, lower_case)
 
 
+class Make(Protocol):
+    """A way to make a vocabulary of a corpus: `most_frequent`, or learning sub-words."""
+
+    def __call__(
+        self, corpus: user_text.UserText, size: int, *, source: str, lower_case: bool = True
+    ) -> Vocabulary:
+        """Makes the vocabulary."""
+        ...
+
+
 def of_training_users(
-    corpus: user_text.UserText, size: int, *, lower_case: bool = True
+    corpus: user_text.UserText, size: int, *, lower_case: bool = True, make: Make = most_frequent
 ) -> Vocabulary:
     """Returns the most frequent words of the users to protect, which gives them away.
 
@@ -145,6 +213,7 @@ def of_training_users(
       corpus: Corpus of the training users.
       size: Largest number of words.
       lower_case: Whether to lower-case.
+      make: Function that makes the vocabulary of the corpus.
 
     Returns:
       A vocabulary that is not public, whose source says that no guarantee covers it.
@@ -153,7 +222,7 @@ def of_training_users(
       ValueError: If `size` is not positive or the corpus has no words.
     """
     source = f"counted without noise on the training users of {corpus.name}, so NOT covered"
-    counted = most_frequent(corpus, size, source=source, lower_case=lower_case)
+    counted = make(corpus, size, source=source, lower_case=lower_case)
     return dataclasses.replace(counted, is_public=False)
 
 
@@ -162,6 +231,7 @@ def standard_library(
     *,
     lower_case: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
+    make: Make = most_frequent,
 ) -> Vocabulary:
     """Returns the most frequent words of the standard library's docstrings.
 
@@ -169,6 +239,7 @@ def standard_library(
       size: Largest number of words; there are about 9,000.
       lower_case: Whether to lower-case.
       cache_dir: Folder of the cache; `docstrings.read` has the default.
+      make: Function that makes the vocabulary of the docstrings.
 
     Returns:
       A public vocabulary.
@@ -178,7 +249,7 @@ def standard_library(
     """
     corpus = docstrings.read_standard_library(cache_dir=cache_dir)
     source = "docstrings of Python's standard library"
-    return most_frequent(corpus, size, source=source, lower_case=lower_case)
+    return make(corpus, size, source=source, lower_case=lower_case)
 
 
 def english(size: int, *, lower_case: bool = True) -> Vocabulary:
@@ -215,6 +286,7 @@ def from_file(
     lower_case: bool = True,
     is_tokenized: bool = False,
     protected: user_text.UserText | None = None,
+    make: Make = most_frequent,
 ) -> Vocabulary:
     """Returns a vocabulary from a file, which the caller thereby declares public.
 
@@ -228,6 +300,7 @@ def from_file(
       is_tokenized: Whether the texts of a corpus are words separated by white space.
       protected: Users to protect, all of whose texts are read if the file is a corpus; None if
         there are none.
+      make: Function that makes the vocabulary of a corpus.
 
     Returns:
       A vocabulary whose source says that the operator declared it public.
@@ -254,8 +327,13 @@ def from_file(
                 "other text, or pass vocabulary='private', and the statement will say that it is "
                 "not covered."
             )
-        return most_frequent(
+        return make(
             corpus, size, source=f"counted on {path.name}, {_DECLARED}", lower_case=lower_case
+        )
+    if make is not most_frequent:
+        raise validation.UsageError(
+            f"vocabulary {path} is a list of words, and sub-words are learned on text: name a "
+            "corpus of public text, as for --data, or take tokenizer 'words'."
         )
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

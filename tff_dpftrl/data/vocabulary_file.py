@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+from typing import Any
 
 from tff_dpftrl import durable_files, json_text, validation
-from tff_dpftrl.data import tokenizer, vocabulary
+from tff_dpftrl.data import subwords, tokenizer, vocabulary
 
 NAME = "vocabulary.json"
 """Name of the file in the folder of a model."""
 
 FORMAT = 1
 """Raise it when a file that was written before can no longer be read."""
+
+_SUBWORDS = "sub-words 1"
+"""Format of vocabularies of sub-words."""
 
 _PUBLIC = "The words are from text that is public, or that the operator has declared to be."
 _NOT_PUBLIC = (
@@ -27,8 +31,8 @@ _NOT_PUBLIC = (
 
 
 def is_of_model(source: str | None) -> bool:
-    """Returns whether the source of a vocabulary is such a file."""
-    return source is not None and pathlib.PurePath(source).name == NAME
+    """Returns whether the source of a vocabulary is a file that `read` reads."""
+    return source is not None and pathlib.PurePath(source).name in (NAME, subwords.NAME)
 
 
 def note(words: vocabulary.Vocabulary) -> str:
@@ -37,7 +41,7 @@ def note(words: vocabulary.Vocabulary) -> str:
 
 
 def write(
-    path: str | os.PathLike[str], words: vocabulary.Vocabulary, rule: tokenizer.Tokenizer
+    path: str | os.PathLike[str], words: vocabulary.Vocabulary, rule: vocabulary.Rule
 ) -> None:
     """Writes a vocabulary, whole or not at all.
 
@@ -55,8 +59,9 @@ def write(
             f"lower_case must be the same for both, got {words.lower_case} for the words and "
             f"{rule.lower_case} for the rule that splits text."
         )
+    is_subwords = isinstance(words, subwords.Subwords)
     content = {
-        "format": FORMAT,
+        "format": _SUBWORDS if is_subwords else FORMAT,
         "source": words.source,
         "is_public": words.is_public,
         "note": note(words),
@@ -69,13 +74,13 @@ def write(
             "beginning": words.bos,
             "end": words.eos,
         },
-        "words": list(words.words),
+        **(subwords.to_json(words) if is_subwords else {"words": list(words.words)}),
     }
     durable_files.write(path, (json.dumps(content, indent=1) + "\n").encode("ascii"))
 
 
-def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, tokenizer.Tokenizer]:
-    """Reads a vocabulary that `write` wrote.
+def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, vocabulary.Rule]:
+    """Reads a vocabulary that `write` wrote, or the `tokenizer.json` of a checkpoint.
 
     Args:
       path: File to read.
@@ -86,14 +91,22 @@ def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, tokenizer
     Raises:
       ValueError: If the file is missing, or is not such a file.
     """
+    if pathlib.PurePath(path).name == subwords.NAME:
+        found = subwords.read(path)
+        return found, found.rule()
     try:
         content = json_text.parse(pathlib.Path(path).read_text(encoding="utf-8"))
         file_format = content["format"]
-        words, source = content["words"], content["source"]
+        is_subwords = file_format == _SUBWORDS
+        words, source = content["tokenizer" if is_subwords else "words"], content["source"]
         lower_case, is_tokenized = content["lower_case"], content["is_tokenized"]
         is_public = content["is_public"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise validation.UsageError(f"{path} cannot be read as a vocabulary: {error!r}.") from error
+    if is_subwords:
+        _check_flags(content, path)
+        found = subwords.of_json(content, str(path))
+        return found, found.rule(is_tokenized)
     if file_format != FORMAT:
         raise validation.UsageError(
             f"{path} is a vocabulary of format {file_format!r}, and this version of tff-dpftrl "
@@ -103,14 +116,17 @@ def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, tokenizer
         raise validation.UsageError(
             f"{path} cannot be read as a vocabulary: 'words' is no list of strings."
         )
-    flags = {"lower_case": lower_case, "is_tokenized": is_tokenized, "is_public": is_public}
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):  # "false" would be taken for a yes.
-            raise validation.UsageError(
-                f"{path} cannot be read as a vocabulary: {name!r} must be true or false, got "
-                f"{flag!r}."
-            )
+    _check_flags(content, path)
     return (
         vocabulary.Vocabulary(tuple(words), source, lower_case, is_public),
         tokenizer.Tokenizer(lower_case, is_tokenized),
     )
+
+
+def _check_flags(content: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    for name in ("lower_case", "is_tokenized", "is_public"):
+        if not isinstance(content[name], bool):  # "false" would be taken for a yes.
+            raise validation.UsageError(
+                f"{path} cannot be read as a vocabulary: {name!r} must be true or false, got "
+                f"{content[name]!r}."
+            )

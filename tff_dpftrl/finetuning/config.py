@@ -46,8 +46,22 @@ class FinetuningConfig(language_config.TextConfig):
     initial_weights: str | None = _option(
         None,
         "Folder of the model to fine-tune, of `tff-dpftrl pretrain` (or of a run, whose users are "
-        "then not covered by this one's statement). Vocabulary, sequence length and sizes are its.",
+        "then not covered by this one's statement), or a checkpoint of GPT-2's or Llama's family "
+        "in Hugging Face's layout. Vocabulary, sequence length and sizes are its.",
         "model",
+    )
+    trained_on: str | None = _option(
+        None,
+        "Text that the weights of a checkpoint were trained on, in a few words, which you thereby "
+        "declare to be public: the statement names it. Without it the statement has a caveat.",
+        "model",
+    )
+    sequence_length: int | None = _option(
+        None,
+        "Tokens in a sequence where initial_weights is a checkpoint in Hugging Face's layout; "
+        "texts are cut off there. If not given, 64, or as many as the model can read.",
+        "model",
+        1,
     )
 
     adapter_rank: int | None = _option(
@@ -209,6 +223,10 @@ class FinetuningConfig(language_config.TextConfig):
             validation.number(name, getattr(self, name), below=1)
         if self.iterate_averaging is not None:
             validation.number("iterate_averaging", self.iterate_averaging, above=0, below=1)
+        if self.trained_on is not None and len(self.trained_on.strip().splitlines()) != 1:
+            raise validation.UsageError(
+                "trained_on must name a text in one line: leave it out if it is not known."
+            )
         missing = []
         if self.initial_weights is None:
             missing.append(

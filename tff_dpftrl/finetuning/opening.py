@@ -72,6 +72,7 @@ def open_run(
         manifest.check_is_free(output)
         config = config.with_absolute_paths()
         warm_start.find(config.initial_folder)
+        warm_start.source(config.initial_folder, config.trained_on)
     if text is None:
         if known is not None and rows is None:
             corpus.check_on_disk(config.data, resume_command(output, config.data))

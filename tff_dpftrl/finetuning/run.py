@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,8 @@ from tff_dpftrl.finetuning import (
 )
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.mechanisms import identity
-from tff_dpftrl.models import table
-from tff_dpftrl.runs import earlier_runs, manifest, prepared
+from tff_dpftrl.models import hugging_face, table
+from tff_dpftrl.runs import checkpoint, earlier_runs, manifest, prepared, released_model
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import (
@@ -105,13 +105,14 @@ def finetune_opened(
 def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared.Prepared:
     """Prepares a new run: chooses what it samples, how much of it, and its noise."""
     config = opened.config
-    initial = warm_start.find(config.initial_folder).load()
+    found = warm_start.find(config.initial_folder)
+    initial = found.load(sequence_length=config.sequence_length)
     part = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
     task = _task(opened, initial, progress)
     users = users_of(task)
     # Also refuses held-out text without words, before anything is written.
     before = task.evaluate(initial.weights)
-    source, weights_are_public = warm_start.source(config.initial_folder)
+    source, weights_are_public = warm_start.source(config.initial_folder, config.trained_on)
     progress(f"Initial weights: {source}; {initial.model.num_parameters} of them.")
     for line in part.describe():
         progress(line)
@@ -124,6 +125,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
     facts = {
         "pretrained_top1": float(before["top1_in_vocab"]),
         "pretrained_loss": float(before["loss"]),
+        "loss_unit": task.words.unit.removesuffix("s"),
         "initial_weights_source": source,
         "initial_weights_are_public": weights_are_public,
         **earlier_runs.facts_of(config.initial_folder.expanduser(), users.ids),
@@ -165,8 +167,9 @@ def _prepared(
     config, group_size = opened.config, known.derived["group_size"]
     seed, options = config.deterministic_noise_seed, config.part(report.ReportOptions)
     go_on = opening.resume_command(opened.output, config.data)
+    reportable = report.of_run(options, known, plan, unit="step", go_on=go_on, whole=part.whole)
     return prepared.Prepared(
-        report=report.of_run(options, known, plan, unit="step", go_on=go_on, whole=part.whole),
+        report=_publishing(reportable, config, lambda: part),
         trainer=contextlib.nullcontext(
             step_trainer.StepTrainer(
                 users.ids,
@@ -219,17 +222,35 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
     """
     config = opening.config_of(known, output)
 
-    def whole(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
-        if config.adapter_rank is None:
-            return list(weights)
+    @functools.cache
+    def part() -> trained_part.TrainedPart:
         initial = _kept_initial(config, output, known)
-        part = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
-        known.check_identities(part.identities(), remedy=_REMEDY)
-        return part.whole(weights)
+        kept = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
+        known.check_identities(kept.identities(), remedy=_REMEDY)
+        return kept
+
+    def whole(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return list(weights) if config.adapter_rank is None else part().whole(weights)
 
     options, go_on = config.part(report.ReportOptions), opening.resume_command(output, config.data)
     plan = plan_of(known, config)
-    return report.of_run(options, known, plan, unit="step", go_on=go_on, whole=whole)
+    run = report.of_run(options, known, plan, unit="step", go_on=go_on, whole=whole)
+    return _publishing(run, config, part)
+
+
+def _publishing(
+    run: prepared.Reportable,
+    config: config_lib.FinetuningConfig,
+    part: Callable[[], trained_part.TrainedPart],
+) -> prepared.Reportable:
+    """Returns a report that writes the model in Hugging Face's layout, if the run began in that."""
+
+    def publish(output: pathlib.Path, snapshot: checkpoint.Snapshot) -> None:
+        if (output / hugging_face.FOLDER).exists():
+            weights = released_model.weights(config.iterate_averaging, snapshot)
+            part().publish(output, weights, base=config.initial_folder)
+
+    return dataclasses.replace(run, publish=publish)
 
 
 _REMEDY = "restore data and model"
@@ -355,7 +376,8 @@ def _kept_initial(
             shapes = model.weight_shapes.values()
             kept = model, [np.zeros(shape, np.float32) for shape in shapes]
     if kept is None:
-        return warm_start.find(config.initial_folder).load()
+        found = warm_start.find(config.initial_folder)
+        return found.load(sequence_length=config.sequence_length)
     return trained_model.TrainedModel(*kept, *trained_model.read_vocabulary(output))
 
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tff_dpftrl import durable_files
 from tff_dpftrl.accounting import statement
-from tff_dpftrl.models import export, language_model, low_rank
+from tff_dpftrl.models import export, hugging_face, language_model, low_rank
 from tff_dpftrl.runs import checkpoint
 from tff_dpftrl.training import trained_model
 
@@ -66,13 +67,44 @@ class TrainedPart:
         return list(weights) if self._adapters is None else self._adapters.merged(weights)
 
     def keep(self, output: pathlib.Path) -> None:
-        """Writes the fixed weights, if there are any, to a run's folder, where `kept` reads them.
+        """Writes to a run's folder what `kept` and `publish` need there.
+
+        That are the fixed weights, if there are any, and config and tokenizer of a checkpoint.
 
         Raises:
-          OSError: If the file cannot be written.
+          OSError: If a file cannot be written.
         """
+        if self.initial.checkpoint is not None:
+            hugging_face.copy_rest(self.initial.checkpoint, output / hugging_face.FOLDER)
         if self._adapters is not None:
             export.write(output / _FIXED, self.initial.model, self.initial.weights)
+
+    def publish(
+        self, output: pathlib.Path, weights: Sequence[np.ndarray], *, base: pathlib.Path
+    ) -> None:
+        """Writes the model to a run's folder in Hugging Face's layout, if it began in that.
+
+        Adapters are written besides, as peft loads them onto the model that the run began with.
+        The privacy statement, which has been written, is copied beside the weights.
+
+        Args:
+          output: Folder of the run.
+          weights: Weights of this part.
+          base: Folder of the model that the run began with.
+
+        Raises:
+          OSError: If a file cannot be written.
+        """
+        folders = [output / hugging_face.FOLDER]
+        if not (folders[0] / hugging_face.CONFIG).exists():
+            return
+        hugging_face.write(folders[0], self.initial.model, self.whole(weights))
+        if self._adapters is not None:
+            folders.append(output / hugging_face.ADAPTERS_FOLDER)
+            hugging_face.write_adapters(folders[1], self._adapters, weights, base=str(base))
+        for folder in folders:
+            for name in ("privacy_statement.json", "privacy_statement.md"):
+                durable_files.write(folder / name, (output / name).read_bytes())
 
     def identities(self) -> dict[str, Sequence[str]]:
         """Returns what must not change while a run lasts, by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import os
 from collections.abc import Sequence
 
@@ -29,6 +30,7 @@ class Evaluator:
         sequences: np.ndarray,
         *,
         batch_size: int = 32,
+        targets_per_character: float | None = None,
     ):
         """Copies the sequences to TensorFlow.
 
@@ -37,6 +39,7 @@ class Evaluator:
           special: Ids of special tokens.
           sequences: Ids, integer, shape [n, T + 1], T the model's sequence length.
           batch_size: Number of sequences that a core scores at a time; it bounds memory.
+          targets_per_character: Number of targets for each character of the text; None if unknown.
 
         Raises:
           ValueError: If `sequences` is empty or has another shape.
@@ -69,6 +72,7 @@ class Evaluator:
             return metrics.finalize(tf.nest.map_structure(tf.reduce_sum, counts))
 
         self._evaluate = evaluate
+        self._targets_per_character = targets_per_character
 
     def __call__(self, weights: Sequence[np.ndarray | tf.Tensor]) -> dict[str, float]:
         """Evaluates trainable weights.
@@ -77,10 +81,16 @@ class Evaluator:
           weights: One array for each entry of the model's `weight_shapes`.
 
         Returns:
-          The metrics of `metrics.finalize` as floats.
+          The metrics of `metrics.finalize` as floats; with `targets_per_character` also
+          `bits_per_character`, the log-loss of all targets over the characters of the text, which
+          can be compared between vocabularies.
         """
         weights = tuple(tf.convert_to_tensor(weight, tf.float32) for weight in weights)
-        return {name: float(value) for name, value in self._evaluate(weights).items()}
+        found = {name: float(value) for name, value in self._evaluate(weights).items()}
+        if self._targets_per_character is not None:
+            bits = found["loss"] / math.log(2) * self._targets_per_character
+            found["bits_per_character"] = bits
+        return found
 
 
 def _batches(sequences: np.ndarray, batch_size: int) -> np.ndarray:

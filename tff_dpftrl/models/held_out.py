@@ -84,10 +84,10 @@ def predict_words(
     def predict(batch):
         logits, positions = model.compact_logits(weights, batch[:, :-1])
         targets = tf.gather(tf.reshape(batch[:, 1:], [-1]), positions)
-        is_word = (targets > special.pad) & (targets <= special.oov)
+        is_word = special.is_word(targets)
         logits, targets = tf.boolean_mask(logits, is_word), tf.boolean_mask(targets, is_word)
         is_finite = tf.math.is_finite(metrics.cross_entropy(logits, targets))
-        is_known = targets < special.oov
+        is_known = special.is_known(targets)
         is_best = is_known & is_finite & tf.equal(metrics.ranks(logits, targets, special), 1.0)
         ids, _ = next_words.likeliest(logits, special, top)
         return tf.boolean_mask(positions, is_word), targets, is_best, ids
@@ -121,7 +121,7 @@ def accuracy_by_user(
       Accuracies, float64, one for each user who has a word that counts, in the order of
       their numbers.
     """
-    in_vocab = predictions.targets < special.oov
+    in_vocab = ~np.isin(predictions.targets, special.all)
     user = np.asarray(users, np.int64)[predictions.rows]
     size = int(np.max(users, initial=-1)) + 1
     right = np.bincount(user[predictions.is_best], minlength=size)
@@ -150,12 +150,14 @@ def head_word_histogram(
       where j of the k likeliest are among the `head_sizes[i]` most frequent. Zeros if
       there is no word.
     """
-    counts = np.bincount(predictions.targets, minlength=special.oov)[: special.oov]
-    by_frequency = 1 + np.argsort(-counts[1:], kind="stable")
+    size = int(max(predictions.targets.max(initial=0), predictions.likeliest.max(initial=0))) + 1
+    counts = np.bincount(predictions.targets, minlength=size)
+    words_known = np.setdiff1d(np.arange(len(counts)), special.all)
+    by_frequency = words_known[np.argsort(-counts[words_known], kind="stable")]
     words, top = predictions.likeliest.shape
     shares = []
     for size in head_sizes:
-        is_head = np.zeros(special.oov, bool)
+        is_head = np.zeros(len(counts), bool)
         is_head[by_frequency[:size]] = True
         num_frequent = np.count_nonzero(is_head[predictions.likeliest], axis=1)
         shares.append(np.bincount(num_frequent, minlength=top + 1) / max(words, 1))

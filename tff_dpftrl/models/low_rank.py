@@ -70,6 +70,7 @@ class LowRank(language_model.LanguageModel):
         self.adapter_rank = adapter_rank
         # Tensors, since arrays would be copied into every graph that uses them.
         self._fixed = tuple(tf.constant(weight, tf.float32) for weight in weights)
+        self.alpha = ALPHA
         self._scale = ALPHA / adapter_rank
 
     @property
@@ -114,6 +115,15 @@ class LowRank(language_model.LanguageModel):
             ).astype(np.float32)
             for name, shape in self.weight_shapes.items()
         )
+
+    def pairs(self, weights: Sequence[np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Returns A and B of each kernel by its name; `alpha` / R · A B is added to it.
+
+        Args:
+          weights: One array for each entry of `weight_shapes`.
+        """
+        named = dict(zip(self.weight_shapes, weights, strict=True))
+        return {name: (named[name + _A], named[name + _B]) for name in self.model.adaptable_kernels}
 
     def merged(self, weights: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Adds the adapters' products to the kernels.

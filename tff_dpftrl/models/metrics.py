@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import tensorflow as tf
@@ -24,16 +25,40 @@ class SpecialIds:
     """Ids that are not words of the vocabulary.
 
     Attributes:
-      oov: Id of words out of the vocabulary. All words have smaller ids.
-      bos: Id of the beginning of a sequence.
+      oov: Id of words out of the vocabulary; None if there can be none, as with sub-words.
+      bos: Id of the beginning of a sequence; perhaps that of its end, too.
       eos: Id of the end of a sequence.
       pad: Id of padding.
     """
 
-    oov: int
+    oov: int | None
     bos: int
     eos: int
     pad: int = 0
+
+    @property
+    def all(self) -> list[int]:
+        """The ids, each once."""
+        ids = (self.pad, self.oov, self.bos, self.eos)
+        return list(dict.fromkeys(i for i in ids if i is not None))
+
+    @property
+    def never_next(self) -> list[int]:
+        """Ids that never come next in a text, and so are no targets: padding, and the beginning."""
+        return [self.pad] if self.bos == self.eos else [self.pad, self.bos]
+
+    def is_word(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns which ids are of words, those out of the vocabulary included."""
+        return _differs(ids, [self.pad, self.bos, self.eos])
+
+    def is_known(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns which ids are of words of the vocabulary."""
+        return _differs(ids, self.all)
+
+
+def _differs(ids: tf.Tensor, others: list[int]) -> tf.Tensor:
+    # In TFF's graphs `!=` would compare objects, not values.
+    return functools.reduce(tf.logical_and, (tf.not_equal(ids, other) for other in others))
 
 
 def zero_counts() -> Counts:
@@ -121,10 +146,8 @@ def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:
     """
     logits, targets = tf.convert_to_tensor(logits), tf.convert_to_tensor(targets)
     losses = cross_entropy(logits, targets)
-    # In TFF's graphs `!=` would compare objects, not values.
-    is_target = tf.not_equal(targets, special.pad) & tf.not_equal(targets, special.bos)
-    is_word = is_target & tf.not_equal(targets, special.eos)
-    in_vocab = is_word & (targets < special.oov)
+    is_target = _differs(targets, special.never_next)
+    is_word, in_vocab = special.is_word(targets), special.is_known(targets)
     rank = ranks(logits, targets, special)
     rankable = in_vocab & tf.math.is_finite(losses)
     return collections.OrderedDict(
@@ -150,7 +173,7 @@ def ranks(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> tf.Tens
       target that is no word, the number of words with at least its score.
     """
     target_logits = tf.gather(logits, targets, batch_dims=1)[:, None]
-    others = tf.gather(logits, [special.pad, special.oov, special.bos, special.eos], axis=1)
+    others = tf.gather(logits, special.all, axis=1)
     # Floats are added faster, and exactly up to 2²⁴. A slice of the words would be a copy.
     at_least, special_ones = (
         tf.reduce_sum(tf.cast(scores >= target_logits, tf.float32), axis=1)

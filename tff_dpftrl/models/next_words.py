@@ -20,7 +20,8 @@ class NextWords(NamedTuple):
     Attributes:
       ids: Ids of the k likeliest words of the vocabulary, best first, int32, shape [n, k].
       probabilities: Probabilities of `ids`, float32, shape [n, k].
-      unknown_word: Probability of a word out of the vocabulary, float32, shape [n].
+      unknown_word: Probability of a word out of the vocabulary, float32, shape [n]; 0 if there is
+        no such word.
       end_of_text: Probability of the end of the text, float32, shape [n].
     """
 
@@ -89,13 +90,48 @@ def of_scores(scores: tf.Tensor, special: metrics.SpecialIds, top: int | tf.Tens
     Returns:
       The words and their probabilities.
     """
-    never = np.isin(np.arange(scores.shape[1]), [special.pad, special.bos])
+    never = np.isin(np.arange(scores.shape[1]), special.never_next)
     probabilities = tf.nn.softmax(tf.where(never, np.float32(-np.inf), scores))
-    return NextWords(
-        *likeliest(probabilities, special, top),
-        probabilities[:, special.oov],
-        probabilities[:, special.eos],
-    )
+    end = probabilities[:, special.eos]
+    unknown = tf.zeros_like(end) if special.oov is None else probabilities[:, special.oov]
+    return NextWords(*likeliest(probabilities, special, top), unknown, end)
+
+
+def sample(
+    scores: np.ndarray,
+    special: metrics.SpecialIds,
+    rng: np.random.Generator,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+) -> np.ndarray:
+    """Samples what comes next: a word of the vocabulary, or the end of the text.
+
+    Args:
+      scores: Scores of all ids, as of `next_scores`, shape [n, V].
+      special: Special ids.
+      rng: Generator of the samples, which are not private.
+      temperature: Number that the scores are divided by; 0 takes the likeliest.
+      top_p: Least probability, above 0 and at most 1, of the smallest set of likeliest ids
+        that is sampled from (Holtzman et al. 2020).
+
+    Returns:
+      Ids, int64, shape [n].
+    """
+    scores = np.array(scores, np.float64)
+    unknown = [] if special.oov is None else [special.oov]
+    scores[:, [*special.never_next, *unknown]] = -np.inf
+    if temperature == 0.0:
+        return scores.argmax(axis=1)
+    scores = (scores - scores.max(axis=1, keepdims=True)) / temperature
+    order = np.argsort(-scores, axis=1, kind="stable")
+    shares = np.exp(np.take_along_axis(scores, order, axis=1))
+    shares /= shares.sum(axis=1, keepdims=True)
+    before = np.cumsum(shares, axis=1) - shares
+    shares[before >= top_p] = 0.0
+    sums = np.cumsum(shares, axis=1)
+    drawn = (sums <= rng.random(len(scores))[:, None] * sums[:, -1:]).sum(axis=1)
+    return np.take_along_axis(order, drawn[:, None], axis=1)[:, 0]
 
 
 def likeliest(
@@ -112,7 +148,11 @@ def likeliest(
       Ids, int32, and their scores, both of shape [n, k], best first, and the smaller id
       first of equal scores.
     """
-    # Words have the ids between padding and out-of-vocabulary.
-    num_words = special.oov - special.pad - 1
-    best = tf.math.top_k(scores[:, special.pad + 1 : special.oov], tf.minimum(top, num_words))
-    return best.indices + special.pad + 1, best.values
+    words = np.setdiff1d(np.arange(scores.shape[1]), special.all)
+    first, end = words[0], words[-1] + 1
+    others = [i - first for i in special.all if first <= i < end]
+    scores = scores[:, first:end]
+    if others:  # Special ids of sub-words are among the others.
+        scores = tf.where(np.isin(np.arange(end - first), others), scores.dtype.min, scores)
+    best = tf.math.top_k(scores, tf.minimum(top, len(words)))
+    return best.indices + first, best.values

@@ -64,20 +64,21 @@ class NgramModel:
     it is a baseline, not a release.
     """
 
-    def __init__(self, sequences: np.ndarray, special: metrics.SpecialIds):
+    def __init__(self, sequences: np.ndarray, special: metrics.SpecialIds, size: int | None = None):
         """Counts the n-grams of some sequences.
 
         Args:
           sequences: Ids, integer, shape [n, T + 1], padded at the end.
           special: Ids that are not words of the vocabulary.
+          size: Number of ids; if None, a special id is the last one.
 
         Raises:
           ValueError: If `sequences` holds no word of the vocabulary as a target.
         """
         self._special = special
-        self._size = size = max(special.oov, special.bos, special.eos) + 1
+        self._size = size = max(special.all) + 1 if size is None else size
         before, last, targets = _contexts(sequences, special.pad)
-        is_word = (targets != special.pad) & (targets < special.oov)
+        is_word = ~np.isin(targets, special.all)
         if not is_word.any():
             raise validation.UsageError(
                 "sequences must hold at least one word of the vocabulary to count."
@@ -129,11 +130,11 @@ class NgramModel:
         """
         targets = np.asarray(sequences)[:, 1:]
         special = self._special
-        in_vocab = (targets != special.pad) & (targets < special.oov)
+        in_vocab = ~np.isin(targets, special.all)
         num_in_vocab = int(in_vocab.sum())
         if num_in_vocab == 0:
             raise validation.UsageError("sequences must hold at least one word of the vocabulary.")
-        num_words = num_in_vocab + int((targets == special.oov).sum())
+        num_words = num_in_vocab + int(np.isin(targets, [special.oov]).sum())
         correct = int((in_vocab & (self.predict(sequences, order) == targets)).sum())
         return NgramAccuracy(correct / num_in_vocab, correct / num_words, num_in_vocab, num_words)
 

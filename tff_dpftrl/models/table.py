@@ -50,6 +50,18 @@ def _transformer(**sizes: Any) -> language_model.LanguageModel:
     return transformer.Transformer(**sizes)
 
 
+def _gpt2(**sizes: Any) -> language_model.LanguageModel:
+    from tff_dpftrl.models import gpt2
+
+    return gpt2.Gpt2(**sizes)
+
+
+def _llama(**sizes: Any) -> language_model.LanguageModel:
+    from tff_dpftrl.models import llama
+
+    return llama.Llama(**sizes)
+
+
 MODELS: Mapping[str, Model] = {
     "word-lstm": Model(
         "one layer of LSTM, for small machines",
@@ -70,6 +82,23 @@ MODELS: Mapping[str, Model] = {
         "a small decoder-only transformer, one embedding for input and output",
         _transformer,
         {"embedding_size": 96, "num_layers": 2, "num_heads": 4, "feed_forward_size": 384},
+    ),
+    "gpt2": Model(
+        "GPT-2's architecture (Radford et al. 2019), whose checkpoints can be fine-tuned",
+        _gpt2,
+        {"embedding_size": 96, "num_layers": 2, "num_heads": 4, "feed_forward_size": 384},
+    ),
+    "llama": Model(
+        "Llama's architecture (Touvron et al. 2023): RMSNorm, rotary positions, gated layers",
+        _llama,
+        {
+            "embedding_size": 96,
+            "num_layers": 2,
+            "num_heads": 4,
+            "num_key_value_heads": 2,
+            "feed_forward_size": 256,
+            "tie_embeddings": True,
+        },
     ),
 }
 

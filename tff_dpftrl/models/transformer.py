@@ -10,23 +10,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
-from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
 from tff_dpftrl import validation
-from tff_dpftrl.models import embedding_lookup, language_model, weight_uses
+from tff_dpftrl.models import decoder, embedding_lookup, weight_uses
 
 _EPSILON = 1e-5  # Added to the variance in layer norms, as in GPT-2.
-_EMBEDDING_STDDEV = 0.02
-_MASKED = -1e9
 
 
 @dataclasses.dataclass(frozen=True)
-class Transformer(language_model.LanguageModel):
+class Transformer(decoder.Decoder):
     """A transformer of some sizes.
 
     The trainable weights are a tuple of float32 arrays in the order of
@@ -54,17 +49,6 @@ class Transformer(language_model.LanguageModel):
     def __post_init__(self):
         for field in dataclasses.fields(self):
             validation.integer(field.name, getattr(self, field.name), minimum=1)
-
-    @property
-    @override
-    def reports_uses(self) -> bool:
-        return True
-
-    @property
-    @override
-    def adaptable_kernels(self) -> Sequence[str]:
-        """The names of the four kernels of each block."""
-        return [name for name in self.weight_shapes if name.endswith("_kernel")]
 
     @property
     def weight_shapes(self) -> collections.OrderedDict[str, tuple[int, ...]]:
@@ -99,136 +83,39 @@ class Transformer(language_model.LanguageModel):
     def _head_size(self) -> int:
         return -(-self.embedding_size // self.num_heads)
 
-    def initial_weights(self, seed: int) -> tuple[np.ndarray, ...]:
-        """Draws the weights.
-
-        Kernels are Gaussian with standard deviation 1/√(inputs), those that add to the
-        states between blocks 1/√(2 · num_layers) of that (Radford et al. 2019), embeddings
-        0.02; biases are 0, and the scales of layer norms 1.
-
-        Args:
-          seed: Non-negative seed; the same seed gives the same weights everywhere.
-
-        Returns:
-          One float32 array for each entry of `weight_shapes`.
-        """
-        rng = np.random.Generator(np.random.Philox(seed))
-        weights = []
-        for name, shape in self.weight_shapes.items():
-            if len(shape) == 1:
-                weight = np.full(shape, 1.0 if name.endswith("scale") else 0.0)
-            elif name.endswith("embedding"):
-                weight = rng.standard_normal(shape) * _EMBEDDING_STDDEV
-            else:
-                weight = rng.standard_normal(shape) / math.sqrt(shape[0])
-                if name.endswith("output_kernel"):
-                    weight /= math.sqrt(2 * self.num_layers)
-            weights.append(weight.astype(np.float32))
-        return tuple(weights)
-
     @override
-    def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
-        named = dict(zip(self.weight_shapes, weights, strict=True))
-        scores = self._scores(named, self._states(named, words))
-        return tf.reshape(scores, [-1, self.sequence_length, self.vocabulary_size])
-
-    def compact_logits(
-        self,
-        weights: Sequence[tf.Tensor],
-        words: tf.Tensor,
-        record: weight_uses.Recorder = weight_uses.ignore,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns scores without padding, which the product with the embedding never sees."""
-        named = dict(zip(self.weight_shapes, weights, strict=True))
-        positions = language_model.word_positions(words)
-        states = tf.gather(self._states(named, words, record), positions)
-        return self._scores(named, states, record, positions), positions
-
-    def _states(
-        self,
-        named: dict[str, tf.Tensor],
-        words: tf.Tensor,
-        record: weight_uses.Recorder = weight_uses.ignore,
-    ) -> tf.Tensor:
-        """Returns the states after the last block, shape [batch · T, E]."""
-        words = language_model.checked_words(words, self.sequence_length)
+    def _states(self, layers: decoder.Layers, words: tf.Tensor) -> tf.Tensor:
+        named = layers.named
         states = embedding_lookup.lookup(named["embedding"], words) + named["position_embedding"]
-        states = record(
+        states = layers.record(
             tf.reshape(states, [-1, self.embedding_size]),
             weight_uses.Lookup("embedding", tf.reshape(words, [-1])),
             weight_uses.StepBias("position_embedding"),
         )
-        for layer in range(self.num_layers):
-            block = _Recorded(named, f"layer_{layer}_", record)
-            states += self._attention(block, block.normalised("attention_norm", states))
-            inputs = block.normalised("feed_forward_norm", states)
+        for index in range(self.num_layers):
+            block = layers.block(index)
+            inputs = block.normalised("attention_norm", states, _EPSILON)
+            states += self._attention(block, inputs)
+            inputs = block.normalised("feed_forward_norm", states, _EPSILON)
             inner = tf.nn.gelu(block.affine("feed_forward", inputs))
             states += block.affine("feed_forward_output", inner)
         return states
 
-    def _attention(self, block: _Recorded, inputs: tf.Tensor) -> tf.Tensor:
+    def _attention(self, block: decoder.Layers, inputs: tf.Tensor) -> tf.Tensor:
         """Applies causal self-attention; inputs and outputs have shape [batch · T, E]."""
-        length, size = self.sequence_length, self._head_size
         projected = block.product("query_key_value_kernel", inputs)
-        projected = tf.reshape(projected, [-1, length, 3, self.num_heads, size])
-        # Each has shape [batch, heads, T, size].
-        query, key, value = tf.unstack(tf.transpose(projected, [2, 0, 3, 1, 4]), num=3)
-        scores = tf.matmul(query / math.sqrt(size), key, transpose_b=True)
-        ahead = np.triu(np.full([length, length], _MASKED), k=1)
-        shares = tf.nn.softmax(scores + tf.constant(ahead, scores.dtype))
-        mixed = tf.transpose(tf.matmul(shares, value), [0, 2, 1, 3])
-        mixed = tf.reshape(mixed, [-1, self.num_heads * size])
+        mixed = decoder.causal_attention(
+            *decoder.split_heads(projected, 3, self.sequence_length, self.num_heads)
+        )
         return block.product("attention_output_kernel", mixed)
 
-    def _scores(
-        self,
-        named: dict[str, tf.Tensor],
-        states: tf.Tensor,
-        record: weight_uses.Recorder = weight_uses.ignore,
-        order: weight_uses.Order | tf.Tensor = weight_uses.Order.SEQUENCES,
-    ) -> tf.Tensor:
-        outputs = _Recorded(named, "", record, order).normalised("output_norm", states)
-        scores = tf.matmul(outputs, named["embedding"], transpose_b=True)
-        return record(
-            tf.nn.bias_add(scores, named["output_bias"]),
+    @override
+    def _scores(self, layers: decoder.Layers, states: tf.Tensor) -> tf.Tensor:
+        outputs = layers.normalised("output_norm", states, _EPSILON)
+        scores = tf.matmul(outputs, layers.named["embedding"], transpose_b=True)
+        return layers.record(
+            tf.nn.bias_add(scores, layers.named["output_bias"]),
             weight_uses.Product("embedding", outputs, transposed=True),
             weight_uses.Bias("output_bias"),
-            order=order,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Recorded:
-    """Layers whose weights' names begin with a prefix, and which record their uses."""
-
-    named: dict[str, tf.Tensor]
-    prefix: str
-    record: weight_uses.Recorder
-    order: weight_uses.Order | tf.Tensor = weight_uses.Order.SEQUENCES
-
-    def product(self, name: str, inputs: tf.Tensor) -> tf.Tensor:
-        name = self.prefix + name
-        outputs = tf.matmul(inputs, self.named[name])
-        return self.record(outputs, weight_uses.Product(name, inputs), order=self.order)
-
-    def affine(self, name: str, inputs: tf.Tensor) -> tf.Tensor:
-        kernel, bias = (f"{self.prefix}{name}_{part}" for part in ("kernel", "bias"))
-        return self.record(
-            tf.nn.bias_add(tf.matmul(inputs, self.named[kernel]), self.named[bias]),
-            weight_uses.Product(kernel, inputs),
-            weight_uses.Bias(bias),
-            order=self.order,
-        )
-
-    def normalised(self, name: str, states: tf.Tensor) -> tf.Tensor:
-        """Applies layer norm (Ba et al. 2016): mean 0, variance 1, then scale and bias."""
-        centred = states - tf.reduce_mean(states, axis=1, keepdims=True)
-        variance = tf.reduce_mean(tf.square(centred), axis=1, keepdims=True)
-        normal = centred * tf.math.rsqrt(variance + _EPSILON)
-        scale, bias = (f"{self.prefix}{name}_{part}" for part in ("scale", "bias"))
-        return self.record(
-            normal * self.named[scale] + self.named[bias],
-            weight_uses.Scale(scale, normal),
-            weight_uses.Bias(bias),
-            order=self.order,
+            order=layers.order,
         )

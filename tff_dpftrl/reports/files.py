@@ -55,6 +55,16 @@ FILES = (
     File("weights.npz", "the weights of a model of your own, after the last step", "yes"),
     File("best_model.npz", "the model that was best on the held-out users", "yes, but"),
     File("pretrained_model.npz", "the model that fine-tuning began with", "yes, but"),
+    File(
+        "hugging_face/",
+        "the model after the last step in Hugging Face's layout, with its statement",
+        "yes",
+    ),
+    File(
+        "hugging_face_adapters/",
+        "its adapters alone, as peft loads them; a path of a file",
+        "yes, but",
+    ),
     File("vocabulary.json", _WORDS, "yes, but"),
     File(
         "config.json", "options, what was derived from them, versions; paths of files", "yes, but"

@@ -273,7 +273,11 @@ def _metric(name: str) -> str:
     """Returns what a metric of a text model is, in words; other names as they are."""
     share = re.fullmatch(r"top(\d)_(in_vocab|oov_wrong)", name)
     if share is None:
-        return {"loss": "loss (cross-entropy, nats per word)"}.get(name, name)
+        meanings = {
+            "loss": "loss (cross-entropy, nats per word)",
+            "bits_per_character": "bits per character of the text",
+        }
+        return meanings.get(name, name)
     of = "words in the vocabulary" if share[2] == "in_vocab" else "all words"
     guesses = "first guess" if share[1] == "1" else f"first {share[1]} guesses"
     return f"share of next words that the {guesses} found, of {of}"

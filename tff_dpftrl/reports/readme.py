@@ -24,6 +24,7 @@ _WORDS = "next-word prediction"
 _MEASURED = {
     results_lib.ACCURACY: ("accuracy", "top-1 accuracy, words in the vocabulary"),
     results_lib.LOSS: ("cross-entropy", "cross-entropy, nats per word"),
+    "eval_bits_per_character": ("bits per character", "bits per character of the text"),
 }
 _TAGS: Mapping[str, Sequence[str]] = {
     "training": ("differential-privacy", "dp-ftrl", "federated-learning"),

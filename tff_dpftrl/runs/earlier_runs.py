@@ -91,7 +91,9 @@ def of_caller(folder: pathlib.Path, users: Sequence[str]) -> dict[str, Any]:
 
 def is_run(folder: pathlib.Path) -> bool:
     """Returns whether a folder is that of a run, or the report of a served task."""
-    return (folder / manifest.NAME).exists() or (folder / _STATEMENT).exists()
+    # A folder in Hugging Face's layout has a file of the manifest's name, too.
+    path = folder / manifest.NAME
+    return (folder / _STATEMENT).exists() or (path.exists() and "model_type" not in _read(path))
 
 
 def statement_of(folder: pathlib.Path) -> composition.Spent | None:

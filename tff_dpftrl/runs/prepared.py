@@ -193,6 +193,8 @@ class Reportable:
       released: Function from the state of the run to the weights that are published.
       presentation: Writes the model and the curves.
       go_on: Command, or call in Python, that resumes the run.
+      publish: Function of the run's folder and state that writes the model in other layouts,
+        once model and statement have been written.
     """
 
     known: manifest.Manifest
@@ -202,6 +204,7 @@ class Reportable:
     released: Callable[[checkpoint.Snapshot], list[np.ndarray]]
     presentation: Presentation
     go_on: str
+    publish: Callable[[pathlib.Path, checkpoint.Snapshot], None] = lambda output, snapshot: None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

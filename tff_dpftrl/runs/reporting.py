@@ -61,6 +61,7 @@ def write(
     subject = statement_subject.of_run(output, run.presentation.model_file)
     statement = with_audits(output, dataclasses.replace(statement, subject=subject))
     write_statement(output, statement)
+    run.publish(output, snapshot)
     progress = ended or (
         f"{done} of {plan.num_rounds} {schedule.unit}s are done; go on with {run.go_on}. The "
         "statement charges all of them: whoever ends a run early has seen how it went."

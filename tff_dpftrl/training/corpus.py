@@ -7,6 +7,7 @@ whose import takes longer (but SQLite is parsed by it).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from typing import Any, TypeVar
 
@@ -17,6 +18,8 @@ from tff_dpftrl.data import (
     grouping,
     sources,
     split,
+    subword_learning,
+    subwords,
     tables,
     user_text,
     vocabulary,
@@ -43,6 +46,7 @@ class UserOptions(tables.TableOptions):
 class TextOptions(UserOptions):
     """Options of text and vocabulary; `LanguageConfig` says what each means."""
 
+    tokenizer: str | None
     vocabulary: str | None
     vocabulary_size: int | None
     lower_case: bool
@@ -247,10 +251,12 @@ def _read_vocabulary(options: TextOptions, train: user_text.UserText) -> vocabul
     size, lower_case = options.vocabulary_size, options.lower_case
     if options.vocabulary == "private":
         size = vocabulary.DEFAULT_SIZE if size is None else size
-        return vocabulary.of_training_users(train, size, lower_case=lower_case)
+        make = _maker(options.tokenizer)
+        return vocabulary.of_training_users(train, size, lower_case=lower_case, make=make)
     return public_vocabulary(
         options.vocabulary,
         size,
+        tokenizer=options.tokenizer,
         lower_case=lower_case,
         pretokenized=options.pretokenized,
         data=options.data,
@@ -262,18 +268,20 @@ def public_vocabulary(
     source: str | None,
     size: int | None,
     *,
+    tokenizer: str | None = None,
     lower_case: bool,
     pretokenized: bool,
     data: str,
     train: user_text.UserText | None = None,
 ) -> vocabulary.Vocabulary:
-    """Reads or counts a vocabulary of public text.
+    """Reads, counts or learns a vocabulary of public text.
 
     Args:
-      source: 'docs', 'english', the vocabulary.json of a model, or a file that the user declares
-        to be public.
+      source: 'docs', 'english', the vocabulary.json of a model, the tokenizer.json of a
+        checkpoint, or a file that the user declares to be public.
       size: Largest number of words; None for all of a vocabulary.json, and for
         `vocabulary.DEFAULT_SIZE` of anything else.
+      tokenizer: Kind of the vocabulary; None for what a file has, and for words.
       lower_case: Whether words are in lower case.
       pretokenized: Whether the texts of a file are words separated by white space.
       data: The protected corpus, which `source` must not be.
@@ -287,10 +295,16 @@ def public_vocabulary(
     """
     assert source is not None  # `LanguageConfig.part` and `with_defaults` name it.
     if vocabulary_file.is_of_model(source):
-        return _of_model(source, size, lower_case=lower_case)
+        return _of_model(source, size, tokenizer=tokenizer, lower_case=lower_case)
+    make = _maker(tokenizer)
     size = vocabulary.DEFAULT_SIZE if size is None else size
     if source == "docs":
-        return vocabulary.standard_library(size, lower_case=lower_case)
+        return vocabulary.standard_library(size, lower_case=lower_case, make=make)
+    if source == "english" and make is not vocabulary.most_frequent:
+        raise validation.UsageError(
+            f"vocabulary 'english' is a list of words, and tokenizer {tokenizer!r} learns "
+            "sub-words on text: name a file of public text, or 'docs', or take tokenizer 'words'."
+        )
     if source == "english":
         return vocabulary.english(size, lower_case=lower_case)
     if sources.are_same_file(data, source):  # `from_file` compares the texts.
@@ -300,13 +314,35 @@ def public_vocabulary(
             "and the statement will say that it is not covered."
         )
     return vocabulary.from_file(
-        source, size, lower_case=lower_case, is_tokenized=pretokenized, protected=train
+        source,
+        size,
+        lower_case=lower_case,
+        is_tokenized=pretokenized,
+        protected=train,
+        make=make,
     )
 
 
-def _of_model(path: str, size: int | None, *, lower_case: bool) -> vocabulary.Vocabulary:
+def _maker(tokenizer: str | None) -> vocabulary.Make:
+    """Returns the function that makes a vocabulary of this kind of a corpus."""
+    if tokenizer in (None, "words"):
+        return vocabulary.most_frequent
+    return functools.partial(subword_learning.learn, kind=tokenizer)
+
+
+def _of_model(
+    path: str, size: int | None, *, tokenizer: str | None, lower_case: bool
+) -> vocabulary.Vocabulary:
     """Reads the words of a model, the most frequent first; at most `size` of them."""
     words, _ = vocabulary_file.read(path)
+    kind = words.kind if isinstance(words, subwords.Subwords) else "words"
+    if tokenizer not in (None, kind):
+        raise validation.UsageError(
+            f"tokenizer must be {kind!r} with the vocabulary {path}, which has that kind; got "
+            f"{tokenizer!r}: leave it out, or name other text as vocabulary."
+        )
+    if isinstance(words, subwords.Subwords):
+        return _subwords_of_model(words, path, size, lower_case)
     if words.lower_case != lower_case:
         raise validation.UsageError(
             f"lower_case must be {str(words.lower_case).lower()} with the vocabulary {path}, whose "
@@ -314,3 +350,20 @@ def _of_model(path: str, size: int | None, *, lower_case: bool) -> vocabulary.Vo
             f"{str(lower_case).lower()}."
         )
     return dataclasses.replace(words, words=words.words[:size])
+
+
+def _subwords_of_model(
+    words: subwords.Subwords, path: str, size: int | None, lower_case: bool
+) -> subwords.Subwords:
+    """Refuses options that sub-words cannot follow."""
+    if size is not None and size != len(words.words):
+        raise validation.UsageError(
+            f"vocabulary_size must be left out with the sub-words of {path}, which has all of its "
+            f"{len(words.words)} tokens; got {size}."
+        )
+    if words.kind != "checkpoint" and words.lower_case != lower_case:
+        raise validation.UsageError(
+            f"lower_case must be {str(words.lower_case).lower()} with the vocabulary {path}, which "
+            f"was learned so; got {str(lower_case).lower()}."
+        )
+    return words

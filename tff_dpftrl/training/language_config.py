@@ -13,7 +13,7 @@ import typing
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import table_files, vocabulary_file
+from tff_dpftrl.data import subwords, table_files, vocabulary_file
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 from tff_dpftrl.models import table as model_table
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _Part = TypeVar("_Part", bound="DataclassInstance")
+
+Tokenizer = Literal["words", "wordpiece", "sentencepiece", "checkpoint"]
 
 Model = Literal[(*model_table.MODELS, model_table.CUSTOM)]
 
@@ -32,6 +34,7 @@ _MODEL_SIZES = {
     "tie_embeddings": "tie_embeddings",
     "num_layers": "num_layers",
     "num_heads": "num_heads",
+    "num_key_value_heads": "num_key_value_heads",
     "feed_forward_size": "feed_forward_size",
 }
 
@@ -162,24 +165,37 @@ class TextConfig:
 class LanguageConfig(TextConfig):
     """Text by user, its vocabulary and the model of it."""
 
+    tokenizer: Tokenizer | None = option(
+        None,
+        "What text is split into: 'words'; sub-words that are learned on the public text of "
+        "--vocabulary, 'wordpiece' (pieces of words; can be in exported models and in plans of "
+        "devices) or 'sentencepiece' (pieces of text with its spaces, and bytes, so that nothing "
+        "is unknown); or those of a 'checkpoint', from the tokenizer.json of --vocabulary or of "
+        "the initial weights (docs/how_to/subwords.md). If not given, as in a vocabulary.json or "
+        "tokenizer.json; else words.",
+        "data",
+    )
     vocabulary: str | None = option(
         None,
         "Source of the vocabulary: 'english' (frequent words of ordinary English), 'docs' "
-        "(docstrings of the standard library, for technical text), the vocabulary.json of a model "
-        "or a file that you declare to be public, either one word a line (.txt) or a corpus of "
-        "other users, as for --data. 'private' counts it on the training users, which the "
-        "privacy statement then does not cover. If not given, that of the initial weights, if "
-        "there are any; else 'docs' for the data 'docs', and 'english' for all others.",
+        "(docstrings of the standard library, for technical text), the vocabulary.json of a model, "
+        "the tokenizer.json of a checkpoint, or a file that you declare to be public, either one "
+        "word a line (.txt) or a corpus of other users, as for --data. 'private' counts it on the "
+        "training users, which the privacy statement then does not cover. If not given, that of "
+        "the initial weights, if there are any; else 'docs' for the data 'docs' and for sub-words, "
+        "and 'english' for all others.",
         "data",
     )
     vocabulary_size: int | None = option(
         None,
-        f"Number of words in the vocabulary, at most; {vocabulary_lib.DEFAULT_SIZE} if not given, "
-        "or all of a vocabulary.json.",
+        "Number of words, or of sub-words, in the vocabulary, at most; "
+        f"{vocabulary_lib.DEFAULT_SIZE} if not given, or all of a vocabulary.json.",
         "data",
         1,
     )
-    lower_case: bool = option(True, "Lower-case the text.", "data")
+    lower_case: bool = option(
+        True, "Lower-case the text; a checkpoint's tokenizer.json says itself what it does.", "data"
+    )
     sequence_length: int = option(20, "Tokens in a training sequence.", "data", 1)
 
     model: Model = option(
@@ -199,6 +215,9 @@ class LanguageConfig(TextConfig):
     )
     num_layers: int | None = _size("Blocks of attention and feed-forward", "num_layers")
     num_heads: int | None = _size("Attention heads in a block", "num_heads")
+    num_key_value_heads: int | None = _size(
+        "Attention heads that have keys and values, which the others share", "num_key_value_heads"
+    )
     feed_forward_size: int | None = _size("Width of the feed-forward layers", "feed_forward_size")
 
     initial_weights: str | None = option(
@@ -247,10 +266,23 @@ class LanguageConfig(TextConfig):
 
     def _vocabulary_source(self) -> str:
         if self.vocabulary is not None:
+            if self.tokenizer == "checkpoint" and not vocabulary_file.is_of_model(self.vocabulary):
+                raise validation.UsageError(
+                    f"vocabulary must be a tokenizer.json with tokenizer 'checkpoint', got "
+                    f"{self.vocabulary!r}."
+                )
             return self.vocabulary
         if self.initial_weights is not None:
-            return str(pathlib.Path(self.initial_weights).expanduser() / vocabulary_file.NAME)
-        return "docs" if self.data == "docs" else "english"
+            folder = pathlib.Path(self.initial_weights).expanduser()
+            names = (vocabulary_file.NAME, subwords.NAME)
+            return str(folder / next((n for n in names if (folder / n).exists()), names[0]))
+        if self.tokenizer == "checkpoint":
+            raise validation.UsageError(
+                "tokenizer 'checkpoint' needs a tokenizer: name the tokenizer.json of a checkpoint "
+                "as vocabulary, or the checkpoint's folder as initial_weights."
+            )
+        is_learned = self.tokenizer not in (None, "words")
+        return "docs" if self.data == "docs" or is_learned else "english"
 
     def _all_model_sizes(self) -> dict[str, Any]:
         if self.model == model_table.CUSTOM:

@@ -7,6 +7,9 @@ from tff_dpftrl.runs import metrics_log
 EVALUATION_METRICS = {
     "loss": "cross-entropy, nats per word",
     "perplexity": "exp of the cross-entropy",
+    "bits_per_character": "log-loss of all words and ends of texts, over the characters of the "
+    "text; to compare vocabularies, but a word that a vocabulary lacks costs only what "
+    "'unknown' costs, not its letters",
     "top1_in_vocab": "share of next words guessed right, among words of the vocabulary, which all "
     "guesses are from",
     "top1_oov_wrong": "the same among all words; those outside the vocabulary count as wrong",

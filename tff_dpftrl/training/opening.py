@@ -11,6 +11,7 @@ import os
 import pathlib
 from typing import Any
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import vocabulary_file
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.runs import progress as progress_lib
@@ -85,7 +86,11 @@ def open_run(
         name = custom_models.name_of(config.model, model, model_trained_on)
         config = dataclasses.replace(config, model=name).with_absolute_paths().with_defaults()
         if config.initial_weights is not None:
-            warm_start.find(config.initial_weights)
+            if warm_start.find(config.initial_weights).checkpoint is not None:
+                raise validation.UsageError(
+                    f"initial_weights {config.initial_weights} is a checkpoint in Hugging Face's "
+                    "layout, which tff-dpftrl finetune takes: fine-tune it."
+                )
     placement.check(config.engine)
     if text is None:
         if known is not None and rows is None:

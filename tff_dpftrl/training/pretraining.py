@@ -164,6 +164,7 @@ def read(
     words = corpus_lib.public_vocabulary(
         options.vocabulary,
         options.vocabulary_size,
+        tokenizer=options.tokenizer,
         lower_case=options.lower_case,
         pretokenized=options.pretokenized,
         data=options.data,
@@ -257,9 +258,9 @@ def pretrain(
     if text is None:
         text = read(config, options, rows=rows)
     words, spec = text.words, sequences.SequenceSpec(options.sequence_length)
-    ids, held_out = (
-        sequences.SequenceCorpus(part, words, spec).pooled() for part in (text.train, text.held_out)
-    )
+    ids = sequences.SequenceCorpus(text.train, words, spec).pooled()
+    others = sequences.SequenceCorpus(text.held_out, words, spec)
+    held_out = others.pooled()
     model = table.build(
         options.model,
         vocabulary_size=words.size,
@@ -267,7 +268,9 @@ def pretrain(
         **options.model_sizes,
     )
     special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
-    evaluate = evaluation.Evaluator(model, special, held_out)
+    evaluate = evaluation.Evaluator(
+        model, special, held_out, targets_per_character=others.targets_per_character()
+    )
     progress(
         f"Text: {len(ids)} sequences of {len(text.train)} users ({text.source}); {len(held_out)} "
         f"of {len(text.held_out)} others decide when to stop. Model: {options.model}, "
@@ -322,7 +325,8 @@ def pretrain(
             _draw(output, text, done)
             tqdm.tqdm.write(
                 f"Epoch {number}: top-1 accuracy on held-out text {measured['top1_in_vocab']:.2%}, "
-                f"perplexity {measured['perplexity']:.1f}.",
+                f"perplexity {measured['perplexity']:.1f}, "
+                f"{measured['bits_per_character']:.3f} bits per character.",
                 file=sys.stderr,
             )
             readme.write(output)

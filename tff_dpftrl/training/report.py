@@ -221,7 +221,7 @@ class TextPresentation(prepared.Presentation):
         held_out = _read_held_out(output, rows[-1]["round"])
         summary = [
             _accuracy(rows, baselines, unit),
-            _loss(rows, self._known.facts.get("pretrained_loss")),
+            _loss(rows, self._known.facts),
             _on_held_out_users(held_out) if held_out else None,
             outcome.progress,
             failure(rows, self._known.facts["vocabulary_size"], baselines),
@@ -394,19 +394,22 @@ def _accuracy(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float],
     if not evaluated:
         return "The model has not been evaluated yet."
     others = ", ".join(f"{name} {value:.2%}" for name, value in baselines.items())
+    bits = evaluated[-1].get("eval_bits_per_character")
     return (
         f"After {evaluated[-1]['round']} {unit}s: top-1 accuracy on held-out users "
-        f"{evaluated[-1][stopping.ACCURACY]:.2%}{f' ({others})' if others else ''}."
+        f"{evaluated[-1][stopping.ACCURACY]:.2%}{f' ({others})' if others else ''}"
+        f"{'' if bits is None else f', {bits:.3f} bits per character'}."
     )
 
 
-def _loss(rows: Sequence[Mapping[str, Any]], before: float | None) -> str | None:
+def _loss(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str | None:
     """Returns the held-out loss after and before fine-tuning; None if one is not known."""
     losses = [row["eval_loss"] for row in rows if row.get("eval_loss") is not None]
+    before = facts.get("pretrained_loss")
     if before is None or not losses:
         return None
     after, first = (
-        f"{loss:.3f} nats a word (perplexity {math.exp(min(loss, 700.0)):.4g})"
+        f"{loss:.3f} nats a {facts['loss_unit']} (perplexity {math.exp(min(loss, 700.0)):.4g})"
         for loss in (losses[-1], before)
     )
     return f"Held-out loss: {after}; before fine-tuning {first}."

@@ -169,6 +169,9 @@ def write(
     `predict(texts, top)` does so with another number of words. A text without words gives
     what may come first in a text. Bytes that are not UTF-8 are read as U+FFFD.
 
+    The tokens of a checkpoint or of 'sentencepiece' cannot be made in a graph: then there is no
+    `predict`, and `serving_default` is the signature `ids`.
+
     Its signature `ids` is for who splits text elsewhere, and for TensorFlow Lite, whose
     converter takes it (`signature_keys=["ids"]`). It maps `ids` (int32, [n, T]: the beginning of a
     sequence, its words, and padding up to the model's sequence length T) to `scores` (float32,
@@ -188,15 +191,24 @@ def write(
     """
     validation.integer("top", top, minimum=1)
     check_output(output, overwrite=overwrite)
+    if trained.rule.is_in_graphs:
+        module, signatures = _of_texts(trained, top)
+    else:
+        module = NextIds(trained)
+        signatures = dict.fromkeys(("serving_default", "ids"), module.signature(top))
+    with durable_files.new_folder(pathlib.Path(output).resolve(), replace=overwrite) as folder:
+        with tensorflow_files.as_os_error(output):
+            tf.saved_model.save(module, str(folder), signatures=signatures)
+        (folder / _EXTRA).parent.mkdir()
+        vocabulary_file.write(folder / _EXTRA, trained.words, trained.rule)
+
+
+def _of_texts(trained: trained_model.TrainedModel, top: int) -> tuple[_NextWords, dict[str, Any]]:
+    """Returns the graph from texts to words, and its signatures."""
     module = _NextWords(trained)
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.string, name="texts")])
     def serve(texts):
         return module.predict(texts, tf.constant(min(top, trained.words.size)))
 
-    signatures = {"serving_default": serve, "ids": module.signature(top)}
-    with durable_files.new_folder(pathlib.Path(output).resolve(), replace=overwrite) as folder:
-        with tensorflow_files.as_os_error(output):
-            tf.saved_model.save(module, str(folder), signatures=signatures)
-        (folder / _EXTRA).parent.mkdir()
-        vocabulary_file.write(folder / _EXTRA, trained.words, trained.rule)
+    return module, {"serving_default": serve, "ids": module.signature(top)}

@@ -30,8 +30,8 @@ def describe_task(language_task: text_task.TextTask, *, words_are_kept: bool = F
         f"Users: {text.num_users} to train on{without if text.num_users_without_text else ''}, "
         f"{language_task.num_held_out_users} held out for evaluation, "
         f"{language_task.num_untouched_users} kept for a test of your own and not used.",
-        f"Text: {text.num_words} words to train on, {text.oov_share:.1%} of them not among the "
-        f"{len(words.words)} of the vocabulary ({words.source}).",
+        f"Text: {text.num_words} {words.unit} to train on, {text.oov_share:.1%} of them not among "
+        f"the {len(words.words)} of the vocabulary ({words.source}).",
         *describe_unknown_words(text.oov_share, words, are_kept=words_are_kept),
     ]
 
@@ -65,7 +65,7 @@ def describe_unknown_words(
     return [
         f"Hint: the model cannot read or say words that it does not know, here more than one in "
         f"ten. Take {known}--vocabulary FILE (public text on the subject, or a word a line) or a "
-        "larger --vocabulary-size."
+        "larger --vocabulary-size; or --tokenizer sentencepiece, whose sub-words spell every word."
     ]
 
 

@@ -49,6 +49,7 @@ class TextTask:
       held_out: Word ids of users who never train, int32, [n, sequence_length + 1].
       held_out_users: Number of the user of each held-out row, int64, [n].
       num_held_out_users: Number of users that the held-out rows were taken from.
+      targets_per_character: Number of targets for each character of the held-out users' text.
       num_untouched_users: Number of users who are kept for a test, and not used.
       words: The vocabulary.
       model: The model.
@@ -58,6 +59,7 @@ class TextTask:
     held_out: np.ndarray
     held_out_users: np.ndarray
     num_held_out_users: int
+    targets_per_character: float
     num_untouched_users: int
     words: vocabulary.Vocabulary
     model: language_model.LanguageModel
@@ -70,7 +72,12 @@ class TextTask:
     @functools.cached_property
     def evaluate(self) -> evaluation.Evaluator:
         """Maps trainable weights to metrics on the held-out users."""
-        return evaluation.Evaluator(self.model, self.special, self.held_out)
+        return evaluation.Evaluator(
+            self.model,
+            self.special,
+            self.held_out,
+            targets_per_character=self.targets_per_character,
+        )
 
     def examine(self, weights: Sequence[np.ndarray]) -> dict[str, Any]:
         """Measures on held-out users what is measured once, after training.
@@ -130,7 +137,8 @@ class TextTask:
         limit, of = (
             (None, "") if total <= _COUNTED else (_COUNTED, f" of {_COUNTED}/{total} sequences")
         )
-        ngram_model = ngrams.NgramModel(self.train.pooled(max_sequences=limit), self.special)
+        pooled = self.train.pooled(max_sequences=limit)
+        ngram_model = ngrams.NgramModel(pooled, self.special, self.words.size)
         return {
             f"{name}{of}": ngram_model.evaluate(self.held_out, order).top1_in_vocab
             for name, order in _NGRAM_ORDERS.items()
@@ -157,14 +165,15 @@ def sequences_of(
     Returns:
       The attributes of `TextTask` that are made of these, by name.
     """
-    rows, users = sequences.SequenceCorpus(held_out, words, spec).pooled_with_users(
-        max_sequences=max_held_out, seed=_EVALUATION_SEED
-    )
+    others = sequences.SequenceCorpus(held_out, words, spec)
+    rows, users = others.pooled_with_users(max_sequences=max_held_out, seed=_EVALUATION_SEED)
+    measured = [others.user_ids[index] for index in np.unique(users)]
     return {
         "train": sequences.SequenceCorpus(train, words, spec),
         "held_out": rows,
         "held_out_users": users,
         "num_held_out_users": len(held_out),
+        "targets_per_character": others.targets_per_character(measured),
         "words": words,
     }
 

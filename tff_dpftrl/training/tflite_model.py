@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow.lite.python import convert_phase  # Its errors have no public name.
 
 from tff_dpftrl import durable_files, validation
-from tff_dpftrl.data import vocabulary_file
+from tff_dpftrl.data import tokenizer, vocabulary_file
 from tff_dpftrl.training import saved_model, trained_model
 
 _FILE = "model.tflite"
@@ -64,7 +64,8 @@ def write(
         for `check_output`.
       OSError: If it cannot be written.
     """
-    top = min(validation.integer("top", top, minimum=1), len(trained.words.words))
+    num_words = trained.words.size - len(trained.special.all)
+    top = min(validation.integer("top", top, minimum=1), num_words)
     check_output(output, overwrite=overwrite)
     content, batch = _converted(trained, top)
     with durable_files.new_folder(pathlib.Path(output).resolve(), replace=overwrite) as folder:
@@ -101,12 +102,8 @@ def _convert(module: tf.Module, function: Any) -> bytes:
 
 
 def _readme(trained: trained_model.TrainedModel, top: int, batch: str) -> str:
-    words, rule, length = trained.words, trained.rule, trained.model.sequence_length
-    lower = (
-        "Lower-case the text, by Unicode and not by the device's language. "
-        if words.lower_case
-        else "Leave capitals as they are. "
-    )
+    words, length = trained.words, trained.model.sequence_length
+    to_ids = "\n".join(_to_ids(trained))
     return f"""\
 # Prediction of the next word, for TensorFlow Lite (LiteRT)
 
@@ -125,12 +122,7 @@ Probabilities leave out padding and the beginning of a text, which never come ne
 
 ## From text to ids
 
-1. {lower}U+0000 is read as U+FFFD.
-2. Its words are the matches, one after the other, of this regular expression (RE2):
-
-   `{rule.pattern}`
-3. The id of a word is its place in `words` of `{vocabulary_file.NAME}`, counted from 1. Every
-   other word has the id {words.oov}. {words.bos} begins a text, {words.eos} ends it, 0 is padding.
+{to_ids}
 4. A sequence is {words.bos} and then the ids of the words; of one longer than {length}, the last
    {length} ids. Fill it up at its end with 0. The last word is taken as whole.
 
@@ -143,3 +135,31 @@ Probabilities leave out padding and the beginning of a text, which never come ne
 
 {vocabulary_file.note(words)}
 """
+
+
+def _to_ids(trained: trained_model.TrainedModel) -> list[str]:
+    """Returns the first three steps from a text to a sequence."""
+    words, rule = trained.words, trained.rule
+    lower = (
+        "Lower-case the text, by Unicode and not by the device's language. "
+        if words.lower_case
+        else "Leave capitals as they are. "
+    )
+    ends = f"{words.bos} begins a text, {words.eos} ends it, 0 is padding."
+    if isinstance(rule, tokenizer.Tokenizer):
+        return [
+            f"1. {lower}U+0000 is read as U+FFFD.",
+            "2. Its words are the matches, one after the other, of this regular expression (RE2):",
+            "",
+            f"   `{rule.pattern}`",
+            f"3. The id of a word is its place in `words` of `{vocabulary_file.NAME}`, counted from"
+            " 1. Every",
+            f"   other word has the id {words.oov}. {ends}",
+        ]
+    return [
+        f"1. {lower.strip()}",
+        f"2. Split it into sub-words with `tokenizer` of `{vocabulary_file.NAME}`, which is a",
+        "   tokenizer.json of Hugging Face's `tokenizers`, without special tokens. Of the kind",
+        "   wordpiece, split it into words first, as `tff_dpftrl.data.tokenizer` does.",
+        f"3. The id of a token is its number there, plus 1. {ends}",
+    ]

@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tff_dpftrl import json_text, validation
-from tff_dpftrl.data import tokenizer, vocabulary, vocabulary_file
+from tff_dpftrl.data import vocabulary, vocabulary_file
+from tff_dpftrl.models import hugging_face
 from tff_dpftrl.runs import manifest
 
 if TYPE_CHECKING:  # So that `find` can refuse a folder before TensorFlow is imported.
     import numpy as np
+    import tensorflow as tf
 
     from tff_dpftrl.models import language_model, metrics, next_words
     from tff_dpftrl.training import custom_models
@@ -47,6 +49,19 @@ class Prediction:
     unknown_in_text: tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+    """Sampled continuation of a text.
+
+    Attributes:
+      text: What follows the text, with the space before it.
+      has_ended: Whether the model ended the text there.
+    """
+
+    text: str
+    has_ended: bool
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedModel:
     """A model with its weights, vocabulary and tokenizer.
@@ -56,12 +71,14 @@ class TrainedModel:
       weights: One array for each entry of its `weight_shapes`.
       words: The vocabulary.
       rule: Tokenizer that splits text into words.
+      checkpoint: Folder in Hugging Face's layout that it was read from; None of another one.
     """
 
     model: language_model.LanguageModel
     weights: Sequence[np.ndarray]
     words: vocabulary.Vocabulary
-    rule: tokenizer.Tokenizer
+    rule: vocabulary.Rule
+    checkpoint: pathlib.Path | None = None
 
     @property
     def special(self) -> metrics.SpecialIds:
@@ -102,10 +119,96 @@ class TrainedModel:
         arrays = [part.numpy() for part in self._next_words(ids, tf.constant(top))]
         known, predictions = self.words.id_of, []
         for words, best, values, unknown, end in zip(split, *arrays, strict=True):
-            named = zip((self.words.words[i - 1] for i in best), map(float, values), strict=True)
+            # The embedding of a checkpoint may have more rows than there are tokens.
+            named = [
+                (self.words.shown(i), float(value))
+                for i, value in zip(best.tolist(), values, strict=True)
+                if i < self.words.size
+            ]
             missing = dict.fromkeys(word for word in words if word not in known)
             predictions.append(Prediction(tuple(named), float(unknown), float(end), tuple(missing)))
         return predictions
+
+    def continue_texts(
+        self,
+        texts: Sequence[str],
+        num_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int | np.random.Generator | None = None,
+    ) -> list[Continuation]:
+        """Samples how texts go on, one word or sub-word after the other.
+
+        Args:
+          texts: Beginnings of texts. Of what is longer than the model's sequence length, the end
+            is read.
+          num_tokens: Largest number of words or sub-words that are sampled for a text.
+          temperature: Number that the scores are divided by; 0 takes the likeliest.
+          top_p: Least probability of the smallest set of likeliest words that is sampled from.
+          seed: Seed of the samples, or their generator; the operating system's if None.
+
+        Returns:
+          A continuation of each text.
+
+        Raises:
+          ValueError: If a text has no word in it, or a number is out of range.
+        """
+        import numpy as np
+
+        from tff_dpftrl.models import next_words
+
+        validation.integer("num_tokens", num_tokens, minimum=1)
+        validation.number("temperature", temperature, at_least=0)
+        validation.number("top_p", top_p, above=0, at_most=1)
+        rng, length = np.random.default_rng(seed), self.model.sequence_length
+        begun = [self.words.ids(self.rule.words(text)) for text in texts]
+        for text, ids in zip(texts, begun, strict=True):
+            if not ids:
+                raise validation.UsageError(
+                    f"the text must have at least one word in it, got {text!r}."
+                )
+        added: list[list[int]] = [[] for _ in begun]
+        going = list(range(len(begun)))
+        for _ in range(num_tokens):
+            if not going:
+                break
+            rows = np.zeros([len(going), length], np.int32)
+            for row, index in zip(rows, going, strict=True):
+                ids = [self.words.bos, *begun[index], *added[index]][-length:]
+                row[: len(ids)] = ids
+            scores = self._next_scores(rows).numpy()[:, : self.words.size]
+            sampled = next_words.sample(
+                scores, self.special, rng, temperature=temperature, top_p=top_p
+            )
+            for index, word in zip(going, sampled.tolist(), strict=True):
+                added[index].append(word)
+            going = [index for index in going if added[index][-1] != self.words.eos]
+        return [
+            Continuation(self._text_after(ids, new), new[-1] == self.words.eos)
+            for ids, new in zip(begun, added, strict=True)
+        ]
+
+    def _text_after(self, begun: Sequence[int], added: Sequence[int]) -> str:
+        """Returns the text of further ids, with the space before it."""
+        first, both = self.words.text(begun), self.words.text([*begun, *added])
+        # A character may be of several tokens, the last of which only is new.
+        return both[len(first) :] if both.startswith(first) else self.words.text(added)
+
+    @functools.cached_property
+    def _next_scores(self) -> Callable[..., tf.Tensor]:
+        import tensorflow as tf
+
+        from tff_dpftrl.models import next_words
+
+        weights = [tf.convert_to_tensor(weight) for weight in self.weights]
+        spec = tf.TensorSpec([None, self.model.sequence_length], tf.int32)
+
+        @tf.function(autograph=False, input_signature=[spec])
+        def graph(ids):
+            return next_words.next_scores(self.model, weights, ids)
+
+        return graph
 
     @functools.cached_property
     def _next_words(self) -> Callable[..., next_words.NextWords]:
@@ -137,18 +240,28 @@ class TrainedFiles:
       model_path: The file of the model.
       words: The vocabulary.
       rule: Tokenizer that splits text into words.
+      checkpoint: The checkpoint in Hugging Face's layout that holds the model; None if it is in
+        `model_path`.
     """
 
     model_path: pathlib.Path
     words: vocabulary.Vocabulary
-    rule: tokenizer.Tokenizer
+    rule: vocabulary.Rule
+    checkpoint: hugging_face.Checkpoint | None = None
 
-    def load(self, model: custom_models.Model | None = None) -> TrainedModel:
+    def load(
+        self,
+        model: custom_models.Model | None = None,
+        *,
+        sequence_length: int | None = None,
+    ) -> TrainedModel:
         """Reads the model.
 
         Args:
           model: Custom model that the run trained, if it trained one; its
             weights do not matter.
+          sequence_length: Number of positions of the model of a checkpoint in Hugging Face's
+            layout; `hugging_face.SEQUENCE_LENGTH` if None.
 
         Returns:
           The model.
@@ -160,8 +273,25 @@ class TrainedFiles:
         from tff_dpftrl.models import export
         from tff_dpftrl.training import custom_models
 
+        if self.checkpoint is not None:
+            stored, weights = self.checkpoint.read(sequence_length)
+            if stored.vocabulary_size < self.words.size:
+                raise validation.UsageError(
+                    f"{self.checkpoint.folder} has a {hugging_face.TOKENIZER} of "
+                    f"{len(self.words.words)} tokens, and a model of {stored.vocabulary_size - 1} "
+                    "only: they are of two checkpoints. Restore the one that belongs to the other."
+                )
+            folder = self.checkpoint.folder
+            return TrainedModel(stored, weights, self.words, self.rule, folder)
+        if sequence_length is not None:
+            raise validation.UsageError(
+                f"sequence_length is for a checkpoint in Hugging Face's layout, and the length of "
+                f"{self.model_path} is its own: leave it out."
+            )
         stored, weights = export.read(self.model_path)
-        if stored.vocabulary_size != self.words.size:
+        # The embedding of a checkpoint may have more rows than there are tokens.
+        is_larger = stored.vocabulary_size > self.words.size and self.words.may_be_fewer
+        if stored.vocabulary_size != self.words.size and not is_larger:
             raise validation.UsageError(
                 f"{self.model_path} is a model of {stored.vocabulary_size} ids, but "
                 f"{vocabulary_file.NAME} beside it has {self.words.size}: they are of two runs. "
@@ -175,7 +305,8 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
     """Finds the files of a run's model, without TensorFlow.
 
     Args:
-      folder: Folder that `train` or `report` wrote to, or one with a copy of the two files.
+      folder: Folder that `train` or `report` wrote to, or one with a copy of the two files; or a
+        checkpoint in Hugging Face's layout.
       which: "last" or "best".
 
     Returns:
@@ -192,6 +323,8 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
         )
     model_path, words_path = folder / _MODELS[which], folder / vocabulary_file.NAME
     quoted = shlex.quote(str(folder))
+    if not model_path.exists() and hugging_face.is_checkpoint(folder):
+        return _of_checkpoint(folder)
     if not model_path.exists():
         if not (folder / "config.json").exists():
             raise validation.UsageError(
@@ -233,6 +366,20 @@ def _refuse_custom(folder: pathlib.Path) -> None:
     )
 
 
+def _of_checkpoint(folder: pathlib.Path) -> TrainedFiles:
+    """Finds the files of a checkpoint in Hugging Face's layout."""
+    checkpoint = hugging_face.find(folder)
+    path = folder / hugging_face.TOKENIZER
+    if not path.exists():
+        raise validation.UsageError(
+            f"{folder} has no {path.name}, by which text becomes the model's ids: where "
+            "transformers is installed, AutoTokenizer.from_pretrained(…).save_pretrained(…) "
+            "writes it."
+        )
+    words, rule = vocabulary_file.read(path)
+    return TrainedFiles(checkpoint.files[0], words, rule, checkpoint)
+
+
 def has_vocabulary(folder: pathlib.Path) -> bool:
     """Returns whether `write_vocabulary` wrote to a folder."""
     return (folder / vocabulary_file.NAME).exists()
@@ -240,7 +387,7 @@ def has_vocabulary(folder: pathlib.Path) -> bool:
 
 def read_vocabulary(
     folder: pathlib.Path,
-) -> tuple[vocabulary.Vocabulary, tokenizer.Tokenizer]:
+) -> tuple[vocabulary.Vocabulary, vocabulary.Rule]:
     """Reads what `write_vocabulary` wrote: the words, and how texts become words.
 
     Raises:
@@ -262,5 +409,4 @@ def write_vocabulary(
     Raises:
       OSError: If the file cannot be written.
     """
-    rule = tokenizer.Tokenizer(words.lower_case, is_tokenized)
-    vocabulary_file.write(folder / vocabulary_file.NAME, words, rule)
+    vocabulary_file.write(folder / vocabulary_file.NAME, words, words.rule(is_tokenized))

@@ -7,15 +7,16 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import composition
 from tff_dpftrl.data import sources, tables, text_digests, user_text, vocabulary
+from tff_dpftrl.models import hugging_face
 from tff_dpftrl.runs import earlier_runs
 from tff_dpftrl.training import trained_model
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tff_dpftrl.models import language_model
 
 RECORD = "pretraining.json"
@@ -56,11 +57,31 @@ def find(folder: str | pathlib.Path) -> trained_model.TrainedFiles:
         raise validation.UsageError(f"initial_weights cannot be read. {error}") from error
 
 
-def source(folder: pathlib.Path) -> tuple[str, bool]:
-    """Returns a statement's words on a folder's weights, and whether all their text was public."""
-    name = folder.name
-    record = folder / RECORD
-    if (folder / "config.json").exists():  # A run's, whatever was pretrained there before.
+def source(folder: pathlib.Path, trained_on: str | None = None) -> tuple[str, bool]:
+    """Returns a statement's words on a folder's weights, and whether all their text was public.
+
+    Args:
+      folder: Folder of the weights.
+      trained_on: Text that they were trained on, which the operator declares to be public; None
+        if it is recorded in the folder, or not known.
+
+    Returns:
+      The words, and whether.
+
+    Raises:
+      UsageError: If the record is damaged, or `trained_on` is given beside a record.
+    """
+    folder = folder.expanduser()
+    name, record = folder.name, folder / RECORD
+    is_run = earlier_runs.is_run(folder)
+    if trained_on is not None and (is_run or record.exists()):
+        raise validation.UsageError(
+            f"trained_on is for weights of which it is not recorded, and {folder} has a record of "
+            "it: leave it out."
+        )
+    if is_run:  # Whatever was pretrained there before.
+        if name == hugging_face.FOLDER:
+            name = folder.absolute().parent.name
         text = (
             f"the model of the training run {name!r}, whose own statement says what it may tell of "
             "its users; who is a user of both runs is not covered by either statement alone"
@@ -74,6 +95,8 @@ def source(folder: pathlib.Path) -> tuple[str, bool]:
                 f"{record} cannot be read: {error}. Restore it, or pretrain anew."
             ) from error
         return f"the model {name!r}, trained on {trained_on}", True
+    if trained_on is not None:
+        return f"the model {name!r}, trained on {trained_on}, declared public by the operator", True
     return f"the model {name!r}, of which is not recorded what it was trained on", False
 
 
@@ -192,7 +215,11 @@ def read(
             continue
         (axis,) = axes
         mapped = fresh.swapaxes(0, axis).copy()
-        mapped[here] = old.swapaxes(0, axis)[there]
+        # Some tables have no row for padding, the first id.
+        first = model.vocabulary_size - shape[axis]
+        rows = [pair for pair in zip(here, there, strict=True) if min(pair) >= first]
+        to, of = np.array(rows).T - first
+        mapped[to] = old.swapaxes(0, axis)[of]
         weights.append(mapped.swapaxes(0, axis))
     num_special = words.size - len(words.words)
     runs = earlier_runs.chain_of(folder.expanduser())
@@ -206,6 +233,7 @@ def _ids(
     known = earlier.id_of
     pairs = [(known[word], i) for word, i in words.id_of.items() if word in known]
     pairs += [(vocabulary.PAD, vocabulary.PAD)]
-    pairs += [(getattr(earlier, name), getattr(words, name)) for name in ("oov", "bos", "eos")]
+    special = [(getattr(earlier, name), getattr(words, name)) for name in ("oov", "bos", "eos")]
+    pairs += [pair for pair in special if None not in pair and pair not in pairs]
     there, here = zip(*pairs, strict=True)
     return list(there), list(here)

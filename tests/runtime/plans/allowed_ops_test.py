@@ -6,6 +6,7 @@ import sys
 import pytest
 import tensorflow as tf
 
+from tff_dpftrl.models import metrics, table
 from tff_dpftrl.runtime.plans import allowed_ops
 
 _REACHING_OUT = re.compile(
@@ -44,6 +45,29 @@ def test_later_versions_allow_what_earlier_ones_did(monkeypatch):
     ]
     assert allowed_ops.least_version(["ReadFile"]) is None
     assert allowed_ops.allowed(2) == {"AddV2"}
+
+
+@pytest.mark.parametrize("name", table.MODELS)
+def test_gradients_of_the_models_need_no_other(name):
+    model = table.build(name, vocabulary_size=9, sequence_length=4)
+
+    @tf.function(autograph=False)
+    def gradients(weights, words, targets):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            scores, positions = model.compact_logits(weights, words)
+            targets = tf.gather(tf.reshape(targets, [-1]), positions)
+            loss = metrics.mean_cross_entropy(scores, targets, pad=0)
+        return tape.gradient(loss, weights)
+
+    weights = [tf.TensorSpec(shape) for shape in model.weight_shapes.values()]
+    words = tf.TensorSpec([None, 4], tf.int32)
+    graph = gradients.get_concrete_function(weights, words, words).graph
+    used = {op.type for op in graph.get_operations()}
+    for function in graph.as_graph_def().library.function:
+        used |= {node.op for node in function.node_def}
+    called = {function.signature.name for function in graph.as_graph_def().library.function}
+    assert used - called <= allowed_ops.allowed(allowed_ops.RUNTIME_VERSION)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_dpftrl.data import sequences, user_text, vocabulary
+from tff_dpftrl.data import sequences, subword_learning, user_text, vocabulary
 from tff_dpftrl.runtime.device import text_examples
 from tff_dpftrl.runtime.plans import allowed_ops, text_pipeline
 
@@ -27,8 +27,8 @@ def _examples(texts):
     return [text_examples.encode({"tokens": [text]}) for text in texts]
 
 
-def _rows(texts, *, seed=None, examples=None, **options):
-    pipeline = text_pipeline.text_pipeline(_WORDS, _LENGTH, **({"batch_size": 3} | options))
+def _rows(texts, *, seed=None, examples=None, words=_WORDS, **options):
+    pipeline = text_pipeline.text_pipeline(words, _LENGTH, **({"batch_size": 3} | options))
     examples = _examples(texts) if examples is None else examples
     serialized = tf.constant(examples, tf.string, shape=[len(examples)])
     seed = None if seed is None else tf.constant(seed, tf.int64)
@@ -40,10 +40,10 @@ def _rows(texts, *, seed=None, examples=None, **options):
     return np.concatenate(rows).tolist() if rows else []
 
 
-def _expected(texts, **options):
+def _expected(texts, words=_WORDS, **options):
     corpus = user_text.UserText.from_mapping("test", {"one": texts}, **options)
     spec = sequences.SequenceSpec(_LENGTH)
-    return sequences.SequenceCorpus(corpus, _WORDS, spec).sequences("one").tolist()
+    return sequences.SequenceCorpus(corpus, words, spec).sequences("one").tolist()
 
 
 def test_sequences_are_those_of_the_host():
@@ -79,8 +79,31 @@ def test_some_of_the_sequences_are_used_in_every_pass():
     assert _rows(_TEXTS, max_rows=4) == _expected(_TEXTS)[:4]
 
 
-def test_devices_run_all_of_its_operations():
-    pipeline = text_pipeline.text_pipeline(_WORDS, _LENGTH, batch_size=2, shuffle=True, max_rows=5)
+@pytest.fixture(scope="module")
+def sub_words():
+    text = user_text.UserText.from_mapping("public", {"a": ["the cat and the caterpillar"] * 3})
+    return subword_learning.learn(text, 60, kind="wordpiece", source="a test")
+
+
+def test_sub_words_are_those_of_the_host(sub_words):
+    found = _rows(_TEXTS, words=sub_words)
+    assert found == _expected(_TEXTS, sub_words)
+    assert sub_words.words[found[0][1] - 1] == "the"
+    assert any(sub_words.oov in row for row in found)
+
+
+def test_sub_words_without_operations_are_refused():
+    text = user_text.UserText.from_mapping("public", {"a": ["the cat"]})
+    words = subword_learning.learn(text, 300, kind="sentencepiece", source="a test")
+    with pytest.raises(ValueError, match="must be of tokenizer 'words' or 'wordpiece' for devices"):
+        text_pipeline.text_pipeline(words, _LENGTH, batch_size=3)
+
+
+@pytest.mark.parametrize("of_sub_words", [False, True])
+def test_devices_run_all_of_its_operations(of_sub_words, sub_words):
+    pipeline = text_pipeline.text_pipeline(
+        sub_words if of_sub_words else _WORDS, _LENGTH, batch_size=2, shuffle=True, max_rows=5
+    )
 
     @tf.function(autograph=False)
     def count(examples, seed):

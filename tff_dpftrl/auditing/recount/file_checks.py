@@ -14,10 +14,12 @@ from tff_dpftrl import json_text
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing.recount import findings, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
+from tff_dpftrl.models import hugging_face
 
+_STATEMENTS = ("privacy_statement.json", "privacy_statement.md")
+_CHECKPOINTS = (hugging_face.FOLDER, hugging_face.ADAPTERS_FOLDER)
 _AT_THE_END = (
-    "privacy_statement.json",
-    "privacy_statement.md",
+    *_STATEMENTS,
     "metrics.csv",
     "metrics_README.md",
 )
@@ -29,6 +31,8 @@ _KNOWN = (
     *("private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"),
     *("private/cohort_seed", "private/pool.json", "private/baselines.json"),
     *("private/texts.sqlite", "private/report.html"),
+    *hugging_face.FILES,
+    *(f"{folder}/{name}" for folder in _CHECKPOINTS for name in _STATEMENTS),
     "private/ledger.sqlite-journal",  # A killed process leaves one even if nothing is undone.
 )
 # Looked through for secrets and exact figures, but compared with nothing.
@@ -37,13 +41,15 @@ _NOT_READ = frozenset(
         *("best_model.npz", "pretrained_model.npz", "held_out.json", "curves.png"),
         *("tensorboard", "metrics_README.md", "vocabulary.json", "trade_off.png"),
         *("sweep.log", "cell.json", "privacy.png"),
+        *_CHECKPOINTS,
     }
 )
-_FOLDERS = ("private", "private/checkpoints", "tensorboard")
+_FOLDERS = ("private", "private/checkpoints", "tensorboard", *_CHECKPOINTS)
 # Files of text that may be published, by docs/reference/results_folder.md.
 _MAY_BE_PUBLISHED = (
     *("privacy_statement.json", "privacy_statement.md", "config.json", "vocabulary.json"),
     *("held_out.json", "metrics_README.md", "README.md", "report.html"),
+    *(f"{folder}/{name}" for folder in _CHECKPOINTS for name in (*_STATEMENTS, "config.json")),
 )
 _EXACT = ("loss", "top1", "seconds", "clients")
 _SMALLEST_SECRET = 10**9

@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import tokenizer
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 from tff_dpftrl.runtime.plans import example_pipeline
 
@@ -45,14 +44,21 @@ def text_pipeline(
       Batches (x, y), int32, [batch, T]; y is x shifted by one word.
 
     Raises:
-      ValueError: If two words have the same hash.
+      ValueError: If two words have the same hash, or the words are sub-words that no plan can make.
     """
-    rule = tokenizer.Tokenizer(words.lower_case, is_tokenized)
+    rule = words.rule(is_tokenized)
+    if not rule.is_in_graphs:
+        raise validation.UsageError(
+            "vocabulary must be of tokenizer 'words' or 'wordpiece' for devices, whose plans have "
+            f"no operations for these sub-words ({words.source}): pretrain with one of the two."
+        )
     hashes, ids = _hashed(words)
+    unknown = words.oov
+    assert unknown is not None  # Whatever graphs split has one.
 
     def to_rows(features: Mapping[str, tf.RaggedTensor]) -> dict[str, tf.Tensor]:
         split = rule.split(features[feature].values)
-        known = split.with_values(_lookup(split.values, hashes, ids, words.oov))
+        known = split.with_values(_lookup(split.values, hashes, ids, unknown))
         return {_ROWS: _sequences(known, sequence_length, words)}
 
     def to_batch(rows: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:

@@ -14,7 +14,7 @@ import tensorflow_federated as tff
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import tables, tokenizer, vocabulary
+from tff_dpftrl.data import tables, vocabulary
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import contexts, tff_names
 from tff_dpftrl.learning import functional_model, secure_metrics
@@ -64,7 +64,7 @@ class _Language:
 
     name: str
     words: vocabulary.Vocabulary
-    rule: tokenizer.Tokenizer
+    rule: vocabulary.Rule
     model: language_model.LanguageModel
     initial_weights: warm_start.InitialWeights | None
     functional: tff.learning.models.FunctionalModel
@@ -287,6 +287,7 @@ def _prepare(
     words = corpus.public_vocabulary(
         config.vocabulary,
         config.vocabulary_size,
+        tokenizer=config.tokenizer,
         lower_case=config.lower_case,
         pretokenized=config.pretokenized,
         data=config.data,
@@ -340,7 +341,7 @@ def _read_language(
     progress: progress_lib.Progress,
 ) -> _Language:
     """Builds the model of a name, and reads its initial weights if a folder is given."""
-    progress(f"Vocabulary: {len(words.words)} words ({words.source}).")
+    progress(f"Vocabulary: {len(words.words)} {words.unit} ({words.source}).")
     model = table.build(name, vocabulary_size=words.size, **sizes)
     progress(f"Model: {name}, {model.num_parameters} weights.")
     initial = None
@@ -348,7 +349,7 @@ def _read_language(
         folder = pathlib.Path(weights_folder)
         initial = warm_start.read(folder, model, words, seed, protected=protected, table=reading)
         progress(f"Initial weights: {initial.source}.")
-    rule = tokenizer.Tokenizer(words.lower_case, pretokenized)
+    rule = words.rule(pretokenized)
     special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
     weights = None if initial is None else initial.weights
     functional = functional_model.build(model, special, seed, weights)

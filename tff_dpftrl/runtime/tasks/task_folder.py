@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from google.protobuf import message
 
 from tff_dpftrl import durable_files, json_text, validation
-from tff_dpftrl.data import tokenizer, vocabulary, vocabulary_file
+from tff_dpftrl.data import vocabulary, vocabulary_file
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing
 from tff_dpftrl.runtime.tasks import task_config
@@ -75,7 +75,7 @@ class TaskFolder:
     terms: terms_lib.Terms
     config: task_config.TaskConfig
     words: vocabulary.Vocabulary
-    rule: tokenizer.Tokenizer
+    rule: vocabulary.Rule
 
     @property
     def name(self) -> str:
@@ -106,7 +106,7 @@ def write(
     terms: terms_lib.Terms,
     options: Mapping[str, Any],
     words: vocabulary.Vocabulary,
-    rule: tokenizer.Tokenizer,
+    rule: vocabulary.Rule,
     key: ed25519.Ed25519PrivateKey,
     readme: str,
 ) -> None:

@@ -291,7 +291,13 @@ def _evaluate(
         max_held_out=config.eval_sequences,
     )
     special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
-    measured = evaluation.Evaluator(model, special, text["held_out"])(weights)
+    evaluate = evaluation.Evaluator(
+        model,
+        special,
+        text["held_out"],
+        targets_per_character=text["targets_per_character"],
+    )
+    measured = evaluate(weights)
     return {name: measured[name] for name in metrics_columns.EVALUATION_METRICS}
 
 

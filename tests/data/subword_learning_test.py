@@ -1,0 +1,105 @@
+"""Tests of learned vocabularies of sub-words."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import tensorflow as tf
+
+from tests.data import subwords_test
+from tff_dpftrl import validation
+from tff_dpftrl.data import docstrings, subword_learning, subwords, user_text
+
+pytest.importorskip("tokenizers")
+
+_KINDS = ("wordpiece", "sentencepiece")
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return docstrings.read_standard_library()
+
+
+@pytest.fixture(scope="module", params=_KINDS)
+def words(request, corpus):
+    return subword_learning.learn(corpus, 1500, kind=request.param, source="docstrings")
+
+
+def test_the_same_text_gives_the_same_vocabulary(corpus, words):
+    again = subword_learning.learn(corpus, 1500, kind=words.kind, source="docstrings")
+    assert again == words
+    assert len(words.words) == 1500 and words.size == 1501
+    assert (words.bos, words.eos) == (2, 3)
+
+
+def test_texts_come_back(words):
+    text = "the planned un-believability of federated learning"
+    found = words.rule().words(text.title())
+    assert len(found) < len(text) / 2
+    expected = text if words.kind == "sentencepiece" else text.replace("-", " - ")
+    assert words.text(words.ids(found)) == expected
+
+
+def test_every_string_is_spelled_by_bytes(corpus):
+    words = subword_learning.learn(corpus, 600, kind="sentencepiece", source="docstrings")
+    assert words.oov is None
+    for text in subwords_test.strings(2000):
+        ids = words.ids(words.rule().words(text))
+        assert words.text(ids) == text.lower().removeprefix(" ")
+        assert words.bos not in ids and words.eos not in ids
+
+
+@pytest.mark.parametrize(("lower_case", "is_tokenized"), [(True, False), (False, True)])
+def test_graphs_split_as_python_does(corpus, lower_case, is_tokenized):
+    words = subword_learning.learn(
+        corpus, 1500, kind="wordpiece", source="docstrings", lower_case=lower_case
+    )
+    rule = words.rule(is_tokenized)
+    texts = [*subwords_test.strings(3000), *list(corpus.texts())[:100]]
+    texts += ["", " ", "a" * 101, "a" * 100, "##ing", "a\0b", "[UNK] [BOS]"]
+    split = tf.function(rule.split, input_signature=[tf.TensorSpec([None], tf.string)])
+    found = split(tf.constant([text.encode() for text in texts])).to_list()
+    num_unknown = 0
+    for text, tokens in zip(texts, found, strict=True):
+        expected = rule.words(text)
+        assert [token.decode() for token in tokens] == expected, text
+        num_unknown += words.count(tf.constant(words.ids(expected)).numpy())[1]
+    assert 0 < num_unknown
+    assert split(tf.constant([], tf.string)).to_list() == []
+
+
+def test_tensorflow_text_splits_words_the_same(corpus):
+    """The library's own operation is another implementation of the same rule."""
+    tensorflow_text = pytest.importorskip("tensorflow_text")
+    words = subword_learning.learn(corpus, 1500, kind="wordpiece", source="docstrings")
+    peer = tensorflow_text.FastWordpieceTokenizer(
+        list(words.words), unknown_token="[UNK]", no_pretokenization=True, token_out_type=tf.string
+    )
+    spoken = sorted({word for text in list(corpus.texts())[:200] for word in text.lower().split()})
+    found = peer.tokenize(tf.constant(spoken)).to_list()
+    rule = words.rule(is_tokenized=True)
+    for word, tokens in zip(spoken, found, strict=True):
+        assert [token.decode() for token in tokens] == rule.words(word), word
+
+
+def test_bytes_cannot_be_in_a_graph(words):
+    if words.kind == "wordpiece":
+        assert words.rule().is_in_graphs
+        return
+    with pytest.raises(validation.UsageError, match=r"'sentencepiece' cannot be in a graph.*ids"):
+        words.rule().split(tf.constant(["a"]))
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_bad_arguments_are_refused(kind: subwords.Kind):
+    corpus = user_text.UserText.from_mapping("empty", {"a": [""]})
+    with pytest.raises(validation.UsageError, match="must not be empty"):
+        subword_learning.learn(corpus, 1000, kind=kind, source="nothing")
+    corpus = user_text.UserText.from_mapping("small", {"a": ["some text"]})
+    with pytest.raises(validation.UsageError, match=r"vocabulary_size must be more than"):
+        subword_learning.learn(corpus, 10, kind=kind, source="little")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,149 @@
+"""Tests of vocabularies of sub-words."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+from tff_dpftrl import validation
+from tff_dpftrl.data import sequences, subwords, user_text, vocabulary, vocabulary_file
+
+tokenizers = pytest.importorskip("tokenizers")
+
+_TEXTS = ["the plan of the day", "Then they planned another day.", "day by day, plan by plan"] * 5
+
+
+def byte_level(
+    folder: pathlib.Path, end: str | None = "<|endoftext|>", size: int = 300
+) -> pathlib.Path:
+    """Writes a small tokenizer like GPT-2's, and returns its path."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size,
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[end] if end else [],
+        show_progress=False,
+    )
+    library.train_from_iterator(_TEXTS, trainer)
+    folder.mkdir(exist_ok=True, parents=True)
+    library.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def strings(number: int) -> list[str]:
+    """Returns random strings of several scripts, emoji and control characters."""
+    rng = np.random.default_rng(7)
+    ranges = [
+        *((32, 127), (0, 32), (0xA0, 0x250), (0x370, 0x400), (0x400, 0x500), (0x590, 0x6FF)),
+        *((0x900, 0x980), (0xE00, 0xE80), (0x3040, 0x3100), (0x4E00, 0x4F00), (0xAC00, 0xAD00)),
+        *((0x1F300, 0x1F700), (0x2000, 0x2070), (0xFE00, 0xFE10), (0xE000, 0xE010)),
+    ]
+    found = []
+    for _ in range(number):
+        text = ""
+        for _ in range(rng.integers(1, 6)):
+            low, high = ranges[rng.integers(len(ranges))]
+            text += "".join(map(chr, rng.integers(low, high, rng.integers(0, 8))))
+            text += ("", " ", "  ", "\n", "the ", "Planned")[rng.integers(6)]
+        found.append(text)
+    return found
+
+
+def test_ids_are_the_librarys_and_one(tmp_path: pathlib.Path):
+    path = byte_level(tmp_path)
+    words, rule = vocabulary_file.read(path)
+    library = tokenizers.Tokenizer.from_file(str(path))
+    for text in strings(2000):
+        ids = words.ids(rule.words(text))
+        assert ids == [i + 1 for i in library.encode(text).ids], text
+        assert words.text(ids) == text
+    assert words.size == library.get_vocab_size() + 1
+    assert words.oov is None
+    assert words.bos == words.eos == library.token_to_id("<|endoftext|>") + 1
+
+
+def test_special_tokens_in_a_text_are_letters(tmp_path: pathlib.Path):
+    words, rule = vocabulary_file.read(byte_level(tmp_path))
+    ids = words.ids(rule.words("a<|endoftext|>b"))
+    assert words.eos not in ids
+    assert words.text(ids) == "a<|endoftext|>b"
+
+
+def test_half_a_character_is_a_replacement(tmp_path: pathlib.Path):
+    words, rule = vocabulary_file.read(byte_level(tmp_path))
+    assert words.text(words.ids(rule.words("a\ud800b"))) == "a\ufffdb"
+
+
+def test_names_of_special_tokens_are_read_beside_the_file(tmp_path: pathlib.Path):
+    path = byte_level(tmp_path)
+    named = {"eos_token": {"content": "!"}, "bos_token": "?"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    words = subwords.read(path)
+    assert (words.beginning, words.end) == ("?", "!")
+    assert words.bos != words.eos
+
+
+def test_a_file_without_an_end_is_refused(tmp_path: pathlib.Path):
+    path = byte_level(tmp_path, end=None)
+    with pytest.raises(validation.UsageError, match=r"no token that ends a text.*eos_token"):
+        subwords.read(path)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '"x"', '{"model": {"type": "Magic"}}'])
+def test_damaged_files_are_refused(tmp_path: pathlib.Path, content: str):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(validation.UsageError, match="tokenizer.json cannot be read"):
+        subwords.read(tmp_path / "tokenizer.json")
+
+
+def test_vocabulary_file_has_the_whole_tokenizer(tmp_path: pathlib.Path):
+    words = subwords.read(byte_level(tmp_path / "gpt2-like"))
+    vocabulary_file.write(tmp_path / "vocabulary.json", words, words.rule())
+    read, rule = vocabulary_file.read(tmp_path / "vocabulary.json")
+    assert read == words
+    assert rule == words.rule()
+    assert "gpt2-like" in read.source
+    assert read.is_public
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("kind", "magic"), ("tokenizer", {}), ("end", 3), ("end", "no token"), ("is_public", "yes")],
+)
+def test_damaged_vocabulary_files_are_refused(tmp_path: pathlib.Path, name: str, value: object):
+    words = subwords.read(byte_level(tmp_path))
+    path = tmp_path / "vocabulary.json"
+    vocabulary_file.write(path, words, words.rule())
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(validation.UsageError):
+        vocabulary_file.read(path)
+
+
+def test_sequences_begin_and_end_with_the_special_token(tmp_path: pathlib.Path):
+    words = subwords.read(byte_level(tmp_path))
+    corpus = user_text.UserText.from_mapping("plans", {"a": ["The plan 🙂"], "b": [""]})
+    encoded = sequences.SequenceCorpus(corpus, words, sequences.SequenceSpec(30))
+    (row,) = encoded.sequences("a")
+    length = int(np.count_nonzero(row))
+    assert row[0] == row[length - 1] == words.eos
+    assert words.text(row.tolist()) == "The plan 🙂"
+    assert encoded.survey.num_words == length - 2
+    assert encoded.survey.num_unknown == 0
+    assert len(encoded.sequences("b")) == 0
+
+
+def test_words_have_the_same_interface():
+    words = vocabulary.Vocabulary(("the", "plan"), "made up")
+    assert words.rule().words("The plan") == ["the", "plan"]
+    assert words.text([words.bos, 1, 2, words.oov, words.eos, 0]) == "the plan"
+    assert words.shown(2) == "plan"
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

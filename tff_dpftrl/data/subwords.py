@@ -1,0 +1,393 @@
+"""Vocabularies of sub-words, as Hugging Face's `tokenizers` writes them (`tokenizer.json`).
+
+They stand in the place of a `vocabulary.Vocabulary`: what are words there are tokens here, and the
+rule that splits text splits it into tokens. The token t of a `tokenizer.json` has the id t + 1,
+since 0 is padding, so a model has one id more than the file has tokens.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from tff_dpftrl import json_text, validation
+from tff_dpftrl.data import tokenizer, vocabulary
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    import tokenizers
+
+NAME = "tokenizer.json"
+"""Name of the file in a folder of Hugging Face's layout."""
+
+Kind = Literal["wordpiece", "sentencepiece", "checkpoint"]
+"""Pieces of this package's words; pieces of text with its spaces; or what the file says."""
+
+# Ends and beginnings of texts, where no file beside `tokenizer.json` names them.
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
+_BEGINNINGS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "[CLS]")
+# Files of Hugging Face's layout that name them, the most specific first.
+_NAMING_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+
+
+@dataclasses.dataclass(frozen=True)
+class SubwordTokenizer:
+    """A tokenizer of text into sub-words.
+
+    A special token that is spelled out in a text ("<|endoftext|>") is read as its letters, so that
+    no text ends another. No token is put in front or at the end.
+
+    Attributes:
+      lower_case: Whether a learned vocabulary lower-cases text; a checkpoint's tokenizer decides
+        that by itself.
+      is_tokenized: Whether texts are words separated by white space already; it only matters to
+        WordPiece.
+      kind: Kind of the vocabulary.
+      definition: Content of `tokenizer.json`.
+    """
+
+    lower_case: bool
+    is_tokenized: bool
+    kind: Kind
+    definition: str = dataclasses.field(repr=False)
+    digest: str = dataclasses.field(init=False, compare=False)
+
+    def __post_init__(self):
+        digest = hashlib.sha256(self.definition.encode()).hexdigest()
+        object.__setattr__(self, "digest", digest)
+
+    def words(self, text: str) -> list[str]:
+        """Returns the tokens of one text, in order."""
+        library = _library(self.definition)
+        if self.kind != "wordpiece":
+            text = _whole_characters(text)
+            text = text.lower() if self.lower_case else text
+            return library.encode(text, add_special_tokens=False).tokens
+        words = words_of(self.kind, lower_case=self.lower_case, is_tokenized=self.is_tokenized)(
+            text
+        )
+        pieces = library.model.tokenize
+        return [piece.value for word in words for piece in pieces(word)]
+
+    @property
+    def is_in_graphs(self) -> bool:
+        """Whether `split` can build a graph."""
+        return self.kind == "wordpiece"
+
+    def split(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Returns the tokens of each text, as a graph.
+
+        Args:
+          texts: Texts, UTF-8 strings, shape [n].
+
+        Returns:
+          Tokens of each text, the same as from `words`; strings, ragged shape [n, None].
+
+        Raises:
+          ValueError: If no operations of TensorFlow do what the tokenizer does.
+        """
+        from tff_dpftrl.data import wordpiece_graph
+
+        if not self.is_in_graphs:
+            raise validation.UsageError(
+                f"tokenizer {self.kind!r} cannot be in a graph of TensorFlow: give the graph ids "
+                "that `data.subwords` made, or take tokenizer 'wordpiece'."
+            )
+        words = tokenizer.Tokenizer(self.lower_case, self.is_tokenized).split(texts)
+        model = json_text.parse(self.definition)["model"]
+        return wordpiece_graph.split(
+            words, list(model["vocab"]), model["unk_token"], model["max_input_chars_per_word"]
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Subwords(vocabulary.Vocabulary):
+    """A vocabulary of sub-words.
+
+    Attributes:
+      words: Tokens, in the order of their numbers: token t has the id t + 1.
+      source: Source of the tokens, for the privacy statement.
+      lower_case: Whether the tokens were learned on lower-cased text; false of a checkpoint.
+      is_public: Whether the tokens are independent of the users to be protected.
+      kind: Kind of the vocabulary.
+      definition: Content of `tokenizer.json`.
+      beginning: Token that begins a text; the same as `end` if the tokenizer has one for both.
+      end: Token that ends a text.
+      unknown: Token of what cannot be spelled with others; None if there is no such text.
+    """
+
+    kind: Kind = "checkpoint"
+    definition: str = dataclasses.field(default="", repr=False)
+    beginning: str = ""
+    end: str = ""
+    unknown: str | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("beginning", "end", "unknown"):
+            token = getattr(self, name)
+            if token is not None and token not in self.id_of:
+                raise validation.UsageError(
+                    f"{name} {token!r} is no token of the vocabulary from {self.source}."
+                )
+
+    @property
+    def size(self) -> int:
+        """Number of ids: the tokens and padding."""
+        return len(self.words) + 1
+
+    @property
+    def oov(self) -> int | None:
+        """Id of what cannot be spelled with the tokens; None if there is no such text."""
+        return None if self.unknown is None else self.id_of[self.unknown]
+
+    @property
+    def bos(self) -> int:
+        """Id of the beginning of a text; perhaps that of the end of one."""
+        return self.id_of[self.beginning]
+
+    @property
+    def eos(self) -> int:
+        """Id of the end of a text."""
+        return self.id_of[self.end]
+
+    @property
+    def may_be_fewer(self) -> bool:
+        """Whether a model may have more ids than these: tables of checkpoints are rounded up."""
+        return self.kind == "checkpoint"
+
+    def ids(self, words: Sequence[str]) -> list[int]:
+        """Returns the ids of tokens that `rule` made."""
+        return list(map(self.id_of.__getitem__, words))
+
+    def rule(self, is_tokenized: bool = False) -> SubwordTokenizer:
+        """Returns the tokenizer of texts."""
+        return SubwordTokenizer(self.lower_case, is_tokenized, self.kind, self.definition)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids, ends of texts and padding left out."""
+        kept = [i - 1 for i in ids if i not in (vocabulary.PAD, self.bos, self.eos)]
+        return _library(self.definition).decode(kept, skip_special_tokens=False)
+
+    def shown(self, index: int) -> str:
+        """Returns a token as a user reads it, with the space that it begins with."""
+        token = self.words[index - 1]
+        # The first token of a text loses its space in some decoders.
+        return token.replace("▁", " ") if token.startswith("▁") else self.text([index]) or token
+
+    @property
+    def unit(self) -> str:
+        """Name of what the ids stand for, in the plural."""
+        return "sub-words"
+
+
+def words_of(kind: Kind, *, lower_case: bool, is_tokenized: bool) -> Callable[[str], list[str]]:
+    """Returns the rule from a text to what a learned vocabulary has pieces of.
+
+    Args:
+      kind: "wordpiece": words; "sentencepiece": words that begin with their space, as "▁".
+      lower_case: Whether they are lower-cased.
+      is_tokenized: Whether texts are words separated by white space already.
+    """
+    if kind == "wordpiece":
+        rule = tokenizer.Tokenizer(lower_case, is_tokenized)
+        return lambda text: rule.words(_whole_characters(text))
+
+    def spaced(text: str) -> list[str]:
+        text = _whole_characters(text).replace("\0", "")
+        text = text.lower() if lower_case else text
+        return [f"▁{word}" for word in text.split(" ")] if text else []
+
+    return spaced
+
+
+def _whole_characters(text: str) -> str:
+    return _HALF_CHARACTER.sub("\ufffd", text)
+
+
+@functools.lru_cache(maxsize=4)
+def _library(definition: str) -> tokenizers.Tokenizer:
+    """Returns the library's tokenizer of a `tokenizer.json`, without what it adds to texts."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise validation.UsageError(
+            "A vocabulary of sub-words needs the package tokenizers: pip install tokenizers, or "
+            "this package's extra 'finetuning'."
+        ) from error
+    found = tokenizers.Tokenizer.from_str(definition)
+    found.no_truncation()
+    found.no_padding()
+    found.encode_special_tokens = True
+    return found
+
+
+def read(path: str | os.PathLike[str]) -> Subwords:
+    """Reads the vocabulary of a checkpoint, which the caller thereby declares public.
+
+    Text ends with the token that `tokenizer_config.json` or `special_tokens_map.json` beside the
+    file calls `eos_token`; without them, with the first token of the file that is a usual one, such
+    as "<|endoftext|>" or "</s>". Likewise it begins with `bos_token` or a usual one; with the token
+    of the end if there is none, as GPT-2's texts do.
+
+    Args:
+      path: A `tokenizer.json`.
+
+    Returns:
+      The vocabulary.
+
+    Raises:
+      ValueError: If the file cannot be read, is no such file, or has no token that ends a text.
+    """
+    path = pathlib.Path(path)
+    try:
+        definition = path.read_text(encoding="utf-8")
+        content = json_text.parse(definition)
+    except (OSError, ValueError) as error:
+        raise validation.UsageError(
+            f"{path} cannot be read as a tokenizer: {error}. Name a tokenizer.json as Hugging "
+            "Face's tokenizers write it."
+        ) from error
+    named: dict[str, str] = {}
+    for name in _NAMING_FILES:
+        if (beside := path.with_name(name)).exists():
+            named = _special_tokens(json_text.read_object(beside)) | named
+    source = f"{NAME} of {path.absolute().parent.name}, declared public by the operator"
+    return of_definition(
+        definition,
+        str(path),
+        source=source,
+        beginning=named.get("bos_token"),
+        end=named.get("eos_token"),
+        unknown=_unknown(content),
+    )
+
+
+def of_definition(
+    definition: str,
+    where: str,
+    *,
+    source: str,
+    kind: Kind = "checkpoint",
+    lower_case: bool = False,
+    is_public: bool = True,
+    beginning: str | None = None,
+    end: str | None = None,
+    unknown: str | None = None,
+) -> Subwords:
+    """Returns the vocabulary of the content of a `tokenizer.json`.
+
+    Args:
+      definition: The content.
+      where: Name of its file, for messages.
+      source: Source of the tokens, for the privacy statement.
+      kind: Kind of the vocabulary.
+      lower_case: Whether a learned vocabulary is of lower-cased text.
+      is_public: Whether the tokens are independent of the users to be protected.
+      beginning: Token that begins a text; a usual one if None.
+      end: Token that ends a text; a usual one if None.
+      unknown: Token of what cannot be spelled; None if there is no such text.
+
+    Returns:
+      The vocabulary.
+
+    Raises:
+      ValueError: If the content is damaged, or names no end of a text.
+    """
+    if kind not in get_args(Kind):
+        raise validation.UsageError(f"{where}: there is no kind {kind!r} of sub-words.")
+    try:
+        definition = json.dumps(json_text.parse(definition))  # The same text from every file.
+        library = _library(definition)
+    except validation.UsageError:
+        raise
+    except Exception as error:  # The library's errors have no class of their own.
+        raise validation.UsageError(f"{where} cannot be read as a tokenizer: {error}.") from error
+    number_of = library.get_vocab(with_added_tokens=True)
+    numbers = collections.Counter(number_of.values())
+    if sorted(numbers) != list(range(len(number_of))):
+        raise validation.UsageError(
+            f"{where} must number its {len(number_of)} tokens from 0 without gaps."
+        )
+    words = tuple(sorted(number_of, key=number_of.__getitem__))
+    end = end or _first(_ENDS, number_of)
+    if end is None:
+        raise validation.UsageError(
+            f"{where} has no token that ends a text, such as {_ENDS[0]}: name one as eos_token in "
+            f"{_NAMING_FILES[0]} beside it."
+        )
+    beginning = beginning or _first(_BEGINNINGS, number_of) or end
+    return Subwords(words, source, lower_case, is_public, kind, definition, beginning, end, unknown)
+
+
+def _first(candidates: Sequence[str], known: dict[str, int]) -> str | None:
+    return next((token for token in candidates if token in known), None)
+
+
+def _special_tokens(content: dict[str, Any]) -> dict[str, str]:
+    """Returns the special tokens that a file names, with or without their details."""
+    found = {}
+    for name in ("bos_token", "eos_token"):
+        token = content.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            found[name] = token
+    return found
+
+
+def _unknown(content: Any) -> str | None:
+    """Returns the unknown token of a model; None if bytes spell everything."""
+    model = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(model, dict) or model.get("byte_fallback"):
+        return None
+    if model.get("type") == "Unigram":
+        number = model.get("unk_id")
+        return None if number is None else model["vocab"][number][0]
+    return model.get("unk_token")
+
+
+def to_json(words: Subwords) -> dict[str, Any]:
+    """Returns what `of_json` reads, besides the fields of every vocabulary."""
+    return {
+        "kind": words.kind,
+        "beginning": words.beginning,
+        "end": words.end,
+        "unknown": words.unknown,
+        "tokenizer": json_text.parse(words.definition),
+    }
+
+
+def of_json(content: dict[str, Any], where: str) -> Subwords:
+    """Returns the vocabulary that `to_json` described.
+
+    Args:
+      content: Its result, and `source`, `lower_case` and `is_public`.
+      where: Name of the file, for messages.
+
+    Raises:
+      ValueError: If a field is missing or damaged.
+    """
+    tokens = {name: content.get(name) for name in ("beginning", "end", "unknown")}
+    if not all(isinstance(token, str) or token is None for token in tokens.values()):
+        raise validation.UsageError(
+            f"{where} cannot be read as a vocabulary: its special tokens are {tokens}."
+        )
+    return of_definition(
+        json.dumps(content["tokenizer"]),
+        where,
+        source=content["source"],
+        kind=content.get("kind"),
+        lower_case=content["lower_case"],
+        is_public=content["is_public"],
+        **tokens,
+    )

@@ -1,0 +1,274 @@
+"""What decoder-only transformers share: layers that record their uses of weights, and attention.
+
+There is neither dropout nor state: a sequence's scores depend on its words and the weights alone.
+Padding comes after the words of a sequence, and attention never looks ahead: padding does not
+change the scores of words.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+from typing_extensions import override
+
+from tff_dpftrl import validation
+from tff_dpftrl.models import embedding_lookup, language_model, weight_uses
+
+MASKED = -1e9
+"""Score of what cannot be: its probability, and its part in every gradient, is exactly 0."""
+
+_EMBEDDING_STDDEV = 0.02
+
+
+class Decoder(language_model.LanguageModel):
+    """A decoder-only transformer with trainable weights, in the order of `weight_shapes`.
+
+    Names tell what a weight is: "…_kernel" is a matrix [inputs, outputs], "…_output_kernel" one
+    that adds to the states between blocks, "…embedding" a table with a row for each word or
+    position, "…scale" a factor, and "…bias" what is added.
+
+    Attributes:
+      embedding_size: Width E of the states between blocks.
+      num_layers: Number of blocks.
+    """
+
+    embedding_size: int
+    num_layers: int
+
+    @property
+    @override
+    def reports_uses(self) -> bool:
+        return True
+
+    @property
+    @override
+    def adaptable_kernels(self) -> Sequence[str]:
+        """The names of the kernels of each block."""
+        return [name for name in self.weight_shapes if name.endswith("_kernel")]
+
+    def initial_weights(self, seed: int) -> tuple[np.ndarray, ...]:
+        """Draws the weights.
+
+        Kernels are Gaussian with standard deviation 1/√(inputs), those that add to the
+        states between blocks 1/√(2 · num_layers) of that (Radford et al. 2019), embeddings
+        0.02; biases are 0, and the scales of norms 1.
+
+        Args:
+          seed: Non-negative seed; the same seed gives the same weights everywhere.
+
+        Returns:
+          One float32 array for each entry of `weight_shapes`.
+        """
+        rng = np.random.Generator(np.random.Philox(seed))
+        weights = []
+        for name, shape in self.weight_shapes.items():
+            if len(shape) == 1:
+                weight = np.full(shape, 1.0 if name.endswith("scale") else 0.0)
+            elif name.endswith("embedding"):
+                weight = rng.standard_normal(shape) * _EMBEDDING_STDDEV
+            else:
+                weight = rng.standard_normal(shape) / math.sqrt(shape[0])
+                if name.endswith("output_kernel"):
+                    weight /= math.sqrt(2 * self.num_layers)
+            weights.append(weight.astype(np.float32))
+        return tuple(weights)
+
+    @override
+    def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
+        layers = Layers(dict(zip(self.weight_shapes, weights, strict=True)))
+        scores = self._scores(layers, self._checked_states(layers, words))
+        return tf.reshape(scores, [-1, self.sequence_length, self.vocabulary_size])
+
+    def compact_logits(
+        self,
+        weights: Sequence[tf.Tensor],
+        words: tf.Tensor,
+        record: weight_uses.Recorder = weight_uses.ignore,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns scores without padding, which the product with the embedding never sees."""
+        layers = Layers(dict(zip(self.weight_shapes, weights, strict=True)), record=record)
+        positions = language_model.word_positions(words)
+        states = tf.gather(self._checked_states(layers, words), positions)
+        return self._scores(dataclasses.replace(layers, order=positions), states), positions
+
+    def _checked_states(self, layers: Layers, words: tf.Tensor) -> tf.Tensor:
+        return self._states(layers, language_model.checked_words(words, self.sequence_length))
+
+    @abc.abstractmethod
+    def _states(self, layers: Layers, words: tf.Tensor) -> tf.Tensor:
+        """Returns the states after the last block, shape [batch · T, E], of ids [batch, T]."""
+
+    @abc.abstractmethod
+    def _scores(self, layers: Layers, states: tf.Tensor) -> tf.Tensor:
+        """Returns the scores of all ids, shape [n, V], of states of shape [n, E]."""
+
+
+class TokenDecoder(Decoder):
+    """A decoder whose tables have a row for each token of a checkpoint, and none for padding.
+
+    Token t has the id t + 1, since 0 is the id of padding: V is the number of tokens and one.
+    """
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of rows of the embedding."""
+        return self.vocabulary_size - 1
+
+    def _embedded(self, layers: Layers, words: tf.Tensor, *tables: Sequence) -> tf.Tensor:
+        """Returns embeddings, plus rows of further tables; padding is embedded as token 0.
+
+        No score of a word depends on the embedding of padding, and its gradient is exactly 0.
+
+        Args:
+          layers: Layers with the table "embedding".
+          words: Ids, integer, shape [batch, T].
+          *tables: Names of tables and ids of the rows to add, integer, shape [batch, T].
+
+        Returns:
+          Embeddings, shape [batch · T, E].
+        """
+        return layers.lookup(
+            ("embedding", tf.maximum(words - 1, 0)),
+            *tables,
+        )
+
+    def _token_scores(self, layers: Layers, table: str, states: tf.Tensor) -> tf.Tensor:
+        """Returns products with the rows of a table; the score of padding is `MASKED`."""
+        scores = layers.product(table, states, transposed=True)
+        return tf.pad(scores, [[0, 0], [1, 0]], constant_values=MASKED)
+
+
+def check_positions(sequence_length: int, num_positions: int) -> None:
+    """Refuses sequences that are longer than the positions that a model was made for.
+
+    Raises:
+      UsageError: If they are.
+    """
+    validation.integer("num_positions", num_positions, minimum=1)
+    if sequence_length > num_positions:
+        raise validation.UsageError(
+            f"sequence_length must be at most {num_positions}, the positions that the model was "
+            f"made for, got {sequence_length}."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """Layers whose weights' names begin with a prefix, and which record their uses.
+
+    Attributes:
+      named: Weights by name.
+      prefix: Beginning of the names.
+      record: Recorder of the uses of weights.
+      order: Order of sequences and steps in inputs and outputs, as `record` takes it.
+    """
+
+    named: dict[str, tf.Tensor]
+    prefix: str = ""
+    record: weight_uses.Recorder = weight_uses.ignore
+    order: weight_uses.Order | tf.Tensor = weight_uses.Order.SEQUENCES
+
+    def block(self, index: int) -> Layers:
+        """Returns the layers of a block."""
+        return dataclasses.replace(self, prefix=f"layer_{index}_")
+
+    def lookup(self, *tables: tuple[str, tf.Tensor]) -> tf.Tensor:
+        """Adds up rows of tables.
+
+        Args:
+          *tables: Name of each table and ids of rows, integer, all of the same shape.
+
+        Returns:
+          Sums, shape [n, outputs], for n ids.
+        """
+        tables = [(self.prefix + name, tf.reshape(ids, [-1])) for name, ids in tables]
+        return self.record(
+            tf.add_n([embedding_lookup.lookup(self.named[name], ids) for name, ids in tables]),
+            *(weight_uses.Lookup(name, ids) for name, ids in tables),
+            order=self.order,
+        )
+
+    def product(self, name: str, inputs: tf.Tensor, *, transposed: bool = False) -> tf.Tensor:
+        """Multiplies inputs with a matrix, or its transpose."""
+        name = self.prefix + name
+        outputs = tf.matmul(inputs, self.named[name], transpose_b=transposed)
+        return self.record(
+            outputs, weight_uses.Product(name, inputs, transposed=transposed), order=self.order
+        )
+
+    def affine(self, name: str, inputs: tf.Tensor) -> tf.Tensor:
+        """Multiplies inputs with a kernel and adds a bias."""
+        kernel, bias = (f"{self.prefix}{name}_{part}" for part in ("kernel", "bias"))
+        return self.record(
+            tf.nn.bias_add(tf.matmul(inputs, self.named[kernel]), self.named[bias]),
+            weight_uses.Product(kernel, inputs),
+            weight_uses.Bias(bias),
+            order=self.order,
+        )
+
+    def normalised(self, name: str, states: tf.Tensor, epsilon: float) -> tf.Tensor:
+        """Applies layer norm (Ba et al. 2016): mean 0, variance 1, then scale and bias."""
+        centred = states - tf.reduce_mean(states, axis=1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(centred), axis=1, keepdims=True)
+        normal = centred * tf.math.rsqrt(variance + epsilon)
+        scale, bias = (f"{self.prefix}{name}_{part}" for part in ("scale", "bias"))
+        return self.record(
+            normal * self.named[scale] + self.named[bias],
+            weight_uses.Scale(scale, normal),
+            weight_uses.Bias(bias),
+            order=self.order,
+        )
+
+    def mean_square_normalised(self, name: str, states: tf.Tensor, epsilon: float) -> tf.Tensor:
+        """Applies RMSNorm (Zhang and Sennrich 2019): mean square 1, then scale."""
+        square = tf.reduce_mean(tf.square(states), axis=1, keepdims=True)
+        normal = states * tf.math.rsqrt(square + epsilon)
+        scale = f"{self.prefix}{name}_scale"
+        return self.record(
+            normal * self.named[scale], weight_uses.Scale(scale, normal), order=self.order
+        )
+
+
+def split_heads(projected: tf.Tensor, parts: int, length: int, heads: int) -> list[tf.Tensor]:
+    """Splits projections into parts and heads.
+
+    Args:
+      projected: Projections of all positions, shape [batch · T, parts · heads · size].
+      parts: Number of parts, such as queries, keys and values.
+      length: Number of positions T.
+      heads: Number of heads.
+
+    Returns:
+      The parts, each of shape [batch, heads, T, size].
+    """
+    size = projected.shape[1] // (parts * heads)
+    projected = tf.reshape(projected, [-1, length, parts, heads, size])
+    return tf.unstack(tf.transpose(projected, [2, 0, 3, 1, 4]), num=parts)
+
+
+def causal_attention(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """Applies attention to the present and earlier positions.
+
+    Args:
+      query: Queries, shape [batch, heads, T, size].
+      key: Keys, shape [batch, groups, T, size]. Consecutive heads share those of a group
+        (Ainslie et al. 2023); there are as many groups as heads without that.
+      value: Values, of the keys' shape.
+
+    Returns:
+      Mixed values of all heads, shape [batch · T, heads · size].
+    """
+    heads, length, size = query.shape[1:]
+    groups = key.shape[1]
+    query = tf.reshape(query / math.sqrt(size), [-1, groups, heads // groups * length, size])
+    scores = tf.reshape(tf.matmul(query, key, transpose_b=True), [-1, heads, length, length])
+    ahead = np.triu(np.full([length, length], MASKED), k=1)
+    shares = tf.nn.softmax(scores + tf.constant(ahead, scores.dtype))
+    shares = tf.reshape(shares, [-1, groups, heads // groups * length, length])
+    mixed = tf.reshape(tf.matmul(shares, value), [-1, heads, length, size])
+    return tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [-1, heads * size])
