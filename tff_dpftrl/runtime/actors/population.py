@@ -14,7 +14,7 @@ from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import events
-from tff_dpftrl.runtime.store import interface
+from tff_dpftrl.runtime.store import contents, interface
 from tff_dpftrl.secure_sums import parameters as parameters_lib
 from tff_dpftrl.secure_sums import vectors
 
@@ -96,7 +96,7 @@ class StepResult:
     """
 
     model: bytes = dataclasses.field(repr=False)
-    state: bytes = dataclasses.field(repr=False)
+    state: bytes | contents.Content = dataclasses.field(repr=False)
     metrics: Mapping[str, Any] = dataclasses.field(repr=False)
 
 
@@ -108,7 +108,9 @@ class ServerStep(abc.ABC):
     """
 
     @abc.abstractmethod
-    def apply(self, total: Any, num_reports: int, model: bytes, state: bytes) -> StepResult:
+    def apply(
+        self, total: Any, num_reports: int, model: bytes, state: contents.Serialised
+    ) -> StepResult:
         """Computes the next model.
 
         Args:
@@ -119,10 +121,13 @@ class ServerStep(abc.ABC):
 
         Returns:
           The next model and state, and the metrics of the round.
+
+        Raises:
+          interface.StoreError: If the state is still in the store, and cannot be read.
         """
 
     @abc.abstractmethod
-    def skip(self, model: bytes, state: bytes) -> StepResult:
+    def skip(self, model: bytes, state: contents.Serialised) -> StepResult:
         """Skips a round of which nothing is released.
 
         Args:
