@@ -105,11 +105,11 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
             raise validation.UsageError("it holds objects that are no plain values")
         if dtype.itemsize < 0 or math.prod(shape) * dtype.itemsize != num_bytes:
             raise validation.UsageError("it has an array whose size is not that of its header")
-        content, at = bytearray(num_bytes), 0
+        content, at = aligned([num_bytes], np.dtype(np.uint8)), 0
         while part := stream.read(min(_PART, num_bytes - at)):
-            content[at : at + len(part)] = part
+            content[at : at + len(part)] = np.frombuffer(part, np.uint8)
             at += len(part)
         if at < num_bytes:
             raise validation.UsageError("it has an array that ends early")
     order = "F" if is_fortran else "C"
-    return np.ndarray(shape, dtype, content, order=order)
+    return np.ndarray(shape, dtype, content.data, order=order)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
-from tff_dpftrl.execution import array_tensors, graph_function, interruptible
+from tff_dpftrl.execution import graph_function, interruptible, lent_arrays
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
     graphs,
@@ -134,7 +134,7 @@ class DeviceWork:
         given = list(broadcast)
         if not keeps_broadcast:
             broadcast.clear()
-        inputs += array_tensors.lent(given)
+        inputs += lent_arrays.lent(given)
         update = [np.asarray(tensor) for tensor in self._call(inputs)]  # No copy.
         num_bytes = sum(array.nbytes for array in update)
         if num_bytes > limits.upload_bytes:

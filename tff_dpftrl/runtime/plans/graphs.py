@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import message
 
-from tff_dpftrl.execution import array_tensors, client_part, graph_function
+from tff_dpftrl import array_tensors
+from tff_dpftrl.execution import client_part, graph_function, lent_arrays
 from tff_dpftrl.runtime.plans import plan_pb2
 
 _NOT_NEEDED = ("_gradient_op_type", "forward_function_name", "backward_function_name")
@@ -109,7 +110,7 @@ def function_of(
 
     Args:
       graph: Trusted graph; `verification` checks one that is not.
-      variables_from: Index from which on its arguments are variables, as `array_tensors.lent`
+      variables_from: Index from which on its arguments are variables, as `lent_arrays.lent`
         makes them; None if all are tensors.
 
     Returns:
@@ -126,7 +127,7 @@ def function_of(
         tuple(specs),
     ).importer()
     if variables_from is not None:
-        call = array_tensors.taking(call, variables_from, specs[variables_from:])
+        call = lent_arrays.taking(call, variables_from, specs[variables_from:])
         specs[variables_from:] = [tf.TensorSpec([], tf.resource)] * (len(specs) - variables_from)
     return client_part.traced(call, specs, device=client_part.CPU)
 

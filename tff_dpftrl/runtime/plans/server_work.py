@@ -19,8 +19,8 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tff_dpftrl import array_files, validation
-from tff_dpftrl.execution import array_tensors
+from tff_dpftrl import array_files, array_tensors, validation
+from tff_dpftrl.execution import lent_arrays
 from tff_dpftrl.runtime.plans import graphs, plan_pb2, secure_report, tensor_values
 
 State: TypeAlias = list[np.ndarray]
@@ -192,7 +192,7 @@ class ServerWork:
         if not keeps_arguments:
             state.clear()
             sums.clear()
-        results = _arrays(self._finish(*array_tensors.lent(given)))
+        results = _arrays(self._finish(*lent_arrays.lent(given)))
         labels = [tensor.label for tensor in self.metrics]
         return results[:num_state], dict(zip(labels, results[num_state:], strict=True))
 

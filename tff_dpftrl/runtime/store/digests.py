@@ -64,9 +64,7 @@ def _encoded(value: Any) -> tuple[bytes, contents.Serialised]:
     return (b"n", b"") if value is None else (b"b", value)
 
 
-def content_digests(
-    model: contents.Serialised, state: contents.Serialised
-) -> dict[str, str]:
+def content_digests(model: contents.Serialised, state: contents.Serialised) -> dict[str, str]:
     """Computes the digests of a serialised model and of a serialised state of the aggregator.
 
     Returns:

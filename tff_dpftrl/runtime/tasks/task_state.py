@@ -84,9 +84,7 @@ def tensors(
     return tensor_values.from_content(content, begin, state, "state")
 
 
-def observed(
-    content: contents.Serialised, terms: str
-) -> participation_histograms.ObservedRounds:
+def observed(content: contents.Serialised, terms: str) -> participation_histograms.ObservedRounds:
     """Reads the observed participation of a committed state, quickly, without its tensors.
 
     Args:
