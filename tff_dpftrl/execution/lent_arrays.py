@@ -1,4 +1,4 @@
-"""Arrays as arguments of TensorFlow functions, whose memory is free when nothing needs it any more."""
+"""Arrays as arguments of TensorFlow functions, whose memory is free when nothing needs it."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 
 from tff_dpftrl.runtime.protocol import attestation, wire_pb2
+from tff_dpftrl.runtime.store import contents
 from tff_dpftrl.secure_sums import secure_sum_pb2
 
 VERSIONS = (1,)
@@ -68,17 +69,8 @@ def secure_sum_messages(message: secure_sum_pb2.ToServer) -> Iterator[wire_pb2.F
 
 
 def _parts(content: Iterable[bytes | memoryview]) -> Iterator[wire_pb2.FromDevice]:
-    part, size = bytearray(), FIRST_PART_BYTES
-    for piece in map(memoryview, content):
-        while piece:
-            taken = size - len(part)
-            part += piece[:taken]
-            piece = piece[taken:]
-            if len(part) == size:
-                yield wire_pb2.FromDevice(update_part=bytes(part))
-                part, size = bytearray(), PART_BYTES
-    if part:
-        yield wire_pb2.FromDevice(update_part=bytes(part))
+    for part in contents.in_pieces(content, FIRST_PART_BYTES, PART_BYTES):
+        yield wire_pb2.FromDevice(update_part=part)
 
 
 def attested_nonce(challenge: bytes, server_name: str, population: str) -> bytes:

@@ -94,12 +94,30 @@ def head_of(parts: Iterable[bytes | memoryview]) -> bytes:
     return found
 
 
-def parts_of(content: Serialised, most_bytes: int | None = None) -> Iterator[bytes | memoryview]:
-    """Yields the parts of a content, each with at most so many bytes if `most_bytes` is given."""
-    for part in content.parts() if isinstance(content, Content) else [content]:
-        if most_bytes is None:
-            yield part
-            continue
-        view = memoryview(part)
-        for begin in range(0, len(view), most_bytes):
-            yield view[begin : begin + most_bytes]
+def parts_of(content: Serialised) -> Iterator[bytes | memoryview]:
+    """Yields the parts of a content, which may be bytes in one piece."""
+    return content.parts() if isinstance(content, Content) else iter([content])
+
+
+def in_pieces(parts: Iterable[bytes | memoryview], first: int, others: int) -> Iterator[bytes]:
+    """Yields the bytes of some parts in pieces of other sizes.
+
+    Args:
+      parts: Bytes, and views of single bytes, in order.
+      first: Number of bytes of the first piece.
+      others: Number of bytes of the other pieces; the last piece may be shorter.
+
+    Yields:
+      The pieces.
+    """
+    piece, size = bytearray(), first
+    for part in map(memoryview, parts):
+        while part:
+            taken = size - len(piece)
+            piece += part[:taken]
+            part = part[taken:]
+            if len(piece) == size:
+                yield bytes(piece)
+                piece, size = bytearray(), others
+    if piece:
+        yield bytes(piece)

@@ -388,7 +388,8 @@ def _write_pieces(
         if len(content) <= _PIECE_BYTES:
             continue
         row = {"population": population, "task": task, "content": name}
-        for number, piece in enumerate(contents.parts_of(content, _PIECE_BYTES)):
+        parts = contents.parts_of(content)
+        for number, piece in enumerate(contents.in_pieces(parts, _PIECE_BYTES, _PIECE_BYTES)):
             values = {**row, "number": number, "bytes": piece}
             tables.execute(connection, _PIECES.insert(), values)
 
