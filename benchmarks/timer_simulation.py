@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from tff_dpftrl.participation import cohorts, timer
+from tff_dpftrl.sweeps import plots
 
 _ES_ES = ((24, 2_000, 313), (144, 1_900, 526))  # Timer in hours, rounds, published MinS.
 
@@ -74,17 +75,17 @@ def plot(
     goals = sorted({goal for goal, _ in found})
     populations = sorted({population for _, population in found})
     figure, panels = plt.subplots(
-        1, len(goals), figsize=(4.2 * len(goals), 4.2), sharey=True, squeeze=False
+        1, len(goals), figsize=(3.2 * len(goals), 4.0), sharey=True, squeeze=False
     )
     for panel, goal in zip(panels[0], goals, strict=True):
         for i, population in enumerate(populations):
-            colour = f"C{i}"
+            colour, marker = plots.COLOURS[i % len(plots.COLOURS)], "osD^vPX"[i % 7]
             panel.plot(
                 timer_hours,
                 found[goal, population],
                 color=colour,
-                marker="o",
-                markersize=3,
+                marker=marker,
+                markersize=4,
                 label=f"{population / 1e6:g}M devices",
             )
             panel.axhline(population / goal - 1, color=colour, linestyle=":", linewidth=1)
@@ -96,7 +97,7 @@ def plot(
         panel.minorticks_off()
         panel.set_yscale("log")
     panels[0][0].set_ylabel(f"MinS (gap) in {num_rounds:,} rounds")
-    panels[0][0].legend()
+    panels[0][0].legend(loc="lower right", fontsize=8)
     figure.suptitle("Dotted: population / report goal. Dashed: number of rounds.", fontsize=10)
     figure.tight_layout()
     figure.savefig(output, dpi=120)

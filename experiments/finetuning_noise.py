@@ -16,6 +16,7 @@ import els_comparison
 
 from tff_dpftrl.accounting import mixture_of_gaussians
 from tff_dpftrl.finetuning import example_sampling, plan
+from tff_dpftrl.sweeps import plots
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _EPSILONS = _HERE / "results" / "finetuning_epsilon.csv"
@@ -106,8 +107,8 @@ def draw(by_accounting: list[dict[str, object]], by_budget: list[dict[str, objec
     """Draws ε against G, and noise against the compute budget for each ε."""
     from matplotlib import figure
 
-    picture = figure.Figure(figsize=(12.0, 3.4), layout="constrained")
-    first, *others = picture.subplots(1, 1 + len(_TARGETS))
+    picture = figure.Figure(figsize=(9.0, 7.0), layout="constrained")
+    first, *others = picture.subplots(2, 2).flat  # The first, and one for each of _TARGETS.
     for color, stddev in enumerate(_STDDEVS):
         for name, line in zip(_ACCOUNTINGS, ("-", "--", ":"), strict=True):
             points = [row for row in by_accounting if row["σ"] == stddev and row[name]]
@@ -115,11 +116,12 @@ def draw(by_accounting: list[dict[str, object]], by_budget: list[dict[str, objec
                 [row["G"] for row in points],
                 [float(row[name]) for row in points],
                 line,
-                color=f"C{color}",
+                color=plots.COLOURS[color],
                 label=f"σ = {stddev:g}, {name}",
             )
-    first.set(xscale="log", yscale="log", xlabel="G of ELS", ylabel="ε")
-    first.legend(fontsize=6)
+    first.set(xscale="log", yscale="log", xlabel="G of ELS (examples of a user)", ylabel="ε")
+    first.set_ylim(top=3e5)  # Room for the legend.
+    first.legend(fontsize=8)
     for axes, epsilon in zip(others, _TARGETS, strict=True):
         lines = [row for row in by_budget if row["figure"] == "2b, 9" and row["ε"] == epsilon]
         points = [row for row in lines if row["method"] == "ELS"]
@@ -136,12 +138,17 @@ def draw(by_accounting: list[dict[str, object]], by_budget: list[dict[str, objec
                     [row["B"] for row in points],
                     [float(row[f"noise, {kind} examples"]) for row in points],
                     line,
-                    color=f"C{color}",
+                    color=plots.COLOURS[color],
                     label=f"ULS, M = {cohort}, {kind}",
                 )
-        axes.set(xscale="log", yscale="log", xlabel="compute budget B")
-        axes.set_title(f"noise of the average, ε = {epsilon:g}", fontsize=9)
-    others[-1].legend(fontsize=6)
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="compute budget B (gradients a step)",
+            ylabel="standard deviation",
+        )
+        axes.set_title(f"noise of the average, ε = {epsilon:g}", fontsize=10)
+    others[-1].legend(fontsize=8)
     for axes in (first, *others):
         axes.grid(alpha=0.3, which="both")
     picture.savefig(_PICTURE, dpi=120)

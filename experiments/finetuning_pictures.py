@@ -16,6 +16,7 @@ from collections.abc import Iterable
 import finetuning_text
 
 from tff_dpftrl.finetuning import group_size, plan
+from tff_dpftrl.sweeps import plots
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _RESULTS = _HERE / "results"
@@ -98,7 +99,7 @@ def draw() -> None:
     """Draws the trade-off of each corpus, the group size of ELS and the map of ULS."""
     from matplotlib import figure
 
-    picture = figure.Figure(figsize=(12.0, 7.2), layout="constrained")
+    picture = figure.Figure(figsize=(10.0, 7.6), layout="constrained")
     axes = picture.subplots(2, 2)
     for place, corpus in zip(axes[0], _CORPORA, strict=True):
         _draw_trade_off(place, corpus)
@@ -110,7 +111,7 @@ def draw() -> None:
 def _draw_trade_off(axes, corpus: str) -> None:
     means = mean_losses(read(f"{corpus}_epsilon"), "method", "B", "ε")
     budgets = sorted({key[1] for key in means}, key=int)
-    colours = {"64": "tab:green", "256": "tab:blue", "1024": "tab:red"}
+    colours = dict(zip(("64", "256", "1024"), plots.COLOURS, strict=False))
     styles = {finetuning_text.ULS: "-", finetuning_text.ELS: "--", finetuning_text.PASSES: ":"}
     for budget in budgets:
         for method, style in styles.items():
@@ -135,12 +136,13 @@ def _draw_trade_off(axes, corpus: str) -> None:
     axes.set(xscale="log", xlabel="ε", ylabel="loss on held-out users, nats a word", title=corpus)
     axes.set_xticks([1, 4, 16], ["1", "4", "16"])
     axes.minorticks_off()
-    axes.legend(fontsize=7, ncols=2)
+    axes.legend(fontsize=8, ncols=2)
     axes.grid(alpha=0.3)
 
 
 def _draw_groups(axes, corpus: str) -> None:
     means = mean_losses(read(f"{corpus}_group"), "ε", "G")
+    axes.set_prop_cycle(color=plots.COLOURS)
     for epsilon in dict.fromkeys(key[0] for key in means):
         line = sorted((int(g), *found) for (e, g), found in means.items() if e == epsilon)
         xs, ys, errors = zip(*line, strict=True)
@@ -148,7 +150,11 @@ def _draw_groups(axes, corpus: str) -> None:
     median = float(read(corpus)[0]["median"])
     axes.axvline(median, color="grey", linestyle=":", label=f"median of the users, {median:g}")
     axes.set_xscale("log", base=2)
-    axes.set(xlabel="group size of ELS", ylabel="loss", title=f"{corpus}, ELS, B = 256")
+    axes.set(
+        xlabel="group size of ELS (examples)",
+        ylabel="loss, nats a word",
+        title=f"{corpus}, ELS, B = 256",
+    )
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
 
@@ -169,13 +175,17 @@ def _draw_map(picture, axes, corpus: str) -> None:
             f"{loss:.3f}",
             ha="center",
             va="center",
-            color="black",
+            color="white" if image.norm(loss) > 0.6 else "black",
             fontsize=8,
         )
     axes.set_xticks(range(len(cohorts)), cohorts)
     axes.set_yticks(range(len(groups)), groups)
-    axes.set(xlabel="cohort M", ylabel="group size G", title=f"{corpus}, ULS, ε = {epsilon}: loss")
-    picture.colorbar(image, ax=axes)
+    axes.set(
+        xlabel="cohort M (users)",
+        ylabel="group size G (examples)",
+        title=f"{corpus}, ULS, ε = {epsilon}: loss",
+    )
+    picture.colorbar(image, ax=axes, label="nats a word")
 
 
 def _write(path: pathlib.Path, rows: Iterable[dict[str, object]]) -> None:

@@ -15,6 +15,7 @@ import pathlib
 import gaussian_means
 
 from tff_dpftrl.finetuning import plan
+from tff_dpftrl.sweeps import plots
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _RESULTS = _HERE / "results" / "mean_estimation.csv"
@@ -68,10 +69,11 @@ def draw(found: list[dict[str, object]]) -> None:
     """Draws loss against each axis, a line for each method."""
     from matplotlib import figure
 
-    picture = figure.Figure(figsize=(11.0, 3.6), layout="constrained")
+    picture = figure.Figure(figsize=(9.0, 3.6), layout="constrained")
     for axes, (varied, label, _) in zip(picture.subplots(1, 3), _VARIED, strict=True):
+        axes.set_prop_cycle(color=plots.COLOURS)
         column = {"epsilon": "ε", "compute_budget": "B", "within_user": "σ₂"}[varied]
-        for method in _METHODS:
+        for method, marker in zip(_METHODS, "osD^vP", strict=False):
             name = "ELS" if method.sampling == plan.EXAMPLE else "ULS"
             line = [
                 row
@@ -82,15 +84,15 @@ def draw(found: list[dict[str, object]]) -> None:
                 [row[column] for row in line],
                 [float(row["loss"]) for row in line],
                 [float(row["standard error"]) for row in line],
-                marker="o",
-                markersize=3,
+                marker=marker,
+                markersize=4,
                 linestyle="--" if name == "ELS" else "-",
                 color="black" if name == "ELS" else None,
                 label=f"{name}, G = {method.group_size}",
             )
         if varied != "within_user":
             axes.set_xscale("log", base=2)
-        axes.set(yscale="log", xlabel=label, ylabel="‖θ − μ‖²")
+        axes.set(yscale="log", xlabel=label, ylabel="squared error ‖θ − μ‖²")
         axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8)
     picture.savefig(_PICTURE, dpi=120)

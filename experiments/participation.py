@@ -15,6 +15,7 @@ import pathlib
 from tff_dpftrl.accounting import guarantee, planner
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.sweeps import plots
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _RESULTS = _HERE / "results" / "participation.csv"
@@ -63,6 +64,7 @@ def draw(found: list[dict[str, object]]) -> None:
 
     picture = figure.Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = picture.subplots()
+    axes.set_prop_cycle(color=plots.COLOURS)
     for num_rounds in _ROUNDS:
         for name in _MECHANISMS:
             line = [r for r in found if (r["rounds"], r["mechanism"]) == (num_rounds, name)]
@@ -73,7 +75,7 @@ def draw(found: list[dict[str, object]]) -> None:
                 linestyle="-" if name == "blt" else "--",
                 label=f"{name}, {num_rounds} rounds",
             )
-    axes.set(xscale="log", yscale="log", xlabel="MinS, a stride, in rounds", ylabel="ρ-zCDP")
+    axes.set(xscale="log", yscale="log", xlabel="MinS, a stride (rounds)", ylabel="ρ (zCDP)")
     axes.set_title("at the noise of Gboard's production models")
     axes.grid(alpha=0.3, which="both")
     axes.legend()

@@ -133,5 +133,12 @@ def test_pictures_of_experiments_are_in_the_gallery_with_their_commands():
                 assert line in experiments
 
 
+def test_files_for_other_programs_are_links_of_their_pages():
+    assert "](privacy_statement.schema.json)" in _text("reference/statements.md")
+    page = _text("reference/wire_protocol.md")
+    for file in ("runtime/protocol/wire", "runtime/plans/plan", "secure_sums/secure_sum"):
+        assert f"](../../tff_dpftrl/{file}.proto)" in page
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

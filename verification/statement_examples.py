@@ -26,7 +26,7 @@ from tff_dpftrl.runtime.tasks import terms as terms_lib
 _HEAD = """# Statements
 
 The privacy statement of each kind of run, as in `privacy_statement.md`, but with lines wrapped.
-`privacy_statement.json` says the same for programs; `privacy_statement.schema.json` describes it.
+`privacy_statement.json` says the same for programs, by a [schema](privacy_statement.schema.json).
 All figures are of made-up runs that trained nothing. A test renders this page again. For scale, see
 [published deployments](../explanation/published_deployments.md).
 """

@@ -190,6 +190,7 @@ def test_secure_aggregation_adds_noise_and_changes_the_upload():
         assert other.guarantee == one.guarantee
 
 
+@pytest.mark.pictures
 def test_plot_of_plans(tmp_path, plans):
     path = tmp_path / "plans.png"
     planner_plots.save_plans(path, plans, "title")

@@ -131,6 +131,7 @@ def test_what_is_no_report_is_refused(text):
         audit_report.AuditReport.from_json(text)
 
 
+@pytest.mark.pictures
 def test_a_folder_gets_text_numbers_and_picture(tmp_path):
     folder = tmp_path / "new" / "audit"
     _report().save(folder)

@@ -171,6 +171,7 @@ def test_secure_aggregation_is_in_the_commands(capsys):
     assert "--secagg-bits" in text
 
 
+@pytest.mark.pictures
 def test_plot(capsys, tmp_path):
     path = tmp_path / "plans.png"
     _out(capsys, *_TARGET, "--mechanisms", "identity,tree", "--plot", str(path))

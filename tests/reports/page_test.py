@@ -29,6 +29,8 @@ def test_it_has_the_whole_statement_and_what_was_measured(tmp_path):
         assert page.markup.text(sentence) in found
     assert found.count("<svg viewBox") >= 3 and "20 %" in found
     assert "held-out users, who never train" in found
+    assert "share of next words that the first guess found, of words in the vocabulary" in found
+    assert "top1_in_vocab" not in found[: found.index("Configuration</h2>")]
 
 
 def test_the_default_page_has_nothing_that_must_not_be_published(tmp_path):

@@ -49,6 +49,7 @@ def test_baselines_are_told_apart_from_light_to_dark(number):
     assert [line.get_label() for line in lines] == list(baselines)
 
 
+@pytest.mark.pictures
 def test_the_file_is_an_image(tmp_path):
     curves.write(tmp_path / "curves.png", _HELD_OUT, title="title", baselines={})
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

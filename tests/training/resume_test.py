@@ -24,6 +24,9 @@ from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import opening, report, run
 
 corpus = toy_run.corpus
+# Those of the run and of the report on it are compared.
+pytestmark = pytest.mark.pictures
+
 _DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")  # When a statement was written.
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pathlib
 from collections.abc import Sequence
@@ -75,7 +74,6 @@ def save_plans(path: str | os.PathLike[str], plans: Sequence[planner.Plan], titl
       UsageError: If the file cannot be written, or Matplotlib does not know the format.
     """
     path = pathlib.Path(path)
-    image = io.BytesIO()
     with matplotlib.rc_context({"font.size": 9}):
         figure = figure_lib.Figure(figsize=(7, 4.5), layout="constrained")
         form, known = path.suffix[1:].lower() or "png", figure.canvas.get_supported_filetypes()
@@ -88,10 +86,9 @@ def save_plans(path: str | os.PathLike[str], plans: Sequence[planner.Plan], titl
         draw_plans(axes, plans)
         axes.set_title(title)
         figure.text(0.01, 0.005, "Utility at equal noise is a hypothesis.", fontsize=7)
-        figure.savefig(image, format=form, dpi=150)
-    try:
-        durable_files.write(path, image.getvalue())
-    except OSError as error:
-        raise validation.UsageError(
-            f"Cannot write the plot to {path}: {error.strerror}."
-        ) from error
+        try:
+            durable_files.write_picture(path, figure, dpi=150, form=form)
+        except OSError as error:
+            raise validation.UsageError(
+                f"Cannot write the plot to {path}: {error.strerror}."
+            ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 import os
@@ -276,9 +275,7 @@ class AuditReport:
         if self.trade_off is None:
             (folder / _PICTURE).unlink(missing_ok=True)  # From an earlier audit.
         else:
-            image = io.BytesIO()
-            self.draw().savefig(image, format="png", dpi=120)
-            durable_files.write(folder / _PICTURE, image.getvalue())
+            durable_files.write_picture(folder / _PICTURE, self.draw(), dpi=120)
         durable_files.write(folder / "audit.json", (self.to_json() + "\n").encode("utf-8"))
         durable_files.write(folder / "audit.md", self.to_markdown().encode("utf-8"))
 

@@ -24,7 +24,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from typing_extensions import override
@@ -56,6 +56,9 @@ from tff_dpftrl.runs import (
 )
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
+
+if TYPE_CHECKING:
+    from matplotlib import figure as figure_lib
 
 Evaluate = Callable[[list[np.ndarray]], Mapping[str, float]]
 """Function from weights to metrics by name, the same names each time."""
@@ -393,8 +396,8 @@ class _Presentation(prepared.Presentation):
 
     @override
     def write(self, output: pathlib.Path, outcome: prepared.Outcome) -> Results:
-        drawn = _drawn(outcome.rows, self._shown, outcome.statement)
-        durable_files.write(output / _CURVES, drawn)
+        picture = _drawn(outcome.rows, self._shown, outcome.statement)
+        durable_files.write_picture(output / _CURVES, picture, dpi=100)
         summary = f"{outcome.progress}\n{reporting.promise(outcome.statement)}"
         return Results(outcome.weights, outcome.rows, outcome.statement, summary)
 
@@ -532,8 +535,8 @@ def _drawn(
     rows: Sequence[Mapping[str, Any]],
     columns: Sequence[str],
     promised: statement.PrivacyStatement,
-) -> bytes:
-    """Returns loss, metrics and ε against steps, as PNG."""
+) -> figure_lib.Figure:
+    """Returns a figure of loss and metrics against steps, with ε above it."""
     from matplotlib import figure
 
     picture = figure.Figure(figsize=(3.6 * len(columns), 3.4), layout="constrained")
@@ -546,9 +549,7 @@ def _drawn(
     if promised.epsilon is not None:
         promise = f"ε = {display.round_up(promised.epsilon, 3)}"
     picture.suptitle(f"{promised.mechanism}: {promise}; the loss is exact: do not publish it")
-    image = io.BytesIO()
-    picture.savefig(image, format="png", dpi=100)
-    return image.getvalue()
+    return picture
 
 
 def _check_is_the_same(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import pathlib
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -268,6 +269,16 @@ def charts(
     return markup.element("div", drawn, class_="charts") if drawn else ""
 
 
+def _metric(name: str) -> str:
+    """Returns what a metric of a text model is, in words; other names as they are."""
+    share = re.fullmatch(r"top(\d)_(in_vocab|oov_wrong)", name)
+    if share is None:
+        return {"loss": "loss (cross-entropy, nats per word)"}.get(name, name)
+    of = "words in the vocabulary" if share[2] == "in_vocab" else "all words"
+    guesses = "first guess" if share[1] == "1" else f"first {share[1]} guesses"
+    return f"share of next words that the {guesses} found, of {of}"
+
+
 def _measured(found: results_lib.Results) -> str:
     unit = UNITS.get(found.kind, "round")
     baselines = found.baselines
@@ -276,7 +287,7 @@ def _measured(found: results_lib.Results) -> str:
     if found.evaluations:
         last = found.evaluations[-1]
         rows = [
-            [markup.text(name.removeprefix("eval_")), f"{value:.4g}"]
+            [markup.text(_metric(name.removeprefix("eval_"))), f"{value:.4g}"]
             for name, value in last.items()
             if name.startswith("eval_")
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -88,6 +87,5 @@ def write(
     Raises:
       OSError: If it cannot be written.
     """
-    image = io.BytesIO()
-    draw(rows, title=title, baselines=baselines, unit=unit).savefig(image, format="png", dpi=120)
-    durable_files.write(path, image.getvalue())
+    figure = draw(rows, title=title, baselines=baselines, unit=unit)
+    durable_files.write_picture(path, figure, dpi=120)

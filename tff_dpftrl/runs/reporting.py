@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import pathlib
 from typing import Any
 
@@ -115,9 +114,7 @@ def write_statement(output: pathlib.Path, statement: statement_lib.PrivacyStatem
     if not statement.has_guarantee:
         (output / _PICTURE).unlink(missing_ok=True)
         return
-    image = io.BytesIO()
-    privacy_plot.draw(statement).savefig(image, format="png", dpi=150)
-    durable_files.write(output / _PICTURE, image.getvalue())
+    durable_files.write_picture(output / _PICTURE, privacy_plot.draw(statement), dpi=150)
 
 
 def promise(statement: statement_lib.PrivacyStatement) -> str:

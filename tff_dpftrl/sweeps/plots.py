@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,10 @@ if TYPE_CHECKING:
 
 _ACCURACY = "top-1 accuracy on held-out users"
 _EXACT = "Exact figures of simulations: no ε covers them."
-_MANY = 10  # Most curves for one column of a legend, and for Matplotlib's ten colours.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666")
+"""Colours that colour-blind readers tell apart (Okabe & Ito), but yellow, which is too pale."""
+_MARKERS = "osD^vPX"
+_MANY = 10  # Most curves for a legend in letters of full size.
 
 
 def _figure() -> tuple[figure_lib.Figure, axes_lib.Axes]:
@@ -26,7 +28,7 @@ def _figure() -> tuple[figure_lib.Figure, axes_lib.Axes]:
     from matplotlib.backends import backend_agg
 
     # Without pyplot: no global state and no display.
-    figure = figure_lib.Figure(figsize=(10, 4.8), layout="constrained")
+    figure = figure_lib.Figure(figsize=(8.0, 4.8), layout="constrained")
     backend_agg.FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.grid(alpha=0.3)
@@ -38,17 +40,29 @@ def _draw_baselines(axes: axes_lib.Axes, baselines: Mapping[str, float]) -> None
         axes.axhline(value, ls="--", lw=1, color=str(0.7 - 0.25 * shade), label=label)
 
 
-def _colours(number: int) -> list[Any]:
-    import matplotlib
+def _name_accuracy(axes: axes_lib.Axes) -> None:
+    """Labels the vertical axis, with its values in per cent."""
+    from matplotlib import ticker
 
-    name = "tab10" if number <= _MANY else "turbo"
-    colours = matplotlib.colormaps[name]
-    return [colours(i if number <= _MANY else i / (number - 1)) for i in range(number)]
+    axes.set_ylabel(_ACCURACY)
+    axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, symbol=" %"))
+
+
+def _looks(number: int) -> list[dict[str, Any]]:
+    """Returns a colour and a marker for each curve; of 49 no two have both in common.
+
+    Colours and markers are as many, so after each turn the markers move on by one.
+    """
+    size = len(COLOURS)
+    return [
+        {"color": COLOURS[i % size], "marker": _MARKERS[(i + i // size) % size]}
+        for i in range(number)
+    ]
 
 
 def _add_legend(axes: axes_lib.Axes, number: int) -> None:
     """Adds a legend beside the plot, where it hides nothing."""
-    size = 8 if number <= _MANY else 6
+    size = 10 if number <= _MANY else 7
     handles, labels = axes.get_legend_handles_labels()
     axes.figure.legend(handles, labels, loc="outside right upper", fontsize=size)
 
@@ -64,23 +78,23 @@ def curves(results: Sequence[results_lib.CellResult]) -> figure_lib.Figure:
     """
     figure, axes = _figure()
     settings = results_lib.settings(results)
-    for setting, colour in zip(settings, _colours(len(settings)), strict=True):
+    for setting, look in zip(settings, _looks(len(settings)), strict=True):
         points = setting.curve()
         rounds = [number for number, _, _ in points]
         means = [mean for _, mean, _ in points]
-        axes.plot(rounds, means, "o-", ms=3, lw=1.2, color=colour, label=setting.label)
+        axes.plot(rounds, means, ms=4, lw=1.2, label=setting.label, **look)
         errors = [error or 0.0 for _, _, error in points]
         if any(errors):
             low = [mean - error for mean, error in zip(means, errors, strict=True)]
             high = [mean + error for mean, error in zip(means, errors, strict=True)]
-            axes.fill_between(rounds, low, high, color=colour, alpha=0.2, lw=0)
+            axes.fill_between(rounds, low, high, color=look["color"], alpha=0.2, lw=0)
     _draw_baselines(axes, results_lib.common_baselines(results))
     axes.set_xlabel("round")
     axes.locator_params("x", integer=True)
-    axes.set_ylabel(_ACCURACY)
+    _name_accuracy(axes)
     axes.set_title("mean over seeds ± standard error", fontsize=10)
     _add_legend(axes, len(settings))
-    figure.supxlabel(_EXACT, fontsize=7)
+    figure.supxlabel(_EXACT, fontsize=9)
     return figure
 
 
@@ -110,34 +124,34 @@ def pareto(results: Sequence[results_lib.CellResult]) -> figure_lib.Figure:
         max(private, default=1.0) * (max(private) / min(private)) ** 0.2 * 1.5 if private else 1.0
     )
     points = []
-    for setting, epsilon, colour in zip(settings, epsilons, _colours(len(settings)), strict=True):
+    for setting, epsilon, look in zip(settings, epsilons, _looks(len(settings)), strict=True):
         mean, error = (f(results_lib.ACCURACY) for f in (setting.mean, setting.standard_error))
         axes.errorbar(
             [edge if epsilon is None else epsilon],
             [mean],
             yerr=None if error is None else [error],
-            fmt="s" if epsilon is None else "o",
-            ms=5,
+            ls="",
+            ms=6,
             capsize=3,
-            color=colour,
             label=setting.label,
+            **look,
         )
         if epsilon is not None:
             points.append((epsilon, mean))
     front = [points[i] for i in results_lib.pareto_front(points)]
     if front:
         axes.plot(*zip(*front, strict=True), "k-", lw=0.8, alpha=0.6, zorder=0)
-        axes.plot(*zip(*front, strict=True), "ko", ms=10, mfc="none", mew=0.8, label="Pareto front")
+        axes.plot(*zip(*front, strict=True), "ko", ms=12, mfc="none", mew=0.8, label="Pareto front")
     _draw_baselines(axes, results_lib.common_baselines(results))
     axes.set_xscale("log")
     _mark_epsilons(
         axes, private, edge, [s for s, e in zip(settings, epsilons, strict=True) if e is None]
     )
     axes.set_xlabel("ε of the simulated larger run" if simulated else "ε of the run itself")
-    axes.set_ylabel(_ACCURACY)
+    _name_accuracy(axes)
     axes.set_title("mean over seeds ± standard error; each ε is of one run by itself", fontsize=10)
     _add_legend(axes, len(settings))
-    figure.supxlabel(_EXACT, fontsize=7)
+    figure.supxlabel(_EXACT, fontsize=9)
     return figure
 
 
@@ -184,18 +198,17 @@ def noise(
       The figure.
     """
     figure, axes = _figure()
-    for family, colour in zip(families, _colours(len(families)), strict=True):
+    for family, look in zip(families, _looks(len(families)), strict=True):
         errors = [point.standard_error or 0.0 for point in family.points]
         axes.errorbar(
             [point.noise_multiplier for point in family.points],
             [point.accuracy for point in family.points],
             yerr=errors,
-            fmt="o-",
-            ms=4,
+            ms=5,
             capsize=3,
             lw=1.2,
-            color=colour,
             label=family.label,
+            **look,
         )
     axes.axhline(target_accuracy, color="black", lw=1, label="target")
     _draw_baselines(axes, baselines)
@@ -203,10 +216,10 @@ def noise(
     if max(values) > 10.0 * min(values):
         axes.set_xscale("log")
     axes.set_xlabel("noise multiplier z")
-    axes.set_ylabel(_ACCURACY)
+    _name_accuracy(axes)
     axes.set_title("mean over seeds ± standard error", fontsize=10)
     _add_legend(axes, len(families))
-    figure.supxlabel(_EXACT, fontsize=7)
+    figure.supxlabel(_EXACT, fontsize=9)
     return figure
 
 
@@ -216,9 +229,7 @@ def save(figure: figure_lib.Figure, path: pathlib.Path) -> None:
     Raises:
       OSError: If it cannot be written.
     """
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=120)
-    durable_files.write(path, image.getvalue())
+    durable_files.write_picture(path, figure, dpi=150)
 
 
 def write(output: pathlib.Path, results: Sequence[results_lib.CellResult]) -> None:

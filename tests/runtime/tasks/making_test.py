@@ -131,6 +131,7 @@ def test_public_text_must_not_be_what_is_protected(corpora, tmp_path):
         making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
 
 
+@pytest.mark.pictures
 def test_everything_is_reported_of_what_was_committed(folder, tmp_path):
     rounds = tiny_task.begun(folder, memory_store.MemoryStore())
     with pytest.raises(ValueError, match="has not released a round"):
