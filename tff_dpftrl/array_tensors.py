@@ -44,4 +44,4 @@ def _writable(array: np.ndarray) -> np.ndarray:
     """Returns a view that NumPy lends to others. TensorFlow does not write to memory it is lent."""
     memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
     memory.owner = array  # pyright: ignore[reportAttributeAccessIssue]
-    return np.frombuffer(memory, array.dtype).reshape(array.shape)
+    return np.frombuffer(memoryview(memory), array.dtype).reshape(array.shape)

@@ -189,7 +189,7 @@ def looped(row_losses: RowLosses, *, normalised: bool = False) -> ClippedSum:
 
 def _zeros(shape: tf.TensorShape, nothing: tf.Tensor) -> tf.Tensor:
     """Returns zeros; `nothing` is an int32 scalar that is 0, as TensorFlow does not know."""
-    size = tf.constant(shape.as_list(), tf.int32) + nothing
+    size = tf.convert_to_tensor(shape, tf.int32) + nothing  # pyright: ignore[reportArgumentType]
     return tf.ensure_shape(tf.fill(size, tf.zeros([], summation.DTYPE)), shape)
 
 

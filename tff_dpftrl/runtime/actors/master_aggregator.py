@@ -274,9 +274,7 @@ class MasterAggregator(actor.Actor):
             return
         total, self._total = self._total, None
         state = self._role.commit.state
-        self._step(
-            lambda: self._task.server_step.apply(total, reports, self._role.model, state)
-        )
+        self._step(lambda: self._task.server_step.apply(total, reports, self._role.model, state))
 
     def _step(self, compute: Callable[[], population.StepResult]) -> None:
         """Has the result of the server's step stored, unless the state cannot be read."""

@@ -139,7 +139,7 @@ class SecureSumMessage:
     attempt: str
     step: int
     content: bytes = _unprinted()
-    vector: bytes = _unprinted_bytes()
+    vector: bytes | bytearray = _unprinted_bytes()
 
 
 @dataclasses.dataclass(frozen=True)

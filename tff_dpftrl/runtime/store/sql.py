@@ -324,7 +324,8 @@ class _Pieces(contents.Content):
     def parts(self) -> Iterator[bytes | memoryview]:
         for number in self._sizes:
             query = sql.select(_PIECES.c.bytes).where(self._is_mine, _PIECES.c.number == number)
-            yield tables.execute(self._connection, query).scalar_one()
+            piece: Any = tables.execute(self._connection, query).scalar_one()
+            yield piece
 
     @override
     def head(self) -> bytes:
@@ -367,7 +368,7 @@ def _content(
     connection: sql.engine.Connection, row: sql.engine.Row, name: str
 ) -> contents.Serialised:
     """Returns the model or state of a task's last commit: its row's, or the pieces instead."""
-    in_row = row._mapping[name]
+    in_row = getattr(row, name)
     return in_row if len(in_row) else _Pieces(connection, row, name)
 
 
