@@ -103,7 +103,7 @@ class StepResult:
 class ServerStep(abc.ABC):
     """The server's update of a round: adds the noise to the sum and updates the model.
 
-    It must be a pure function of its arguments: the noise comes from the seed in `state`, so that a
+    Its result must be a pure function of its arguments: the noise comes from the seed in `state`, so that a
     retried round draws the same noise. It sends, logs and writes nothing.
     """
 
@@ -114,7 +114,8 @@ class ServerStep(abc.ABC):
         """Computes the next model.
 
         Args:
-          total: Sum of the reports, as the task's summation returns it.
+          total: Sum of the reports, as the task's summation returns it. It may be emptied, to have
+            its memory free while the noise is added.
           num_reports: Number of reports in the sum.
           model: Serialised committed model that the devices began with.
           state: Serialised committed state of the aggregator; secret.
