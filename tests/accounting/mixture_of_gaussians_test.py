@@ -372,3 +372,20 @@ def test_delta_at_any_epsilon_is_tiny_not_one():
 
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))
+
+
+def test_a_large_group_is_accounted_for_in_parts_with_the_same_result(monkeypatch):
+    mixture = mixture_of_gaussians.els(20.0, 0.02, 300)
+    expected = mixture_of_gaussians.delta(mixture, num_steps=6, epsilon=1.0)
+    parts = []
+
+    def noting(edges):
+        if edges.ndim == 2:  # One row for each component of the mixture.
+            parts.append(edges.size)
+        return masses(edges)
+
+    masses = mixture_of_gaussians._log_cell_masses
+    monkeypatch.setattr(mixture_of_gaussians, "_log_cell_masses", noting)
+    monkeypatch.setattr(mixture_of_gaussians, "_BLOCK", 20_000)
+    assert mixture_of_gaussians.delta(mixture, num_steps=6, epsilon=1.0) == expected
+    assert len(parts) > 10 and max(parts) <= 20_000 + 301

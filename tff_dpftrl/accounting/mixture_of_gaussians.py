@@ -25,6 +25,8 @@ from tff_dpftrl.accounting import calibrate, gaussian, privacy_loss
 
 _COARSE_CELLS = 4000
 _MAX_CELLS = 1_000_000
+# Numbers in an array at a time: one for each component of the mixture and cell.
+_BLOCK = 2**19
 _MAX_REFINEMENTS = 8
 # Relative rounding error allowed for in log Φ: several units in the last place.
 _ROUNDING = 1e-15
@@ -159,15 +161,15 @@ def _step(mixture: MixtureOfGaussians, tail: float, cells: int, remove: bool) ->
 
     reach = -float(special.ndtri(tail))
     edges = np.linspace(-reach, reach + (shifts[-1] if remove else 0.0), cells + 1)
-    loss = np.asarray(
-        special.logsumexp(
-            log_weights[:, None] + shifts[:, None] * (edges - shifts[:, None] / 2.0), axis=0
-        )
-    )
-    base = _log_cell_masses(edges)
-    mixed = np.asarray(
-        special.logsumexp(log_weights[:, None] + _log_cell_masses(edges - shifts[:, None]), axis=0)
-    )
+    log_weights, shifts = log_weights[:, None], shifts[:, None]
+    base, loss, mixed = _log_cell_masses(edges), np.empty(cells + 1), np.empty(cells)
+    block = max(1, _BLOCK // len(shifts))
+    for begin in range(0, cells, block):
+        here = edges[begin : begin + block + 1]
+        end = begin + len(here)
+        loss[begin:end] = special.logsumexp(log_weights + shifts * (here - shifts / 2.0), axis=0)
+        masses = _log_cell_masses(here - shifts)
+        mixed[begin : end - 1] = special.logsumexp(log_weights + masses, axis=0)
     if remove:
         low, high, upper, lower = loss[:-1], loss[1:], mixed, base
     else:
@@ -176,7 +178,7 @@ def _step(mixture: MixtureOfGaussians, tail: float, cells: int, remove: bool) ->
     log_ratio = lower + low - upper
     # A cell's log mass is a difference of log Φ ~ x²/2 over a change of ~ x times its width.
     cell = edges[1] - edges[0]
-    farthest = np.maximum(np.abs(edges[1:]), np.abs(edges[1:] - shifts[-1]))
+    farthest = np.maximum(np.abs(edges[1:]), np.abs(edges[1:] - shifts[-1, 0]))
     rounding = _ROUNDING * ((1.0 + farthest) / cell + np.abs(low))
     to_high = np.clip((rounding - np.expm1(log_ratio)) / -np.expm1(-width), 0.0, 1.0)
     masses = np.exp(upper)
