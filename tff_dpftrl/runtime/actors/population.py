@@ -103,8 +103,8 @@ class StepResult:
 class ServerStep(abc.ABC):
     """The server's update of a round: adds the noise to the sum and updates the model.
 
-    Its result must be a pure function of its arguments: the noise comes from the seed in `state`, so that a
-    retried round draws the same noise. It sends, logs and writes nothing.
+    Its result must be a pure function of its arguments: the noise comes from the seed in `state`,
+    so that a retried round draws the same noise. It sends, logs and writes nothing.
     """
 
     @abc.abstractmethod
