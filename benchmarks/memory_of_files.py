@@ -208,6 +208,7 @@ def _resume(folder: pathlib.Path) -> Callable[[], object]:
 
 def _finetune(folder: pathlib.Path, options: Sequence[str]) -> Callable[[], object]:
     output = folder / "finetuned"
+    shutil.rmtree(output, ignore_errors=True)  # Of a run that was interrupted.
 
     def run() -> None:
         _command(
