@@ -6,16 +6,20 @@
 A case is one thing that is done with a model. It runs in a process of its own, first with a tiny
 model, which imports and compiles what is needed, then with one of so many million weights. A line
 gives the case's peak above what the process had in between, in bytes over the bytes of one copy
-of the model; processor seconds of the second time; and the goal:
+of the model; processor seconds of the second time; the goal; and whether it is met (PASS) or not
+(MISSED). The goal of a server grows by the copies that its state has beside the weights:
 
     commit           beside the state, which the caller holds
     resume           reading a state, which has 3 copies: weights, momentum, a buffer of noise
     report, audit    of a run
     predict          next words
     finetune-*       two steps of ELS, ULS, and ULS with adapters (LoRA)
-    server-N         a round as the server's actors make it, with one Aggregator and N devices,
-                     from the last commit to the next one; without the network
-    device           a session's work, from the configuration's bytes to the report's
+    server-start     reading a task, and committing its first state
+    server-N         a round as the server's actors make it, with one Aggregator, from the last
+                     commit to the next one. N devices send their reports from another process,
+                     through a connection of this machine, and each is received as the server
+                     receives them: in parts of a mebibyte
+    device           a session's work, from the model's bytes to the last part of the report
 
 With `--against`, another checkout of this repository does the same, in turns. The peak is the
 kernel's `VmHWM`, which is reset through `/proc/self/clear_refs`: Linux only.
@@ -24,6 +28,7 @@ kernel's `VmHWM`, which is reset through `/proc/self/clear_refs`: Linux only.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import ctypes
 import dataclasses
@@ -34,6 +39,7 @@ import math
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -143,8 +149,12 @@ def _make(folder: pathlib.Path, num_weights: float) -> None:
     }
     config, key = task_config.TaskConfig(**task), ed25519.Ed25519PrivateKey.generate()
     made = making.make(config, folder / "task", key, progress=print)
-    num_weights = sum(math.prod(tensor.shape) for tensor in made.server.update)
+    num_weights, in_state = (
+        sum(math.prod(tensor.shape) for tensor in tensors)
+        for tensors in (made.server.update, made.server.prepare.inputs)
+    )
     (folder / "task_bytes").write_text(str(4 * num_weights))
+    (folder / "kept").write_text(str(in_state / num_weights - 1))
 
 
 def _state(run: pathlib.Path):
@@ -198,6 +208,7 @@ def _resume(folder: pathlib.Path) -> Callable[[], object]:
 
 def _finetune(folder: pathlib.Path, options: Sequence[str]) -> Callable[[], object]:
     output = folder / "finetuned"
+    shutil.rmtree(output, ignore_errors=True)  # Of a run that was interrupted.
 
     def run() -> None:
         _command(
@@ -222,38 +233,104 @@ def _predict(folder: pathlib.Path) -> Callable[[], object]:
     return lambda: _command("predict", folder / "run", "abbbbb abbbbc")
 
 
+def _store(folder: pathlib.Path):
+    """Makes an empty store."""
+    from tff_dpftrl.runtime.store import sql
+
+    shutil.rmtree(folder / "store", ignore_errors=True)
+    return sql.SqlStore(folder / "store", leaves_states=True)
+
+
+def _server_start(folder: pathlib.Path) -> Callable[[], object]:
+    from tff_dpftrl.runtime.tasks import planned_task
+
+    def run() -> object:
+        task = planned_task.load(folder / "task")
+        with _store(folder) as store:
+            task.add_to(store)
+        return task
+
+    return run
+
+
+class _Context:
+    """Stream of a session, as `received.read_parts` reads it, on a socket."""
+
+    def __init__(self, connection: socket.socket):
+        self._file = connection.makefile("rb")
+
+    async def read(self) -> bytes:
+        """Returns the next message."""
+        size = int.from_bytes(self._file.read(8), "big")
+        return self._file.read(size)
+
+
+def _devices(messages: pathlib.Path, port: int) -> None:
+    """Sends the messages of a report to each connection that the server makes, as devices do."""
+    content = messages.read_bytes()
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.settimeout(None)
+        while connection.recv(1):  # The server asks for one report after the other.
+            connection.sendall(content)
+
+
 def _server(folder: pathlib.Path, num_devices: int) -> Callable[[], object]:
     """Prepares a round as the actors of a server make it, with one Aggregator."""
     import numpy as np
 
     from tff_dpftrl.runtime.plans import secure_report, tensor_values
-    from tff_dpftrl.runtime.protocol import wire_pb2
-    from tff_dpftrl.runtime.store import sql
+    from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
+    from tff_dpftrl.runtime.server import received
     from tff_dpftrl.runtime.tasks import planned_task
 
-    shutil.rmtree(folder / "store", ignore_errors=True)
     task = planned_task.load(folder / "task")
-    store = sql.SqlStore(folder / "store")
+    store = _store(folder)
     task.add_to(store)
     lease = store.acquire("tests", "owner", now=0.0, duration=1e6)
     plan = task.folder.server
     # A device that has learnt nothing.
     update = [np.zeros(list(tensor.shape), tensor.dtype) for tensor in plan.update]
     strides, times = secure_report.buckets_of(plan.participation).encode(None, 1)
-    made = wire_pb2.Report(
-        update=tensor_values.to_bytes(update), strides=strides.tolist(), times=times.tolist()
-    )
-    (folder / "report").write_bytes(made.SerializeToString())
+    report = wire_pb2.Report(strides=strides.tolist(), times=times.tolist())
+    with (folder / "messages").open("wb") as file:
+        for message in session_stream.report_messages(report, tensor_values.to_parts(update)):
+            content = message.SerializeToString()
+            file.write(len(content).to_bytes(8, "big") + content)
+    del update
+    most_bytes = 1 << 30
+
+    def read(context: _Context) -> wire_pb2.Report | received.LargeReport:
+        async def of_device() -> wire_pb2.Report | received.LargeReport:
+            kinds = ("report", "update_part")
+            first = received.parse(await context.read(), kinds, most_bytes)
+            if first.WhichOneof("message") == "report":
+                return first.report
+            last, update = await received.read_parts(
+                context, first.update_part, most_bytes, "report"
+            )
+            return received.LargeReport(update, last.report.strides, last.report.times)
+
+        return asyncio.run(of_device())
 
     def run() -> None:
         commit = store.last_commit("tests", task.name)
         summation = task.served.task.summation.for_round(commit.model)
         total = summation.zero()
-        for _ in range(num_devices):
-            report = wire_pb2.Report.FromString((folder / "report").read_bytes())
-            total = summation.accumulate(total, report)
-            del report
-        total = summation.merge(total, summation.zero())
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.settimeout(60)
+            port = str(listening.getsockname()[1])
+            command = [sys.executable, __file__, "--devices", str(folder / "messages"), port]
+            with subprocess.Popen(command) as devices:
+                connection, _ = listening.accept()
+                with connection:
+                    connection.settimeout(60)
+                    context = _Context(connection)
+                    for _ in range(num_devices):
+                        connection.sendall(b"n")
+                        total = summation.accumulate(total, read(context))
+                    connection.shutdown(socket.SHUT_WR)
+                    devices.wait(60)
+        total = summation.merge(summation.zero(), total)
         step = task.served.task.server_step
         result = step.apply(total, num_devices, commit.model, commit.state)
         del total
@@ -273,10 +350,10 @@ def _server(folder: pathlib.Path, num_devices: int) -> Callable[[], object]:
 
 
 def _device(folder: pathlib.Path) -> Callable[[], object]:
-    """Prepares a session of a device, from the configuration's bytes to those of the report."""
+    """Prepares a session of a device, from the model's bytes to the parts of its report."""
     from tff_dpftrl.runtime.device import text_examples
     from tff_dpftrl.runtime.plans import allowed_ops, device_work, plan_pb2, tensor_values
-    from tff_dpftrl.runtime.protocol import wire_pb2
+    from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
     from tff_dpftrl.runtime.tasks import planned_task
     from verification import memory_store
 
@@ -291,11 +368,14 @@ def _device(folder: pathlib.Path) -> Callable[[], object]:
         plan_pb2.DevicePlan.FromString(plan_pb2.SignedPlan.FromString(plan).plan)
     )
 
-    def run() -> int:
+    def model() -> list:
         configuration = wire_pb2.Configuration.FromString((folder / "configuration").read_bytes())
-        broadcast = tensor_values.from_bytes(configuration.broadcast, work.broadcast)
-        update = tensor_values.to_bytes(work.run(examples, broadcast))
-        return len(wire_pb2.Report(update=update).SerializeToString())
+        return tensor_values.from_bytes(configuration.broadcast, work.broadcast)
+
+    def run() -> int:
+        update = tensor_values.to_parts(work.run(examples, model(), keeps_broadcast=False))
+        messages = session_stream.report_messages(wire_pb2.Report(), update)
+        return sum(message.ByteSize() for message in messages)
 
     return run
 
@@ -312,6 +392,7 @@ CASES: Mapping[str, Case] = {
     "finetune-els": Case(functools.partial(_finetune, options=_ELS), 14.0),
     "finetune-uls": Case(functools.partial(_finetune, options=_ULS), 14.0),
     "finetune-lora": Case(functools.partial(_finetune, options=(*_ULS, *_LORA)), 14.0),
+    "server-start": Case(_server_start, 4.0),
     "server-1": Case(functools.partial(_server, num_devices=1), 5.0),
     "server-10": Case(functools.partial(_server, num_devices=10), 5.0),
     "server-100": Case(functools.partial(_server, num_devices=100), 5.0),
@@ -343,6 +424,11 @@ def _copy_bytes(made: pathlib.Path, name: str) -> int:
     return 4 * json.loads((made / "run" / "config.json").read_text())["facts"]["num_parameters"]
 
 
+def _kept(made: pathlib.Path, name: str) -> float:
+    """Returns the copies that a task's state has beside the weights; 0 for other cases."""
+    return float((made / "kept").read_text()) if name.startswith("server") else 0.0
+
+
 def _subprocess(checkout: pathlib.Path, *arguments: str) -> None:
     """Runs this program in a process of its own, on the package of a checkout."""
     environment = {**os.environ, "PYTHONPATH": str(checkout), "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -362,8 +448,12 @@ def main() -> None:
     parser.add_argument("--made", type=pathlib.Path, help="folder that keeps models between calls")
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--make", type=pathlib.Path, help=argparse.SUPPRESS)
+    parser.add_argument("--devices", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--child", type=pathlib.Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.devices is not None:
+        _devices(pathlib.Path(args.devices[0]), int(args.devices[1]))
+        return
     if args.make is not None:
         _make(args.make, 1e6 * args.size)
         return
@@ -388,12 +478,13 @@ def main() -> None:
                 one = {"case": name, "checkout": str(checkout), "copy_bytes": copy}
                 one |= json.loads(result.read_text())
                 one["copies"] = one["bytes"] / copy
-                ok = one["copies"] <= CASES[name].goal
+                one["goal"] = CASES[name].goal + _kept(made / _LARGE, name)
+                ok = one["copies"] <= one["goal"]
                 passes &= ok or number > 0
                 found.append(one)
                 print(
                     f"{name:14} {checkout.name:10} {copy / 4e6:5.1f}M {one['copies']:6.2f} copies,"
-                    f" goal {CASES[name].goal:4.1f} {'PASS' if ok else 'FAIL'}"
+                    f" goal {one['goal']:4.1f} {'PASS' if ok else 'MISSED'}"
                     f" {one['seconds']:7.2f} s",
                     flush=True,
                 )

@@ -59,7 +59,14 @@ _TEXT_OF_TRAINING = (
     "trained_model",
     "warm_start",
 )
-_AT_THE_TOP = ("version", "validation", "durable_files", "json_text", "array_files")
+_AT_THE_TOP = (
+    "version",
+    "validation",
+    "durable_files",
+    "json_text",
+    "array_files",
+    "array_tensors",
+)
 # Parts of the runtime that a device starts with, or a server without TensorFlow.
 _LIGHT_RUNTIME = ("actors", "device", "fleet", "protocol", "server", "status", "store")
 # Only these have TFF: devices and servers start without it.

@@ -12,7 +12,7 @@ import os
 import struct
 import tokenize
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from tff_dpftrl import validation
 
 MOST_DIMENSIONS = 32
 """Largest number of dimensions of an array, as in TensorFlow and NumPy 1."""
+
+ALIGNMENT = 64
+"""Bytes at whose multiples `aligned` begins."""
 
 _SUFFIX = ".npy"
 _PART = 1 << 20
@@ -32,6 +35,14 @@ _DAMAGE = (
     *(zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, struct.error),
     *(OverflowError, TypeError, tokenize.TokenError, MemoryError),
 )
+
+
+def aligned(shape: Sequence[int], dtype: np.dtype, *, zero: bool = False) -> np.ndarray:
+    """Returns an array of any values, or zeros, in memory aligned as TensorFlow aligns tensors."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = (np.zeros if zero else np.empty)(num_bytes + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return memory[begin : begin + num_bytes].view(dtype).reshape(shape)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -94,11 +105,11 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
             raise validation.UsageError("it holds objects that are no plain values")
         if dtype.itemsize < 0 or math.prod(shape) * dtype.itemsize != num_bytes:
             raise validation.UsageError("it has an array whose size is not that of its header")
-        content, at = bytearray(num_bytes), 0
+        content, at = aligned([num_bytes], np.dtype(np.uint8)), 0
         while part := stream.read(min(_PART, num_bytes - at)):
-            content[at : at + len(part)] = part
+            content[at : at + len(part)] = np.frombuffer(part, np.uint8)
             at += len(part)
         if at < num_bytes:
             raise validation.UsageError("it has an array that ends early")
     order = "F" if is_fortran else "C"
-    return np.ndarray(shape, dtype, content, order=order)
+    return np.ndarray(shape, dtype, content.data, order=order)

@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from tff_dpftrl.runtime.store import interface
+from tff_dpftrl.runtime.store import contents, interface
 
 
 class MemoryStore(interface.Store):
@@ -63,11 +63,11 @@ class MemoryStore(interface.Store):
 
     @override
     def add_task(
-        self, population: str, task: str, *, model: bytes, state: bytes
+        self, population: str, task: str, *, model: bytes, state: contents.Serialised
     ) -> interface.Commit:
         if (population, task) in self._commits:
             raise interface.TaskExists(population, task)
-        added = interface.Commit(task, 0, 0, model, state)
+        added = interface.Commit(task, 0, 0, model, bytes(state))
         self._commits[population, task] = added
         self._history[population, task] = []
         return added
@@ -92,7 +92,7 @@ class MemoryStore(interface.Store):
         round_index: int,
         epoch: int,
         model: bytes,
-        state: bytes,
+        state: contents.Serialised,
         metrics: Mapping[str, Any],
         now: float,
     ) -> interface.Commit:
@@ -106,7 +106,7 @@ class MemoryStore(interface.Store):
         if round_index != last.rounds_done:
             raise interface.RoundConflict(task, round_index, last.rounds_done)
         kept = json.loads(text)
-        done = interface.Commit(task, round_index + 1, epoch, model, state, kept)
+        done = interface.Commit(task, round_index + 1, epoch, model, bytes(state), kept)
         self._commits[population, task] = done
         self._history[population, task].append(
             {"task": task, "round": round_index, "epoch": epoch, "committed_at": now, **kept}

@@ -63,7 +63,11 @@ def test_a_first_state_is_that_of_tff():
     process = _process()
     with contexts.local():
         expected = process.initialize()
-    state = compiled_process.compile_process(process).initialize()
+    compiled = compiled_process.compile_process(process)
+    state = compiled.initialize()
+    compiled.drop_initialization()
+    with pytest.raises(RuntimeError, match="drop_initialization"):
+        compiled.initialize()
     tree.map_structure(np.testing.assert_array_equal, state, expected)
 
 

@@ -29,6 +29,9 @@ _MODELS = {
     "transformer-wide": dataclasses.replace(
         _TRANSFORMER, embedding_size=40, num_heads=4, feed_forward_size=64
     ),
+    # With so many words besides that this holds for the tied embedding, too.
+    "lstm-words": dataclasses.replace(_LSTM, vocabulary_size=300, embedding_size=40, state_size=32),
+    "transformer-words": dataclasses.replace(_TRANSFORMER, vocabulary_size=300, embedding_size=40),
 }
 _MODELS |= {
     "gpt2": gpt2.Gpt2(11, 5, 6, 2, 3, 7, num_positions=8),
@@ -114,6 +117,71 @@ def test_one_pass_is_one_gradient_after_the_other(name, rows_per_unit):
         assert all(np.abs(x).max() > 1e-4 for x in expected[0])
 
 
+@pytest.mark.parametrize("name", ["lstm", "lstm-words", "transformer", "transformer-words"])
+def test_rows_without_padding_are_taken_together(name):
+    model, weights = _MODELS[name], _weights(_MODELS[name])
+    words = np.random.default_rng(0).integers(1, 6, [6, model.sequence_length + 1])
+    words = words.astype(np.int32)
+    rows, splits = (words[:, :-1], words[:, 1:]), np.array([0, 2, 4, 6])
+    norms = _run(_loop(model), weights, rows, splits, 1.0)[1]
+    clip_norm = np.median(norms)
+    expected = _run(_loop(model), weights, rows, splits, clip_norm)
+    _assert_same(
+        _run(ghost.booked(model, 2), weights, rows, splits, clip_norm), expected, clip_norm
+    )
+
+
+def _random_tokens(seed, units=3, tokens=24, inputs=7, outputs=50):
+    """Float32 inputs and gradients that cancel each other more from unit to unit."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=[units, tokens, inputs])
+    x[:, 1::2] = x[:, ::2]
+    gradient = rng.normal(size=[units, tokens, outputs])
+    rest = np.logspace(0, -2, units)[:, None, None]
+    gradient[:, 1::2] = rest * gradient[:, 1::2] - (1 - rest) * gradient[:, ::2]
+    return x.astype(np.float32), gradient.astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_norm_of_compared_tokens_is_off_by_no_more_than_is_proven(seed):
+    x, gradient = _random_tokens(seed)
+    found = ghost._compared_tokens(0.0, tf.constant(gradient), tf.constant(x))
+    wide, wide_gradient = x.astype(np.float64), gradient.astype(np.float64)
+    exact = np.linalg.norm(np.einsum("uti,uto->uio", wide, wide_gradient), axis=(1, 2))
+    sizes = np.linalg.norm(wide, axis=2) * np.linalg.norm(wide_gradient, axis=2)
+    lengths = sizes.sum(axis=1)
+    assert lengths[0] / exact[0] < 10 and lengths[-1] / exact[-1] > 60
+    error = np.abs(np.sqrt(found.square.numpy()) - exact)
+    roundings = x.shape[1] + 2 + (ghost._ADDED + 2) / 2
+    assert np.all(error <= roundings * 2.0**-24 * lengths)
+    np.testing.assert_allclose(np.sqrt(found.length_squared.numpy()), lengths, rtol=1e-5)
+    assert not found.between.numpy().any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_compared_tokens_that_are_not_finite_spoil_their_own_unit_only(value):
+    x, gradient = _random_tokens(0)
+    expected = ghost._compared_tokens(1.0, tf.constant(gradient), tf.constant(x))
+    for broken in (x, gradient):
+        kept, broken[1, 5, 3] = broken[1, 5, 3], value
+        found = ghost._compared_tokens(1.0, tf.constant(gradient), tf.constant(x))
+        broken[1, 5, 3] = kept
+        assert not np.isfinite(found.square[1])
+        for unit in (0, 2):
+            np.testing.assert_array_equal(found.square[unit], expected.square[unit])
+
+
+@pytest.mark.parametrize("tokens", [1, 30, 256])
+def test_tokens_that_are_alike_have_a_factor(tokens):
+    rng = np.random.default_rng(0)
+    inputs = np.stack([np.zeros([tokens, 3]), np.ones([tokens, 3]), rng.normal(size=[tokens, 3])])
+    inputs[2] *= np.logspace(-12, 12, tokens)[:, None]
+    alike = inputs @ inputs.transpose(0, 2, 1)
+    factor = ghost._factor(tf.constant(alike)).numpy()
+    scale = np.sqrt(np.einsum("utt,uss->uts", alike, alike))
+    assert np.all(np.abs(factor @ factor.transpose(0, 2, 1) - alike) <= 1e-10 * scale + 2e-30)
+
+
 @pytest.mark.parametrize("name", ["lstm", "transformer"])
 @pytest.mark.parametrize("rows_per_unit", _COUNTS)
 def test_the_loss_of_a_unit_is_the_mean_of_its_rows(name, rows_per_unit):
@@ -129,9 +197,8 @@ def test_the_loss_of_a_unit_is_the_mean_of_its_rows(name, rows_per_unit):
 @pytest.mark.parametrize(
     "name",
     [
-        f"{kind}{size}"
-        for kind in ("lstm", "transformer", "gpt2", "llama")
-        for size in ("", "-wide")
+        *(f"{kind}{size}" for kind in ("lstm", "transformer") for size in ("", "-words")),
+        *(f"{kind}{size}" for kind in ("gpt2", "llama") for size in ("", "-wide")),
     ],
 )
 def test_an_embedding_that_is_tied_needs_the_product_of_both_uses(name, monkeypatch):
@@ -139,6 +206,12 @@ def test_an_embedding_that_is_tied_needs_the_product_of_both_uses(name, monkeypa
     rows, splits = _rows(model, _COUNTS[1])
     expected = _run(_loop(model), weights, rows, splits, 0.5)
     monkeypatch.setattr(ghost, "_ties", lambda results: {})
+    looked_up = ghost._looked_up
+    monkeypatch.setattr(
+        ghost,
+        "_looked_up",
+        lambda words, of_words, number, _: looked_up(words, of_words, number, None),
+    )
     found = _run(ghost.booked(model, 1), weights, rows, splits, 0.5)
     assert np.abs(found[1] / expected[1].clip(1e-9) - 1).max() > 100 * clipping.CLIP_MARGIN
     with pytest.raises(AssertionError):

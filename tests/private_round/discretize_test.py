@@ -152,6 +152,13 @@ def test_norm_test_is_exact():
     assert not discretize.has_norm_at_most(tf.constant(x, tf.int32), squared - 1)
 
 
+def test_norm_test_of_a_vector_in_parts_is_exact():
+    x = np.random.default_rng(0).integers(-1000, 1000, 3 << 20)
+    squared = int(np.sum(x**2))
+    assert discretize.has_norm_at_most(tf.constant(x, tf.int32), squared)
+    assert not discretize.has_norm_at_most(tf.constant(x, tf.int32), squared - 1)
+
+
 @pytest.mark.parametrize("scaled_clip_norm", [0.3, 3.0, 50.0, 1e5, 3e6])
 @pytest.mark.parametrize("alpha", [0.01, math.exp(-0.5), 0.99])
 def test_adversarial_inputs_keep_the_norm_bound(scaled_clip_norm, alpha):

@@ -297,8 +297,9 @@ def run(args: argparse.Namespace) -> int:
         most_over_selection=args.most_over_selection,
     )
     core_files.forbid()
-    with contextlib.closing(sql.SqlStore(args.store)) as store:
-        if args.engine == "ray":
+    is_one_process = args.engine != "ray"  # Other processes get states as messages.
+    with contextlib.closing(sql.SqlStore(args.store, leaves_states=is_one_process)) as store:
+        if not is_one_process:
             served = _on_ray(args, tasks, store, folder, settings)
         else:
             served = serving.Serving(

@@ -14,6 +14,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import threading
@@ -23,7 +24,7 @@ from typing import TypeAlias
 import tensorflow as tf
 from typing_extensions import override
 
-from tff_dpftrl.execution import graph_function
+from tff_dpftrl.execution import graph_function, large_fills
 
 Tensors: TypeAlias = list[tf.Tensor]
 """Leaves of one value, in TFF's order."""
@@ -109,7 +110,8 @@ class ClientFunctions:
         data = part.data.importer() if part.data else lambda *values: values
         self._value_specs = part.data.input_specs if part.data else part.work.input_specs[:split]
         work, zero, accumulate, merge = (
-            graph.importer() for graph in (part.work, part.zero, part.accumulate, part.merge)
+            graph.importer(edit=large_fills.compute)
+            for graph in (part.work, part.zero, part.accumulate, part.merge)
         )
         secure_specs = [tf.TensorSpec(shape, tf.int64) for shape in part.secure_shapes]
         self.sum_specs = [*part.merge.input_specs[:num_plain], *secure_specs]
@@ -122,8 +124,12 @@ class ClientFunctions:
         self.is_large = num_bytes >= _LARGE_SUM
         """Whether a sum is so large that as few clients as possible are in flight."""
 
+        secure_zero = graph_function.GraphFunction.trace(
+            lambda: [tf.zeros(spec.shape, spec.dtype) for spec in secure_specs], []
+        ).importer(edit=large_fills.compute)
+
         def start() -> Tensors:
-            return [*zero(), *(tf.zeros(spec.shape, spec.dtype) for spec in secure_specs)]
+            return [*zero(), *secure_zero()]
 
         # Operations without a device in a loop run where the loop is, on the CPU.
         work_device = "/GPU:0" if tf.config.list_logical_devices("GPU") else None
@@ -137,8 +143,12 @@ class ClientFunctions:
 
         def add_clients(*arguments: tf.Tensor) -> Tensors:
             remaining = iter(arguments)
-            # Zeros made here would let Grappler rewrite sums of the clients to ones that fail.
-            total = [next(remaining) for _ in self.sum_specs]
+            return add_to([next(remaining) for _ in self.sum_specs], remaining)
+
+        def sum_clients(*arguments: tf.Tensor) -> Tensors:
+            return add_to(start(), iter(arguments))
+
+        def add_to(total: Tensors, remaining: Iterator[tf.Tensor]) -> Tensors:
             lists = [next(remaining) for _ in self._value_specs]
             num_clients, *broadcast = remaining
 
@@ -173,10 +183,16 @@ class ClientFunctions:
             tf.TensorSpec([], tf.int32),
         ]
         self._zero = traced(start, [], device=CPU)
-        self._add_clients = traced(
-            add_clients, [*self.sum_specs, *lists_and_number, *broadcast_specs], device=CPU
-        )
+        # A sum that begins within the function is not kept by its caller meanwhile.
+        specs = [*lists_and_number, *broadcast_specs]
+        self._sum_clients = traced(sum_clients, specs, device=CPU)
+        self._trace_add_clients = lambda: traced(add_clients, [*self.sum_specs, *specs], device=CPU)
         self._add_sum = traced(add_sum, self.sum_specs * 2, device=CPU)
+
+    @functools.cached_property
+    def _add_clients(self) -> Callable[..., Tensors]:
+        """Function for the clients after the first call's; few rounds have so many."""
+        return self._trace_add_clients()
 
     def zero(self) -> Tensors:
         """Returns the sum of no clients."""
@@ -207,7 +223,9 @@ class ClientFunctions:
                 for i, spec in enumerate(self._value_specs)
             ]
             arguments = [*lists, tf.constant(len(clients)), *broadcast]
-            return self._add_clients(*(self._zero() if total is None else total), *arguments)
+            if total is None:
+                return self._sum_clients(*arguments)
+            return self._add_clients(*total, *arguments)
 
     def merge(self, total: Tensors, other: Tensors) -> Tensors:
         """Adds two sums."""

@@ -169,7 +169,7 @@ class CompiledProcess:
         )
         self._result_type = process.next.type_signature.result
         self._clients = client_part.ClientFunctions(form.client_part(data))
-        self._initialize = form.initialize_function()
+        self._initialize: Callable[[], list[tf.Tensor]] | None = form.initialize_function()
         self._prepare = process_form.local_function(form.round.prepare)
         self._memory = memory  # It lasts as long as what uses it.
         finish, specs = form.finish(memory)
@@ -177,8 +177,18 @@ class CompiledProcess:
         self._unplaced: dict[str, Callable[..., Any]] = {}
 
     def initialize(self) -> Any:
-        """Returns a first state; its random numbers are drawn anew at every call."""
+        """Returns a first state; its random numbers are drawn anew at every call.
+
+        Raises:
+          RuntimeError: If `drop_initialization` was called.
+        """
+        if self._initialize is None:
+            raise RuntimeError("drop_initialization was called: there is no first state any more.")
         return leaves.pack(self._initialize(), self._state_type)
+
+    def drop_initialization(self) -> None:
+        """Frees what only `initialize` needs, such as initial weights; it then raises an error."""
+        self._initialize = None
 
     def as_tensors(self, state: Any) -> Any:
         """Returns a state of NumPy arrays as one of tensors, which `next` does not copy."""

@@ -16,7 +16,7 @@ from google.protobuf import message
 
 from tff_dpftrl import validation
 
-_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 """`ResourceHandle::ANONYMOUS_NAME`: a resource of this name is a new one at every run, and
 is freed with the last use of its handle, also when the run fails."""
 
@@ -192,7 +192,7 @@ def _separate_resources(graph_def: tf.compat.v1.GraphDef) -> None:
     named = [node for f in graph_def.library.function for node in f.node_def]
     for node in graph_def.node:
         if node.op == _VARIABLE:
-            node.attr["shared_name"].s = _ANONYMOUS.encode()
+            node.attr["shared_name"].s = ANONYMOUS.encode()
         elif node.op == _STATIC_TABLE:
             node.attr["shared_name"].s = b""
             node.attr["use_node_name_sharing"].b = False

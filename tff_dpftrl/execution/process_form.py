@@ -15,6 +15,7 @@ from tff_dpftrl.execution import (
     draw_memory,
     graph_function,
     large_constants,
+    large_fills,
     leaves,
     tff_names,
 )
@@ -128,9 +129,13 @@ class ProcessForm:
           tensors of the new state and of the round's output. Second, the specs of its arguments.
         """
         report = graph_of(self.round.report).importer()
-        update = graph_of(self.round.update).importer(
-            edit=None if memory is None else memory.attach
-        )
+
+        def edit(graph_def: tf.compat.v1.GraphDef) -> None:
+            large_fills.compute(graph_def)
+            if memory is not None:
+                memory.attach(graph_def)
+
+        update = graph_of(self.round.update).importer(edit=edit)
         state_specs = leaves.specs(self.round.prepare.type_signature.parameter)
         plain_specs = leaves.specs(self.round.report.type_signature.parameter)
         secure_specs, moduli = self._secure_specs, self.moduli
@@ -242,7 +247,8 @@ def local_function(
       The function.
     """
     graph, values = _graph_and_values(computation, constants)
-    traced = client_part.traced(graph.importer(), graph.input_specs, device=client_part.CPU)
+    function = graph.importer(edit=large_fills.compute)
+    traced = client_part.traced(function, graph.input_specs, device=client_part.CPU)
     return lambda *arguments: traced(*arguments, *values)
 
 

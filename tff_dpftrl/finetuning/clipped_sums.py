@@ -168,7 +168,9 @@ def looped(row_losses: RowLosses, *, normalised: bool = False) -> ClippedSum:
             losses = losses.write(index, tf.cast(loss, tf.float64))
             return index + 1, total, norms.write(index, norm), losses
 
-        total = [tf.zeros(weight.shape, summation.DTYPE) for weight in weights]
+        # TensorFlow would make constants of zeros of known shapes, and keep them.
+        nothing = tf.minimum(num_units, 0)
+        total = [_zeros(weight.shape, nothing) for weight in weights]
         norms, losses = (
             tf.TensorArray(tf.float64, size=num_units, element_shape=[]) for _ in range(2)
         )
@@ -183,6 +185,12 @@ def looped(row_losses: RowLosses, *, normalised: bool = False) -> ClippedSum:
         return divided(total, clip_norm, normalised), PerUnit(norms, losses)
 
     return clipped_sum
+
+
+def _zeros(shape: tf.TensorShape, nothing: tf.Tensor) -> tf.Tensor:
+    """Returns zeros; `nothing` is an int32 scalar that is 0, as TensorFlow does not know."""
+    size = tf.convert_to_tensor(shape, tf.int32) + nothing  # pyright: ignore[reportArgumentType]
+    return tf.ensure_shape(tf.fill(size, tf.zeros([], summation.DTYPE)), shape)
 
 
 def checked_row_splits(rows: Rows, row_splits: tf.Tensor) -> tf.Tensor:

@@ -7,24 +7,30 @@ one backward pass down to all z, without gradients of weights, gives the norms o
 then each δ is scaled by its unit's factor, and the gradients of the weights are formed once
 ("book-keeping", Bu et al. 2023). Where a weight is used twice, as a tied embedding, the
 norm has the product of both uses, too: without it, it would be wrong, silently. Where a
-gradient for each unit is no larger than the tokens' products, it is formed after all.
+gradient for each unit has not many more numbers than the tokens' inputs and outputs, it is
+formed after all (`_LARGEST_FORMED`), and added up instead: that is cheaper than to compare tokens.
 
-Norms are sums over pairs of tokens, in float64. The gradients that are added up are sums over
-tokens in float32. Both lose digits where the gradients of a unit's tokens cancel each other, by
-the factor A / ‖gradient‖ with A = Σ_t ‖x_t‖ ‖δ_t‖: in units where that is large (`_CANCELLED`),
-one gradient is taken after the other (`clipped_sums.looped`). For the others it is measured, not
-proven, that the margin of the clip (`clipping.CLIP_MARGIN`) covers the rounding of the sum: the
-proof in `private_round.summation` is not one for this way. Where that matters,
-`clipped_sums.looped` is the same function in float64 for all units.
+**Rounding.** With u = 2⁻²⁴, the norm of a formed gradient is off by a fraction of at most (`_ADDED`
++ 2) u / 2 < 4e-6, in any order of summation (`_square`). Times its scale it is what is added, so
+that this part of a clipped gradient is no longer than the clip norm: the clip's margin
+(`clipping.CLIP_MARGIN`) is 1e-5. The norm of a gradient whose tokens are compared is off by at most
+(n + 2) u A besides, for n tokens and A = Σ_t ‖x_t‖ ‖δ_t‖ (`_compared_tokens`), and what is added is
+a sum over tokens in float32. Both lose digits where the gradients of a unit's tokens cancel each
+other, by the factor A / ‖gradient‖: in units where that is large (`_CANCELLED`), one gradient is
+taken after the other (`clipped_sums.looped`). For the others, and for the sum over units in
+float32, it is measured, not proven, that the margin covers the rounding: the proof in
+`private_round.summation` is not one for this way. Where that matters, `clipped_sums.looped` is the
+same function in float64 for all units.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -33,11 +39,25 @@ from tff_dpftrl.finetuning import clipped_sums
 from tff_dpftrl.models import language_model, weight_uses
 from tff_dpftrl.private_round import clipping, summation
 
-_MOST_TOKENS = 128
-"""Tokens in a unit, padding included, up to which this is no slower than a gradient for each.
+_MOST_TOKENS = 256
+"""Tokens in a unit, padding included, up to which this is chosen.
 
+Larger units have batches of their own that are about as fast, and those of few rows no padding.
 `benchmarks/clipped_sums.py` has the comparison.
 """
+
+_LARGEST_FORMED = 2
+"""Largest size of a unit's gradient that is formed, over that of its tokens' inputs and outputs.
+
+It bounds the memory, and about at this size comparing tokens begins to be faster: the first reads
+and writes the gradient a few times, the second multiplies it by the number of tokens.
+"""
+
+_ADDED = 128
+"""Largest number of squares that are added in float32."""
+
+_TINY = 1e-30
+"""Squared norm that is added to the inputs of each token, so that zeros have a Cholesky factor."""
 
 _CANCELLED = 64.0
 """Largest A / ‖gradient‖ of a unit whose gradient is taken in one pass with others.
@@ -121,11 +141,16 @@ def booked(
         gradients = typing.cast(list[tf.Tensor], tape.gradient(losses, outputs))
         units = _Units(tf.size(num_rows), rows_per_unit, model.sequence_length)
         formed = _formed(results, gradients, units)
-        squares, lengths = _squares(results, gradients, units)
-        norms = _norms(squares + list(map(_square, formed.values())))
+        compared = _compared(results, gradients, units, formed)
+        ties = _ties(results)  # Of a tied one the norm is among what was compared.
+        whole = [_square(x) for name, x in formed.items() if name not in ties]
+        squares = tf.add_n([compared.square, *whole])
+        both = squares + compared.between
+        norms = _norms(both)
         is_finite = tf.math.is_finite(norms)
+        lengths = tf.sqrt(compared.length_squared)
         # Where a length is no number, too.
-        is_alone = is_finite & tf.math.logical_not(lengths <= _CANCELLED * norms)
+        is_alone = is_finite & tf.math.logical_not(lengths * tf.sqrt(squares) <= _CANCELLED * both)
         scales = tf.where(
             is_finite & tf.math.logical_not(is_alone),
             clipping.scale_to(norms, clip_norm),
@@ -239,9 +264,49 @@ class _Units:
 
     def sum_of_tokens(self, values: tf.Tensor, order: weight_uses.Order | tf.Tensor) -> tf.Tensor:
         """Sums the tokens of each unit: from shape [n, outputs] to [units, outputs]."""
+        spec = tf.TensorSpec(values.shape[1:], values.dtype)
+        return self.map(lambda x: tf.reduce_sum(x, axis=1), [values], order, [], spec)
+
+    def map(
+        self,
+        function: Callable[..., typing.Any],
+        tokens: Sequence[tf.Tensor],
+        order: weight_uses.Order | tf.Tensor,
+        others: Sequence[tf.Tensor],
+        result: typing.Any,
+    ) -> typing.Any:
+        """Calls a function of units, of all at once if they have as many tokens each.
+
+        Args:
+          function: Function from tensors of shape [units, tokens, …] and those of `others` to a
+            structure of tensors that have units as their first axis.
+          tokens: Tensors of shape [n, …].
+          order: Order of sequences and steps in their first axis.
+          others: Further arguments, with units as their first axis.
+          result: Specs of what the function returns for one unit, without the first axis.
+
+        Returns:
+          What the function returns for all units.
+        """
+
+        def together():
+            return function(*(self.apart(x, order) for x in tokens), *others)
+
         if isinstance(order, weight_uses.Order):
-            return tf.reduce_sum(self.apart(values, order), axis=1)
-        return tf.math.unsorted_segment_sum(values, order // self.num_tokens, self.number)
+            return together()
+
+        def one_by_one():
+            splits = self.splits(order)
+
+            def of_unit(index):
+                own = [x[None, splits[index] : splits[index + 1]] for x in tokens]
+                found = function(*own, *(x[index : index + 1] for x in others))
+                return tf.nest.map_structure(lambda x: x[0], found)
+
+            return tf.map_fn(of_unit, tf.range(self.number), fn_output_signature=result)
+
+        is_full = tf.equal(tf.size(order), self.number * self.num_tokens)
+        return tf.cond(is_full, together, one_by_one)
 
     def splits(self, positions: tf.Tensor) -> tf.Tensor:
         """Returns where the tokens of each unit begin among picked ones, shape [units + 1]."""
@@ -260,8 +325,7 @@ def _is_formed(use: weight_uses.Use, result: _Result, units: _Units) -> bool:
     """Returns whether it is cheaper to form all units' gradients than to compare tokens."""
     if isinstance(use, weight_uses.Product):
         sizes = _last_size(use.inputs), _last_size(result.outputs)
-        is_picked = not isinstance(result.order, weight_uses.Order)
-        return not is_picked and units.num_tokens * sum(sizes) > math.prod(sizes)
+        return math.prod(sizes) <= _LARGEST_FORMED * units.num_tokens * sum(sizes)
     if isinstance(use, weight_uses.Bias):
         # Nothing is added to the cost of comparing the tokens for another use.
         others = [x for x in result.uses if not isinstance(x, weight_uses.Bias)]
@@ -269,83 +333,151 @@ def _is_formed(use: weight_uses.Use, result: _Result, units: _Units) -> bool:
     return not isinstance(use, weight_uses.Lookup)
 
 
+def _outer_products(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    """Returns the sums of tokens' outer products: from shapes [units, tokens, …]."""
+    return tf.matmul(first, second, transpose_a=True)
+
+
 def _formed(
     results: Sequence[_Result], gradients: Sequence[tf.Tensor], units: _Units
-) -> dict[tuple[int, int], tf.Tensor]:
-    """Returns gradients of all units, [units, …], by the indices of result and use."""
+) -> dict[str, tf.Tensor]:
+    """Returns gradients of all units by name of the weight, [units, …], for some weights."""
     formed = {}
-    for i, (result, gradient) in enumerate(zip(results, gradients, strict=True)):
-        for j, use in enumerate(result.uses):
+    for result, gradient in zip(results, gradients, strict=True):
+        for use in result.uses:
             if not _is_formed(use, result, units):
                 continue
             if isinstance(use, weight_uses.Product):
-                given, by = (
-                    units.apart(use.inputs, result.order),
-                    units.apart(gradient, result.order),
-                )
-                first, second = (by, given) if use.transposed else (given, by)
-                formed[i, j] = tf.matmul(first, second, transpose_a=True)
+                given, order = use.inputs, result.order
+                pair = (gradient, given) if use.transposed else (given, gradient)
+                spec = tf.TensorSpec([_last_size(x) for x in pair], tf.float32)
+                of_use = units.map(_outer_products, pair, order, [], spec)
             elif isinstance(use, weight_uses.Scale):
-                formed[i, j] = units.sum_of_tokens(use.inputs * gradient, result.order)
+                of_use = units.sum_of_tokens(use.inputs * gradient, result.order)
             elif isinstance(use, weight_uses.Bias):
-                formed[i, j] = units.sum_of_tokens(gradient, result.order)
+                of_use = units.sum_of_tokens(gradient, result.order)
             else:
                 by = units.apart(gradient, result.order)
                 steps = [units.rows_per_unit, units.sequence_length, by.shape[-1]]
-                formed[i, j] = tf.reduce_sum(tf.reshape(by, [-1, *steps]), axis=1)
+                of_use = tf.reduce_sum(tf.reshape(by, [-1, *steps]), axis=1)
+            formed[use.name] = of_use
     return formed
 
 
 def _square(values: tf.Tensor) -> tf.Tensor:
     """Returns the squared norm over all but the first axis, float64; nothing cancels here."""
-    squares = tf.reduce_sum(tf.square(values), axis=list(range(1, values.shape.rank)))
-    return tf.cast(squares, tf.float64)
+    size = typing.cast(int, values.shape[1:].num_elements())
+    return _squares(tf.reshape(values, [tf.shape(values)[0], size]))
 
 
-def _norms(squares: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the root of the sum; infinite if the sum is NaN or above the largest float32."""
-    total = tf.add_n(squares)
+def _squares(values: tf.Tensor) -> tf.Tensor:
+    """Returns the squared norms over the last axis, float64, for any order of summation."""
+    size = _last_size(values)
+    at_once = max(n for n in range(1, _ADDED + 1) if size % n == 0)
+    shape = tf.concat([tf.shape(values)[:-1], [size // at_once, at_once]], axis=0)
+    return tf.reduce_sum(tf.square(_lengths(tf.reshape(values, shape))), axis=-1)
+
+
+def _lengths(values: tf.Tensor) -> tf.Tensor:
+    """Returns the norms over the last axis, summed in float32, as float64."""
+    return tf.cast(tf.math.reduce_euclidean_norm(values, axis=-1), tf.float64)
+
+
+def _norms(squares: tf.Tensor) -> tf.Tensor:
+    """Returns the root; infinite if the square is NaN or above the largest float32."""
     # Rounding may leave less than nothing.
-    norms = tf.sqrt(tf.maximum(total, 0.0))
-    return tf.where(total <= tf.float32.max, norms, tf.constant(math.inf, tf.float64))
+    norms = tf.sqrt(tf.maximum(squares, 0.0))
+    return tf.where(squares <= tf.float32.max, norms, tf.constant(math.inf, tf.float64))
 
 
-def _squares(
-    results: Sequence[_Result], gradients: Sequence[tf.Tensor], units: _Units
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Compares the tokens of gradients that are not formed.
+class _Compared(typing.NamedTuple):
+    """Parts of squared norms that a comparison of tokens finds, float64, shape [units].
 
-    Returns:
-      Squared norms, [units], and what ties add; and A of all of them together, [units].
+    Attributes:
+      square: Squared norms of the gradients of uses, summed.
+      between: Twice the inner products of the gradients of two uses of the same weight.
+      length_squared: A², summed: A is the norm if all tokens' terms had the same direction.
     """
-    squares, lengths, ties = [], [tf.zeros([units.number], tf.float64)], _ties(results)
+
+    square: tf.Tensor
+    between: tf.Tensor
+    length_squared: tf.Tensor
+
+    @classmethod
+    def none(cls, number: tf.Tensor) -> _Compared:
+        """Returns zeros."""
+        return cls(*(tf.zeros([number], tf.float64) for _ in range(3)))
+
+    def plus(self, other: _Compared) -> _Compared:
+        return _Compared(*(x + y for x, y in zip(self, other, strict=True)))
+
+
+def _compared(
+    results: Sequence[_Result],
+    gradients: Sequence[tf.Tensor],
+    units: _Units,
+    formed: Mapping[str, tf.Tensor],
+) -> _Compared:
+    """Compares the tokens of gradients that are not formed, and looks at all lookups."""
+    compared, ties = _Compared.none(units.number), _ties(results)
     for result, gradient in zip(results, gradients, strict=True):
-        uses = [use for use in result.uses if not _is_formed(use, result, units)]
+        lookups = [use for use in result.uses if isinstance(use, weight_uses.Lookup)]
+        for use in lookups:
+            words, of_words = (units.apart(x, result.order) for x in (use.ids, gradient))
+            found = _looked_up(words, of_words, units.number, formed.get(use.name))
+            compared = compared.plus(found)
+        uses = [use for use in result.uses if use not in lookups and use.name not in formed]
         if not uses:
             continue
-        tied = None
+        tied = []
         for use in uses:
-            if isinstance(use, weight_uses.Product) and use.name in ties:
+            if use.name in ties:
                 index, words = ties[use.name]
                 order = results[index].order
-                tied = units.apart(words, order), units.apart(gradients[index], order)
-        given = [getattr(use, "ids", getattr(use, "inputs", None)) for use in uses]
-        if isinstance(result.order, weight_uses.Order):
-            given = [None if x is None else _wide(units.apart(x, result.order)) for x in given]
-            by = _wide(units.apart(gradient, result.order))
-            if tied is not None:
-                tied = tied[0], _wide(tied[1])
-            square, length = _compared(uses, given, by, tied)
-        else:
-            square, length = _compared_each(uses, given, gradient, tied, units, result.order)
-        squares.append(square)
-        lengths.append(tf.square(length))
-    return squares, tf.sqrt(tf.add_n(lengths))
+                tied = [units.apart(words, order), units.apart(gradients[index], order)]
+        inputs = [use.inputs for use in uses if isinstance(use, weight_uses.Product)]
+        # All others are biases.
+        of_tokens = functools.partial(_compared_tokens, float(len(uses) - len(inputs)))
+        specs = tf.nest.map_structure(lambda x: tf.TensorSpec([], x.dtype), compared)
+        found = units.map(of_tokens, [gradient, *inputs], result.order, tied, specs)
+        compared = compared.plus(found)
+    return compared
 
 
-def _wide(values: tf.Tensor) -> tf.Tensor:
-    """Casts to float64, but for ids."""
-    return tf.cast(values, tf.float64) if values.dtype.is_floating else values
+def _looked_up(
+    words: tf.Tensor, gradient: tf.Tensor, number: tf.Tensor, of_product: tf.Tensor | None
+) -> _Compared:
+    """Returns squared norms of the gradients of an embedding that is looked up.
+
+    Args:
+      words: Ids, shape [units, words].
+      gradient: Gradient of what was looked up, shape [units, words, size].
+      number: Number of units.
+      of_product: Formed gradients of the same embedding from another use, shape
+        [units, ids, size], which are added.
+
+    Returns:
+      The comparison.
+    """
+    of_word = tf.range(number)[:, None] + tf.zeros_like(words, tf.int32)
+    keys = tf.cast(words, tf.int64) * tf.cast(number, tf.int64) + tf.cast(of_word, tf.int64)
+    distinct, index = tf.unique(tf.reshape(keys, [-1]))
+    size = _last_size(gradient)
+    rows = tf.reshape(gradient, [-1, size])
+    rows = tf.math.unsorted_segment_sum(rows, index, tf.size(distinct))
+    length_squared = tf.square(tf.reduce_sum(_lengths(gradient), axis=1))
+    if of_product is None:
+        of_row = distinct % tf.cast(number, tf.int64)
+        square = tf.math.unsorted_segment_sum(_squares(rows), of_row, number)
+    else:
+        squares = _squares(of_product)
+        length_squared += tf.reduce_sum(squares, axis=1)
+        rows = tf.reshape(tf.gather(rows, index), tf.shape(gradient))
+        rows += tf.gather(of_product, words, batch_dims=1)
+        indices = tf.stack([of_word, tf.cast(words, tf.int32)], axis=-1)
+        squares = tf.tensor_scatter_nd_update(squares, indices, _squares(rows))
+        square = tf.reduce_sum(squares, axis=1)
+    return _Compared(square, tf.zeros_like(square), length_squared)
 
 
 def _ties(results: Sequence[_Result]) -> dict[str, tuple[int, tf.Tensor]]:
@@ -374,80 +506,70 @@ def _ties(results: Sequence[_Result]) -> dict[str, tuple[int, tf.Tensor]]:
     return ties
 
 
-def _compared(
-    uses: Sequence[weight_uses.Use],
-    given: Sequence[tf.Tensor | None],
-    gradient: tf.Tensor,
-    tied: tuple[tf.Tensor, tf.Tensor] | None,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns Σ_{t,t'} (x_t · x_t') (δ_t · δ_t') of each unit, the sum of it over uses, and A.
+def _compared_tokens(num_biases: float, gradient: tf.Tensor, *others: tf.Tensor) -> _Compared:
+    """Compares the tokens of one result.
+
+    Σ_{t,t'} (x_t · x_t') (δ_t · δ_t') is ‖Lᵀ δ‖² for the Cholesky factor L of the inner products
+    x_t · x_t', taken in float64. Lᵀ δ in float32 is off by at most γ A, where γ = (n + 2) u for n
+    tokens and u = 2⁻²⁴: column t of Lᵀ has the norm of x_t. Comparing δ in float32, too, would be
+    off by the square of A / ‖gradient‖, and by as many roundings as there are outputs.
 
     Args:
-      uses: Products, lookups and biases with the same result.
-      given: Inputs or ids, shape [units, tokens, …]; None of a bias.
+      num_biases: Number of biases with the same result.
       gradient: δ, shape [units, tokens, outputs].
-      tied: Words and gradients where the weight of the product is looked up, too, shape
-        [units, words] and [units, words, inputs].
+      *others: Inputs x of the products with this result, shape [units, tokens, …]. Where the
+        weight of the only product is looked up, too, these are followed by the ids w, shape
+        [units, words], and the gradient δ' of what was looked up, shape [units, words, inputs].
 
     Returns:
-      Both of shape [units] and the gradient's dtype. With `tied`, the first has also twice the
-      inner product of both gradients of the embedding: 2 Σ_{t,t'} δ_t[w_t'] (x_t · δ'_t'), t' over
-      the words. A is the sum of the roots of the terms with t = t': the norm if all tokens had
-      the same direction.
+      The comparison. `between` is 2 Σ_{t,t'} δ_t[w_t'] (x_t · δ'_t'), t' over the words.
     """
-    alike = []
-    for use, x in zip(uses, given, strict=True):
-        if x is None:
-            continue
-        if isinstance(use, weight_uses.Product):
-            alike.append(tf.matmul(x, x, transpose_b=True))
-        elif isinstance(use, weight_uses.Lookup):
-            alike.append(tf.cast(tf.equal(x[:, :, None], x[:, None, :]), gradient.dtype))
-    biases = float(sum(isinstance(use, weight_uses.Bias) for use in uses))
-    both = (tf.add_n(alike) + biases) * tf.matmul(gradient, gradient, transpose_b=True)
-    square = tf.reduce_sum(both, axis=[1, 2])
-    length = tf.reduce_sum(tf.sqrt(tf.linalg.diag_part(both)), axis=1)
-    if tied is not None:
-        words, by_rows = tied
-        (states,) = (x for x in given if x is not None)
-        of_words = tf.gather(gradient, words, axis=2, batch_dims=1)
-        of_words *= tf.matmul(states, by_rows, transpose_b=True)
-        square += 2.0 * tf.reduce_sum(of_words, axis=[1, 2])
-    return square, length
+    given = list(others)
+    tied = [given.pop(-2), given.pop()] if len(given) > 2 and given[-2].dtype.is_integer else []
+    inputs = [tf.cast(x, tf.float64) for x in given]
+    alike = tf.add_n([tf.matmul(x, x, transpose_b=True) for x in inputs]) + num_biases
+    sizes = tf.sqrt(tf.linalg.diag_part(alike)) * _lengths(gradient)
+    length = tf.reduce_sum(sizes, axis=1)
+    product = tf.matmul(tf.cast(_factor(alike), gradient.dtype), gradient, transpose_a=True)
+    # Where the factor is another's, the length is infinite or no number.
+    square = tf.reduce_sum(tf.square(_lengths(product)), axis=1)
+    square += tf.where(tf.math.is_finite(length), tf.zeros_like(length), length)
+    between = tf.zeros_like(square)
+    if tied:
+        (states,), (words, of_words) = inputs, tied
+        picked = tf.cast(tf.gather(gradient, words, axis=2, batch_dims=1), tf.float64)
+        picked *= tf.matmul(states, tf.cast(of_words, tf.float64), transpose_b=True)
+        between = 2.0 * tf.reduce_sum(picked, axis=[1, 2])
+    return _Compared(square, between, tf.square(length))
 
 
-def _compared_each(
-    uses: Sequence[weight_uses.Use],
-    given: Sequence[tf.Tensor | None],
-    gradient: tf.Tensor,
-    tied: tuple[tf.Tensor, tf.Tensor] | None,
-    units: _Units,
-    positions: tf.Tensor,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Calls `_compared` for each unit's picked positions, whose numbers differ."""
-    splits = units.splits(positions)
+def _factor(alike: tf.Tensor) -> tf.Tensor:
+    """Returns Cholesky factors L with L Lᵀ a little above matrices that may be singular.
 
-    def of_unit(index):
-        def own(values):
-            return tf.cast(values[None, splits[index] : splits[index + 1]], tf.float64)
+    In float64, n tokens' diagonal has to grow by a fraction of n (n + 1) u for the factors to exist
+    (Higham 2002, theorem 10.7). This adds at most 4 n² u A² to the squared norm, u = 2⁻⁵³.
 
-        tied_to = None
-        if tied is not None:
-            words, by_rows = (x[index : index + 1] for x in tied)
-            tied_to = words, tf.cast(by_rows, tf.float64)
-        inputs = [None if x is None else own(x) for x in given]
-        square, length = _compared(uses, inputs, own(gradient), tied_to)
-        return square[0], length[0]
+    Args:
+      alike: Positive semi-definite, float64, shape [units, tokens, tokens]; where it is not finite
+        the factor is that of another matrix.
 
-    both = (tf.float64, tf.float64)
-    return tf.map_fn(of_unit, tf.range(units.number), fn_output_signature=both)
+    Returns:
+      float64, same shape.
+    """
+    tokens = tf.cast(tf.shape(alike)[1], tf.float64)
+    diagonal = tf.linalg.diag_part(alike)
+    finite = tf.reduce_all(tf.math.is_finite(diagonal), axis=1)[:, None]
+    diagonal = diagonal * (1.0 + 4.0 * tf.square(tokens) * 2.0**-53) + _TINY
+    alike = tf.where(finite[:, :, None], alike, tf.zeros_like(alike))
+    diagonal = tf.where(finite, diagonal, tf.ones_like(diagonal))
+    return tf.linalg.cholesky(tf.linalg.set_diag(alike, diagonal))
 
 
 def _sums(
     results: Sequence[_Result],
     gradients: Sequence[tf.Tensor],
     units: _Units,
-    formed: dict[tuple[int, int], tf.Tensor],
+    formed: Mapping[str, tf.Tensor],
     scales: tf.Tensor,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> dict[str, tf.Tensor]:
@@ -460,14 +582,16 @@ def _sums(
 
     def add_up(zeroed):
         sums = {name: [] for name in shapes}
-        for i, (result, gradient) in enumerate(zip(results, gradients, strict=True)):
+        for name, of_units in formed.items():
+            sums[name].append(tf.tensordot(scales, zeroed(of_units, kept), 1))
+        for result, gradient in zip(results, gradients, strict=True):
             kept_tokens = units.of_tokens(kept, result.order)
             scale = units.of_tokens(scales, result.order)[:, None]
             by = zeroed(gradient, kept_tokens)
-            for j, use in enumerate(result.uses):
-                if (i, j) in formed:
-                    of_use = tf.tensordot(scales, zeroed(formed[i, j], kept), 1)
-                elif isinstance(use, weight_uses.Product):
+            for use in result.uses:
+                if use.name in formed and not isinstance(use, weight_uses.Lookup):
+                    continue
+                if isinstance(use, weight_uses.Product):
                     of_use = _of_product(use, zeroed(use.inputs, kept_tokens), by, scale)
                 elif isinstance(use, weight_uses.Bias):
                     of_use = tf.matmul(scale, by, transpose_a=True)[0]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_dpftrl import array_tensors
 from tff_dpftrl.finetuning import clipped_sums
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.models import keras_versions
@@ -86,9 +87,7 @@ class PrivateSteps:
         self._clip_norm = private_round.clipping.constant_norm
         self._sum = clipped_sums.sum_in_chunks(clipped_sum, units_per_chunk=units_at_once)
         self._weights = [
-            # The stub knows tensors only.
-            tf.Variable(weight, dtype=tf.float32)  # pyright: ignore[reportArgumentType]
-            for weight in weights
+            tf.Variable(array_tensors.tensor(np.asarray(weight, np.float32))) for weight in weights
         ]
         self._optimizer = optimizer
         self._optimizer.build(self._weights)
@@ -97,7 +96,8 @@ class PrivateSteps:
             [np.asarray(weight, np.float32) for weight in weights],
             [_kept(variable) for variable in self._optimizer_state],
         )
-        self._current: list[np.ndarray] = []  # Values of all variables, as the last step left them.
+        # Values of all variables, as the last step left them.
+        self._current: list[np.ndarray] = [array for kept in self._first for array in kept]
         self._scale = 1.0 / self._clip_norm if normalised else 1.0
         self._averaging = iterate_averaging
         self._learning_rate = learning_rate
@@ -133,11 +133,13 @@ class PrivateSteps:
         self._restore(state)
         total, units = self._sum(self._weights, read_rows, row_splits, self._clip_norm)
         private, gradient = self._release(state["aggregator"], total)
+        del total
         index = int(state["aggregator"].round_index)
         if self._learning_rate is not None:
             self._optimizer.learning_rate = self._learning_rate(index)
         self._current = []
         self._optimizer.apply_gradients(zip(gradient, self._weights, strict=True))
+        del gradient
         weights, of_optimizer = _values(self._weights), _values(self._optimizer_state)
         self._current = [*weights, *of_optimizer]
         finalizer: dict[str, Any] = {"optimizer": of_optimizer}
@@ -157,7 +159,7 @@ class PrivateSteps:
             return  # The variables have them.
         self._current = []
         for variable, value in zip([*self._weights, *self._optimizer_state], kept, strict=True):
-            variable.assign(value)
+            variable.assign(array_tensors.tensor(np.asarray(value)))
 
     def _noised(self, state: Any, total: list[tf.Tensor]) -> tuple[Any, list[tf.Tensor]]:
         state, average, _ = self._round.release(state, interface.Contribution(total))

@@ -19,6 +19,7 @@ ROTATION_STREAM = 0
 """Index of the sub-seed of a round's public seed that makes its rotation."""
 
 _ROUNDING_STREAM = 1
+_PART_LENGTH = 1 << 20
 _SMALLEST_NORMAL = 2.0**-126
 # float32 norms and rotations err by less: vectors clipped this short of the bound are as
 # likely to be accepted as in theory.
@@ -75,8 +76,22 @@ def has_norm_at_most(x: tf.Tensor, max_squared_norm: int) -> tf.Tensor:
     Returns:
       Boolean scalar.
     """
-    squared_norm = tf.reduce_sum(tf.square(tf.cast(x, tf.int64)))
-    return squared_norm <= tf.constant(max_squared_norm, tf.int64)
+    return _squared_norm(x) <= tf.constant(max_squared_norm, tf.int64)
+
+
+def _squared_norm(x: tf.Tensor) -> tf.Tensor:
+    """Computes ‖x‖₂² in int64, of a large vector part by part: int64 takes twice its memory."""
+    length = x.shape[0] or 0  # An unknown length is one part, too.
+    if length <= _PART_LENGTH or length % _PART_LENGTH:
+        return tf.reduce_sum(tf.square(tf.cast(x, tf.int64)))
+    parts = tf.reshape(x, [-1, _PART_LENGTH])
+    _, total = tf.while_loop(
+        lambda index, _: index < length // _PART_LENGTH,
+        lambda index, total: (index + 1, total + _squared_norm(parts[index])),
+        (tf.constant(0), tf.constant(0, tf.int64)),
+        parallel_iterations=1,
+    )
+    return total
 
 
 def round_conditionally(x: tf.Tensor, seed: tf.Tensor, max_squared_norm: int) -> tf.Tensor:
@@ -114,8 +129,9 @@ def round_conditionally(x: tf.Tensor, seed: tf.Tensor, max_squared_norm: int) ->
         maximum_iterations=MAX_TRIES,
     )
 
-    def truncate():
-        truncated = tf.cast(x, tf.int32)
+    def truncate():  # Not from x, which is large: it is no longer in memory.
+        is_below = tf.logical_and(floor < 0, fraction > 0)
+        truncated = floor + tf.cast(is_below, tf.int32)
         fits = has_norm_at_most(truncated, max_squared_norm)
         return tf.where(fits, truncated, tf.zeros_like(truncated))
 
@@ -145,7 +161,8 @@ def encode(
     """
     x = scale_and_clip(x, clip_norm, encoding.scaled_clip_norm)
     rounding_seed = seeds.derive(seeds.derive(round_seed, _ROUNDING_STREAM), _fingerprint(x))
-    x = tf.pad(x, [[0, encoding.padded_dim - encoding.dim]])
+    with tf.control_dependencies([rounding_seed]):  # From then on this x is not needed any more.
+        x = tf.pad(x, [[0, encoding.padded_dim - encoding.dim]])
     x = walsh_hadamard.rotate(x, seeds.derive(round_seed, ROTATION_STREAM))
     x = limit_coordinates(x, encoding.max_coordinate)
     rounded = round_conditionally(x, rounding_seed, encoding.max_squared_norm)

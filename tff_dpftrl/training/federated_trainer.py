@@ -46,7 +46,10 @@ class FederatedTrainer(prepared.Trainer):
 
     @override
     def initial_state(self) -> Any:
-        return self._process.initialize()
+        state = self._process.initialize()
+        if isinstance(self._process, execution.CompiledProcess):
+            self._process.drop_initialization()
+        return state
 
     @override
     def restored(self, state: Any) -> Any:

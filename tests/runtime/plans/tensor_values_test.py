@@ -38,8 +38,8 @@ def test_the_bytes_are_those_of_protocol_buffers():
         made = plan_pb2.Values()
         for array in arrays:
             made.values.add(dtype=array.dtype.name, shape=array.shape, content=array.tobytes())
-        content = tensor_values.to_bytes(arrays, head=b"head")
-        assert content == b"head" + made.SerializeToString(deterministic=True)
+        content = tensor_values.to_bytes(arrays)
+        assert content == made.SerializeToString(deterministic=True)
 
 
 def test_what_to_bytes_wrote_is_read_without_a_copy_and_other_spellings_with_one():

@@ -6,8 +6,10 @@ import collections
 import dataclasses
 import enum
 import math
+from collections.abc import Callable
 
 from tff_dpftrl.runtime.actors import actor, messages, population, roles
+from tff_dpftrl.runtime.store import interface
 
 _COMMIT_TRIES = 3
 
@@ -72,7 +74,7 @@ class MasterAggregator(actor.Actor):
     def _begin(self) -> None:
         if self._role.skips:
             commit = self._role.commit
-            self._commit(self._task.server_step.skip(commit.model, commit.state))
+            self._step(lambda: self._task.server_step.skip(commit.model, commit.state))
         else:
             self._wait(self._rounds.exchange_timeout)
 
@@ -272,7 +274,16 @@ class MasterAggregator(actor.Actor):
             return
         total, self._total = self._total, None
         state = self._role.commit.state
-        self._commit(self._task.server_step.apply(total, reports, self._role.model, state))
+        self._step(lambda: self._task.server_step.apply(total, reports, self._role.model, state))
+
+    def _step(self, compute: Callable[[], population.StepResult]) -> None:
+        """Has the result of the server's step stored, unless the state cannot be read."""
+        try:
+            result = compute()
+        except interface.StoreError as error:
+            self._abandon(str(error))
+        else:
+            self._commit(result)
 
     def _commit(self, result: population.StepResult) -> None:
         """Has the result of a round, or of a skipped round, stored."""

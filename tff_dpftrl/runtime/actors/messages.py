@@ -12,7 +12,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
-from tff_dpftrl.runtime.store import interface
+from tff_dpftrl.runtime.store import contents, interface
 
 
 def _unprinted() -> Any:
@@ -139,7 +139,7 @@ class SecureSumMessage:
     attempt: str
     step: int
     content: bytes = _unprinted()
-    vector: bytes = _unprinted_bytes()
+    vector: bytes | bytearray = _unprinted_bytes()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -515,7 +515,7 @@ class CommitRound:
     task: str
     round_index: int
     model: bytes = _unprinted()
-    state: bytes = _unprinted()
+    state: bytes | contents.Content = _unprinted()
     metrics: Mapping[str, Any] = _unprinted()
 
 

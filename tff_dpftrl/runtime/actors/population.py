@@ -14,7 +14,7 @@ from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import events
-from tff_dpftrl.runtime.store import interface
+from tff_dpftrl.runtime.store import contents, interface
 from tff_dpftrl.secure_sums import parameters as parameters_lib
 from tff_dpftrl.secure_sums import vectors
 
@@ -96,33 +96,39 @@ class StepResult:
     """
 
     model: bytes = dataclasses.field(repr=False)
-    state: bytes = dataclasses.field(repr=False)
+    state: bytes | contents.Content = dataclasses.field(repr=False)
     metrics: Mapping[str, Any] = dataclasses.field(repr=False)
 
 
 class ServerStep(abc.ABC):
     """The server's update of a round: adds the noise to the sum and updates the model.
 
-    It must be a pure function of its arguments: the noise comes from the seed in `state`, so that a
-    retried round draws the same noise. It sends, logs and writes nothing.
+    Its result must be a pure function of its arguments: the noise comes from the seed in `state`,
+    so that a retried round draws the same noise. It sends, logs and writes nothing.
     """
 
     @abc.abstractmethod
-    def apply(self, total: Any, num_reports: int, model: bytes, state: bytes) -> StepResult:
+    def apply(
+        self, total: Any, num_reports: int, model: bytes, state: contents.Serialised
+    ) -> StepResult:
         """Computes the next model.
 
         Args:
-          total: Sum of the reports, as the task's summation returns it.
+          total: Sum of the reports, as the task's summation returns it. It may be emptied, to have
+            its memory free while the noise is added.
           num_reports: Number of reports in the sum.
           model: Serialised committed model that the devices began with.
           state: Serialised committed state of the aggregator; secret.
 
         Returns:
           The next model and state, and the metrics of the round.
+
+        Raises:
+          interface.StoreError: If the state is still in the store, and cannot be read.
         """
 
     @abc.abstractmethod
-    def skip(self, model: bytes, state: bytes) -> StepResult:
+    def skip(self, model: bytes, state: contents.Serialised) -> StepResult:
         """Skips a round of which nothing is released.
 
         Args:

@@ -239,5 +239,5 @@ def _read(message: messages.SecureSumMessage) -> secure_sum_pb2.ToServer:
     if message.vector:
         if read.WhichOneof("message") != "masked_vector" or read.masked_vector.content:
             raise _Unreadable("the message came in parts and is no masked vector")
-        read.masked_vector.content = message.vector
+        read.masked_vector.content = bytes(message.vector)
     return read

@@ -16,7 +16,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import grpc
@@ -323,6 +323,10 @@ class Stream:
         """Sends a message without waiting for its delivery."""
         self._loop.submit(self._write(message))
 
+    def send_each(self, messages: Iterable[wire_pb2.FromDevice]) -> None:
+        """Sends messages without waiting; each is made when the connection has taken the last."""
+        self._loop.submit(self._write_each(messages))
+
     def receive(
         self, keep_going: session.KeepGoing, *, seconds: float, wanted: str
     ) -> wire_pb2.FromServer:
@@ -408,6 +412,10 @@ class Stream:
             end = functools.partial(session.StepFailed, text)
         finally:
             self._received.put(end)
+
+    async def _write_each(self, messages: Iterable[wire_pb2.FromDevice]) -> None:
+        for message in messages:
+            await self._write(message)
 
     async def _write(self, message: wire_pb2.FromDevice | None) -> None:
         # The reader gets the error that ended the stream.

@@ -28,6 +28,7 @@ from tff_dpftrl.runtime.plans import (
     tensor_values,
 )
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
+from tff_dpftrl.runtime.store import contents
 
 _HOUR_S = 3600.0
 
@@ -198,8 +199,10 @@ class WireSession(session.SessionSteps):
         return secure_upload.SecureUpload(*args, **options)
 
     @override
-    def train(self, work: session.Work, keep_going: session.KeepGoing) -> bytes | list[np.ndarray]:
-        """Computes the update; it is serialized unless it is summed securely."""
+    def train(
+        self, work: session.Work, keep_going: session.KeepGoing
+    ) -> contents.Content | list[np.ndarray]:
+        """Computes the update, once; it is serialized unless it is summed securely."""
         from tff_dpftrl.runtime.plans import device_work
 
         loaded, broadcast = work.plan
@@ -210,15 +213,17 @@ class WireSession(session.SessionSteps):
             self._connection.watcher.watching(keep_going, runnable.interrupt),
         ):
             try:
-                update = runnable.run(examples, broadcast, seed=seed)
+                update = runnable.run(examples, broadcast, seed=seed, keeps_broadcast=False)
             except device_work.WorkFailedError as error:
                 raise session.StepFailed(str(error)) from None
-        return tensor_values.to_bytes(update) if self._secure_upload is None else update
+        if self._secure_upload is not None:
+            return update
+        return contents.InMemory(tensor_values.to_parts(update))
 
     @override
     def upload(
         self,
-        update: bytes | list[np.ndarray],
+        update: contents.Content | list[np.ndarray],
         participation: tuple[np.ndarray, np.ndarray] | None,
         keep_going: session.KeepGoing,
     ) -> session.UploadAnswer:
@@ -236,15 +241,14 @@ class WireSession(session.SessionSteps):
         )
 
     def _send_report(
-        self, update: bytes, participation: tuple[np.ndarray, np.ndarray] | None
+        self, update: contents.Content, participation: tuple[np.ndarray, np.ndarray] | None
     ) -> None:
-        report = wire_pb2.Report(attempt=self._attempt, update=update)
+        report = wire_pb2.Report(attempt=self._attempt)
         if participation is not None:
             strides, times = participation
             report.strides.extend(strides.tolist())
             report.times.extend(times.tolist())
-        for message in session_stream.report_messages(report):
-            self._stream.send(message)
+        self._stream.send_each(session_stream.report_messages(report, update.parts()))
 
     @override
     def close(self) -> None:

@@ -27,6 +27,7 @@ from tff_dpftrl.runtime.device import (
 from tff_dpftrl.runtime.fleet import behaviour as behaviour_lib
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.protocol import wire_pb2
+from tff_dpftrl.runtime.store import contents
 from tff_dpftrl.secure_sums import secure_sum_pb2
 
 _POLL_S = 0.5
@@ -168,7 +169,9 @@ class SimulatedSession(wire_session.WireSession):
         return work
 
     @override
-    def train(self, work: session.Work, keep_going: session.KeepGoing) -> bytes | list[np.ndarray]:
+    def train(
+        self, work: session.Work, keep_going: session.KeepGoing
+    ) -> contents.Content | list[np.ndarray]:
         self._drop_out(behaviour_lib.DropOut.TRAINING)
         update = super().train(work, keep_going)
         end = time.monotonic() + self._behaviour.delay_s
@@ -184,18 +187,18 @@ class SimulatedSession(wire_session.WireSession):
     @override
     def upload(
         self,
-        update: bytes | list[np.ndarray],
+        update: contents.Content | list[np.ndarray],
         participation: tuple[np.ndarray, np.ndarray] | None,
         keep_going: session.KeepGoing,
     ) -> session.UploadAnswer:
-        if not isinstance(update, bytes):  # `SimulatedUpload` injects the faults.
+        if isinstance(update, list):  # `SimulatedUpload` injects the faults.
             return super().upload(update, participation, keep_going)
         self._drop_out(behaviour_lib.DropOut.UPLOAD)
         attack = self._behaviour.attack
         if attack is behaviour_lib.Attack.ATTEMPT:
             self._attempt += " of others"
         elif attack is not None:
-            update = attacked(update, attack)
+            update = contents.InMemory([attacked(bytes(update), attack)])
         return super().upload(update, participation, keep_going)
 
     def _drop_out(self, moment: behaviour_lib.DropOut) -> None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
-from tff_dpftrl.execution import graph_function, interruptible
+from tff_dpftrl.execution import graph_function, interruptible, lent_arrays
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
     graphs,
@@ -75,14 +75,14 @@ class DeviceWork:
         self.plan = plan
         """What it runs; what to take from the example store is in its `selection`."""
         try:
-            self._function = graphs.function_of(plan.graph)
+            self._num_own = 1 + (plan.seed_policy == plan_pb2.DEVICE_DRAWS)
+            self._function = graphs.function_of(plan.graph, variables_from=self._num_own)
         except (ValueError, TypeError, tf.errors.OpError) as error:
             if isinstance(error, graph_function.UnsupportedGraphError):
                 raise signing.PlanRefusedError(f"The plan cannot be loaded: {error}") from None
             raise signing.PlanRefusedError(
                 f"The plan cannot be loaded: TensorFlow raises {type(error).__name__}."
             ) from None
-        self._num_own = 1 + (plan.seed_policy == plan_pb2.DEVICE_DRAWS)
         self._lock = threading.Lock()
         self._running: interruptible.InterruptibleCall | None = None
 
@@ -94,9 +94,10 @@ class DeviceWork:
     def run(
         self,
         examples: Sequence[bytes],
-        broadcast: Sequence[np.ndarray],
+        broadcast: list[np.ndarray],
         *,
         seed: tuple[int, int] | None = None,
+        keeps_broadcast: bool = True,
     ) -> list[np.ndarray]:
         """Computes an update.
 
@@ -106,6 +107,8 @@ class DeviceWork:
           broadcast: Values of the tensors that the server sent.
           seed: Seed of the examples' order, for tests. If None, and the plan wants one, it is
             drawn from the operating system.
+          keeps_broadcast: Whether `broadcast` stays as it is; if not, it is emptied, and its memory
+            is free as soon as it is not needed.
 
         Returns:
           The tensors of the update; those that are summed securely come last.
@@ -128,8 +131,11 @@ class DeviceWork:
             if self._num_own > 1:
                 words = np.frombuffer(os.urandom(16), np.int64) if seed is None else seed
                 inputs.append(tf.constant(words, tf.int64, shape=[2]))
-            tensors = [*inputs, *map(tf.convert_to_tensor, broadcast)]
-        update = [np.asarray(tensor) for tensor in self._call(tensors)]  # No copy.
+        given = list(broadcast)
+        if not keeps_broadcast:
+            broadcast.clear()
+        inputs += lent_arrays.lent(given)
+        update = [np.asarray(tensor) for tensor in self._call(inputs)]  # No copy.
         num_bytes = sum(array.nbytes for array in update)
         if num_bytes > limits.upload_bytes:
             raise WorkFailedError(

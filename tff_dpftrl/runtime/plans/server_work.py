@@ -19,7 +19,8 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tff_dpftrl import validation
+from tff_dpftrl import array_files, array_tensors, validation
+from tff_dpftrl.execution import lent_arrays
 from tff_dpftrl.runtime.plans import graphs, plan_pb2, secure_report, tensor_values
 
 State: TypeAlias = list[np.ndarray]
@@ -50,10 +51,10 @@ class ServerWork:
         self.plan = plan
         """What it runs."""
         self._prepare = graphs.function_of(plan.prepare)
-        self._zero = graphs.function_of(plan.zero)
+        self._zero = [_light(array) for array in _arrays(graphs.function_of(plan.zero)())]
         self._accumulate = _adding(plan.accumulate)
         self._merge = _adding(plan.merge)
-        self._finish = graphs.function_of(plan.finish)
+        self._finish = graphs.function_of(plan.finish, variables_from=0)
         self._get_weights = graphs.function_of(plan.get_weights)
         self._set_weights = graphs.function_of(plan.set_weights)
         self._skip = graphs.function_of(plan.skip)
@@ -70,10 +71,17 @@ class ServerWork:
         """Metrics that `finish` returns for a round; their labels are like "train/loss"."""
         return self.plan.finish.outputs[len(self.state) :]
 
-    def initialize(self) -> State:
-        """Returns a first state, with a new random seed of its noise at every call."""
+    def initialize(self, graph: plan_pb2.Graph | None = None) -> State:
+        """Makes a first state, with a new random seed of its noise at every call.
+
+        Args:
+          graph: The plan's `initialize`, if `plan` is without it; None for the one in `plan`.
+
+        Returns:
+          The state.
+        """
         # Loaded here: its constants are the initial weights, and it is called once.
-        return _arrays(graphs.function_of(self.plan.initialize)())
+        return _arrays(graphs.results_of(self.plan.initialize if graph is None else graph))
 
     def state_from_bytes(self, content: bytes | memoryview) -> State:
         """Reads a state from the bytes that `tensor_values.to_bytes` made of it.
@@ -90,7 +98,14 @@ class ServerWork:
     def zero(self) -> Sums:
         """Returns the sums of no updates."""
         secure = [np.zeros(list(tensor.shape), np.int64) for tensor in self._secure]
-        return [*_arrays(self._zero()), *secure]
+        # Zeros take memory when something is added to them.
+        plain = [
+            array_files.aligned(array.shape, array.dtype, zero=True)
+            if array.ndim and not any(array.strides)
+            else array
+            for array in self._zero
+        ]
+        return [*plain, *secure]
 
     def check_update(self, update: Sequence[np.ndarray]) -> None:
         """Refuses an update that must not be added.
@@ -153,23 +168,33 @@ class ServerWork:
         return [*plain, *_added(sums[self._num_plain :], secure, keeps_sums)]
 
     def merge(self, one: Sums, other: Sums, *, keeps_one: bool = True) -> Sums:
-        """Returns the sum of the sums of two sets of updates; `one` changes unless it is kept."""
+        """Returns the sum of the sums of two sets of updates; both change unless `one` is kept."""
+        if not keeps_one and self._merge is _added:
+            one, other = other, one  # The first `one` is zero, and has no memory yet.
         plain = self._merge(one[: self._num_plain], other[: self._num_plain], keeps_one)
         return [*plain, *_added(one[self._num_plain :], other[self._num_plain :], keeps_one)]
 
-    def finish(self, state: State, sums: Sums) -> tuple[State, dict[str, np.ndarray]]:
+    def finish(
+        self, state: State, sums: Sums, *, keeps_arguments: bool = True
+    ) -> tuple[State, dict[str, np.ndarray]]:
         """Ends a round: adds noise and takes the optimizer's step.
 
         Args:
           state: State that the round began with.
           sums: Sums of the round's updates.
+          keeps_arguments: Whether both lists stay as they are; if not, they are emptied, and their
+            memory is free as soon as it is not needed.
 
         Returns:
           The new state, and the metrics by label. Equal arguments give equal results.
         """
-        results = _arrays(self._finish(*_tensors(state), *_tensors(sums)))
+        num_state, given = len(state), [*state, *sums]
+        if not keeps_arguments:
+            state.clear()
+            sums.clear()
+        results = _arrays(self._finish(*lent_arrays.lent(given)))
         labels = [tensor.label for tensor in self.metrics]
-        return results[: len(state)], dict(zip(labels, results[len(state) :], strict=True))
+        return results[:num_state], dict(zip(labels, results[num_state:], strict=True))
 
     def skip(self, state: State) -> State:
         """Skips a round of which nothing is released.
@@ -232,14 +257,25 @@ def _adding(graph: plan_pb2.Graph) -> _Adding:
 def _added(one: Sequence[np.ndarray], other: Sequence[np.ndarray], keeps_one: bool = True) -> Sums:
     with np.errstate(all="ignore"):  # As TensorFlow does.
         return [
-            np.add(a, b, out=np.empty_like(a) if keeps_one or not a.flags.writeable else a)
+            np.add(a, b, out=a if not keeps_one and a.flags.writeable else _like(a))
             for a, b in zip(one, other, strict=True)
         ]
 
 
+def _like(array: np.ndarray) -> np.ndarray:
+    """Returns an array of the same kind, of which TensorFlow makes a tensor without a copy."""
+    return array_files.aligned(array.shape, array.dtype)
+
+
+def _light(array: np.ndarray) -> np.ndarray:
+    """Returns an array with the same values, which takes no memory if all bits are zero."""
+    if array.dtype.kind not in "iuf" or not array.ndim or array.any() or np.signbit(array).any():
+        return array
+    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
+
+
 def _tensors(arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
-    with tf.device("/CPU:0"):
-        return [tf.convert_to_tensor(array) for array in arrays]
+    return list(map(array_tensors.tensor, arrays))
 
 
 def _arrays(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:

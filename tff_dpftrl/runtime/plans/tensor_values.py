@@ -13,6 +13,7 @@ from google.protobuf import message
 
 from tff_dpftrl import array_files, validation
 from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.runtime.store import contents
 
 _DTYPES = (
     *("bool", "float16", "float32", "float64"),
@@ -50,27 +51,41 @@ def num_entries(sizes: Iterable[int]) -> int:
     return product
 
 
-def to_bytes(values: Sequence[np.ndarray], *, head: bytes = b"") -> bytes:
+def to_bytes(values: Sequence[np.ndarray]) -> bytes:
     """Serialises arrays, without another copy in memory than what is returned.
 
     Args:
       values: Arrays of any shape, with dtypes in `DTYPES`.
-      head: Bytes to put before them.
 
     Returns:
-      The head and a serialized `Values`; equal arrays give equal bytes.
+      A serialized `Values`; equal arrays give equal bytes.
 
     Raises:
       ValuesError: If an array has another dtype.
     """
-    parts: list[bytes | memoryview] = [head]
+    return b"".join(to_parts(values))
+
+
+def to_parts(values: Sequence[np.ndarray]) -> list[bytes | memoryview]:
+    """Serialises arrays without a copy.
+
+    Args:
+      values: Arrays of any shape, with dtypes in `DTYPES`.
+
+    Returns:
+      The parts of a serialized `Values`, which share the memory of the arrays.
+
+    Raises:
+      ValuesError: If an array has another dtype.
+    """
+    parts: list[bytes | memoryview] = []
     for index, value in enumerate(map(np.asarray, values)):
         if value.dtype.name not in DTYPES:
             raise ValuesError(f"values[{index}] has dtype {value.dtype}; only numbers can be sent.")
         parts.append(_head(value.dtype.name, value.shape, value.nbytes))
         little = np.asarray(value, value.dtype.newbyteorder("<"), order="C")
         parts.append(little.reshape(-1).view(np.uint8).data)
-    return b"".join(parts)
+    return parts
 
 
 def _head(dtype: str, shape: Iterable[int], num_bytes: int) -> bytes:
@@ -134,6 +149,43 @@ def from_bytes(
             )
         arrays.append(np.frombuffer(value.content, dtype).reshape(value.shape))
     check(arrays, tensors, name)
+    return arrays
+
+
+def from_content(
+    content: contents.Serialised, begin: int, tensors: Sequence[plan_pb2.Tensor], name: str
+) -> list[np.ndarray]:
+    """Reads arrays that must fit the tensors of a plan, from a content that need not be in memory.
+
+    Args:
+      content: Content with the parts that `to_parts` returned, at its end.
+      begin: Index of the first byte of these parts.
+      tensors: Tensors with the dtypes and shapes that the arrays must have.
+      name: Name of the values, for messages.
+
+    Returns:
+      Arrays; they share the memory of `content` if that is bytes.
+
+    Raises:
+      ValuesError: If `content` cannot be read, or holds other tensors.
+    """
+    if not isinstance(content, contents.Content):
+        return from_bytes(memoryview(content)[begin:], tensors, name)
+    before, heads, arrays = bytearray(begin), [], []
+    for tensor in tensors:
+        dtype = np.dtype(tensor.dtype).newbyteorder("<")
+        shape = tuple(tensor.shape)
+        heads.append(_head(tensor.dtype, shape, num_entries(shape) * dtype.itemsize))
+        arrays.append(array_files.aligned(shape, dtype))
+    found = [bytearray(len(head)) for head in heads]
+    buffers = [memoryview(before)]
+    for head, array in zip(found, arrays, strict=True):
+        buffers += [memoryview(head), array.reshape(-1).view(np.uint8).data]
+    if sum(map(len, buffers)) != len(content):
+        raise ValuesError(f"{name} has {len(content)} bytes: these are other tensors.")
+    content.fill(buffers)
+    if found != heads:
+        raise ValuesError(f"{name} cannot be read as tensors of this plan.")
     return arrays
 
 

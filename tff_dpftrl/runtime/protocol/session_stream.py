@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tff_dpftrl.runtime.protocol import attestation, wire_pb2
+from tff_dpftrl.runtime.store import contents
 from tff_dpftrl.secure_sums import secure_sum_pb2
 
 VERSIONS = (1,)
@@ -29,19 +30,25 @@ FIRST_PART_BYTES = 1 << 10
 has room for the rest."""
 
 
-def report_messages(report: wire_pb2.Report) -> Iterator[wire_pb2.FromDevice]:
+def report_messages(
+    report: wire_pb2.Report, update: Iterable[bytes | memoryview] | None = None
+) -> Iterator[wire_pb2.FromDevice]:
     """Splits a report into messages: one, unless its update is too large.
 
     Args:
-      report: The report; a large update is removed from it.
+      report: The report; an update in it is removed if it is large.
+      update: Serialised update in pieces, which are copied as the messages are taken; None for the
+        one in `report`.
 
     Yields:
       The messages, in order.
     """
-    if len(report.update) > PART_BYTES:
-        update = report.update
+    update = [report.update] if update is None else list(update)
+    if sum(map(len, update)) > PART_BYTES:
         report.ClearField("update")
         yield from _parts(update)
+    else:
+        report.update = b"".join(update)
     yield wire_pb2.FromDevice(report=report)
 
 
@@ -57,15 +64,13 @@ def secure_sum_messages(message: secure_sum_pb2.ToServer) -> Iterator[wire_pb2.F
     if len(message.masked_vector.content) > PART_BYTES:
         vector = message.masked_vector.content
         message.masked_vector.ClearField("content")
-        yield from _parts(vector)
+        yield from _parts([vector])
     yield wire_pb2.FromDevice(secure_sum=message.SerializeToString())
 
 
-def _parts(content: bytes) -> Iterator[wire_pb2.FromDevice]:
-    view = memoryview(content)
-    yield wire_pb2.FromDevice(update_part=bytes(view[:FIRST_PART_BYTES]))
-    for begin in range(FIRST_PART_BYTES, len(view), PART_BYTES):
-        yield wire_pb2.FromDevice(update_part=bytes(view[begin : begin + PART_BYTES]))
+def _parts(content: Iterable[bytes | memoryview]) -> Iterator[wire_pb2.FromDevice]:
+    for part in contents.in_pieces(content, FIRST_PART_BYTES, PART_BYTES):
+        yield wire_pb2.FromDevice(update_part=part)
 
 
 def attested_nonce(challenge: bytes, server_name: str, population: str) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -15,6 +17,27 @@ END: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue]
 
 _PART_TAG = wire_pb2.FromDevice.UPDATE_PART_FIELD_NUMBER << 3 | 2  # Tag of a field of bytes.
 _LEAST_PART = 16  # Bytes of the smallest message that is parsed without a copy.
+
+
+@dataclasses.dataclass(frozen=True)
+class LargeReport:
+    """A report whose update came in parts, in place of a `wire_pb2.Report`.
+
+    A message of Protocol Buffers would copy the update once more, and again whenever it is read.
+
+    Attributes:
+      update: Serialised tensors of the update. Untrusted.
+      strides: First participation vector.
+      times: Second participation vector.
+    """
+
+    update: bytearray = dataclasses.field(repr=False)
+    strides: Sequence[int] = dataclasses.field(repr=False)
+    times: Sequence[int] = dataclasses.field(repr=False)
+
+    def ByteSize(self) -> int:  # noqa: N802
+        """Returns the number of bytes of the update, nearly all of the report."""
+        return len(self.update)
 
 
 def parse(raw: Any, kinds: tuple[str, ...], most_bytes: int) -> wire_pb2.FromDevice:
@@ -62,7 +85,7 @@ def too_large(name: str, most_bytes: int) -> Refused:
 
 async def read_parts(
     context: grpc.aio.ServicerContext, first: bytes, most_bytes: int, last: str
-) -> tuple[wire_pb2.FromDevice, bytes]:
+) -> tuple[wire_pb2.FromDevice, bytearray]:
     """Reads the parts of a large update, and the message that ends them.
 
     Args:
@@ -77,15 +100,14 @@ async def read_parts(
     Raises:
       Refused: If they are too large, or the device sends something else.
     """
-    parts: list[bytes | memoryview] = [first]
-    num_bytes, num_small = len(first), 0
+    parts, num_small = bytearray(first), 0  # It grows where it is.
     while True:
         raw = await context.read()
-        part = _part(raw, most_bytes - num_bytes)
+        part = _part(raw, most_bytes - len(parts))
         if part is None:
-            message = parse(raw, (last, "update_part"), most_bytes - num_bytes)
+            message = parse(raw, (last, "update_part"), most_bytes - len(parts))
             if message.WhichOneof("message") == last:
-                return message, b"".join(parts)
+                return message, parts
             part = message.update_part
         if len(part) < session_stream.FIRST_PART_BYTES:
             num_small += 1
@@ -96,8 +118,7 @@ async def read_parts(
                     "bytes",
                     "unexpected message",
                 )
-        parts.append(part)
-        num_bytes += len(part)
+        parts += part
 
 
 def _part(raw: Any, most_bytes: int) -> memoryview | None:

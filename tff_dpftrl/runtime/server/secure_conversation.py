@@ -115,7 +115,7 @@ class SecureConversation:
             return limits_lib.MESSAGE_MARGIN_BYTES
         return self._of_vector if step == _VECTOR else self._of_peers
 
-    def _pass_on(self, step: int, content: bytes, vector: bytes = b"") -> None:
+    def _pass_on(self, step: int, content: bytes, vector: bytes | bytearray = b"") -> None:
         address = self._session.address
         self._deliver(
             self._session.report_to,

@@ -333,8 +333,15 @@ class Service:
             message, update = await received.read_parts(
                 context, message.update_part, limit, "report"
             )
-            message.report.update = update
-            await self._sum(session, context, task, message.report, len(update))
+            sent, num_bytes = message.report, len(update)
+            report = received.LargeReport(update, list(sent.strides), list(sent.times))
+            del message, update
+            self._engine.deliver(
+                session.report_to, messages.Report(session.address, sent.attempt, report)
+            )
+            del report
+            answer = await session.next_message()
+            await self._answer_report(session, context, task, answer, num_bytes)
         finally:
             self._receiving.give_back(limit)
 

@@ -26,8 +26,9 @@ _logger = logging.getLogger(__name__)
 
 _PACKAGES = {"psycopg2": "psycopg2-binary"}  # Packages that install without a compiler.
 _FILE = "store.sqlite"
-_FORMAT = 2  # Version of the tables in `tables`, written to each store.
+_FORMAT = 3  # Version of the tables in `tables`, written to each store.
 _FORMAT_WITHOUT_DIGESTS = 1
+_FORMAT_WITHOUT_PIECES = 2
 _TEXT_IS_DAMAGED = "a text in it is damaged"
 _SQLITE_CORRUPT = 11  # `sqlite3.SQLITE_CORRUPT`, which Python 3.10 does not name.
 _BUSY_SECONDS = 30  # Seconds that a transaction waits for one of another process.
@@ -148,11 +149,14 @@ def _prepare_tables(engine: sql.engine.Engine, name: str) -> None:
             return
         query = sql.select(tables.FORMAT.c.version)
         version = tables.execute(connection, query).scalar()
-        if version == _FORMAT_WITHOUT_DIGESTS:
+        if version in (_FORMAT_WITHOUT_DIGESTS, _FORMAT_WITHOUT_PIECES):
             # Another process may have been faster.
             version = tables.execute(connection, query.with_for_update()).scalar()
             if version == _FORMAT_WITHOUT_DIGESTS:
                 migration.add_digests(connection)
+                version = _FORMAT_WITHOUT_PIECES
+            if version == _FORMAT_WITHOUT_PIECES:
+                tables.PIECES.create(connection)
                 tables.execute(connection, tables.FORMAT.update().values(version=_FORMAT))
                 version = _FORMAT
         if version is None:
@@ -171,7 +175,9 @@ def _has_tables(connection: sql.engine.Connection) -> bool:
     def has(table: sql.Table) -> bool:
         return connection.dialect.has_table(connection, table.name)
 
-    others = [table for table in tables.METADATA.sorted_tables if table is not tables.FORMAT]
+    # A store of an older format has no pieces.
+    newer = (tables.FORMAT, tables.PIECES)
+    others = [table for table in tables.METADATA.sorted_tables if table not in newer]
     has_others = any(map(has, others))  # Asked first: another process may make them meanwhile.
     if has(tables.FORMAT):
         lost = [table.name for table in others if not has(table)]

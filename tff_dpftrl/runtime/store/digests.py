@@ -13,6 +13,8 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tff_dpftrl.runtime.store import contents
+
 _NO_METRICS = "{}"
 _ROUND = (
     "population",
@@ -45,11 +47,12 @@ def digest(kind: str, *values: Any) -> str:
     for value in (kind, len(values), *values):
         tag, content = _encoded(value)
         hashed.update(tag + struct.pack(">Q", len(content)))
-        hashed.update(content)
+        for part in contents.parts_of(content):
+            hashed.update(part)
     return hashed.hexdigest()
 
 
-def _encoded(value: Any) -> tuple[bytes, bytes | memoryview]:
+def _encoded(value: Any) -> tuple[bytes, contents.Serialised]:
     if isinstance(value, str):
         return b"s", value.encode()
     if isinstance(value, int):
@@ -61,7 +64,7 @@ def _encoded(value: Any) -> tuple[bytes, bytes | memoryview]:
     return (b"n", b"") if value is None else (b"b", value)
 
 
-def content_digests(model: bytes | memoryview, state: bytes | memoryview) -> dict[str, str]:
+def content_digests(model: contents.Serialised, state: contents.Serialised) -> dict[str, str]:
     """Computes the digests of a serialised model and of a serialised state of the aggregator.
 
     Returns:
@@ -103,22 +106,22 @@ def check_lease(row: Any) -> None:
         raise DamagedRow(f"the lease of the population {row.population!r} is not what was written")
 
 
-def check_content(head: Any) -> None:
-    """Checks model and state of a task's last commit, whose other columns are checked already.
+def check_content(head: Any, name: str, content: contents.Serialised) -> None:
+    """Checks model or state of a task's last commit.
 
     Args:
-      head: Row of the table of commits, with model and state.
+      head: Row of the table of commits, checked already.
+      name: "model" or "state".
+      content: Serialised model or state.
 
     Raises:
-      DamagedRow: If model or state does not match its digest.
+      DamagedRow: If it does not match its digest.
     """
-    actual = content_digests(head.model, head.state)
-    for name in ("model", "state"):
-        if actual[f"{name}_digest"] != head._mapping[f"{name}_digest"]:
-            raise DamagedRow(
-                f"the {name} of {_task_clause(head)} after round {head.rounds_done} is not what "
-                "was committed"
-            )
+    if digest(name, content) != head._mapping[f"{name}_digest"]:
+        raise DamagedRow(
+            f"the {name} of {_task_clause(head)} after round {head.rounds_done} is not what "
+            "was committed"
+        )
 
 
 def check_epoch(head: Any, epoch: int) -> None:

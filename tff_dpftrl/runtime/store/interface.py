@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl import validation
+from tff_dpftrl.runtime.store import contents
 
 # Columns of `Store.history` besides the metrics.
 HISTORY_COLUMNS = ("task", "round", "epoch", "committed_at")
@@ -168,7 +169,8 @@ class Commit:
       rounds_done: Number of committed rounds.
       epoch: Epoch of the lease under which the last round was committed; 0 before the first round.
       model: Serialised model.
-      state: Serialised state of the aggregator; secret.
+      state: Serialised state of the aggregator; secret. It may still be in the store, which raises
+        `StoreError` if it cannot be read, or has a newer one.
       metrics: Metrics of the last round; JSON-compatible.
     """
 
@@ -176,7 +178,7 @@ class Commit:
     rounds_done: int
     epoch: int
     model: bytes = dataclasses.field(repr=False)
-    state: bytes = dataclasses.field(repr=False)
+    state: bytes | contents.Content = dataclasses.field(repr=False)
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -254,7 +256,9 @@ class Store(abc.ABC):
         """Returns the last lease of a population, ended or not; None if there never was one."""
 
     @abc.abstractmethod
-    def add_task(self, population: str, task: str, *, model: bytes, state: bytes) -> Commit:
+    def add_task(
+        self, population: str, task: str, *, model: bytes, state: contents.Serialised
+    ) -> Commit:
         """Adds a task, with no round done.
 
         Args:
@@ -291,7 +295,7 @@ class Store(abc.ABC):
         round_index: int,
         epoch: int,
         model: bytes,
-        state: bytes,
+        state: contents.Serialised,
         metrics: Mapping[str, Any],
         now: float,
     ) -> Commit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sql
@@ -12,9 +12,13 @@ from sqlalchemy import exc
 from typing_extensions import override
 
 from tff_dpftrl import json_text
-from tff_dpftrl.runtime.store import checks, database, digests, interface, tables
+from tff_dpftrl.runtime.store import checks, contents, database, digests, interface, tables
 
 _LEASES, _COMMITS, _ROUNDS = tables.LEASES, tables.COMMITS, tables.ROUNDS
+_PIECES = tables.PIECES
+_PIECE_BYTES = 1 << 20
+"""Largest size of a model or state within its row, and of a piece. Databases copy a value several
+times, and keep its memory."""
 
 
 class SqlStore(interface.Store):
@@ -24,11 +28,13 @@ class SqlStore(interface.Store):
     either comes before a takeover, and the new leader sees it, or it is refused.
     """
 
-    def __init__(self, place: str | os.PathLike[str]):
+    def __init__(self, place: str | os.PathLike[str], *, leaves_states: bool = False):
         """Opens a store, and makes it if there is none.
 
         Args:
           place: Folder for SQLite, or database URL like "postgresql://user@host/name".
+          leaves_states: Whether large states of commits stay in the store until they are read, so
+            that a server has none in memory while devices train.
 
         Raises:
           ValueError: If the URL cannot be used, or a driver for it is not installed.
@@ -36,6 +42,7 @@ class SqlStore(interface.Store):
             damaged.
         """
         self._engine, self._name = database.open_database(place)
+        self._leaves_states = leaves_states
 
     @contextlib.contextmanager
     def _transaction(self, action: str) -> Iterator[sql.engine.Connection]:
@@ -102,7 +109,7 @@ class SqlStore(interface.Store):
 
     @override
     def add_task(
-        self, population: str, task: str, *, model: bytes, state: bytes
+        self, population: str, task: str, *, model: bytes, state: contents.Serialised
     ) -> interface.Commit:
         known = digests.content_digests(model, state)
         digest = digests.task_digest(population, task, **known)
@@ -111,8 +118,8 @@ class SqlStore(interface.Store):
             "task": task,
             "rounds_done": 0,
             "epoch": 0,
-            "model": model,
-            "state": state,
+            "model": _in_row(model),
+            "state": _in_row(state),
             "metrics": "{}",
             "first_digest": digest,
             "digest": digest,
@@ -121,6 +128,7 @@ class SqlStore(interface.Store):
         with self._writing() as connection:
             if not _insert_if_new(connection, _COMMITS, row):
                 raise interface.TaskExists(population, task)
+            _write_pieces(connection, population, task, model=model, state=state)
             has_rounds = sql.select(_ROUNDS.c.round).where(
                 tables.is_task(_ROUNDS, population, task)
             )
@@ -128,7 +136,8 @@ class SqlStore(interface.Store):
                 raise digests.DamagedRow(
                     f"the task {task!r} of the population {population!r} has lost its last commit"
                 )
-        return interface.Commit(task, 0, 0, model, state)
+        kept = self._kept(population, task, state, known["state_digest"])
+        return interface.Commit(task, 0, 0, model, kept)
 
     @override
     def tasks(self, population: str) -> tuple[str, ...]:
@@ -140,8 +149,71 @@ class SqlStore(interface.Store):
     def last_commit(self, population: str, task: str) -> interface.Commit:
         with self._reading() as connection:
             row = _checked_head(connection, _COMMITS.c, population, task)
-            digests.check_content(row)
-            return _as_commit(row)
+            return self._as_commit(connection, row)
+
+    def _as_commit(
+        self, connection: sql.engine.Connection, row: sql.engine.Row
+    ) -> interface.Commit:
+        """Returns the last commit of a task, with model and state checked."""
+        model, state = bytes(_content(connection, row, "model")), _content(connection, row, "state")
+        if not self._leaves_states:
+            state = bytes(state)
+        digests.check_content(row, "model", model)
+        digests.check_content(row, "state", state)
+        return interface.Commit(
+            row.task,
+            row.rounds_done,
+            row.epoch,
+            model,
+            self._kept(row.population, row.task, state, row.state_digest),
+            json_text.parse(row.metrics),
+        )
+
+    def _kept(
+        self, population: str, task: str, state: contents.Serialised, digest: str
+    ) -> bytes | contents.Content:
+        """Returns a state that the store has, as a commit has it."""
+        if self._leaves_states and len(state) > _PIECE_BYTES:
+            head = contents.head_of(contents.parts_of(state))
+            return _StoredState(self, population, task, digest, len(state), head)
+        return bytes(state)
+
+    def read_state(
+        self, population: str, task: str, digest: str, buffers: Sequence[memoryview] | None = None
+    ) -> bytes:
+        """Reads the state of a task's last commit.
+
+        Args:
+          population: Name of the population.
+          task: Name of the task.
+          digest: Digest of the state.
+          buffers: Buffers of as many bytes in all, into which it is read; None to return it.
+
+        Returns:
+          The state; nothing if it was read into buffers.
+
+        Raises:
+          interface.StoreError: If it cannot be read, or the last commit has another state. What is
+            in the buffers must not be used then.
+        """
+        with self._reading() as connection:
+            head = _head(connection, _COMMITS.c, population, task)
+            if head.state_digest != digest:
+                raise interface.StoreError(
+                    f"The store at {self._name} has another commit of the task {task!r} than the "
+                    "one that the round began with: the round's result must not be released."
+                )
+            content = _content(connection, head, "state")
+            if buffers is None:
+                content = found = bytes(content)
+            else:
+                found = b""
+                # Of another length if pieces are lost; then the digest is another one, too.
+                if isinstance(content, _Pieces) and len(content) == sum(map(len, buffers)):
+                    content.fill(buffers)
+                    content = contents.InMemory(buffers)
+            digests.check_content(head, "state", content)
+            return found
 
     def rows(self, population: str, task: str) -> interface.TaskRows:
         """Returns all that the store has of a task, checked, from one transaction.
@@ -153,11 +225,10 @@ class SqlStore(interface.Store):
             head = _head(connection, _COMMITS.c, population, task)
             rounds = tables.execute(connection, tables.rounds_of(head)).all()
             digests.check_rounds(head, rounds)
-            digests.check_content(head)
             lease = _read_lease(connection, population)
             columns = {column.name for column in tables.HEAD}
             return interface.TaskRows(
-                commit=_as_commit(head),
+                commit=self._as_commit(connection, head),
                 head={k: v for k, v in head._mapping.items() if k in columns},
                 rounds=[dict(row._mapping) for row in rounds],
                 epoch=0 if lease is None else lease.epoch,
@@ -172,7 +243,7 @@ class SqlStore(interface.Store):
         round_index: int,
         epoch: int,
         model: bytes,
-        state: bytes,
+        state: contents.Serialised,
         metrics: Mapping[str, Any],
         now: float,
     ) -> interface.Commit:
@@ -199,13 +270,20 @@ class SqlStore(interface.Store):
                 _COMMITS.update()
                 .where(is_task, _COMMITS.c.rounds_done == round_index)
                 .values(
-                    rounds_done=round_index + 1, model=model, state=state, digest=digest, **known
+                    rounds_done=round_index + 1,
+                    model=sql.bindparam("new_model"),
+                    state=sql.bindparam("new_state"),
+                    digest=digest,
+                    **known,
                 )
             )
-            if tables.execute(connection, swap).rowcount != 1:
+            values = {"new_model": _in_row(model), "new_state": _in_row(state)}
+            if tables.execute(connection, swap, values).rowcount != 1:
                 raise interface.RoundConflict(task, round_index, last.rounds_done)
+            _write_pieces(connection, population, task, model=model, state=state)
             tables.execute(connection, _ROUNDS.insert().values(digest=digest, **row))
-        return interface.Commit(task, round_index + 1, epoch, model, state, json_text.parse(text))
+        kept = self._kept(population, task, state, known["state_digest"])
+        return interface.Commit(task, round_index + 1, epoch, model, kept, json_text.parse(text))
 
     @override
     def history(self, population: str, task: str) -> list[dict[str, Any]]:
@@ -226,15 +304,95 @@ class SqlStore(interface.Store):
         self._engine.dispose()
 
 
-def _as_commit(row: sql.engine.Row) -> interface.Commit:
-    return interface.Commit(
-        row.task,
-        row.rounds_done,
-        row.epoch,
-        bytes(row.model),
-        bytes(row.state),
-        json_text.parse(row.metrics),
-    )
+class _Pieces(contents.Content):
+    """A large model or state, read piece by piece while a transaction lasts."""
+
+    def __init__(self, connection: sql.engine.Connection, row: sql.engine.Row, name: str):
+        self._connection = connection
+        self._is_mine = sql.and_(
+            tables.is_task(_PIECES, row.population, row.task), _PIECES.c.content == name
+        )
+        query = sql.select(_PIECES.c.number, sql.func.length(_PIECES.c.bytes)).where(self._is_mine)
+        found = tables.execute(connection, query.order_by(_PIECES.c.number)).all()
+        self._sizes = dict(map(tuple, found))
+
+    @override
+    def __len__(self) -> int:
+        return sum(self._sizes.values())
+
+    @override
+    def parts(self) -> Iterator[bytes | memoryview]:
+        for number in self._sizes:
+            query = sql.select(_PIECES.c.bytes).where(self._is_mine, _PIECES.c.number == number)
+            piece: Any = tables.execute(self._connection, query).scalar_one()
+            yield piece
+
+    @override
+    def head(self) -> bytes:
+        return contents.head_of(self.parts())
+
+
+class _StoredState(contents.Content):
+    """The state of a commit, in the store until it is read; damage is reported then."""
+
+    def __init__(
+        self,
+        store: SqlStore,
+        population: str,
+        task: str,
+        digest: str,
+        num_bytes: int,
+        head: bytes,
+    ):
+        self._store, self._population, self._task = store, population, task
+        self._digest, self._num_bytes, self._head = digest, num_bytes, head
+
+    @override
+    def __len__(self) -> int:
+        return self._num_bytes
+
+    @override
+    def parts(self) -> Iterator[bytes | memoryview]:
+        yield self._store.read_state(self._population, self._task, self._digest)
+
+    @override
+    def fill(self, buffers: Sequence[memoryview]) -> None:
+        self._store.read_state(self._population, self._task, self._digest, buffers)
+
+    @override
+    def head(self) -> bytes:
+        return self._head
+
+
+def _content(
+    connection: sql.engine.Connection, row: sql.engine.Row, name: str
+) -> contents.Serialised:
+    """Returns the model or state of a task's last commit: its row's, or the pieces instead."""
+    in_row = getattr(row, name)
+    return in_row if len(in_row) else _Pieces(connection, row, name)
+
+
+def _in_row(content: contents.Serialised) -> bytes | memoryview:
+    """Returns what a task's row has of a model or state: nothing if it is written in pieces."""
+    if len(content) > _PIECE_BYTES:
+        return b""
+    return bytes(content) if isinstance(content, contents.Content) else content
+
+
+def _write_pieces(
+    connection: sql.engine.Connection, population: str, task: str, **written: contents.Serialised
+) -> None:
+    """Replaces the pieces of a task's model and state."""
+    is_mine = tables.is_task(_PIECES, population, task)
+    tables.execute(connection, _PIECES.delete().where(is_mine))
+    for name, content in written.items():
+        if len(content) <= _PIECE_BYTES:
+            continue
+        row = {"population": population, "task": task, "content": name}
+        parts = contents.parts_of(content)
+        for number, piece in enumerate(contents.in_pieces(parts, _PIECE_BYTES, _PIECE_BYTES)):
+            values = {**row, "number": number, "bytes": piece}
+            tables.execute(connection, _PIECES.insert(), values)
 
 
 def _head(
@@ -295,7 +453,7 @@ def _insert_if_new(
     """Inserts a row unless its key is taken; returns whether it was inserted."""
     try:
         with connection.begin_nested():  # pyright: ignore[reportOptionalContextManager]
-            tables.execute(connection, table.insert().values(row))
+            tables.execute(connection, table.insert(), row)
     except exc.IntegrityError:
         return False
     return True

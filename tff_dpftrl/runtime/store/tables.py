@@ -67,13 +67,32 @@ ROUNDS = _table(  # One row a committed round; its key makes a second commit imp
     _digest("state_digest"),
     _digest("digest"),
 )
+PIECES = _table(  # Large models and states of the last commits, whose own columns are empty then.
+    "pieces",
+    sql.Column("population", _NAME, primary_key=True),
+    sql.Column("task", _NAME, primary_key=True),
+    sql.Column("content", sql.String(5), primary_key=True),  # "model" or "state".
+    sql.Column("number", sql.BigInteger, primary_key=True),  # From 0.
+    sql.Column("bytes", _Bytes, nullable=False),
+)
 HEAD = [column for column in COMMITS.c if column.name not in ("model", "state")]
 """The columns of a task's last commit without the large ones."""
 
 
-def execute(connection: sql.engine.Connection, statement: Any) -> sql.engine.CursorResult:
-    """Executes a statement; unlike SQLAlchemy's method, its type says that there is a result."""
-    return connection.execute(statement)  # pyright: ignore[reportReturnType]
+def execute(
+    connection: sql.engine.Connection, statement: Any, values: Any = None
+) -> sql.engine.CursorResult:
+    """Executes a statement; unlike SQLAlchemy's method, its type says that there is a result.
+
+    Args:
+      connection: Connection in a transaction.
+      statement: The statement. SQLAlchemy keeps it, and the values within it, in a cache.
+      values: Values of parameters, which it does not keep; large ones belong here.
+
+    Returns:
+      The result.
+    """
+    return connection.execute(statement, values)  # pyright: ignore[reportReturnType]
 
 
 def is_task(table: sql.Table, population: str, task: str) -> sql.sql.ColumnElement:

@@ -21,6 +21,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import (
+    plan_pb2,
     report_size,
     secure_report,
     server_work,
@@ -28,7 +29,7 @@ from tff_dpftrl.runtime.plans import (
     tensor_values,
 )
 from tff_dpftrl.runtime.server import served_task
-from tff_dpftrl.runtime.store import interface
+from tff_dpftrl.runtime.store import contents, interface
 from tff_dpftrl.runtime.tasks import summations, task_folder, task_privacy, task_state
 
 _OF_ALL_ROUNDS = "total_rounds_metrics/"  # Sums over models that differ: not shown.
@@ -48,22 +49,25 @@ class _PlanStep(population_lib.ServerStep):
         self._privacy = privacy
         self._buckets = secure_report.buckets_of(work.plan.participation)
 
-    def first(self) -> tuple[bytes, bytes]:
+    def first(self, initialize: plan_pb2.Graph) -> tuple[bytes, contents.Content]:
         """Makes model and state before the first round, with a new seed of the noise each time."""
-        state = self._work.initialize()
+        state = self._work.initialize(initialize)
         return self._model(state), self._packed(state, participation_histograms.ObservedRounds())
 
     @override
     def apply(
-        self, total: summations.Total, num_reports: int, model: bytes, state: bytes
+        self,
+        total: summations.Total,
+        num_reports: int,
+        model: bytes,
+        state: contents.Serialised,
     ) -> population_lib.StepResult:
         del model
         self._check_room(num_reports)
-        before = task_state.TaskState.from_bytes(state, self._terms)
-        tensors = self._work.state_from_bytes(before.tensors)
-        observed = self._observed(before.observed, total, num_reports)
-        after, metrics = self._work.finish(tensors, total.sums)
-        after = self._kept(tensors, after)
+        before = task_state.observed(state, self._terms)
+        tensors = task_state.tensors(state, self._terms, self._work.state)
+        observed = self._observed(before, total, num_reports)
+        after, metrics = self._finish(tensors, total.sums)
         return population_lib.StepResult(
             model=self._model(after),
             state=self._packed(after, observed),
@@ -71,11 +75,10 @@ class _PlanStep(population_lib.ServerStep):
         )
 
     @override
-    def skip(self, model: bytes, state: bytes) -> population_lib.StepResult:
+    def skip(self, model: bytes, state: contents.Serialised) -> population_lib.StepResult:
         del model  # The new one follows from the state, since its clip norm may change.
-        before = task_state.TaskState.from_bytes(state, self._terms)
-        observed = before.observed.with_skipped_round()
-        after = self._work.skip(self._work.state_from_bytes(before.tensors))
+        observed = task_state.observed(state, self._terms).with_skipped_round()
+        after = self._work.skip(task_state.tensors(state, self._terms, self._work.state))
         return population_lib.StepResult(
             model=self._model(after),
             state=self._packed(after, observed),
@@ -111,17 +114,19 @@ class _PlanStep(population_lib.ServerStep):
 
     def _packed(
         self, state: server_work.State, observed: participation_histograms.ObservedRounds
-    ) -> bytes:
+    ) -> contents.Content:
         head = task_state.TaskState(self._terms, observed, b"").to_bytes()
-        return tensor_values.to_bytes(state, head=head)
+        return contents.InMemory([head, *tensor_values.to_parts(state)])
 
     @abc.abstractmethod
     def _model(self, state: server_work.State) -> bytes:
         """Serialises the model that devices get."""
 
     @abc.abstractmethod
-    def _kept(self, before: server_work.State, after: server_work.State) -> server_work.State:
-        """Returns the state from which the next round begins."""
+    def _finish(
+        self, state: server_work.State, sums: server_work.Sums
+    ) -> tuple[server_work.State, dict[str, np.ndarray]]:
+        """Returns the state from which the next round begins, and metrics; may empty the lists."""
 
     @abc.abstractmethod
     def _shown(
@@ -138,9 +143,8 @@ class TrainingStep(_PlanStep):
     def _model(self, state):
         return tensor_values.to_bytes(self._work.broadcast(state))
 
-    def _kept(self, before, after):
-        del before
-        return after
+    def _finish(self, state, sums):
+        return self._work.finish(state, sums, keeps_arguments=False)
 
     def _shown(self, metrics, observed):
         return _plain(metrics) | self._privacy.so_far(observed).metrics()
@@ -153,9 +157,9 @@ class EvaluationStep(_PlanStep):
         del state
         return b""
 
-    def _kept(self, before, after):
-        del after  # It differs only in metrics summed over rounds, whose models differ.
-        return before
+    def _finish(self, state, sums):
+        _, metrics = self._work.finish(state, sums)
+        return state, metrics  # The new one differs in metrics summed over rounds only.
 
     def _shown(self, metrics, observed):
         del observed
@@ -230,7 +234,7 @@ class PlannedTask:
           interface.StoreError: If the store cannot be read or written.
         """
         if self.name not in store.tasks(self.population):
-            model, state = self._step.first()
+            model, state = self._step.first(self.folder.initialize())
             try:
                 return store.add_task(self.population, self.name, model=model, state=state)
             except interface.TaskExists:  # Another server has added it meanwhile.

@@ -24,7 +24,7 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from google.protobuf import message
@@ -59,8 +59,8 @@ class TaskFolder:
 
     Attributes:
       path: Folder of the task.
-      signed: Signed plans, as devices get them.
-      server: Plan of the server.
+      signed: Signed plans, as devices get them; that of the server without its content.
+      server: Plan of the server, without `initialize`, which has the model's weights.
       devices: Plans of devices, one for each runtime version that needs a variant of its own.
       terms: Privacy terms of the task.
       config: Options of the task.
@@ -81,6 +81,19 @@ class TaskFolder:
     def name(self) -> str:
         """Name of the task."""
         return self.terms.task
+
+    def initialize(self) -> plan_pb2.Graph:
+        """Reads the graph of the first state, with the initial weights, again if it is not here.
+
+        Raises:
+          ValueError: If the plans were changed since the task was read.
+        """
+        if self.server.HasField("initialize"):
+            return self.server.initialize
+        signed = plan_pb2.SignedTask.FromString((self.path / _TASK).read_bytes())
+        if hashlib.sha256(signed.server.plan).digest() != self.signed.server.sha256:
+            raise validation.UsageError(f"The task in {self.path} is refused: it was changed.")
+        return plan_pb2.ServerPlan.FromString(signed.server.plan).initialize
 
 
 def check_is_free(path: str | os.PathLike[str]) -> None:
@@ -176,6 +189,9 @@ def read(
         content, signature = (path / _TERMS).read_bytes(), (path / _SIGNATURE).read_bytes()
         terms = terms_lib.verified(content, signature, keys)
         _check_bound(path, terms, signed, server, devices)
+        server.ClearField("initialize")
+        signed.server.ClearField("plan")
+        server, signed = _again(server), _again(signed)
         words, rule = vocabulary_file.read(path / vocabulary_file.NAME)
         values = json_text.parse((path / _CONFIG).read_text(encoding="utf-8"))
         config = options_lib.config_from_mapping(values, _CONFIG, task_config.TaskConfig)
@@ -186,6 +202,14 @@ def read(
     except (ValueError, OSError) as error:
         raise validation.UsageError(f"The task in {path} is refused: {error}") from error
     return TaskFolder(path, signed, server, devices, terms, config, words, rule)
+
+
+_Message = TypeVar("_Message", bound=message.Message)
+
+
+def _again(read: _Message) -> _Message:
+    """Returns a copy of a message, without the memory of fields that were cleared."""
+    return type(read).FromString(read.SerializeToString())
 
 
 def bundled_key(path: str | os.PathLike[str]) -> ed25519.Ed25519PublicKey:

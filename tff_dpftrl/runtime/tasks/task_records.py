@@ -77,7 +77,7 @@ def write(
     }
     with durable_files.new_folder(output / PRIVATE, replace=True) as private:
         private.chmod(0o700)
-        durable_files.write(private / _STATE, rows.commit.state, private=True)
+        durable_files.write(private / _STATE, bytes(rows.commit.state), private=True)
         durable_files.write(private / _MODEL, rows.commit.model, private=True)
         durable_files.write(private / _ROWS, _as_json(content), private=True)
 

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
+
+import numpy as np
 
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.runtime import participation_histograms
+from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
+from tff_dpftrl.runtime.store import contents
 
 _MAGIC = b"tff_dpftrl task state 1\n"
 
@@ -40,7 +45,7 @@ class TaskState:
         return b"".join([_MAGIC, text, b"\n", self.tensors])
 
     @classmethod
-    def from_bytes(cls, content: bytes, terms: str) -> TaskState:
+    def from_bytes(cls, content: contents.Serialised, terms: str) -> TaskState:
         """Reads a state from bytes that `to_bytes` returned.
 
         Args:
@@ -54,10 +59,32 @@ class TaskState:
           StateError: If it is of another task, or cannot be read.
         """
         seen, end = _head(content, terms)
+        content = bytes(content) if isinstance(content, contents.Content) else content
         return cls(terms, seen, memoryview(content)[end + 1 :])
 
 
-def observed(content: bytes, terms: str) -> participation_histograms.ObservedRounds:
+def tensors(
+    content: contents.Serialised, terms: str, state: Sequence[plan_pb2.Tensor]
+) -> list[np.ndarray]:
+    """Reads the tensors of a committed state.
+
+    Args:
+      content: Committed state.
+      terms: Digest of the terms that the state must belong to.
+      state: Tensors of the process's state, without values.
+
+    Returns:
+      The values.
+
+    Raises:
+      StateError: If the state is of another task, or cannot be read.
+      tensor_values.ValuesError: If it is the state of other plans, or damaged.
+    """
+    begin = _head(content, terms)[1] + 1
+    return tensor_values.from_content(content, begin, state, "state")
+
+
+def observed(content: contents.Serialised, terms: str) -> participation_histograms.ObservedRounds:
     """Reads the observed participation of a committed state, quickly, without its tensors.
 
     Args:
@@ -73,13 +100,17 @@ def observed(content: bytes, terms: str) -> participation_histograms.ObservedRou
     return _head(content, terms)[0]
 
 
-def _head(content: bytes, terms: str) -> tuple[participation_histograms.ObservedRounds, int]:
+def _head(
+    content: contents.Serialised, terms: str
+) -> tuple[participation_histograms.ObservedRounds, int]:
     """Reads what stands before the tensors; returns it with the index of its end."""
-    if not content.startswith(_MAGIC):
+    start = content.head() if isinstance(content, contents.Content) else content
+    start = start if isinstance(start, bytes) else bytes(start)
+    if not start.startswith(_MAGIC):
         raise StateError("The committed state is not that of a task with plans.")
-    end = content.find(b"\n", len(_MAGIC))
+    end = start.find(b"\n", len(_MAGIC))
     try:
-        head = json_text.parse(content[len(_MAGIC) : end])
+        head = json_text.parse(start[len(_MAGIC) : end])
         seen = participation_histograms.ObservedRounds(**head["observed"])
         its_terms = str(head["terms"])
     except (ValueError, KeyError, TypeError) as error:
