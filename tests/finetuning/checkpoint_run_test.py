@@ -17,6 +17,7 @@ from tests.models import checkpoint_folders
 from tff_dpftrl.cli import main
 from tff_dpftrl.finetuning import clipped_sums, ghost, run
 from tff_dpftrl.models import export, hugging_face, low_rank
+from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import trained_model, warm_start
 
 
@@ -154,7 +155,7 @@ def test_what_is_recorded_is_not_said_again(toy, tmp_path):
 
 @pytest.mark.slow
 def test_a_result_that_is_fine_tuned_again_is_that_of_a_run(toy, tmp_path):
-    _finetune(_config(toy, "gpt2", deterministic_noise_seed=None), tmp_path / "first")
+    first = _finetune(_config(toy, "gpt2", deterministic_noise_seed=None), tmp_path / "first")
     moved = shutil.copytree(tmp_path / "first" / "hugging_face", tmp_path / "elsewhere")
     for folder, name in ((tmp_path / "first" / "hugging_face", "first"), (moved, "elsewhere")):
         source, is_public = warm_start.source(folder)
@@ -163,7 +164,9 @@ def test_a_result_that_is_fine_tuned_again_is_that_of_a_run(toy, tmp_path):
         toy, "gpt2", initial_weights=str(moved), deterministic_noise_seed=None, warmup_steps=0
     )
     statement = _finetune(config, tmp_path / "second").statement
-    assert [spent.name for spent in statement.earlier_runs] == ["elsewhere"]
+    (earlier,) = manifest.read(tmp_path / "second").facts["earlier_runs"]
+    assert earlier["name"] == "elsewhere" and earlier["epsilon"] == first.statement.epsilon
+    assert "elsewhere" in statement.to_markdown()
     with pytest.raises(ValueError, match="trained_on is for weights"):
         _finetune(dataclasses.replace(config, trained_on="WebText"), tmp_path / "third")
 
