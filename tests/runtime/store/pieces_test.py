@@ -89,6 +89,7 @@ def test_the_state_of_an_older_commit_is_refused(folder):
     "change",
     [
         "UPDATE pieces SET bytes = x'00' WHERE number = 1",
+        "UPDATE pieces SET bytes = 'text' WHERE number = 1",
         "DELETE FROM pieces WHERE number = 2",
         "UPDATE pieces SET number = 5 WHERE number = 0",
         "INSERT INTO pieces SELECT population, task, content, 9, bytes FROM pieces"

@@ -308,7 +308,7 @@ class _Pieces(contents.Content):
     """A large model or state, read piece by piece while a transaction lasts."""
 
     def __init__(self, connection: sql.engine.Connection, row: sql.engine.Row, name: str):
-        self._connection = connection
+        self._connection, self._name, self._task = connection, name, row.task
         self._is_mine = sql.and_(
             tables.is_task(_PIECES, row.population, row.task), _PIECES.c.content == name
         )
@@ -324,8 +324,8 @@ class _Pieces(contents.Content):
     def parts(self) -> Iterator[bytes | memoryview]:
         for number in self._sizes:
             query = sql.select(_PIECES.c.bytes).where(self._is_mine, _PIECES.c.number == number)
-            piece: Any = tables.execute(self._connection, query).scalar_one()
-            yield piece
+            piece = tables.execute(self._connection, query).scalar_one()
+            yield _bytes(piece, self._name, self._task)
 
     @override
     def head(self) -> bytes:
@@ -368,8 +368,15 @@ def _content(
     connection: sql.engine.Connection, row: sql.engine.Row, name: str
 ) -> contents.Serialised:
     """Returns the model or state of a task's last commit: its row's, or the pieces instead."""
-    in_row = getattr(row, name)
+    in_row = _bytes(getattr(row, name), name, row.task)
     return in_row if len(in_row) else _Pieces(connection, row, name)
+
+
+def _bytes(value: Any, name: str, task: str) -> bytes | memoryview:
+    """Returns a value of a column of bytes, in which a database may hold others."""
+    if not isinstance(value, bytes | memoryview):
+        raise digests.DamagedRow(f"the {name} of the task {task!r} is not what was committed")
+    return value
 
 
 def _in_row(content: contents.Serialised) -> bytes | memoryview:
