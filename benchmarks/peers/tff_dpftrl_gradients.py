@@ -19,7 +19,7 @@ import tensorflow as tf
 import workload as workload_lib
 
 from tff_dpftrl.finetuning import clipped_sums, ghost
-from tff_dpftrl.models import language_model, metrics, transformer, weight_uses, word_lstm
+from tff_dpftrl.models import language_model, metrics, transformer, word_lstm
 
 
 class UntiedTransformer(transformer.Transformer):
@@ -34,7 +34,7 @@ class UntiedTransformer(transformer.Transformer):
         shapes = super().weight_shapes
         return collections.OrderedDict(shapes, output_embedding=shapes["embedding"])
 
-    def _scores(self, named, states, record=weight_uses.ignore, order=weight_uses.Order.SEQUENCES):
+    def _scores(self, layers, states):
         def renamed(outputs, *uses, order):
             uses = [
                 dataclasses.replace(use, name="output_embedding")
@@ -42,11 +42,11 @@ class UntiedTransformer(transformer.Transformer):
                 else use
                 for use in uses
             ]
-            return record(outputs, *uses, order=order)
+            return layers.record(outputs, *uses, order=order)
 
-        named = {**named, "embedding": named["output_embedding"]}
-        recorder = weight_uses.ignore if record is weight_uses.ignore else renamed
-        return super()._scores(named, states, recorder, order)
+        named = {**layers.named, "embedding": layers.named["output_embedding"]}
+        untied = dataclasses.replace(layers, named=named, record=renamed)
+        return super()._scores(untied, states)
 
 
 MODELS = {"transformer": UntiedTransformer, "word-lstm": word_lstm.WordLstm}
