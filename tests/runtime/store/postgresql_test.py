@@ -108,8 +108,9 @@ def test_a_commit_that_is_interrupted_between_statements_is_absent(server, store
             restarts.pop().start()
         assert _check_whole(store) == done
         done = _commit(store, done).rounds_done  # The connection is back, and nothing is locked.
-    # The lease's lock, the last commit and its round, the swap, the round's row, and the commit.
-    assert failures == 6
+    # The lease's lock, the last commit and its round, the swap, the removal of its pieces, the
+    # round's row, and the commit.
+    assert failures == 7
     assert _check_whole(store) == done + 1
 
 
@@ -145,6 +146,32 @@ def test_commits_between_the_statements_of_a_reader_are_no_damage(store):
     finally:
         event.remove(sqlalchemy.engine.Engine, "before_cursor_execute", lead_and_commit)
     assert opened > 5
+
+
+@pytest.mark.parametrize("leaves_states", [False, True])
+def test_pieces_are_of_the_commit_whose_row_was_read(store, leaves_states):
+    def content(round_index):
+        return bytes([round_index]) * (2**20 * (4 - round_index))
+
+    def commit(round_index):
+        both = {"model": content(round_index), "state": content(round_index)}
+        common = {"epoch": 1, "metrics": {}, "now": 0.0}
+        store.commit("keyboard", "task", round_index=round_index, **both, **common)
+
+    commit(0)
+    place = store._engine.url.render_as_string(hide_password=False)
+    rounds = iter((1, 2))
+    with sql.SqlStore(place, leaves_states=leaves_states) as other:
+        # The row of the commit is read first, then its rounds, and then piece by piece.
+        forgets = [_at_statement(other, at, lambda _: commit(next(rounds))) for at in (3, 5)]
+        try:
+            last = other.last_commit("keyboard", "task")
+        finally:
+            for forget in forgets:
+                forget()
+    assert next(rounds, None) is None
+    assert (last.rounds_done, last.model) == (1, content(0))
+    assert leaves_states or last.state == content(0)
 
 
 class _Line:

@@ -43,19 +43,26 @@ class SqlStore(interface.Store):
         """
         self._engine, self._name = database.open_database(place)
         self._leaves_states = leaves_states
+        # All statements of a reader see the same commit: its row, its rounds and its pieces.
+        # SQLite's transactions are so anyway.
+        self._snapshots = self._engine
+        if self._engine.dialect.name != "sqlite":
+            self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ")
 
     @contextlib.contextmanager
-    def _transaction(self, action: str) -> Iterator[sql.engine.Connection]:
+    def _transaction(
+        self, engine: sql.engine.Engine, action: str
+    ) -> Iterator[sql.engine.Connection]:
         with database.one_line_errors(f"{action} the store at {self._name}"):
-            with self._engine.begin() as connection:
+            with engine.begin() as connection:
                 with checks.damage_reported(connection, self._name):
                     yield connection
 
     def _reading(self) -> contextlib.AbstractContextManager[sql.engine.Connection]:
-        return self._transaction("read")
+        return self._transaction(self._snapshots, "read")
 
     def _writing(self) -> contextlib.AbstractContextManager[sql.engine.Connection]:
-        return self._transaction("write to")
+        return self._transaction(self._engine, "write to")
 
     @override
     def acquire(
