@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from tff_dpftrl.runtime.actors import actor, master_aggregator, messages, roles
-from tff_dpftrl.runtime.store import interface
+from tff_dpftrl.runtime.store import contents, interface
 from verification.schedules import simulation, toy_task
 
 TASK = simulation.small_population().task("training")  # Goal 3, least 2, groups of 2.
@@ -59,6 +59,16 @@ def counted(i, accepted, outstanding):
 def part(i, *names, **counts):
     counts = {"reports": len(names), **counts}
     return messages.PartialSum(f"attempt/aggregator/{i}", list(names), counts)
+
+
+class _ReadingStep(toy_task.NameStep):
+    """The step of the toy task, with a state that it reads first."""
+
+    def apply(self, total, num_reports, model, state):
+        return super().apply(total, num_reports, model, bytes(state))
+
+    def skip(self, model, state):
+        return super().skip(model, bytes(state))
 
 
 def committing():
@@ -189,6 +199,24 @@ def test_a_commit_is_reported_to_the_coordinator():
     turnout = messages.Turnout(4, 3, 1, 0.0)
     assert made.sent("leader") == [messages.RoundCommitted("attempt", 2, done, turnout)]
     assert made.stopped() == {"attempt", "attempt/aggregator/0", "attempt/aggregator/1"}
+
+
+def test_a_state_that_cannot_be_read_is_a_commit_that_the_store_refuses():
+    class LeftInStore(contents.InMemory):
+        def parts(self):
+            raise interface.StoreError("disk full")
+
+    commit = dataclasses.replace(COMMIT, state=LeftInStore([b""]))
+    task = dataclasses.replace(TASK, server_step=_ReadingStep())
+    made = Attempt(task, dataclasses.replace(ROLE, commit=commit))
+    made.deliver(forwarded("s0", "a", "c")).deliver(forwarded("s1", "b", "d"))
+    made.deliver(counted(0, 2, 0)).deliver(counted(1, 1, 1))
+    made.deliver(part(0, "a", "c")).deliver(part(1, "b", outstanding=1))
+    (reply,) = made.sent("leader")  # Which makes a pause before it takes more devices.
+    assert (reply.reason, reply.not_stored, reply.used_devices) == ("disk full", True, True)
+    skip = Attempt(task, dataclasses.replace(ROLE, commit=commit, skips=True))
+    (reply,) = skip.sent("leader")
+    assert (reply.not_stored, reply.used_devices) == (True, False)
 
 
 def test_a_refused_commit_releases_nothing():

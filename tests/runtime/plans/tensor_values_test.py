@@ -129,6 +129,17 @@ def test_more_tensors_than_there_may_be_are_not_looked_at(monkeypatch):
         tensor_values.from_bytes(values.SerializeToString(), [plan_pb2.Tensor(dtype="float32")])
 
 
+def test_a_report_that_came_in_parts_is_read_and_refused_like_any_other():
+    content = tensor_values.to_bytes(_ARRAYS)
+    for sent in (content, content + b"\x7a\x00"):  # With an unknown field at the end.
+        read = tensor_values.from_bytes(bytearray(sent), _TENSORS)
+        assert tensor_values.to_bytes(read) == content
+        assert not any(array.flags.writeable for array in read)
+    for sent in (b"", b"\xff\xff\xff", content[:-1]):
+        with pytest.raises(tensor_values.ValuesError):
+            tensor_values.from_bytes(bytearray(sent), _TENSORS)
+
+
 def test_what_cannot_be_read_is_refused():
     with pytest.raises(tensor_values.ValuesError, match="state cannot be read"):
         tensor_values.from_bytes(b"\xff\xff", [], "state")

@@ -281,7 +281,7 @@ class MasterAggregator(actor.Actor):
         try:
             result = compute()
         except interface.StoreError as error:
-            self._abandon(str(error))
+            self._abandon(str(error), not_stored=True)
         else:
             self._commit(result)
 

@@ -107,7 +107,9 @@ def _varint(number: int) -> bytes:
 
 
 def from_bytes(
-    content: bytes | memoryview, tensors: Sequence[plan_pb2.Tensor], name: str = "content"
+    content: bytes | bytearray | memoryview,
+    tensors: Sequence[plan_pb2.Tensor],
+    name: str = "content",
 ) -> list[np.ndarray]:
     """Reads arrays that must fit the tensors of a plan.
 
@@ -122,6 +124,7 @@ def from_bytes(
     Raises:
       ValuesError: If `content` cannot be read, or holds other tensors.
     """
+    content = memoryview(content).toreadonly()  # Protocol Buffers refuse a bytearray.
     arrays = _as_written(content, tensors)
     if arrays is not None:
         return arrays
@@ -189,11 +192,9 @@ def from_content(
     return arrays
 
 
-def _as_written(
-    content: bytes | memoryview, tensors: Sequence[plan_pb2.Tensor]
-) -> list[np.ndarray] | None:
+def _as_written(view: memoryview, tensors: Sequence[plan_pb2.Tensor]) -> list[np.ndarray] | None:
     """Reads what `to_bytes` wrote of such tensors, without a copy; None if it wrote other bytes."""
-    view, end, places = memoryview(content), 0, []
+    end, places = 0, []
     for tensor in tensors:
         if tensor.dtype not in DTYPES or min(tensor.shape, default=0) < 0:
             return None
