@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+from sqlalchemy import event
 
 from tff_dpftrl.runtime.store import contents, database, interface, sql, tables
 
@@ -73,6 +74,22 @@ def test_a_state_is_read_into_buffers(folder):
         buffers = [bytearray(size) for size in (10, 0, _MIB, _MIB - 3)]
         state.fill([memoryview(buffer) for buffer in buffers])
         assert b"".join(buffers) == _content(1)
+
+
+def test_the_lease_is_renewed_while_a_state_is_read(folder, monkeypatch):
+    monkeypatch.setattr(database, "_BUSY_SECONDS", 0.1)
+    renewed = []
+
+    def renew(connection, cursor, statement, *_):
+        if statement.startswith("SELECT pieces.bytes"):
+            renewed.append(store.renew("keyboard", "a", 1, now=1.0, duration=9.0))
+
+    with sql.SqlStore(folder, leaves_states=True) as store:
+        state = store.last_commit("keyboard", "nwp").state
+        event.listen(store._engine, "before_cursor_execute", renew)
+        assert bytes(state) == _content(1)
+        event.remove(store._engine, "before_cursor_execute", renew)
+    assert len(renewed) == 3
 
 
 def test_the_state_of_an_older_commit_is_refused(folder):

@@ -33,6 +33,7 @@ _TEXT_IS_DAMAGED = "a text in it is damaged"
 _SQLITE_CORRUPT = 11  # `sqlite3.SQLITE_CORRUPT`, which Python 3.10 does not name.
 _BUSY_SECONDS = 30  # Seconds that a transaction waits for one of another process.
 _BETWEEN_TRIES = 0.01  # Seconds.
+_READS = "tff_dpftrl_reads"  # Option of connections to SQLite that only read.
 # Time-outs that detect a connection whose other end is gone.
 _NETWORK = {
     "connect_timeout": 10,  # Seconds.
@@ -123,6 +124,13 @@ def open_database(place: str | os.PathLike[str]) -> tuple[sql.engine.Engine, str
         engine.dispose()
         raise
     return engine, name
+
+
+def for_reading(engine: sql.engine.Engine) -> sql.engine.Engine:
+    """Returns an engine whose transactions read one state of the database, and lock nothing."""
+    if engine.dialect.name == "sqlite":
+        return engine.execution_options(**{_READS: True})
+    return engine.execution_options(isolation_level="REPEATABLE READ")
 
 
 def _warn_of_log(engine: sql.engine.Engine, name: str) -> None:
@@ -233,8 +241,10 @@ def _in_folder(folder: pathlib.Path) -> tuple[sql.engine.Engine, str]:
 
     @event.listens_for(engine, "begin")
     def begin(connection):
-        # Taking the write lock at once keeps what the transaction reads true until it writes.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        # Taking the write lock at once keeps what the transaction reads true until it writes. A
+        # reader of a large state would keep the lease from being renewed.
+        only_reads = connection.get_execution_options().get(_READS)
+        connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
 
     return engine, str(folder)
 

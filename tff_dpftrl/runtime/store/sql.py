@@ -44,10 +44,7 @@ class SqlStore(interface.Store):
         self._engine, self._name = database.open_database(place)
         self._leaves_states = leaves_states
         # All statements of a reader see the same commit: its row, its rounds and its pieces.
-        # SQLite's transactions are so anyway.
-        self._snapshots = self._engine
-        if self._engine.dialect.name != "sqlite":
-            self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ")
+        self._snapshots = database.for_reading(self._engine)
 
     @contextlib.contextmanager
     def _transaction(
