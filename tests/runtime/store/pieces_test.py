@@ -92,6 +92,19 @@ def test_the_lease_is_renewed_while_a_state_is_read(folder, monkeypatch):
     assert len(renewed) == 3
 
 
+def test_a_large_state_in_a_row_of_an_older_format_is_read_into_buffers(folder, monkeypatch):
+    with monkeypatch.context() as older, sql.SqlStore(folder) as store:
+        older.setattr(sql, "_PIECE_BYTES", 1 << 30)
+        _commit(store, 0, 2)
+    assert _num_pieces(folder) == 0
+    with sql.SqlStore(folder, leaves_states=True) as store:
+        state = store.last_commit("keyboard", "nwp").state
+        assert (len(state), bytes(state)) == (len(_content(3)), _content(3))
+        buffer = bytearray(len(state))
+        state.fill([memoryview(buffer)])
+        assert bytes(buffer) == _content(3)
+
+
 def test_the_state_of_an_older_commit_is_refused(folder):
     with sql.SqlStore(folder, leaves_states=True) as store:
         old = store.last_commit("keyboard", "nwp").state

@@ -174,6 +174,20 @@ def test_pieces_are_of_the_commit_whose_row_was_read(store, leaves_states):
     assert leaves_states or last.state == content(0)
 
 
+@pytest.mark.parametrize("piece_bytes", [2**20, 2**30], ids=["pieces", "row of format 2"])
+def test_a_large_state_is_read_into_buffers(store, monkeypatch, piece_bytes):
+    content = bytes(range(256)) * 2**13
+    with monkeypatch.context() as written:
+        written.setattr(sql, "_PIECE_BYTES", piece_bytes)
+        store.add_task("keyboard", "large", model=content, state=content)
+    place = store._engine.url.render_as_string(hide_password=False)
+    with sql.SqlStore(place, leaves_states=True) as other:
+        state = other.last_commit("keyboard", "large").state
+        buffers = [bytearray(5), bytearray(len(state) - 5)]
+        state.fill([memoryview(buffer) for buffer in buffers])
+    assert b"".join(buffers) == content
+
+
 class _Line:
     """A connection to a server that can be cut before the answer comes back."""
 

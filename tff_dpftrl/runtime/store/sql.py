@@ -212,8 +212,10 @@ class SqlStore(interface.Store):
                 content = found = bytes(content)
             else:
                 found = b""
+                if not isinstance(content, contents.Content):  # As in stores of format 2.
+                    content = contents.InMemory([content])
                 # Of another length if pieces are lost; then the digest is another one, too.
-                if isinstance(content, _Pieces) and len(content) == sum(map(len, buffers)):
+                if len(content) == sum(map(len, buffers)):
                     content.fill(buffers)
                     content = contents.InMemory(buffers)
             digests.check_content(head, "state", content)
@@ -380,7 +382,8 @@ def _bytes(value: Any, name: str, task: str) -> bytes | memoryview:
     """Returns a value of a column of bytes, in which a database may hold others."""
     if not isinstance(value, bytes | memoryview):
         raise digests.DamagedRow(f"the {name} of the task {task!r} is not what was committed")
-    return value
+    # That of psycopg2 has another format, which no buffer takes.
+    return value.cast("B") if isinstance(value, memoryview) else value
 
 
 def _in_row(content: contents.Serialised) -> bytes | memoryview:
