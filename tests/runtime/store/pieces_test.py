@@ -140,6 +140,13 @@ def test_damaged_pieces_are_found(folder, change):
             bytes(state)
 
 
+def test_a_store_without_its_table_of_pieces_is_damaged(folder):
+    with sql.SqlStore(folder) as store, store._engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE pieces")
+    with pytest.raises(interface.StoreDamaged, match="has lost the tables .'pieces'."):
+        sql.SqlStore(folder)
+
+
 def test_a_refused_commit_leaves_the_pieces_as_they_are(folder):
     with sql.SqlStore(folder) as store:
         with pytest.raises(interface.RoundConflict):

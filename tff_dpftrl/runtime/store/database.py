@@ -174,6 +174,8 @@ def _prepare_tables(engine: sql.engine.Engine, name: str) -> None:
                 f"The store at {name} has format {version}, this version reads format {_FORMAT}: "
                 "use the version of this package that wrote it."
             )
+        if not connection.dialect.has_table(connection, tables.PIECES.name):
+            raise digests.DamagedRow(f"it has lost the tables {[tables.PIECES.name]}")
         checks.check_rows(connection)
 
 
