@@ -97,7 +97,7 @@ _WHEN_OPENED = {
     "UPDATE commits SET task = 'renamed' WHERE task = 'new'": "the last commit of the task 'renam",
     "UPDATE leases SET epoch = 2": _LEASE,
     "UPDATE leases SET owner = 'b'": _LEASE,
-    "UPDATE leases SET ends_at = ends_at + 1": _LEASE,
+    "UPDATE leases SET valid_until = valid_until + 1": _LEASE,
     "DELETE FROM leases": _OLDER,
 }
 

@@ -121,14 +121,15 @@ def test_what_is_changed_after_it_is_found(place):
 
 
 def test_a_server_of_the_old_version_that_still_runs_writes_nothing(place):
-    # It would write rows without digests, which would be taken for damage.
+    # It would write rows without digests, or take pieces for damage.
     sql.SqlStore(place).close()
     engine, _ = database.open_database(place)
-    with engine.connect() as connection, pytest.raises(sqlalchemy.exc.DBAPIError):
-        # The statement with which it begins each commit, and each change of its lease.
-        connection.execute(
-            sqlalchemy.text("SELECT population, owner, epoch, expires_at FROM leases")
-        )
+    for of_old in ("expires_at", "ends_at, digest"):  # Of formats 1 and 2.
+        with engine.connect() as connection, pytest.raises(sqlalchemy.exc.DBAPIError):
+            # The statement with which it begins each commit, and each change of its lease.
+            connection.execute(
+                sqlalchemy.text(f"SELECT population, owner, epoch, {of_old} FROM leases")
+            )
     engine.dispose()
 
 

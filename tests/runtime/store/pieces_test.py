@@ -160,11 +160,13 @@ def test_a_store_without_pieces_goes_on_with_them(tmp_path):
     engine, _ = database.open_database(tmp_path)
     with engine.begin() as connection:  # As format 2 was.
         tables.PIECES.drop(connection)
+        connection.exec_driver_sql("ALTER TABLE leases RENAME COLUMN valid_until TO ends_at")
         connection.execute(tables.FORMAT.update().values(version=2))
     engine.dispose()
     for _ in range(2):
         with sql.SqlStore(tmp_path) as store:
             assert store.tasks("keyboard") == ()
+            assert store.lease("keyboard") is None
     with sql.SqlStore(tmp_path) as store:
         store.add_task("keyboard", "nwp", model=_content(0), state=_content(1))
     assert _num_pieces(tmp_path) == 6

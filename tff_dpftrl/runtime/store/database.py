@@ -162,8 +162,9 @@ def _prepare_tables(engine: sql.engine.Engine, name: str) -> None:
             version = tables.execute(connection, query.with_for_update()).scalar()
             if version == _FORMAT_WITHOUT_DIGESTS:
                 migration.add_digests(connection)
-                version = _FORMAT_WITHOUT_PIECES
-            if version == _FORMAT_WITHOUT_PIECES:
+            elif version == _FORMAT_WITHOUT_PIECES:
+                migration.rename_end_of_leases(connection)
+            if version in (_FORMAT_WITHOUT_DIGESTS, _FORMAT_WITHOUT_PIECES):
                 tables.PIECES.create(connection)
                 tables.execute(connection, tables.FORMAT.update().values(version=_FORMAT))
                 version = _FORMAT

@@ -102,7 +102,7 @@ def check_lease(row: Any) -> None:
     Raises:
       DamagedRow: If its digest does not match its values.
     """
-    if row.digest != lease_digest(row.population, row.owner, row.epoch, row.ends_at):
+    if row.digest != lease_digest(row.population, row.owner, row.epoch, row.valid_until):
         raise DamagedRow(f"the lease of the population {row.population!r} is not what was written")
 
 

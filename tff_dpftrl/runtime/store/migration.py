@@ -1,4 +1,4 @@
-"""Migration of a store of format 1, whose rows have no digests, to the present format."""
+"""Migration of stores of format 1, whose rows have no digests, and of format 2, without pieces."""
 
 from __future__ import annotations
 
@@ -23,21 +23,26 @@ def add_digests(connection: sql.engine.Connection) -> None:
     Raises:
       digests.DamagedRow: If a row has values of other types than are written.
     """
-    connection.exec_driver_sql("ALTER TABLE leases RENAME COLUMN expires_at TO ends_at")
+    connection.exec_driver_sql("ALTER TABLE leases RENAME COLUMN expires_at TO valid_until")
     for table in (tables.LEASES, tables.COMMITS, tables.ROUNDS):
         for column in table.c:
             if column.name.endswith("digest"):
                 made = schema.CreateColumn(column).compile(dialect=connection.dialect)
                 connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {made}")
     for lease in tables.execute(connection, sql.select(tables.LEASES)).all():
-        _check_types("a lease", lease, owner=str, epoch=int, ends_at=float)
-        digest = digests.lease_digest(lease.population, lease.owner, lease.epoch, lease.ends_at)
+        _check_types("a lease", lease, owner=str, epoch=int, valid_until=float)
+        digest = digests.lease_digest(lease.population, lease.owner, lease.epoch, lease.valid_until)
         _update(connection, tables.LEASES, lease, digest=digest)
     tasks = sql.select(tables.COMMITS.c.population, tables.COMMITS.c.task)
     for population, task in tables.execute(connection, tasks).all():
         last = sql.select(tables.COMMITS).where(tables.is_task(tables.COMMITS, population, task))
         [head] = tables.execute(connection, last).all()
         _add_to_task(connection, head)
+
+
+def rename_end_of_leases(connection: sql.engine.Connection) -> None:
+    """Renames the column of format 2 without which servers of that version write nothing."""
+    connection.exec_driver_sql("ALTER TABLE leases RENAME COLUMN ends_at TO valid_until")
 
 
 def _add_to_task(connection: sql.engine.Connection, head: sql.engine.Row) -> None:

@@ -440,7 +440,7 @@ def _read_lease(
     if row is None:
         return None
     digests.check_lease(row)
-    return interface.Lease(row.population, row.owner, row.epoch, row.ends_at)
+    return interface.Lease(row.population, row.owner, row.epoch, row.valid_until)
 
 
 def _locked_lease(connection: sql.engine.Connection, population: str) -> interface.Lease:
@@ -450,7 +450,8 @@ def _locked_lease(connection: sql.engine.Connection, population: str) -> interfa
 
 
 def _lease_row(lease: interface.Lease) -> dict[str, Any]:
-    values = {"owner": lease.owner, "epoch": lease.epoch, "ends_at": float(lease.expires_at) + 0.0}
+    valid_until = float(lease.expires_at) + 0.0
+    values = {"owner": lease.owner, "epoch": lease.epoch, "valid_until": valid_until}
     digest = digests.lease_digest(lease.population, *values.values())
     return {"population": lease.population, **values, "digest": digest}
 

@@ -36,9 +36,10 @@ LEASES = _table(
     sql.Column("population", _NAME, primary_key=True),
     sql.Column("owner", sql.Text, nullable=False),
     sql.Column("epoch", sql.BigInteger, nullable=False),
-    # Called `expires_at` in format 1: a server of that version that still runs finds no such
-    # column, and can neither lead nor commit rows without digests.
-    sql.Column("ends_at", sql.Float(53), nullable=False),
+    # Called `expires_at` in format 1 and `ends_at` in format 2: a server of such a version that
+    # still runs finds no such column. It can neither lead, nor commit rows without digests, nor
+    # take pieces for damage.
+    sql.Column("valid_until", sql.Float(53), nullable=False),
     _digest("digest"),
 )
 COMMITS = _table(  # One row a task: the only state that it may go on from.
