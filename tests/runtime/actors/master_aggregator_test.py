@@ -201,10 +201,13 @@ def test_a_commit_is_reported_to_the_coordinator():
     assert made.stopped() == {"attempt", "attempt/aggregator/0", "attempt/aggregator/1"}
 
 
-def test_a_state_that_cannot_be_read_is_a_commit_that_the_store_refuses():
+@pytest.mark.parametrize(
+    "error", [interface.StoreError("disk full"), interface.UnknownTask("keyboard", "nwp")]
+)
+def test_a_state_that_cannot_be_read_is_a_commit_that_the_store_refuses(error):
     class LeftInStore(contents.InMemory):
         def parts(self):
-            raise interface.StoreError("disk full")
+            raise error
 
     commit = dataclasses.replace(COMMIT, state=LeftInStore([b""]))
     task = dataclasses.replace(TASK, server_step=_ReadingStep())
@@ -213,7 +216,7 @@ def test_a_state_that_cannot_be_read_is_a_commit_that_the_store_refuses():
     made.deliver(counted(0, 2, 0)).deliver(counted(1, 1, 1))
     made.deliver(part(0, "a", "c")).deliver(part(1, "b", outstanding=1))
     (reply,) = made.sent("leader")  # Which makes a pause before it takes more devices.
-    assert (reply.reason, reply.not_stored, reply.used_devices) == ("disk full", True, True)
+    assert (reply.reason, reply.not_stored, reply.used_devices) == (str(error), True, True)
     skip = Attempt(task, dataclasses.replace(ROLE, commit=commit, skips=True))
     (reply,) = skip.sent("leader")
     assert (reply.not_stored, reply.used_devices) == (True, False)

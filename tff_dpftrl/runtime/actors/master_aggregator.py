@@ -280,7 +280,7 @@ class MasterAggregator(actor.Actor):
         """Has the result of the server's step stored, unless the state cannot be read."""
         try:
             result = compute()
-        except interface.StoreError as error:
+        except (interface.StoreError, interface.StoreRefusal) as error:
             self._abandon(str(error), not_stored=True)
         else:
             self._commit(result)
