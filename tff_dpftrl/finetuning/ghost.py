@@ -530,7 +530,9 @@ def _compared_tokens(num_biases: float, gradient: tf.Tensor, *others: tf.Tensor)
     alike = tf.add_n([tf.matmul(x, x, transpose_b=True) for x in inputs]) + num_biases
     sizes = tf.sqrt(tf.linalg.diag_part(alike)) * _lengths(gradient)
     length = tf.reduce_sum(sizes, axis=1)
-    product = tf.matmul(tf.cast(_factor(alike), gradient.dtype), gradient, transpose_a=True)
+    added = sum(map(_last_size, inputs)) + int(num_biases)
+    factor = tf.cast(_factor(alike, added), gradient.dtype)
+    product = tf.matmul(factor, gradient, transpose_a=True)
     # Where the factor is another's, the length is infinite or no number.
     square = tf.reduce_sum(tf.square(_lengths(product)), axis=1)
     square += tf.where(tf.math.is_finite(length), tf.zeros_like(length), length)
@@ -543,23 +545,27 @@ def _compared_tokens(num_biases: float, gradient: tf.Tensor, *others: tf.Tensor)
     return _Compared(square, between, tf.square(length))
 
 
-def _factor(alike: tf.Tensor) -> tf.Tensor:
+def _factor(alike: tf.Tensor, added: int) -> tf.Tensor:
     """Returns Cholesky factors L with L Lᵀ a little above matrices that may be singular.
 
-    In float64, n tokens' diagonal has to grow by a fraction of n (n + 1) u for the factors to exist
-    (Higham 2002, theorem 10.7). This adds at most 4 n² u A² to the squared norm, u = 2⁻⁵³.
+    Inner products that are sums of m products, in float64, are off by a fraction of m u of the
+    norms, u = 2⁻⁵³, and n tokens' diagonal has to grow by a fraction of n (n + m + 1) u for the
+    factors to exist (Higham 2002, theorem 10.7), which are no numbers otherwise. Here it grows by
+    twice that. With all roundings it moves the squared norm by at most 4 n (n + m + 1) u A².
 
     Args:
-      alike: Positive semi-definite, float64, shape [units, tokens, tokens]; where it is not finite
-        the factor is that of another matrix.
+      alike: Inner products, float64, shape [units, tokens, tokens]; where one is not finite the
+        factor is that of another matrix.
+      added: Number m of products that were added for each.
 
     Returns:
       float64, same shape.
     """
     tokens = tf.cast(tf.shape(alike)[1], tf.float64)
+    grown = 2.0 * tokens * (tokens + float(added + 1)) * 2.0**-53
     diagonal = tf.linalg.diag_part(alike)
     finite = tf.reduce_all(tf.math.is_finite(diagonal), axis=1)[:, None]
-    diagonal = diagonal * (1.0 + 4.0 * tf.square(tokens) * 2.0**-53) + _TINY
+    diagonal = diagonal * (1.0 + grown) + _TINY
     alike = tf.where(finite[:, :, None], alike, tf.zeros_like(alike))
     diagonal = tf.where(finite, diagonal, tf.ones_like(diagonal))
     return tf.linalg.cholesky(tf.linalg.set_diag(alike, diagonal))
