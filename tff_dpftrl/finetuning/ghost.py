@@ -16,17 +16,17 @@ that this part of a clipped gradient is no longer than the clip norm: the clip's
 (`clipping.CLIP_MARGIN`) is 1e-5. The norm of a gradient whose tokens are compared is off by at most
 (n + 2) u A besides, for n tokens and A = Σ_t ‖x_t‖ ‖δ_t‖ (`_compared_tokens`), and what is added is
 a sum over tokens in float32. Both lose digits where the gradients of a unit's tokens cancel each
-other, by the factor A / ‖gradient‖; where a tied embedding's two parts do so, the norm loses them by
-the factor of their norms to that of their sum, too. Units where that is large (`_CANCELLED`) are
-taken one after the other (`clipped_sums.looped`).
+other, by the factor A / ‖gradient‖; and where a tied embedding's two uses do so, the bounds grow by
+√(‖g‖² + ‖h‖²) / ‖g + h‖ of their gradients g and h. Units where the product of both factors is
+large (`_CANCELLED`) are taken one after the other (`clipped_sums.looped`).
 
 For the others, and for the sum over units in float32, that the margin covers the rounding is
 measured on models with random weights and text, and not proven: the proof in
-`private_round.summation` is not one for this way. One of n units that are all alike moves a sum by
-what it adds and some n roundings more: measured, 3e-6 of the clip norm for 64 units of one text and
-9e-6 for 256. Inputs and gradients made up for it, whose roundings all go the same way, exceed the
-clip norm by 3e-5 of it for units of 20 tokens, and by 5e-4 for 256. Where that matters,
-`clipped_sums.looped` is the same function in float64 for all units.
+`private_round.summation` is not one for this way. Roundings grow with the sum: one of 64 units with
+the same text of 20 words moved it by up to 3e-6 of the clip norm more or less than in exact
+arithmetic, one of 256 by 9e-6. Inputs and gradients made up so that all roundings go the same way
+exceed the clip norm by 3e-5 of it in a unit of 20 tokens, and by 5e-4 in one of 256. Where that
+matters, `clipped_sums.looped` is the same function in float64 for all units.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ _CANCELLED = 64.0
 """Largest A / ‖gradient‖ of a unit whose gradient is taken in one pass with others.
 
 Gradients of T tokens in random directions have √T, up to 16 here. At 64, one rounding of a sum in
-float32 moves a gradient by up to 64 · 6e-8, below half of the clip's margin. A sum of T terms has up
-to T roundings, most of which are smaller and which cancel each other unless they are made not to.
+float32 moves a gradient by up to 64 · 6e-8, below half of the clip's margin. A sum of T terms has
+up to T roundings, most of them smaller, which cancel each other unless they are made not to.
 """
 
 
