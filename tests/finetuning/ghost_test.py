@@ -177,9 +177,19 @@ def test_tokens_that_are_alike_have_a_factor(tokens):
     inputs = np.stack([np.zeros([tokens, 3]), np.ones([tokens, 3]), rng.normal(size=[tokens, 3])])
     inputs[2] *= np.logspace(-12, 12, tokens)[:, None]
     alike = inputs @ inputs.transpose(0, 2, 1)
-    factor = ghost._factor(tf.constant(alike)).numpy()
+    factor = ghost._factor(tf.constant(alike), 3).numpy()
     scale = np.sqrt(np.einsum("utt,uss->uts", alike, alike))
     assert np.all(np.abs(factor @ factor.transpose(0, 2, 1) - alike) <= 1e-10 * scale + 2e-30)
+
+
+@pytest.mark.parametrize("size", [1024, 16384])
+def test_products_of_long_inputs_may_be_off_by_a_rounding_for_each_entry(size):
+    inputs = np.full(size, 43 * 2.0**-32)  # Squares are almost a last place of the first one's.
+    inputs[0] = 1.0
+    x = np.stack([inputs, 1.5 * inputs])[None].astype(np.float32)
+    found = ghost._compared_tokens(0.0, tf.ones([1, 2, 3]), tf.constant(x))
+    exact = 3 * np.square(2.5 * np.linalg.norm(inputs))
+    np.testing.assert_allclose(found.square, [exact], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["lstm", "transformer"])
