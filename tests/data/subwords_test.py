@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sequences, subwords, user_text, vocabulary, vocabulary_file
+from tff_dpftrl.data import (
+    sequences,
+    subword_learning,
+    subwords,
+    user_text,
+    vocabulary,
+    vocabulary_file,
+)
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -143,6 +150,30 @@ def test_words_have_the_same_interface():
     assert words.rule().words("The plan") == ["the", "plan"]
     assert words.text([words.bos, 1, 2, words.oov, words.eos, 0]) == "the plan"
     assert words.shown(2) == "plan"
+
+
+def test_an_end_that_the_file_does_not_call_special_is_letters_in_a_text(tmp_path: pathlib.Path):
+    path = byte_level(tmp_path)
+    content = json.loads(path.read_text())
+    content["added_tokens"][0]["special"] = False
+    path.write_text(json.dumps(content))
+    words = subwords.read(path)
+    assert words.eos not in words.ids(words.rule().words("a<|endoftext|>b"))
+
+
+def test_unigrams_have_their_unknown_token(tmp_path: pathlib.Path):
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), ("a", -1.0), ("ab", -1.5)]
+    library = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
+    library.save(str(tmp_path / "tokenizer.json"))
+    words = subwords.read(tmp_path / "tokenizer.json")
+    assert words.ids(words.rule().words("abza")) == [4, words.oov, 3]
+
+
+def test_without_the_package_one_line_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    corpus = user_text.UserText.from_mapping("plans", {"a": ["The plan"]})
+    with pytest.raises(validation.UsageError, match="needs the package tokenizers: pip install"):
+        subword_learning.learn(corpus, 600, kind="wordpiece", source="plans")
 
 
 if __name__ == "__main__":

@@ -248,6 +248,9 @@ def test_rotary_positions_that_are_scaled_are_refused(tmp_path):
     _edit(folder, rope_parameters={"rope_type": "llama3", "rope_theta": 1e4})
     with pytest.raises(ValueError, match="rope_scaling .*llama3.*does not compute"):
         hugging_face.find(folder)
+    _edit(folder, rope_parameters={"rope_type": "default"}, rope_scaling={"type": "linear"})
+    with pytest.raises(ValueError, match="rope_scaling .*linear.*does not compute"):
+        hugging_face.find(folder)
     # As transformers 4 wrote it.
     _edit(folder, rope_parameters=None, rope_scaling=None, rope_theta=5e5)
     assert hugging_face.find(folder).sizes["rotary_base"] == 5e5

@@ -29,6 +29,9 @@ FOLDER = "hugging_face"
 ADAPTERS_FOLDER = "hugging_face_adapters"
 """Name of the adapters' folder in that of a run."""
 
+FOLDERS = (FOLDER, ADAPTERS_FOLDER)
+"""Names of both."""
+
 SEQUENCE_LENGTH = 64
 """Number of positions of a checkpoint's model if none is given; or fewer, if it has fewer."""
 
@@ -392,9 +395,13 @@ def _sizes(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Any]:
                 config.get("n_inner") or 4 * sizes["embedding_size"]
             )
         else:
-            rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
-            if rotary.get("rope_type", rotary.get("type", "default")) != "default":
-                raise _refused(folder, "rope_scaling", rotary)
+            # Which of them counts depends on the version of transformers.
+            rotaries = [config.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
+            for rotary in rotaries:
+                kinds = {rotary.get(key, "default") for key in ("rope_type", "type")}
+                if kinds != {"default"} or any(isinstance(v, dict) for v in rotary.values()):
+                    raise _refused(folder, "rope_scaling", rotary)
+            rotary = rotaries[0] or rotaries[1]
             sizes["rotary_base"] = float(
                 rotary.get("rope_theta", config.get("rope_theta", 10_000.0))
             )
