@@ -102,7 +102,12 @@ def test_a_file_without_an_end_is_refused(tmp_path: pathlib.Path):
         subwords.read(path)
 
 
-@pytest.mark.parametrize("content", ["{", "{}", "[]", '"x"', '{"model": {"type": "Magic"}}'])
+_NO_UNKNOWN = '{"model": {"type": "Unigram", "unk_id": 5, "vocab": []}}'
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "{}", "[]", '"x"', '{"model": {"type": "Magic"}}', _NO_UNKNOWN]
+)
 def test_damaged_files_are_refused(tmp_path: pathlib.Path, content: str):
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(validation.UsageError, match="tokenizer.json cannot be read"):
@@ -159,6 +164,14 @@ def test_an_end_that_the_file_does_not_call_special_is_letters_in_a_text(tmp_pat
     path.write_text(json.dumps(content))
     words = subwords.read(path)
     assert words.eos not in words.ids(words.rule().words("a<|endoftext|>b"))
+
+
+def test_an_empty_unknown_token_is_none(tmp_path: pathlib.Path):
+    path = byte_level(tmp_path)
+    content = json.loads(path.read_text())
+    content["model"]["unk_token"] = ""
+    path.write_text(json.dumps(content))
+    assert subwords.read(path).oov is None
 
 
 def test_unigrams_have_their_unknown_token(tmp_path: pathlib.Path):

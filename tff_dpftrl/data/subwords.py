@@ -387,8 +387,11 @@ def _unknown(content: Any) -> str | None:
         return None
     if model.get("type") == "Unigram":
         number = model.get("unk_id")
-        return None if number is None else model["vocab"][number][0]
-    return model.get("unk_token")
+        try:
+            return None if number is None else model["vocab"][number][0]
+        except (LookupError, TypeError):
+            return None  # The library refuses it.
+    return model.get("unk_token") or None
 
 
 def to_json(words: Subwords) -> dict[str, Any]:
