@@ -11,7 +11,8 @@ from tff_dpftrl.runtime.server import garbage
 @pytest.fixture
 def thresholds():
     before = gc.get_threshold()
-    yield before
+    gc.set_threshold(700, 10, 10)  # Python's own.
+    yield gc.get_threshold()
     gc.set_threshold(*before)
     gc.unfreeze()
 

@@ -108,8 +108,9 @@ def test_a_commit_that_is_interrupted_between_statements_is_absent(server, store
             restarts.pop().start()
         assert _check_whole(store) == done
         done = _commit(store, done).rounds_done  # The connection is back, and nothing is locked.
-    # The lease's lock, the last commit and its round, the swap, the round's row, and the commit.
-    assert failures == 6
+    # The lease's lock, the last commit and its round, the swap, the old pieces, the round's row,
+    # and the commit.
+    assert failures == 7
     assert _check_whole(store) == done + 1
 
 
