@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
+import stat
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -571,6 +573,10 @@ def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
 def _write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
     with durable_files.replacing(path) as file:
         _library().numpy.save_file(dict(tensors), file.name, metadata={"format": "pt"})
+        # Some versions put a file of their own there, which only its owner may read.
+        with open(file.name, "rb") as written:
+            os.fchmod(written.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+            os.fsync(written.fileno())
 
 
 def _listed(names: Sequence[str]) -> str:
