@@ -232,7 +232,7 @@ def read(
         mapped[to] = old.swapaxes(0, axis)[of]
         weights.append(mapped.swapaxes(0, axis))
     num_special = words.size - len(words.words)
-    runs = earlier_runs.chain_of(folder.expanduser())
+    runs = earlier_runs.chain_of(run_folder(folder))
     return InitialWeights(tuple(weights), *source(folder), len(here) - num_special, runs)
 
 
