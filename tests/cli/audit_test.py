@@ -93,7 +93,12 @@ def test_it_enters_the_statement_and_leaves_the_claim(run):
 
 def test_a_refuted_claim_says_so_in_its_statement(run):
     _forge(run)
+    copy = run / "hugging_face" / "privacy_statement.json"
+    copy.parent.mkdir()
+    copy.write_text((run / copy.name).read_text())
     assert main.main(["audit", "--run", str(run), "--state"]) == audit.VIOLATED
+    for name in ("privacy_statement.json", "privacy_statement.md"):  # Beside the weights, too.
+        assert (copy.parent / name).read_text() == (run / name).read_text()
     assert _stated(run).epsilon == 0.01  # An audit does not mend it.
     headline = (run / "privacy_statement.md").read_text().split("\n## ")[0]
     assert "Take nobody to be protected: an audit has found" in headline

@@ -102,6 +102,7 @@ def test_a_text_goes_on_with_the_same_words_for_the_same_seed(run, capsys, monke
         (["the", " \t"], "TEXT must have at least one word in it"),
         (["the", "--top", "0"], "--top must be at least 1, got 0."),
         (["the", "--seed", "1"], "--seed has no meaning without --tokens: leave it out."),
+        (["the", "--tokens", "1", "--seed", "-1"], "--seed must be at least 0, got -1."),
         (["the", "--top", "1", "--tokens", "1"], "--top has no meaning with --tokens: leave it"),
         ([], "line 2 of standard input must have at least one word in it, got ''."),
     ],

@@ -170,6 +170,9 @@ def test_targets_per_character_counts_words_and_ends_over_the_text():
     assert encoded.targets_per_character(["a"]) == 4 / 13  # Three words and the end.
     assert encoded.targets_per_character() == (4 + 8) / (13 + 27)
     assert math.isnan(encoded.targets_per_character(["c"]))
+    # Texts that are cut off have all of their characters, and so all of their targets.
+    cut = sequences.SequenceCorpus(corpus, words, sequences.SequenceSpec(2, split_long_texts=False))
+    assert cut.targets_per_character() == (4 + 8) / (13 + 27)
 
 
 if __name__ == "__main__":

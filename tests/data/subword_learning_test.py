@@ -57,13 +57,14 @@ def test_graphs_split_as_python_does(corpus, lower_case, is_tokenized):
     )
     rule = words.rule(is_tokenized)
     texts = [*subwords_test.strings(3000), *list(corpus.texts())[:100]]
-    texts += ["", " ", "a" * 101, "a" * 100, "##ing", "a\0b", "[UNK] [BOS]"]
+    texts += ["", " ", "a" * 101, "a" * 100, "##ing", "a\0b", "[UNK] [BOS]", "[EOS]x [EOS]"]
     split = tf.function(rule.split, input_signature=[tf.TensorSpec([None], tf.string)])
     found = split(tf.constant([text.encode() for text in texts])).to_list()
     num_unknown = 0
     for text, tokens in zip(texts, found, strict=True):
         expected = rule.words(text)
         assert [token.decode() for token in tokens] == expected, text
+        assert not {words.beginning, words.end}.intersection(expected), text
         num_unknown += words.count(tf.constant(words.ids(expected)).numpy())[1]
     assert 0 < num_unknown
     assert split(tf.constant([], tf.string)).to_list() == []

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sequences, subwords, user_text, vocabulary, vocabulary_file
+from tff_dpftrl.data import (
+    sequences,
+    subword_learning,
+    subwords,
+    user_text,
+    vocabulary,
+    vocabulary_file,
+)
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -95,7 +102,12 @@ def test_a_file_without_an_end_is_refused(tmp_path: pathlib.Path):
         subwords.read(path)
 
 
-@pytest.mark.parametrize("content", ["{", "{}", "[]", '"x"', '{"model": {"type": "Magic"}}'])
+_NO_UNKNOWN = '{"model": {"type": "Unigram", "unk_id": 5, "vocab": []}}'
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "{}", "[]", '"x"', '{"model": {"type": "Magic"}}', _NO_UNKNOWN]
+)
 def test_damaged_files_are_refused(tmp_path: pathlib.Path, content: str):
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(validation.UsageError, match="tokenizer.json cannot be read"):
@@ -143,6 +155,38 @@ def test_words_have_the_same_interface():
     assert words.rule().words("The plan") == ["the", "plan"]
     assert words.text([words.bos, 1, 2, words.oov, words.eos, 0]) == "the plan"
     assert words.shown(2) == "plan"
+
+
+def test_an_end_that_the_file_does_not_call_special_is_letters_in_a_text(tmp_path: pathlib.Path):
+    path = byte_level(tmp_path)
+    content = json.loads(path.read_text())
+    content["added_tokens"][0]["special"] = False
+    path.write_text(json.dumps(content))
+    words = subwords.read(path)
+    assert words.eos not in words.ids(words.rule().words("a<|endoftext|>b"))
+
+
+def test_an_empty_unknown_token_is_none(tmp_path: pathlib.Path):
+    path = byte_level(tmp_path)
+    content = json.loads(path.read_text())
+    content["model"]["unk_token"] = ""
+    path.write_text(json.dumps(content))
+    assert subwords.read(path).oov is None
+
+
+def test_unigrams_have_their_unknown_token(tmp_path: pathlib.Path):
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), ("a", -1.0), ("ab", -1.5)]
+    library = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
+    library.save(str(tmp_path / "tokenizer.json"))
+    words = subwords.read(tmp_path / "tokenizer.json")
+    assert words.ids(words.rule().words("abza")) == [4, words.oov, 3]
+
+
+def test_without_the_package_one_line_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    corpus = user_text.UserText.from_mapping("plans", {"a": ["The plan"]})
+    with pytest.raises(validation.UsageError, match="needs the package tokenizers: pip install"):
+        subword_learning.learn(corpus, 600, kind="wordpiece", source="plans")
 
 
 if __name__ == "__main__":

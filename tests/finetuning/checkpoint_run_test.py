@@ -15,7 +15,7 @@ import safetensors.numpy
 from tests.finetuning import toy_finetuning
 from tests.models import checkpoint_folders
 from tff_dpftrl.cli import main
-from tff_dpftrl.finetuning import clipped_sums, ghost, run
+from tff_dpftrl.finetuning import clipped_sums, ghost, run, trained_part
 from tff_dpftrl.models import export, hugging_face, low_rank
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import trained_model, warm_start
@@ -202,6 +202,45 @@ def test_one_user_moves_a_step_by_no_more_than_the_clip_norm(name, adapter_rank)
             sum(np.sum((a - b) ** 2) for a, b in zip(with_user, without_user, strict=True))
         )
         assert 0.9 * clip_norm < moved <= clip_norm
+
+
+@pytest.mark.slow
+def test_all_runs_of_a_chain_count(toy, tmp_path):
+    first, second, third, fourth = (tmp_path / name for name in ("1st", "2nd", "3rd", "4th"))
+    options = {"deterministic_noise_seed": None, "warmup_steps": 0, "num_steps": 1}
+    one = _finetune(_config(toy, "gpt2", **options), first).statement.epsilon
+    copy = tmp_path / "copy"
+    for folder, output in ((first, second), (second, third), (copy, fourth)):
+        if folder == copy:
+            shutil.copytree(second / "hugging_face", copy)
+        source = folder if folder == copy else folder / "hugging_face"
+        statement = _finetune(
+            _config(toy, "gpt2", initial_weights=str(source), **options), output
+        ).statement
+        number = 2 if output == second else 3
+        total = statement.parameters["epsilon_with_earlier_runs"]
+        assert total == pytest.approx(number * one, rel=1e-3)
+    runs = manifest.read(third).facts["earlier_runs"]
+    assert [run["name"] for run in runs] == ["2nd", "1st"]
+    assert manifest.read(third).facts["earlier_runs_have_same_users"]
+
+
+def test_a_kill_leaves_no_weights_without_a_statement(tmp_path, monkeypatch):
+    source = checkpoint_folders.FOLDER / "gpt2"
+    part = trained_part.TrainedPart.of(trained_model.find(source).load(), 2, seed=0)
+    part.keep(tmp_path)
+    for name in ("privacy_statement.json", "privacy_statement.md"):
+        (tmp_path / name).write_text(name)
+
+    def written(folder, *_, **__):
+        assert (folder / "privacy_statement.json").exists()
+        folders.append(folder.name)
+
+    folders = []
+    monkeypatch.setattr(hugging_face, "write", written)
+    monkeypatch.setattr(hugging_face, "write_adapters", written)
+    part.publish(tmp_path, part.weights, base=source)
+    assert folders == ["hugging_face", "hugging_face_adapters"]
 
 
 @pytest.fixture(name="checkpoint")

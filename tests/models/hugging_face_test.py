@@ -99,6 +99,9 @@ def test_a_round_trip_gives_the_same_bits(name, tmp_path):
     assert hugging_face.find(tmp_path).sizes == hugging_face.find(source).sizes
     tokenizers = [(folder / "tokenizer.json").read_bytes() for folder in (source, tmp_path)]
     assert tokenizers[0] == tokenizers[1]
+    # Whoever may read one of them may read the other.
+    modes = {(tmp_path / file).stat().st_mode for file in ("config.json", "model.safetensors")}
+    assert len(modes) == 1
 
 
 def test_half_precision_is_read_exactly_and_written_as_float32(tmp_path):
@@ -247,6 +250,9 @@ def test_rotary_positions_that_are_scaled_are_refused(tmp_path):
     shutil.copytree(_CHECKPOINTS / "llama_untied", folder)
     _edit(folder, rope_parameters={"rope_type": "llama3", "rope_theta": 1e4})
     with pytest.raises(ValueError, match="rope_scaling .*llama3.*does not compute"):
+        hugging_face.find(folder)
+    _edit(folder, rope_parameters={"rope_type": "default"}, rope_scaling={"type": "linear"})
+    with pytest.raises(ValueError, match="rope_scaling .*linear.*does not compute"):
         hugging_face.find(folder)
     # As transformers 4 wrote it.
     _edit(folder, rope_parameters=None, rope_scaling=None, rope_theta=5e5)

@@ -88,5 +88,27 @@ def test_a_damaged_statement_is_refused(tmp_path, content):
         earlier_runs.facts_of(folder, _USERS)
 
 
+@pytest.mark.parametrize("total", [(3.0, 2e-6), None])
+def test_a_copy_with_a_statement_only_has_what_all_runs_have_spent(tmp_path, total):
+    """As in a copy of a run's folder in Hugging Face's layout."""
+    facts = earlier_runs.facts_of(_write(tmp_path / "first"), _USERS)
+    copy = _write(tmp_path / "copy", epsilon=1.0)
+    (copy / "config.json").write_text('{"model_type": "gpt2"}')
+    runs, _ = earlier_runs.parts(facts)
+    this = composition.Spent("this", 1e-6, 1.0 if total else None)
+    says, found = composition.with_earlier_runs(this, runs, None)
+    path = copy / "privacy_statement.json"
+    stated = json.loads(path.read_text()) | {"headline_caveats": [says]}
+    if total is not None:
+        assert (found.epsilon, found.delta) == total
+        keys = ("epsilon_with_earlier_runs", "delta_with_earlier_runs")
+        stated["parameters"] = dict(zip(keys, total, strict=True))
+    path.write_text(json.dumps(stated))
+    (spent,) = earlier_runs.chain_of(copy)
+    assert (spent.epsilon, spent.delta) == (total or (None, None))
+    assert spent.rho_zcdp is None and "copy" in spent.name
+    assert earlier_runs.statement_of(copy).epsilon == 1.0  # Of that run alone.
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -9,6 +9,9 @@ from typing import Any
 
 from tff_dpftrl.accounting import display, gaussian
 
+BEGAN = "The initial weights are of the run "
+"""Beginning of what a statement says of the runs that its run's initial weights come from."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
@@ -130,7 +133,7 @@ def with_earlier_runs(
       A few sentences for the headline, and the total; None if there is none (`compose`).
     """
     chain = ", which began with those of the run ".join(run.says for run in earlier)
-    text = f"The initial weights are of the run {chain}. "
+    text = f"{BEGAN}{chain}. "
     if not of_one_unit([this, *earlier]):
         return (
             f"{text}Some of these runs protect single examples, others all that is of a user or "

@@ -234,6 +234,7 @@ def _state(folder: pathlib.Path, report: audit_report.AuditReport) -> None:
     """Adds the audit to the statement of a run, once."""
     from tff_dpftrl import durable_files
     from tff_dpftrl.accounting import statement as statement_lib
+    from tff_dpftrl.models import hugging_face
 
     path = folder / "privacy_statement.json"
     if not path.exists():
@@ -251,5 +252,7 @@ def _state(folder: pathlib.Path, report: audit_report.AuditReport) -> None:
     if entry in stated.audits:
         return
     stated = stated.with_audit(entry, is_refuted=report.is_violated)
-    durable_files.write(path, (stated.to_json() + "\n").encode("utf-8"))
-    durable_files.write(path.with_suffix(".md"), stated.to_markdown().encode("utf-8"))
+    copies = [folder / name / path.name for name in hugging_face.FOLDERS]
+    for one in (path, *(copy for copy in copies if copy.exists())):
+        durable_files.write(one, (stated.to_json() + "\n").encode("utf-8"))
+        durable_files.write(one.with_suffix(".md"), stated.to_markdown().encode("utf-8"))

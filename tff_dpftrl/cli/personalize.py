@@ -192,7 +192,7 @@ def _remarks(
     best = result.best.learning_rate
     lines = [
         f"Means and standard errors over {result.num_users} {args.users} users of {data}, each of "
-        "whom counts the same; the loss is in nats per word.",
+        "whom counts the same; the loss is in nats per word or sub-word.",
     ]
     if result.num_too_few:
         lines.append(

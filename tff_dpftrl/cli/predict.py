@@ -115,6 +115,8 @@ def _continue(
     """Prints texts with their sampled continuations."""
     import numpy as np
 
+    if args.seed is not None:
+        validation.integer("--seed", args.seed, minimum=0)
     rng = np.random.default_rng(args.seed)
     numbers = {name: getattr(args, name) for name in ("temperature", "top_p")}
     given = {name: number for name, number in numbers.items() if number is not None}

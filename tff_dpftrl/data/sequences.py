@@ -216,7 +216,8 @@ class SequenceCorpus:
         Bits per character are this times the mean loss, over ln 2 (Gao et al. 2020, "The Pile",
         section 3.1, there with bytes). Ends of texts are targets. Characters are those of Unicode,
         white space included, before the text is lower-cased: what they are does not depend on
-        the vocabulary.
+        the vocabulary. Of texts that are cut off, all targets count, as if the rest of the text
+        had the mean loss, too: its characters count as well.
 
         Args:
           user_ids: Ids of the users; all if None.
@@ -224,6 +225,10 @@ class SequenceCorpus:
         Returns:
           The ratio; NaN if there is no character.
         """
+        if not self.spec.split_long_texts:
+            whole = dataclasses.replace(self.spec, split_long_texts=True)
+            of_whole = SequenceCorpus(self.corpus, self.vocabulary, whole)
+            return of_whole.targets_per_character(self.user_ids if user_ids is None else user_ids)
         targets = characters = 0
         for user_id in self.user_ids if user_ids is None else user_ids:
             targets += int(np.count_nonzero(self.sequences(user_id)[:, 1:]))

@@ -15,7 +15,6 @@ from typing import Any
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.data import subwords, user_text
 
-_ENDS = ("[BOS]", "[EOS]")
 _UNKNOWN = "[UNK]"
 _CONTINUES = "##"
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
@@ -48,8 +47,7 @@ def learn(
     Raises:
       ValueError: If `size` is too small, or the corpus has no words.
     """
-    import tokenizers
-
+    tokenizers = subwords.package()
     validation.integer("size of the vocabulary", size, minimum=1)
     split = subwords.words_of(kind, lower_case=lower_case, is_tokenized=corpus.is_tokenized)
     spoken = [words for text in corpus.texts() if (words := split(text))]
@@ -62,7 +60,7 @@ def learn(
     least, tokens_each = _CHARACTERS
     frequent = sorted(counts, key=lambda letter: (-counts[letter], letter))
     letters = sorted(frequent[: max(least, size // tokens_each)])
-    fixed = [_UNKNOWN, *_ENDS, *letters]
+    fixed = [_UNKNOWN, *subwords.LEARNED_ENDS, *letters]
     fixed += [_CONTINUES + letter for letter in letters] if is_wordpiece else _BYTES
     if size <= len(fixed):
         raise validation.UsageError(
@@ -110,7 +108,7 @@ def learn(
         source=source,
         kind=kind,
         lower_case=lower_case,
-        beginning=_ENDS[0],
-        end=_ENDS[1],
+        beginning=subwords.LEARNED_ENDS[0],
+        end=subwords.LEARNED_ENDS[1],
         unknown=_UNKNOWN if is_wordpiece else None,
     )

@@ -36,6 +36,9 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 _BEGINNINGS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "[CLS]")
 # Files of Hugging Face's layout that name them, the most specific first.
 _NAMING_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+LEARNED_ENDS = ("[BOS]", "[EOS]")
+"""Beginning and end of texts in vocabularies that are learned here."""
+
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
@@ -67,15 +70,16 @@ class SubwordTokenizer:
 
     def words(self, text: str) -> list[str]:
         """Returns the tokens of one text, in order."""
-        library = _library(self.definition)
         if self.kind != "wordpiece":
+            library = _library(self.definition)
             text = _whole_characters(text)
             text = text.lower() if self.lower_case else text
-            return library.encode(text, add_special_tokens=False).tokens
+            ids = library.encode(text, add_special_tokens=False).ids
+            return list(map(library.id_to_token, ids))  # `tokens` of unknown text may be the text.
         words = words_of(self.kind, lower_case=self.lower_case, is_tokenized=self.is_tokenized)(
             text
         )
-        pieces = library.model.tokenize
+        pieces = _pieces(self.definition).tokenize
         return [piece.value for word in words for piece in pieces(word)]
 
     @property
@@ -103,7 +107,7 @@ class SubwordTokenizer:
                 "that `data.subwords` made, or take tokenizer 'wordpiece'."
             )
         words = tokenizer.Tokenizer(self.lower_case, self.is_tokenized).split(texts)
-        model = json_text.parse(self.definition)["model"]
+        model = _wordpiece(self.definition)
         return wordpiece_graph.split(
             words, list(model["vocab"]), model["unk_token"], model["max_input_chars_per_word"]
         )
@@ -214,9 +218,12 @@ def _whole_characters(text: str) -> str:
     return _HALF_CHARACTER.sub("\ufffd", text)
 
 
-@functools.lru_cache(maxsize=4)
-def _library(definition: str) -> tokenizers.Tokenizer:
-    """Returns the library's tokenizer of a `tokenizer.json`, without what it adds to texts."""
+def package() -> Any:
+    """Returns the package `tokenizers`.
+
+    Raises:
+      UsageError: If it is not installed.
+    """
     try:
         import tokenizers
     except ImportError as error:
@@ -224,7 +231,30 @@ def _library(definition: str) -> tokenizers.Tokenizer:
             "A vocabulary of sub-words needs the package tokenizers: pip install tokenizers, or "
             "this package's extra 'finetuning'."
         ) from error
-    found = tokenizers.Tokenizer.from_str(definition)
+    return tokenizers
+
+
+def _wordpiece(definition: str) -> dict[str, Any]:
+    """Returns a learned model of WordPiece, without the ends of texts, which no text may spell."""
+    model = json_text.parse(definition)["model"]
+    vocab = {token: i for token, i in model["vocab"].items() if token not in LEARNED_ENDS}
+    return model | {"vocab": vocab}
+
+
+@functools.lru_cache(maxsize=4)
+def _pieces(definition: str) -> tokenizers.models.WordPiece:
+    model = _wordpiece(definition)
+    return package().models.WordPiece(
+        model["vocab"],
+        unk_token=model["unk_token"],
+        max_input_chars_per_word=model["max_input_chars_per_word"],
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _library(definition: str) -> tokenizers.Tokenizer:
+    """Returns the library's tokenizer of a `tokenizer.json`, without what it adds to texts."""
+    found = package().Tokenizer.from_str(definition)
     found.no_truncation()
     found.no_padding()
     found.encode_special_tokens = True
@@ -306,7 +336,8 @@ def of_definition(
     if kind not in get_args(Kind):
         raise validation.UsageError(f"{where}: there is no kind {kind!r} of sub-words.")
     try:
-        definition = json.dumps(json_text.parse(definition))  # The same text from every file.
+        content = json_text.parse(definition)
+        definition = json.dumps(content)  # The same text from every file.
         library = _library(definition)
     except validation.UsageError:
         raise
@@ -326,6 +357,10 @@ def of_definition(
             f"{_NAMING_FILES[0]} beside it."
         )
     beginning = beginning or _first(_BEGINNINGS, number_of) or end
+    # A text that spells out a special token has its letters.
+    for token in content.get("added_tokens") or ():
+        token["special"] = token["special"] or token["content"] in (beginning, end)
+    definition = json.dumps(content)
     return Subwords(words, source, lower_case, is_public, kind, definition, beginning, end, unknown)
 
 
@@ -352,8 +387,11 @@ def _unknown(content: Any) -> str | None:
         return None
     if model.get("type") == "Unigram":
         number = model.get("unk_id")
-        return None if number is None else model["vocab"][number][0]
-    return model.get("unk_token")
+        try:
+            return None if number is None else model["vocab"][number][0]
+        except (LookupError, TypeError):
+            return None  # The library refuses it.
+    return model.get("unk_token") or None
 
 
 def to_json(words: Subwords) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         "loss_unit": task.words.unit.removesuffix("s"),
         "initial_weights_source": source,
         "initial_weights_are_public": weights_are_public,
-        **earlier_runs.facts_of(config.initial_folder.expanduser(), users.ids),
+        **earlier_runs.facts_of(warm_start.run_folder(config.initial_folder), users.ids),
     }
     known = _manifest(config, chosen, task, users, part, facts)
     run = _prepared(opened, known, chosen.privacy, part, task, users, progress)

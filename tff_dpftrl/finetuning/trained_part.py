@@ -98,13 +98,15 @@ class TrainedPart:
         folders = [output / hugging_face.FOLDER]
         if not (folders[0] / hugging_face.CONFIG).exists():
             return
-        hugging_face.write(folders[0], self.initial.model, self.whole(weights))
         if self._adapters is not None:
             folders.append(output / hugging_face.ADAPTERS_FOLDER)
-            hugging_face.write_adapters(folders[1], self._adapters, weights, base=str(base))
-        for folder in folders:
+        for folder in folders:  # First, so that a kill leaves no weights without a statement.
+            folder.mkdir(exist_ok=True)
             for name in ("privacy_statement.json", "privacy_statement.md"):
                 durable_files.write(folder / name, (output / name).read_bytes())
+        hugging_face.write(folders[0], self.initial.model, self.whole(weights))
+        if self._adapters is not None:
+            hugging_face.write_adapters(folders[1], self._adapters, weights, base=str(base))
 
     def identities(self) -> dict[str, Sequence[str]]:
         """Returns what must not change while a run lasts, by name."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
+import stat
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,9 @@ FOLDER = "hugging_face"
 
 ADAPTERS_FOLDER = "hugging_face_adapters"
 """Name of the adapters' folder in that of a run."""
+
+FOLDERS = (FOLDER, ADAPTERS_FOLDER)
+"""Names of both."""
 
 SEQUENCE_LENGTH = 64
 """Number of positions of a checkpoint's model if none is given; or fewer, if it has fewer."""
@@ -392,9 +397,13 @@ def _sizes(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Any]:
                 config.get("n_inner") or 4 * sizes["embedding_size"]
             )
         else:
-            rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
-            if rotary.get("rope_type", rotary.get("type", "default")) != "default":
-                raise _refused(folder, "rope_scaling", rotary)
+            # Which of them counts depends on the version of transformers.
+            rotaries = [config.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
+            for rotary in rotaries:
+                kinds = {rotary.get(key, "default") for key in ("rope_type", "type")}
+                if kinds != {"default"} or any(isinstance(v, dict) for v in rotary.values()):
+                    raise _refused(folder, "rope_scaling", rotary)
+            rotary = rotaries[0] or rotaries[1]
             sizes["rotary_base"] = float(
                 rotary.get("rope_theta", config.get("rope_theta", 10_000.0))
             )
@@ -564,6 +573,10 @@ def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
 def _write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
     with durable_files.replacing(path) as file:
         _library().numpy.save_file(dict(tensors), file.name, metadata={"format": "pt"})
+        # Some versions put a file of their own there, which only its owner may read.
+        with open(file.name, "rb") as written:
+            os.fchmod(written.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+            os.fsync(written.fileno())
 
 
 def _listed(names: Sequence[str]) -> str:

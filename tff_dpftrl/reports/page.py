@@ -250,7 +250,7 @@ def charts(
             "Loss",
             curves((results_lib.LOSS, "held-out users"), ("loss", "training cohort")),
             x=unit,
-            y="cross-entropy, nats per word" if is_text else "loss",
+            y="cross-entropy, nats per word or sub-word" if is_text else "loss",
         ),
         *(
             line_chart.chart(
@@ -274,7 +274,7 @@ def _metric(name: str) -> str:
     share = re.fullmatch(r"top(\d)_(in_vocab|oov_wrong)", name)
     if share is None:
         meanings = {
-            "loss": "loss (cross-entropy, nats per word)",
+            "loss": "loss (cross-entropy, nats per word or sub-word)",
             "bits_per_character": "bits per character of the text",
         }
         return meanings.get(name, name)

@@ -23,7 +23,7 @@ _MODELS = ("model.npz", "weights.npz")
 _WORDS = "next-word prediction"
 _MEASURED = {
     results_lib.ACCURACY: ("accuracy", "top-1 accuracy, words in the vocabulary"),
-    results_lib.LOSS: ("cross-entropy", "cross-entropy, nats per word"),
+    results_lib.LOSS: ("cross-entropy", "cross-entropy, nats per word or sub-word"),
     "eval_bits_per_character": ("bits per character", "bits per character of the text"),
 }
 _TAGS: Mapping[str, Sequence[str]] = {

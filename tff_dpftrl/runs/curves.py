@@ -10,7 +10,7 @@ from tff_dpftrl import durable_files
 
 _PANELS = (
     ("top-1 accuracy, words in the vocabulary", ("top1", "eval_top1_in_vocab")),
-    ("cross-entropy (nats per word)", ("loss", "eval_loss")),
+    ("cross-entropy (nats per word or sub-word)", ("loss", "eval_loss")),
     ("ε spent, for the declared participation", ("epsilon",)),
 )
 EXACT = (

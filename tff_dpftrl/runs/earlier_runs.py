@@ -52,15 +52,16 @@ def chain_of(folder: pathlib.Path) -> tuple[composition.Spent, ...]:
       folder: Folder of the weights.
 
     Returns:
-      The runs, the last one first; none if the folder is not that of a run.
+      The runs, the last one first; none if the folder is not that of a run. Of a folder that has
+      the statement only, one entry is what the run and those before it have spent together.
 
     Raises:
       UsageError: If the folder has a file of a run that cannot be read.
     """
     if not is_run(folder):
         return ()
-    spent = statement_of(folder) or composition.Spent(folder.absolute().name)
-    return spent, *parts(_facts(folder))[0]
+    spent = statement_of(folder, together=not _has_manifest(folder))
+    return spent or composition.Spent(folder.absolute().name), *parts(_facts(folder))[0]
 
 
 def of_caller(folder: pathlib.Path, users: Sequence[str]) -> dict[str, Any]:
@@ -91,16 +92,15 @@ def of_caller(folder: pathlib.Path, users: Sequence[str]) -> dict[str, Any]:
 
 def is_run(folder: pathlib.Path) -> bool:
     """Returns whether a folder is that of a run, or the report of a served task."""
-    # A folder in Hugging Face's layout has a file of the manifest's name, too.
-    path = folder / manifest.NAME
-    return (folder / _STATEMENT).exists() or (path.exists() and "model_type" not in _read(path))
+    return (folder / _STATEMENT).exists() or _has_manifest(folder)
 
 
-def statement_of(folder: pathlib.Path) -> composition.Spent | None:
+def statement_of(folder: pathlib.Path, *, together: bool = False) -> composition.Spent | None:
     """Reads what the run in a folder has spent, by its statement.
 
     Args:
       folder: Folder of the run, whose name is the run's.
+      together: Whether what the runs before it have spent counts, too.
 
     Returns:
       What it has spent, without a guarantee if an audit refuted its claim; None if it has no
@@ -114,9 +114,15 @@ def statement_of(folder: pathlib.Path) -> composition.Spent | None:
         return None
     try:
         stated = _read(path)
-        spent = composition.Spent.from_json(folder.absolute().name, stated)
+        name = folder.absolute().name
+        if together and any(c.startswith(composition.BEGAN) for c in _caveats(stated)):
+            name += " and those before it"
+            total = stated.get("parameters", {})
+            totals = (total.get(f"{key}_with_earlier_runs") for key in ("epsilon", "delta"))
+            stated |= dict(zip(("epsilon", "delta"), totals, strict=True), rho_zcdp=None)
+        spent = composition.Spent.from_json(name, stated)
         refuted = {sentences.refuted(str(entry)) for entry in stated.get("audits", ())}
-        if refuted.isdisjoint(stated.get("headline_caveats", ())):
+        if refuted.isdisjoint(_caveats(stated)):
             return spent
         return composition.Spent(spent.name, unit_of_privacy=spent.unit_of_privacy)
     except (KeyError, TypeError, ValueError) as error:
@@ -129,6 +135,16 @@ def parts(facts: Mapping[str, Any]) -> tuple[tuple[composition.Spent, ...], bool
     """Returns the earlier runs of a manifest's facts, and whether they have the same users."""
     runs = tuple(composition.Spent(**entry) for entry in facts.get(_RUNS, ()))
     return runs, facts.get(_SAME_USERS)
+
+
+def _caveats(stated: Mapping[str, Any]) -> Sequence[str]:
+    return stated.get("headline_caveats", ())
+
+
+def _has_manifest(folder: pathlib.Path) -> bool:
+    # A folder in Hugging Face's layout has a file of the manifest's name, too.
+    path = folder / manifest.NAME
+    return path.exists() and "model_type" not in _read(path)
 
 
 def _facts(folder: pathlib.Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tff_dpftrl.runs import metrics_log
 
 EVALUATION_METRICS = {
-    "loss": "cross-entropy, nats per word",
+    "loss": "cross-entropy, nats per word or sub-word",
     "perplexity": "exp of the cross-entropy",
     "bits_per_character": "log-loss of all words and ends of texts, over the characters of the "
     "text; to compare vocabularies, but a word that a vocabulary lacks costs only what "

@@ -161,6 +161,8 @@ class TrainedModel:
         validation.integer("num_tokens", num_tokens, minimum=1)
         validation.number("temperature", temperature, at_least=0)
         validation.number("top_p", top_p, above=0, at_most=1)
+        if not isinstance(seed, np.random.Generator | None):
+            validation.integer("seed", seed, minimum=0)
         rng, length = np.random.default_rng(seed), self.model.sequence_length
         begun = [self.words.ids(self.rule.words(text)) for text in texts]
         for text, ids in zip(texts, begun, strict=True):

@@ -57,6 +57,18 @@ def find(folder: str | pathlib.Path) -> trained_model.TrainedFiles:
         raise validation.UsageError(f"initial_weights cannot be read. {error}") from error
 
 
+def run_folder(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of the run that wrote a folder of weights inside its own; else the same.
+
+    Args:
+      folder: Folder of the weights.
+    """
+    folder = folder.expanduser()
+    parent = folder.absolute().parent
+    is_inside = folder.name == hugging_face.FOLDER and earlier_runs.is_run(parent)
+    return parent if is_inside else folder
+
+
 def source(folder: pathlib.Path, trained_on: str | None = None) -> tuple[str, bool]:
     """Returns a statement's words on a folder's weights, and whether all their text was public.
 
@@ -71,7 +83,7 @@ def source(folder: pathlib.Path, trained_on: str | None = None) -> tuple[str, bo
     Raises:
       UsageError: If the record is damaged, or `trained_on` is given beside a record.
     """
-    folder = folder.expanduser()
+    folder = run_folder(folder)
     name, record = folder.name, folder / RECORD
     is_run = earlier_runs.is_run(folder)
     if trained_on is not None and (is_run or record.exists()):
@@ -80,8 +92,6 @@ def source(folder: pathlib.Path, trained_on: str | None = None) -> tuple[str, bo
             "it: leave it out."
         )
     if is_run:  # Whatever was pretrained there before.
-        if name == hugging_face.FOLDER:
-            name = folder.absolute().parent.name
         text = (
             f"the model of the training run {name!r}, whose own statement says what it may tell of "
             "its users; who is a user of both runs is not covered by either statement alone"
@@ -222,7 +232,7 @@ def read(
         mapped[to] = old.swapaxes(0, axis)[of]
         weights.append(mapped.swapaxes(0, axis))
     num_special = words.size - len(words.words)
-    runs = earlier_runs.chain_of(folder.expanduser())
+    runs = earlier_runs.chain_of(run_folder(folder))
     return InitialWeights(tuple(weights), *source(folder), len(here) - num_special, runs)
 
 

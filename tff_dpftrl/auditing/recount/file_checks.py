@@ -17,7 +17,7 @@ from tff_dpftrl.auditing.recount import terms as terms_lib
 from tff_dpftrl.models import hugging_face
 
 _STATEMENTS = ("privacy_statement.json", "privacy_statement.md")
-_CHECKPOINTS = (hugging_face.FOLDER, hugging_face.ADAPTERS_FOLDER)
+_CHECKPOINTS = hugging_face.FOLDERS
 _AT_THE_END = (
     *_STATEMENTS,
     "metrics.csv",
