@@ -45,11 +45,11 @@ from tff_dpftrl.finetuning import clipped_sums
 from tff_dpftrl.models import language_model, weight_uses
 from tff_dpftrl.private_round import clipping, summation
 
-_MOST_TOKENS = 256
+_MOST_TOKENS = 128
 """Tokens in a unit, padding included, up to which this is chosen.
 
-Larger units have batches of their own that are about as fast, and those of few rows no padding.
-`benchmarks/clipped_sums.py` has the comparison.
+Larger units are taken one after the other, with the proof in float64. Up to 256 tokens this would
+be faster still (`benchmarks/clipped_sums.py`), but the more tokens, the less is proven of it.
 """
 
 _LARGEST_FORMED = 2
