@@ -7,7 +7,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from tests.data import subwords_test
+from tests.data import random_texts
 from tff_dpftrl import validation
 from tff_dpftrl.data import docstrings, subword_learning, subwords, user_text
 
@@ -44,7 +44,7 @@ def test_texts_come_back(words):
 def test_every_string_is_spelled_by_bytes(corpus):
     words = subword_learning.learn(corpus, 600, kind="sentencepiece", source="docstrings")
     assert words.oov is None
-    for text in subwords_test.strings(2000):
+    for text in random_texts.strings(2000):
         ids = words.ids(words.rule().words(text))
         assert words.text(ids) == text.lower().removeprefix(" ")
         assert words.bos not in ids and words.eos not in ids
@@ -56,7 +56,7 @@ def test_graphs_split_as_python_does(corpus, lower_case, is_tokenized):
         corpus, 1500, kind="wordpiece", source="docstrings", lower_case=lower_case
     )
     rule = words.rule(is_tokenized)
-    texts = [*subwords_test.strings(3000), *list(corpus.texts())[:100]]
+    texts = [*random_texts.strings(3000), *list(corpus.texts())[:100]]
     texts += ["", " ", "a" * 101, "a" * 100, "##ing", "a\0b", "[UNK] [BOS]", "[EOS]x [EOS]"]
     split = tf.function(rule.split, input_signature=[tf.TensorSpec([None], tf.string)])
     found = split(tf.constant([text.encode() for text in texts])).to_list()
