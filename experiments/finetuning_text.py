@@ -37,6 +37,7 @@ from tff_dpftrl.finetuning import (
     choosing,
     example_sampling,
     group_size,
+    passes,
     plan,
     proxies,
     run,
@@ -118,8 +119,9 @@ class Corpus:
             model=self.model,
         )
         self.users = run.users_of(self.task)
+        self.kept = sequences.SequenceCorpus(text.test, initial.words, spec)
         self.proxies = proxies.measure(
-            sequences.SequenceCorpus(text.test, initial.words, spec),
+            self.kept,
             self.model,
             self.weights,
             largest_group=_LARGEST_GROUP,
@@ -218,7 +220,7 @@ class Corpus:
             deterministic_noise_seed=cell.seed,
         )
         steps = run.steps_of(config, private, group, self.model, self.weights)
-        batches = run.batches_of(private, self.users, group, cell.seed)
+        batches = passes.batches_of(private, self.users, group, cell.seed)
         state = steps.initial_state()
         for step in range(STEPS):
             state = self._step(steps, state, batches(step))
