@@ -33,8 +33,8 @@ from tff_dpftrl.training import trained_model
 
 _RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 _SEEDS, _TUNING_SEED = (0, 1, 2), 9
-_EPSILON, _BUDGET, _HELD_OUT = 4.0, 64, 1500
-RATES = {None: (4e-3, 1e-3, 1.6e-2), 8: (1.6e-2, 4e-3, 6.4e-2)}
+_EPSILON, _BUDGET, _STEPS, _HELD_OUT = 4.0, 64, 30, 1500
+RATES = {None: (4e-3, 1.2e-2), 8: (4e-3, 1.2e-2)}
 """Learning rates that are tried, by the rank of the adapters, None for all weights."""
 
 
@@ -46,6 +46,7 @@ class Corpus(finetuning_text.Corpus):
     """
 
     def __init__(self, data: str, initial_weights: str):
+        finetuning_text.STEPS = _STEPS
         super().__init__(data, initial_weights)
         self._initial = trained_model.find(pathlib.Path(initial_weights)).load()
         self._whole = dataclasses.replace(
@@ -111,43 +112,49 @@ def best_rate(rows: Sequence[Mapping[str, str]], rank: int | None) -> float:
     return min(tried)[1]
 
 
-def run(path: pathlib.Path, kind: str, data: str, initial_weights: str) -> None:
-    """Runs what is left for a tokenizer."""
-    corpus = None
+def run(path: pathlib.Path, data: str, pretrained: Mapping[str, str]) -> None:
+    """Runs what is left.
 
-    def ensure(rank: int | None, rate: float, cell: Cell) -> None:
-        nonlocal corpus
+    Args:
+      path: File of the rows.
+      data: File of the users.
+      pretrained: Folder of the pretrained model of each tokenizer.
+    """
+
+    @functools.cache
+    def corpus(kind: str) -> Corpus:
+        return Corpus(data, pretrained[kind])
+
+    def ensure(kind: str, rank: int | None, rate: float, cell: Cell) -> None:
         name = named(kind, rank, rate, cell)
         if any(name.items() <= row.items() for row in read(path)):
             return
-        if corpus is None:
-            corpus = Corpus(data, initial_weights)
-        corpus.train(rank, rate)
-        row = name | corpus.row(cell)
-        bits, before = (m["bits_per_character"] for m in (corpus.measured, corpus.before))
+        found = corpus(kind)
+        found.train(rank, rate)
+        row = name | found.row(cell)
+        bits, before = (m["bits_per_character"] for m in (found.measured, found.before))
         row |= {"bits": f"{bits:.5g}", "bits before": f"{before:.5g}"}
         finetuning_text.append(path, row)
         print(*row.values(), flush=True)
 
-    tuned = {row["tokenizer"] for row in read(path) if row["seed"] == str(_TUNING_SEED)}
-    if not tuned - {kind}:
-        for rank, rates in RATES.items():
-            for rate in rates:
-                ensure(rank, rate, Cell(ULS, _EPSILON, _BUDGET, seed=_TUNING_SEED))
+    for rank, rates in RATES.items():
+        for rate in rates:
+            ensure("words", rank, rate, Cell(ULS, _EPSILON, _BUDGET, seed=_TUNING_SEED))
+    for rank, cell in cells():
+        for kind in pretrained:
+            ensure(kind, rank, best_rate(read(path), rank), cell)
+
+
+def cells() -> Iterator[tuple[int | None, Cell]]:
+    """Yields the runs with a model, rank and cell, seed after seed."""
     for seed in _SEEDS:
-        for rank, cell in cells(seed):
-            ensure(rank, best_rate(read(path), rank), cell)
-
-
-def cells(seed: int) -> Iterator[tuple[int | None, Cell]]:
-    """Yields the runs of one seed with a model: rank and cell."""
-    for rank in (None, 8):
-        for method in (ULS, ELS, PASSES):
-            yield rank, Cell(method, _EPSILON, _BUDGET, seed=seed)
-    yield 4, Cell(ULS, _EPSILON, _BUDGET, seed=seed)
-    if seed == 0:  # Without noise seeds differ in the samples only.
         for rank in (None, 8):
-            yield rank, Cell(NONE, math.inf, _BUDGET, seed=seed)
+            for method in (ULS, ELS, PASSES):
+                yield rank, Cell(method, _EPSILON, _BUDGET, seed=seed)
+    for seed in _SEEDS:
+        yield 4, Cell(ULS, _EPSILON, _BUDGET, seed=seed)
+    for rank in (None, 8):  # Without noise seeds differ in the samples only.
+        yield rank, Cell(NONE, math.inf, _BUDGET, seed=0)
 
 
 def summary(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -198,9 +205,8 @@ def main() -> None:
         parser.add_argument(f"--{kind}", help=f"folder of a pretrained model of {kind}")
     args = parser.parse_args()
     path = _RESULTS / "finetuning_adapters_seeds.csv"
-    for kind in kinds:
-        if (folder := getattr(args, kind)) is not None:
-            run(path, kind, args.data, folder)
+    if args.data is not None:
+        run(path, args.data, {kind: getattr(args, kind) for kind in kinds})
     made = summary(read(path))
     with open(_RESULTS / "finetuning_adapters.csv", "w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, made[0], lineterminator="\n")

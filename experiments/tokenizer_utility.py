@@ -31,7 +31,6 @@ import pathlib
 import random
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -41,9 +40,10 @@ import tensorflow as tf
 
 from tff_dpftrl.data import sequences, subwords, tokenizer, user_text, vocabulary
 from tff_dpftrl.models import metrics, ngrams
+from tff_dpftrl.runs import checkpoint, released_model
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus as corpus_lib
-from tff_dpftrl.training import language_config, pretraining, trained_model
+from tff_dpftrl.training import language_config, opening, pretraining, trained_model
 
 _RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 _SEEDS, _TOKENIZERS, _NOISES = (0, 1, 2), ("words", "wordpiece", "sentencepiece"), ("none", "blt")
@@ -334,7 +334,7 @@ class Experiment:
         """Returns the users, and the vocabulary of a tokenizer."""
         if kind not in self._texts:
             self._texts[kind] = corpus_lib.read(
-                self._config(kind, "none", 0).part(corpus_lib.TextOptions)
+                self._config(kind, "none").part(corpus_lib.TextOptions)
             )
         return self._texts[kind]
 
@@ -353,7 +353,7 @@ class Experiment:
         split = tokenizer.Tokenizer().words
         return SpellingCode(word for text in public.train.texts() for word in split(text))
 
-    def _config(self, kind: str, noise: str, seed: int) -> config_lib.TrainingConfig:
+    def _config(self, kind: str, noise: str) -> config_lib.TrainingConfig:
         folder = self.pretrained(kind)
         privacy = {"mechanism": "none"}
         if noise != "none":
@@ -363,55 +363,86 @@ class Experiment:
                 "delta": 1e-6,
                 "simulate_report_goal": 250,
                 "simulate_population": 12_500,
-                "deterministic_noise_seed": seed,
             }
         return config_lib.TrainingConfig(
-            initial_weights=str(folder),
+            tokenizer=kind,
+            vocabulary=str(folder / "vocabulary.json"),
             max_users=_MAX_USERS,
             batch_size=16,
             max_sequences_per_client=16,
-            num_rounds=30,
-            clients_per_round=12,
+            num_rounds=60,
+            clients_per_round=8,
             client_learning_rate=0.5,
             server_learning_rate=1.0,
             server_momentum=0.9,
-            server_warmup_rounds=3,
+            server_warmup_rounds=6,
             server_decay="cosine",
             iterate_averaging=0.9,
             clip_norm=0.5,
-            eval_every=30,
-            eval_sequences=500,
-            seed=seed,
+            eval_sequences=16,
             **self._options(kind),
             **privacy,
         )
 
-    def row(self, kind: str, noise: str, seed: int) -> dict[str, object]:
-        """Trains once, and measures on held-out users; without rounds if noise is "pretrained"."""
-        from tff_dpftrl.training import run  # TFF, which nothing else here needs.
-
+    def rows(self, kind: str, noise: str, seeds: Sequence[int]) -> Iterator[dict[str, object]]:
+        """Trains and measures for each seed; without rounds if the noise is "pretrained"."""
         begin = time.process_time()
-        if noise == "pretrained":
-            trained = trained_model.find(self.pretrained(kind)).load()
-        else:
-            config = self._config(kind, noise, seed)
-            with tempfile.TemporaryDirectory() as folder:
-                output = pathlib.Path(folder) / "run"
-                run.train(config, output, text=self.text(kind), progress=lambda line: None)
-                trained = trained_model.find(output).load()
-        found = measure(trained, self.held_out, self.code)
-        return {
-            "corpus": self.name,
-            "tokenizer": kind,
-            "noise": noise,
-            "seed": seed,
-            **{name: f"{value:.5g}" for name, value in found.items()},
-            "processor seconds": f"{time.process_time() - begin:.0f}",
-        }
+        first = trained_model.find(self.pretrained(kind)).load()
+        weights = iter([first.weights])
+        if noise != "pretrained":
+            weights = self._train(self._config(kind, noise), first.weights, seeds)
+        for seed, found in zip(seeds, weights, strict=True):
+            trained = dataclasses.replace(first, weights=found)
+            yield {
+                "corpus": self.name,
+                "tokenizer": kind,
+                "noise": noise,
+                "seed": seed,
+                **{
+                    name: f"{value:.5g}"
+                    for name, value in measure(trained, self.held_out, self.code).items()
+                },
+                "processor seconds": f"{time.process_time() - begin:.0f}",
+            }
+            begin = time.process_time()
+
+    def _train(
+        self, config: config_lib.TrainingConfig, initial: Sequence[np.ndarray], seeds: Sequence[int]
+    ) -> Iterator[list[np.ndarray]]:
+        """Yields the weights after the rounds that `tff-dpftrl train` runs, without its books.
+
+        A seed is one of cohorts and of the clients' order. Noise is drawn anew each time.
+        """
+        # TFF, which nothing else here needs.
+        from tff_dpftrl.training import engine, federated_trainer, process, task
+
+        text = self.text(config.tokenizer)
+        of_text = task.build_language_task(config.part(task.TaskOptions), text)
+        of_text = dataclasses.replace(of_text, initial_weights=tuple(initial))
+        plan = config.privacy().plan(len(text.train), of_text.model.num_parameters)
+
+        def build() -> object:
+            return process.build_process(plan, config.learning, of_text.functional_model())
+
+        with engine.open_engine(
+            config.engine, build, of_text, opening.IN_THIS_PROCESS, secure_sums=False
+        ) as (built, _):
+            for seed in seeds:
+                seeded = dataclasses.replace(of_text, seed=seed)
+                trainer = federated_trainer.FederatedTrainer(
+                    text.train.user_ids, plan, built, seeded.client_rows
+                )
+                trainer.sample_with(seed)
+                state = built.initialize()
+                for index in range(config.num_rounds):
+                    state = trainer.train(state, index, trainer.members(index)).state
+                yield released_model.weights(
+                    config.iterate_averaging, checkpoint.Snapshot.of(state)
+                )
 
     def counted(self) -> Iterator[dict[str, object]]:
         """Yields the accuracies of n-grams of words, counted on all training users."""
-        config = dataclasses.replace(self._config("words", "none", 0), max_users=None)
+        config = dataclasses.replace(self._config("words", "none"), max_users=None)
         text = corpus_lib.read(config.part(corpus_lib.TextOptions))
         words, length = text.words, config.sequence_length
         pooled = sequences.SequenceCorpus(
@@ -459,6 +490,7 @@ def summary(rows: Sequence[dict[str, str]]) -> list[dict[str, object]]:
             {
                 "corpus": corpus,
                 "tokenizer": kind,
+                "seeds": "" if is_counted else len(found),
                 "model": {"none": "no noise", "blt": "BLT, ε = 5"}.get(noise, noise),
                 "unknown words": "" if is_counted else f"{100 * float(found[0]['unknown']):.1f} %",
                 "bits per character": "" if is_counted else mean("bits"),
@@ -487,13 +519,12 @@ def main() -> None:
             return list(csv.DictReader(file))
 
     experiments = {name: Experiment(name, args.data, args.work) for name in args.corpora}
-    wanted = [(name, kind, "pretrained", 0) for name in experiments for kind in _TOKENIZERS]
-    wanted += list(itertools.product(experiments, _TOKENIZERS, _NOISES, _SEEDS))
-    wanted.sort(key=lambda cell: (cell[2] != "pretrained", cell[3]))
     done = {(*(row[name] for name in names[:3]), int(row["seed"])) for row in rows()}
-    for corpus, *cell in wanted:
-        if (corpus, *cell) not in done:
-            row = experiments[corpus].row(*cell)
+    settings = itertools.product(_TOKENIZERS, ("pretrained", *_NOISES), experiments)
+    for kind, noise, corpus in settings:
+        seeds = (0,) if noise == "pretrained" else _SEEDS
+        left = [seed for seed in seeds if (corpus, kind, noise, seed) not in done]
+        for row in experiments[corpus].rows(kind, noise, left) if left else ():
             finetuning_text.append(path, row)
             print(*row.values(), flush=True)
     for corpus, experiment in experiments.items():
