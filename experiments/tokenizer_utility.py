@@ -78,34 +78,44 @@ CORPORA = {
 
 
 class SpellingCode:
-    """A code of words by their letters.
+    """A code of words by their letters: n-grams, interpolated by Witten and Bell's rule.
 
-    The bits of the letters c1 … cn of a word are -Σ log2 p(c_i | c_(i-1)), where c0 and c(n+1) are
-    a mark of the word's ends. p(c | b) = (n(b, c) + 1) / (n(b) + K), with the numbers n of pairs
-    in the words that it is counted on, and K the number of letters there, the mark and one for
-    all other letters included. A letter of the latter has 20.1 bits more, log2 of the number of
-    Unicode's code points.
+    A word has -Σ log2 p(c | the letters before it in the word) bits, its end included. After a
+    context h of at most `order` letters, p(c | h) = (n(h, c) + t(h) p(c | h')) / (n(h) + t(h)),
+    with the numbers n of letters in the words that it is counted on, the number t(h) of different
+    letters after h, and h' without its first letter. Below the empty context all letters known
+    have the same probability, together with one for all others. One of those has 20.1 bits more,
+    log2 of the number of Unicode's code points.
     """
 
-    def __init__(self, words: Iterable[str]):
+    def __init__(self, words: Iterable[str], order: int = 4):
         """Counts the letters of words, each as often as it occurs."""
-        self._pairs = collections.Counter(pair for word in words for pair in self._of(word))
-        self._firsts = collections.Counter[str]()
-        for (first, _), count in self._pairs.items():
-            self._firsts[first] += count
-        self._known = {second for _, second in self._pairs}
+        self._order = order
+        self._after: dict[str, collections.Counter[str]] = {}
+        for word in words:
+            for context, letter in self._of(word):
+                for size in range(len(context) + 1):
+                    counts = self._after.setdefault(context[size:], collections.Counter())
+                    counts[letter] += 1
+        self._totals = {context: found.total() for context, found in self._after.items()}
 
     def _of(self, word: str) -> Iterator[tuple[str, str]]:
-        ends = "\n"
-        return zip(ends + word, word + ends, strict=True)
+        """Yields each letter and the end of a word, with its context."""
+        marked = f"\n{word}\n"
+        for at in range(1, len(marked)):
+            yield marked[max(0, at - self._order) : at], marked[at]
 
     def bits(self, word: str) -> float:
         """Returns the bits of a word."""
-        bits, size = 0.0, len(self._known) + 1
-        for first, second in self._of(word):
-            share = (self._pairs[first, second] + 1) / (self._firsts[first] + size)
+        bits, known = 0.0, self._after.get("", {})
+        for context, letter in self._of(word):
+            share = 1.0 / (len(known) + 1)
+            for size in range(len(context), -1, -1):
+                if (found := self._after.get(context[size:])) is not None:
+                    total = self._totals[context[size:]]
+                    share = (found[letter] + len(found) * share) / (total + len(found))
             bits -= math.log2(share)
-            if second not in self._known:
+            if letter not in known:
                 bits += math.log2(0x110000)
         return bits
 
@@ -346,12 +356,12 @@ class Experiment:
 
     @functools.cached_property
     def code(self) -> SpellingCode:
-        """The code of unknown words, counted on the words of the public text."""
-        options = language_config.LanguageConfig(**self._options("words"))
-        config = pretraining.PretrainingConfig(data=self._public)
-        public = pretraining.read(config, dataclasses.replace(options, vocabulary="docs"))
-        split = tokenizer.Tokenizer().words
-        return SpellingCode(word for text in public.train.texts() for word in split(text))
+        """The code of unknown words, counted on those of the public text, each once."""
+        options = language_config.LanguageConfig(vocabulary="docs", **self._options("words"))
+        public = pretraining.read(pretraining.PretrainingConfig(data=self._public), options)
+        known, split = self.text("words").words.id_of, tokenizer.Tokenizer().words
+        found = (word for text in public.train.texts() for word in split(text))
+        return SpellingCode({word for word in found if word not in known})
 
     def _config(self, kind: str, noise: str) -> config_lib.TrainingConfig:
         folder = self.pretrained(kind)
@@ -509,6 +519,7 @@ def main() -> None:
     parser.add_argument("corpora", nargs="*", choices=[*CORPORA, []])
     parser.add_argument("--data", type=pathlib.Path, help="folder of the three files of users")
     parser.add_argument("--work", type=pathlib.Path, help="folder of pretrained models")
+    parser.add_argument("--tokenizers", default=",".join(_TOKENIZERS), help="only these")
     args = parser.parse_args()
     path, names = _RESULTS / "tokenizers_seeds.csv", ("corpus", "tokenizer", "noise", "seed")
 
@@ -520,7 +531,7 @@ def main() -> None:
 
     experiments = {name: Experiment(name, args.data, args.work) for name in args.corpora}
     done = {(*(row[name] for name in names[:3]), int(row["seed"])) for row in rows()}
-    settings = itertools.product(_TOKENIZERS, ("pretrained", *_NOISES), experiments)
+    settings = itertools.product(args.tokenizers.split(","), ("pretrained", *_NOISES), experiments)
     for kind, noise, corpus in settings:
         seeds = (0,) if noise == "pretrained" else _SEEDS
         left = [seed for seed in seeds if (corpus, kind, noise, seed) not in done]

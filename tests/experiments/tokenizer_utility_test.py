@@ -28,10 +28,23 @@ def _learn(kind, size=None):
 
 
 def test_a_word_is_charged_by_its_letters():
-    code = utility.SpellingCode(["ab"])
-    assert code.bits("ab") == pytest.approx(3 * math.log2(5 / 2))
-    assert code.bits("é") == pytest.approx(math.log2(5) + math.log2(4) + math.log2(0x110000))
-    assert code.bits("ba") == pytest.approx(3 * math.log2(5))
+    code = utility.SpellingCode(["ab"], order=1)
+    # Of three letters, the mark of the end included, each occurs once.
+    empty = {letter: (1 + 3 / 4) / 6 for letter in "ab\n"} | {"é": (3 / 4) / 6}
+    seen = {letter: (1 + share) / 2 for letter, share in empty.items()}
+    bits = -sum(math.log2(seen[letter]) for letter in "ab\n")
+    assert code.bits("ab") == pytest.approx(bits)
+    # After "é" nothing is known.
+    bits = -math.log2(empty["é"] / 2) + math.log2(0x110000) - math.log2(empty["\n"])
+    assert code.bits("é") == pytest.approx(bits)
+
+
+def test_letters_have_probabilities_that_sum_to_one():
+    code = utility.SpellingCode(["ab", "abba", "cab", "b"])
+    ends = [2.0 ** -code.bits(word) for word in ("", *"abc")]
+    assert 0 < sum(ends) < 1
+    longer = utility.SpellingCode(["abba"] * 50)
+    assert longer.bits("abba") < longer.bits("baab")
 
 
 @pytest.mark.parametrize("kind", _KINDS)
