@@ -31,7 +31,7 @@ _ALLOWED = {
     "runs": (*_MATHS, "private_round", "reports"),
     "finetuning": (*_MATHS, "private_round", "models", "data", "runs", "training"),
     "training": (*_FEDERATED, "reports", "runs"),
-    "sweeps": ("accounting", "mechanisms", "reports", "runs", "finetuning", "data", "training"),
+    "sweeps": ("accounting", "mechanisms", "reports", "runs", "finetuning", "training"),
     "secure_sums": (),
     "auditing": (*_FEDERATED, "runs", "finetuning", "training", "runtime"),
     "runtime": (*_FEDERATED, "secure_sums", "reports", "runs", "training"),
