@@ -288,8 +288,8 @@ def _passes(
 ) -> Chosen:
     group = _given("group_size", options.group_size)
     clip_norm, source = _clip_norm(options, public, group)
+    _check_cohort(options, group, options.cohort_size or options.budget // group, len(users))
     asked = asked_of_passes(options, clip_norm=clip_norm)
-    _check_cohort(options, group, asked.clients_per_round, len(users))
     plan = asked.plan(len(users), num_parameters)
     turn = math.ceil(len(users) / plan.clients_per_round)
     facts = {
