@@ -102,6 +102,7 @@ class PrivateSteps:
         self._averaging = iterate_averaging
         self._learning_rate = learning_rate
         self._release = tf.function(self._noised, autograph=False)
+        self._release_tensor = tf.function(self._noised_tensor, autograph=False)
 
     def initial_state(self) -> dict[str, Any]:
         """Returns the state before the first step, with a new root seed each time."""
@@ -132,8 +133,7 @@ class PrivateSteps:
         """
         self._restore(state)
         total, units = self._sum(self._weights, read_rows, row_splits, self._clip_norm)
-        private, gradient = self._release(state["aggregator"], total)
-        del total
+        private, gradient = self._released(state["aggregator"], total)
         index = int(state["aggregator"].round_index)
         if self._learning_rate is not None:
             self._optimizer.learning_rate = self._learning_rate(index)
@@ -160,6 +160,24 @@ class PrivateSteps:
         self._current = []
         for variable, value in zip([*self._weights, *self._optimizer_state], kept, strict=True):
             variable.assign(array_tensors.tensor(np.asarray(value)))
+
+    def _released(self, state: Any, total: list[tf.Tensor]) -> tuple[Any, list[tf.Tensor]]:
+        """Returns the state after a release, and the released mean; empties `total`."""
+        if not self._round.is_separable:
+            private, gradient = self._release(state, total)
+            total.clear()
+            return private, gradient
+        # With the noise of one tensor in memory at a time.
+        gradient = []
+        total.reverse()
+        while total:
+            position = tf.constant(len(gradient), tf.int32)
+            gradient.append(self._release_tensor(state, position, total.pop()))
+        return self._round.after_tensors(state), gradient
+
+    def _noised_tensor(self, state: Any, position: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+        mean = self._round.release_tensor(state, position, total)
+        return tf.cast(self._scale * mean, tf.float32)
 
     def _noised(self, state: Any, total: list[tf.Tensor]) -> tuple[Any, list[tf.Tensor]]:
         state, average, _ = self._round.release(state, interface.Contribution(total))

@@ -47,6 +47,11 @@ class Decoder(language_model.LanguageModel):
 
     @property
     @override
+    def compute_dtypes(self) -> Sequence[str]:
+        return ("float32", "bfloat16")
+
+    @property
+    @override
     def adaptable_kernels(self) -> Sequence[str]:
         """The names of the kernels of each block."""
         return [name for name in self.weight_shapes if name.endswith("_kernel")]
@@ -161,6 +166,8 @@ def check_positions(sequence_length: int, num_positions: int) -> None:
 class Layers:
     """Layers whose weights' names begin with a prefix, and which record their uses.
 
+    They compute in the dtype of the weights; norms and the shares of attention in float32.
+
     Attributes:
       named: Weights by name.
       prefix: Beginning of the names.
@@ -213,9 +220,10 @@ class Layers:
 
     def normalised(self, name: str, states: tf.Tensor, epsilon: float) -> tf.Tensor:
         """Applies layer norm (Ba et al. 2016): mean 0, variance 1, then scale and bias."""
-        centred = states - tf.reduce_mean(states, axis=1, keepdims=True)
+        values = tf.cast(states, tf.float32)
+        centred = values - tf.reduce_mean(values, axis=1, keepdims=True)
         variance = tf.reduce_mean(tf.square(centred), axis=1, keepdims=True)
-        normal = centred * tf.math.rsqrt(variance + epsilon)
+        normal = tf.cast(centred * tf.math.rsqrt(variance + epsilon), states.dtype)
         scale, bias = (f"{self.prefix}{name}_{part}" for part in ("scale", "bias"))
         return self.record(
             normal * self.named[scale] + self.named[bias],
@@ -226,8 +234,9 @@ class Layers:
 
     def mean_square_normalised(self, name: str, states: tf.Tensor, epsilon: float) -> tf.Tensor:
         """Applies RMSNorm (Zhang and Sennrich 2019): mean square 1, then scale."""
-        square = tf.reduce_mean(tf.square(states), axis=1, keepdims=True)
-        normal = states * tf.math.rsqrt(square + epsilon)
+        values = tf.cast(states, tf.float32)
+        square = tf.reduce_mean(tf.square(values), axis=1, keepdims=True)
+        normal = tf.cast(values * tf.math.rsqrt(square + epsilon), states.dtype)
         scale = f"{self.prefix}{name}_scale"
         return self.record(
             normal * self.named[scale], weight_uses.Scale(scale, normal), order=self.order
@@ -268,7 +277,8 @@ def causal_attention(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.T
     query = tf.reshape(query / math.sqrt(size), [-1, groups, heads // groups * length, size])
     scores = tf.reshape(tf.matmul(query, key, transpose_b=True), [-1, heads, length, length])
     ahead = np.triu(np.full([length, length], MASKED), k=1)
-    shares = tf.nn.softmax(scores + tf.constant(ahead, scores.dtype))
+    scores = tf.cast(scores, tf.float32)
+    shares = tf.cast(tf.nn.softmax(scores + tf.constant(ahead, scores.dtype)), value.dtype)
     shares = tf.reshape(shares, [-1, groups, heads // groups * length, length])
     mixed = tf.reshape(tf.matmul(shares, value), [-1, heads, length, size])
     return tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [-1, heads * size])

@@ -89,6 +89,11 @@ class LowRank(language_model.LanguageModel):
         return True
 
     @property
+    @override
+    def compute_dtypes(self) -> Sequence[str]:
+        return self.model.compute_dtypes
+
+    @property
     def weight_shapes(self) -> collections.OrderedDict[str, tuple[int, ...]]:
         """Names and shapes of the adapters, A and B of each kernel, in order."""
         shapes, rank = collections.OrderedDict(), self.adapter_rank
@@ -161,7 +166,8 @@ class LowRank(language_model.LanguageModel):
                     outputs = record(outputs, weight_uses.Product(b, inner), order=order)
             return outputs
 
-        return self.model.compact_logits(self._fixed, words, record=adapted)
+        fixed = [tf.cast(weight, weights[0].dtype) for weight in self._fixed]
+        return self.model.compact_logits(fixed, words, record=adapted)
 
     def _added(self, fixed, weights):
         """Returns `fixed` plus the adapters' part; all arrays, or all tensors."""
