@@ -72,7 +72,9 @@ losses.
 """
 
 
-def language_rows(model: language_model.LanguageModel, compute_dtype: str = "float32") -> RowLosses:
+def language_rows(
+    model: language_model.LanguageModel, compute_dtype: str = "float32", **options: bool
+) -> RowLosses:
     """Returns the losses of rows of text.
 
     A row is a pair: words and targets, the words that follow them, integer, both of shape
@@ -85,11 +87,12 @@ def language_rows(model: language_model.LanguageModel, compute_dtype: str = "flo
     Args:
       model: The model.
       compute_dtype: One of its `compute_dtypes`.
+      **options: `recompute`, if the model has it.
 
     Returns:
       The function.
     """
-    return functools.partial(language_losses, model, compute_dtype=compute_dtype)
+    return functools.partial(language_losses, model, compute_dtype=compute_dtype, **options)
 
 
 def language_losses(
@@ -98,7 +101,7 @@ def language_losses(
     rows: Rows,
     *,
     compute_dtype: str = "float32",
-    **recorded: weight_uses.Recorder,
+    **options: weight_uses.Recorder | bool,
 ) -> tf.Tensor:
     """Returns the losses of rows of text, as in `language_rows`.
 
@@ -107,14 +110,15 @@ def language_losses(
       weights: Weights of the model.
       rows: Words and targets.
       compute_dtype: Dtype of forward and backward pass, but for the loss from the scores on.
-      **recorded: Further arguments of `model.compact_logits`: a record of its uses of weights.
+      **options: Further arguments of `model.compact_logits`: a record of its uses of weights, or
+        `recompute`.
 
     Returns:
       float32, shape [n].
     """
     words, targets = rows
     weights = [tf.cast(weight, compute_dtype) for weight in weights]
-    logits, positions = model.compact_logits(weights, words, **recorded)
+    logits, positions = model.compact_logits(weights, words, **options)
     logits = tf.cast(logits, tf.float32)
     targets = tf.gather(tf.reshape(targets, [-1]), positions)
     # In TFF's graphs `!=` would compare objects, not values.

@@ -151,6 +151,13 @@ class FinetuningConfig(language_config.TextConfig):
         "transformers. Weights stay float32; gradients are clipped and added up as always.",
         "fine-tuning",
     )
+    gradient_checkpointing: bool = _option(
+        False,
+        "Keep only the states between a transformer's blocks for the backward pass, and compute "
+        "the rest again: less memory, more time. For examples or users of more than 128 tokens, "
+        "whose gradients are taken one after the other.",
+        "fine-tuning",
+    )
     proxy_data: str = _option(
         "standard-library",
         "Public text by user on which gradients are measured, for clip_norm, group_size and "

@@ -89,6 +89,7 @@ def fastest_clipped_sum(
     *,
     normalised: bool = False,
     compute_dtype: str = "float32",
+    recompute: bool = False,
 ) -> clipped_sums.ClippedSum:
     """Chooses how to clip gradients of a language model.
 
@@ -98,19 +99,30 @@ def fastest_clipped_sum(
       normalised: Whether the clipped gradients are divided by the clip norm.
       compute_dtype: Dtype of forward and backward pass, "float32" or "bfloat16". Gradients are
         clipped and added up as always.
+      recompute: Whether gradients of long units keep the states between blocks only, and compute
+        the rest again. `booked` needs inputs and gradients of all blocks until the norm is known.
 
     Returns:
       `booked` for short units of a model that reports its uses of weights, else
       `clipped_sums.looped`, for `clipped_sums.language_rows`.
 
     Raises:
-      ValueError: If `rows_per_unit` is less than 1, or the model cannot compute in that dtype.
+      ValueError: If `rows_per_unit` is less than 1, the model cannot compute in that dtype, or
+        `recompute` is for short units or a model without blocks.
     """
     rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
-    if model.reports_uses and rows_per_unit * model.sequence_length <= _MOST_TOKENS:
+    num_tokens = rows_per_unit * model.sequence_length
+    if recompute and (num_tokens <= _MOST_TOKENS or not model.can_recompute):
+        raise validation.UsageError(
+            f"gradient_checkpointing is for transformers and units of more than {_MOST_TOKENS} "
+            f"tokens, and here a {type(model).__name__} has units of up to {num_tokens}: leave it "
+            "out, and lower examples_at_once where memory is short."
+        )
+    if model.reports_uses and num_tokens <= _MOST_TOKENS:
         return booked(model, rows_per_unit, normalised=normalised, compute_dtype=compute_dtype)
     _check_dtype(model, compute_dtype)
-    losses = clipped_sums.language_rows(model, compute_dtype)
+    options = {"recompute": True} if recompute else {}
+    losses = clipped_sums.language_rows(model, compute_dtype, **options)
     return clipped_sums.looped(losses, normalised=normalised)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -49,6 +49,11 @@ class Decoder(language_model.LanguageModel):
     @override
     def compute_dtypes(self) -> Sequence[str]:
         return ("float32", "bfloat16")
+
+    @property
+    @override
+    def can_recompute(self) -> bool:
+        return True
 
     @property
     @override
@@ -94,9 +99,15 @@ class Decoder(language_model.LanguageModel):
         weights: Sequence[tf.Tensor],
         words: tf.Tensor,
         record: weight_uses.Recorder = weight_uses.ignore,
+        recompute: bool = False,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns scores without padding, which the product with the embedding never sees."""
-        layers = Layers(dict(zip(self.weight_shapes, weights, strict=True)), record=record)
+        """Returns scores without padding, which the product with the embedding never sees.
+
+        With `recompute`, `record` may ignore uses or have weights of its own, but not keep what it
+        is given, which would be a block's own.
+        """
+        named = dict(zip(self.weight_shapes, weights, strict=True))
+        layers = Layers(named, record=record, recompute=recompute)
         positions = language_model.word_positions(words)
         states = tf.gather(self._checked_states(layers, words), positions)
         return self._scores(dataclasses.replace(layers, order=positions), states), positions
@@ -173,16 +184,52 @@ class Layers:
       prefix: Beginning of the names.
       record: Recorder of the uses of weights.
       order: Order of sequences and steps in inputs and outputs, as `record` takes it.
+      recompute: Whether a block is computed again for the gradient (`apply`).
     """
 
     named: dict[str, tf.Tensor]
     prefix: str = ""
     record: weight_uses.Recorder = weight_uses.ignore
     order: weight_uses.Order | tf.Tensor = weight_uses.Order.SEQUENCES
+    recompute: bool = False
 
     def block(self, index: int) -> Layers:
         """Returns the layers of a block."""
         return dataclasses.replace(self, prefix=f"layer_{index}_")
+
+    def apply(
+        self, function: Callable[[Layers, tf.Tensor], tf.Tensor], states: tf.Tensor
+    ) -> tf.Tensor:
+        """Calls the function of a block, from its layers and states to states.
+
+        With `recompute` nothing but the states given is kept for the gradient, for which the
+        function is called again (Chen et al. 2016, "gradient checkpointing").
+        """
+        if not self.recompute:
+            return function(self, states)
+        has_own = isinstance(self.record, weight_uses.RecorderWithWeights)
+        parts = [self.named, *([self.record.named] if has_own else [])]
+        parts = [{k: w for k, w in x.items() if k.startswith(self.prefix)} for x in parts]
+
+        def call(states, *weights):
+            named, *others = tf.nest.pack_sequence_as(parts, list(weights))
+            record = dataclasses.replace(self.record, named=others[0]) if others else self.record
+            return function(dataclasses.replace(self, named=named, record=record), states)
+
+        @tf.custom_gradient
+        def run(*given):
+            def gradient(upstream):
+                # Not before the gradient is there; nor is it found to be the same computation.
+                with tf.control_dependencies([upstream]):
+                    again = [tf.identity(x) for x in given]
+                with tf.GradientTape(watch_accessed_variables=False) as tape:
+                    tape.watch(again)
+                    outputs = call(*again)
+                return tape.gradient(outputs, again, upstream, tf.UnconnectedGradients.ZERO)
+
+            return call(*given), gradient
+
+        return run(states, *tf.nest.flatten(parts))
 
     def lookup(self, *tables: tuple[str, tf.Tensor]) -> tf.Tensor:
         """Adds up rows of tables.

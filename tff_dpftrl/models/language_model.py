@@ -48,6 +48,14 @@ class LanguageModel(abc.ABC):
         return ("float32",)
 
     @property
+    def can_recompute(self) -> bool:
+        """Whether `compact_logits` takes the argument `recompute`.
+
+        With that, gradients keep the states between blocks, and compute the rest again.
+        """
+        return False
+
+    @property
     @abc.abstractmethod
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes of the weights, in order."""
