@@ -65,22 +65,23 @@ def workload(name: str) -> workload_lib.Gradients:
     size = [num_rows, model.sequence_length + 1]
     rows = np.random.default_rng(0).integers(1, model.vocabulary_size, size, dtype=np.int32)
     weights = dict(zip(model.weight_shapes, model.initial_weights(0), strict=True))
-    pair = tuple(tf.constant(np.ascontiguousarray(x)) for x in (rows[:, :-1], rows[:, 1:]))
+    some = rows[: 2 if is_large else None]  # The norms of random words are much alike.
+    pair = tuple(tf.constant(np.ascontiguousarray(x)) for x in (some[:, :-1], some[:, 1:]))
     clipped_sum = ghost.fastest_clipped_sum(model, 1)
-    _, units = clipped_sum(list(weights.values()), pair, tf.range(num_rows + 1), 1.0)
+    _, units = clipped_sum(list(weights.values()), pair, tf.range(len(some) + 1), 1.0)
     clip_norm = float(np.median(units.norms))
     return workload_lib.Gradients(kind, _SIZES[name], rows, weights, clip_norm, is_large)
 
 
 def _check(children: dict[str, interleaving.Child], ways: dict[str, tuple[str, int]]) -> None:
     """Compares the gradients of all ways; raises RuntimeError if one differs."""
-    found = {}
+    own = {}  # Of the plain gradient and of the clipped ones; the first ones are ours.
     for name, (child, index) in ways.items():
         children[child].run_round(index)
-        found[name] = np.concatenate([x.ravel() for x in children[child].weights()])
-    for name, gradient in found.items():
-        own = found["tff_dpftrl, plain" if name.endswith("plain") else "tff_dpftrl"]
-        difference = np.linalg.norm(gradient - own) / np.linalg.norm(own)
+        gradient = np.concatenate([x.ravel() for x in children[child].weights()])
+        kind = "plain" if name.endswith("plain") else "clipped"
+        first = own.setdefault(kind, gradient)
+        difference = np.linalg.norm(gradient - first) / np.linalg.norm(first)
         print(f"{name:<44}differs by {difference:.1e}{interleaving.verdict(difference, 1e-4)}")
         if not difference <= 1e-4:
             raise RuntimeError(f"{name} computes something else.")

@@ -652,10 +652,11 @@ def _sums(
     What belongs to a unit of scale zero is not looked at: it may not be finite, and zero
     times that would be no number.
     """
-    kept = scales > 0.0
+    kept, ties = scales > 0.0, _ties(results)
 
     def add_up(zeroed):
         sums = {name: [] for name in shapes}
+        tied = []
         for name, of_units in formed.items():
             sums[name].append(tf.tensordot(scales, zeroed(of_units, kept), 1))
         for result, gradient in zip(results, gradients, strict=True):
@@ -671,10 +672,19 @@ def _sums(
                     of_use = tf.matmul(scale, by, transpose_a=True)[0]
                 else:
                     lookup = typing.cast(weight_uses.Lookup, use)  # All others are formed.
+                    if lookup.name in ties:
+                        tied.append((lookup.name, lookup.ids, by * scale))
+                        continue
                     num_ids = shapes[lookup.name][0]
                     of_use = tf.math.unsorted_segment_sum(by * scale, lookup.ids, num_ids)
                 sums[use.name].append(of_use)
-        return {name: tf.add_n(of_uses) for name, of_uses in sums.items()}
+        added = {name: tf.add_n(of_uses) for name, of_uses in sums.items()}
+        for name, ids, rows in tied:
+            # To few rows of a large table, in place.
+            distinct, index = tf.unique(ids)
+            rows = tf.math.unsorted_segment_sum(rows, index, tf.size(distinct))
+            added[name] = tf.tensor_scatter_nd_add(added[name], distinct[:, None], rows)
+        return added
 
     # Zeros are hardly ever needed, and as many numbers to copy as there are.
     return tf.cond(
