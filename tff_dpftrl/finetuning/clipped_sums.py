@@ -332,7 +332,7 @@ def _checked_rows(read_rows: Callable[[int, int], Rows], begin: int, end: int) -
     return rows
 
 
-def _add(total: list[Any], chunk: list[tf.Tensor]) -> None:
+def _add(total: list[Any], chunk: list[Any]) -> None:
     """Adds a chunk to the total, which is empty before the first one, and empties the chunk.
 
     One chunk alone keeps its dtype. Where there are more, variables have the total, since a chunk
