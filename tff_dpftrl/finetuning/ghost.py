@@ -18,7 +18,8 @@ that this part of a clipped gradient is no longer than the clip norm: the clip's
 a sum over tokens in float32. Both lose digits where the gradients of a unit's tokens cancel each
 other, by the factor A / ‖gradient‖; and where a tied embedding's two uses do so, the bounds grow by
 √(‖g‖² + ‖h‖²) / ‖g + h‖ of their gradients g and h. Units where the product of both factors is
-large (`_CANCELLED`) are taken one after the other (`clipped_sums.looped`).
+large (`_CANCELLED`) are taken one after the other (`clipped_sums.looped`), and their sum, in
+float64, is rounded to float32 once, together with that of the others.
 
 For the others, and for the sum over units in float32, that the margin covers the rounding is
 measured on models with random weights and text, and not proven: the proof in
@@ -27,6 +28,11 @@ the same text of 20 words moved it by up to 3e-6 of the clip norm more or less t
 arithmetic, one of 256 by 9e-6. Inputs and gradients made up so that all roundings go the same way
 exceed the clip norm by 3e-5 of it in a unit of 20 tokens, and by 5e-4 in one of 256. Where that
 matters, `clipped_sums.looped` is the same function in float64 for all units.
+
+**bfloat16.** Where a model computes in bfloat16, x and δ have its 8 bits, and are cast to float32,
+which is exact, before they are compared and before they are added up. So the gradient that is
+clipped is Σ_t x_tᵀ δ_t of those very numbers, and all of the above holds for it as it is. What
+bfloat16 changes is how far that is from the gradient of the loss: utility, not privacy.
 """
 
 from __future__ import annotations
@@ -78,7 +84,12 @@ up to T roundings, most of them smaller, which cancel each other unless they are
 
 
 def fastest_clipped_sum(
-    model: language_model.LanguageModel, rows_per_unit: int, *, normalised: bool = False
+    model: language_model.LanguageModel,
+    rows_per_unit: int,
+    *,
+    normalised: bool = False,
+    compute_dtype: str = "float32",
+    recompute: bool = False,
 ) -> clipped_sums.ClippedSum:
     """Chooses how to clip gradients of a language model.
 
@@ -86,22 +97,49 @@ def fastest_clipped_sum(
       model: The model.
       rows_per_unit: The most rows a unit has: 1 where units are examples, else G.
       normalised: Whether the clipped gradients are divided by the clip norm.
+      compute_dtype: Dtype of forward and backward pass, "float32" or "bfloat16". Gradients are
+        clipped and added up as always.
+      recompute: Whether gradients of long units keep the states between blocks only, and compute
+        the rest again. `booked` needs inputs and gradients of all blocks until the norm is known.
 
     Returns:
       `booked` for short units of a model that reports its uses of weights, else
       `clipped_sums.looped`, for `clipped_sums.language_rows`.
 
     Raises:
-      ValueError: If `rows_per_unit` is less than 1.
+      ValueError: If `rows_per_unit` is less than 1, the model cannot compute in that dtype, or
+        `recompute` is for short units or a model without blocks.
     """
     rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
-    if model.reports_uses and rows_per_unit * model.sequence_length <= _MOST_TOKENS:
-        return booked(model, rows_per_unit, normalised=normalised)
-    return clipped_sums.looped(clipped_sums.language_rows(model), normalised=normalised)
+    num_tokens = rows_per_unit * model.sequence_length
+    if recompute and (num_tokens <= _MOST_TOKENS or not model.can_recompute):
+        raise validation.UsageError(
+            f"gradient_checkpointing is for transformers and units of more than {_MOST_TOKENS} "
+            f"tokens, and here a {type(model).__name__} has units of up to {num_tokens}: leave it "
+            "out, and lower examples_at_once where memory is short."
+        )
+    if model.reports_uses and num_tokens <= _MOST_TOKENS:
+        return booked(model, rows_per_unit, normalised=normalised, compute_dtype=compute_dtype)
+    _check_dtype(model, compute_dtype)
+    options = {"recompute": True} if recompute else {}
+    losses = clipped_sums.language_rows(model, compute_dtype, **options)
+    return clipped_sums.looped(losses, normalised=normalised)
+
+
+def _check_dtype(model: language_model.LanguageModel, compute_dtype: str) -> None:
+    if compute_dtype not in model.compute_dtypes:
+        raise validation.UsageError(
+            f"compute_dtype must be one of {', '.join(model.compute_dtypes)} for a "
+            f"{type(model).__name__}, got {compute_dtype!r}."
+        )
 
 
 def booked(
-    model: language_model.LanguageModel, rows_per_unit: int, *, normalised: bool = False
+    model: language_model.LanguageModel,
+    rows_per_unit: int,
+    *,
+    normalised: bool = False,
+    compute_dtype: str = "float32",
 ) -> clipped_sums.ClippedSum:
     """Takes the clipped sum of a chunk in one pass, for units of few rows.
 
@@ -112,6 +150,7 @@ def booked(
       model: A model that reports its uses of weights (`LanguageModel.reports_uses`).
       rows_per_unit: The most rows a unit has.
       normalised: Whether the clipped gradients are divided by the clip norm.
+      compute_dtype: Dtype of forward and backward pass, as for `fastest_clipped_sum`.
 
     Returns:
       The function, for the rows of `clipped_sums.language_rows`. It raises
@@ -119,8 +158,8 @@ def booked(
       unit of more rows.
 
     Raises:
-      ValueError: If the model does not report its uses of weights, or `rows_per_unit` is
-        less than 1.
+      ValueError: If the model does not report its uses of weights or cannot compute in that
+        dtype, or `rows_per_unit` is less than 1.
     """
     rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
     if not model.reports_uses:
@@ -128,7 +167,8 @@ def booked(
             f"model is {type(model).__name__}, which does not report its uses of weights as it is: "
             "use clipped_sums.looped."
         )
-    one_by_one = clipped_sums.looped(clipped_sums.language_rows(model))
+    _check_dtype(model, compute_dtype)
+    one_by_one = clipped_sums.looped(clipped_sums.language_rows(model, compute_dtype))
 
     def clipped_sum(
         weights: Sequence[tf.Tensor],
@@ -142,13 +182,16 @@ def booked(
         filled = _filled_up(rows, row_splits, rows_per_unit)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             record = _Record(tape)
-            losses = clipped_sums.language_losses(model, weights, filled, record=record)
+            losses = clipped_sums.language_losses(
+                model, weights, filled, compute_dtype=compute_dtype, record=record
+            )
             shares = tf.math.reciprocal_no_nan(num_rows)
             losses = shares * tf.reduce_sum(tf.reshape(losses, [-1, rows_per_unit]), axis=1)
-        results = record.results
         # Of the sum of all losses: a token has a part in that of its own unit only.
-        outputs = [result.outputs for result in results]
+        outputs = [result.outputs for result in record.results]
         gradients = typing.cast(list[tf.Tensor], tape.gradient(losses, outputs))
+        gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
+        results = list(map(_in_float32, record.results))
         units = _Units(tf.size(num_rows), rows_per_unit, model.sequence_length)
         formed = _formed(results, gradients, units)
         compared = _compared(results, gradients, units, formed)
@@ -168,16 +211,20 @@ def booked(
         )
         shapes = model.weight_shapes
         sums = _sums(results, gradients, units, formed, tf.cast(scales, tf.float32), shapes)
-        total = [tf.cast(sums[name], summation.DTYPE) for name in shapes]
+        total = [sums[name] for name in shapes]
 
         def with_others():
             others = _only(rows, row_splits, is_alone)
             more, measured = one_by_one(weights, *others, clip_norm)
-            added = [x + y for x, y in zip(total, more, strict=True)]
+            added = [
+                tf.cast(tf.cast(x, summation.DTYPE) + y, x.dtype)
+                for x, y in zip(total, more, strict=True)
+            ]
             return added, tf.where(is_alone, measured.norms, norms)
 
         total, norms = tf.cond(tf.reduce_any(is_alone), with_others, lambda: (total, norms))
-        total = clipped_sums.divided(total, clip_norm, normalised)
+        if normalised:
+            total = clipped_sums.divided(total, clip_norm)
         return total, clipped_sums.PerUnit(norms, tf.cast(losses, tf.float64))
 
     return clipped_sum
@@ -241,6 +288,17 @@ class _Record:
     @property
     def results(self) -> list[_Result]:
         return list(self._results.values())
+
+
+def _in_float32(result: _Result) -> _Result:
+    """Returns a result with all inputs of its uses in float32: what is measured, and added."""
+    uses = [
+        dataclasses.replace(use, inputs=tf.cast(use.inputs, tf.float32))
+        if isinstance(use, weight_uses.Product | weight_uses.Scale)
+        else use
+        for use in result.uses
+    ]
+    return dataclasses.replace(result, uses=uses)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -594,10 +652,11 @@ def _sums(
     What belongs to a unit of scale zero is not looked at: it may not be finite, and zero
     times that would be no number.
     """
-    kept = scales > 0.0
+    kept, ties = scales > 0.0, _ties(results)
 
     def add_up(zeroed):
         sums = {name: [] for name in shapes}
+        tied = []
         for name, of_units in formed.items():
             sums[name].append(tf.tensordot(scales, zeroed(of_units, kept), 1))
         for result, gradient in zip(results, gradients, strict=True):
@@ -613,10 +672,19 @@ def _sums(
                     of_use = tf.matmul(scale, by, transpose_a=True)[0]
                 else:
                     lookup = typing.cast(weight_uses.Lookup, use)  # All others are formed.
+                    if lookup.name in ties:
+                        tied.append((lookup.name, lookup.ids, by * scale))
+                        continue
                     num_ids = shapes[lookup.name][0]
                     of_use = tf.math.unsorted_segment_sum(by * scale, lookup.ids, num_ids)
                 sums[use.name].append(of_use)
-        return {name: tf.add_n(of_uses) for name, of_uses in sums.items()}
+        added = {name: tf.add_n(of_uses) for name, of_uses in sums.items()}
+        for name, ids, rows in tied:
+            # To few rows of a large table, in place.
+            distinct, index = tf.unique(ids)
+            rows = tf.math.unsorted_segment_sum(rows, index, tf.size(distinct))
+            added[name] = tf.tensor_scatter_nd_add(added[name], distinct[:, None], rows)
+        return added
 
     # Zeros are hardly ever needed, and as many numbers to copy as there are.
     return tf.cond(

@@ -75,6 +75,15 @@ def optimizer_state(optimizer: Optimizer) -> list[tf.Variable]:
     return [one for one in variables if one is not getattr(rate, "value", None)]
 
 
+def is_tensorwise(optimizer: Optimizer) -> bool:
+    """Returns whether a step on one weight is independent of the other weights' gradients.
+
+    Unknown classes may do anything. Those of Keras are, unless they clip all gradients together.
+    """
+    is_known = type(optimizer) in (SGD, Adam, AdamW, Adafactor)
+    return is_known and getattr(optimizer, "global_clipnorm", None) is None
+
+
 def optimizer_options(optimizer: Optimizer) -> dict[str, Any]:
     """Returns the options of an optimizer, named after its class.
 
