@@ -21,14 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.finetuning import (
-    clipped_sums,
-    custom_run,
-    example_sampling,
-    losses_trial,
-    passes,
-)
-from tff_dpftrl.models import keras_model, keras_versions
+from tff_dpftrl.finetuning import clipped_sums, custom_run, example_sampling, passes
+from tff_dpftrl.models import keras_versions
 from tff_dpftrl.runs import progress as progress_lib
 
 _UNITS_AT_ONCE = 256
@@ -126,7 +120,9 @@ def private_fit(
         raise validation.UsageError(
             f"batch_size={batch_size} exceeds the {len(users)} {what}: lower it."
         )
-    row_losses = _row_losses(model, inputs)
+    model(tf.nest.map_structure(lambda array: array[:1], inputs), training=False)
+    made = custom_run.Model.of_keras(model, trained_on=trained_on)
+    _check_optimizer(model)
     variables = model.trainable_variables
     optimizer: Any = model.optimizer
 
@@ -145,12 +141,7 @@ def private_fit(
 
     results = custom_run.finetune(
         output,
-        custom_run.Model(
-            row_losses,
-            [v.numpy() for v in variables],
-            trained_on=trained_on,
-            frozen=[v.numpy() for v in model.non_trainable_weights],
-        ),
+        made,
         custom_run.Examples(
             users,
             read,
@@ -250,13 +241,7 @@ def _units(
     return example_sampling.Users(tuple(rows), sizes), rows
 
 
-def _row_losses(model: keras_versions.Model, inputs: Any) -> clipped_sums.RowLosses:
-    """Returns the loss of each row by itself, with the loss that a model was compiled with."""
-    given = getattr(model, "loss", None)
-    if not isinstance(given, str) and not callable(given):
-        raise validation.UsageError(
-            f"model must be compiled with one loss, got {given!r}: call model.compile first."
-        )
+def _check_optimizer(model: keras_versions.Model) -> None:
     if type(model.optimizer).__name__ == "LossScaleOptimizer":
         raise validation.UsageError(
             "model has an optimizer that scales losses, for which gradients would be clipped and "
@@ -268,30 +253,3 @@ def _row_losses(model: keras_versions.Model, inputs: Any) -> clipped_sums.RowLos
             f"model is compiled with the legacy optimizer {name}, which cannot take private steps: "
             f"compile it with tf.keras.optimizers.{name}(...)."
         )
-    model(tf.nest.map_structure(lambda array: array[:1], inputs), training=False)
-    losses_trial.refuse_mixing_layers(model)
-    outputs_of = keras_model.as_function(model)
-    loss = keras_versions.get_loss(given)
-    by_row: Any = loss.call if hasattr(loss, "call") else loss
-
-    def row_losses(weights: Sequence[tf.Tensor], rows: clipped_sums.Rows) -> tf.Tensor:
-        own_inputs, targets = rows
-        outputs = outputs_of(weights, own_inputs, True)
-        if not tf.is_tensor(outputs):
-            raise validation.UsageError("model must have one output, got a structure of them.")
-        if getattr(outputs, "_keras_mask", None) is not None:
-            raise validation.UsageError(
-                "model masks a part of its output (mask_zero or a Masking layer), which `fit` "
-                "leaves out of the loss: give a loss that does so, and no mask."
-            )
-        if outputs.shape.rank == targets.shape.rank + 1 and outputs.shape[-1] == 1:
-            targets = targets[..., tf.newaxis]  # Or the two would be broadcast.
-        losses = by_row(targets, outputs)
-        if losses.shape.rank == 0:
-            raise validation.UsageError(
-                "model is compiled with a loss that averages over the batch: let it return one "
-                "loss an example."
-            )
-        return tf.reduce_mean(tf.reshape(losses, [tf.shape(targets)[0], -1]), axis=1)
-
-    return tf.function(row_losses, autograph=False)
