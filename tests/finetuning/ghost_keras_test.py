@@ -10,7 +10,14 @@ import tensorflow as tf
 
 from tests.finetuning import keras_models
 from tff_dpftrl import validation
-from tff_dpftrl.finetuning import clipped_sums, custom_run, ghost, keras_losses
+from tff_dpftrl.finetuning import (
+    clipped_sums,
+    custom_run,
+    example_sampling,
+    ghost,
+    keras_losses,
+    plan,
+)
 from tff_dpftrl.models import graph_uses
 from tff_dpftrl.private_round import clipping
 
@@ -100,6 +107,9 @@ def test_rows_in_another_order_on_the_way_are_found_by_a_trial():
     chosen.choose(plain, rows)
     assert "one after the other: the model puts rows in another order" in chosen.way
     unseen = ghost.OfLosses(losses, 3)
+    unseen.check(plain, rows)  # The first one chooses.
+    assert unseen.way == chosen.way
+    unseen._chosen = _booked(losses, weights, rows)
     with pytest.raises(validation.UsageError, match="in_one_pass=False"):
         unseen.check(plain, rows)
     same = ghost.OfLosses(losses, 3, is_wanted=False)
@@ -211,6 +221,35 @@ def test_many_tokens_are_one_pass_only_where_gradients_are_formed():
         chosen = ghost.OfLosses(losses, 1)
         chosen._choose(weights, rows)
         assert (chosen.way == "Gradients are clipped in one pass.") == is_known
+
+
+def test_a_run_of_any_sampling_takes_a_model_of_keras(tmp_path):
+    tf.keras.utils.set_random_seed(1)
+    model = keras_models.ONE_PASS["dense"]()
+    sizes = np.arange(40) % 4 + 1
+    users = example_sampling.Users(tuple(map(str, range(40))), sizes)
+    x = np.random.default_rng(0).normal(size=[40, 4, 4]).astype(np.float32)
+    made = plan.make_plan(
+        users, sampling="user", group_size=2, expected_units=10, num_steps=2, noise_multiplier=0.0
+    )
+
+    def read(wanted):
+        inputs = np.stack([x[int(user), example] for user, example in wanted])
+        return inputs, (inputs[:, 0] > 0).astype(np.int32)
+
+    before = [variable.numpy() for variable in model.trainable_variables]
+    results = custom_run.finetune(
+        tmp_path,
+        custom_run.Model.of_keras(model, _LOSS, trained_on="nothing"),
+        custom_run.Examples(users, read),
+        made,
+        custom_run.Steps(clip_norm=1.0),
+        progress=lambda line: None,
+    )
+    assert results.clipping == "Gradients are clipped in one pass."
+    for old, new, kept in zip(before, results.weights, model.trainable_variables, strict=True):
+        assert np.abs(old - new).max() > 1e-4
+        np.testing.assert_array_equal(old, kept.numpy())
 
 
 def test_a_model_of_keras_must_have_its_weights():

@@ -172,7 +172,8 @@ class Steps:
       normalised_clipping: Whether gradients are divided by the clip norm.
       iterate_averaging: Decay of the average of the steps' models that is evaluated and
         kept, instead of the last one; None for none.
-      units_at_once: Number of units whose rows are in memory together.
+      units_at_once: Number of units whose rows are in memory together; it may be another one when
+        a run goes on.
       in_one_pass: Whether the gradients of these units are clipped in one pass where all uses of
         weights are known (`finetuning.ghost`, which says what of its rounding is proven). Else, and
         if False, they are clipped one after the other.
@@ -626,7 +627,7 @@ def _check_is_the_same(
     """Refuses to go on with a run that began with something else."""
     for what in ("config", "derived", "facts"):
         kept, given = dict(getattr(begun, what)), dict(getattr(asked, what))
-        for name in sorted({*kept, *given}):
+        for name in sorted({*kept, *given} - {"units_at_once"}):
             if kept.get(name) != given.get(name):
                 raise validation.UsageError(
                     f"The run in {output} began with {name} = {kept.get(name)!r}, not "

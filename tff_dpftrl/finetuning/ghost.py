@@ -219,7 +219,10 @@ def booked_losses(
 class OfLosses:
     """Clipped sums of any model's losses: in one pass where its uses of weights are known.
 
-    It is a `clipped_sums.ClippedSum`. The choice is made when it first sees rows.
+    It is a `clipped_sums.ClippedSum`. `choose` is called first, or the choice is by shapes alone.
+
+    Attributes:
+      way: How gradients are clipped, and why, in a sentence; None before the choice.
     """
 
     def __init__(
@@ -254,9 +257,8 @@ class OfLosses:
         clip_norm: tf.Tensor | float,
     ) -> tuple[list[tf.Tensor], clipped_sums.PerUnit]:
         """Returns the clipped sum, as a `clipped_sums.ClippedSum` does."""
-        if self._chosen is None:
-            self._choose(weights, rows)
-        return self._chosen(weights, rows, row_splits, clip_norm)
+        chosen = self._chosen or self._choose(weights, rows)
+        return chosen(weights, rows, row_splits, clip_norm)
 
     def choose(self, weights: Sequence[np.ndarray], rows: clipped_sums.Rows) -> None:
         """Chooses by the shapes and by a trial, before anything rests on it.
@@ -268,45 +270,55 @@ class OfLosses:
         self._choose(weights, rows, trial=True)
 
     def check(self, weights: Sequence[np.ndarray], rows: clipped_sums.Rows) -> None:
-        """Refuses to go on where one pass and one gradient after the other differ.
+        """Chooses at the first call; later refuses one pass that differs from the loop.
 
         Args:
           weights: Weights for the trial.
           rows: Rows for the trial, at least one.
 
         Raises:
-          UsageError: If they do.
+          UsageError: If it differs.
         """
         if self._chosen is None:
-            self._choose(weights, rows)
-        if not self._agrees(self._chosen, weights, rows):
+            self.choose(weights, rows)
+        elif not self._agrees(self._chosen, weights, rows):
             raise validation.UsageError(
                 "The gradients of rows are not what one pass over all of them says: the model may "
                 "put rows in another order on the way. Set in_one_pass=False, which takes one "
                 "gradient after the other."
             )
 
-    def _choose(self, weights, rows, *, trial: bool = False) -> None:
-        self._chosen, reason = self._loop, "as asked"
+    def _choose(
+        self,
+        weights: Sequence[tf.Tensor | np.ndarray],
+        rows: clipped_sums.Rows,
+        *,
+        trial: bool = False,
+    ) -> clipped_sums.ClippedSum:
+        chosen, reason = self._loop, "as asked"
         if self._is_wanted:
             try:
-                chosen, reason = self._booked(weights, rows), None
-                if trial and not self._agrees(chosen, weights, rows):
+                booked, reason = self._booked(weights, rows), None
+                if trial and not self._agrees(booked, weights, rows):
                     reason = "the model puts rows in another order on the way"
                 else:
-                    self._chosen = chosen
+                    chosen = booked
             except graph_uses.UnknownUseError as error:
                 reason = str(error)
             except Exception as error:  # The loop needs no other graph.
                 reason = f"its graph cannot be made for another number of rows ({error})"
+        self._chosen = chosen
         self.way = (
             "Gradients are clipped in one pass."
             if reason is None
             else f"Gradients are clipped one after the other: {reason}."
         )
         self._report(self.way)
+        return chosen
 
-    def _booked(self, weights, rows) -> clipped_sums.ClippedSum:
+    def _booked(
+        self, weights: Sequence[tf.Tensor | np.ndarray], rows: clipped_sums.Rows
+    ) -> clipped_sums.ClippedSum:
         """Returns the sum in one pass, traced, so that all of its uses are found."""
         of_weights = [tf.TensorSpec(x.shape, x.dtype) for x in weights]
         rows = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), rows)
@@ -322,7 +334,12 @@ class OfLosses:
             compiled.get_concrete_function()
         return compiled
 
-    def _agrees(self, chosen, weights, rows) -> bool:
+    def _agrees(
+        self,
+        chosen: clipped_sums.ClippedSum,
+        weights: Sequence[tf.Tensor | np.ndarray],
+        rows: clipped_sums.Rows,
+    ) -> bool:
         """Returns whether norms and sums are those of one gradient after the other."""
         if chosen is self._loop:
             return True
@@ -396,7 +413,10 @@ def _in_one_pass(
             clipping.scale_to(norms, clip_norm),
             tf.zeros_like(norms),
         )
-        shapes = {name: tuple(x.shape) for name, x in zip(names, weights, strict=True)}
+        shapes = {
+            name: typing.cast(tuple[int, ...], tuple(x.shape))
+            for name, x in zip(names, weights, strict=True)
+        }
         sums = _sums(results, gradients, formed, tf.cast(scales, tf.float32), shapes)
         total = [
             tf.cast(tf.reshape(sums[name], shape), summation.DTYPE)

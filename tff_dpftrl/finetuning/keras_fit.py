@@ -25,7 +25,7 @@ from tff_dpftrl.finetuning import clipped_sums, custom_run, example_sampling, pa
 from tff_dpftrl.models import keras_versions
 from tff_dpftrl.runs import progress as progress_lib
 
-_UNITS_AT_ONCE = 256
+_ROWS_AT_ONCE = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,6 +44,8 @@ class FitPrivacy:
       examples_per_user: Largest number of examples of one user in a step, drawn at random, whose
         mean gradient is clipped. It must be given with `user_ids`, and is not to be read off them.
       max_epsilon: ε above which no step begins; None for no such budget.
+      in_one_pass: Whether gradients are clipped in one pass, where that is known how
+        (`custom_run.Steps`).
       deterministic_noise_seed: Seed of the noise, for debugging only: the run is not private then.
     """
 
@@ -55,6 +57,7 @@ class FitPrivacy:
     user_ids: Sequence[Any] | np.ndarray | None = None
     examples_per_user: int | None = None
     max_epsilon: float | None = None
+    in_one_pass: bool = True
     deterministic_noise_seed: int | None = None
 
 
@@ -73,8 +76,8 @@ def private_fit(
 ) -> custom_run.Results:
     """Trains a compiled Keras model privately, or goes on with an interrupted run by the same call.
 
-    Gradients are clipped one by one, of each example or of each user, and the noise is correlated
-    over the steps (Kairouz et al. 2021). Optimizer, loss and metrics are those that the model was
+    Gradients are clipped, of each example or of each user, and the noise is correlated over the
+    steps (Kairouz et al. 2021). Optimizer, loss and metrics are those that the model was
     compiled with; the loss of a batch is its mean, whatever the loss's own reduction. The folder is
     that of `custom_run.finetune`: metrics, privacy statement, weights, and secrets in `private/`.
 
@@ -139,6 +142,7 @@ def private_fit(
         measured: Any = model.evaluate(*(validation_data or ()), verbose=0, return_dict=True)
         return measured
 
+    group_size = 1 if privacy.examples_per_user is None else privacy.examples_per_user
     results = custom_run.finetune(
         output,
         made,
@@ -152,7 +156,7 @@ def private_fit(
             users_per_step=batch_size,
             num_steps=epochs * len(users) // batch_size,
             delta=privacy.delta,
-            group_size=1 if privacy.examples_per_user is None else privacy.examples_per_user,
+            group_size=group_size,
             mechanism=privacy.mechanism,
             noise_multiplier=privacy.noise_multiplier,
             target_epsilon=privacy.target_epsilon,
@@ -162,7 +166,8 @@ def private_fit(
             privacy.clip_norm,
             optimizer=lambda: type(optimizer).from_config(optimizer.get_config()),
             normalised_clipping=False,  # With a large clip norm and no noise it is `fit`.
-            units_at_once=_UNITS_AT_ONCE,
+            in_one_pass=privacy.in_one_pass,
+            units_at_once=max(1, _ROWS_AT_ONCE // max(1, group_size)),
         ),
         custom_run.Evaluation(
             None if validation_data is None else evaluate, every=len(users) // batch_size

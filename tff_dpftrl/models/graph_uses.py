@@ -165,6 +165,8 @@ class _View:
         if operation.type in _SAME_ORDER:
             entries = self.entries
             outputs = operation.outputs
+            if not outputs[0].shape.is_fully_defined():
+                raise UnknownUseError(f"sizes of {outputs[0].name} are not known")
             if entries is not None:
                 entries = entries.reshape(outputs[0].shape)
             return [_View(outputs[0], entries, self.size)]
@@ -422,7 +424,8 @@ def _has_other_gradient(operation: tf.Operation) -> bool:
 
 def _letters(letters: str, rank: int) -> str:
     """Returns the letters of axes, with the last upper-case ones for an ellipsis."""
-    hidden = string.ascii_uppercase[-(rank - len(letters) + 3) :] if "..." in letters else ""
+    hidden = rank - len(letters) + 3 if "..." in letters else 0
+    hidden = string.ascii_uppercase[len(string.ascii_uppercase) - hidden :]
     return letters.replace("...", hidden)
 
 
