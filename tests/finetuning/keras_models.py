@@ -89,8 +89,8 @@ def _twice(inputs, shared, last):
 
 
 def _penalised(inputs, inner, last):
-    kernel = tf.convert_to_tensor(inner.kernel)
-    return last(inner(inputs)) * tf.reduce_sum(tf.square(kernel))
+    outputs = last(inner(inputs))
+    return outputs * tf.reduce_sum(tf.square(tf.convert_to_tensor(inner.kernel)))
 
 
 def _by_hand(inputs, inner, last):
@@ -176,21 +176,22 @@ def in_another_order() -> tf.keras.Model:
     return _Subclassed(_last_first, inner=_layers.Dense(8, "tanh"), last=_layers.Dense(3))
 
 
+_OF_WORDS = ("lstm-wide", "lstm-both-ways", "masked", "gru", "transformer", "tied")
+_OF_VECTORS = ("dense", "nested", "twice", "penalty-in-call", "in-another-order")
+
+
 def rows(model: tf.keras.Model, name: str, num_rows: int):
-    """Returns inputs and targets of a few rows, and builds the model with them."""
+    """Returns inputs and targets of a few rows for a model, and builds it with them."""
     rng = np.random.default_rng(0)
-    words = rng.integers(1, 5, [num_rows, _STEPS]).astype(np.int32)
-    if name == "masked":
-        words[np.arange(_STEPS) >= rng.integers(1, _STEPS, [num_rows, 1])] = 0
-    one, other = (rng.normal(size=[num_rows, 4]).astype(np.float32) for _ in range(2))
-    steps = rng.normal(size=[num_rows, _STEPS, 4]).astype(np.float32)
-    wide = rng.normal(size=[num_rows, 50]).astype(np.float32)
-    for inputs in ([one, other], one, words, steps, wide):
-        try:
-            outputs = model(tf.nest.map_structure(lambda x: x[:1], inputs))
-        except Exception:
-            continue
-        shape = [num_rows, *outputs.shape[1:-1]]
-        targets = rng.integers(0, outputs.shape[-1], shape).astype(np.int32)
-        return tf.nest.map_structure(tf.constant, (inputs, targets))
-    raise ValueError(f"{name} takes none of the inputs.")
+    if name in _OF_WORDS:
+        inputs = rng.integers(1, 5, [num_rows, _STEPS]).astype(np.int32)
+        if name == "masked":
+            inputs[np.arange(_STEPS) >= rng.integers(1, _STEPS, [num_rows, 1])] = 0
+    elif name == "two-inputs":
+        inputs = list(rng.normal(size=[2, num_rows, 4]).astype(np.float32))
+    else:
+        shape = [4] if name in _OF_VECTORS else [50] if name == "dense-wide" else [_STEPS, 4]
+        inputs = rng.normal(size=[num_rows, *shape]).astype(np.float32)
+    outputs = model(tf.nest.map_structure(lambda x: x[:1], inputs))
+    targets = rng.integers(0, outputs.shape[-1], [num_rows, *outputs.shape[1:-1]])
+    return tf.nest.map_structure(tf.constant, (inputs, targets.astype(np.int32)))

@@ -344,7 +344,7 @@ class OfLosses:
         if chosen is self._loop:
             return True
         rng = np.random.default_rng(0)
-        moved = [x + rng.normal(0.0, 0.1, x.shape).astype(np.float32) for x in weights]
+        moved = [x + rng.normal(0.0, 0.1, np.shape(x)).astype(np.float32) for x in weights]
         rows = tf.nest.map_structure(tf.convert_to_tensor, rows)
         num_rows = int(tf.nest.flatten(rows)[0].shape[0])
         sizes = [min(2, self._rows_per_unit, num_rows)]

@@ -30,6 +30,7 @@ _BATCH = 10007
 
 _SAME_ORDER = ("Identity", "Reshape", "ExpandDims", "Squeeze")
 _SELECTIONS = ("Transpose", "StridedSlice", "Slice", "Split", "SplitV", "Unpack", "GatherV2")
+_RENAMED = {"split_dim": "axis"}  # Arguments of `tf.raw_ops`.
 _BY_ENTRY = ("AddV2", "Add", "Sub", "Mul", "BiasAdd", "BroadcastTo")
 _WITHOUT_GRADIENT = ("Shape", "ShapeN", "Rank", "Size")
 # Of what these return, entry i of the first axis is made of entry i of the first axis only.
@@ -175,7 +176,9 @@ class _View:
             entries = np.arange(self.size).reshape(self.tensor.shape)
         definition = operation.op_def
         arguments = {
-            argument.name: entries if i == position else _constant(operation.inputs[i])
+            _RENAMED.get(argument.name, argument.name): (
+                entries if i == position else _constant(operation.inputs[i])
+            )
             for i, argument in enumerate(definition.input_arg)
         }
         for attribute in definition.attr:
