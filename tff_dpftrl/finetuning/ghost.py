@@ -344,25 +344,23 @@ class OfLosses:
         if chosen is self._loop:
             return True
         rng = np.random.default_rng(0)
+        # At initial weights, what is in the wrong place may be zero.
         moved = [x + rng.normal(0.0, 0.1, np.shape(x)).astype(np.float32) for x in weights]
-        rows = tf.nest.map_structure(tf.convert_to_tensor, rows)
         num_rows = int(tf.nest.flatten(rows)[0].shape[0])
         sizes = [min(2, self._rows_per_unit, num_rows)]
         splits = np.cumsum([0, *sizes, *[1] * (num_rows - sizes[0])])
-        for tried in (weights, moved):
-            tried = [tf.constant(x, tf.float32) for x in tried]
-            arguments = (tried, rows, tf.constant(splits, tf.int64), tf.constant(1.0, tf.float64))
-            (found, of_units), (expected, of_loop) = (
-                way(*arguments) for way in (chosen, self._loop)
-            )
-            norms = np.asarray(of_loop.norms)
-            scale = np.minimum(norms[np.isfinite(norms)], 1.0).sum()
-            pairs = zip(found, expected, strict=True)
-            if not np.allclose(of_units.norms, norms, rtol=_SAME, atol=1e-6) or not all(
-                np.allclose(x, y, rtol=0, atol=_SAME * scale + 1e-9) for x, y in pairs
-            ):
-                return False
-        return True
+        arguments = (
+            [tf.constant(x, tf.float32) for x in moved],
+            tf.nest.map_structure(tf.convert_to_tensor, rows),
+            tf.constant(splits, tf.int64),
+            tf.constant(1.0, tf.float64),
+        )
+        (found, of_units), (expected, of_loop) = (way(*arguments) for way in (chosen, self._loop))
+        norms = np.asarray(of_loop.norms)
+        margin = _SAME * np.minimum(norms[np.isfinite(norms)], 1.0).sum() + 1e-9
+        return np.allclose(of_units.norms, norms, rtol=_SAME, atol=1e-6) and all(
+            np.allclose(x, y, rtol=0, atol=margin) for x, y in zip(found, expected, strict=True)
+        )
 
 
 class _Backward(typing.NamedTuple):

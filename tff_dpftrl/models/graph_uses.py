@@ -174,20 +174,8 @@ class _View:
         entries = self.entries
         if entries is None:
             entries = np.arange(self.size).reshape(self.tensor.shape)
-        definition = operation.op_def
-        arguments = {
-            _RENAMED.get(argument.name, argument.name): (
-                entries if i == position else _constant(operation.inputs[i])
-            )
-            for i, argument in enumerate(definition.input_arg)
-        }
-        for attribute in definition.attr:
-            if attribute.type != "type":
-                arguments[attribute.name] = operation.get_attr(attribute.name)
-        with tf.init_scope():
-            results = getattr(tf.raw_ops, operation.type)(**arguments)
-            results = results if isinstance(results, (list, tuple)) else [results]
-            results = [result.numpy() for result in results]
+        given = [entries if i == position else _constant(x) for i, x in enumerate(operation.inputs)]
+        results = _evaluated(operation, given)
         if any(len(np.unique(result)) != result.size for result in results):
             raise UnknownUseError(f"a weight has entries that are read twice ({operation.name})")
         pairs = zip(operation.outputs, results, strict=True)
@@ -201,18 +189,33 @@ def _constant(tensor: tf.Tensor) -> np.ndarray:
     return value
 
 
+def _evaluated(operation: tf.Operation, given: Sequence[Any]) -> list[np.ndarray]:
+    """Returns what an operation makes of given inputs, outside of the graph."""
+    arguments = {
+        _RENAMED.get(argument.name, argument.name): value
+        for argument, value in zip(operation.op_def.input_arg, given, strict=True)
+    }
+    for attribute in operation.op_def.attr:
+        if attribute.type != "type":  # Types are those of the inputs.
+            arguments[attribute.name] = operation.get_attr(attribute.name)
+    with tf.init_scope():
+        results = getattr(tf.raw_ops, operation.type)(**arguments)
+        results = results if isinstance(results, (list, tuple)) else [results]
+        return [result.numpy() for result in results]
+
+
 def _static(tensor: tf.Tensor) -> np.ndarray | None:
     """Returns the value, if it is the same for all batches of the same shapes."""
     value, operation = tf.get_static_value(tensor), tensor.op
     if value is not None:
         return value
-    if operation.type in ("Range", "Cast", "Identity"):
+    if operation.type in ("Range", "Cast", "Identity", "Less", "AddV2", "SelectV2"):
         given = [_static(x) for x in operation.inputs]
         if any(x is None for x in given):
             return None
-        if operation.type == "Range":
-            return np.arange(*given)
-        return np.asarray(given[0], tensor.dtype.as_numpy_dtype)
+        if operation.type == "Cast":
+            return np.asarray(given[0], tensor.dtype.as_numpy_dtype)
+        return _evaluated(operation, given)[0]
     if operation.type == "StridedSlice" and operation.get_attr("shrink_axis_mask"):
         sizes, begin = operation.inputs[0], _static(operation.inputs[1])
         if sizes.op.type == "Shape":
