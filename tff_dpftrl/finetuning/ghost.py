@@ -1,4 +1,7 @@
-"""Sums of clipped gradients of language models in one forward and one backward pass.
+"""Sums of clipped gradients in one forward and one backward pass.
+
+`booked` is for the language models of this package, `booked_losses` for any losses in whose graph
+all uses of weights are found (`models.graph_uses`); `fastest_clipped_sum` and `OfLosses` choose.
 
 A use of a weight, x → z, adds Σ_t x_tᵀ δ_t to the
 gradient of a unit, t over the unit's tokens and δ = ∂ loss / ∂z, whose squared norm is
@@ -49,7 +52,8 @@ from tff_dpftrl.private_round import clipping, summation
 _MOST_TOKENS = 128
 """Tokens in a unit, padding included, up to which this is chosen.
 
-Larger units are taken one after the other, with the proof in float64. Up to 256 tokens this would
+Larger units are taken one after the other, with the proof in float64, but for losses of any model
+whose gradients of so many tokens are all formed, and not compared. Up to 256 tokens this would
 be faster still (`benchmarks/clipped_sums.py`), but the more tokens, the less is proven of it.
 """
 
