@@ -49,6 +49,7 @@ def _fit(model, output, x=None, y=None, **options):
         "mechanism": "tree",
         "trained_on": "nothing",
         "progress": lambda line: None,
+        "in_one_pass": False,  # Less to trace.
         **options,
     }
     x, y = data[0] if x is None else x, data[1] if y is None else y
@@ -69,6 +70,7 @@ def test_without_noise_and_clipping_it_is_fit(loss, tmp_path):
         y = np.stack([y, 1 - y], axis=1).astype(np.float32)
     ours, theirs = _model(loss=loss), _model(loss=loss)
     options = {"clip_norm": 1e3, "noise_multiplier": 0.0, "batch_size": _NUM, "epochs": 3}
+    options["in_one_pass"] = True
     results = _fit(ours, tmp_path / "run", x, y, **options)
     assert not results.statement.has_guarantee
     theirs.fit(x, y, batch_size=_NUM, epochs=3, shuffle=False, verbose=0)
@@ -125,6 +127,7 @@ def test_one_unit_moves_a_step_by_no_more_than_the_clip_norm(unit, tmp_path):
             changed,
             y,
             clip_norm=0.01,
+            in_one_pass=True,
             noise_multiplier=0.0,
             batch_size=size,
             epochs=1,
