@@ -7,7 +7,9 @@ since. Keras 3 has variables of its own class, which wrap those of TensorFlow, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -63,6 +65,29 @@ def parts(model: Model) -> Sequence[Any]:
     if isinstance(model, tf.Module):
         return [model, *model.submodules]
     return list(model._flatten_layers())
+
+
+@contextlib.contextmanager
+def unrolled(model: Model, is_wanted: bool) -> Iterator[None]:
+    """Unrolls the recurrent layers of a model while its graph is traced.
+
+    Args:
+      model: Model that has its weights already.
+      is_wanted: Whether to do so; else they are left as they are.
+    """
+    kept = []
+    layers = [x for x in parts(model) if isinstance(x, tf.keras.layers.RNN)] if is_wanted else []
+    # Whether a kernel for GPUs may be taken, in Keras 2 and in Keras 3.
+    options = {"unroll": True, "_could_use_gpu_kernel": False, "use_cudnn": False}
+    for layer in layers:
+        for name in filter(functools.partial(hasattr, layer), options):
+            kept.append((layer, name, getattr(layer, name)))
+            setattr(layer, name, options[name])
+    try:
+        yield
+    finally:
+        for layer, name, value in reversed(kept):
+            setattr(layer, name, value)
 
 
 def optimizer_state(optimizer: Optimizer) -> list[tf.Variable]:
