@@ -153,6 +153,7 @@ def draw_sizes(folder: pathlib.Path) -> None:
         place.axvline(median, color=plots.COLOURS[1], linestyle=":", label=label)
         place.set_xscale("log", base=2)
         place.set(xlabel="examples of a user", ylabel="users", title=f"{title}: {len(sizes):,}")
+        place.margins(y=0.25)
         place.legend(fontsize=7)
     picture.savefig(_SIZES, dpi=110)
 

@@ -31,6 +31,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import tensorflow as tf
 
 from tff_dpftrl.data import sequences
 from tff_dpftrl.finetuning import (
@@ -237,8 +238,10 @@ class Corpus:
             deterministic_noise_seed=cell.seed,
         )
         steps = run.steps_of(config, private, group, self.model, self.weights)
-        # Traced once for all cells with as many rows a unit, which takes ten seconds.
+        # With a small model these are most of the time: a sum is traced once for all cells with as
+        # many rows a unit, and Adam is traced, too.
         steps._sum = self._sums.setdefault(rows, steps._sum)
+        _trace(steps._optimizer, steps._weights)
         batches = passes.batches_of(private, self.users, group, cell.seed)
         state = steps.initial_state()
         course = {}
@@ -276,6 +279,13 @@ class Corpus:
         return steps.step(state, batch.row_splits, lambda a, b: (drawn[a:b, :-1], drawn[a:b, 1:]))[
             0
         ]
+
+
+def _trace(optimizer, variables: Sequence[tf.Variable]) -> None:
+    """Has an optimizer take its steps on some variables in a graph."""
+    eager = optimizer.apply_gradients
+    traced = tf.function(lambda gradients: eager(zip(gradients, variables, strict=True)))
+    optimizer.apply_gradients = lambda pairs: traced([gradient for gradient, _ in pairs])
 
 
 def key(cell: Cell) -> dict[str, str]:

@@ -190,7 +190,8 @@ def test_texts_that_nearly_repeat_protected_ones_are_left_out_and_it_is_said(cor
     assert "Jaccard" in record["near_duplicates"]["method"]
     # Weights that depend on protected text are not of public text alone, and are no such text.
     source, is_public = warm_start.source(tmp_path / "out")
-    assert "nearly repeat text of users.jsonl" in source and "epsilon does not cover" in source
+    left_out = f"without near-duplicates of text of users.jsonl (texts left out: {text.left_out})"
+    assert left_out in source and "epsilon does not cover" in source
     assert not is_public
     warm_start.refuse_protected(tmp_path / "out", str(corpus / "users.jsonl"))
     with pytest.raises(ValueError, match="the very text that this run protects"):

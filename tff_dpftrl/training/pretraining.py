@@ -106,15 +106,10 @@ class PublicText:
         """Source of the text, for the privacy statement of a later run."""
         if self.left_out is None:
             return self.corpus
-        texts = (
-            "1 text that nearly repeats"
-            if self.left_out == 1
-            else (f"{self.left_out} texts that nearly repeat")
-        )
         return (
-            f"{self.corpus}, without {texts} text of {self.near_duplicates_of}: which and how many "
-            "these are was found by looking at that text without noise, which epsilon does not "
-            "cover"
+            f"{self.corpus}, without near-duplicates of text of {self.near_duplicates_of} (texts "
+            f"left out: {self.left_out}): which and how many these are was found by looking at "
+            "that text without noise, which epsilon does not cover"
         )
 
 
