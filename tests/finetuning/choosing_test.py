@@ -73,6 +73,17 @@ def test_half_of_the_budget_is_the_other_half():
         _choose(_options(sampling="user", compute_budget=8000, group_size=4))
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"sampling": "user", "group_size": 4}, {"sampling": "passes", "group_size": 4, "delta": 1e-6}],
+)
+def test_a_step_has_256_gradients_if_nothing_is_said(given):
+    silent, said = (_choose(_options(**given | {"compute_budget": b})) for b in (None, 256))
+    assert silent.privacy == said.privacy and silent.group_size == said.group_size == 4
+    with pytest.raises(ValueError, match="compute_budget=256 is smaller than a cohort of one user"):
+        _choose(_options(**given | {"group_size": 300, "clip_norm": 1.0}))
+
+
 def test_estimate_and_double_decides_for_users():
     options = _options(sampling="user", compute_budget=1024)
     assert choosing.needs_proxies(options)

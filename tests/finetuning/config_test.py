@@ -23,7 +23,6 @@ def test_every_option_has_help_and_a_group():
         ({"initial_weights": None}, "initial_weights must name the folder of the model"),
         ({"target_epsilon": None}, "Give either target_epsilon or noise_multiplier, got neither"),
         ({"noise_multiplier": 1.0}, "got both"),
-        ({"compute_budget": None}, "sampling 'auto' needs compute_budget"),
         ({"compute_budget": 0}, "compute_budget must be at least 1"),
         ({"group_size": 0, "sampling": "user"}, "group_size must be at least 1"),
         ({"group_size": 4}, "group_size has no meaning before it is known what is sampled"),
@@ -52,7 +51,10 @@ def test_every_option_has_help_and_a_group():
             {"max_epsilon": 1.0, "deterministic_noise_seed": 3},
             "max_epsilon has no meaning with deterministic_noise_seed",
         ),
-        ({"sampling": "user", "compute_budget": None, "group_size": 2}, "or both group_size and"),
+        (
+            {"sampling": "user", "compute_budget": None, "cohort_size": 64},
+            "cohort_size needs group_size or compute_budget beside it",
+        ),
         (
             {"sampling": "user", "target_epsilon": None, "noise_multiplier": 1.0},
             "chosen by their noise at one ε: give target_epsilon",

@@ -454,7 +454,7 @@ def test_a_model_that_got_worse_is_said_to_be(toy, tmp_path):
     results = _finetune(config, tmp_path / "run")
     assert 0 < results.baselines["pretrained"] < 1
     if results.rows[-1]["eval_top1_in_vocab"] < results.baselines["pretrained"]:
-        assert "worse than the one it began with" in results.summary
+        assert "less accurate than the one it began with" in results.summary
 
 
 @pytest.mark.slow

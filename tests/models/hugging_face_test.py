@@ -10,12 +10,15 @@ import json
 import pathlib
 import shutil
 import sys
+import zlib
 
 import numpy as np
 import pytest
 import safetensors.numpy
 import tensorflow as tf
 
+from tests.data import random_texts
+from tff_dpftrl.data import vocabulary_file
 from tff_dpftrl.models import hugging_face, low_rank, metrics, table
 
 _CHECKPOINTS = pathlib.Path(__file__).parent / "checkpoints"
@@ -81,6 +84,16 @@ def test_gradients_are_those_of_torch(name, tmp_path):
         norm = np.linalg.norm(gradient)
         assert norm > 1e-3, key
         assert np.linalg.norm(found[key] - gradient) < 1e-5 * norm, key
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_untied"])
+def test_token_ids_are_those_of_transformers(name):
+    words, rule = vocabulary_file.read(_CHECKPOINTS / name / "tokenizer.json")
+    expected = np.load(_CHECKPOINTS / name / "tokens.npy")
+    assert len(set(expected)) > 9_000  # Some strings are empty or alike.
+    for text, checksum in zip(random_texts.strings(len(expected)), expected, strict=True):
+        ids = np.array(words.ids(rule.words(text)), "<i4") - 1
+        assert zlib.crc32(ids.tobytes()) == checksum, repr(text)
 
 
 @pytest.mark.parametrize("name", _EXACT)

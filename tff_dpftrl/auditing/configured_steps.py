@@ -115,6 +115,6 @@ def audit_config(
 def _users(options: choosing.SamplingOptions, num_users: int) -> example_sampling.Users:
     """Returns made-up users: with as many examples as one may use, and enough for the budget."""
     size = options.group_size or _GROUP_SIZE
-    if options.group_size is None and options.compute_budget is not None:
-        size = max(size, math.ceil(2 * options.compute_budget / num_users))
+    if options.group_size is None:
+        size = max(size, math.ceil(2 * options.budget / num_users))
     return example_sampling.of_sizes([size] * num_users)

@@ -42,7 +42,7 @@ examples:
 
   # Adapters of a checkpoint of GPT-2's or Llama's family.
   tff-dpftrl finetune --data users.jsonl.gz --initial-weights gpt2 --trained-on WebText \\
-      --adapter-rank 8 --target-epsilon 4 --compute-budget 256 --output results/adapters
+      --adapter-rank 8 --target-epsilon 4 --output results/adapters
 
   # Go on after an interruption.
   tff-dpftrl finetune --resume --output results/finetuned

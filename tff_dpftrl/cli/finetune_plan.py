@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from tff_dpftrl import validation
 from tff_dpftrl.cli import config_flags, output
 from tff_dpftrl.data import tables
+from tff_dpftrl.finetuning import config as config_lib
+from tff_dpftrl.finetuning import group_size
 from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
-    from tff_dpftrl.finetuning import example_sampling, group_size, passes, proxies
+    from tff_dpftrl.finetuning import example_sampling, passes, proxies
     from tff_dpftrl.finetuning import plan as plan_lib
     from tff_dpftrl.training import trained_model
 
@@ -113,11 +115,17 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--compute-budget",
         type=int,
-        required=True,
+        default=group_size.COMPUTE_BUDGET,
         metavar="B",
-        help="Number of examples whose gradients a step computes.",
+        help="Number of examples whose gradients a step computes. Default: %(default)d.",
     )
-    parser.add_argument("--steps", type=int, required=True, metavar="T", help="Number of steps.")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=config_lib.FinetuningConfig.num_steps,
+        metavar="T",
+        help="Number of steps. Default: %(default)d.",
+    )
     parser.add_argument(
         "--delta",
         type=float,
@@ -385,8 +393,6 @@ def _gradient_norms(
     args: argparse.Namespace, plans: list[plan_lib.Plan], measured: proxies.Proxies | None
 ) -> dict[str, group_size.GradientNorms]:
     """Returns L(G) as measured or given, or for each of three assumptions, with L(1) = 1."""
-    from tff_dpftrl.finetuning import group_size
-
     if measured is not None:
         return {"measured": measured.gradient_norms}
     if args.gradient_norms:

@@ -44,8 +44,8 @@ class SamplingOptions:
 
     @property
     def budget(self) -> int:
-        """The compute budget of a step, which these options need."""
-        return _given("compute_budget", self.compute_budget)
+        """The compute budget of a step, where it is not the product of the other two sizes."""
+        return self.compute_budget or group_size.COMPUTE_BUDGET
 
     @property
     def given_group_size(self) -> group_size.Choice | None:
@@ -288,8 +288,8 @@ def _passes(
 ) -> Chosen:
     group = _given("group_size", options.group_size)
     clip_norm, source = _clip_norm(options, public, group)
+    _check_cohort(options, group, options.cohort_size or options.budget // group, len(users))
     asked = asked_of_passes(options, clip_norm=clip_norm)
-    _check_cohort(options, group, asked.clients_per_round, len(users))
     plan = asked.plan(len(users), num_parameters)
     turn = math.ceil(len(users) / plan.clients_per_round)
     facts = {
@@ -330,7 +330,7 @@ def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_pr
 def _check_cohort(options: SamplingOptions, group: int, cohort: int, num_users: int) -> None:
     if cohort < 1:
         raise validation.UsageError(
-            f"compute_budget={options.compute_budget} is smaller than a cohort of one user with "
+            f"compute_budget={options.budget} is smaller than a cohort of one user with "
             f"group_size={group} examples: raise it or lower group_size."
         )
     if cohort > num_users:

@@ -80,7 +80,11 @@ class FinetuningConfig(language_config.TextConfig):
         "fine-tuning",
     )
     compute_budget: int | None = _option(
-        None, "B: gradients expected in a step, of one example each.", "fine-tuning", 1
+        None,
+        "B: gradients expected in a step, of one example each. If not given, cohort_size times "
+        f"group_size, or {group_sizes.COMPUTE_BUDGET}.",
+        "fine-tuning",
+        1,
     )
     group_size: int | None = _option(
         None,
@@ -261,19 +265,13 @@ class FinetuningConfig(language_config.TextConfig):
     def _missing_for_sampling(self) -> list[str]:
         """Returns what the sampling needs and was not given, a sentence each."""
         missing = []
-        if self.compute_budget is None:
-            needs_budget = self.sampling in ("auto", "example")
-            if needs_budget or None in (self.cohort_size, self.group_size):
-                both = "" if needs_budget else ", or both group_size and cohort_size"
-                missing.append(
-                    f"sampling {self.sampling!r} needs compute_budget, the gradients of a step"
-                    f"{both}."
-                )
-        elif self.sampling == "passes" and self.group_size is None:
+        if self.sampling == "passes" and self.group_size is None:
             missing.append(
                 "sampling 'passes' needs group_size, which Estimate-and-Double chooses for "
                 "sampled users only: give it."
             )
+        elif self.cohort_size is not None and self.group_size is self.compute_budget is None:
+            missing.append("cohort_size needs group_size or compute_budget beside it: give one.")
         if self.sampling == "passes" and self.delta is None:
             missing.append(
                 "sampling 'passes' needs delta, far below one over the number of users: give it."
@@ -342,9 +340,10 @@ class FinetuningConfig(language_config.TextConfig):
                     f"compute_budget={self.compute_budget} is smaller than cohort_size="
                     f"{self.cohort_size}, with one example of each user: raise it or lower that."
                 )
-        if self.splits_budget and (self.compute_budget or 0) < group_sizes.SMALLEST_COHORT:
+        budget = self.compute_budget or group_sizes.COMPUTE_BUDGET
+        if self.splits_budget and budget < group_sizes.SMALLEST_COHORT:
             raise validation.UsageError(
-                f"compute_budget={self.compute_budget} is below {group_sizes.SMALLEST_COHORT}, the "
+                f"compute_budget={budget} is below {group_sizes.SMALLEST_COHORT}, the "
                 "cohort that Estimate-and-Double begins with: raise it, or give sampling 'user', "
                 "group_size and cohort_size."
             )

@@ -23,6 +23,9 @@ from tff_dpftrl.finetuning import example_sampling
 SMALLEST_COHORT = 32
 """The cohort that Estimate-and-Double begins with, as in the paper."""
 
+COMPUTE_BUDGET = 256
+"""The gradients of a step where nothing else is given."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:

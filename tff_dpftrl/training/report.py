@@ -347,9 +347,10 @@ def failure(
     before = (baselines or {}).get(PRETRAINED)
     if before is not None and accuracies and accuracies[-1] < before:
         return (
-            f"Warning: the model is worse than the one it began with: {accuracies[-1]:.2%}, which "
-            f"was {before:.2%}. Either the noise outweighs what is learned (more steps, a larger "
-            "compute_budget or a larger ε help), or the learning rate is too large."
+            "Warning: the model is less accurate than the one it began with: "
+            f"{accuracies[-1]:.2%}, which was {before:.2%}. Either the noise outweighs what is "
+            "learned (more steps, a larger compute_budget or a larger ε help), or the learning "
+            "rate is too large."
         )
     losses = [row["eval_loss"] for row in rows if row.get("eval_loss") is not None]
     guess = math.log(vocabulary_size)

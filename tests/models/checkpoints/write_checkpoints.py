@@ -3,23 +3,27 @@
 Run it where torch, transformers and tokenizers are installed, which this package does not need:
 
     pip install torch==2.13.0 transformers==5.24.0 numpy
-    python tests/models/checkpoints/write_checkpoints.py
+    PYTHONPATH=. python tests/models/checkpoints/write_checkpoints.py
 
 Each folder has tiny random weights, a tokenizer, and `golden.npz`: token ids [2, T + 1], scores
 of all tokens after the first T, and the gradients of the mean cross-entropy of the last T, by the
-names of the tensors in the checkpoint (but for weights in half precision).
+names of the tensors in the checkpoint (but for weights in half precision). `tokens.npy` has a
+checksum of the token ids of each of 10,000 random strings, once for each kind of tokenizer.
 """
 
 from __future__ import annotations
 
 import json
 import pathlib
+import zlib
 
 import numpy as np
 import tokenizers
 import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from tests.data import random_texts
 
 _HERE = pathlib.Path(__file__).parent
 _TEXT = """\
@@ -159,6 +163,13 @@ def _write(name: str, model, tokenizer, *, max_shard_size: str = "5GB", dtype=No
     print(f"{name}: {sum(p.numel() for p in named.values())} weights, loss {loss.item():.6f}")
 
 
+def _write_tokens(name: str) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(_HERE / name)
+    found = tokenizer(random_texts.strings(10_000), add_special_tokens=False)["input_ids"]
+    checksums = [zlib.crc32(np.array(ids, "<i4").tobytes()) for ids in found]
+    np.save(_HERE / name / "tokens.npy", np.array(checksums, np.uint32))
+
+
 def main() -> None:
     """Writes the folders."""
     torch.manual_seed(0)
@@ -172,6 +183,8 @@ def main() -> None:
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
     grouped = _llama(bytes_, **sizes, rms_norm_eps=1e-3, tie_word_embeddings=False)
     _write("llama_wide_heads", grouped, bytes_)
+    for name in ("gpt2", "llama_untied"):
+        _write_tokens(name)
 
 
 if __name__ == "__main__":
