@@ -89,6 +89,8 @@ def doubling(corpus: str, figure: str) -> list[dict[str, object]]:
             (int(b), int(g)): mean for (e, b, g), (mean, _) in means.items() if e == epsilon
         }
         losses = {group: loss for (b, group), loss in at_epsilon.items() if b == int(budget)}
+        if len(losses) < len(group_size.splits(int(budget), num_users=num_users)):
+            continue  # Not all of its cells are measured.
         best = min(losses, key=losses.get)
         rules = {
             "Estimate-and-Double": losses[chosen.group_size],
