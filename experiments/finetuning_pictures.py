@@ -250,6 +250,8 @@ def _draw_rules(axes, corpus: str, figure: str) -> None:
     ):
         found = [row for row in rows if row["ε"] == epsilon]
         xs = [int(row["B"]) for row in found]
+        if len(xs) < 2:
+            continue  # Hardly begun.
         ys = [float(str(row[name]).removesuffix(" %")) for row in found]
         axes.plot(xs, ys, line, color=colour, label=f"{name}, ε = {epsilon}")
     axes.set_xscale("log", base=2)
