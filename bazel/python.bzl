@@ -1,4 +1,4 @@
-"""One library a package and one test a file, without a list to forget to extend."""
+"""One library a package, one test a file and one a folder, without a list to forget to extend."""
 
 load("@rules_python//python:defs.bzl", "py_library", "py_test")
 
@@ -20,18 +20,32 @@ def package_library(deps = [], data = []):
 def package_tests(deps, data = []):
     """Declares a `py_test` for every `*_test.py` of a folder, and `helpers`, its other files.
 
+    `all_tests` runs all of them in one process, which imports TensorFlow once. Only
+    `--test_tag_filters=folder` chooses it, in place of the others.
+
     Args:
       deps: Libraries of our own that the tests import.
       data: Files that the tests read.
     """
-    helpers = native.glob(["**/*.py"], exclude = ["**/*_test.py", "conftest.py"])
+    helpers = native.glob(["**/*.py"], exclude = ["**/*_test.py", "conftest.py", "run_folder.py"])
     py_library(
         name = "helpers",
         srcs = helpers,
         visibility = ["//tests:__subpackages__"],
         deps = deps,
     )
-    for source in native.glob(["**/*_test.py"]):
+    sources = native.glob(["**/*_test.py"])
+    py_test(
+        name = "all_tests",
+        size = "enormous",
+        srcs = ["//tests:run_folder.py"] + sources + helpers,
+        args = ["$(rootpath %s)" % source for source in sources],
+        data = data + ["//:pyproject.toml"],
+        main = "//tests:run_folder.py",
+        tags = ["folder"],
+        deps = deps + ["//tests:conftest"],
+    )
+    for source in sources:
         py_test(
             name = source[:-len(".py")],
             size = "large",

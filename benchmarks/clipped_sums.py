@@ -16,6 +16,9 @@ that a busy machine disturbs it little. PASS or FAIL says whether the ratio of p
 reaches the goal for full rows: 0.85 for ELS, 0.8 for ULS. Then the memory beyond the imports,
 in MB, at a batch of 64 rows and of 256, each in a process of its own: `sum_in_chunks` with
 chunks of 64 rows (`--no-memory` leaves it out).
+
+Of the models of Keras ("keras-mlp", …) "plain" is `train_on_batch`, with SGD, and the others are
+clipped as `private_fit` does, or in the loop; without goals and memory.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tff_dpftrl.finetuning import clipped_sums, ghost
+from tff_dpftrl.finetuning import clipped_sums, ghost, keras_losses
 from tff_dpftrl.models import language_model, metrics, transformer, word_lstm
 
 _ROWS = 64
@@ -41,6 +44,37 @@ _MODELS = {
     "word-lstm": (word_lstm.WordLstm(4096, 20, 96, 256), 20),
 }
 """By name: model, and words in a row."""
+
+_STEPS = 32
+
+
+def _keras_transformer(ids):
+    layers = tf.keras.layers
+    states = layers.Embedding(4096, 128)(ids)
+    for _ in range(2):
+        mixed = layers.MultiHeadAttention(4, 32)(states, states)
+        states = layers.LayerNormalization()(states + mixed)
+        inner = layers.Dense(128)(layers.Dense(512, "gelu")(states))
+        states = layers.LayerNormalization()(states + inner)
+    return layers.Dense(2)(layers.GlobalAveragePooling1D()(states))
+
+
+def _keras_lstm(ids):
+    states = tf.keras.layers.Embedding(4096, 96)(ids)
+    return tf.keras.layers.Dense(2)(tf.keras.layers.LSTM(128)(states))
+
+
+def _keras_mlp(inputs):
+    for _ in range(2):
+        inputs = tf.keras.layers.Dense(512, "relu")(inputs)
+    return tf.keras.layers.Dense(10)(inputs)
+
+
+_KERAS = {
+    "keras-mlp": (_keras_mlp, tf.keras.Input([256])),
+    "keras-transformer": (_keras_transformer, tf.keras.Input([_STEPS], dtype="int32")),
+    "keras-lstm": (_keras_lstm, tf.keras.Input([_STEPS], dtype="int32")),
+}
 
 _CHOSEN = {"ELS": 1, "ULS, G = 8": 8}
 _GOALS = {"ELS": 0.85, "ULS, G = 8": 0.8}
@@ -97,6 +131,33 @@ def _ways(model) -> dict[str, tuple[clipped_sums.ClippedSum, int]]:
     return ways
 
 
+def _keras_runs(name: str) -> tuple[tf.keras.Model, dict[str, Callable[[], None]]]:
+    make, inputs = _KERAS[name]
+    model = tf.keras.Model(inputs, make(inputs))
+    model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    rng, shape = np.random.default_rng(0), [_ROWS, *inputs.shape[1:]]
+    is_text = inputs.dtype == "int32"
+    x = rng.integers(1, 4096, shape) if is_text else rng.normal(size=shape)
+    x = x.astype(np.int32 if is_text else np.float32)
+    y = rng.integers(0, model.output_shape[-1], _ROWS).astype(np.int32)
+    losses = keras_losses.row_losses(model)
+    weights = [tf.constant(variable.numpy()) for variable in model.trainable_variables]
+    rows = tf.constant(x), tf.constant(y)
+
+    def clipped(way, size):
+        compiled = tf.function(way, autograph=False)
+        splits = tf.range(0, _ROWS + 1, size, dtype=tf.int64)
+        return lambda: compiled(weights, rows, splits, 1.0)
+
+    runs = {"plain": lambda: model.train_on_batch(x, y)}
+    for size, of_units in ((1, "ELS"), (8, "ULS, G = 8")):
+        chosen = ghost.OfLosses(losses, size, report=lambda line: print(f"  {line}"))
+        chosen.choose([weight.numpy() for weight in weights], rows)
+        runs[of_units] = clipped(chosen, size)
+        runs[f"loop, G = {size}"] = clipped(clipped_sums.looped(losses), size)
+    return model, runs
+
+
 def _print_ratios(runs: dict[str, Callable[[], None]], repeats: int, *, full: bool) -> None:
     """Runs them in turn and prints a line for each, with the goals if the rows are full."""
     wall, processor = collections.defaultdict(list), collections.defaultdict(list)
@@ -147,7 +208,7 @@ def main() -> None:
     """Prints a table for each model."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--models", nargs="+", choices=_MODELS, default=list(_MODELS))
+    parser.add_argument("--models", nargs="+", choices=_MODELS | _KERAS, default=list(_MODELS))
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--peak-memory-of", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -156,6 +217,14 @@ def main() -> None:
         _print_peak_memory(name, way, int(num_rows))
         return
     for name in args.models:
+        if name in _KERAS:
+            model, runs = _keras_runs(name)
+            print(
+                f"{name}: {model.count_params() / 1e6:.2f}M weights, {_ROWS} rows\n"
+                f"{'':<16}{'ms':>8}{'ratio':>8}{'processor':>12}"
+            )
+            _print_ratios(runs, args.repeats, full=False)
+            continue
         model, length = _MODELS[name]
         rows = _draw(model, length, _ROWS)
         print(

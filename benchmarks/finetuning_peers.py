@@ -7,13 +7,18 @@ All compute the sum of the clipped gradients of the same 64 rows of random words
 weights, in float32, or the plain gradient of their mean loss. It is checked first that they do.
 The clip norm is the median of the rows' norms, so that half of them are clipped. Nobody adds noise
 or takes a step. The environments are those of benchmarks/peers/README.md, which also says what is
-to whose advantage. `interleaving.py` says what the ratios are.
+to whose advantage. `interleaving.py` says what the ratios are. Memory is what a way takes at its
+peak above what its process holds before it.
+
+"gpt2-small" is measured where it is named: the shapes of GPT-2 small with two embeddings, 8 rows,
+the clip norm 1. What forms the gradients of all rows is left out there.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import pathlib
 from typing import Any
 
 import figures
@@ -25,8 +30,19 @@ import workload as workload_lib
 
 from tff_dpftrl.finetuning import ghost
 
-_NUM_ROWS = 64
+_MOST_COMPARED = 10_000_000
+"""Numbers of a gradient that are compared, evenly chosen."""
+
+_NUM_ROWS = {"gpt2-small": 8, "transformer": 64, "word-lstm": 64}
 _SIZES = {
+    "gpt2-small": {
+        "vocabulary_size": 50_257,
+        "sequence_length": 64,
+        "embedding_size": 768,
+        "num_layers": 12,
+        "num_heads": 12,
+        "feed_forward_size": 3_072,
+    },
     "transformer": {
         "vocabulary_size": 4096,
         "sequence_length": 64,
@@ -47,25 +63,32 @@ _SIZES = {
 
 def workload(name: str) -> workload_lib.Gradients:
     """Draws rows and weights, and finds the median of the norms."""
-    model = ours.MODELS[name](**_SIZES[name])
-    size = [_NUM_ROWS, model.sequence_length + 1]
+    is_large = name == "gpt2-small"
+    kind, num_rows = "transformer" if is_large else name, _NUM_ROWS[name]
+    model = ours.MODELS[kind](**_SIZES[name])
+    size = [num_rows, model.sequence_length + 1]
     rows = np.random.default_rng(0).integers(1, model.vocabulary_size, size, dtype=np.int32)
     weights = dict(zip(model.weight_shapes, model.initial_weights(0), strict=True))
-    pair = tuple(tf.constant(np.ascontiguousarray(x)) for x in (rows[:, :-1], rows[:, 1:]))
-    clipped_sum = ghost.fastest_clipped_sum(model, 1)
-    _, units = clipped_sum(list(weights.values()), pair, tf.range(_NUM_ROWS + 1), 1.0)
-    return workload_lib.Gradients(name, _SIZES[name], rows, weights, float(np.median(units.norms)))
+    clip_norm = 1.0
+    if not is_large:
+        pair = tuple(tf.constant(np.ascontiguousarray(x)) for x in (rows[:, :-1], rows[:, 1:]))
+        clipped_sum = ghost.fastest_clipped_sum(model, 1)
+        _, units = clipped_sum(list(weights.values()), pair, tf.range(num_rows + 1), clip_norm)
+        clip_norm = float(np.median(units.norms))
+    return workload_lib.Gradients(kind, _SIZES[name], rows, weights, clip_norm, is_large)
 
 
 def _check(children: dict[str, interleaving.Child], ways: dict[str, tuple[str, int]]) -> None:
     """Compares the gradients of all ways; raises RuntimeError if one differs."""
-    found = {}
+    own = {}  # Of the plain gradient and of the clipped ones; the first ones are ours.
     for name, (child, index) in ways.items():
         children[child].run_round(index)
-        found[name] = np.concatenate([x.ravel() for x in children[child].weights()])
-    for name, gradient in found.items():
-        own = found["tff_dpftrl, plain" if name.endswith("plain") else "tff_dpftrl"]
-        difference = np.linalg.norm(gradient - own) / np.linalg.norm(own)
+        gradient = [x.ravel() for x in children[child].weights()]
+        every = 1 + sum(x.size for x in gradient) // _MOST_COMPARED
+        gradient = np.concatenate([x[::every] for x in gradient])
+        kind = "plain" if name.endswith("plain") else "clipped"
+        first = own.setdefault(kind, gradient)
+        difference = np.linalg.norm(gradient - first) / np.linalg.norm(first)
         print(f"{name:<44}differs by {difference:.1e}{interleaving.verdict(difference, 1e-4)}")
         if not difference <= 1e-4:
             raise RuntimeError(f"{name} computes something else.")
@@ -83,7 +106,7 @@ def measure(args: argparse.Namespace, name: str) -> dict[str, Any]:
     work = workload(name)
     parameters = sum(w.size for w in work.weights.values())
     length = work.sizes["sequence_length"]
-    title = f"{name}: {parameters / 1e6:.2f}M weights, {_NUM_ROWS} rows of {length} words"
+    title = f"{name}: {parameters / 1e6:.2f}M weights, {_NUM_ROWS[name]} rows of {length} words"
     facts = collections.defaultdict(dict)
     with interleaving.started(work, commands) as children:
         ways = {}
@@ -95,11 +118,20 @@ def measure(args: argparse.Namespace, name: str) -> dict[str, Any]:
         print(f"\n{title}; {speeds}", flush=True)
         _check(children, ways)
 
-        def contender(key, index):
-            run = children[key].run_round
-            return interleaving.Contender(lambda _: run(index), children[key].pid)
+        memory = collections.defaultdict(float)
 
-        contenders = {way: contender(*place) for way, place in ways.items()}
+        def contender(way, key, index):
+            child = children[key]
+
+            def run(_):
+                before = _resident(child.pid, "VmRSS")
+                seconds = child.run_round(index)
+                memory[way] = max(memory[way], _resident(child.pid, "VmHWM") - before)
+                return seconds
+
+            return interleaving.Contender(run, child.pid)
+
+        contenders = {way: contender(way, *place) for way, place in ways.items()}
         times = interleaving.take_turns(contenders, args.rounds, num_warm_up=1)
     plain = {way for way in ways if way.endswith("plain")}
     comparisons = [
@@ -108,7 +140,17 @@ def measure(args: argparse.Namespace, name: str) -> dict[str, Any]:
         if way not in plain
     ] + [interleaving.Comparison("tff_dpftrl", way) for way in ways if ways[way][0] != "ours"]
     table = interleaving.print_table(title, times, comparisons, facts["versions"])
+    print("memory, GB: " + ", ".join(f"{way} {used:.1f}" for way, used in memory.items()))
     return {**table, "GFLOP a core second": facts["speeds"]}
+
+
+def _resident(pid: int, name: str) -> float:
+    """Returns a figure of a process's memory in GB, "VmRSS" or "VmHWM", the largest since then."""
+    process = pathlib.Path(f"/proc/{pid}")
+    if name == "VmRSS":
+        (process / "clear_refs").write_text("5", encoding="ascii")  # Sets VmHWM to what it is.
+    status = (process / "status").read_text(encoding="ascii").splitlines()
+    return int(next(line for line in status if line.startswith(name)).split()[1]) / 1e6
 
 
 def main() -> None:
@@ -116,7 +158,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--opacus", metavar="PYTHON", help="Python with Opacus")
     parser.add_argument("--jax-privacy", metavar="PYTHON", help="Python with jax_privacy")
-    parser.add_argument("--models", nargs="+", choices=_SIZES, default=list(_SIZES))
+    small = [name for name in _SIZES if name != "gpt2-small"]
+    parser.add_argument("--models", nargs="+", choices=_SIZES, default=small)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", metavar="FILE", help="where `figures.py` reads the ratios")
     args = parser.parse_args()

@@ -31,7 +31,7 @@ _ALLOWED = {
     "runs": (*_MATHS, "private_round", "reports"),
     "finetuning": (*_MATHS, "private_round", "models", "data", "runs", "training"),
     "training": (*_FEDERATED, "reports", "runs"),
-    "sweeps": ("accounting", "mechanisms", "reports", "runs", "training"),
+    "sweeps": ("accounting", "mechanisms", "reports", "runs", "finetuning", "training"),
     "secure_sums": (),
     "auditing": (*_FEDERATED, "runs", "finetuning", "training", "runtime"),
     "runtime": (*_FEDERATED, "secure_sums", "reports", "runs", "training"),
@@ -113,7 +113,22 @@ def _label(path: pathlib.Path) -> str:
     return str(path.relative_to(_PACKAGE))
 
 
-@pytest.mark.parametrize("path", _modules(), ids=_label)
+def _of_every_module(check):
+    """A test that checks all modules, and names those that fail: thousands of tests take time."""
+
+    def test():
+        failed = []
+        for path in _modules():
+            try:
+                check(path)
+            except AssertionError as error:
+                failed.append(f"{_label(path)}: {error}")
+        assert not failed, "\n".join(failed)
+
+    return test
+
+
+@_of_every_module
 def test_imports_go_one_way(path):
     package = path.relative_to(_PACKAGE).parts[0]
     assert package in _ALLOWED, f"{package} is new: say in this test what it may import."
@@ -121,7 +136,7 @@ def test_imports_go_one_way(path):
     assert _ours(path) <= allowed, f"{package} must not import {_ours(path) - allowed}."
 
 
-@pytest.mark.parametrize("path", _modules(), ids=_label)
+@_of_every_module
 def test_strata_import_no_higher_framework(path):
     roots = {name.split(".")[0] for name in _imports(path)}
     package = path.relative_to(_PACKAGE).parts[0]
@@ -136,14 +151,14 @@ def test_strata_import_no_higher_framework(path):
         assert "tensorflow_federated" not in roots
 
 
-@pytest.mark.parametrize("path", _modules(), ids=_label)
+@_of_every_module
 def test_numerics_is_machinery_of_the_mechanisms(path):
     if path.relative_to(_PACKAGE).parts[0] != "mechanisms":
         inside = [name for name in _imports(path) if "mechanisms.numerics" in name]
         assert not inside, f"{_label(path)} imports {inside}; ask a strategy instead."
 
 
-@pytest.mark.parametrize("path", _modules(), ids=_label)
+@_of_every_module
 def test_fine_tuning_has_its_rounds_from_the_kernel(path):
     if path.relative_to(_PACKAGE).parts[0] == "finetuning":
         prefix = "tff_dpftrl.training."
@@ -151,14 +166,14 @@ def test_fine_tuning_has_its_rounds_from_the_kernel(path):
         assert ours <= {*_TEXT_OF_TRAINING}, f"{_label(path)} imports {ours} of training."
 
 
-@pytest.mark.parametrize("path", _modules(), ids=_label)
+@_of_every_module
 def test_the_kernel_of_a_run_knows_no_text_and_no_options(path):
     if path.relative_to(_PACKAGE).parts[0] == "runs":
         assert _ours(path) <= {"runs", *_AT_THE_TOP, *_MATHS, "private_round", "reports"}
         assert not any(name.endswith((".config", ".options")) for name in _imports(path))
 
 
-@pytest.mark.parametrize("path", _modules(), ids=_label)
+@_of_every_module
 def test_evidence_of_an_audit_is_maths(path):
     if path.relative_to(_PACKAGE).parts[:2] == ("auditing", "evidence"):
         roots = {name.split(".")[0] for name in _imports(path)}
@@ -186,7 +201,7 @@ def _of_tff(path: pathlib.Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", _modules(), ids=_label)
+@_of_every_module
 def test_the_language_of_tff_is_named_in_one_module(path):
     names = _of_tff(path) - _ROOMS_OF_TFF
     if _label(path) not in _NAMES_OF_TFF:
@@ -207,7 +222,7 @@ def test_actors_hold_no_engine_code():
             assert not roots & {*_ENGINES, *_TENSORFLOW}, path
 
 
-@pytest.mark.parametrize("path", _modules(), ids=_label)
+@_of_every_module
 def test_the_package_imports_nothing_that_stands_beside_it(path):
     beside = {"verification", "tests", "benchmarks", "experiments"}
     assert not {name.split(".")[0] for name in _imports(path)} & beside
@@ -347,7 +362,7 @@ for command in main._SUBCOMMANDS:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("path", _modules(), ids=_label)
+@_of_every_module
 def test_keras_is_behind_one_module(path):
     names = {
         node.attr

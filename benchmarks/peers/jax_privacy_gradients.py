@@ -89,7 +89,7 @@ def main() -> None:
     functions = {"JAX, plain": jax.jit(jax.grad(loss))}
     functions |= {
         f"jax_privacy, {'all rows' if size is None else size} at a time": clipped(size)
-        for size in _MICROBATCHES
+        for size in _MICROBATCHES[: 2 if work.is_large else None]
     }
 
     def way(function):

@@ -92,6 +92,7 @@ class Gradients:
       rows: Ids, int32, shape [n, sequence_length + 1].
       weights: By name, float32.
       clip_norm: L2 norm that the gradient of a row is clipped to.
+      is_large: Whether ways that form the gradients of many rows, or in float64, are left out.
     """
 
     model: str
@@ -99,10 +100,12 @@ class Gradients:
     rows: np.ndarray
     weights: dict[str, np.ndarray]
     clip_norm: float
+    is_large: bool = False
 
     def save(self, path: str) -> None:
         """Writes it to a file, `.npz`."""
-        numbers = {"model": self.model, "sizes": self.sizes, "clip_norm": self.clip_norm}
+        names = ("model", "sizes", "clip_norm", "is_large")
+        numbers = {name: getattr(self, name) for name in names}
         weights = {f"weight_{name}": weight for name, weight in self.weights.items()}
         np.savez(path, rows=self.rows, numbers=json.dumps(numbers), **weights)
 

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import functools
 import json
+import math
 import os
 import pathlib
 import signal
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.cli import toy_corpus
+from tests.finetuning import toy_finetuning
 from tests.sweeps import fake_train
 from tff_dpftrl.accounting import planner
 from tff_dpftrl.cli import config_flags, main
@@ -22,6 +24,7 @@ from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import plots, population_check, running
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import warm_start
 
 _FAKE = (sys.executable, "-I", "-S", fake_train.__file__)
 _ROUNDS = 4
@@ -73,9 +76,9 @@ def test_all_cells_run_and_are_averaged(sweep, capsys, monkeypatch):
     )
     assert {row["state"] for row in _rows("cells.csv")} == {"finished"}
     said = capsys.readouterr()
-    assert "| 2 | 8 | 1e-07 | 1 | 25.50% ± 0.50 | 25.50% ± 0.50 | 3 ± 0 |" in said.out
+    assert "| 2 | 8 | 1e-07 | 1 | 3 ± 0 | 25.50% ± 0.50 | 25.50% ± 0.50 |" in said.out
     assert "100%" in said.err and "4/4 cells done" in said.err
-    assert "noise_multiplier=2, seed=1: top-1 21.00% after 4 rounds" in said.err
+    assert "noise_multiplier=2, seed=1: top-1 21.00%, loss 3 after 4 rounds" in said.err
     log = pathlib.Path("out/cells/noise_multiplier=1,seed=0/sweep.log").read_text()
     assert "--noise-multiplier=1.0 --delta=1e-07" in log
 
@@ -117,6 +120,28 @@ def test_a_file_and_flags_are_overruled_by_cells(sweep):
     assert not {"target_epsilon", "noise_multiplier"} & set(configs["mechanism=none"])
 
 
+def test_fine_tuning_is_swept_by_the_same_means(sweep, capsys, monkeypatch):
+    monkeypatch.setattr(warm_start, "find", lambda folder: None)
+    pathlib.Path("run.toml").write_text("num_steps = 4\nsampling = 'user'\ncohort_size = 3")
+    command = ["sweep", "run.toml", "--finetune", "--initial-weights", "weights", "--output", "out"]
+    command += ["--over", "group_size=1,2,noise_multiplier=1,2", "--over", "seed=0:2"]
+    assert main.main([*command, "--ray-workers", "2"]) == 2
+    assert "for the clients of train, and finetune has none" in capsys.readouterr().err
+    assert main.main(command) == 0
+    said = capsys.readouterr()
+    assert "| 1 | 2 | 4 | 0.001 | 2 | 3 ± 0 | 20.50% ± 0.50 | 20.50% ± 0.50 |" in said.out
+    assert "seed=1: top-1 26.00%, loss 3 after 4 steps" in said.err
+    assert "choosing among runs by their" in pathlib.Path("out/summary.md").read_text()
+    cell = pathlib.Path("out/cells/group_size=2,noise_multiplier=1,seed=1")
+    assert " finetune --initial-weights=" in (cell / "sweep.log").read_text()
+    assert main.main(command) == 0  # Finished cells are known by their options.
+    assert set(map(tuple, _starts().values())) == {("begin",)} and len(_starts()) == 8
+    assert main.main([*command[:2], *command[3:]]) == 2
+    assert "run.toml names num_steps, an option of finetune" in capsys.readouterr().err
+    assert main.main([*command, "--target-accuracy", "0.2", "--population", "9"]) == 2
+    assert "plans the training by devices" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -127,6 +152,8 @@ def test_a_file_and_flags_are_overruled_by_cells(sweep):
         ),
         (["--over", "seed=0:2"], "The cell seed=0: mechanism 'blt' needs either"),
         (["nowhere.toml", *_OVER], "nowhere.toml"),
+        ([*_OVER, "--group-size", "2"], "names group_size, an option of finetune"),
+        (["--finetune", *_OVER], "names num_rounds, an option of train"),
         ([*_OVER, "--jobs", "0"], "--jobs must be at least 1"),
         ([*_OVER, "--initial-weights", "nowhere"], "noise_multiplier=1, seed=0: initial_weights"),
         ([*_OVER, "--model", "own"], "seed=0: model 'own' is a custom model"),
@@ -289,6 +316,39 @@ def test_a_sweep_of_real_runs_survives_a_kill(tmp_path):
         with open(path, newline="") as file:
             assert [row["round"] for row in csv.DictReader(file)] == [str(t + 1) for t in range(30)]
     assert len(list(output.glob("cells/*/model.npz"))) == 4
+
+
+@pytest.mark.slow
+def test_a_sweep_of_real_fine_tuning_survives_a_kill(tmp_path):
+    toy_finetuning.write(tmp_path)
+    small = (
+        "--finetune --data users.jsonl --proxy-data public.jsonl --initial-weights pretrained "
+        "--sampling user --cohort 8 --steps 30 --clip-norm 1 --eval-every 10 --delta 1e-3"
+    ).split()
+    command = [sys.executable, "-m", "tff_dpftrl.cli.main", "sweep", *small, "--output", "out"]
+    command += ["--over", "group_size=1,2", "--over", "target_epsilon=4,20"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    options = {"cwd": tmp_path, "env": environment, "text": True}
+    output = tmp_path / "out"
+    child = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options
+    )
+    while len(list(output.glob("cells/*/metrics.csv"))) < 2:
+        assert child.poll() is None
+        time.sleep(0.1)
+    child.kill()
+    child.wait()
+    begun = {path.parent.name for path in output.glob("cells/*/config.json")}
+    begun -= {path.parent.name for path in output.glob("cells/*/cell.json")}
+    done = subprocess.run(command, capture_output=True, **options)
+    assert done.returncode == 0, done.stderr
+    assert "4/4 cells done" in done.stderr and "bits per character" in done.stdout
+    logs = {path.parent.name: path.read_text() for path in output.glob("cells/*/sweep.log")}
+    assert {name for name, log in logs.items() if "--resume" in log} == begun != set()
+    with open(output / "cells.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [math.ceil(float(row["epsilon"])) for row in rows] == [4, 20, 4, 20]
+    assert {row["rounds_done"] for row in rows} == {"30"}
 
 
 @pytest.mark.slow

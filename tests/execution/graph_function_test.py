@@ -36,6 +36,24 @@ def _count_up(x):
     return result
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
+def test_large_constants_are_taken_out(dtype):
+    large = np.arange(70_000).reshape(7, -1).astype(dtype)
+    with tf.Graph().as_default() as graph:
+        tf.constant(large, name="large")
+        tf.constant(large[0, :9], name="small")
+        tf.constant([b"x" * 40_000] * 2, name="texts")
+    nodes = {node.name: node for node in graph.as_graph_def().node}
+    taken = {name: graph_function.take_constant(node) for name, node in nodes.items()}
+    assert taken["small"] is None and nodes["small"].op == "Const"
+    np.testing.assert_array_equal(taken["large"], large)
+    assert taken["texts"].numpy().tolist() == [b"x" * 40_000] * 2
+    placeholder = nodes["large"]
+    assert placeholder.op == "Placeholder" and "value" not in placeholder.attr
+    assert tf.TensorShape(placeholder.attr["shape"].shape) == large.shape
+    assert graph_function.take_constant(placeholder) is None
+
+
 def test_each_call_has_variables_of_its_own():
     outputs = _run(small_processes.build(_count_up), list(range(50)), num_threads=5)
     np.testing.assert_array_equal(outputs, 2 * [sum(range(50)) + 50 * 20])

@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 import tree
 
 from tests.execution import small_processes
+from tff_dpftrl import array_files
 from tff_dpftrl.execution import compiled_process, leaves
 
 _ELEMENT = collections.OrderedDict(x=tff.TensorType(np.float32, [2]), y=np.int32)
@@ -170,6 +171,21 @@ def test_states_go_back_and_forth_between_tff_and_compiled_processes(with_state)
     for run in (process, compiled, compiled, process):
         state, _ = run.next(state, [2])
     assert _as_lists(state) == [[8.0, 8.0, 8.0], 11, b"xyyyy"]
+
+
+def test_a_state_of_arrays_shares_their_memory_if_it_may():
+    type_spec = tff.to_type(
+        collections.OrderedDict(a=tff.TensorType(np.float32, [20_000]), b=np.int32)
+    )
+    state = collections.OrderedDict(
+        a=array_files.aligned([20_000], np.dtype(np.float32)), b=np.int64(3)
+    )
+    state["a"][...] = 1.0
+    shared, number = leaves.flatten(state, type_spec, "state", shares_arrays=True)
+    (copied, _) = leaves.flatten(state, type_spec, "state")
+    assert number.dtype == tf.int32 and number.numpy() == 3
+    state["a"][0] = 5.0
+    assert (shared[0].numpy(), copied[0].numpy()) == (5.0, 1.0)
 
 
 def test_a_state_is_never_changed(with_state):

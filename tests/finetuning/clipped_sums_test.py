@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import numpy as np
@@ -192,7 +193,7 @@ def test_a_loss_of_all_rows_is_refused():
         _run(*_problem(), 1.0, row_losses=lambda *args: tf.reduce_mean(_row_losses(*args)))
 
 
-def _run_in_chunks(units_per_chunk, problem=None, reads=None):
+def _run_in_chunks(units_per_chunk, problem=None, reads=None, devices=None):
     weights, rows, splits = problem or _problem()
 
     def read_rows(begin, end):
@@ -201,7 +202,7 @@ def _run_in_chunks(units_per_chunk, problem=None, reads=None):
         return tuple(x[begin:end] for x in rows)
 
     add = clipped_sums.sum_in_chunks(
-        clipped_sums.looped(_row_losses), units_per_chunk=units_per_chunk
+        clipped_sums.looped(_row_losses), units_per_chunk=units_per_chunk, devices=devices
     )
     total, units = add(weights, read_rows, splits, 1.0)
     return np.concatenate([np.ravel(x) for x in total]), units.norms
@@ -216,6 +217,50 @@ def test_chunks_change_nothing_but_the_order_of_addition(units_per_chunk):
     np.testing.assert_allclose(found, expected, rtol=0, atol=5 * 5 * 2.0**-53)
     again, _ = _run_in_chunks(units_per_chunk)
     np.testing.assert_array_equal(again, found)
+
+
+_TWO_DEVICES = """
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+import numpy as np
+from tff_dpftrl.finetuning import ghost, clipped_sums
+from tff_dpftrl.models import gpt2
+model = gpt2.Gpt2(11, 5, 40, 1, 4, 64)
+weights = [tf.constant(weight) for weight in model.initial_weights(0)]
+ids = np.random.default_rng(0).integers(1, 11, [9, 6], dtype=np.int32)
+booked = ghost.booked(model, 1)
+read = lambda begin, end: (ids[begin:end, :-1], ids[begin:end, 1:])
+found = []
+for devices in ([], ["CPU:0", "CPU:1"]):
+    add = clipped_sums.sum_in_chunks(booked, units_per_chunk=2, devices=devices)
+    total, units = add(weights, read, np.arange(10), 0.5)
+    found.append([*(x.numpy() for x in total), units.norms, units.losses])
+seen = clipped_sums.sum_in_chunks(
+    lambda *given: (booked(*given)[0], clipped_sums.PerUnit(*[tf.zeros([1])] * 2)),
+    units_per_chunk=9, devices=["CPU:1", "CPU:0"],
+)
+print(seen(weights, read, np.arange(10), 0.5)[0][0].device)
+print(all(map(np.array_equal, *found)))
+"""
+
+
+def test_chunks_on_two_devices_add_up_to_the_same_bits():
+    expected, norms = _run_in_chunks(2)
+    found, found_norms = _run_in_chunks(2, devices=["CPU:0", "CPU:0"])
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found_norms, norms)
+
+
+@pytest.mark.slow
+def test_two_logical_devices_share_the_chunks():
+    """In a process of its own, since TensorFlow makes its devices once."""
+    done = subprocess.run(
+        [sys.executable, "-c", _TWO_DEVICES], capture_output=True, text=True, check=True
+    )
+    device, is_same = done.stdout.split()
+    assert device.endswith("CPU:1")
+    assert is_same == "True"
 
 
 def test_chunks_of_whole_units_are_read_one_after_the_other():

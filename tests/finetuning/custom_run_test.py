@@ -80,6 +80,7 @@ def _finetune(output, table=None, made=None, *, crash_at=None, lines=None, **opt
         "evaluate": error,
         "every": 2,
         "units_at_once": 64,  # One piece a step: a crash is at a step.
+        "in_one_pass": False,  # Less to trace.
         **options,
     }
 

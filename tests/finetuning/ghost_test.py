@@ -80,7 +80,8 @@ def _rows(model, counts, seed=0):
 
 def _run(way, weights, rows, splits, clip_norm):
     total, units = way(weights, rows, splits, clip_norm)
-    assert all(x.dtype == tf.float64 for x in (*total, *units))
+    assert all(x.dtype in (tf.float32, tf.float64) for x in total)
+    assert all(x.dtype == tf.float64 for x in units)
     return [x.numpy() for x in total], units.norms.numpy()
 
 
@@ -415,6 +416,53 @@ def test_a_weight_used_twice_in_another_way_is_refused():
     model = _UsedTwice(11, 5, embedding_size=6, state_size=4)
     with pytest.raises(NotImplementedError, match="the weight gate_bias is used in 2 places"):
         _run(ghost.booked(model, 1), _weights(model), *_rows(model, [1]), 1.0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-wide", "transformer", "llama-wide-adapters"])
+def test_in_bfloat16_what_is_added_is_what_was_clipped(name):
+    model = _MODELS[name]
+    weights, (rows, splits) = _weights(model), _rows(model, [2])
+    ways = [
+        ghost.booked(model, 2, compute_dtype="bfloat16"),
+        clipped_sums.looped(clipped_sums.language_rows(model, "bfloat16")),
+    ]
+    exact, _ = _run(ghost.booked(model, 2), weights, rows, splits, _NO_CLIP)
+    exact = np.concatenate([np.ravel(x) for x in exact])
+    for way in ways:
+        whole, (norm,) = _run(way, weights, rows, splits, _NO_CLIP)
+        whole = np.concatenate([np.ravel(x) for x in whole]).astype(np.float64)
+        np.testing.assert_allclose(np.linalg.norm(whole), norm, rtol=clipping.CLIP_MARGIN / 2)
+        # It is another gradient, and not far off.
+        away = np.linalg.norm(whole - exact) / np.linalg.norm(exact)
+        assert 1e-4 < away < 0.1
+        for clip_norm in (0.7 * norm, norm, 1e-3):
+            clipped, _ = _run(way, weights, rows, splits, clip_norm)
+            clipped = np.concatenate([np.ravel(x) for x in clipped]).astype(np.float64)
+            length = np.linalg.norm(clipped)
+            assert length <= clip_norm
+            np.testing.assert_allclose(length, clip_norm, rtol=2 * clipping.CLIP_MARGIN)
+
+
+def test_what_bfloat16_and_recomputing_are_not_for_is_refused():
+    with pytest.raises(ValueError, match="compute_dtype must be one of float32 for a WordLstm"):
+        ghost.fastest_clipped_sum(_LSTM, 1, compute_dtype="bfloat16")
+    with pytest.raises(ValueError, match="compute_dtype must be one of float32, bfloat16 for a"):
+        ghost.booked(_TRANSFORMER, 1, compute_dtype="float16")
+    with pytest.raises(ValueError, match="gradient_checkpointing is for .* units of up to 5: lea"):
+        ghost.fastest_clipped_sum(_TRANSFORMER, 1, recompute=True)
+    with pytest.raises(ValueError, match="gradient_checkpointing is for .*here a WordLstm has"):
+        ghost.fastest_clipped_sum(_LSTM, 100, recompute=True)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "transformer-deep", "gpt2-adapters"])
+def test_recomputing_the_blocks_changes_no_gradient(name):
+    model = _MODELS[name]
+    weights, (rows, splits) = _weights(model), _rows(model, [3, 1])
+    kept = _run(_loop(model), weights, rows, splits, 0.5)
+    again = tf.function(ghost.fastest_clipped_sum(model, 100, recompute=True), autograph=False)
+    found = _run(again, weights, rows, splits, 0.5)
+    # As far as the order of a sum may change: TensorFlow fuses other operations.
+    _assert_same(found, kept, 0.5)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ def _fit(model, output, x=None, y=None, **options):
         "mechanism": "tree",
         "trained_on": "nothing",
         "progress": lambda line: None,
+        "in_one_pass": False,  # Less to trace.
         **options,
     }
     x, y = data[0] if x is None else x, data[1] if y is None else y
@@ -69,11 +70,44 @@ def test_without_noise_and_clipping_it_is_fit(loss, tmp_path):
         y = np.stack([y, 1 - y], axis=1).astype(np.float32)
     ours, theirs = _model(loss=loss), _model(loss=loss)
     options = {"clip_norm": 1e3, "noise_multiplier": 0.0, "batch_size": _NUM, "epochs": 3}
+    options["in_one_pass"] = True
     results = _fit(ours, tmp_path / "run", x, y, **options)
     assert not results.statement.has_guarantee
     theirs.fit(x, y, batch_size=_NUM, epochs=3, shuffle=False, verbose=0)
     for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(mine, other, atol=1e-5)
+
+
+def test_one_pass_and_one_by_one_are_the_same_and_it_says_which(tmp_path):
+    ids = np.arange(_NUM) // 3
+    users = {
+        "user_ids": ids,
+        "examples_per_user": 3,
+        "batch_size": 4,
+        "deterministic_noise_seed": 5,
+    }
+    models, lines = [_model(), _model(), _model(_layers.PReLU())], []
+    for index, model in enumerate(models):
+        results = _fit(
+            model,
+            tmp_path / f"{index}",
+            in_one_pass=index != 1,
+            clip_norm=0.1,
+            progress=lines.append,
+            **users,
+        )
+        assert results.summary.endswith(results.clipping) and results.clipping in lines
+        if index == 0:
+            assert results.clipping == "Gradients are clipped in one pass."
+        else:
+            reason = "as asked" if index == 1 else "a weight is read by Neg"
+            assert results.clipping.startswith(
+                f"Gradients are clipped one after the other: {reason}"
+            )
+    for mine, other in zip(models[0].get_weights(), models[1].get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-5)
+    # A run that is finished takes no step, and says nothing.
+    assert _fit(_model(), tmp_path / "0", clip_norm=0.1, **users).clipping is None
 
 
 @pytest.mark.parametrize("unit", ["example", "user"])
@@ -93,6 +127,7 @@ def test_one_unit_moves_a_step_by_no_more_than_the_clip_norm(unit, tmp_path):
             changed,
             y,
             clip_norm=0.01,
+            in_one_pass=True,
             noise_multiplier=0.0,
             batch_size=size,
             epochs=1,
@@ -299,14 +334,18 @@ def test_what_would_break_the_promise_is_refused_before_a_folder_is_made(
 
 def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
     text = (_DOCS / "how_to" / "finetuning.md").read_text(encoding="utf-8")
-    (example,) = (
+    examples = [
         block
         for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
         if "private_fit" in block
-    )
+    ]
+    assert len(examples) == 2
     monkeypatch.chdir(tmp_path)
-    exec(compile(example, "finetuning.md", "exec"), {})
-    assert (tmp_path / "results" / "mine" / "privacy_statement.md").exists()
+    names = {}
+    for example in examples:  # The second one goes on with the imports of the first.
+        exec(compile(example, "finetuning.md", "exec"), names)
+    for run in ("mine", "users"):
+        assert (tmp_path / "results" / run / "privacy_statement.md").exists()
 
 
 if __name__ == "__main__":

@@ -163,6 +163,37 @@ def test_a_step_is_a_function_of_its_state(optimizer):
     tf.nest.map_structure(np.testing.assert_array_equal, steps.initial_state(), before)
 
 
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Adafactor"])
+def test_steps_by_tensors_have_the_bits_of_all_together(optimizer, monkeypatch):
+    shapes = ([3], [], [4, 2], [3])
+
+    def losses(weights, rows):
+        total = tf.add_n([tf.reduce_sum(tf.square(weight)) for weight in weights])
+        return total * tf.reduce_sum(rows, axis=1)
+
+    def run(large):
+        monkeypatch.setattr(private_steps, "_LARGE", large)
+        steps = private_steps.PrivateSteps(
+            fixed_clip.FixedClipRound(
+                identity.Identity(),
+                noise_multiplier=1.0,
+                clipping=clipping.FlatClipping(_CLIP),
+                clients_per_round=_EXPECTED,
+                deterministic_seed=7,
+            ),
+            clipped_sums.looped(losses),
+            getattr(tf.keras.optimizers, optimizer)(0.05),
+            [np.ones(shape, np.float32) for shape in shapes],
+            units_at_once=2,
+        )
+        state = steps.initial_state()
+        for _ in range(3):
+            state, _ = _step(steps, _data(3), [0, 1, 2, 3], state)
+        return state
+
+    tf.nest.map_structure(np.testing.assert_array_equal, run(1), run(10**9))
+
+
 def test_pieces_of_a_batch_add_up():
     data, splits = _data(9), [0, 1, 4, 4, 6, 9]
     whole, _ = _step(_steps(1.0, units_at_once=100), data, splits)

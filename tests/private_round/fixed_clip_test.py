@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tff_dpftrl.mechanisms import blt, identity, tree
-from tff_dpftrl.private_round import clipping, fixed_clip
+from tff_dpftrl.private_round import clipping, fixed_clip, interface
 
 _SHAPES = [(3,), (2, 2)]
 
@@ -51,6 +51,21 @@ def test_noise_is_the_scaled_stream_of_the_strategy(strategy):
     assert measurements["noise_stddev"] == 1.5 * 3.0
     unit = _round(strategy, noise_multiplier=1.0, clients_per_round=1, encoded_norm=3.0)
     np.testing.assert_allclose(noise, 1.5 / 4 * _released(unit, 5)[0], rtol=1e-12)
+
+
+def test_one_tensor_after_the_other_has_the_bits_of_all_together():
+    round_ = _round(identity.Identity())
+    state = round_.initial_state(_SHAPES)
+    assert round_.is_separable
+    assert not _round(blt.Blt((0.9, 0.5), (0.1, 0.2))).is_separable
+    assert not _round(tree.Tree(6)).is_separable
+    total = [tf.fill(shape, tf.constant(0.1, tf.float64)) for shape in _SHAPES]
+    for _ in range(3):
+        together, expected, _ = round_.release(state, interface.Contribution(total))
+        found = [round_.release_tensor(state, tf.constant(i), x) for i, x in enumerate(total)]
+        state = round_.after_tensors(state)
+        tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+        tf.nest.map_structure(np.testing.assert_array_equal, state, together)
 
 
 def test_a_blt_correlates_the_draws_of_independent_noise():

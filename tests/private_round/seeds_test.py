@@ -64,12 +64,12 @@ def test_indices_and_paths_do_not_collide():
 
 def test_root_seeds_from_the_system_are_fresh_and_balanced():
     draw = tf.function(seeds.root_seed_from_os)
-    n = 300
+    n = 100
     drawn = np.stack([draw().numpy() for _ in range(n)])
     assert len({tuple(seed) for seed in drawn}) == n
     bits = np.unpackbits(drawn.view(np.uint8), axis=1)
     assert bits.shape == (n, 128)
-    # Six standard errors; a bit that is always the same would be 17 away.
+    # Six standard errors; a bit that is always the same would be 10 away.
     assert np.max(np.abs(bits.mean(axis=0) - 0.5)) < 6 * 0.5 / np.sqrt(n)
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.sweeps import axes
+from tff_dpftrl.sweeps import axes, kinds
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,28 @@ def test_files_are_found_from_every_folder():
         (["mechanism=blt,oak"], "must be among .*blt.*; got 'oak'.* --over strategy=FILE"),
         (["lower_case=maybe"], "lower_case needs true or false"),
         (["data="], "data needs a value"),
-        (["wobble=1"], "no option of a run"),
+        (["wobble=1"], "no option of train; those are: adaptive_clipping, .*vocabulary_size"),
+        (["group_size=1"], "an option of finetune, .* runs of train: add --finetune"),
     ],
 )
 def test_mistakes_are_named_with_a_remedy(texts, message):
     with pytest.raises(ValueError, match=message):
         axes.parse(texts)
+
+
+def test_axes_are_options_of_the_kind_of_runs():
+    def parse(text):
+        return axes.parse([text], {"steps": "num_steps"}, kinds.FINETUNING)
+
+    assert parse("group_size=none,4,steps=20:22") == {
+        "group_size": (None, 4),
+        "num_steps": (20, 21),
+    }
+    assert parse("sequence_length=none,8") == {"sequence_length": (None, 8)}
+    with pytest.raises(ValueError, match="an option of train, .*: leave out --finetune"):
+        parse("num_rounds=3")
+    with pytest.raises(ValueError, match="must be among .*; got 'none'.$"):
+        parse("mechanism=none")
 
 
 def test_names_of_folders_are_short_and_differ():

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tff_dpftrl.models import table as model_table
-from tff_dpftrl.sweeps import cells
+from tff_dpftrl.sweeps import cells, kinds
 
 
 def test_cells_are_the_product_and_the_last_axis_is_fastest():
@@ -86,6 +86,25 @@ def test_cells_without_noise_that_differ_in_noise_only_are_one():
 def test_a_cell_that_cannot_be_run_is_named(options, axes, message):
     with pytest.raises(ValueError, match=message):
         cells.grid(options, axes)
+
+
+def test_cells_can_be_runs_of_finetune():
+    options = {"initial_weights": "weights", "target_epsilon": 4.0, "compute_budget": 64}
+    grid = cells.grid(
+        options,
+        {"noise_multiplier": (None, 0.5), "group_size": (2, 4)} | {"sampling": ("user",)},
+        kinds.FINETUNING,
+    )
+    assert {cell.kind for cell in grid} == {kinds.FINETUNING}
+    assert [(c.config.target_epsilon, c.config.group_size) for c in grid] == [
+        (4.0, 2),
+        (4.0, 4),
+        (None, 2),
+        (None, 4),
+    ]
+    assert len({cell.process_group for cell in grid}) == 1
+    with pytest.raises(ValueError, match="The cell group_size=3: the sweep names num_rounds"):
+        cells.grid(options | {"num_rounds": 3}, {"group_size": (3,)}, kinds.FINETUNING)
 
 
 def test_the_same_run_twice_is_refused():

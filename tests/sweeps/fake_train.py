@@ -1,4 +1,4 @@
-"""Stands for `tff-dpftrl train` in tests of sweeps: writes a run's files in no time.
+"""Stands for `tff-dpftrl train` and `finetune` in tests of sweeps: writes a run's files in no time.
 
 Accuracy is 0.3 - noise_multiplier / 20 + seed / 100 after the last round, and half of it
 half-way; ε is 8 / noise_multiplier. What goes wrong is asked for by options that mean
@@ -35,7 +35,8 @@ def _write_rounds(folder, rows):
 
 
 def main():
-    flags = [argument.lstrip("-").partition("=") for argument in sys.argv[1:]]
+    command, *arguments = sys.argv[1:]
+    flags = [argument.lstrip("-").partition("=") for argument in arguments]
     given = {name.replace("-", "_"): _value(text) for name, _, text in flags}
     folder = pathlib.Path(given.pop("output"))
     is_resumed = "resume" in given
@@ -43,13 +44,13 @@ def main():
         given = json.loads((folder / "config.json").read_text())["config"]
     with open(folder / "starts", "a") as file:
         file.write("resume\n" if is_resumed else "begin\n")
-    trouble, rounds = given.get("eval_sequences"), given["num_rounds"]
+    trouble, rounds = given.get("eval_sequences"), given.get("num_rounds") or given["num_steps"]
     noise, seed = given.get("noise_multiplier", 0.0), given.get("seed", 0)
     derived = {
         "strategy": {"mechanism": "tree", "num_rounds": rounds, "variance_reduction": True},
         "noise_multiplier": noise,
     }
-    config = {"engine": "compiled", **given}
+    config = {**({"engine": "compiled"} if command == "train" else {}), **given}
     manifest = {"config": config, "derived": derived, "facts": {"num_parameters": 1234}}
     _write(folder / "config.json", json.dumps(manifest))
     accuracy = 0.3 - noise / 20 + seed / 100
@@ -57,7 +58,7 @@ def main():
     rows[rounds // 2 - 1] = (rounds // 2, accuracy / 2, 4.0, 0.5)
     rows[-1] = (rounds, accuracy, 3.0, 0.5)
     if trouble == 1 or (trouble == 2 and not is_resumed):
-        sys.exit("tff-dpftrl train: Training diverged.")
+        sys.exit(f"tff-dpftrl {command}: Training diverged.")
     if trouble == 3 and not is_resumed:
         _write_rounds(folder, rows[:1])
         _write(folder / "pid", str(os.getpid()))
@@ -68,6 +69,7 @@ def main():
     if "simulate_report_goal" in given:
         parameters |= {"simulated_epsilon": 4 / noise, "simulated_noise_multiplier": noise}
     statement = {"epsilon": 8 / noise if noise else None, "parameters": parameters}
+    statement["delta"] = given.get("delta", 1e-3)
     _write(folder / "privacy_statement.json", json.dumps(statement))
     _write(folder / "private" / "baselines.json", '{"bigrams": 0.2}')
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tff_dpftrl.sweeps import cells as cells_lib
-from tff_dpftrl.sweeps import folder
+from tff_dpftrl.sweeps import folder, kinds
 
 _OPTIONS = {"num_rounds": 7, "data": "users.jsonl"}
 _AXES = {"noise_multiplier": (0.5, 1.0), "seed": (0, 1)}
@@ -27,7 +27,9 @@ def test_the_same_sweep_goes_on(begun):
     assert folder.read(begun) == (
         {"num_rounds": 7, "data": os.path.abspath("users.jsonl")},
         _AXES,
+        kinds.TRAINING,
     )
+    assert "kind" not in json.loads((begun / "sweep.json").read_text())  # As earlier versions.
 
 
 def test_what_an_axis_overrules_and_defaults_do_not_matter(begun):
@@ -60,11 +62,24 @@ def test_another_sweep_is_refused_with_what_differs(begun, options, axes, differ
         folder.check(begun, options, axes)
 
 
+def test_a_sweep_keeps_its_kind(tmp_path):
+    options, axes = {"num_steps": 7}, {"group_size": (1, 2)}
+    folder.write(tmp_path, options, axes, kinds.FINETUNING)
+    assert folder.read(tmp_path) == (options, axes, kinds.FINETUNING)
+    assert folder.check(tmp_path, options, axes, kinds.FINETUNING) == axes
+    with pytest.raises(ValueError, match="num_steps: 7 → 500"):
+        folder.check(tmp_path, {}, axes, kinds.FINETUNING)
+    with pytest.raises(ValueError, match="its runs: finetune → train"):
+        folder.check(tmp_path, {}, {"seed": (1,)})
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
         ("{", "cannot be read as a sweep"),
         ("[]", "cannot be read as a sweep"),
+        ('{"format": 1, "kind": "odd", "options": {}, "axes": {}}', "cannot be read as a sweep"),
+        ('{"format": 1, "kind": [], "options": {}, "axes": {}}', "cannot be read as a sweep"),
         ('{"format": 99, "options": {}, "axes": {}}', "is of format 99"),
     ],
 )

@@ -1,5 +1,6 @@
 """Tests of the pictures of a sweep: what is drawn where."""
 
+import itertools
 import sys
 
 import pytest
@@ -42,6 +43,15 @@ def test_curves_are_told_apart_by_colour_and_marker_and_read_in_per_cent():
     assert {colour for colour, _ in looks[: len(plots.COLOURS)]} == set(plots.COLOURS)
     assert len({marker for _, marker in looks[: len(plots.COLOURS)]}) == len(plots.COLOURS)
     assert axes.yaxis.get_major_formatter().format_pct(0.2, 0.5) == "20 %"
+
+
+def test_any_number_of_baselines_has_greys_that_differ():
+    names = ("pretrained", "unigrams", "bigrams", "trigrams", "words alone")
+    found = made_up.result({"noise_multiplier": 1.0}, 0.1, baselines=dict.fromkeys(names, 0.2))
+    (axes,) = plots.curves([found]).axes
+    greys = [float(line.get_color()) for line in axes.lines if line.get_label() in names]
+    assert len(greys) == 5 and greys[0] == 0.7
+    assert all(first > second >= 0.19 for first, second in itertools.pairwise(greys))
 
 
 def test_one_seed_has_no_band():

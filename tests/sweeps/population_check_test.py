@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tff_dpftrl.sweeps import cells, population_check
-from tff_dpftrl.training import corpus
+from tff_dpftrl.sweeps import cells, kinds, population_check
+from tff_dpftrl.training import corpus, warm_start
 
 
 @pytest.fixture
@@ -53,6 +53,19 @@ def test_a_text_is_read_once(options, monkeypatch):
     grid = cells.grid(options, {"max_users": (10, 20), "seed": (0, 1), "batch_size": (4, 8)})
     assert population_check.first_error([cell.config for cell in grid]) is None
     assert [text.max_users for text in seen] == [10, 20]
+
+
+def test_text_and_weights_of_fine_tuning_are_checked(options, tmp_path, monkeypatch):
+    compared = []
+    monkeypatch.setattr(warm_start, "refuse_protected", lambda *args: compared.append(args))
+    given = {"data": options["data"], "group_size": 1, "noise_multiplier": 1.0}
+    given |= {"sampling": "user", "initial_weights": str(tmp_path)}
+    axes = {"seed": (0, 1), "cohort_size": (3, 28)}
+    grid = cells.grid(given, axes, kinds.FINETUNING)
+    found = population_check.first_error([cell.config for cell in grid])
+    assert found["cell"] == 1 and "cohort_size=28 exceeds the 27 users" in found["error"]
+    assert population_check.first_error([cell.config for cell in grid[::2]]) is None
+    assert [len(users[0]) for *_, users in compared] == [27, 27]  # Once in each of two checks.
 
 
 def test_a_vocabulary_that_no_option_names_is_found(options):

@@ -88,6 +88,17 @@ def test_the_largest_epsilon_of_a_setting_counts():
     assert results.settings([*pair, *_of(1.0, 0.1, epsilon=None)])[0].epsilon is None
 
 
+def test_settings_are_ranked_by_bits_per_character_if_all_have_them():
+    settings = results.settings([*_of(1.0, 0.1), *_of(2.0, 0.3, rows=[]), *_of(3.0, 0.2)])
+    metric, ranked = results.ranked(settings)
+    assert metric == results.LOSS
+    assert [setting.noise_multiplier for setting in ranked] == [3.0, 1.0, 2.0]
+    for setting, bits in zip(settings, (1.5, np.nan, 1.75), strict=True):
+        setting.results[0].rows[3:] = [{results.ACCURACY: 0.1, results.BITS: bits}]
+    assert results.ranked(settings[::2])[0] == results.BITS
+    assert [s.noise_multiplier for s in results.ranked(settings[::-2])[1]] == [1.0, 3.0]
+
+
 def test_simulated_epsilons_are_used_if_all_private_settings_have_one():
     without = made_up.result(_NONE, 0.3, None)
     simulated = _of(1.0, 0.1, simulated_epsilon=0.5)

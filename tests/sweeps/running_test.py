@@ -8,7 +8,6 @@ import pytest
 
 from tff_dpftrl.sweeps import cell_worker, running
 from tff_dpftrl.sweeps import folder as folder_lib
-from tff_dpftrl.training import config as config_lib
 
 
 @pytest.mark.parametrize(
@@ -37,11 +36,10 @@ def test_a_process_that_was_ended_while_idle_runs_no_cell(tmp_path):
         worker.begin([sys.executable, "-I", str(program)], tmp_path / "log")
         while worker.status() is None:
             time.sleep(0.01)
-        config = config_lib.TrainingConfig(num_rounds=2, min_sep=1, noise_multiplier=1.0)
-        idle = {worker: config.clients_per_round}
-        assert running._take(dict(idle), config) is worker
+        idle = {worker: 20}
+        assert running._take(dict(idle), 20) is worker
         worker.kill()
-        assert running._take(idle, config) is None and not idle
+        assert running._take(idle, 20) is None and not idle
     finally:
         worker.close()
         os.close(reader)

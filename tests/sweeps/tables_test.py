@@ -52,8 +52,11 @@ def test_every_setting_has_a_row(tmp_path):
 
 def test_the_table_rounds_epsilon_up():
     text = tables.markdown(_results())
-    assert "| blt | 2 | 8.124 | 1e-05 | 0.5 | 15.00% ± 5.00 | 15.00% ± 5.00 | 3.85 ± 0.05 |" in text
-    assert "| none | 1 | no guarantee | – | 0 | 30.00% |" in text
+    assert "| blt | 2 | 8.124 | 1e-05 | 0.5 | 3.85 ± 0.05 | 15.00% ± 5.00 | 15.00% ± 5.00 |" in text
+    assert "| none | 1 | no guarantee | – | 0 | 3.7 | 30.00% | 30.00% |" in text
+    assert text.index("| none |") < text.index("| blt |")  # Though it comes last in the axes.
+    assert "Settings with the lowest loss stand first." in text
+    assert "perplexity" not in text and "bits per character" not in text
     assert "1 of 4 cells are not finished, 1 of them failed." in text
     assert "simulated" not in text
     assert "larger run" not in text

@@ -92,6 +92,12 @@ def test_the_last_and_the_best_model_are_told_apart(tmp_path):
         trained_model.find(tmp_path, "first")
 
 
+def test_a_checkpoint_has_no_best_model(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ValueError, match="is a checkpoint, which has one model .* leave --model"):
+        trained_model.find(tmp_path, "best")
+
+
 def test_nothing_to_go_on_is_refused(tmp_path):
     trained = trained_model.find(toy_model.write(tmp_path)).load()
     assert trained.predict([]) == []

@@ -55,17 +55,25 @@ def add_folder_and_source(parser: argparse.ArgumentParser) -> None:
 def add_options(
     parser: argparse.ArgumentParser,
     kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
+    *,
+    besides: type[language_config.TextConfig] | None = None,
+    condition: str = "",
 ) -> None:
     """Adds the flags of all fields of a config; those not given have no attribute.
 
     Args:
       parser: Where they are added, in groups.
       kind: Class of the config.
+      besides: Class of another config whose flags the parser has already; they are left out.
+      condition: Words after the name of each group.
     """
     groups: dict[str, argparse._ArgumentGroup] = {}
     hints = typing.get_type_hints(kind)
+    known = {field.name for field in dataclasses.fields(besides)} if besides else ()
     for field in dataclasses.fields(kind):
-        group = field.metadata["group"]
+        if field.name in known:
+            continue
+        group = field.metadata["group"] + condition
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
         add_flag(groups[group], field, hints[field.name])

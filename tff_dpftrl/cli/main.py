@@ -34,7 +34,7 @@ _GROUPS = {
     "Train on texts in one place": {
         "pretrain": "train a model on public text, for --initial-weights of train and finetune",
         "train": "train a next-word model with DP-FTRL and state its privacy",
-        "sweep": "train for all combinations of options, and compare",
+        "sweep": "train, or fine-tune, for all combinations of options, and compare",
         "finetune-plan": "ELS or ULS, group size, cohort and noise for fine-tuning",
         "finetune": "fine-tune a pretrained model with a guarantee for every user",
         "personalize": "what a model gains from training on a user's own text",

@@ -1,4 +1,4 @@
-"""`tff-dpftrl sweep`: many runs of `train`, their means and errors, and what they cost."""
+"""`tff-dpftrl sweep`: many runs of `train` or `finetune`, their means, errors and privacy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from tff_dpftrl import validation
 from tff_dpftrl.cli import config_flags
 from tff_dpftrl.cli import output as output_lib
-from tff_dpftrl.training import custom_models, warm_start
+from tff_dpftrl.finetuning import config as finetuning_config
+from tff_dpftrl.training import config as training_config
 from tff_dpftrl.training import options as options_lib
 
 if TYPE_CHECKING:
@@ -25,23 +26,24 @@ if TYPE_CHECKING:
     from tff_dpftrl.training import placement as placement_lib
 
 _DESCRIPTION = """\
-Train one model for each combination of options, and compare them: one run ("cell") for each
-combination of the values given with --over, averaged over seeds.
+Train, or with --finetune fine-tune, one model for each combination of options, and compare them:
+one run ("cell") for each combination of the values given with --over, averaged over seeds.
 
 The output folder receives cells.csv (a row a cell), summary.csv and summary.md (a row a setting:
 mean and standard error over its seeds), curves.png, pareto.png (accuracy against epsilon), and in
-cells/ the results of every run, as `tff-dpftrl train` writes them. They are written anew after
-every cell.
+cells/ the results of every run, as `tff-dpftrl train` or `finetune` writes them. They are written
+anew after every cell.
 
 The same command again goes on: finished cells are kept, begun ones resumed, failed ones tried
 again. Values can be added to an axis later (seed=0:5 after seed=0:3).
 
-Ctrl-C loses nothing but the rounds that are being run.
+Ctrl-C loses nothing but the rounds, or steps, that are being run.
 """
 
 _EPILOG = """\
 axes:
-  --over NAME=VALUE,VALUE,...  any option of `tff-dpftrl train`; several axes multiply
+  --over NAME=VALUE,VALUE,...  any option of `tff-dpftrl train`, with --finetune of
+                               `tff-dpftrl finetune`; several axes multiply
   --over seed=0:3              integers from 0 to 2: the end is left out, as in Python
   --over min_sep=none,20       none: not given, for options without a default value; but the
                                mechanism none is the one without noise
@@ -62,6 +64,10 @@ examples:
       --simulate-report-goal 6500 --simulate-population 4000000 --output results/noise \\
       --target-accuracy 0.15 --population 4000000
 
+  # Fine-tuning: group sizes at two ε, with three seeds.
+  tff-dpftrl sweep finetune.toml --finetune --over group_size=1,4,16 --over target_epsilon=1,4 \\
+      --over seed=0:3 --output results/groups
+
 docs/how_to/sweeps.md explains the files, and the limits of the numbers.
 """
 
@@ -81,6 +87,11 @@ def add_parser(subparsers) -> None:
         metavar="CONFIG",
         help="TOML file of options, or a name like quickstart, as for `train --config`; not needed "
         "if flags give all options.",
+    )
+    parser.add_argument(
+        "--finetune",
+        action="store_true",
+        help="The runs are those of `tff-dpftrl finetune`, whose help has the defaults.",
     )
     parser.add_argument(
         "--over",
@@ -119,6 +130,12 @@ def add_parser(subparsers) -> None:
     )
     config_flags.add_placement(parser.add_argument_group("where clients work (of every cell)"))
     config_flags.add_options(parser)
+    config_flags.add_options(
+        parser,
+        finetuning_config.FinetuningConfig,
+        besides=training_config.TrainingConfig,
+        condition=" (with --finetune)",
+    )
 
 
 def what_is_left(args: argparse.Namespace) -> str:
@@ -148,28 +165,37 @@ def run(args: argparse.Namespace) -> int:
     from tff_dpftrl.sweeps import axes as axes_lib
     from tff_dpftrl.sweeps import cells as cells_lib
     from tff_dpftrl.sweeps import folder as folder_lib
-    from tff_dpftrl.sweeps import results_writer, running
+    from tff_dpftrl.sweeps import kinds, results_writer, running
 
     validation.integer("--jobs", args.jobs, minimum=1)
     output = pathlib.Path(args.output)
     placement = config_flags.placement_from(args)
-    options = config_flags.merged_options(args.config, config_flags.given_options(args))
-    options_lib.check_names(options, args.config or "the command line")
-    axes = folder_lib.check(output, options, axes_lib.parse(args.over, _synonyms()))
-    cells = cells_lib.grid(options, axes)
+    kind = kinds.FINETUNING if args.finetune else kinds.TRAINING
+    flags = {
+        name: value
+        for each in kinds.KINDS.values()
+        for name, value in config_flags.given_options(args, each.config_class).items()
+    }
+    options = config_flags.merged_options(args.config, flags)
+    kind.refuse_others(flags, "The command line")
+    kind.refuse_others(options, str(args.config))
+    options_lib.check_names(options, args.config or "the command line", kind.config_class)
+    axes = folder_lib.check(output, options, axes_lib.parse(args.over, _synonyms(), kind), kind)
+    cells = cells_lib.grid(options, axes, kind)
     _check(args, cells, output, placement)
 
     output.mkdir(parents=True, exist_ok=True)
     interruption = running.Interruption()
     with folder_lib.lock(output, _progress) as lock:
-        axes = folder_lib.check(output, options, axes)  # Again: another sweep may have begun it.
-        folder_lib.write(output, options, axes)
+        # Again: another sweep may have begun it.
+        axes = folder_lib.check(output, options, axes, kind)
+        folder_lib.write(output, options, axes, kind)
         writer = results_writer.ResultsWriter(cells, axes, output)
         with interruption.noticing():
             running.run(
                 cells,
                 output,
-                functools.partial(running.train_command, placement_flags=_placement_flags(args)),
+                functools.partial(running.command_of, placement_flags=_placement_flags(args)),
                 jobs=args.jobs,
                 lock=lock,
                 interruption=interruption,
@@ -221,10 +247,7 @@ def _check(
     unfinished = [cell for cell in cells if states[cell.name] != "finished"]
     for cell in unfinished:
         try:
-            custom_models.refuse_missing(cell.config.model, None)
-            placement.check(cell.config.engine)
-            if cell.config.initial_weights is not None:
-                warm_start.find(cell.config.initial_weights)
+            cell.kind.check(cell.config, placement)
         except ValueError as error:
             raise validation.UsageError(
                 f"The cell {axes_lib.label(cell.values)}: {error}"
@@ -239,6 +262,10 @@ def _check_production(args: argparse.Namespace, cells: Sequence[cells_lib.Cell])
         raise validation.UsageError("--target-accuracy and --population go together.")
     if args.target_accuracy is None:
         return
+    if args.finetune:
+        raise validation.UsageError(
+            "--target-accuracy plans the training by devices, not fine-tuning: leave it out."
+        )
     from tff_dpftrl.accounting import planner_request
     from tff_dpftrl.cli import delta_flag
     from tff_dpftrl.sweeps import production
@@ -275,12 +302,13 @@ def _after(
     from tff_dpftrl.sweeps import results as results_lib
 
     (result,) = (result for result in writer.write() if result.cell.name == cell.name)
-    accuracy = result.metrics.get(results_lib.ACCURACY)
+    accuracy, loss = map(result.metrics.get, (results_lib.ACCURACY, results_lib.LOSS))
     if ending.status:
         went = f"failed: {ending.last_line}"
     else:
         went = "finished" if accuracy is None else f"top-1 {accuracy:.2%}"
-        went += f" after {len(result.rows)} rounds"
+        went += "" if loss is None else f", loss {loss:.4g}"
+        went += f" after {len(result.rows)} {cell.kind.unit}s"
     _progress(f"{axes_lib.label(cell.values)}: {went}")
 
 

@@ -191,8 +191,12 @@ class CompiledProcess:
         self._initialize = None
 
     def as_tensors(self, state: Any) -> Any:
-        """Returns a state of NumPy arrays as one of tensors, which `next` does not copy."""
-        return leaves.pack(leaves.flatten(state, self._state_type, "state"), self._state_type)
+        """Returns a state of NumPy arrays as one of tensors, which `next` does not copy.
+
+        The tensors may share the memory of the arrays: do not change these afterwards.
+        """
+        flat = leaves.flatten(state, self._state_type, "state", shares_arrays=True)
+        return leaves.pack(flat, self._state_type)
 
     def next(self, state: Any, client_data: Sequence[Any]) -> Any:
         """Runs a round.

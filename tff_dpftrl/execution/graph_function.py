@@ -10,15 +10,20 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from google.protobuf import message
 
-from tff_dpftrl import validation
+from tff_dpftrl import array_tensors, validation
 
 ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 """`ResourceHandle::ANONYMOUS_NAME`: a resource of this name is a new one at every run, and
 is freed with the last use of its handle, also when the run fails."""
+
+LARGE_BYTES = 65_536
+"""Size of a constant from which on it is large: TensorFlow copies a graph many times."""
 
 _VARIABLE = "VarHandleOp"
 _STATIC_TABLE = "HashTableV2"
@@ -163,6 +168,30 @@ def rename_functions(graph_def: tf.compat.v1.GraphDef, names: Mapping[str, str])
     for gradient in graph_def.library.gradient:
         gradient.function_name = names.get(gradient.function_name, gradient.function_name)
         gradient.gradient_func = names.get(gradient.gradient_func, gradient.gradient_func)
+
+
+def take_constant(node: Any) -> tf.Tensor | None:
+    """Replaces a large constant of a graph, such as a model's initial weights, by a placeholder.
+
+    Args:
+      node: Node of the graph, which is changed in place.
+
+    Returns:
+      The constant, on the CPU; None if the node is none of at least `LARGE_BYTES`.
+    """
+    if node.op != "Const" or node.attr["value"].ByteSize() < LARGE_BYTES:
+        return None
+    value = node.attr["value"].tensor
+    if value.tensor_content:  # Taken without a copy.
+        array = np.frombuffer(value.tensor_content, tf.as_dtype(value.dtype).as_numpy_dtype)
+        array = array.reshape([dim.size for dim in value.tensor_shape.dim])
+    else:
+        array = tf.make_ndarray(value)
+    node.op = "Placeholder"
+    del node.attr["value"], value
+    node.attr["shape"].shape.CopyFrom(tf.TensorShape(array.shape).as_proto())
+    with tf.init_scope():
+        return array_tensors.tensor(array)
 
 
 def nodes_of(graph_def: tf.compat.v1.GraphDef) -> Iterator:

@@ -12,9 +12,8 @@ from typing import Any
 import tensorflow as tf
 from google.protobuf import message
 
-from tff_dpftrl.execution import tff_names
+from tff_dpftrl.execution import graph_function, tff_names
 
-_MIN_BYTES = 65_536
 _INDEX = "_large_constant"
 """Attribute of a placeholder that stands for a constant: its position among the constants."""
 
@@ -36,14 +35,15 @@ def take_out(computation: Any) -> tuple[Any, list[tf.Tensor]]:
     content.CopyFrom(concrete.get_proto(computation))
     constants: list[tf.Tensor] = []
     for packed in _graphs(content):
-        if packed.ByteSize() < _MIN_BYTES:
+        if packed.ByteSize() < graph_function.LARGE_BYTES:
             continue
         graph = tf.compat.v1.GraphDef()
         packed.Unpack(graph)
         packed.Clear()
         for node in graph.node:
-            if node.op == "Const" and node.attr["value"].ByteSize() >= _MIN_BYTES:
-                _replace(node, constants)
+            if (value := graph_function.take_constant(node)) is not None:
+                node.attr[_INDEX].i = len(constants)
+                constants.append(value)
         packed.Pack(graph)
     if not constants:
         return computation, []
@@ -53,17 +53,6 @@ def take_out(computation: Any) -> tuple[Any, list[tf.Tensor]]:
         annotated_type=computation.type_signature,
     )
     return taken, constants
-
-
-def _replace(node: tf.compat.v1.NodeDef, constants: list[tf.Tensor]) -> None:
-    """Makes a placeholder of a constant, and appends the value to `constants`."""
-    value = tf.make_ndarray(node.attr["value"].tensor)
-    with tf.init_scope(), tf.device("/CPU:0"):
-        constants.append(tf.constant(value))
-    node.op = "Placeholder"
-    del node.attr["value"]
-    node.attr["shape"].shape.CopyFrom(tf.TensorShape(value.shape).as_proto())
-    node.attr[_INDEX].i = len(constants) - 1
 
 
 def placeholders(graph: tf.compat.v1.GraphDef, constants: Sequence[tf.Tensor]) -> list[tuple]:

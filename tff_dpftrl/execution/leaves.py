@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_dpftrl import validation
+from tff_dpftrl import array_tensors, validation
 from tff_dpftrl.execution import tff_names
 
 _VARIANT = tf.TensorSpec([], tf.variant)
@@ -43,7 +43,9 @@ def paths(type_spec: tff_names.Type | None) -> list[str]:
     ]
 
 
-def flatten(value: Any, type_spec: tff_names.Type, name: str) -> list[tf.Tensor]:
+def flatten(
+    value: Any, type_spec: tff_names.Type, name: str, *, shares_arrays: bool = False
+) -> list[tf.Tensor]:
     """Flattens a value to tensors.
 
     Args:
@@ -51,6 +53,8 @@ def flatten(value: Any, type_spec: tff_names.Type, name: str) -> list[tf.Tensor]
         elements.
       type_spec: Type of the value, not federated.
       name: Name of the value, for errors.
+      shares_arrays: Whether a tensor may share the memory of its array, which must not be changed
+        then.
 
     Returns:
       The leaves as tensors; tensors of this process are not copied.
@@ -61,8 +65,10 @@ def flatten(value: Any, type_spec: tff_names.Type, name: str) -> list[tf.Tensor]
     if isinstance(type_spec, tff_names.SequenceType):
         return [_dataset_variant(value, type_spec, name)]
     if isinstance(type_spec, tff_names.StructType):
-        return _flatten_struct(value, type_spec, name)
+        return _flatten_struct(value, type_spec, name, shares_arrays=shares_arrays)
     (spec,) = specs(type_spec)
+    if shares_arrays and isinstance(value, np.ndarray) and value.dtype == spec.dtype:
+        value = array_tensors.tensor(value)
     return [to_tensor(value, spec, name)]
 
 
@@ -98,7 +104,9 @@ def to_tensor(value: Any, spec: tf.TensorSpec, name: str) -> tf.Tensor:
     return tensor
 
 
-def _flatten_struct(value: Any, type_spec: tff_names.StructType, name: str) -> list[tf.Tensor]:
+def _flatten_struct(
+    value: Any, type_spec: tff_names.StructType, name: str, *, shares_arrays: bool
+) -> list[tf.Tensor]:
     elements = list(tff_names.iter_elements(type_spec))
     try:
         given = tff_names.from_container(value)
@@ -117,7 +125,8 @@ def _flatten_struct(value: Any, type_spec: tff_names.StructType, name: str) -> l
     leaves = []
     for index, (key, element_type) in enumerate(elements):
         element = given[key if has_names else index]
-        leaves += flatten(element, element_type, f"{name}.{index if key is None else key}")
+        path = f"{name}.{index if key is None else key}"
+        leaves += flatten(element, element_type, path, shares_arrays=shares_arrays)
     return leaves
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -65,12 +66,15 @@ ClippedSum: TypeAlias = Callable[
 
 Arguments: the weights, a list of float32 tensors; the rows; `row_splits`, integer,
 ascending from 0 to the number of rows, shape [units + 1]; and the clip norm C, a positive
-scalar. Results: the sum of the units' clipped gradients, one float64 tensor for each
-weight, zero if there is no unit; and the units' norms and losses.
+scalar. Results: the sum of the units' clipped gradients, one tensor for each weight, float64,
+or float32 where it was added up in that, zero if there is no unit; and the units' norms and
+losses.
 """
 
 
-def language_rows(model: language_model.LanguageModel) -> RowLosses:
+def language_rows(
+    model: language_model.LanguageModel, compute_dtype: str = "float32", **options: bool
+) -> RowLosses:
     """Returns the losses of rows of text.
 
     A row is a pair: words and targets, the words that follow them, integer, both of shape
@@ -82,18 +86,22 @@ def language_rows(model: language_model.LanguageModel) -> RowLosses:
 
     Args:
       model: The model.
+      compute_dtype: One of its `compute_dtypes`.
+      **options: `recompute`, if the model has it.
 
     Returns:
       The function.
     """
-    return functools.partial(language_losses, model)
+    return functools.partial(language_losses, model, compute_dtype=compute_dtype, **options)
 
 
 def language_losses(
     model: language_model.LanguageModel,
     weights: Sequence[tf.Tensor],
     rows: Rows,
-    **recorded: weight_uses.Recorder,
+    *,
+    compute_dtype: str = "float32",
+    **options: weight_uses.Recorder | bool,
 ) -> tf.Tensor:
     """Returns the losses of rows of text, as in `language_rows`.
 
@@ -101,13 +109,17 @@ def language_losses(
       model: The model.
       weights: Weights of the model.
       rows: Words and targets.
-      **recorded: Further arguments of `model.compact_logits`: a record of its uses of weights.
+      compute_dtype: Dtype of forward and backward pass, but for the loss from the scores on.
+      **options: Further arguments of `model.compact_logits`: a record of its uses of weights, or
+        `recompute`.
 
     Returns:
       float32, shape [n].
     """
     words, targets = rows
-    logits, positions = model.compact_logits(weights, words, **recorded)
+    weights = [tf.cast(weight, compute_dtype) for weight in weights]
+    logits, positions = model.compact_logits(weights, words, **options)
+    logits = tf.cast(logits, tf.float32)
     targets = tf.gather(tf.reshape(targets, [-1]), positions)
     # In TFF's graphs `!=` would compare objects, not values.
     is_target = tf.cast(tf.not_equal(targets, language_model.PAD), logits.dtype)
@@ -182,7 +194,8 @@ def looped(row_losses: RowLosses, *, normalised: bool = False) -> ClippedSum:
         )
         num_all = tf.shape(row_splits, out_type=tf.int64)[:1] - 1
         norms, losses = (tf.scatter_nd(has_rows, x.stack(), num_all) for x in (norms, losses))
-        return divided(total, clip_norm, normalised), PerUnit(norms, losses)
+        total = divided(total, clip_norm) if normalised else total
+        return total, PerUnit(norms, losses)
 
     return clipped_sum
 
@@ -221,29 +234,28 @@ def checked_row_splits(rows: Rows, row_splits: tf.Tensor) -> tf.Tensor:
         return tf.identity(row_splits)
 
 
-def divided(
-    total: Sequence[tf.Tensor], clip_norm: tf.Tensor | float, normalised: bool
-) -> list[tf.Tensor]:
-    """Returns float64 sums of clipped gradients, divided by the clip norm if `normalised`."""
-    total = [tf.cast(x, summation.DTYPE) for x in total]
-    if not normalised:
-        return total
+def divided(total: Sequence[tf.Tensor], clip_norm: tf.Tensor | float) -> list[tf.Tensor]:
+    """Returns sums of clipped gradients, divided by the clip norm, in float64."""
     # A float is not rounded to float32 on the way.
     divisor = tf.cast(tf.convert_to_tensor(clip_norm, dtype_hint=tf.float64), summation.DTYPE)
-    return [x / divisor for x in total]
+    return [tf.cast(x, summation.DTYPE) / divisor for x in total]
 
 
 def sum_in_chunks(
-    clipped_sum: ClippedSum, *, units_per_chunk: int
+    clipped_sum: ClippedSum, *, units_per_chunk: int, devices: Sequence[str] | None = None
 ) -> Callable[..., tuple[list[tf.Tensor], PerUnit]]:
     """Makes a function that adds up a batch of any size, chunk by chunk.
 
     Chunks have whole units and are added in their order, in float64: the memory is that
     of one chunk, and the same batch has the same bits every time. Nothing is left out.
+    Of several devices each takes a chunk in its turn, all at the same time; the bits are
+    those of one device, if the devices round alike.
 
     Args:
-      clipped_sum: Function that sums a chunk; it is compiled here, once.
+      clipped_sum: Function that sums a chunk; it is compiled here, once for each device.
       units_per_chunk: Units in each chunk but the last one.
+      devices: Names of TensorFlow's devices, such as "GPU:0"; all GPUs if None. With fewer
+        than two, TensorFlow chooses.
 
     Returns:
       A function of `weights`, `read_rows`, `row_splits` (an array) and `clip_norm`, which
@@ -256,7 +268,10 @@ def sum_in_chunks(
       ValueError: If `units_per_chunk` is less than 1.
     """
     units_per_chunk = validation.integer("units_per_chunk", units_per_chunk, minimum=1)
-    compiled = None
+    if devices is None:
+        devices = [device.name for device in tf.config.list_logical_devices("GPU")]
+    places = list(devices) if len(devices) > 1 else [None]
+    compiled: dict[str | None, ClippedSum] = {}
 
     def whole_sum(
         weights: Sequence[np.ndarray | tf.Tensor],
@@ -264,7 +279,6 @@ def sum_in_chunks(
         row_splits: np.ndarray,
         clip_norm: float,
     ) -> tuple[list[tf.Tensor], PerUnit]:
-        nonlocal compiled
         row_splits = np.asarray(row_splits, np.int64)
         if row_splits.ndim != 1 or not len(row_splits) or row_splits[0] != 0:
             raise validation.UsageError(
@@ -272,37 +286,67 @@ def sum_in_chunks(
             )
         weights = [tf.convert_to_tensor(weight) for weight in weights]
         norm = tf.constant(clipping.check_clip_norm("clip_norm", clip_norm), tf.float64)
-        # Variables, since a chunk is added to them in place.
-        total = [
-            tf.Variable(tf.zeros(weight.shape, summation.DTYPE), trainable=False)
-            for weight in weights
-        ]
+
+        def sum_chunk(place, splits, rows):
+            with tf.device(place):
+                if place not in compiled:
+                    compiled[place] = _compiled(clipped_sum, weights, rows)
+                chunk, of_chunk = compiled[place](weights, rows, splits - splits[0], norm)
+            return list(chunk), PerUnit(*map(np.asarray, of_chunk))
+
+        total: list[tf.Tensor | tf.Variable] = []
         measured = [PerUnit(np.zeros(0), np.zeros(0))]
-        for begin, end in _chunks(len(row_splits) - 1, units_per_chunk):
-            splits = row_splits[begin : end + 1]
-            rows = tf.nest.map_structure(tf.convert_to_tensor, read_rows(splits[0], splits[-1]))
-            lengths = {int(x.shape[0]) for x in tf.nest.flatten(rows)}
-            if lengths != {splits[-1] - splits[0]}:
-                raise validation.UsageError(
-                    f"read_rows must return the rows from {splits[0]} up to {splits[-1]}, all "
-                    f"{splits[-1] - splits[0]} of them; got {sorted(lengths)} rows."
-                )
-            if compiled is None:
-                compiled = _compiled(clipped_sum, weights, rows)
-            chunk, of_chunk = compiled(weights, rows, splits - splits[0], norm)
-            for sums, added in zip(total, chunk, strict=True):
-                sums.assign_add(added)
-            del chunk, added
-            measured.append(PerUnit(*map(np.asarray, of_chunk)))
-        total = [sums.read_value() for sums in total]
-        return total, PerUnit(*map(np.concatenate, zip(*measured, strict=True)))
+        chunks = list(_chunks(row_splits, units_per_chunk))
+        with futures.ThreadPoolExecutor(len(places)) as pool:
+            for first in range(0, len(chunks), len(places)):
+                splits = chunks[first : first + len(places)]
+                rows = [_checked_rows(read_rows, x[0], x[-1]) for x in splits]
+                run = map if len(places) == 1 else pool.map
+                for chunk, of_chunk in run(sum_chunk, places, splits, rows):
+                    _add(total, chunk)
+                    measured.append(of_chunk)
+        if not total:
+            total = [tf.zeros(weight.shape, summation.DTYPE) for weight in weights]
+        # A variable lends its value: nothing is copied.
+        values = [x.read_value() if isinstance(x, tf.Variable) else x for x in total]
+        return values, PerUnit(*map(np.concatenate, zip(*measured, strict=True)))
 
     return whole_sum
 
 
-def _chunks(num_units: int, units_per_chunk: int) -> Iterator[tuple[int, int]]:
-    for begin in range(0, num_units, units_per_chunk):
-        yield begin, min(begin + units_per_chunk, num_units)
+def _chunks(row_splits: np.ndarray, units_per_chunk: int) -> Iterator[np.ndarray]:
+    """Yields the part of `row_splits` that belongs to each chunk."""
+    for begin in range(0, len(row_splits) - 1, units_per_chunk):
+        yield row_splits[begin : begin + units_per_chunk + 1]
+
+
+def _checked_rows(read_rows: Callable[[int, int], Rows], begin: int, end: int) -> Rows:
+    """Returns rows as tensors; raises UsageError if they are not as many as asked for."""
+    rows = tf.nest.map_structure(tf.convert_to_tensor, read_rows(begin, end))
+    lengths = {int(x.shape[0]) for x in tf.nest.flatten(rows)}
+    if lengths != {end - begin}:
+        raise validation.UsageError(
+            f"read_rows must return the rows from {begin} up to {end}, all {end - begin} of "
+            f"them; got {sorted(lengths)} rows."
+        )
+    return rows
+
+
+def _add(total: list[Any], chunk: list[Any]) -> None:
+    """Adds a chunk to the total, which is empty before the first one, and empties the chunk.
+
+    One chunk alone keeps its dtype. Where there are more, variables have the total, since a chunk
+    is added to them in place.
+    """
+    if not total:
+        total.extend(chunk)
+        chunk.clear()
+        return
+    for index, sums in enumerate(total):
+        if not isinstance(sums, tf.Variable):
+            total[index] = tf.Variable(tf.cast(sums, summation.DTYPE), trainable=False)
+        total[index].assign_add(tf.cast(chunk[index], summation.DTYPE))
+        sums = chunk[index] = None  # Their memory is given back at once.
 
 
 def _compiled(clipped_sum: ClippedSum, weights: Sequence[tf.Tensor], rows: Rows) -> ClippedSum:

@@ -22,6 +22,7 @@ else:
 Sampling = Literal["auto", "example", "user", "passes"]
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adafactor"]
 Decay = Literal["none", "linear", "cosine"]
+ComputeDtype = Literal["float32", "bfloat16"]
 
 _option = language_config.option
 
@@ -147,6 +148,19 @@ class FinetuningConfig(language_config.TextConfig):
         "on it but last bits.",
         "fine-tuning",
         1,
+    )
+    compute_dtype: ComputeDtype = _option(
+        "float32",
+        "Dtype of the forward and backward passes of a step: float32, or bfloat16, for "
+        "transformers. Weights stay float32; gradients are clipped and added up as always.",
+        "fine-tuning",
+    )
+    gradient_checkpointing: bool = _option(
+        False,
+        "Keep only the states between a transformer's blocks for the backward pass, and compute "
+        "the rest again: less memory, more time. For examples or users of more than 128 tokens, "
+        "whose gradients are taken one after the other.",
+        "fine-tuning",
     )
     proxy_data: str = _option(
         "standard-library",

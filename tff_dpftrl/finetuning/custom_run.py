@@ -35,6 +35,8 @@ from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.finetuning import (
     clipped_sums,
     example_sampling,
+    ghost,
+    keras_losses,
     losses_trial,
     passes,
     private_steps,
@@ -103,6 +105,41 @@ class Model:
                 "random, or leave it out if it is not known."
             )
 
+    @classmethod
+    def of_keras(
+        cls,
+        model: keras_versions.Model,
+        loss: Any = None,
+        *,
+        trained_on: str | os.PathLike[str] | None = None,
+    ) -> Model:
+        """Makes the losses of a Keras model, whose rows are pairs of inputs and targets.
+
+        Args:
+          model: Model of Keras 2 or 3 with one output that has its weights already. The weights of
+            layers with `trainable = False` stay as they are.
+          loss: Loss of Keras, its name, or a function of targets and outputs that returns a loss
+            for each row; None for that which the model was compiled with.
+          trained_on: What the weights were trained on, as of the attribute.
+
+        Returns:
+          The model, whose weights are those of `model.trainable_variables` in their order.
+
+        Raises:
+          UsageError: If the model cannot be trained privately: batch normalisation, regularisers,
+            constraints. Dropout and losses over the batch are refused by `finetune`.
+        """
+        if not model.built:
+            raise validation.UsageError(
+                "model has no weights yet: call it on an input of the right shape first."
+            )
+        return cls(
+            keras_losses.row_losses(model, loss),
+            [variable.numpy() for variable in model.trainable_variables],
+            trained_on=trained_on,
+            frozen=[variable.numpy() for variable in model.non_trainable_weights],
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
@@ -135,7 +172,11 @@ class Steps:
       normalised_clipping: Whether gradients are divided by the clip norm.
       iterate_averaging: Decay of the average of the steps' models that is evaluated and
         kept, instead of the last one; None for none.
-      units_at_once: Number of units whose rows are in memory together.
+      units_at_once: Number of units whose rows are in memory together; it may be another one when
+        a run goes on.
+      in_one_pass: Whether the gradients of these units are clipped in one pass where all uses of
+        weights are known (`finetuning.ghost`, which says what of its rounding is proven). Else, and
+        if False, they are clipped one after the other.
     """
 
     clip_norm: float
@@ -144,6 +185,7 @@ class Steps:
     normalised_clipping: bool = True
     iterate_averaging: float | None = None
     units_at_once: int = 16
+    in_one_pass: bool = True
 
     def __post_init__(self) -> None:
         validation.positive("clip_norm", self.clip_norm)
@@ -176,12 +218,15 @@ class Results:
       rows: A row of metrics for each step, as in `metrics.csv`.
       statement: The privacy statement.
       summary: The outcome in a few lines.
+      clipping: How gradients were clipped, and if one after the other, why; None if this call took
+        no step.
     """
 
     weights: list[np.ndarray]
     rows: Sequence[Mapping[str, Any]]
     statement: statement.PrivacyStatement
     summary: str = ""
+    clipping: str | None = None
 
 
 def finetune(
@@ -245,13 +290,19 @@ def finetune(
             "makes the run not private: leave one of them out."
         )
     begun = manifest.read(output) if manifest.exists(output) else None
+    clipped_sum = ghost.OfLosses(
+        model.row_losses,
+        plan.rows_per_unit if isinstance(plan, plan_lib.Plan) else plan.group_size,
+        is_wanted=steps.in_one_pass,
+        report=progress,
+    )
     if begun is None:
         manifest.check_is_free(output)
-        _try_losses(model, examples)
+        _try_losses(model, examples, clipped_sum)
     made = steps.optimizer()
     private_step = private_steps.PrivateSteps(
         private_steps.round_of(private, _strategy(private)),
-        clipped_sums.looped(model.row_losses),
+        clipped_sum,
         made,
         weights,
         units_at_once=steps.units_at_once,
@@ -302,6 +353,10 @@ def finetune(
         recorded_kind=manifest.CUSTOM_FINETUNING,
     )
 
+    def try_losses(weights: Sequence[np.ndarray], rows: clipped_sums.Rows) -> None:
+        losses_trial.refuse(model.row_losses, weights, rows)
+        clipped_sum.check(weights, rows)
+
     def prepare(begun: manifest.Manifest) -> prepared.Prepared:
         report = reportable(begun, output, evaluation.every)
         report.schedule.check_budget(private)
@@ -313,7 +368,7 @@ def finetune(
                     functools.partial(passes.batches_of, private, users, plan.group_size),
                     private_step,
                     examples.read,
-                    try_losses=functools.partial(losses_trial.refuse, model.row_losses),
+                    try_losses=try_losses,
                 )
             ),
             evaluator=evaluator,
@@ -332,7 +387,12 @@ def finetune(
         _check_is_the_same(begun, known, output)
         return prepare(begun)
 
-    return run_lib.train(output, begun, lambda: prepare(known), prepare_begun, progress)
+    results = run_lib.train(output, begun, lambda: prepare(known), prepare_begun, progress)
+    if clipped_sum.way is None:
+        return results
+    return dataclasses.replace(
+        results, summary=f"{results.summary}\n{clipped_sum.way}", clipping=clipped_sum.way
+    )
 
 
 def write_report(output: str | pathlib.Path) -> Results:
@@ -529,13 +589,15 @@ def _not_covered(trained_on: str | None) -> tuple[str, ...]:
 _TRIED_ROWS = 4
 
 
-def _try_losses(model: Model, examples: Examples) -> None:
+def _try_losses(model: Model, examples: Examples, clipped_sum: ghost.OfLosses) -> None:
     """Tries the losses on rows of the first users, before anything is written."""
     users = examples.users
     tried = [
         (user, 0) for user, number in zip(users.ids, users.num_examples, strict=True) if number
     ][:_TRIED_ROWS]
-    losses_trial.refuse(model.row_losses, list(model.weights), examples.read(tried))
+    rows = examples.read(tried)
+    losses_trial.refuse(model.row_losses, list(model.weights), rows)
+    clipped_sum.choose(model.weights, rows)
 
 
 def _drawn(
@@ -565,7 +627,7 @@ def _check_is_the_same(
     """Refuses to go on with a run that began with something else."""
     for what in ("config", "derived", "facts"):
         kept, given = dict(getattr(begun, what)), dict(getattr(asked, what))
-        for name in sorted({*kept, *given}):
+        for name in sorted({*kept, *given} - {"units_at_once"}):
             if kept.get(name) != given.get(name):
                 raise validation.UsageError(
                     f"The run in {output} began with {name} = {kept.get(name)!r}, not "

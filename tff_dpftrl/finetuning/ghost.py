@@ -1,4 +1,7 @@
-"""Sums of clipped gradients of language models in one forward and one backward pass.
+"""Sums of clipped gradients in one forward and one backward pass.
+
+`booked` is for the language models of this package, `booked_losses` for any losses in whose graph
+all uses of weights are found (`models.graph_uses`); `fastest_clipped_sum` and `OfLosses` choose.
 
 A use of a weight, x → z, adds Σ_t x_tᵀ δ_t to the
 gradient of a unit, t over the unit's tokens and δ = ∂ loss / ∂z, whose squared norm is
@@ -18,7 +21,8 @@ that this part of a clipped gradient is no longer than the clip norm: the clip's
 a sum over tokens in float32. Both lose digits where the gradients of a unit's tokens cancel each
 other, by the factor A / ‖gradient‖; and where a tied embedding's two uses do so, the bounds grow by
 √(‖g‖² + ‖h‖²) / ‖g + h‖ of their gradients g and h. Units where the product of both factors is
-large (`_CANCELLED`) are taken one after the other (`clipped_sums.looped`).
+large (`_CANCELLED`) are taken one after the other (`clipped_sums.looped`), and their sum, in
+float64, is rounded to float32 once, together with that of the others.
 
 For the others, and for the sum over units in float32, that the margin covers the rounding is
 measured on models with random weights and text, and not proven: the proof in
@@ -27,6 +31,11 @@ the same text of 20 words moved it by up to 3e-6 of the clip norm more or less t
 arithmetic, one of 256 by 9e-6. Inputs and gradients made up so that all roundings go the same way
 exceed the clip norm by 3e-5 of it in a unit of 20 tokens, and by 5e-4 in one of 256. Where that
 matters, `clipped_sums.looped` is the same function in float64 for all units.
+
+**bfloat16.** Where a model computes in bfloat16, x and δ have its 8 bits, and are cast to float32,
+which is exact, before they are compared and before they are added up. So the gradient that is
+clipped is Σ_t x_tᵀ δ_t of those very numbers, and all of the above holds for it as it is. What
+bfloat16 changes is how far that is from the gradient of the loss: utility, not privacy.
 """
 
 from __future__ import annotations
@@ -38,17 +47,19 @@ import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
 from tff_dpftrl.finetuning import clipped_sums
-from tff_dpftrl.models import language_model, weight_uses
+from tff_dpftrl.models import graph_uses, language_model, weight_uses
 from tff_dpftrl.private_round import clipping, summation
 
 _MOST_TOKENS = 128
 """Tokens in a unit, padding included, up to which this is chosen.
 
-Larger units are taken one after the other, with the proof in float64. Up to 256 tokens this would
+Larger units are taken one after the other, with the proof in float64, but for losses of any model
+whose gradients of so many tokens are all formed, and not compared. Up to 256 tokens this would
 be faster still (`benchmarks/clipped_sums.py`), but the more tokens, the less is proven of it.
 """
 
@@ -77,8 +88,16 @@ up to T roundings, most of them smaller, which cancel each other unless they are
 """
 
 
+_SAME = 1e-3  # What is in the wrong place differs by far more.
+
+
 def fastest_clipped_sum(
-    model: language_model.LanguageModel, rows_per_unit: int, *, normalised: bool = False
+    model: language_model.LanguageModel,
+    rows_per_unit: int,
+    *,
+    normalised: bool = False,
+    compute_dtype: str = "float32",
+    recompute: bool = False,
 ) -> clipped_sums.ClippedSum:
     """Chooses how to clip gradients of a language model.
 
@@ -86,22 +105,49 @@ def fastest_clipped_sum(
       model: The model.
       rows_per_unit: The most rows a unit has: 1 where units are examples, else G.
       normalised: Whether the clipped gradients are divided by the clip norm.
+      compute_dtype: Dtype of forward and backward pass, "float32" or "bfloat16". Gradients are
+        clipped and added up as always.
+      recompute: Whether gradients of long units keep the states between blocks only, and compute
+        the rest again. `booked` needs inputs and gradients of all blocks until the norm is known.
 
     Returns:
       `booked` for short units of a model that reports its uses of weights, else
       `clipped_sums.looped`, for `clipped_sums.language_rows`.
 
     Raises:
-      ValueError: If `rows_per_unit` is less than 1.
+      ValueError: If `rows_per_unit` is less than 1, the model cannot compute in that dtype, or
+        `recompute` is for short units or a model without blocks.
     """
     rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
-    if model.reports_uses and rows_per_unit * model.sequence_length <= _MOST_TOKENS:
-        return booked(model, rows_per_unit, normalised=normalised)
-    return clipped_sums.looped(clipped_sums.language_rows(model), normalised=normalised)
+    num_tokens = rows_per_unit * model.sequence_length
+    if recompute and (num_tokens <= _MOST_TOKENS or not model.can_recompute):
+        raise validation.UsageError(
+            f"gradient_checkpointing is for transformers and units of more than {_MOST_TOKENS} "
+            f"tokens, and here a {type(model).__name__} has units of up to {num_tokens}: leave it "
+            "out, and lower examples_at_once where memory is short."
+        )
+    if model.reports_uses and num_tokens <= _MOST_TOKENS:
+        return booked(model, rows_per_unit, normalised=normalised, compute_dtype=compute_dtype)
+    _check_dtype(model, compute_dtype)
+    options = {"recompute": True} if recompute else {}
+    losses = clipped_sums.language_rows(model, compute_dtype, **options)
+    return clipped_sums.looped(losses, normalised=normalised)
+
+
+def _check_dtype(model: language_model.LanguageModel, compute_dtype: str) -> None:
+    if compute_dtype not in model.compute_dtypes:
+        raise validation.UsageError(
+            f"compute_dtype must be one of {', '.join(model.compute_dtypes)} for a "
+            f"{type(model).__name__}, got {compute_dtype!r}."
+        )
 
 
 def booked(
-    model: language_model.LanguageModel, rows_per_unit: int, *, normalised: bool = False
+    model: language_model.LanguageModel,
+    rows_per_unit: int,
+    *,
+    normalised: bool = False,
+    compute_dtype: str = "float32",
 ) -> clipped_sums.ClippedSum:
     """Takes the clipped sum of a chunk in one pass, for units of few rows.
 
@@ -112,6 +158,7 @@ def booked(
       model: A model that reports its uses of weights (`LanguageModel.reports_uses`).
       rows_per_unit: The most rows a unit has.
       normalised: Whether the clipped gradients are divided by the clip norm.
+      compute_dtype: Dtype of forward and backward pass, as for `fastest_clipped_sum`.
 
     Returns:
       The function, for the rows of `clipped_sums.language_rows`. It raises
@@ -119,8 +166,8 @@ def booked(
       unit of more rows.
 
     Raises:
-      ValueError: If the model does not report its uses of weights, or `rows_per_unit` is
-        less than 1.
+      ValueError: If the model does not report its uses of weights or cannot compute in that
+        dtype, or `rows_per_unit` is less than 1.
     """
     rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
     if not model.reports_uses:
@@ -128,7 +175,262 @@ def booked(
             f"model is {type(model).__name__}, which does not report its uses of weights as it is: "
             "use clipped_sums.looped."
         )
-    one_by_one = clipped_sums.looped(clipped_sums.language_rows(model))
+    _check_dtype(model, compute_dtype)
+
+    def backward(
+        weights: list[tf.Tensor], rows: clipped_sums.Rows, row_splits: tf.Tensor
+    ) -> _Backward:
+        num_rows = tf.cast(row_splits[1:] - row_splits[:-1], tf.float32)
+        filled = _filled_up(rows, _with_padding(row_splits, rows_per_unit))
+        units = _Units(tf.size(num_rows), rows_per_unit, model.sequence_length)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            record = _Record(tape, units)
+            losses = clipped_sums.language_losses(
+                model, weights, filled, compute_dtype=compute_dtype, record=record
+            )
+            shares = tf.math.reciprocal_no_nan(num_rows)
+            losses = shares * tf.reduce_sum(tf.reshape(losses, [-1, rows_per_unit]), axis=1)
+        # Of the sum of all losses: a token has a part in that of its own unit only.
+        outputs = [result.outputs for result in record.results]
+        gradients = typing.cast(list[tf.Tensor], tape.gradient(losses, outputs))
+        gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
+        return _Backward(losses, list(map(_in_float32, record.results)), gradients)
+
+    one_by_one = clipped_sums.looped(clipped_sums.language_rows(model, compute_dtype))
+    return _in_one_pass(backward, one_by_one, list(model.weight_shapes), normalised)
+
+
+def booked_losses(
+    row_losses: clipped_sums.RowLosses,
+    weights: Sequence[tf.TensorSpec],
+    rows: typing.Any,
+    rows_per_unit: int,
+    *,
+    normalised: bool = False,
+) -> clipped_sums.ClippedSum:
+    """Takes the clipped sum of a chunk in one pass, for losses of any model whose uses are found.
+
+    The memory is that of a gradient of as many rows, where units that have fewer than
+    `rows_per_unit` are filled up with copies of a row of theirs.
+
+    Args:
+      row_losses: The losses; if they are a `tf.function`, those of the function that it is of.
+      weights: Shapes of the weights.
+      rows: Structure of specs of the rows, of whose first axes the size is not used.
+      rows_per_unit: The most rows a unit has.
+      normalised: Whether the clipped gradients are divided by the clip norm.
+
+    Returns:
+      The function, which raises `tf.errors.InvalidArgumentError` for `row_splits` that do not fit
+      the rows or have a unit of more rows.
+
+    Raises:
+      graph_uses.UnknownUseError: If the model uses a weight in a way that is not known, or units
+        have more than 128 tokens that would have to be compared.
+      ValueError: If `rows_per_unit` is less than 1.
+    """
+    rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
+    # A function within the graph would hide what reads the weights.
+    traced = getattr(row_losses, "python_function", row_losses)
+    tokens = graph_uses.tokens_of_rows(traced, weights, rows)
+
+    def backward(
+        weights: list[tf.Tensor], rows: clipped_sums.Rows, row_splits: tf.Tensor
+    ) -> _Backward:
+        num_rows = row_splits[1:] - row_splits[:-1]
+        is_row = tf.sequence_mask(num_rows, rows_per_unit)
+        filled = _filled_up(rows, _with_copies(row_splits, rows_per_unit))
+        weights = [tf.identity(weight) for weight in weights]  # That nothing else has read.
+        of_rows = tf.reshape(traced(weights, filled), [-1, rows_per_unit])
+        of_rows = tf.where(is_row, of_rows, tf.zeros_like(of_rows))
+        shares = tf.math.reciprocal_no_nan(tf.cast(num_rows, tf.float32))
+        losses = shares * tf.reduce_sum(of_rows, axis=1)
+        results, gradients = [], []
+        for found in graph_uses.find(weights, tokens):
+            gradient = found.gradient(_gradients(losses, found.outputs))
+            units = _Units(tf.size(num_rows), rows_per_unit, found.tokens)
+            order = weight_uses.Order.SEQUENCES
+            result = _Result(gradient, order, [found.use], units)
+            is_short = units.num_tokens <= _MOST_TOKENS
+            if not (is_short or _is_formed(found.use, result)):
+                raise graph_uses.UnknownUseError(f"{units.num_tokens} tokens are too many")
+            results.append(result)
+            gradients.append(gradient)
+        return _Backward(losses, results, gradients)
+
+    one_by_one = clipped_sums.looped(row_losses)
+    names = [str(index) for index in range(len(weights))]
+    return _in_one_pass(backward, one_by_one, names, normalised)
+
+
+class OfLosses:
+    """Clipped sums of any model's losses: in one pass where its uses of weights are known.
+
+    It is a `clipped_sums.ClippedSum`. `choose` is called first, or the choice is by shapes alone.
+
+    Attributes:
+      way: How gradients are clipped, and why, in a sentence; None before the choice.
+    """
+
+    def __init__(
+        self,
+        row_losses: clipped_sums.RowLosses,
+        rows_per_unit: int,
+        *,
+        is_wanted: bool = True,
+        report: Callable[[str], None] = lambda line: None,
+    ):
+        """Keeps its arguments.
+
+        Args:
+          row_losses: The losses.
+          rows_per_unit: The most rows a unit has.
+          is_wanted: Whether it may be in one pass.
+          report: Callback for the line about the choice.
+        """
+        self.way: str | None = None
+        self._row_losses = row_losses
+        self._rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
+        self._is_wanted = is_wanted
+        self._report = report
+        self._chosen: clipped_sums.ClippedSum | None = None
+        self._loop = clipped_sums.looped(row_losses)
+
+    def __call__(
+        self,
+        weights: Sequence[tf.Tensor],
+        rows: clipped_sums.Rows,
+        row_splits: tf.Tensor,
+        clip_norm: tf.Tensor | float,
+    ) -> tuple[list[tf.Tensor], clipped_sums.PerUnit]:
+        """Returns the clipped sum, as a `clipped_sums.ClippedSum` does."""
+        chosen = self._chosen or self._choose(weights, rows)
+        return chosen(weights, rows, row_splits, clip_norm)
+
+    def choose(self, weights: Sequence[np.ndarray], rows: clipped_sums.Rows) -> None:
+        """Chooses by the shapes and by a trial, before anything rests on it.
+
+        Args:
+          weights: Weights for the trial.
+          rows: Rows for the trial, at least one.
+        """
+        self._choose(weights, rows, trial=True)
+
+    def check(self, weights: Sequence[np.ndarray], rows: clipped_sums.Rows) -> None:
+        """Chooses at the first call; later refuses one pass that differs from the loop.
+
+        Args:
+          weights: Weights for the trial.
+          rows: Rows for the trial, at least one.
+
+        Raises:
+          UsageError: If it differs.
+        """
+        if self._chosen is None:
+            self.choose(weights, rows)
+        elif not self._agrees(self._chosen, weights, rows):
+            raise validation.UsageError(
+                "The gradients of rows are not what one pass over all of them says: the model may "
+                "put rows in another order on the way. Set in_one_pass=False, which takes one "
+                "gradient after the other."
+            )
+
+    def _choose(
+        self,
+        weights: Sequence[tf.Tensor | np.ndarray],
+        rows: clipped_sums.Rows,
+        *,
+        trial: bool = False,
+    ) -> clipped_sums.ClippedSum:
+        chosen, reason = self._loop, "as asked"
+        if self._is_wanted:
+            try:
+                booked, reason = self._booked(weights, rows), None
+                if trial and not self._agrees(booked, weights, rows):
+                    reason = "the model puts rows in another order on the way"
+                else:
+                    chosen = booked
+            except graph_uses.UnknownUseError as error:
+                reason = str(error)
+            except Exception as error:  # The loop needs no other graph.
+                reason = f"its graph cannot be made for another number of rows ({error})"
+        self._chosen = chosen
+        self.way = (
+            "Gradients are clipped in one pass."
+            if reason is None
+            else f"Gradients are clipped one after the other: {reason}."
+        )
+        self._report(self.way)
+        return chosen
+
+    def _booked(
+        self, weights: Sequence[tf.Tensor | np.ndarray], rows: clipped_sums.Rows
+    ) -> clipped_sums.ClippedSum:
+        """Returns the sum in one pass, traced, so that all of its uses are found."""
+        of_weights = [tf.TensorSpec(x.shape, x.dtype) for x in weights]
+        rows = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), rows)
+        with tf.init_scope():
+            booked = booked_losses(self._row_losses, of_weights, rows, self._rows_per_unit)
+            signature = [
+                of_weights,
+                rows,
+                tf.TensorSpec([None], tf.int64),
+                tf.TensorSpec([], tf.float64),
+            ]
+            compiled = tf.function(booked, input_signature=signature, autograph=False)
+            compiled.get_concrete_function()
+        return compiled
+
+    def _agrees(
+        self,
+        chosen: clipped_sums.ClippedSum,
+        weights: Sequence[tf.Tensor | np.ndarray],
+        rows: clipped_sums.Rows,
+    ) -> bool:
+        """Returns whether norms and sums are those of one gradient after the other."""
+        if chosen is self._loop:
+            return True
+        rng = np.random.default_rng(0)
+        # At initial weights, what is in the wrong place may be zero.
+        moved = [x + rng.normal(0.0, 0.1, np.shape(x)).astype(np.float32) for x in weights]
+        num_rows = int(tf.nest.flatten(rows)[0].shape[0])
+        sizes = [min(2, self._rows_per_unit, num_rows)]
+        splits = np.cumsum([0, *sizes, *[1] * (num_rows - sizes[0])])
+        arguments = (
+            [tf.constant(x, tf.float32) for x in moved],
+            tf.nest.map_structure(tf.convert_to_tensor, rows),
+            tf.constant(splits, tf.int64),
+            tf.constant(1.0, tf.float64),
+        )
+        (found, of_units), (expected, of_loop) = (way(*arguments) for way in (chosen, self._loop))
+        norms = np.asarray(of_loop.norms)
+        margin = _SAME * np.minimum(norms[np.isfinite(norms)], 1.0).sum() + 1e-9
+        return np.allclose(of_units.norms, norms, rtol=_SAME, atol=1e-6) and all(
+            np.allclose(x, y, rtol=0, atol=margin) for x, y in zip(found, expected, strict=True)
+        )
+
+
+class _Backward(typing.NamedTuple):
+    """A pass forward, and backward to what weights have a part in.
+
+    Attributes:
+      losses: Mean losses of the units' rows.
+      results: What weights have a part in.
+      gradients: Gradients of these, of the sum of all losses.
+    """
+
+    losses: tf.Tensor
+    results: list[_Result]
+    gradients: list[tf.Tensor]
+
+
+def _in_one_pass(
+    backward: Callable[[list[tf.Tensor], clipped_sums.Rows, tf.Tensor], _Backward],
+    one_by_one: clipped_sums.ClippedSum,
+    names: Sequence[str],
+    normalised: bool,
+) -> clipped_sums.ClippedSum:
+    """Returns the clipped sum by one pass backward, and by `one_by_one` where too much cancels."""
 
     def clipped_sum(
         weights: Sequence[tf.Tensor],
@@ -138,20 +440,10 @@ def booked(
     ) -> tuple[list[tf.Tensor], clipped_sums.PerUnit]:
         weights = [tf.convert_to_tensor(weight) for weight in weights]
         row_splits = clipped_sums.checked_row_splits(rows, row_splits)
-        num_rows = tf.cast(row_splits[1:] - row_splits[:-1], tf.float32)
-        filled = _filled_up(rows, row_splits, rows_per_unit)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            record = _Record(tape)
-            losses = clipped_sums.language_losses(model, weights, filled, record=record)
-            shares = tf.math.reciprocal_no_nan(num_rows)
-            losses = shares * tf.reduce_sum(tf.reshape(losses, [-1, rows_per_unit]), axis=1)
-        results = record.results
-        # Of the sum of all losses: a token has a part in that of its own unit only.
-        outputs = [result.outputs for result in results]
-        gradients = typing.cast(list[tf.Tensor], tape.gradient(losses, outputs))
-        units = _Units(tf.size(num_rows), rows_per_unit, model.sequence_length)
-        formed = _formed(results, gradients, units)
-        compared = _compared(results, gradients, units, formed)
+        losses, results, gradients = backward(weights, rows, row_splits)
+        formed = _formed(results, gradients)
+        number = tf.size(losses)
+        compared = _compared(results, gradients, number, formed)
         ties = _ties(results)  # Of a tied one the norm is among what was compared.
         whole = [_square(x) for name, x in formed.items() if name not in ties]
         squares = tf.add_n([compared.square, *whole])
@@ -166,18 +458,26 @@ def booked(
             clipping.scale_to(norms, clip_norm),
             tf.zeros_like(norms),
         )
-        shapes = model.weight_shapes
-        sums = _sums(results, gradients, units, formed, tf.cast(scales, tf.float32), shapes)
-        total = [tf.cast(sums[name], summation.DTYPE) for name in shapes]
+        shapes = {
+            name: typing.cast(tuple[int, ...], tuple(x.shape))
+            for name, x in zip(names, weights, strict=True)
+        }
+        sums = _sums(results, gradients, formed, tf.cast(scales, tf.float32), shapes)
+        total = [tf.reshape(sums[name], shape) for name, shape in shapes.items()]
 
         def with_others():
             others = _only(rows, row_splits, is_alone)
             more, measured = one_by_one(weights, *others, clip_norm)
-            added = [x + y for x, y in zip(total, more, strict=True)]
+            added = [
+                tf.cast(tf.cast(x, summation.DTYPE) + y, x.dtype)
+                for x, y in zip(total, more, strict=True)
+            ]
             return added, tf.where(is_alone, measured.norms, norms)
 
         total, norms = tf.cond(tf.reduce_any(is_alone), with_others, lambda: (total, norms))
-        total = clipped_sums.divided(total, clip_norm, normalised)
+        norms = tf.where(row_splits[1:] > row_splits[:-1], norms, tf.zeros_like(norms))
+        if normalised:
+            total = clipped_sums.divided(total, clip_norm)
         return total, clipped_sums.PerUnit(norms, tf.cast(losses, tf.float64))
 
     return clipped_sum
@@ -194,10 +494,33 @@ def _only(
     return rows, tf.pad(kept, [[1, 0]])
 
 
-def _filled_up(
-    rows: clipped_sums.Rows, row_splits: tf.Tensor, rows_per_unit: int
-) -> clipped_sums.Rows:
-    """Returns as many rows for each unit, the last ones padding."""
+def _filled_up(rows: clipped_sums.Rows, indices: tf.Tensor) -> clipped_sums.Rows:
+    """Returns rows by their indices, with a row of zeros after the last one."""
+
+    def padded(x: tf.Tensor) -> tf.Tensor:
+        return tf.pad(x, [[0, 1], *[[0, 0]] * (len(x.shape) - 1)])
+
+    return tf.nest.map_structure(lambda x: tf.gather(padded(x), indices), rows)
+
+
+def _with_padding(row_splits: tf.Tensor, rows_per_unit: int) -> tf.Tensor:
+    """Returns indices of as many rows for each unit, the last ones that of padding."""
+    indices, ends = _indices(row_splits, rows_per_unit)
+    return tf.reshape(tf.where(indices < ends, indices, row_splits[-1]), [-1])
+
+
+def _with_copies(row_splits: tf.Tensor, rows_per_unit: int) -> tf.Tensor:
+    """Returns indices of as many rows for each unit, the last ones that of its first row.
+
+    No row is then as no row is in the data, which might not be finite and spoil others.
+    """
+    indices, ends = _indices(row_splits, rows_per_unit)
+    first = tf.where(indices[:, :1] < ends, indices[:, :1], tf.zeros_like(ends))
+    return tf.reshape(tf.where(indices < ends, indices, first), [-1])
+
+
+def _indices(row_splits: tf.Tensor, rows_per_unit: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns indices from the first row of each unit, and that after its last."""
     begins, ends = row_splits[:-1, None], row_splits[1:, None]
     check = tf.debugging.assert_less_equal(
         ends - begins,
@@ -205,10 +528,13 @@ def _filled_up(
         "row_splits has a unit of more rows than rows_per_unit, which clipping was made for.",
     )
     with tf.control_dependencies([] if check is None else [check]):
-        indices = begins + tf.range(rows_per_unit, dtype=tf.int64)
-    indices = tf.reshape(tf.where(indices < ends, indices, row_splits[-1]), [-1])
-    # The last row stands for all that there are not.
-    return tf.nest.map_structure(lambda x: tf.gather(tf.pad(x, [[0, 1], [0, 0]]), indices), rows)
+        return begins + tf.range(rows_per_unit, dtype=tf.int64), ends
+
+
+def _gradients(losses: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the gradients of the sum of losses, zero where there is none."""
+    found = tf.gradients(losses, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return [tf.convert_to_tensor(gradient) for gradient in found]
 
 
 @dataclasses.dataclass
@@ -218,13 +544,15 @@ class _Result:
     outputs: tf.Tensor
     order: weight_uses.Order | tf.Tensor
     uses: list[weight_uses.Use]
+    units: _Units
 
 
 class _Record:
     """A `weight_uses.Recorder` whose results get gradients."""
 
-    def __init__(self, tape: tf.GradientTape):
+    def __init__(self, tape: tf.GradientTape, units: _Units):
         self._tape = tape
+        self._units = units
         self._results = {}
 
     def __call__(
@@ -233,14 +561,30 @@ class _Record:
         *uses: weight_uses.Use,
         order: weight_uses.Order | tf.Tensor = weight_uses.Order.SEQUENCES,
     ) -> tf.Tensor:
+        by_step = [x for x in uses if isinstance(x, (weight_uses.Lookup, weight_uses.StepBias))]
+        if by_step and not isinstance(order, weight_uses.Order):
+            raise NotImplementedError(
+                f"the weight {by_step[0].name} is looked up, or added by step, at picked positions."
+            )
         self._tape.watch(outputs)
-        result = self._results.setdefault(outputs.ref(), _Result(outputs, order, []))
+        result = self._results.setdefault(outputs.ref(), _Result(outputs, order, [], self._units))
         result.uses.extend(uses)
         return outputs
 
     @property
     def results(self) -> list[_Result]:
         return list(self._results.values())
+
+
+def _in_float32(result: _Result) -> _Result:
+    """Returns a result with all inputs of its uses in float32: what is measured, and added."""
+    uses = [
+        dataclasses.replace(use, inputs=tf.cast(use.inputs, tf.float32))
+        if isinstance(use, weight_uses.Product | weight_uses.Scale)
+        else use
+        for use in result.uses
+    ]
+    return dataclasses.replace(result, uses=uses)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,15 +675,15 @@ def _last_size(values: tf.Tensor) -> int:
     return size
 
 
-def _is_formed(use: weight_uses.Use, result: _Result, units: _Units) -> bool:
+def _is_formed(use: weight_uses.Use, result: _Result) -> bool:
     """Returns whether it is cheaper to form all units' gradients than to compare tokens."""
     if isinstance(use, weight_uses.Product):
         sizes = _last_size(use.inputs), _last_size(result.outputs)
-        return math.prod(sizes) <= _LARGEST_FORMED * units.num_tokens * sum(sizes)
+        return math.prod(sizes) <= _LARGEST_FORMED * result.units.num_tokens * sum(sizes)
     if isinstance(use, weight_uses.Bias):
         # Nothing is added to the cost of comparing the tokens for another use.
         others = [x for x in result.uses if not isinstance(x, weight_uses.Bias)]
-        return all(_is_formed(x, result, units) for x in others)
+        return all(_is_formed(x, result) for x in others)
     return not isinstance(use, weight_uses.Lookup)
 
 
@@ -348,14 +692,13 @@ def _outer_products(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
     return tf.matmul(first, second, transpose_a=True)
 
 
-def _formed(
-    results: Sequence[_Result], gradients: Sequence[tf.Tensor], units: _Units
-) -> dict[str, tf.Tensor]:
+def _formed(results: Sequence[_Result], gradients: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
     """Returns gradients of all units by name of the weight, [units, …], for some weights."""
     formed = {}
     for result, gradient in zip(results, gradients, strict=True):
+        units = result.units
         for use in result.uses:
-            if not _is_formed(use, result, units):
+            if not _is_formed(use, result):
                 continue
             if isinstance(use, weight_uses.Product):
                 given, order = use.inputs, result.order
@@ -425,16 +768,17 @@ class _Compared(typing.NamedTuple):
 def _compared(
     results: Sequence[_Result],
     gradients: Sequence[tf.Tensor],
-    units: _Units,
+    number: tf.Tensor,
     formed: Mapping[str, tf.Tensor],
 ) -> _Compared:
     """Compares the tokens of gradients that are not formed, and looks at all lookups."""
-    compared, ties = _Compared.none(units.number), _ties(results)
+    compared, ties = _Compared.none(number), _ties(results)
     for result, gradient in zip(results, gradients, strict=True):
+        units = result.units
         lookups = [use for use in result.uses if isinstance(use, weight_uses.Lookup)]
         for use in lookups:
             words, of_words = (units.apart(x, result.order) for x in (use.ids, gradient))
-            found = _looked_up(words, of_words, units.number, formed.get(use.name))
+            found = _looked_up(words, of_words, number, formed.get(use.name))
             compared = compared.plus(found)
         uses = [use for use in result.uses if use not in lookups and use.name not in formed]
         if not uses:
@@ -443,8 +787,10 @@ def _compared(
         for use in uses:
             if use.name in ties:
                 index, words = ties[use.name]
-                order = results[index].order
-                tied = [units.apart(words, order), units.apart(gradients[index], order)]
+                looked_up = results[index]
+                tied = [
+                    looked_up.units.apart(x, looked_up.order) for x in (words, gradients[index])
+                ]
         inputs = [use.inputs for use in uses if isinstance(use, weight_uses.Product)]
         # All others are biases.
         of_tokens = functools.partial(_compared_tokens, float(len(uses) - len(inputs)))
@@ -495,22 +841,17 @@ def _ties(results: Sequence[_Result]) -> dict[str, tuple[int, tf.Tensor]]:
     uses_of = collections.defaultdict(list)
     for index, result in enumerate(results):
         for use in result.uses:
-            uses_of[use.name].append((index, use, result.order))
+            uses_of[use.name].append((index, use))
     ties = {}
     for name, uses in uses_of.items():
         if len(uses) == 1:
             continue
-        lookups = [(i, use.ids) for i, use, _ in uses if isinstance(use, weight_uses.Lookup)]
-        picked = [
-            use
-            for _, use, order in uses
-            if getattr(use, "transposed", False) and not isinstance(order, weight_uses.Order)
-        ]
-        if len(uses) != 2 or not lookups or not picked:
+        lookups = [(i, use.ids) for i, use in uses if isinstance(use, weight_uses.Lookup)]
+        products = [use for _, use in uses if getattr(use, "transposed", False)]
+        if len(uses) != 2 or len(lookups) != 1 or len(products) != 1:
             raise NotImplementedError(
                 f"the weight {name} is used in {len(uses)} places that are not a lookup and the "
-                "product with its transpose at picked positions: add the inner product of their "
-                "gradients to the norms."
+                "product with its transpose: add the inner product of their gradients to the norms."
             )
         ties[name] = lookups[0]
     return ties
@@ -584,7 +925,6 @@ def _factor(alike: tf.Tensor, added: int) -> tf.Tensor:
 def _sums(
     results: Sequence[_Result],
     gradients: Sequence[tf.Tensor],
-    units: _Units,
     formed: Mapping[str, tf.Tensor],
     scales: tf.Tensor,
     shapes: Mapping[str, tuple[int, ...]],
@@ -594,15 +934,16 @@ def _sums(
     What belongs to a unit of scale zero is not looked at: it may not be finite, and zero
     times that would be no number.
     """
-    kept = scales > 0.0
+    kept, ties = scales > 0.0, _ties(results)
 
     def add_up(zeroed):
         sums = {name: [] for name in shapes}
+        tied = []
         for name, of_units in formed.items():
             sums[name].append(tf.tensordot(scales, zeroed(of_units, kept), 1))
         for result, gradient in zip(results, gradients, strict=True):
-            kept_tokens = units.of_tokens(kept, result.order)
-            scale = units.of_tokens(scales, result.order)[:, None]
+            kept_tokens = result.units.of_tokens(kept, result.order)
+            scale = result.units.of_tokens(scales, result.order)[:, None]
             by = zeroed(gradient, kept_tokens)
             for use in result.uses:
                 if use.name in formed and not isinstance(use, weight_uses.Lookup):
@@ -613,10 +954,19 @@ def _sums(
                     of_use = tf.matmul(scale, by, transpose_a=True)[0]
                 else:
                     lookup = typing.cast(weight_uses.Lookup, use)  # All others are formed.
+                    if lookup.name in ties:
+                        tied.append((lookup.name, lookup.ids, by * scale))
+                        continue
                     num_ids = shapes[lookup.name][0]
                     of_use = tf.math.unsorted_segment_sum(by * scale, lookup.ids, num_ids)
                 sums[use.name].append(of_use)
-        return {name: tf.add_n(of_uses) for name, of_uses in sums.items()}
+        added = {name: tf.add_n(of_uses) for name, of_uses in sums.items()}
+        for name, ids, rows in tied:
+            # To few rows of a large table, in place.
+            distinct, index = tf.unique(ids)
+            rows = tf.math.unsorted_segment_sum(rows, index, tf.size(distinct))
+            added[name] = tf.tensor_scatter_nd_add(added[name], distinct[:, None], rows)
+        return added
 
     # Zeros are hardly ever needed, and as many numbers to copy as there are.
     return tf.cond(

@@ -21,17 +21,11 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.finetuning import (
-    clipped_sums,
-    custom_run,
-    example_sampling,
-    losses_trial,
-    passes,
-)
-from tff_dpftrl.models import keras_model, keras_versions
+from tff_dpftrl.finetuning import clipped_sums, custom_run, example_sampling, passes
+from tff_dpftrl.models import keras_versions
 from tff_dpftrl.runs import progress as progress_lib
 
-_UNITS_AT_ONCE = 256
+_ROWS_AT_ONCE = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,6 +44,8 @@ class FitPrivacy:
       examples_per_user: Largest number of examples of one user in a step, drawn at random, whose
         mean gradient is clipped. It must be given with `user_ids`, and is not to be read off them.
       max_epsilon: ε above which no step begins; None for no such budget.
+      in_one_pass: Whether gradients are clipped in one pass, where that is known how
+        (`custom_run.Steps`).
       deterministic_noise_seed: Seed of the noise, for debugging only: the run is not private then.
     """
 
@@ -61,6 +57,7 @@ class FitPrivacy:
     user_ids: Sequence[Any] | np.ndarray | None = None
     examples_per_user: int | None = None
     max_epsilon: float | None = None
+    in_one_pass: bool = True
     deterministic_noise_seed: int | None = None
 
 
@@ -79,8 +76,8 @@ def private_fit(
 ) -> custom_run.Results:
     """Trains a compiled Keras model privately, or goes on with an interrupted run by the same call.
 
-    Gradients are clipped one by one, of each example or of each user, and the noise is correlated
-    over the steps (Kairouz et al. 2021). Optimizer, loss and metrics are those that the model was
+    Gradients are clipped, of each example or of each user, and the noise is correlated over the
+    steps (Kairouz et al. 2021). Optimizer, loss and metrics are those that the model was
     compiled with; the loss of a batch is its mean, whatever the loss's own reduction. The folder is
     that of `custom_run.finetune`: metrics, privacy statement, weights, and secrets in `private/`.
 
@@ -126,7 +123,9 @@ def private_fit(
         raise validation.UsageError(
             f"batch_size={batch_size} exceeds the {len(users)} {what}: lower it."
         )
-    row_losses = _row_losses(model, inputs)
+    model(tf.nest.map_structure(lambda array: array[:1], inputs), training=False)
+    made = custom_run.Model.of_keras(model, trained_on=trained_on)
+    _check_optimizer(model)
     variables = model.trainable_variables
     optimizer: Any = model.optimizer
 
@@ -143,14 +142,10 @@ def private_fit(
         measured: Any = model.evaluate(*(validation_data or ()), verbose=0, return_dict=True)
         return measured
 
+    group_size = 1 if privacy.examples_per_user is None else privacy.examples_per_user
     results = custom_run.finetune(
         output,
-        custom_run.Model(
-            row_losses,
-            [v.numpy() for v in variables],
-            trained_on=trained_on,
-            frozen=[v.numpy() for v in model.non_trainable_weights],
-        ),
+        made,
         custom_run.Examples(
             users,
             read,
@@ -161,7 +156,7 @@ def private_fit(
             users_per_step=batch_size,
             num_steps=epochs * len(users) // batch_size,
             delta=privacy.delta,
-            group_size=1 if privacy.examples_per_user is None else privacy.examples_per_user,
+            group_size=group_size,
             mechanism=privacy.mechanism,
             noise_multiplier=privacy.noise_multiplier,
             target_epsilon=privacy.target_epsilon,
@@ -171,7 +166,8 @@ def private_fit(
             privacy.clip_norm,
             optimizer=lambda: type(optimizer).from_config(optimizer.get_config()),
             normalised_clipping=False,  # With a large clip norm and no noise it is `fit`.
-            units_at_once=_UNITS_AT_ONCE,
+            in_one_pass=privacy.in_one_pass,
+            units_at_once=max(1, _ROWS_AT_ONCE // max(1, group_size)),
         ),
         custom_run.Evaluation(
             None if validation_data is None else evaluate, every=len(users) // batch_size
@@ -250,13 +246,7 @@ def _units(
     return example_sampling.Users(tuple(rows), sizes), rows
 
 
-def _row_losses(model: keras_versions.Model, inputs: Any) -> clipped_sums.RowLosses:
-    """Returns the loss of each row by itself, with the loss that a model was compiled with."""
-    given = getattr(model, "loss", None)
-    if not isinstance(given, str) and not callable(given):
-        raise validation.UsageError(
-            f"model must be compiled with one loss, got {given!r}: call model.compile first."
-        )
+def _check_optimizer(model: keras_versions.Model) -> None:
     if type(model.optimizer).__name__ == "LossScaleOptimizer":
         raise validation.UsageError(
             "model has an optimizer that scales losses, for which gradients would be clipped and "
@@ -268,30 +258,3 @@ def _row_losses(model: keras_versions.Model, inputs: Any) -> clipped_sums.RowLos
             f"model is compiled with the legacy optimizer {name}, which cannot take private steps: "
             f"compile it with tf.keras.optimizers.{name}(...)."
         )
-    model(tf.nest.map_structure(lambda array: array[:1], inputs), training=False)
-    losses_trial.refuse_mixing_layers(model)
-    outputs_of = keras_model.as_function(model)
-    loss = keras_versions.get_loss(given)
-    by_row: Any = loss.call if hasattr(loss, "call") else loss
-
-    def row_losses(weights: Sequence[tf.Tensor], rows: clipped_sums.Rows) -> tf.Tensor:
-        own_inputs, targets = rows
-        outputs = outputs_of(weights, own_inputs, True)
-        if not tf.is_tensor(outputs):
-            raise validation.UsageError("model must have one output, got a structure of them.")
-        if getattr(outputs, "_keras_mask", None) is not None:
-            raise validation.UsageError(
-                "model masks a part of its output (mask_zero or a Masking layer), which `fit` "
-                "leaves out of the loss: give a loss that does so, and no mask."
-            )
-        if outputs.shape.rank == targets.shape.rank + 1 and outputs.shape[-1] == 1:
-            targets = targets[..., tf.newaxis]  # Or the two would be broadcast.
-        losses = by_row(targets, outputs)
-        if losses.shape.rank == 0:
-            raise validation.UsageError(
-                "model is compiled with a loss that averages over the batch: let it return one "
-                "loss an example."
-            )
-        return tf.reduce_mean(tf.reshape(losses, [tf.shape(targets)[0], -1]), axis=1)
-
-    return tf.function(row_losses, autograph=False)

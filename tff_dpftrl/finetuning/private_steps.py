@@ -48,6 +48,10 @@ def round_of(
     )
 
 
+_LARGE = 10_000_000
+"""Weights from which on steps are taken tensor by tensor: each has some calls of its own."""
+
+
 class PrivateSteps:
     """Steps of the optimizer, as functions of a state and a batch.
 
@@ -102,6 +106,12 @@ class PrivateSteps:
         self._averaging = iterate_averaging
         self._learning_rate = learning_rate
         self._release = tf.function(self._noised, autograph=False)
+        self._release_tensor = tf.function(self._noised_tensor, autograph=False)
+        self._goes_by_tensors = (
+            sum(weight.size for weight in weights) >= _LARGE
+            and private_round.is_separable
+            and keras_versions.is_tensorwise(optimizer)
+        )
 
     def initial_state(self) -> dict[str, Any]:
         """Returns the state before the first step, with a new root seed each time."""
@@ -132,14 +142,12 @@ class PrivateSteps:
         """
         self._restore(state)
         total, units = self._sum(self._weights, read_rows, row_splits, self._clip_norm)
-        private, gradient = self._release(state["aggregator"], total)
-        del total
         index = int(state["aggregator"].round_index)
         if self._learning_rate is not None:
             self._optimizer.learning_rate = self._learning_rate(index)
         self._current = []
-        self._optimizer.apply_gradients(zip(gradient, self._weights, strict=True))
-        del gradient
+        move = self._move_by_tensors if self._goes_by_tensors else self._move
+        private = move(state["aggregator"], total)
         weights, of_optimizer = _values(self._weights), _values(self._optimizer_state)
         self._current = [*weights, *of_optimizer]
         finalizer: dict[str, Any] = {"optimizer": of_optimizer}
@@ -160,6 +168,26 @@ class PrivateSteps:
         self._current = []
         for variable, value in zip([*self._weights, *self._optimizer_state], kept, strict=True):
             variable.assign(array_tensors.tensor(np.asarray(value)))
+
+    def _move(self, state: Any, total: list[tf.Tensor]) -> Any:
+        """Releases the mean and takes a step of the optimizer; returns the state after it."""
+        private, gradient = self._release(state, total)
+        self._optimizer.apply_gradients(zip(gradient, self._weights, strict=True))
+        return private
+
+    def _move_by_tensors(self, state: Any, total: list[tf.Tensor]) -> Any:
+        """Does the same, with noise and mean of one tensor in memory at a time; empties `total`."""
+        done = int(self._optimizer.iterations)
+        total.reverse()
+        for position, weight in enumerate(self._weights):
+            gradient = self._release_tensor(state, tf.constant(position), total.pop())
+            self._optimizer.iterations.assign(done)  # All tensors' steps are one.
+            self._optimizer.apply_gradients([(gradient, weight)])
+        return self._round.after_tensors(state)
+
+    def _noised_tensor(self, state: Any, position: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+        mean = self._round.release_tensor(state, position, total)
+        return tf.cast(self._scale * mean, tf.float32)
 
     def _noised(self, state: Any, total: list[tf.Tensor]) -> tuple[Any, list[tf.Tensor]]:
         state, average, _ = self._round.release(state, interface.Contribution(total))

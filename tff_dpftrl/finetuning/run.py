@@ -283,7 +283,12 @@ def steps_of(
         strategy = plan.strategy
     return private_steps.PrivateSteps(
         private_steps.round_of(plan, identity.Identity() if strategy is None else strategy),
-        ghost.fastest_clipped_sum(model, rows_per_unit),
+        ghost.fastest_clipped_sum(
+            model,
+            rows_per_unit,
+            compute_dtype=config.compute_dtype,
+            recompute=config.gradient_checkpointing,
+        ),
         optimizers.build(options),
         weights,
         units_at_once=max(1, config.examples_at_once // rows_per_unit),

@@ -48,7 +48,8 @@ class StepTrainer(prepared.Trainer):
           read_examples: Reads examples, in the order asked for.
           progress: Callback for a line before the first step, which takes long; None for no line.
           try_losses: Function that raises an error if the losses are unfit, given weights and some
-            rows of a batch. It is called at the steps 1, 2, 4, 8 …; None for losses of the package.
+            rows of a batch. It is called at the steps 1, 2, 4, 8 … and at the first one of this
+            process; None for losses of the package.
         """
         self._user_ids = user_ids
         self._sample = sample
@@ -56,6 +57,7 @@ class StepTrainer(prepared.Trainer):
         self._read_examples = read_examples
         self._progress = progress
         self._try_losses = try_losses
+        self._has_tried = False
         self._batches: Callable[[int], example_sampling.Batch] | None = None
         self._drawn: tuple[int, example_sampling.Batch] | None = None
 
@@ -96,7 +98,8 @@ class StepTrainer(prepared.Trainer):
                     for row in range(begin, end)
                 ]
             )
-            if begin == 0 and round_index + 1 & round_index == 0:
+            if begin == 0 and (round_index + 1 & round_index == 0 or not self._has_tried):
+                self._has_tried = True
                 self._try(state, rows)
             return rows
 

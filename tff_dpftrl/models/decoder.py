@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -43,6 +43,16 @@ class Decoder(language_model.LanguageModel):
     @property
     @override
     def reports_uses(self) -> bool:
+        return True
+
+    @property
+    @override
+    def compute_dtypes(self) -> Sequence[str]:
+        return ("float32", "bfloat16")
+
+    @property
+    @override
+    def can_recompute(self) -> bool:
         return True
 
     @property
@@ -89,9 +99,15 @@ class Decoder(language_model.LanguageModel):
         weights: Sequence[tf.Tensor],
         words: tf.Tensor,
         record: weight_uses.Recorder = weight_uses.ignore,
+        recompute: bool = False,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns scores without padding, which the product with the embedding never sees."""
-        layers = Layers(dict(zip(self.weight_shapes, weights, strict=True)), record=record)
+        """Returns scores without padding, which the product with the embedding never sees.
+
+        With `recompute`, `record` may ignore uses or have weights of its own, but not keep what it
+        is given, which would be a block's own.
+        """
+        named = dict(zip(self.weight_shapes, weights, strict=True))
+        layers = Layers(named, record=record, recompute=recompute)
         positions = language_model.word_positions(words)
         states = tf.gather(self._checked_states(layers, words), positions)
         return self._scores(dataclasses.replace(layers, order=positions), states), positions
@@ -161,21 +177,59 @@ def check_positions(sequence_length: int, num_positions: int) -> None:
 class Layers:
     """Layers whose weights' names begin with a prefix, and which record their uses.
 
+    They compute in the dtype of the weights; norms and the shares of attention in float32.
+
     Attributes:
       named: Weights by name.
       prefix: Beginning of the names.
       record: Recorder of the uses of weights.
       order: Order of sequences and steps in inputs and outputs, as `record` takes it.
+      recompute: Whether a block is computed again for the gradient (`apply`).
     """
 
     named: dict[str, tf.Tensor]
     prefix: str = ""
     record: weight_uses.Recorder = weight_uses.ignore
     order: weight_uses.Order | tf.Tensor = weight_uses.Order.SEQUENCES
+    recompute: bool = False
 
     def block(self, index: int) -> Layers:
         """Returns the layers of a block."""
         return dataclasses.replace(self, prefix=f"layer_{index}_")
+
+    def apply(
+        self, function: Callable[[Layers, tf.Tensor], tf.Tensor], states: tf.Tensor
+    ) -> tf.Tensor:
+        """Calls the function of a block, from its layers and states to states.
+
+        With `recompute` nothing but the states given is kept for the gradient, for which the
+        function is called again (Chen et al. 2016, "gradient checkpointing").
+        """
+        if not self.recompute:
+            return function(self, states)
+        has_own = isinstance(self.record, weight_uses.RecorderWithWeights)
+        parts = [self.named, *([self.record.named] if has_own else [])]
+        parts = [{k: w for k, w in x.items() if k.startswith(self.prefix)} for x in parts]
+
+        def call(states, *weights):
+            named, *others = tf.nest.pack_sequence_as(parts, list(weights))
+            record = dataclasses.replace(self.record, named=others[0]) if others else self.record
+            return function(dataclasses.replace(self, named=named, record=record), states)
+
+        @tf.custom_gradient
+        def run(*given):
+            def gradient(upstream):
+                # Not before the gradient is there; nor is it found to be the same computation.
+                with tf.control_dependencies([upstream]):
+                    again = [tf.identity(x) for x in given]
+                with tf.GradientTape(watch_accessed_variables=False) as tape:
+                    tape.watch(again)
+                    outputs = call(*again)
+                return tape.gradient(outputs, again, upstream, tf.UnconnectedGradients.ZERO)
+
+            return call(*given), gradient
+
+        return run(states, *tf.nest.flatten(parts))
 
     def lookup(self, *tables: tuple[str, tf.Tensor]) -> tf.Tensor:
         """Adds up rows of tables.
@@ -213,9 +267,10 @@ class Layers:
 
     def normalised(self, name: str, states: tf.Tensor, epsilon: float) -> tf.Tensor:
         """Applies layer norm (Ba et al. 2016): mean 0, variance 1, then scale and bias."""
-        centred = states - tf.reduce_mean(states, axis=1, keepdims=True)
+        values = tf.cast(states, tf.float32)
+        centred = values - tf.reduce_mean(values, axis=1, keepdims=True)
         variance = tf.reduce_mean(tf.square(centred), axis=1, keepdims=True)
-        normal = centred * tf.math.rsqrt(variance + epsilon)
+        normal = tf.cast(centred * tf.math.rsqrt(variance + epsilon), states.dtype)
         scale, bias = (f"{self.prefix}{name}_{part}" for part in ("scale", "bias"))
         return self.record(
             normal * self.named[scale] + self.named[bias],
@@ -226,8 +281,9 @@ class Layers:
 
     def mean_square_normalised(self, name: str, states: tf.Tensor, epsilon: float) -> tf.Tensor:
         """Applies RMSNorm (Zhang and Sennrich 2019): mean square 1, then scale."""
-        square = tf.reduce_mean(tf.square(states), axis=1, keepdims=True)
-        normal = states * tf.math.rsqrt(square + epsilon)
+        values = tf.cast(states, tf.float32)
+        square = tf.reduce_mean(tf.square(values), axis=1, keepdims=True)
+        normal = tf.cast(values * tf.math.rsqrt(square + epsilon), states.dtype)
         scale = f"{self.prefix}{name}_scale"
         return self.record(
             normal * self.named[scale], weight_uses.Scale(scale, normal), order=self.order
@@ -268,7 +324,8 @@ def causal_attention(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.T
     query = tf.reshape(query / math.sqrt(size), [-1, groups, heads // groups * length, size])
     scores = tf.reshape(tf.matmul(query, key, transpose_b=True), [-1, heads, length, length])
     ahead = np.triu(np.full([length, length], MASKED), k=1)
-    shares = tf.nn.softmax(scores + tf.constant(ahead, scores.dtype))
+    scores = tf.cast(scores, tf.float32)
+    shares = tf.cast(tf.nn.softmax(scores + tf.constant(ahead, scores.dtype)), value.dtype)
     shares = tf.reshape(shares, [-1, groups, heads // groups * length, length])
     mixed = tf.reshape(tf.matmul(shares, value), [-1, heads, length, size])
     return tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [-1, heads * size])

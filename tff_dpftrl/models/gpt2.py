@@ -88,15 +88,17 @@ class Gpt2(decoder.TokenDecoder):
         positions = tf.zeros_like(words) + tf.range(self.sequence_length, dtype=words.dtype)
         states = self._embedded(layers, words, ("position_embedding", positions))
         for index in range(self.num_layers):
-            block = layers.block(index)
-            inputs = block.normalised("attention_norm", states, self.norm_epsilon)
-            projected = block.affine("query_key_value", inputs)
-            parts = decoder.split_heads(projected, 3, self.sequence_length, self.num_heads)
-            states += block.affine("attention_output", decoder.causal_attention(*parts))
-            inputs = block.normalised("feed_forward_norm", states, self.norm_epsilon)
-            inner = tf.nn.gelu(block.affine("feed_forward", inputs), approximate=True)
-            states += block.affine("feed_forward_output", inner)
+            states = layers.block(index).apply(self._block, states)
         return states
+
+    def _block(self, block: decoder.Layers, states: tf.Tensor) -> tf.Tensor:
+        inputs = block.normalised("attention_norm", states, self.norm_epsilon)
+        projected = block.affine("query_key_value", inputs)
+        parts = decoder.split_heads(projected, 3, self.sequence_length, self.num_heads)
+        states += block.affine("attention_output", decoder.causal_attention(*parts))
+        inputs = block.normalised("feed_forward_norm", states, self.norm_epsilon)
+        inner = tf.nn.gelu(block.affine("feed_forward", inputs), approximate=True)
+        return states + block.affine("feed_forward_output", inner)
 
     @override
     def _scores(self, layers: decoder.Layers, states: tf.Tensor) -> tf.Tensor:

@@ -62,6 +62,14 @@ FILES = frozenset(
 )
 """Paths in a run's folder of what is written there in this layout."""
 
+# Keys of a config that `config_of` has no value for: ids of tokens, and how to train the model.
+_KEPT = (
+    *(f"{token}_token_id" for token in ("bos", "eos", "pad")),
+    *(f"{place}_pdrop" for place in ("attn", "embd", "resid")),
+    "attention_dropout",
+    "initializer_range",
+    "use_cache",
+)
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SAFE = (
     "where transformers is installed, "
@@ -225,13 +233,19 @@ class Checkpoint:
         """
         if sequence_length is None:
             sequence_length = min(SEQUENCE_LENGTH, self.sizes["num_positions"])
-        # Imports TensorFlow, with which NumPy knows bfloat16.
-        model = table.from_description({**self.sizes, "sequence_length": sequence_length})
         with contextlib.ExitStack() as stack:
             where = {}
             for path in self.files:
                 file = stack.enter_context(_opened(path))
                 where.update((name, (path, file)) for name in file.keys())  # noqa: SIM118
+            num_layers = self.sizes["num_layers"]
+            if num_layers > len(where):  # The names of a damaged config's layers could be many.
+                raise validation.UsageError(
+                    f"{self.folder} has {len(where)} tensors, too few for the {num_layers} layers "
+                    f"of its {CONFIG}: restore all files of the checkpoint."
+                )
+            # Imports TensorFlow, with which NumPy knows bfloat16.
+            model = table.from_description({**self.sizes, "sequence_length": sequence_length})
             return model, self._weights(model, where)
 
     def _weights(
@@ -502,7 +516,8 @@ def write(
 ) -> None:
     """Writes a model as `config.json` and `model.safetensors`.
 
-    What an existing `config.json` says besides, such as ids of special tokens, stays in it.
+    What an existing `config.json` says besides of the model, such as ids of special tokens, stays
+    in it; what it says of its origin does not.
 
     Args:
       folder: Folder to write to; it is made.
@@ -521,7 +536,8 @@ def write(
             weight = weight.T
         tensors[family.tensor_of(name)] = np.ascontiguousarray(weight, np.float32)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / CONFIG, (_json(folder / CONFIG) or {}) | config)
+    before = _json(folder / CONFIG) or {}
+    _write_json(folder / CONFIG, {k: v for k, v in before.items() if k in _KEPT} | config)
     _write_tensors(folder / WEIGHTS, tensors)
 
 

@@ -14,6 +14,8 @@ import tensorflow as tf
 from tff_dpftrl import validation
 from tff_dpftrl.models import custom_model, keras_versions
 
+_UNROLLED = 128
+
 _Variable = type(tf.Variable(0.0, trainable=False))
 
 
@@ -60,11 +62,15 @@ def read(
     )
 
 
-def as_function(model: keras_versions.Model) -> Callable[[Sequence[tf.Tensor], Any, bool], Any]:
+def as_function(
+    model: keras_versions.Model, *, unrolled: bool = False
+) -> Callable[[Sequence[tf.Tensor], Any, bool], Any]:
     """Returns a Keras model as a function of its trainable weights.
 
     Args:
       model: Model that has its weights already.
+      unrolled: Whether recurrent layers are unrolled where inputs have at most `_UNROLLED` steps,
+        so that the graph has all that they read.
 
     Returns:
       The function from the weights in the order of `trainable_variables`, inputs, and whether it is
@@ -80,7 +86,11 @@ def as_function(model: keras_versions.Model) -> Callable[[Sequence[tf.Tensor], A
 
     def outputs(weights, inputs, training):
         # Keras 3 opens a scope of the model's name; one that begins with "_" must be in another.
-        with tf.name_scope("model"), _replaced(variables, weights):
+        steps = max(
+            (x.shape[1] or 0 for x in tf.nest.flatten(inputs) if len(x.shape) > 1), default=0
+        )
+        loops = keras_versions.unrolled(model, unrolled and 0 < steps <= _UNROLLED)
+        with tf.name_scope("model"), _replaced(variables, weights), loops:
             return model(inputs, training=training)
 
     return outputs

@@ -7,7 +7,9 @@ since. Keras 3 has variables of its own class, which wrap those of TensorFlow, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -65,6 +67,29 @@ def parts(model: Model) -> Sequence[Any]:
     return list(model._flatten_layers())
 
 
+@contextlib.contextmanager
+def unrolled(model: Model, is_wanted: bool) -> Iterator[None]:
+    """Unrolls the recurrent layers of a model while its graph is traced.
+
+    Args:
+      model: Model that has its weights already.
+      is_wanted: Whether to do so; else they are left as they are.
+    """
+    kept = []
+    layers = [x for x in parts(model) if isinstance(x, tf.keras.layers.RNN)] if is_wanted else []
+    # Whether a kernel for GPUs may be taken, in Keras 2 and in Keras 3.
+    options = {"unroll": True, "_could_use_gpu_kernel": False, "use_cudnn": False}
+    for layer in layers:
+        for name in filter(functools.partial(hasattr, layer), options):
+            kept.append((layer, name, getattr(layer, name)))
+            setattr(layer, name, options[name])
+    try:
+        yield
+    finally:
+        for layer, name, value in reversed(kept):
+            setattr(layer, name, value)
+
+
 def optimizer_state(optimizer: Optimizer) -> list[tf.Variable]:
     """Returns the variables in which an optimizer that is built keeps its state.
 
@@ -73,6 +98,15 @@ def optimizer_state(optimizer: Optimizer) -> list[tf.Variable]:
     variables = map(tensorflow_variable, optimizer.variables)
     rate = getattr(optimizer, "_learning_rate", None)
     return [one for one in variables if one is not getattr(rate, "value", None)]
+
+
+def is_tensorwise(optimizer: Optimizer) -> bool:
+    """Returns whether a step on one weight is independent of the other weights' gradients.
+
+    Unknown classes may do anything. Those of Keras are, unless they clip all gradients together.
+    """
+    is_known = type(optimizer) in (SGD, Adam, AdamW, Adafactor)
+    return is_known and getattr(optimizer, "global_clipnorm", None) is None
 
 
 def optimizer_options(optimizer: Optimizer) -> dict[str, Any]:

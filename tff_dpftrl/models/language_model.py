@@ -43,6 +43,19 @@ class LanguageModel(abc.ABC):
         return ()
 
     @property
+    def compute_dtypes(self) -> Sequence[str]:
+        """Dtypes in which `compact_logits` can compute: those that weights may be given in."""
+        return ("float32",)
+
+    @property
+    def can_recompute(self) -> bool:
+        """Whether `compact_logits` takes the argument `recompute`.
+
+        With that, gradients keep the states between blocks, and compute the rest again.
+        """
+        return False
+
+    @property
     @abc.abstractmethod
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes of the weights, in order."""

@@ -113,14 +113,16 @@ class Llama(decoder.TokenDecoder):
     def _states(self, layers: decoder.Layers, words: tf.Tensor) -> tf.Tensor:
         states = self._embedded(layers, words)
         for index in range(self.num_layers):
-            block = layers.block(index)
-            inputs = block.mean_square_normalised("attention_norm", states, self.norm_epsilon)
-            states += self._attention(block, inputs)
-            inputs = block.mean_square_normalised("feed_forward_norm", states, self.norm_epsilon)
-            gate = tf.nn.silu(block.product("gate_kernel", inputs))
-            inner = gate * block.product("feed_forward_kernel", inputs)
-            states += block.product("feed_forward_output_kernel", inner)
+            states = layers.block(index).apply(self._block, states)
         return states
+
+    def _block(self, block: decoder.Layers, states: tf.Tensor) -> tf.Tensor:
+        inputs = block.mean_square_normalised("attention_norm", states, self.norm_epsilon)
+        states += self._attention(block, inputs)
+        inputs = block.mean_square_normalised("feed_forward_norm", states, self.norm_epsilon)
+        gate = tf.nn.silu(block.product("gate_kernel", inputs))
+        inner = gate * block.product("feed_forward_kernel", inputs)
+        return states + block.product("feed_forward_output_kernel", inner)
 
     def _attention(self, block: decoder.Layers, inputs: tf.Tensor) -> tf.Tensor:
         """Applies causal self-attention; inputs and outputs have shape [batch · T, E]."""

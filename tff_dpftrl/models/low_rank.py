@@ -89,6 +89,16 @@ class LowRank(language_model.LanguageModel):
         return True
 
     @property
+    @override
+    def compute_dtypes(self) -> Sequence[str]:
+        return self.model.compute_dtypes
+
+    @property
+    @override
+    def can_recompute(self) -> bool:
+        return self.model.can_recompute
+
+    @property
     def weight_shapes(self) -> collections.OrderedDict[str, tuple[int, ...]]:
         """Names and shapes of the adapters, A and B of each kernel, in order."""
         shapes, rank = collections.OrderedDict(), self.adapter_rank
@@ -146,11 +156,14 @@ class LowRank(language_model.LanguageModel):
         weights: Sequence[tf.Tensor],
         words: tf.Tensor,
         record: weight_uses.Recorder = weight_uses.ignore,
+        **options: bool,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns scores without padding, from (x A) B: A B is never formed."""
-        named = dict(zip(self.weight_shapes, weights, strict=True))
+        """Returns scores without padding, from (x A) B: A B is never formed.
 
-        def adapted(outputs, *uses, order=weight_uses.Order.SEQUENCES):
+        Options are those of the model.
+        """
+
+        def adapted(named, outputs, *uses, order):
             for use in uses:
                 a, b = use.name + _A, use.name + _B
                 if a in named:
@@ -161,7 +174,10 @@ class LowRank(language_model.LanguageModel):
                     outputs = record(outputs, weight_uses.Product(b, inner), order=order)
             return outputs
 
-        return self.model.compact_logits(self._fixed, words, record=adapted)
+        fixed = [tf.cast(weight, weights[0].dtype) for weight in self._fixed]
+        named = dict(zip(self.weight_shapes, weights, strict=True))
+        recorder = weight_uses.RecorderWithWeights(adapted, named)
+        return self.model.compact_logits(fixed, words, record=recorder, **options)
 
     def _added(self, fixed, weights):
         """Returns `fixed` plus the adapters' part; all arrays, or all tensors."""

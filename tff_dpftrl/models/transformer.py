@@ -93,13 +93,15 @@ class Transformer(decoder.Decoder):
             weight_uses.StepBias("position_embedding"),
         )
         for index in range(self.num_layers):
-            block = layers.block(index)
-            inputs = block.normalised("attention_norm", states, _EPSILON)
-            states += self._attention(block, inputs)
-            inputs = block.normalised("feed_forward_norm", states, _EPSILON)
-            inner = tf.nn.gelu(block.affine("feed_forward", inputs))
-            states += block.affine("feed_forward_output", inner)
+            states = layers.block(index).apply(self._block, states)
         return states
+
+    def _block(self, block: decoder.Layers, states: tf.Tensor) -> tf.Tensor:
+        inputs = block.normalised("attention_norm", states, _EPSILON)
+        states += self._attention(block, inputs)
+        inputs = block.normalised("feed_forward_norm", states, _EPSILON)
+        inner = tf.nn.gelu(block.affine("feed_forward", inputs))
+        return states + block.affine("feed_forward_output", inner)
 
     def _attention(self, block: decoder.Layers, inputs: tf.Tensor) -> tf.Tensor:
         """Applies causal self-attention; inputs and outputs have shape [batch · T, E]."""

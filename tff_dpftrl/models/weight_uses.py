@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 import tensorflow as tf
@@ -106,6 +107,25 @@ class Recorder(Protocol):
         Returns:
           The value that the model has to use in place of `outputs`.
         """
+
+
+@dataclasses.dataclass(frozen=True)
+class RecorderWithWeights:
+    """A recorder that has weights of its own, such as adapters, a part in what it returns.
+
+    Attributes:
+      function: Function from these weights and the arguments of a `Recorder` to what it returns.
+      named: The weights by name; those of a block of the model begin with its prefix.
+    """
+
+    function: Callable[..., tf.Tensor]
+    named: Mapping[str, tf.Tensor]
+
+    def __call__(
+        self, outputs: tf.Tensor, *uses: Use, order: Order | tf.Tensor = Order.SEQUENCES
+    ) -> tf.Tensor:
+        """Calls the function."""
+        return self.function(self.named, outputs, *uses, order=order)
 
 
 def ignore(outputs: tf.Tensor, *uses: Use, order: Order | tf.Tensor = Order.SEQUENCES) -> tf.Tensor:

@@ -114,13 +114,44 @@ class FixedClipRound(interface.PrivateRound):
     def release(self, state, totals):
         """Adds the noise; measures `clip_norm` and `noise_stddev` (before the division)."""
         noise, new_state = self._noise(state, [tensor.shape for tensor in totals.update])
-        stddev = tf.constant(self.noise_multiplier * self.encoded_norm, tf.float64)
+        stddev = self._stddev
         average = summation.noised_mean(totals.update, noise, stddev, self.clients_per_round)
         measurements = {
             "clip_norm": tf.constant(self.clipping.constant_norm, tf.float32),
             "noise_stddev": tf.cast(stddev, tf.float32),
         }
         return new_state, average, measurements
+
+    @property
+    def is_separable(self) -> bool:
+        """Whether `release_tensor` can release one tensor after the other."""
+        return self._stream([]).is_separable
+
+    def release_tensor(
+        self, state: FixedClipState, position: tf.Tensor, total: tf.Tensor
+    ) -> tf.Tensor:
+        """Releases one tensor of a round, for models whose noise is a burden to the memory.
+
+        Args:
+          state: State before the round.
+          position: Position of the tensor in the update, an integer scalar.
+          total: Sum of the clients' contributions to it, floating.
+
+        Returns:
+          float64, the same bits as `release` has for it, if `is_separable`.
+        """
+        seed = seeds.derive(state.seed, UPDATE_STREAM)
+        noise = self._stream([]).of_tensor(position, total.shape, state.round_index, seed)
+        return summation.noised_mean([total], [noise], self._stddev, self.clients_per_round)[0]
+
+    def after_tensors(self, state: FixedClipState) -> FixedClipState:
+        """Returns the state after a round whose tensors were released one after the other."""
+        return state._replace(round_index=tf.convert_to_tensor(state.round_index) + 1)
+
+    @property
+    def _stddev(self) -> tf.Tensor:
+        """Standard deviation of the noise in the sum."""
+        return tf.constant(self.noise_multiplier * self.encoded_norm, tf.float64)
 
     @override
     def skip(self, state, shapes):

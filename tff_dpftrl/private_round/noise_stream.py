@@ -145,9 +145,7 @@ class NoiseStream:
         # Always on the CPU: a GPU would round the matrix products of some kernels to
         # TensorFloat-32, and a run that goes on on another machine has to repeat its noise.
         with tf.device("CPU:0"):
-            block, t = self.block(kernel.within_horizon(round_index, self._max_rounds))
-            t = kernel.within_horizon(t, self._kernel.max_rounds)
-            block_seed = seeds.derive(seed, block)
+            block_seed, t = self._at(round_index, seed)
             draws = [
                 self._draw_with(seeds.derive(block_seed, position), position)
                 for position in range(len(self._sizes))
@@ -163,6 +161,37 @@ class NoiseStream:
                 buffer = buffer if next_buffer is None else next_buffer
                 vectors = tf.split(joint, self._sizes)
         return [tf.reshape(*pair) for pair in zip(vectors, self._shapes, strict=True)], buffer
+
+    @property
+    def is_separable(self) -> bool:
+        """Whether each tensor's noise can be had without that of the others: nothing is kept."""
+        return self._kernel.num_buffers == 0 and self._kernel.num_slots == 0
+
+    def of_tensor(
+        self, position: tf.Tensor, shape: tf.TensorShape, round_index: tf.Tensor, seed: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the noise of one tensor in one round, if the stream `is_separable`.
+
+        Args:
+          position: Position of the tensor in the model, an integer scalar.
+          shape: Static shape of the tensor.
+          round_index: Index of the round, an int64 scalar, from 0.
+          seed: Seed of the stream, int64 tensor of shape [2].
+
+        Returns:
+          The same bits as `next` has for it, float32.
+        """
+        with tf.device("CPU:0"):  # As in `next`.
+            block_seed, t = self._at(round_index, seed)
+            own = seeds.derive(block_seed, position)
+            size = shape.num_elements()
+            draw = lambda index: gaussians.normal(seeds.derive(own, index), size)  # noqa: E731
+            return tf.reshape(self._kernel.step(None, t, draw)[0], shape)
+
+    def _at(self, round_index: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the seed of a round's block, and the round's index within it."""
+        block, t = self.block(kernel.within_horizon(round_index, self._max_rounds))
+        return seeds.derive(seed, block), kernel.within_horizon(t, self._kernel.max_rounds)
 
     def _draw_with(self, seed: tf.Tensor, position: int) -> kernel.Draw:
         """Returns the draws of a tensor, of which number i is made from sub-seed i of `seed`."""

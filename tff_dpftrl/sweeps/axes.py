@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import hashlib
 import json
@@ -12,14 +11,14 @@ import typing
 from collections.abc import Iterable, Mapping
 
 from tff_dpftrl import validation
-from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.sweeps import kinds
 from tff_dpftrl.training import language_config
 
 Value = str | int | float | bool | None
 """Value of one option in one cell; None if it is not given."""
 
 Axes = Mapping[str, tuple[Value, ...]]
-"""Fields of `TrainingConfig` and their values, in the order in which they vary."""
+"""Options of a run and their values, in the order in which they vary."""
 
 SEED = "seed"
 """Name of the option over which results are averaged."""
@@ -31,13 +30,18 @@ _NAMED = re.compile(r"([A-Za-z][\w-]*)=(.*)", re.DOTALL)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]")
 
 
-def parse(texts: Iterable[str], synonyms: Mapping[str, str] | None = None) -> Axes:
+def parse(
+    texts: Iterable[str],
+    synonyms: Mapping[str, str] | None = None,
+    kind: kinds.Kind = kinds.TRAINING,
+) -> Axes:
     """Parses the values of `--over`.
 
     Args:
       texts: Axes such as "seed=0:3" or "mechanism=blt,tree,noise_multiplier=0.5,1": commas
         separate values, and NAME= after a comma begins the next axis.
       synonyms: Field names by other names of options that may be typed.
+      kind: Kind of the runs.
 
     Returns:
       The axes. Names of files among the values are absolute.
@@ -51,7 +55,7 @@ def parse(texts: Iterable[str], synonyms: Mapping[str, str] | None = None) -> Ax
         for part in text.split(","):
             match = _NAMED.fullmatch(part.strip())
             if match:
-                name, part = _field(match[1], synonyms or {}), match[2]
+                name, part = _field(match[1], synonyms or {}, kind), match[2]
                 if name in axes:
                     raise validation.UsageError(
                         f"--over names {name} twice: give all its values in one list, as in "
@@ -63,7 +67,7 @@ def parse(texts: Iterable[str], synonyms: Mapping[str, str] | None = None) -> Ax
                     f"--over must look like NAME=VALUE,VALUE or, for integers, NAME=0:3, got "
                     f"{text!r}."
                 )
-            for value in _values(name, part.strip()):
+            for value in _values(name, part.strip(), kind):
                 if any(_same(value, other) for other in axes[name]):
                     raise validation.UsageError(
                         f"--over gives {name} the value {shown(value)} twice: leave one of them "
@@ -73,27 +77,28 @@ def parse(texts: Iterable[str], synonyms: Mapping[str, str] | None = None) -> Ax
     return {name: tuple(values) for name, values in axes.items()}
 
 
-def _field(name: str, synonyms: Mapping[str, str]) -> str:
-    known = [field.name for field in dataclasses.fields(config_lib.TrainingConfig)]
+def _field(name: str, synonyms: Mapping[str, str], kind: kinds.Kind) -> str:
+    known = kind.config_class.__dataclass_fields__
     wanted = name.replace("-", "_")
     wanted = synonyms.get(wanted, wanted)
     if wanted in known:
         return wanted
+    kind.refuse_others([wanted], "--over")
     near = difflib.get_close_matches(wanted, known, n=1)
-    meant = f": did you mean {near[0]}?" if near else "; `tff-dpftrl train --help` lists them."
-    raise validation.UsageError(f"--over {name}=… is no option of a run{meant}")
+    meant = f": did you mean {near[0]}?" if near else f"; those are: {', '.join(sorted(known))}."
+    raise validation.UsageError(f"--over {name}=… is no option of {kind.command}{meant}")
 
 
-def _values(name: str, text: str) -> list[Value]:
-    field = config_lib.TrainingConfig.__dataclass_fields__[name]
-    hint = typing.get_type_hints(config_lib.TrainingConfig)[name]
-    kinds = [hint]
+def _values(name: str, text: str, kind: kinds.Kind) -> list[Value]:
+    field = kind.config_class.__dataclass_fields__[name]
+    hint = typing.get_type_hints(kind.config_class)[name]
+    types_of_value = [hint]
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-    (kind,) = kinds
+        types_of_value = [each for each in typing.get_args(hint) if each is not type(None)]
+    (type_of_value,) = types_of_value
     if text.lower() == _NONE and field.default is None:
         return [None]
-    if kind is int and (match := _RANGE.fullmatch(text)):
+    if type_of_value is int and (match := _RANGE.fullmatch(text)):
         values = list(range(int(match[1]), int(match[2])))
         if not values:
             raise validation.UsageError(
@@ -101,19 +106,19 @@ def _values(name: str, text: str) -> list[Value]:
                 "0, 1 and 2."
             )
         return values
-    return [_value(name, text, kind)]
+    return [_value(name, text, type_of_value, kind)]
 
 
-def _value(name: str, text: str, kind: typing.Any) -> Value:
+def _value(name: str, text: str, type_of_value: typing.Any, kind: kinds.Kind) -> Value:
     wanted = "a value"
     try:
-        if kind is bool:
+        if type_of_value is bool:
             wanted = "true or false"
             return _BOOLS[text.lower()]
-        if kind is int:
+        if type_of_value is int:
             wanted = "an integer, or a range like 0:3"
             return int(text)
-        if kind is float:
+        if type_of_value is float:
             wanted = "a number"
             return float(text)
         if not text:
@@ -123,10 +128,12 @@ def _value(name: str, text: str, kind: typing.Any) -> Value:
         raise validation.UsageError(
             f"--over {name} needs {wanted}, got {text!r}{remedy}."
         ) from None
-    if typing.get_origin(kind) is typing.Literal and text not in typing.get_args(kind):
-        remedy = " For a custom mechanism: --over strategy=FILE." if name == "mechanism" else ""
+    choices = typing.get_args(type_of_value)
+    if typing.get_origin(type_of_value) is typing.Literal and text not in choices:
+        takes_files = name == "mechanism" and kind is kinds.TRAINING
+        remedy = " For a custom mechanism: --over strategy=FILE." if takes_files else ""
         raise validation.UsageError(
-            f"--over {name} must be among {', '.join(typing.get_args(kind))}; got {text!r}.{remedy}"
+            f"--over {name} must be among {', '.join(choices)}; got {text!r}.{remedy}"
         )
     return language_config.absolute_path(name, text)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.sweeps import axes as axes_lib
-from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.sweeps import kinds
 from tff_dpftrl.training import options as options_lib
 
 _LONGEST_NAME = 180  # File systems allow 255 bytes.
@@ -23,11 +23,21 @@ class Cell:
     Attributes:
       values: Values of the axes by option. With the mechanism 'none', the options of the
         noise are left out.
-      config: Options of the run; files have absolute paths.
+      config: Options of the run, of the class that its kind has; files have absolute paths.
     """
 
     values: Mapping[str, axes_lib.Value]
-    config: config_lib.TrainingConfig
+    config: Any
+
+    @property
+    def kind(self) -> kinds.Kind:
+        """The kind of the run."""
+        return kinds.of(self.config)
+
+    @property
+    def process_group(self) -> Hashable | None:
+        """The group of cells that one process may run; None if the cell needs its own process."""
+        return self.kind.process_group(self.config)
 
     @property
     def name(self) -> str:
@@ -44,12 +54,15 @@ class Cell:
         return {name: value for name, value in self.values.items() if name != axes_lib.SEED}
 
 
-def grid(options: Mapping[str, Any], axes: axes_lib.Axes) -> list[Cell]:
+def grid(
+    options: Mapping[str, Any], axes: axes_lib.Axes, kind: kinds.Kind = kinds.TRAINING
+) -> list[Cell]:
     """Returns all cells of a sweep, the last axis varying fastest.
 
     Args:
-      options: Options of all cells, by field name of `TrainingConfig`.
+      options: Options of all cells, by name.
       axes: Axes of the sweep, which overrule `options` (see `options_lib.overrule`).
+      kind: Kind of the runs.
 
     Returns:
       The cells. Those of the mechanism 'none' that differ in options of the noise only are
@@ -58,14 +71,14 @@ def grid(options: Mapping[str, Any], axes: axes_lib.Axes) -> list[Cell]:
     Raises:
       ValueError: If a cell's options cannot be used, or two cells are the same run.
     """
-    cells: dict[config_lib.TrainingConfig, Cell] = {}
+    cells: dict[Any, Cell] = {}
     for combination in itertools.product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         if values.get("mechanism") == "none":
             values = {k: value for k, value in values.items() if k not in options_lib.NOISY}
         merged = options_lib.overrule(options, values)
         try:
-            config = options_lib.config_from_mapping(merged, "the sweep").with_absolute_paths()
+            config = kind.config(merged, "the sweep").with_absolute_paths()
         except ValueError as error:
             raise validation.UsageError(f"The cell {axes_lib.label(values)}: {error}") from error
         same = cells.setdefault(config.with_defaults(), Cell(values, config))

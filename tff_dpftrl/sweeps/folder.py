@@ -1,7 +1,7 @@
 """The folder of a sweep: its definition, its lock, and the state of each cell.
 
-    sweep.json          options and axes
-    cells/NAME/         what `tff-dpftrl train` writes, sweep.log and cell.json
+    sweep.json          options, axes and kind of the runs
+    cells/NAME/         what `tff-dpftrl train` or `finetune` writes, sweep.log and cell.json
     cells.csv, summary.csv, summary.md, curves.png, pareto.png
 
 The state of a cell is read from its files each time: a sweep that was killed can be resumed.
@@ -23,9 +23,8 @@ from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
-from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.sweeps import kinds
 from tff_dpftrl.training import language_config
-from tff_dpftrl.training import options as options_lib
 
 FORMAT = 1
 """Raise it when a sweep that was begun before can no longer be continued."""
@@ -52,13 +51,19 @@ def cell_folder(output: pathlib.Path, cell: cells_lib.Cell) -> pathlib.Path:
     return output / "cells" / cell.name
 
 
-def check(output: pathlib.Path, options: Mapping[str, Any], axes: axes_lib.Axes) -> axes_lib.Axes:
+def check(
+    output: pathlib.Path,
+    options: Mapping[str, Any],
+    axes: axes_lib.Axes,
+    kind: kinds.Kind = kinds.TRAINING,
+) -> axes_lib.Axes:
     """Checks that a folder is free, or holds this sweep.
 
     Args:
       output: Folder of the sweep, which need not exist.
       options: Options of all cells.
       axes: Axes of the sweep. They may have more values than the sweep in the folder.
+      kind: Kind of the runs.
 
     Returns:
       The axes, in the order of the sweep in the folder: cells keep their names.
@@ -79,10 +84,12 @@ def check(output: pathlib.Path, options: Mapping[str, Any], axes: axes_lib.Axes)
                 "sweep: name another folder."
             )
         return axes
-    then_options, then_axes = read(output)
-    differences = _differences(then_options, _absolute(_fixed(options, axes))) or _missing(
-        then_axes, axes
-    )
+    then_options, then_axes, then_kind = read(output)
+    differences = (
+        _differences(then_options, _absolute(_fixed(options, axes)), kind)
+        if then_kind is kind
+        else [f"its runs: {then_kind.command} → {kind.command}"]
+    ) or _missing(then_axes, axes)
     if differences:
         raise validation.UsageError(
             f"--output {output} holds another sweep ({'; '.join(differences[:_SHOWN])}"
@@ -93,8 +100,8 @@ def check(output: pathlib.Path, options: Mapping[str, Any], axes: axes_lib.Axes)
     return {name: axes[name] for name in then_axes}
 
 
-def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes]:
-    """Reads the options and axes of the sweep in a folder.
+def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes, kinds.Kind]:
+    """Reads the options and axes of the sweep in a folder, and the kind of its runs.
 
     Raises:
       ValueError: If they cannot be read, or are of another format.
@@ -105,6 +112,7 @@ def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes]:
         known_format = known["format"]
         options = dict(known["options"])
         axes = {name: tuple(values) for name, values in known["axes"].items()}
+        kind = kinds.KINDS[known.get("kind", kinds.TRAINING.name)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise validation.UsageError(
             f"{path} cannot be read as a sweep: {error!r}. Restore it, or name another folder."
@@ -115,7 +123,7 @@ def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes]:
             f"format {known_format!r}, and this version goes on with format {FORMAT} only. Name "
             "another folder."
         )
-    return options, axes
+    return options, axes, kind
 
 
 def _fixed(options: Mapping[str, Any], axes: axes_lib.Axes) -> dict[str, Any]:
@@ -127,8 +135,8 @@ def _absolute(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: language_config.absolute_path(name, value) for name, value in options.items()}
 
 
-def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    fields = config_lib.TrainingConfig.__dataclass_fields__
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any], kind: kinds.Kind) -> list[str]:
+    fields = kind.config_class.__dataclass_fields__
     differences = []
     for name in sorted(then.keys() | now.keys()):
         default = fields[name].default if name in fields else None
@@ -149,13 +157,19 @@ def _missing(then: axes_lib.Axes, now: axes_lib.Axes) -> list[str]:
     return missing
 
 
-def write(output: pathlib.Path, options: Mapping[str, Any], axes: axes_lib.Axes) -> None:
+def write(
+    output: pathlib.Path,
+    options: Mapping[str, Any],
+    axes: axes_lib.Axes,
+    kind: kinds.Kind = kinds.TRAINING,
+) -> None:
     """Writes the definition of a sweep to its folder, or adds values to its axes.
 
     Args:
       output: Folder that `check` accepted.
       options: Options of all cells.
       axes: Axes of the sweep.
+      kind: Kind of the runs.
 
     Raises:
       OSError: If it cannot be written.
@@ -163,6 +177,7 @@ def write(output: pathlib.Path, options: Mapping[str, Any], axes: axes_lib.Axes)
     (output / "cells").mkdir(parents=True, exist_ok=True)
     content = {
         "format": FORMAT,
+        **({} if kind is kinds.TRAINING else {"kind": kind.name}),  # Earlier sweeps have none.
         "options": _absolute(_fixed(options, axes)),
         "axes": {name: list(values) for name, values in axes.items()},
     }
@@ -275,14 +290,14 @@ def check_cells(output: pathlib.Path, cells: Sequence[cells_lib.Cell]) -> None:
         path = folder / "config.json"
         try:  # Not the whole manifest: the private part of a finished run may be gone.
             then = json_text.parse(path.read_text(encoding="utf-8"))["config"]
-            then = options_lib.of_begun_run(then, str(path)).with_defaults().to_dict()
+            then = cell.kind.begun_config(then, str(path)).with_defaults().to_dict()
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise validation.UsageError(
                 f"{path} is not of a run that this version can go on with: {error} Move {folder} "
                 "away."
             ) from error
         now = cell.config.with_defaults().to_dict()
-        differences = _differences(then, now)
+        differences = _differences(then, now, cell.kind)
         if differences:
             raise validation.UsageError(
                 f"{folder} holds a run with other options than the cell's "

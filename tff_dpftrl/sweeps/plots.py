@@ -36,8 +36,9 @@ def _figure() -> tuple[figure_lib.Figure, axes_lib.Axes]:
 
 
 def _draw_baselines(axes: axes_lib.Axes, baselines: Mapping[str, float]) -> None:
+    step = min(0.25, 0.5 / max(1, len(baselines) - 1))  # From light grey, never to black.
     for shade, (label, value) in enumerate(baselines.items()):
-        axes.axhline(value, ls="--", lw=1, color=str(0.7 - 0.25 * shade), label=label)
+        axes.axhline(value, ls="--", lw=1, color=str(0.7 - step * shade), label=label)
 
 
 def _name_accuracy(axes: axes_lib.Axes) -> None:
@@ -89,7 +90,7 @@ def curves(results: Sequence[results_lib.CellResult]) -> figure_lib.Figure:
             high = [mean + error for mean, error in zip(means, errors, strict=True)]
             axes.fill_between(rounds, low, high, color=look["color"], alpha=0.2, lw=0)
     _draw_baselines(axes, results_lib.common_baselines(results))
-    axes.set_xlabel("round")
+    axes.set_xlabel(results[0].cell.kind.unit)
     axes.locator_params("x", integer=True)
     _name_accuracy(axes)
     axes.set_title("mean over seeds ± standard error", fontsize=10)

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from tff_dpftrl import validation
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
-from tff_dpftrl.sweeps import child
-from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.sweeps import child, kinds
+from tff_dpftrl.training import language_config
 
 
 def check(cells: Sequence[cells_lib.Cell]) -> None:
-    """Checks that each cell's text has enough users; each text is read once.
+    """Checks that each cell's text can be used and has enough users; each text is read once.
 
     Args:
       cells: Cells that have not begun yet.
@@ -33,7 +33,7 @@ def check(cells: Sequence[cells_lib.Cell]) -> None:
         return
     done = subprocess.run(
         child.command([sys.executable, "-m", __name__]),
-        input=json.dumps([cell.config.to_dict() for cell in cells]),
+        input=json.dumps([(cell.kind.name, cell.config.to_dict()) for cell in cells]),
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,  # Ctrl-C is for this process; the other one ends with it.
@@ -47,31 +47,26 @@ def check(cells: Sequence[cells_lib.Cell]) -> None:
         )
 
 
-def first_error(configs: Sequence[config_lib.TrainingConfig]) -> dict[str, int | str] | None:
+def first_error(configs: Sequence[language_config.TextConfig]) -> dict[str, int | str] | None:
     """Finds the first config that cannot be run.
 
     Args:
-      configs: Configs of the cells.
+      configs: Configs of the cells, of one kind.
 
     Returns:
       The index ("cell") and the message ("error"); None if all can be run.
     """
-    from tff_dpftrl.training import corpus
-
-    users: dict[corpus.TextOptions, int] = {}
+    check_text = kinds.of(configs[0]).text_check()
     for index, config in enumerate(configs):
-        text = config.part(corpus.TextOptions)
         try:
-            if text not in users:
-                users[text] = len(corpus.read(text).train)
-            config.privacy().check(users[text])
+            check_text(config)
         except ValueError as error:
             return {"cell": index, "error": str(error)}
     return None
 
 
 def _main() -> None:
-    configs = [config_lib.TrainingConfig(**values) for values in json.load(sys.stdin)]
+    configs = [kinds.KINDS[kind].config_class(**values) for kind, values in json.load(sys.stdin)]
     print(json.dumps(first_error(configs)))
 
 

@@ -18,7 +18,13 @@ from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
 
 ACCURACY = "eval_top1_in_vocab"
-"""The metric that settings are compared by: top-1 accuracy on the held-out users."""
+"""The metric that settings are plotted by: top-1 accuracy on the held-out users."""
+
+LOSS, BITS = "eval_loss", "eval_bits_per_character"
+"""Metrics that settings are ranked by: held-out loss a token, and in bits a character of the text.
+
+Only the second one compares different tokens, such as words and sub-words.
+"""
 
 _EVALUATED = "eval_"
 
@@ -34,7 +40,7 @@ class CellResult:
       rows: Metrics of the committed rounds.
       epsilon: ε of the privacy statement; None without a guarantee, or before the end.
       simulated_epsilon: ε of the larger run that is simulated, if any.
-      delta: δ of the options.
+      delta: δ of the privacy statement, before the end of the options; None if it is not known.
       noise_multiplier: Noise multiplier z, in a simulation that of the larger run; 0 for no
         noise. None before the end if it is calibrated.
       clip_norm_inflation: Norm that the noise is relative to, over the clip norm; above 1 with
@@ -49,7 +55,7 @@ class CellResult:
     rows: Sequence[Mapping[str, Any]]
     epsilon: float | None
     simulated_epsilon: float | None
-    delta: float
+    delta: float | None
     noise_multiplier: float | None
     clip_norm_inflation: float
     baselines: Mapping[str, float]
@@ -102,10 +108,10 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
         cell=cell,
         state=state,
         failure=ending.last_line if ending is not None else "",
-        rows=metrics_log.read_rows(folder, cell.config.num_rounds),
+        rows=metrics_log.read_rows(folder, cell.kind.length(cell.config)),
         epsilon=statement.get("epsilon"),
         simulated_epsilon=parameters.get("simulated_epsilon"),
-        delta=cell.config.delta,
+        delta=statement.get("delta", cell.config.delta),
         noise_multiplier=noise_multiplier,
         clip_norm_inflation=parameters.get("clip_norm_inflation", 1.0),
         baselines=_json(folder / "private" / "baselines.json"),
@@ -195,6 +201,25 @@ def settings(results: Sequence[CellResult]) -> list[Setting]:
         if result.state == "finished":
             pooled.setdefault(json.dumps(result.cell.setting), []).append(result)
     return [Setting(cells[0].cell.setting, cells) for cells in pooled.values()]
+
+
+def ranked(settings: Sequence[Setting]) -> tuple[str, list[Setting]]:
+    """Ranks settings by their means on held-out users.
+
+    Args:
+      settings: Settings, in any order.
+
+    Returns:
+      The metric they are ranked by, `BITS` if all of them have it and else `LOSS`; and the settings
+      by increasing mean of it, those without one last.
+    """
+    metric = LOSS if any(setting.mean(BITS) is None for setting in settings) else BITS
+
+    def rank(setting: Setting) -> float:
+        mean = setting.mean(metric)
+        return math.inf if mean is None or math.isnan(mean) else mean
+
+    return metric, sorted(settings, key=rank)
 
 
 def uses_simulated_epsilon(settings: Sequence[Setting]) -> bool:

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import tqdm
 
@@ -20,13 +20,13 @@ from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.sweeps import cell_worker
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
-from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import language_config
 
 Command = Callable[[cells_lib.Cell, pathlib.Path], Sequence[str]]
 """Function from a cell and its folder to the command line that runs it."""
 
-PROGRAM = (sys.executable, "-m", "tff_dpftrl.cli.main", "train")
-"""Command that runs a cell."""
+PROGRAM = (sys.executable, "-m", "tff_dpftrl.cli.main")
+"""Program that runs a cell, by the subcommand of its kind."""
 
 _POLL_SECONDS = 0.1
 _SECONDS_BETWEEN_COUNTS = 1.0
@@ -34,10 +34,10 @@ _SECONDS_TO_END = 30.0
 _LONGEST_LINE = 500
 
 
-def train_command(
+def command_of(
     cell: cells_lib.Cell, folder: pathlib.Path, placement_flags: Sequence[str] = ()
 ) -> list[str]:
-    """Returns the `tff-dpftrl train` command line that begins or resumes a cell.
+    """Returns the command line that begins or resumes a cell.
 
     Args:
       cell: Cell of the sweep.
@@ -48,11 +48,11 @@ def train_command(
       The program with its arguments.
     """
     options = ["--resume"] if manifest.exists(folder) else flags(cell.config)
-    return [*PROGRAM, *options, *placement_flags, f"--output={folder}"]
+    return [*PROGRAM, cell.kind.command, *options, *placement_flags, f"--output={folder}"]
 
 
-def flags(config: config_lib.TrainingConfig) -> list[str]:
-    """Returns the flags of `tff-dpftrl train` for a config: all but the defaults."""
+def flags(config: language_config.TextConfig) -> list[str]:
+    """Returns the flags of a config: all but the defaults."""
     given = []
     for field in dataclasses.fields(config):
         value, flag = getattr(config, field.name), field.name.replace("_", "-")
@@ -106,7 +106,7 @@ class _Progress:
     """A progress bar over the rounds of all cells; the rows of their metrics are counted."""
 
     def __init__(self, cells: Sequence[cells_lib.Cell], output: pathlib.Path):
-        self._rounds = {c.name: c.config.num_rounds for c in cells}
+        self._rounds = {c.name: c.kind.length(c.config) for c in cells}
         self._done = dict.fromkeys(self._rounds, 0)
         self._folders = {c.name: folder_lib.cell_folder(output, c) for c in cells}
         for name in self._rounds:
@@ -114,7 +114,7 @@ class _Progress:
         self._bar = tqdm.tqdm(
             total=sum(self._rounds.values()),
             initial=sum(self._done.values()),
-            unit="round",
+            unit=cells[0].kind.unit,
             mininterval=0.1 if sys.stderr.isatty() else 10.0,
             dynamic_ncols=True,
         )
@@ -181,8 +181,8 @@ def run(
       interruption: Recorder of the signals that end the sweep.
       progress: Callback for lines beside the progress bar.
       after_each: Callback for each cell that has ended by itself.
-      reuse: Whether a process may run several cells, one after another. They have the same number
-        of clients in a round, since TensorFlow's threads are set once.
+      reuse: Whether a process may run several cells of one group, one after another
+        (`kinds.Kind.process_group`).
 
     Raises:
       OSError: If a file cannot be written or a process cannot be started; the cells
@@ -191,7 +191,7 @@ def run(
     states = {c.name: folder_lib.state(folder_lib.cell_folder(output, c)) for c in cells}
     waiting = [cell for cell in cells if states[cell.name] != "finished"]
     running: list[_Running] = []
-    idle: dict[cell_worker.CellWorker, int] = {}  # With the clients of a round.
+    idle: dict[cell_worker.CellWorker, Hashable] = {}  # With the group of their cells.
     bar = _Progress(cells, output)
     try:
         while (waiting or running) and not interruption.signals:
@@ -199,16 +199,13 @@ def run(
             endings = [_note_ending(entry) for entry in ended]
             running = [entry for entry in running if entry not in ended]
             for entry in ended:
-                if (
-                    reuse
-                    and entry.cell.config.engine == "compiled"
-                    and entry.worker.can_run_another
-                ):
-                    idle[entry.worker] = entry.cell.config.clients_per_round
+                group = entry.cell.process_group
+                if reuse and group is not None and entry.worker.can_run_another:
+                    idle[entry.worker] = group
                 else:
                     entry.worker.close()
             while waiting and len(running) < jobs:
-                worker = _take(idle, waiting[0].config)
+                worker = _take(idle, waiting[0].process_group)
                 running.append(_start(waiting.pop(0), output, command, lock, worker))
             bar.show([*running, *ended], now=bool(ended))
             for entry, ending in zip(ended, endings, strict=True):
@@ -228,14 +225,14 @@ def run(
 
 
 def _take(
-    idle: dict[cell_worker.CellWorker, int], config: config_lib.TrainingConfig
+    idle: dict[cell_worker.CellWorker, Hashable], group: Hashable | None
 ) -> cell_worker.CellWorker | None:
-    """Takes a process that may run a cell; ends another one in its place if there is none."""
+    """Takes a process that may run a cell of a group, or ends another one if there is none."""
     for worker in [worker for worker in idle if not worker.can_run_another]:
         del idle[worker]  # It was ended from outside, which is no failure of a cell.
         worker.close()
-    for worker, clients_per_round in idle.items():
-        if config.engine == "compiled" and clients_per_round == config.clients_per_round:
+    for worker, its_group in idle.items():
+        if group == its_group:
             del idle[worker]
             return worker
     if idle:
@@ -279,7 +276,7 @@ def _why(folder: pathlib.Path, status: int) -> str:
     lines = re.split(r"[\r\n]+", (folder / folder_lib.LOG).read_text("utf-8", errors="replace"))
     printed = [line.strip() for line in lines if line.strip()]
     # What can be done with the folder stands below the error.
-    errors = [line for line in printed if re.match(r"tff-dpftrl train: (?!warning: )", line)]
+    errors = [line for line in printed if re.match(r"tff-dpftrl \w+: (?!warning: )", line)]
     return (errors or printed or [f"ended with status {status}"])[-1][:_LONGEST_LINE]
 
 

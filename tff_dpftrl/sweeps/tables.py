@@ -1,4 +1,7 @@
-"""Tables of a sweep's results: `cells.csv`, `summary.csv` and `summary.md`."""
+"""Tables of a sweep's results: `cells.csv`, `summary.csv` and `summary.md`.
+
+The files for programs have settings in the order of the axes, that for people the best one first.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,14 @@ from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import results as results_lib
 
+# Columns of `summary.md` by metric, and whether a metric is a share.
+_METRICS = {
+    results_lib.LOSS: ("loss", False),
+    "eval_perplexity": ("perplexity", False),
+    results_lib.BITS: ("bits per character", False),
+    results_lib.ACCURACY: ("top-1", True),
+    "best_" + results_lib.ACCURACY: ("best top-1", True),
+}
 _SIMULATED = (
     "ε is that of the users who trained here. The simulated run's, and the noise multiplier, are "
     "of a larger run with the same noise on its averages, which did not take place: its ε protects "
@@ -83,12 +94,13 @@ def markdown(results: Sequence[results_lib.CellResult]) -> str:
       results: Results of all cells of the sweep.
 
     Returns:
-      The table, with lines on simulations, on versions if there are several, and on cells that
-      are not finished; this last line alone if none is finished.
+      The table, the best setting first, with lines on the order, on simulations, on versions if
+      there are several, and on cells that are not finished; this last line alone if none is.
     """
-    settings = results_lib.settings(results)
+    ranked_by, settings = results_lib.ranked(results_lib.settings(results))
     lines = []
     if settings:
+        metrics = {m: _METRICS[m] for m in _METRICS if any(s.mean(m) is not None for s in settings)}
         names = [n for n in _axes(results) if n not in (axes_lib.SEED, "noise_multiplier")]
         simulates = any(setting.simulated_epsilon is not None for setting in settings)
         head = [
@@ -99,7 +111,7 @@ def markdown(results: Sequence[results_lib.CellResult]) -> str:
             "δ",
             "noise multiplier",
         ]
-        head += ["top-1", "best top-1", "loss"]
+        head += [heading for heading, _ in metrics.values()]
         lines += [_line(head), _line(["---"] * len(head))]
         for setting in settings:
             row = [_short(setting.values, name) for name in names]
@@ -110,11 +122,11 @@ def markdown(results: Sequence[results_lib.CellResult]) -> str:
             row += [
                 f"{setting.results[0].delta:g}" if setting.epsilon is not None else "–",
                 "–" if z is None else f"{z:.4g}",
-                _mean(setting, results_lib.ACCURACY, percent=True),
-                _mean(setting, "best_" + results_lib.ACCURACY, percent=True),
-                _mean(setting, "eval_loss", percent=False),
+                *(_mean(setting, name, percent=share) for name, (_, share) in metrics.items()),
             ]
             lines.append(_line(row))
+        if len(settings) > 1 and ranked_by in metrics:
+            lines += ["", f"Settings with the lowest {metrics[ranked_by][0]} stand first."]
         if simulates:
             lines += ["", _SIMULATED]
         versions = sorted({r.code_version for s in settings for r in s.results if r.code_version})

@@ -152,6 +152,10 @@ class TextConfig:
         paths = {n: absolute_path(n, getattr(self, n)) for n in names if n in FILES}
         return dataclasses.replace(self, **paths)
 
+    def with_defaults(self) -> Self:
+        """Returns a config that names what follows from other options."""
+        return self
+
     def part(self, kind: type[_Part]) -> _Part:
         """Returns the options that are the fields of `kind`, as an instance of it."""
         return kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})

@@ -326,6 +326,11 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
     model_path, words_path = folder / _MODELS[which], folder / vocabulary_file.NAME
     quoted = shlex.quote(str(folder))
     if not model_path.exists() and hugging_face.is_checkpoint(folder):
+        if which == "best":
+            raise validation.UsageError(
+                f"{folder} is a checkpoint, which has one model and not a best one beside it: "
+                "leave --model out."
+            )
         return _of_checkpoint(folder)
     if not model_path.exists():
         if not (folder / "config.json").exists():

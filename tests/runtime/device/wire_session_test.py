@@ -388,6 +388,17 @@ def test_a_server_that_sends_for_ever_fills_no_memory(server, device):
         stream.receive(lambda: None, seconds=30, wanted="challenge")
 
 
+def test_no_message_is_made_for_a_stream_that_has_ended(server, device):
+    server.script = lambda served: iter([wire_server.challenge_of()])
+    stream = device.connection.open_stream()
+    stream.receive(lambda: None, seconds=30, wanted="challenge")
+    with pytest.raises(session.StepFailed, match="ended the session"):
+        stream.receive(lambda: None, seconds=30, wanted="configuration")
+    messages = iter([wire_pb2.FromDevice()] * 9)
+    stream._loop.submit(stream._write_each(messages)).result(30)
+    assert len(list(messages)) == 8  # The first one was refused.
+
+
 def test_what_the_server_says_when_it_ends_a_session_is_told(server, device):
     def script(served):
         yield wire_server.challenge_of()

@@ -10,7 +10,7 @@ from tff_dpftrl.runtime.actors import factory
 from verification.schedules import faults, simulation, watch
 
 SCHEDULES = 10_000  # 42 seconds of one core of the machine that this was written on.
-SCHEDULES_BY_DEFAULT = 1_000
+SCHEDULES_BY_DEFAULT = 250
 SECURE_SCHEDULES = 1_000
 SECURE_BY_DEFAULT = 100
 SCHEDULES_PER_MISTAKE = 400

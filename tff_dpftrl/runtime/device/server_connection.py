@@ -415,13 +415,17 @@ class Stream:
 
     async def _write_each(self, messages: Iterable[wire_pb2.FromDevice]) -> None:
         for message in messages:
-            await self._write(message)
+            if not await self._write(message):
+                return
 
-    async def _write(self, message: wire_pb2.FromDevice | None) -> None:
+    async def _write(self, message: wire_pb2.FromDevice | None) -> bool:
+        """Writes a message, or half-closes the stream; returns whether the stream took it."""
         # The reader gets the error that ended the stream.
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
             async with self._writing:
                 await (self._call.done_writing() if message is None else self._call.write(message))
+                return True
+        return False
 
 
 def one_line(text: str) -> str:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import tensorflow as tf
 from google.protobuf import message
 
-from tff_dpftrl import array_tensors
 from tff_dpftrl.execution import client_part, graph_function, lent_arrays
 from tff_dpftrl.runtime.plans import plan_pb2
 
 _NOT_NEEDED = ("_gradient_op_type", "forward_function_name", "backward_function_name")
 """Attributes for differentiating a graph once more, which name functions by counters."""
-_LARGE_CONSTANT = 65_536
-"""Bytes from which on a constant is an argument: TensorFlow copies a graph many times."""
 
 
 def traced(
@@ -144,43 +141,19 @@ def results_of(graph: plan_pb2.Graph) -> Sequence[tf.Tensor]:
     Raises:
       graph_function.UnsupportedGraphError: If the graph keeps state or cannot be read.
     """
-    content, constants = _without_large_constants(graph.graph_def)
+    graph_def, constants = tf.compat.v1.GraphDef(), {}
+    # What cannot be read is imported as it is, which says what is wrong.
+    with contextlib.suppress(message.DecodeError):
+        graph_def.ParseFromString(graph.graph_def)
+        for node in graph_def.node:
+            if (value := graph_function.take_constant(node)) is not None:
+                constants[f"{node.name}:0"] = value
+    content = graph_def.SerializeToString() if constants else graph.graph_def
+    del graph_def
     specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in constants.values())
     outputs = tuple(tensor.name for tensor in graph.outputs)
     call = graph_function.GraphFunction(content, tuple(constants), outputs, specs).importer()
     return client_part.traced(call, specs, device=client_part.CPU)(*constants.values())
-
-
-def _without_large_constants(content: bytes) -> tuple[bytes, dict[str, tf.Tensor]]:
-    """Replaces large constants of a graph, such as a model's initial weights, by placeholders.
-
-    Args:
-      content: Serialized graph.
-
-    Returns:
-      The serialized graph with placeholders, and the constants by the names of their tensors.
-    """
-    constants: dict[str, tf.Tensor] = {}
-    if len(content) < _LARGE_CONSTANT:
-        return content, constants
-    try:
-        graph_def = tf.compat.v1.GraphDef.FromString(content)
-    except message.DecodeError:
-        return content, constants  # Whoever imports it says what is wrong.
-    for node in graph_def.node:
-        if node.op != "Const":
-            continue
-        value = node.attr["value"].tensor
-        if len(value.tensor_content) < _LARGE_CONSTANT:
-            continue
-        shape = tf.TensorShape(value.tensor_shape)
-        dtype = tf.dtypes.as_dtype(value.dtype).as_numpy_dtype
-        array = np.frombuffer(value.tensor_content, dtype).reshape(shape.as_list())
-        constants[f"{node.name}:0"] = array_tensors.tensor(array)
-        node.op = "Placeholder"
-        del node.attr["value"], value, array
-        node.attr["shape"].shape.CopyFrom(shape.as_proto())
-    return (graph_def.SerializeToString() if constants else content), constants
 
 
 def adds_in_pairs(graph: plan_pb2.Graph) -> bool:

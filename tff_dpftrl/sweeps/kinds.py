@@ -1,0 +1,186 @@
+"""The kinds of runs that a sweep can be of: those of `train`, and those of `finetune`."""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from tff_dpftrl import validation
+from tff_dpftrl.finetuning import config as finetuning_config
+from tff_dpftrl.runs import manifest
+from tff_dpftrl.training import config as training_config
+from tff_dpftrl.training import custom_models, language_config, warm_start
+from tff_dpftrl.training import options as options_lib
+from tff_dpftrl.training import placement as placement_lib
+
+
+class Kind(abc.ABC):
+    """A kind of runs.
+
+    Attributes:
+      name: Name of the kind, as manifests of its runs have it.
+      command: Subcommand of `tff-dpftrl` that begins and resumes such a run.
+      config_class: Class of the options of such a run.
+      unit: Name of what such a run commits: "round" or "step".
+      flag: What to do with the flag of `sweep` that chooses fine-tuning, for such runs.
+    """
+
+    name: ClassVar[str]
+    command: ClassVar[str]
+    config_class: ClassVar[type[language_config.TextConfig]]
+    unit: ClassVar[str]
+    flag: ClassVar[str]
+
+    def refuse_others(self, names: Iterable[str], source: str) -> None:
+        """Refuses options that only another kind of runs has.
+
+        Args:
+          names: Names of options.
+          source: Words for who names them, for the error message.
+
+        Raises:
+          UsageError: If there is one; it says how to sweep over runs of that kind.
+        """
+        for name in names:
+            for kind in KINDS.values() if name not in _options(self) else ():
+                if name in _options(kind):
+                    raise validation.UsageError(
+                        f"{source} names {name}, an option of {kind.command}, but these are runs "
+                        f"of {self.command}: {kind.flag} --finetune, or leave {name} out."
+                    )
+
+    def config(self, options: Mapping[str, Any], source: str) -> Any:
+        """Builds the config of a run.
+
+        Args:
+          options: Options of the run, by name.
+          source: Name of the file or the command line that they are from.
+
+        Raises:
+          UsageError: If a name is unknown or a value cannot be used.
+        """
+        self.refuse_others(options, source)
+        return options_lib.config_from_mapping(options, source, self.config_class)
+
+    def begun_config(self, options: Mapping[str, Any], source: str) -> Any:
+        """Builds the config of a run from the options in its manifest, perhaps an earlier one."""
+        return self.config(options, source)
+
+    def length(self, config: Any) -> int:
+        """Returns the number of rounds or steps of a run."""
+        return getattr(config, f"num_{self.unit}s")
+
+    def check(self, config: Any, placement: placement_lib.Placement) -> None:
+        """Refuses, without reading the text, options that the command would refuse.
+
+        Args:
+          config: Options of the run.
+          placement: Place in which the clients work.
+
+        Raises:
+          UsageError: If the run cannot be begun with these options.
+        """
+        if config.initial_weights is not None:
+            warm_start.find(config.initial_weights)
+
+    @abc.abstractmethod
+    def text_check(self) -> Callable[[Any], None]:
+        """Returns a function that refuses a config whose text cannot be used.
+
+        The function raises a ValueError. It keeps what it has read for the next config.
+        """
+
+    @abc.abstractmethod
+    def process_group(self, config: Any) -> Hashable | None:
+        """Returns what runs that one process runs one after another have in common.
+
+        None if such a run needs a process of its own.
+        """
+
+
+class _Training(Kind):
+    name, command, unit = manifest.TRAINING, "train", "round"
+    flag = "leave out"
+    config_class = training_config.TrainingConfig
+
+    @override
+    def begun_config(self, options, source):
+        return options_lib.of_begun_run(options, source)
+
+    @override
+    def check(self, config, placement):
+        custom_models.refuse_missing(config.model, None)
+        placement.check(config.engine)
+        super().check(config, placement)
+
+    @override
+    def text_check(self):
+        from tff_dpftrl.training import corpus
+
+        num_users = functools.cache(lambda options: len(corpus.read(options).train))
+        return lambda config: config.privacy().check(num_users(config.part(corpus.TextOptions)))
+
+    @override
+    def process_group(self, config):
+        # TensorFlow's threads, whose number is set once, depend on the clients of a round.
+        return config.clients_per_round if config.engine == "compiled" else None
+
+
+class _Finetuning(Kind):
+    name, command, unit = manifest.FINETUNING, "finetune", "step"
+    flag = "add"
+    config_class = finetuning_config.FinetuningConfig
+
+    @override
+    def check(self, config, placement):
+        if placement != placement_lib.Placement():
+            raise validation.UsageError(
+                "ray_workers, ray_address and memory_copies are for the clients of train, and "
+                "finetune has none: leave them out."
+            )
+        super().check(config, placement)
+        warm_start.source(config.initial_folder, config.trained_on)
+
+    @override
+    def text_check(self):
+        from tff_dpftrl.training import corpus
+
+        read = functools.lru_cache(maxsize=1)(corpus.read_users)
+        compared = set()
+
+        def check(config):
+            options, folder = config.part(corpus.UserOptions), config.initial_folder
+            text = read(options)
+            if (config.cohort_size or 0) > len(text.train):
+                raise validation.UsageError(
+                    f"cohort_size={config.cohort_size} exceeds the {len(text.train)} users who "
+                    "train: lower it."
+                )
+            if (options, folder) not in compared:
+                users = (text.train, text.validation, text.test)
+                warm_start.refuse_protected(folder, config.data, options, users)
+                compared.add((options, folder))
+
+        return check
+
+    @override
+    def process_group(self, config):
+        return self.name
+
+
+def _options(kind: Kind) -> Mapping[str, Any]:
+    return kind.config_class.__dataclass_fields__
+
+
+TRAINING, FINETUNING = _Training(), _Finetuning()
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (TRAINING, FINETUNING)}
+"""All kinds, by name."""
+
+
+def of(config: language_config.TextConfig) -> Kind:
+    """Returns the kind of the runs that have a config."""
+    return next(kind for kind in KINDS.values() if isinstance(config, kind.config_class))
