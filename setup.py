@@ -15,6 +15,8 @@ _TENSORFLOW = ["tensorflow>=2.14"]  # With Keras 2 or 3, NumPy 1 or 2, whatever 
 _TEXT = ["pyarrow>=14", "tomli; python_version < '3.11'"]
 # Checkpoints and tokenizers in Hugging Face's layout.
 _CHECKPOINTS = ["safetensors>=0.4", "tokenizers>=0.15"]
+# MinHash, 100 kB of Python on what the core has: pretraining text that repeats users' text.
+_NEAR_DUPLICATES = ["datasketch>=1.6"]
 _PLOTS = ["matplotlib>=3.6"]
 # Signed plans and messages as protocol buffers, over gRPC.
 _PROTOCOL = ["cryptography>=42", "grpcio>=1.60", "protobuf>=4.25,<8"]
@@ -43,10 +45,11 @@ _EXTRAS = {
         "tensorflow-text~=2.14.0",
         *_TEXT,
         *_CHECKPOINTS,
+        *_NEAR_DUPLICATES,
         *_PLOTS,
     ],
     # Pretraining, fine-tuning, personalising, prediction, reports, export.
-    "finetuning": [*_TENSORFLOW, *_TEXT, *_CHECKPOINTS, *_PLOTS],
+    "finetuning": [*_TENSORFLOW, *_TEXT, *_CHECKPOINTS, *_NEAR_DUPLICATES, *_PLOTS],
     # A device, or a fleet of simulated ones.
     "devices": [*_TENSORFLOW, *_TEXT, *_PROTOCOL],
     # A server of tasks. To make them, add the extra `tff`.

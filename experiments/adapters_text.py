@@ -46,8 +46,7 @@ class Corpus(finetuning_text.Corpus):
     """
 
     def __init__(self, data: str, initial_weights: str):
-        finetuning_text.STEPS = _STEPS
-        super().__init__(data, initial_weights)
+        super().__init__(_STEPS, data=data, initial_weights=initial_weights)
         self._initial = trained_model.find(pathlib.Path(initial_weights)).load()
         self._whole = dataclasses.replace(
             self.task,
@@ -55,6 +54,7 @@ class Corpus(finetuning_text.Corpus):
             held_out_users=self.task.held_out_users[:_HELD_OUT],
         )
         self._rate, self.measured = 0.0, {}
+        self._sums_of: dict[int | None, dict] = {}
         self._known: dict[int | None, proxies.Proxies] = {None: self.proxies}
 
     def _config(self, **options: object) -> config_lib.FinetuningConfig:
@@ -66,6 +66,7 @@ class Corpus(finetuning_text.Corpus):
         """Has the next rows train adapters, or all weights if the rank is None, at a rate."""
         part = trained_part.TrainedPart.of(self._initial, rank, seed=0)
         self.model, self.weights, self._rate = part.model, part.weights, rate
+        self._sums = self._sums_of.setdefault(rank, {})  # Traced once for each rank.
         if rank not in self._known:
             self._known[rank] = proxies.measure(
                 self.kept, part.model, part.weights, largest_group=8, seed=0, source="test"
@@ -165,7 +166,7 @@ def summary(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
             setting = tuple(row[name] for name in ("tokenizer", "trained", "method", "ε", "rate"))
             settings.setdefault(setting, []).append(row)
     made = []
-    for setting, found in settings.items():
+    for setting, found in sorted(settings.items(), key=lambda item: item[0][0], reverse=True):
         kind, trained, method, epsilon, rate = setting
 
         def mean(values: Sequence[float]) -> str:

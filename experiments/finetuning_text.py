@@ -28,9 +28,10 @@ import math
 import pathlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import tensorflow as tf
 
 from tff_dpftrl.data import sequences
 from tff_dpftrl.finetuning import (
@@ -48,9 +49,11 @@ from tff_dpftrl.runs import privacy
 from tff_dpftrl.training import corpus, text_task, trained_model
 
 _RESULTS = pathlib.Path(__file__).resolve().parent / "results"
-STEPS, _HELD_OUT, _LEARNING_RATE = 60, 4000, 4e-3
-_EPSILONS, _BUDGETS = (1.0, 4.0, 16.0), (256, 1024, 64)
+_HELD_OUT = 4000
+_EPSILONS, _BUDGETS = (1.0, 4.0, 16.0, 64.0), (256, 1024, 64)
 _LARGEST_GROUP = 64
+FIGURES = {"epsilon": 60, "map": 60, "group": 60, "users": 60, "large_map": 40, "long": 1000}
+"""Number of steps of each figure's runs."""
 ELS, ULS, PASSES, NONE = "ELS", "ULS", "passes", "no privacy"
 
 
@@ -86,15 +89,23 @@ def cells(figure: str, seed: int) -> Iterator[Cell]:
                         yield Cell(method, epsilon, budget, seed=seed)
                 yield Cell(NONE, math.inf, budget, seed=seed)
         case "map":  # Figures 5, 14 and 15.
-            for epsilon in (_EPSILONS[0], _EPSILONS[-1]):
+            for epsilon in (1.0, 16.0):
                 for budget in (64, 128, 256, 512):
-                    for group in (1, 2, 4, 8, 16):
-                        if budget // group >= group_size.SMALLEST_COHORT:
-                            yield Cell(ULS, epsilon, budget, group, seed=seed)
+                    for group, _ in group_size.splits(budget):
+                        yield Cell(ULS, epsilon, budget, group, seed=seed)
+        case "large_map":  # The same, as far as the paper's smallest pictures go.
+            for epsilon in (1.0, 64.0):
+                for budget in (64, 128, 256, 512, 1024, 2048):
+                    for group, _ in group_size.splits(budget):
+                        yield Cell(ULS, epsilon, budget, group, seed=seed)
         case "group":  # Figure 4.
-            for epsilon in (_EPSILONS[0], _EPSILONS[-1]):
+            for epsilon in (1.0, 16.0):
                 for group in (1, 4, 16, 32, 64, 256):
                     yield Cell(ELS, epsilon, 256, group, seed=seed)
+        case "long":  # Figure 4 again, where the pool is passed several times.
+            for epsilon in (*_EPSILONS[1:], math.inf):
+                for group in (1, 8, 32, 128):
+                    yield Cell(ELS, epsilon, 64, group, seed=seed)
         case "users":  # Figure 8.
             for budget in _BUDGETS:
                 for method in (ULS, ELS):
@@ -104,11 +115,19 @@ def cells(figure: str, seed: int) -> Iterator[Cell]:
 class Corpus:
     """Users, a pretrained model and what its gradients are like: what cells share."""
 
-    def __init__(self, data: str, initial_weights: str):
-        self._files = {"data": data, "initial_weights": initial_weights}
+    def __init__(self, num_steps: int, looks: Sequence[int] = (), **options: object):
+        """Reads the text and the model.
+
+        Args:
+          num_steps: Number of steps of each run.
+          looks: Steps after which the loss is measured too.
+          **options: Options of `finetune`: data, initial_weights, learning_rate and others.
+        """
+        self.num_steps, self._looks, self._options = num_steps, looks, options
+        self._sums = {}
         config = self._config(sampling="user", group_size=1, cohort_size=1)
         text = corpus.read_users(config.part(corpus.UserOptions))
-        initial = trained_model.find(pathlib.Path(initial_weights)).load()
+        initial = trained_model.find(pathlib.Path(config.initial_weights)).load()
         self.model, self.weights = initial.model, initial.weights
         spec = sequences.SequenceSpec(self.model.sequence_length, split_long_texts=False)
         self.task = text_task.TextTask(
@@ -130,8 +149,8 @@ class Corpus:
         )
 
     def _config(self, **options: object) -> config_lib.FinetuningConfig:
-        kwargs = {"noise_multiplier": 0.0} | self._files | options
-        return config_lib.FinetuningConfig(num_steps=STEPS, learning_rate=_LEARNING_RATE, **kwargs)
+        kwargs = {"noise_multiplier": 0.0} | self._options | options
+        return config_lib.FinetuningConfig(num_steps=self.num_steps, **kwargs)
 
     @property
     def facts(self) -> list[dict[str, object]]:
@@ -163,8 +182,8 @@ class Corpus:
         num_users = len(self.users) * cell.users_scale
         sigma = plan.noise_multiplier_of_cohort(
             num_users,
-            num_steps=STEPS,
-            target_epsilon=min(cell.epsilon, _EPSILONS[-1]),
+            num_steps=self.num_steps,
+            target_epsilon=min(cell.epsilon, 16.0),  # Without noise as with little.
             delta=self._delta(cell),
         )
         split = group_size.estimate_and_double(
@@ -191,13 +210,13 @@ class Corpus:
             }
             sampling = self._config(**options).part(choosing.SamplingOptions)
             return choosing.choose(sampling, self.users, None, self.model.num_parameters).privacy
-        has_noise = cell.method != NONE
+        has_noise = math.isfinite(cell.epsilon)
         made = plan.make_plan(
             self.users,
             sampling=plan.EXAMPLE if cell.method == ELS else plan.USER,
             group_size=group,
             expected_units=cell.budget if cell.method == ELS else cohort,
-            num_steps=STEPS,
+            num_steps=self.num_steps,
             target_epsilon=cell.epsilon if has_noise else None,
             noise_multiplier=None if has_noise else 0.0,
             delta=self._delta(cell),
@@ -220,11 +239,19 @@ class Corpus:
             deterministic_noise_seed=cell.seed,
         )
         steps = run.steps_of(config, private, group, self.model, self.weights)
+        # With a small model these are most of the time: a sum is traced once for all cells with as
+        # many rows a unit, and Adam is traced, too.
+        steps._sum = self._sums.setdefault(rows, steps._sum)
+        _trace(steps._optimizer, steps._weights)
         batches = passes.batches_of(private, self.users, group, cell.seed)
         state = steps.initial_state()
-        for step in range(STEPS):
+        course = {}
+        for step in range(self.num_steps):
             state = self._step(steps, state, batches(step))
-        measured = self.task.evaluate(state["global_model_weights"]["trainable"])
+            if step + 1 in self._looks:
+                loss = self._evaluate(state)["loss"]
+                course[f"loss after {step + 1}"] = f"{loss:.5g}"
+        measured = self._evaluate(state)
         relative = private.noise_multiplier / private.clients_per_round
         relative *= self.proxies.gradient_norms(rows)
         return {
@@ -235,9 +262,13 @@ class Corpus:
             "clip norm": f"{private.clip_norm:.4g}",
             # Correlated noise has no one size: it cancels over steps.
             "noise": "" if cell.method == PASSES else f"{relative:.4g}",
+            **course,
             **{name: f"{measured[name]:.5g}" for name in ("loss", "top1_in_vocab")},
             "seconds": f"{time.monotonic() - begin:.0f}",
         }
+
+    def _evaluate(self, state) -> dict[str, float]:
+        return self.task.evaluate(state["global_model_weights"]["trainable"])
 
     def _step(self, steps, state, batch: example_sampling.Batch):
         train = self.task.train
@@ -249,6 +280,13 @@ class Corpus:
         return steps.step(state, batch.row_splits, lambda a, b: (drawn[a:b, :-1], drawn[a:b, 1:]))[
             0
         ]
+
+
+def _trace(optimizer, variables: Sequence[tf.Variable]) -> None:
+    """Has an optimizer take its steps on some variables in a graph."""
+    eager = optimizer.apply_gradients
+    traced = tf.function(lambda gradients: eager(zip(gradients, variables, strict=True)))
+    optimizer.apply_gradients = lambda pairs: traced([gradient for gradient, _ in pairs])
 
 
 def key(cell: Cell) -> dict[str, str]:
@@ -288,10 +326,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("figure", choices=["epsilon", "map", "group", "users"])
+    parser.add_argument("figure", choices=list(FIGURES))
     parser.add_argument("corpus", help="what the file of results is called by")
     parser.add_argument("--data", required=True)
     parser.add_argument("--initial-weights", required=True)
+    parser.add_argument("--max-users", type=int, help="number of training users; all by default")
+    parser.add_argument("--learning-rate", type=float, default=4e-3)
+    parser.add_argument("--looks", help="steps after which the loss is measured too: 300,600")
+    parser.add_argument("--epsilons", help="only cells with these ε: 1,inf")
+    parser.add_argument("--groups", help="only cells with these G: 1,8")
     parser.add_argument("--budgets", help="only cells with these B: 64,256")
     parser.add_argument("--methods", help=f"only cells of these: {ELS},{ULS}")
     parser.add_argument("--seeds", default="0,1,2")
@@ -303,13 +346,26 @@ def main() -> None:
     if args.budgets is not None:
         budgets = [int(budget) for budget in args.budgets.split(",")]
         wanted = [cell for cell in wanted if cell.budget in budgets]
+    if args.epsilons is not None:
+        epsilons = [float(epsilon) for epsilon in args.epsilons.split(",")]
+        wanted = [cell for cell in wanted if cell.epsilon in epsilons]
+    if args.groups is not None:
+        groups = [int(group) for group in args.groups.split(",")]
+        wanted = [cell for cell in wanted if cell.group in groups]
     if args.methods is not None:
         wanted = [cell for cell in wanted if cell.method in args.methods.split(",")]
     left = [cell for cell in wanted[place::parts] if tuple(key(cell).values()) not in done(path)]
     print(f"{len(left)} of {len(wanted)} cells to run.", file=sys.stderr)
     if not left:
         return
-    shared = Corpus(args.data, args.initial_weights)
+    shared = Corpus(
+        FIGURES[args.figure],
+        [int(step) for step in args.looks.split(",")] if args.looks else (),
+        data=args.data,
+        initial_weights=args.initial_weights,
+        max_users=args.max_users,
+        learning_rate=args.learning_rate,
+    )
     facts = _RESULTS / f"finetuning_{args.corpus}.csv"
     if not facts.exists():
         for row in shared.facts:

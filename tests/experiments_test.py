@@ -44,8 +44,8 @@ def test_the_page_has_the_figures_that_are_committed():
 
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.toml")), ids=lambda path: path.name)
 def test_configs_can_be_used(path):
-    # One is for `pretrain` alone.
-    is_run = path.stem != "finetuning"
+    # Some are for `pretrain` alone.
+    is_run = not path.stem.startswith("finetuning")
     kind = training_config.TrainingConfig if is_run else language_config.LanguageConfig
     options_lib.config_from_mapping(options_lib.read_toml(path), path.name, kind)
 
@@ -115,9 +115,10 @@ def test_losses_stand_crosswise_with_errors_over_seeds(tmp_path, monkeypatch):
     assert lines[3:5] == ["| 1 | 0.500 ± 0.500 | 0.500 ± 0.500 |", "| 4 |  | 0.000 |"]
 
 
-@pytest.mark.parametrize("figure", ["epsilon", "map", "group", "users"])
+@pytest.mark.parametrize("figure", ["epsilon", "map", "group", "users", "large_map", "long"])
 def test_every_cell_of_a_figure_can_be_told_from_the_others(figure):
     module = _load("finetuning_text")
+    assert figure in module.FIGURES
     cells = [cell for seed in (0, 1) for cell in module.cells(figure, seed)]
     assert len({tuple(module.key(cell).values()) for cell in cells}) == len(cells) > 10
 
@@ -139,8 +140,10 @@ def test_what_choices_rest_on_is_kept_beside_the_losses(tmp_path, monkeypatch):
     class Corpus:
         facts = [{"G": 1, "L(G)": "5"}, {"G": 2, "L(G)": "4"}]
 
-        def __init__(self, *files):
-            assert files == ("users.jsonl", "pretrained")
+        def __init__(self, num_steps, looks, data, initial_weights, max_users, learning_rate):
+            assert (num_steps, looks) == (60, ())
+            assert (data, initial_weights) == ("users.jsonl", "pretrained")
+            assert (max_users, learning_rate) == (None, 4e-3)
 
         def row(self, cell):
             return module.key(cell) | {"loss": 4.0}
@@ -165,13 +168,22 @@ def test_estimate_and_double_is_set_beside_the_best_of_the_map(tmp_path, monkeyp
     norms = [{"G": 2**i, "L(G)": 2 ** (-i / 2)} | facts for i in range(4)]
     _write(tmp_path / "finetuning_toy.csv", norms)
     losses = {1: 4.0, 2: 4.1, 4: 4.4}
-    rows = [{"ε": "1", "B": "128", "G": group, "loss": loss} for group, loss in losses.items()]
+    maps = {"64": {1: 4.3, 2: 4.2}, "128": losses}
+    rows = [
+        {"ε": "1", "B": budget, "G": group, "loss": loss}
+        for budget, found in maps.items()
+        for group, loss in found.items()
+    ]
     _write(tmp_path / "finetuning_toy_map.csv", rows)
-    (found,) = pictures.doubling("toy")
+    _, found = pictures.doubling("toy", "map")
     assert (found["best G"], found["its loss"]) == (1, "4.0000")
-    assert found["excess"] == f"{100 * (losses[found['G chosen']] / 4.0 - 1):.2f} %"
+    assert found["Estimate-and-Double"] == f"{100 * (losses[found['G chosen']] / 4.0 - 1):.2f} %"
+    # The oracle begins with the better G = 2 at 64, and has 2 or 4 left.
+    assert (found["Greedy Oracle"], found["Max Cohort"]) == ("2.50 %", "0.00 %")
     # As the paper prints it, the group is doubled each time.
-    assert (found["G as printed"], found["excess as printed"]) == (4, "10.00 %")
+    assert (found["G as printed"], found["Max Group"]) == (4, "10.00 %")
+    assert found["Random"] == "4.17 %"
+    assert pictures.doubling("toy", "large_map") == []  # Not measured yet.
 
 
 @pytest.mark.parametrize("experiment", ["participation", "mechanism_losses"])

@@ -370,6 +370,96 @@ def test_delta_at_any_epsilon_is_tiny_not_one():
     assert mixture_of_gaussians.delta(pair, num_steps=10, epsilon=1e300) == 1e-50
 
 
+# Charles et al. 2024, Conjecture 1, at T = 1000, K = 32, δ = 1e-6: σ_ELS / (K σ_ULS) by (ε, p);
+# own values.
+_CONJECTURE = {
+    (1.0, 0.01): 0.856,
+    (1.0, 0.1): 0.995,
+    (4.0, 0.01): 0.488,
+    (4.0, 0.1): 0.971,
+    (16.0, 0.01): 0.244,
+    (16.0, 0.1): 0.854,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target, sampling", _CONJECTURE)
+def test_noise_of_a_group_of_examples_beside_that_of_its_user(target, sampling):
+    els, uls = (
+        mixture_of_gaussians.calibrate_els(
+            sampling_probability=sampling,
+            group_size=group,
+            num_steps=1000,
+            target_epsilon=target,
+            delta=1e-6,
+        )
+        for group in (32, 1)
+    )
+    # Both are 1e-4 off at most, and the table half a unit of its last place.
+    assert els / (32 * uls) == pytest.approx(_CONJECTURE[target, sampling], rel=2e-4, abs=5e-4)
+
+
+@pytest.mark.parametrize("stddev, sampling", [(0.7, 0.01), (0.7, 0.3), (2.0, 0.1), (8.0, 0.3)])
+@pytest.mark.parametrize("steps, log_delta", [(1, -3), (1000, -8)])
+@pytest.mark.parametrize("group", [2, 9])
+def test_a_group_of_examples_is_no_worse_than_its_user(stddev, sampling, steps, log_delta, group):
+    # Conjecture 1: K σ is enough noise for K examples of a user, where σ is for one of the user's
+    # gradients; ε falls with σ, so that this is σ_ELS ≤ K σ_ULS. Both ε are upper bounds, off by
+    # a relative 1e-4, or 1e-7, at most.
+    els = _epsilon(group * stddev, group, steps, 10.0**log_delta, sampling)
+    uls = _epsilon(stddev, 1, steps, 10.0**log_delta, sampling)
+    assert els <= uls * (1 + 1e-4) + 1e-7
+
+
+def _log_moment(order, group, sampling, stddev):
+    """Log E_Q[(P / Q)^α] of the mixture P = N(Binomial(K, p), (Kσ)²), and Q = N(0, (Kσ)²).
+
+    It is that of Σ over counts j of α independent draws, of their chance times
+    exp((S² − Σ j²) / (2 (Kσ)²)), S being their sum: an α-fold convolution of terms above 0.
+    """
+    counts = np.arange(group + 1) / (group * stddev)
+    term = stats.binom.logpmf(np.arange(group + 1), group, sampling) - counts**2 / 2.0
+    total = np.zeros(1)
+    for _ in range(order):
+        padded = np.pad(total, group, constant_values=-np.inf)
+        windows = np.lib.stride_tricks.sliding_window_view(padded, group + 1)
+        total = special.logsumexp(windows + term[::-1], axis=1)
+    sums = np.arange(order * group + 1) / (group * stddev)
+    return float(special.logsumexp(total + sums**2 / 2.0))
+
+
+@pytest.mark.parametrize("order, group, stddev", [(2, 1, 0.5), (5, 3, 1.0), (8, 4, 3.0)])
+def test_moments_are_those_of_an_integral(order, group, stddev):
+    pair = mixture_of_gaussians.els(group * stddev, 0.2, group)
+    shifts = np.asarray(pair.sensitivities) / pair.stddev
+    x, step = np.linspace(-12.0, 12.0 + order * shifts[-1], 20_001, retstep=True)
+    ratio = special.logsumexp(
+        np.log(pair.probabilities) + np.outer(x, shifts) - shifts**2 / 2.0, axis=1
+    )
+    # The trapezoidal rule is exact to rounding for densities of this kind.
+    integral = special.logsumexp(order * ratio + stats.norm.logpdf(x)) + math.log(step)
+    assert _log_moment(order, group, 0.2, stddev) == pytest.approx(integral, rel=1e-11, abs=1e-12)
+
+
+@pytest.mark.parametrize("stddev", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("sampling", [1e-3, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("order", [2, 3, 8, 32])
+def test_renyi_divergence_of_a_group_is_at_most_that_of_its_user(stddev, sampling, order):
+    # Lemma 1. A sum of n terms has a relative rounding error of some n ε of its largest logarithm.
+    of_user = _log_moment(order, 1, sampling, stddev)
+    binomial = [
+        math.log(math.comb(order, k))
+        + k * math.log(sampling)
+        + (order - k) * math.log1p(-sampling)
+        + k * (k - 1) / (2 * stddev**2)
+        for k in range(order + 1)
+    ]
+    margin = 1e-12 * (1.0 + order**2 / stddev**2)
+    assert abs(of_user - special.logsumexp(binomial)) <= margin
+    for group in (2, 5, 16):
+        assert _log_moment(order, group, sampling, stddev) <= of_user + margin
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))
 

@@ -154,6 +154,52 @@ def test_protected_text_is_recognised_in_columns_of_any_name(corpus, tmp_path):
         pretraining.read(config, toy_run.config(corpus))
 
 
+def test_texts_that_nearly_repeat_protected_ones_are_left_out_and_it_is_said(corpus, tmp_path):
+    pytest.importorskip("datasketch")
+    users, public = jsonl.read(corpus / "users.jsonl"), jsonl.read(corpus / "public.jsonl")
+    planted = [users.examples(user)[0] for user in users.user_ids[:3]]
+    longer = " ".join(public.texts())[:400]
+    texts = {user: public.examples(user) for user in public.user_ids}
+    first = public.user_ids[0]
+    texts[first] = [*planted[:2], f"{planted[2].upper()} !", *texts[first], longer]
+    texts[users.user_ids[0]] = [planted[0]]  # Alone, it would be a protected user's own text.
+    jsonl.write(user_text.UserText.from_mapping("public", texts), tmp_path / "public.jsonl")
+    options = toy_run.config(corpus)
+    with pytest.raises(ValueError, match="or has texts of theirs"):
+        pretraining.read(_config(corpus, data=str(tmp_path / "public.jsonl")), options)
+    config = _config(
+        corpus,
+        data=str(tmp_path / "public.jsonl"),
+        epochs=1,
+        without_near_duplicates_of=str(corpus / "users.jsonl"),
+    )
+    text = pretraining.read(config, options)
+    left = {
+        user: part.examples(user) for part in (text.train, text.held_out) for user in part.user_ids
+    }
+    assert not set(planted) & {one for texts in left.values() for one in texts}
+    assert left[first][-1] == longer and users.user_ids[0] not in left
+    num_texts = sum(map(len, texts.values()))
+    assert text.left_out == num_texts - sum(map(len, left.values())) >= 4
+
+    lines = []
+    pretraining.pretrain(config, options, tmp_path / "out", text=text, progress=lines.append)
+    assert lines[0].startswith(f"Left out: {text.left_out} texts") and "MinHash" in lines[0]
+    record = json.loads((tmp_path / "out" / "pretraining.json").read_text())
+    assert record["near_duplicates"]["left_out"] == text.left_out
+    assert "Jaccard" in record["near_duplicates"]["method"]
+    # Weights that depend on protected text are not of public text alone, and are no such text.
+    source, is_public = warm_start.source(tmp_path / "out")
+    left_out = f"without near-duplicates of text of users.jsonl (texts left out: {text.left_out})"
+    assert left_out in source and "epsilon does not cover" in source
+    assert not is_public
+    warm_start.refuse_protected(tmp_path / "out", str(corpus / "users.jsonl"))
+    with pytest.raises(ValueError, match="the very text that this run protects"):
+        warm_start.refuse_protected(tmp_path / "out", str(tmp_path / "public.jsonl"))
+    with pytest.raises(ValueError, match="is the file of the users to be protected"):
+        pretraining.read(dataclasses.replace(config, data=str(corpus / "users.jsonl")), options)
+
+
 def test_a_vocabulary_that_lacks_words_is_answered_with_what_to_do(corpus, pretrained, tmp_path):
     assert not any(line.startswith("Hint:") for line in pretrained[1])
     lines = []

@@ -30,6 +30,7 @@ METAVARS = {
     "data": "CORPUS",
     "proxy_data": "CORPUS",
     "vocabulary": "SOURCE",
+    "without_near_duplicates_of": "CORPUS",
     "strategy": "FILE",
     "initial_weights": "DIR",
 }

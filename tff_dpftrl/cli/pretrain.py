@@ -39,8 +39,9 @@ examples:
   tff-dpftrl finetune --data users.jsonl.gz --initial-weights results/pretrained \\
     --target-epsilon 4 --compute-budget 1024 --output results/finetuned
 
-  # On a file of public text, in the format of `train`.
-  tff-dpftrl pretrain --config my_run.toml --data public.jsonl.gz --output results/pretrained
+  # On a file of public text, in the format of `train`, less what nearly repeats users' text.
+  tff-dpftrl pretrain --config my_run.toml --data public.jsonl.gz \\
+    --without-near-duplicates-of users.jsonl.gz --output results/pretrained
 """
 
 # What a run says of its own users and of its beginning.
@@ -55,6 +56,8 @@ _HELP = {
     "batch_size": "Sequences in a batch.",
     "learning_rate": "Adam's learning rate in the beginning.",
     "seed": "Seed of the initial weights and of the order of the text.",
+    "without_near_duplicates_of": "Leave out texts that nearly repeat text of this corpus, such as "
+    "that of the run that follows. It is looked at for this, which no epsilon covers.",
 }
 
 
@@ -76,12 +79,13 @@ def add_parser(subparsers) -> None:
             continue
         group.add_argument(
             "--" + field.name.replace("_", "-"),
-            type=type(field.default),
+            type=str if field.default is None else type(field.default),
             default=field.default,
             metavar=config_flags.METAVARS.get(
                 field.name, {int: "N", float: "X"}.get(type(field.default))
             ),
-            help=f"{_HELP[field.name]} Default: {field.default}.",
+            help=_HELP[field.name]
+            + ("" if field.default is None else f" Default: {field.default}."),
         )
     hints = typing.get_type_hints(language_config.LanguageConfig)
     group = parser.add_argument_group("as in the run that follows")

@@ -23,6 +23,7 @@ import tqdm
 from tff_dpftrl import durable_files, validation, version
 from tff_dpftrl.data import (
     docstrings,
+    near_duplicates,
     sequences,
     sources,
     split,
@@ -59,6 +60,9 @@ class PretrainingConfig(tables.TableOptions):
       batch_size: Number of sequences in a batch.
       learning_rate: Learning rate of Adam at the beginning.
       seed: Seed of the initial weights and of the order of the text.
+      without_near_duplicates_of: Corpus of which no near-duplicates are trained on, often that of
+        the later run (Charles et al. 2024, appendix D); None to leave nothing out. Its texts are
+        looked at for this, which the later run's privacy statement says and epsilon does not cover.
     """
 
     data: str = STANDARD_LIBRARY
@@ -67,6 +71,7 @@ class PretrainingConfig(tables.TableOptions):
     batch_size: int = 64
     learning_rate: float = 3e-3
     seed: int = 0
+    without_near_duplicates_of: str | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -84,13 +89,28 @@ class PublicText:
       train: Users whose text is trained on.
       held_out: Users whose text decides which epoch is best.
       words: The vocabulary.
-      source: Source of the text, for the privacy statement of a later run.
+      corpus: Corpus of the text, in words.
+      left_out: Number of texts that were left out as near-duplicates; None if none were sought.
+      near_duplicates_of: Corpus that they nearly repeat; None if none were sought.
     """
 
     train: user_text.UserText
     held_out: user_text.UserText
     words: vocabulary.Vocabulary
-    source: str
+    corpus: str
+    left_out: int | None = None
+    near_duplicates_of: str | None = None
+
+    @property
+    def source(self) -> str:
+        """Source of the text, for the privacy statement of a later run."""
+        if self.left_out is None:
+            return self.corpus
+        return (
+            f"{self.corpus}, without near-duplicates of text of {self.near_duplicates_of} (texts "
+            f"left out: {self.left_out}): which and how many these are was found by looking at "
+            "that text without noise, which epsilon does not cover"
+        )
 
 
 def read(
@@ -125,10 +145,6 @@ def read(
         corpus = sources.of_rows(
             rows, _name_of_rows(config), pretokenized=options.pretokenized, table=config
         )
-        table = options.part(tables.TableOptions)
-        for part in sources.parts_of(options.data, table, ()):
-            if user_text.shared_users(corpus, part):
-                raise _protected(corpus.name, options.data)
         source = f"{corpus.name}, declared public by the operator"
     elif config.data == STANDARD_LIBRARY:
         corpus = docstrings.read_standard_library()
@@ -152,6 +168,14 @@ def read(
             table=config,
         )
         source = f"{pathlib.PurePath(config.data).name}, declared public by the operator"
+    left_out, others = None, config.without_near_duplicates_of
+    if others is not None:
+        table = options.part(tables.TableOptions)
+        users = sources.load_user_text(others, table=table, pretokenized=options.pretokenized)
+        corpus, left_out = near_duplicates.without(corpus, [users])
+        others = pathlib.PurePath(users.name).name
+    if rows is not None or others is not None:
+        _refuse_shared(corpus, options)
     held_out = split.by_user(corpus).validation
     kept = set(held_out.user_ids)
     train = corpus.select([user for user in corpus.user_ids if user not in kept])
@@ -174,7 +198,7 @@ def read(
             f"vocabulary {options.vocabulary} is not of public text, and pretraining reads public "
             "text only: name another one."
         )
-    return PublicText(train, held_out, words, source)
+    return PublicText(train, held_out, words, source, left_out, others)
 
 
 def _all_docstrings() -> user_text.UserText:
@@ -187,8 +211,18 @@ def _all_docstrings() -> user_text.UserText:
 def _refuse_protected(config: PretrainingConfig, options: language_config.LanguageConfig) -> None:
     public, protected = config.data, options.data
     table = options.part(tables.TableOptions)
-    if sources.share_texts(public, protected, table, one_table=config):
+    if config.without_near_duplicates_of is not None:  # Then what is left is looked at.
+        is_protected = sources.are_same_file(public, protected)
+    else:
+        is_protected = sources.share_texts(public, protected, table, one_table=config)
+    if is_protected:
         raise _protected(public, protected)
+
+
+def _refuse_shared(corpus: user_text.UserText, options: language_config.LanguageConfig) -> None:
+    for part in sources.parts_of(options.data, options.part(tables.TableOptions), ()):
+        if user_text.shared_users(corpus, part):
+            raise _protected(corpus.name, options.data)
 
 
 def _protected(public: str, protected: str) -> validation.UsageError:
@@ -271,8 +305,13 @@ def pretrain(
     evaluate = evaluation.Evaluator(
         model, special, held_out, targets_per_character=others.targets_per_character()
     )
+    if text.left_out is not None:
+        progress(
+            f"Left out: {text.left_out} texts that nearly repeat text of "
+            f"{text.near_duplicates_of} ({near_duplicates.METHOD})."
+        )
     progress(
-        f"Text: {len(ids)} sequences of {len(text.train)} users ({text.source}); {len(held_out)} "
+        f"Text: {len(ids)} sequences of {len(text.train)} users ({text.corpus}); {len(held_out)} "
         f"of {len(text.held_out)} others decide when to stop. Model: {options.model}, "
         f"{model.num_parameters} weights."
     )
@@ -356,6 +395,7 @@ def _write_record(
         "source": text.source,
         "vocabulary_source": text.words.source,
         "pretraining": dataclasses.asdict(config) | {"data": _found_from_everywhere(config.data)},
+        **_record_of_near_duplicates(text),
         "model": {"name": options.model, **options.with_defaults().model_sizes},
         "best_epoch": _best(rows)["round"],
         "epochs": [
@@ -366,6 +406,17 @@ def _write_record(
     }
     content = json.dumps(record, indent=2) + "\n"
     durable_files.write(output / warm_start.RECORD, content.encode("utf-8"))
+
+
+def _record_of_near_duplicates(text: PublicText) -> dict[str, Any]:
+    if text.left_out is None:
+        return {}
+    found = {
+        "of": text.near_duplicates_of,
+        "left_out": text.left_out,
+        "method": near_duplicates.METHOD,
+    }
+    return {warm_start.NEAR_DUPLICATES: found}
 
 
 def _found_from_everywhere(data: str) -> str:
@@ -380,7 +431,7 @@ def _draw(output: pathlib.Path, text: PublicText, rows: list[dict[str, float]]) 
     curves.write(
         output / "curves.png",
         shown,
-        title=f"pretraining on {text.source}",
+        title=f"pretraining on {text.corpus}",
         baselines={},
         unit="epoch",
     )

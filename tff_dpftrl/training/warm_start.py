@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 RECORD = "pretraining.json"
 """Name of the file that says what a pretrained model was trained on."""
 
+NEAR_DUPLICATES = "near_duplicates"
+"""Entry of the record for texts that were left out because of protected ones."""
+
 DIGESTS = "text_digests.npz"
 """Name of the file by which the text of pretraining is recognised where it is gone."""
 
@@ -33,7 +36,8 @@ class InitialWeights:
     Attributes:
       weights: One array for each entry of the model's `weight_shapes`.
       source: Source of the weights, for the privacy statement.
-      is_public: Whether the weights are recorded to be of public text alone.
+      is_public: Whether the weights are recorded to be of public text alone, chosen without a look
+        at other text.
       num_known_words: Number of words of the vocabulary that the earlier model knew.
       runs: Runs that the weights come from, with what they have spent: the last one first.
     """
@@ -70,7 +74,7 @@ def run_folder(folder: pathlib.Path) -> pathlib.Path:
 
 
 def source(folder: pathlib.Path, trained_on: str | None = None) -> tuple[str, bool]:
-    """Returns a statement's words on a folder's weights, and whether all their text was public.
+    """Returns a statement's words on a folder's weights, and whether they are of public text alone.
 
     Args:
       folder: Folder of the weights.
@@ -78,7 +82,7 @@ def source(folder: pathlib.Path, trained_on: str | None = None) -> tuple[str, bo
         if it is recorded in the folder, or not known.
 
     Returns:
-      The words, and whether.
+      The words, and whether; not if text was left out by looking at other people's.
 
     Raises:
       UsageError: If the record is damaged, or `trained_on` is given beside a record.
@@ -99,12 +103,13 @@ def source(folder: pathlib.Path, trained_on: str | None = None) -> tuple[str, bo
         return text, False
     if record.exists():
         try:
-            trained_on = json_text.parse(record.read_text(encoding="utf-8"))["source"]
+            known = _record(folder)
+            trained_on = known["source"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise validation.UsageError(
                 f"{record} cannot be read: {error}. Restore it, or pretrain anew."
             ) from error
-        return f"the model {name!r}, trained on {trained_on}", True
+        return f"the model {name!r}, trained on {trained_on}", NEAR_DUPLICATES not in known
     if trained_on is not None:
         return f"the model {name!r}, trained on {trained_on}, declared public by the operator", True
     return f"the model {name!r}, of which is not recorded what it was trained on", False
@@ -117,11 +122,14 @@ def pretrained_on(folder: pathlib.Path) -> str | None:
       The name; None if it is not recorded there.
     """
     try:
-        record = json_text.parse((folder.expanduser() / RECORD).read_text(encoding="utf-8"))
-        data = record["pretraining"]["data"]
+        data = _record(folder)["pretraining"]["data"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return data if isinstance(data, str) else None
+
+
+def _record(folder: pathlib.Path) -> Any:
+    return json_text.parse((folder.expanduser() / RECORD).read_text(encoding="utf-8"))
 
 
 def refuse_protected(
@@ -143,10 +151,13 @@ def refuse_protected(
     """
     table = table or tables.TableOptions()
     data = pretrained_on(folder)  # None of something else, which `source` has words for.
-    if data is not None and (
-        sources.share_texts(data, protected, table, users=users)
-        or _has_digests_of(folder.expanduser(), protected, table, users)
-    ):
+    if data is None:
+        return
+    if NEAR_DUPLICATES in _record(folder):  # The file has more than was trained on.
+        is_protected = sources.are_same_file(data, protected)
+    else:
+        is_protected = sources.share_texts(data, protected, table, users=users)
+    if is_protected or _has_digests_of(folder.expanduser(), protected, table, users):
         raise validation.UsageError(
             f"initial_weights {folder} were pretrained on {data!r}, the very text that this run "
             "protects, a copy of it, or text of its users: pretrain on public text."
