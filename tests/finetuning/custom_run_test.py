@@ -135,9 +135,7 @@ def test_the_same_call_goes_on_with_the_same_batches_and_noise(crash_at, tmp_pat
     np.testing.assert_array_equal(again.weights[0], whole.weights[0])
 
 
-@pytest.mark.parametrize(
-    "began_in_one_pass", [False, pytest.param(True, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("began_in_one_pass", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_the_way_of_clipping_that_it_began_with(began_in_one_pass, tmp_path):
     """Another trial, of other rows, might choose another one."""
     lines = []

@@ -158,8 +158,9 @@ _HIDDEN = {
     "one": (_backwards, np.arange(4.0)[None]),
     "overflow": (lambda weights, rows: tf.exp(1e4 + _backwards(weights, rows)), np.eye(4)),
     "small": (
-        lambda weights, rows: tf.reduce_sum(tf.square(rows @ weights[0]), axis=1)
-        + 1e-3 * _backwards(weights, rows),
+        lambda weights, rows: (
+            tf.reduce_sum(tf.square(rows @ weights[0]), axis=1) + 1e-3 * _backwards(weights, rows)
+        ),
         np.arange(16.0).reshape([4, 4]) % 5,
     ),
 }

@@ -203,8 +203,11 @@ def booked_losses(
         shares = tf.math.reciprocal_no_nan(tf.cast(num_rows, tf.float32))
         losses = shares * tf.reduce_sum(of_rows, axis=1)
         results, gradients = [], []
-        for found in graph_uses.find(weights, tokens):
-            gradient = found.gradient(_gradients(losses, found.outputs))
+        uses = graph_uses.find(weights, tokens)
+        outputs = [found.outputs for found in uses]
+        of_outputs = tf.nest.pack_sequence_as(outputs, _gradients(losses, tf.nest.flatten(outputs)))
+        for found, given in zip(uses, of_outputs, strict=True):
+            gradient = found.gradient(given)
             units = _Units(tf.size(num_rows), rows_per_unit, found.tokens)
             order = weight_uses.Order.SEQUENCES
             result = _Result(gradient, order, [found.use], units)
@@ -368,9 +371,7 @@ class OfLosses:
             return True
         rng = np.random.default_rng(0)
         # At initial weights, what is in the wrong place may be zero.
-        moved = [
-            tf.constant(x + rng.normal(0.0, 0.1, np.shape(x)), tf.float32) for x in weights
-        ]
+        moved = [tf.constant(x + rng.normal(0.0, 0.1, np.shape(x)), tf.float32) for x in weights]
         rows = tf.nest.map_structure(
             lambda x: losses_trial.with_shuffled(tf.convert_to_tensor(x), rng), rows
         )

@@ -36,9 +36,11 @@ _BY_ENTRY = ("AddV2", "Add", "Sub", "Mul", "BiasAdd", "BroadcastTo")
 _WITHOUT_GRADIENT = ("Shape", "ShapeN", "Rank", "Size")
 # Of what these return, entry i of the first axis is made of entry i of the first axis only.
 _ROW_BY_ROW = (*_BY_ENTRY, "Identity", "Reshape", "MatMul", "Relu", "Tanh", "Sigmoid")
-# Which entries these move where depends on numbers.
-_MOVES = ("GatherNd", "Scatter", "TensorScatter", "Dynamic", "ParallelDynamic", "Ragged")
-_MOVES = (*_MOVES, "Segment", "UnsortedSegment", "Sparse")
+# Beginnings of the types of operations that move entries by numbers, beside lookups.
+_MOVES = (
+    *("GatherNd", "Scatter", "TensorScatter", "Dynamic", "ParallelDynamic"),
+    *("Ragged", "Segment", "UnsortedSegment", "Sparse"),
+)
 _OTHER_GRAPH = "the graph is another one for another number of rows"
 
 Gradients: TypeAlias = Callable[[Sequence[tf.Tensor]], tf.Tensor]
