@@ -7,8 +7,7 @@ All compute the sum of the clipped gradients of the same 64 rows of random words
 weights, in float32, or the plain gradient of their mean loss. It is checked first that they do.
 The clip norm is the median of the rows' norms, so that half of them are clipped. Nobody adds noise
 or takes a step. The environments are those of benchmarks/peers/README.md, which also says what is
-to whose advantage. `interleaving.py` says what the ratios are. Memory is what a way takes at its
-peak above what its process holds before it.
+to whose advantage. `interleaving.py` says what the ratios are.
 
 "gpt2-small" is measured where it is named: the shapes of GPT-2 small with two embeddings, 8 rows,
 the clip norm 1. What forms the gradients of all rows is left out there.
@@ -18,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import pathlib
 from typing import Any
 
 import figures
@@ -118,20 +116,11 @@ def measure(args: argparse.Namespace, name: str) -> dict[str, Any]:
         print(f"\n{title}; {speeds}", flush=True)
         _check(children, ways)
 
-        memory = collections.defaultdict(float)
+        def contender(key, index):
+            run = children[key].run_round
+            return interleaving.Contender(lambda _: run(index), children[key].pid)
 
-        def contender(way, key, index):
-            child = children[key]
-
-            def run(_):
-                before = _resident(child.pid, "VmRSS")
-                seconds = child.run_round(index)
-                memory[way] = max(memory[way], _resident(child.pid, "VmHWM") - before)
-                return seconds
-
-            return interleaving.Contender(run, child.pid)
-
-        contenders = {way: contender(way, *place) for way, place in ways.items()}
+        contenders = {way: contender(*place) for way, place in ways.items()}
         times = interleaving.take_turns(contenders, args.rounds, num_warm_up=1)
     plain = {way for way in ways if way.endswith("plain")}
     comparisons = [
@@ -140,17 +129,7 @@ def measure(args: argparse.Namespace, name: str) -> dict[str, Any]:
         if way not in plain
     ] + [interleaving.Comparison("tff_dpftrl", way) for way in ways if ways[way][0] != "ours"]
     table = interleaving.print_table(title, times, comparisons, facts["versions"])
-    print("memory, GB: " + ", ".join(f"{way} {used:.1f}" for way, used in memory.items()))
     return {**table, "GFLOP a core second": facts["speeds"]}
-
-
-def _resident(pid: int, name: str) -> float:
-    """Returns a figure of a process's memory in GB, "VmRSS" or "VmHWM", the largest since then."""
-    process = pathlib.Path(f"/proc/{pid}")
-    if name == "VmRSS":
-        (process / "clear_refs").write_text("5", encoding="ascii")  # Sets VmHWM to what it is.
-    status = (process / "status").read_text(encoding="ascii").splitlines()
-    return int(next(line for line in status if line.startswith(name)).split()[1]) / 1e6
 
 
 def main() -> None:

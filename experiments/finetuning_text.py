@@ -138,8 +138,9 @@ class Corpus:
             model=self.model,
         )
         self.users = run.users_of(self.task)
+        self.kept = sequences.SequenceCorpus(text.test, initial.words, spec)
         self.proxies = proxies.measure(
-            sequences.SequenceCorpus(text.test, initial.words, spec),
+            self.kept,
             self.model,
             self.weights,
             largest_group=_LARGEST_GROUP,

@@ -9,8 +9,8 @@ The first has a row for each setting in results/NAME/summary.csv, with those axe
 each baseline; the second how many of a model's ten likeliest words are frequent ones; a third,
 `csv: NAME`, is results/NAME.csv as it is; `cross: NAME, ROW, COLUMN ...` has the losses in
 results/NAME.csv, means over seeds, for each value of one axis and each setting of others, or
-only those of AXIS=VALUE. With --check nothing is written; the exit status says whether the page
-is up to date.
+only those of AXIS=VALUE; with shown=COLUMN another column than the losses. With --check nothing
+is written; the exit status says whether the page is up to date.
 """
 
 from __future__ import annotations
@@ -88,17 +88,19 @@ def heads(name: str) -> str:
 
 
 def cross(name: str, axes: list[str]) -> str:
-    """Losses of fine-tuning, crosswise: means over seeds, with standard errors.
+    """Losses of fine-tuning, or another column, crosswise: means over seeds, with standard errors.
 
     Args:
       name: Of the file below results/, without its suffix.
       axes: The column that tells rows from each other, and those that tell columns; of
-        "NAME=VALUE" only the settings with that value are taken.
+        "NAME=VALUE" only the settings with that value are taken, but "shown=NAME" names the column
+        that is averaged instead of "loss".
 
     Returns:
       Markdown, ending with a newline; a setting that was not run is left empty.
     """
     only = dict(axis.split("=") for axis in axes if "=" in axis)
+    shown = only.pop("shown", "loss")
     row_axis, *column_axes = (axis for axis in axes if "=" not in axis)
     losses: dict[str, dict[tuple[str, ...], list[float]]] = {}
     columns: dict[tuple[str, ...], None] = {}
@@ -107,7 +109,7 @@ def cross(name: str, axes: list[str]) -> str:
             continue
         column = tuple(row[axis] for axis in column_axes)
         columns[column] = None
-        losses.setdefault(row[row_axis], {}).setdefault(column, []).append(float(row["loss"]))
+        losses.setdefault(row[row_axis], {}).setdefault(column, []).append(float(row[shown]))
     in_order = sorted(columns, key=lambda column: [_order(value) for value in column])
     lines = [[row_axis, *(", ".join(column) for column in in_order)]]
     for value in sorted(losses, key=_order):

@@ -111,6 +111,8 @@ def test_losses_stand_crosswise_with_errors_over_seeds(tmp_path, monkeypatch):
     assert lines[3:5] == ["| 1 | 4.100 ± 0.100 | 4.000 ± 0.100 |", "| 4 |  | 3.500 |"]
     lines = page.render("<!-- cross: toy, method=ULS, ε, method -->\n<!-- end -->").splitlines()
     assert lines[1:5] == ["| ε | ULS |", "|---|---|", "| 1 | 4.000 ± 0.100 |", "| 4 | 3.500 |"]
+    lines = page.render("<!-- cross: toy, shown=seed, ε, method -->\n<!-- end -->").splitlines()
+    assert lines[3:5] == ["| 1 | 0.500 ± 0.500 | 0.500 ± 0.500 |", "| 4 |  | 0.000 |"]
 
 
 @pytest.mark.parametrize("figure", ["epsilon", "map", "group", "users", "large_map", "long"])

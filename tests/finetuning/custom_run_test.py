@@ -135,6 +135,20 @@ def test_the_same_call_goes_on_with_the_same_batches_and_noise(crash_at, tmp_pat
     np.testing.assert_array_equal(again.weights[0], whole.weights[0])
 
 
+@pytest.mark.parametrize("began_in_one_pass", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_goes_on_with_the_way_of_clipping_that_it_began_with(began_in_one_pass, tmp_path):
+    """Another trial, of other rows, might choose another one."""
+    lines = []
+    with pytest.raises(_Crash):
+        _finetune(tmp_path / "run", crash_at=3, lines=lines, in_one_pass=began_in_one_pass)
+    way = next(line for line in lines if line.startswith("Gradients are clipped"))
+    assert (way == "Gradients are clipped in one pass.") == began_in_one_pass
+    results = _finetune(tmp_path / "run", in_one_pass=True)
+    assert len(results.rows) == _STEPS
+    assert (results.clipping == "Gradients are clipped in one pass.") == began_in_one_pass
+    assert "way of clipping" not in (tmp_path / "run" / "config.json").read_text()
+
+
 def test_a_private_run_goes_on_with_its_secret_samples(tmp_path):
     with pytest.raises(_Crash):
         _finetune(tmp_path / "run", crash_at=3)

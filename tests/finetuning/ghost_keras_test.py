@@ -111,12 +111,82 @@ def test_rows_in_another_order_on_the_way_are_found_by_a_trial():
     unseen = ghost.OfLosses(losses, 3)
     unseen.check(plain, rows)  # The first one chooses.
     assert unseen.way == chosen.way
-    unseen._chosen = _booked(losses, weights, rows)
-    with pytest.raises(validation.UsageError, match="in_one_pass=False"):
-        unseen.check(plain, rows)
     same = ghost.OfLosses(losses, 3, is_wanted=False)
     same.check(plain, rows)
-    assert same.way == "Gradients are clipped one after the other: as asked."
+    assert same.way == "Gradients are clipped one after the other: as asked, or as the run began."
+
+
+def _sorted(rows):
+    return tf.gather(rows, tf.argsort(rows[:, 0]))
+
+
+def _sorted_by_steps(rows):
+    by_step = tf.gather(tf.stack([rows, rows]), tf.argsort(rows[:, 0]), axis=1)
+    return tf.transpose(by_step, [1, 0, 2])[:, 0]
+
+
+def _sorted_by_product(rows):
+    return tf.one_hot(tf.argsort(rows[:, 0]), tf.shape(rows)[0]) @ rows
+
+
+def _sorted_in_parts(rows):
+    parts = tf.dynamic_partition(rows, tf.cast(rows[:, 0] > 0, tf.int32), 2)
+    return tf.ensure_shape(tf.concat(parts, axis=0), rows.shape)
+
+
+_SORTING = [_sorted, _sorted_by_steps, _sorted_by_product, _sorted_in_parts]
+_SORTING.append(tf.function(_sorted, autograph=False))
+
+
+@pytest.mark.parametrize("sort", _SORTING)
+def test_rows_that_are_moved_by_their_numbers_are_found_in_the_graph(sort):
+    """A trial would not see it, if its rows were sorted already."""
+
+    def losses(weights, rows):
+        return tf.reduce_sum(tf.square(tf.matmul(sort(rows), weights[0])), axis=1)
+
+    with pytest.raises(graph_uses.UnknownUseError, match="may put rows in another order"):
+        _booked(losses, [tf.ones([4, 4])], tf.ones([6, 4]))
+
+
+def _backwards(weights, rows):
+    return tf.reduce_sum(tf.square(tf.reverse(tf.tanh(rows[::-1] @ weights[-1]), [0])), axis=1)
+
+
+_HIDDEN = {
+    "alike": (_backwards, np.ones([4, 4])),
+    "one": (_backwards, np.arange(4.0)[None]),
+    "overflow": (lambda weights, rows: tf.exp(1e4 + _backwards(weights, rows)), np.eye(4)),
+    "small": (
+        lambda weights, rows: (
+            tf.reduce_sum(tf.square(rows @ weights[0]), axis=1) + 1e-3 * _backwards(weights, rows)
+        ),
+        np.arange(16.0).reshape([4, 4]) % 5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _HIDDEN)
+def test_a_trial_is_passed_by_no_luck(name):
+    losses, rows = _HIDDEN[name]
+    chosen = ghost.OfLosses(losses, 1)
+    weights = [np.eye(4, dtype=np.float32)] * (2 if name == "small" else 1)
+    chosen.choose(weights, rows.astype(np.float32))
+    assert "the model puts rows in another order" in chosen.way
+
+
+def test_what_was_chosen_before_is_not_chosen_again_but_still_checked():
+    weights, rows = [np.eye(4, dtype=np.float32)], np.ones([4, 4], np.float32)
+
+    def losses(weights, rows):
+        return tf.reduce_sum(tf.square(rows @ weights[0]), axis=1)
+
+    resumed = ghost.OfLosses(losses, 1, has_begun=True)
+    resumed.check(weights, rows)  # Rows that are alike would not do to choose by.
+    assert resumed.is_in_one_pass
+    resumed = ghost.OfLosses(_backwards, 1, has_begun=True)
+    with pytest.raises(validation.UsageError, match="in_one_pass=False"):
+        resumed.check(weights, np.arange(16.0, dtype=np.float32).reshape([4, 4]))
 
 
 def test_any_function_of_tensorflow_will_do():

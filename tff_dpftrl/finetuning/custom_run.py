@@ -290,10 +290,14 @@ def finetune(
             "makes the run not private: leave one of them out."
         )
     begun = manifest.read(output) if manifest.exists(output) else None
+    was_in_one_pass = begun is not None and (
+        begun.identities.get(_CLIPPING) == manifest.identity([_IN_ONE_PASS])
+    )
     clipped_sum = ghost.OfLosses(
         model.row_losses,
         plan.rows_per_unit if isinstance(plan, plan_lib.Plan) else plan.group_size,
-        is_wanted=steps.in_one_pass,
+        is_wanted=steps.in_one_pass and (begun is None or was_in_one_pass),
+        has_begun=was_in_one_pass,
         report=progress,
     )
     if begun is None:
@@ -349,7 +353,8 @@ def finetune(
                     else {"contents of the examples": [examples.digest]}
                 ),
             }
-        ),
+        )
+        | _chosen_clipping(begun, clipped_sum),
         recorded_kind=manifest.CUSTOM_FINETUNING,
     )
 
@@ -584,6 +589,21 @@ def _not_covered(trained_on: str | None) -> tuple[str, ...]:
         return ()
     source = "not recorded" if trained_on is None else trained_on
     return (f"What the initial weights were trained on: {source}.",)
+
+
+_CLIPPING, _IN_ONE_PASS = "way of clipping", "in one pass"
+
+
+def _chosen_clipping(begun: manifest.Manifest | None, chosen: ghost.OfLosses) -> dict[str, str]:
+    """Returns a digest of how a run began to clip, so that no other trial chooses anew.
+
+    It is kept private: the trial is of the users' examples. Older runs, which clipped one gradient
+    after the other, have none.
+    """
+    if begun is not None:
+        return {name: begun.identities[name] for name in {_CLIPPING} & set(begun.identities)}
+    way = _IN_ONE_PASS if chosen.is_in_one_pass else "one after the other"
+    return manifest.identities({_CLIPPING: [way]})
 
 
 _TRIED_ROWS = 4

@@ -51,7 +51,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.finetuning import clipped_sums
+from tff_dpftrl.finetuning import clipped_sums, losses_trial
 from tff_dpftrl.models import graph_uses, language_model, weight_uses
 from tff_dpftrl.private_round import clipping, summation
 
@@ -246,8 +246,11 @@ def booked_losses(
         shares = tf.math.reciprocal_no_nan(tf.cast(num_rows, tf.float32))
         losses = shares * tf.reduce_sum(of_rows, axis=1)
         results, gradients = [], []
-        for found in graph_uses.find(weights, tokens):
-            gradient = found.gradient(_gradients(losses, found.outputs))
+        uses = graph_uses.find(weights, tokens)
+        outputs = [found.outputs for found in uses]
+        of_outputs = tf.nest.pack_sequence_as(outputs, _gradients(losses, tf.nest.flatten(outputs)))
+        for found, given in zip(uses, of_outputs, strict=True):
+            gradient = found.gradient(given)
             units = _Units(tf.size(num_rows), rows_per_unit, found.tokens)
             order = weight_uses.Order.SEQUENCES
             result = _Result(gradient, order, [found.use], units)
@@ -278,6 +281,7 @@ class OfLosses:
         rows_per_unit: int,
         *,
         is_wanted: bool = True,
+        has_begun: bool = False,
         report: Callable[[str], None] = lambda line: None,
     ):
         """Keeps its arguments.
@@ -286,15 +290,22 @@ class OfLosses:
           row_losses: The losses.
           rows_per_unit: The most rows a unit has.
           is_wanted: Whether it may be in one pass.
+          has_begun: Whether one pass was chosen before, by a trial that is not made again.
           report: Callback for the line about the choice.
         """
         self.way: str | None = None
         self._row_losses = row_losses
         self._rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
         self._is_wanted = is_wanted
+        self._has_begun = has_begun
         self._report = report
         self._chosen: clipped_sums.ClippedSum | None = None
         self._loop = clipped_sums.looped(row_losses)
+
+    @property
+    def is_in_one_pass(self) -> bool:
+        """Whether one pass was chosen."""
+        return self._chosen not in (None, self._loop)
 
     def __call__(
         self,
@@ -317,7 +328,7 @@ class OfLosses:
         self._choose(weights, rows, trial=True)
 
     def check(self, weights: Sequence[np.ndarray], rows: clipped_sums.Rows) -> None:
-        """Chooses at the first call; later refuses one pass that differs from the loop.
+        """Chooses if nothing was chosen; else refuses one pass that differs from the loop.
 
         Args:
           weights: Weights for the trial.
@@ -326,9 +337,9 @@ class OfLosses:
         Raises:
           UsageError: If it differs.
         """
-        if self._chosen is None:
+        if self._chosen is None and not self._has_begun:
             self.choose(weights, rows)
-        elif not self._agrees(self._chosen, weights, rows):
+        elif not self._agrees(self._chosen or self._choose(weights, rows), weights, rows):
             raise validation.UsageError(
                 "The gradients of rows are not what one pass over all of them says: the model may "
                 "put rows in another order on the way. Set in_one_pass=False, which takes one "
@@ -342,12 +353,14 @@ class OfLosses:
         *,
         trial: bool = False,
     ) -> clipped_sums.ClippedSum:
-        chosen, reason = self._loop, "as asked"
+        chosen, reason = self._loop, "as asked, or as the run began"
         if self._is_wanted:
             try:
                 booked, reason = self._booked(weights, rows), None
-                if trial and not self._agrees(booked, weights, rows):
-                    reason = "the model puts rows in another order on the way"
+                if trial and not self._agrees(booked, weights, rows, must_tell=True):
+                    reason = (
+                        "the model puts rows in another order on the way, or those tried are alike"
+                    )
                 else:
                     chosen = booked
             except graph_uses.UnknownUseError as error:
@@ -386,27 +399,40 @@ class OfLosses:
         chosen: clipped_sums.ClippedSum,
         weights: Sequence[tf.Tensor | np.ndarray],
         rows: clipped_sums.Rows,
+        *,
+        must_tell: bool = False,
     ) -> bool:
-        """Returns whether norms and sums are those of one gradient after the other."""
+        """Returns whether norms and sums are those of one gradient after the other.
+
+        Args:
+          chosen: The sum to try.
+          weights: Weights for the trial.
+          rows: Rows for the trial, beside which made-up ones are tried: one has no order.
+          must_tell: Whether it is no agreement if all units' norms are alike, or not finite.
+        """
         if chosen is self._loop:
             return True
         rng = np.random.default_rng(0)
         # At initial weights, what is in the wrong place may be zero.
-        moved = [x + rng.normal(0.0, 0.1, np.shape(x)).astype(np.float32) for x in weights]
-        num_rows = int(tf.nest.flatten(rows)[0].shape[0])
-        sizes = [min(2, self._rows_per_unit, num_rows)]
-        splits = np.cumsum([0, *sizes, *[1] * (num_rows - sizes[0])])
-        arguments = (
-            [tf.constant(x, tf.float32) for x in moved],
-            tf.nest.map_structure(tf.convert_to_tensor, rows),
-            tf.constant(splits, tf.int64),
-            tf.constant(1.0, tf.float64),
+        moved = [tf.constant(x + rng.normal(0.0, 0.1, np.shape(x)), tf.float32) for x in weights]
+        rows = tf.nest.map_structure(
+            lambda x: losses_trial.with_shuffled(tf.convert_to_tensor(x), rng), rows
         )
-        (found, of_units), (expected, of_loop) = (way(*arguments) for way in (chosen, self._loop))
-        norms = np.asarray(of_loop.norms)
-        margin = _SAME * np.minimum(norms[np.isfinite(norms)], 1.0).sum() + 1e-9
-        return np.allclose(of_units.norms, norms, rtol=_SAME, atol=1e-6) and all(
-            np.allclose(x, y, rtol=0, atol=margin) for x, y in zip(found, expected, strict=True)
+        num_rows = int(tf.nest.flatten(rows)[0].shape[0])
+        first = min(2, self._rows_per_unit, num_rows - 1)  # All other units have one row.
+        splits = tf.constant([0, *range(first, num_rows + 1)], tf.int64)
+        _, measured = self._loop(moved, rows, splits, tf.constant(1.0, tf.float64))
+        norms = np.asarray(measured.norms)
+        proper = norms[np.isfinite(norms) & (norms > 0.0)]
+        if len(proper) < 2 or proper.max() < 1.01 * proper.min():
+            return not must_tell
+        # With factors that differ: sums of gradients that are not clipped are right in any order.
+        arguments = (moved, rows, splits, tf.constant(np.median(proper) / 2.0, tf.float64))
+        (found, of_units), (expected, _) = (way(*arguments) for way in (chosen, self._loop))
+        rounding = 1e-6 * max(1.0, proper.max())
+        return np.allclose(of_units.norms, norms, rtol=_SAME, atol=rounding) and all(
+            np.allclose(x, y, rtol=0, atol=_SAME * np.abs(y).max(initial=0.0) + rounding)
+            for x, y in zip(found, expected, strict=True)
         )
 
 

@@ -49,7 +49,7 @@ def refuse(
         weight + tf.constant(rng.normal(0.0, _PERTURBATION, np.shape(array)), tf.float32)
         for weight, array in zip(given, weights, strict=True)
     ]
-    pairs = tf.nest.map_structure(lambda x: _twice(x, rng), rows)
+    pairs = tf.nest.map_structure(lambda x: with_shuffled(x, rng), rows)
     for tried in (given, moved):
         refuse_mixed_rows(row_losses, tried, pairs)
     losses = np.asarray(row_losses(given, rows))
@@ -146,8 +146,13 @@ def refuse_randomness(
         )
 
 
-def _twice(values: tf.Tensor, rng: np.random.Generator) -> tf.Tensor:
-    """Returns rows and made-up ones: the same values in another order."""
+def with_shuffled(values: tf.Tensor, rng: np.random.Generator) -> tf.Tensor:
+    """Returns rows and made-up ones: the same values in another order.
+
+    Args:
+      values: Tensor of the rows.
+      rng: Generator of the order.
+    """
     array = values.numpy()
     return tf.concat([values, rng.permutation(array.reshape(-1)).reshape(array.shape)], axis=0)
 

@@ -267,7 +267,7 @@ class Layers:
 
     def normalised(self, name: str, states: tf.Tensor, epsilon: float) -> tf.Tensor:
         """Applies layer norm (Ba et al. 2016): mean 0, variance 1, then scale and bias."""
-        values = tf.cast(states, tf.float32)
+        values = _widened(states)
         centred = values - tf.reduce_mean(values, axis=1, keepdims=True)
         variance = tf.reduce_mean(tf.square(centred), axis=1, keepdims=True)
         normal = tf.cast(centred * tf.math.rsqrt(variance + epsilon), states.dtype)
@@ -281,7 +281,7 @@ class Layers:
 
     def mean_square_normalised(self, name: str, states: tf.Tensor, epsilon: float) -> tf.Tensor:
         """Applies RMSNorm (Zhang and Sennrich 2019): mean square 1, then scale."""
-        values = tf.cast(states, tf.float32)
+        values = _widened(states)
         square = tf.reduce_mean(tf.square(values), axis=1, keepdims=True)
         normal = tf.cast(values * tf.math.rsqrt(square + epsilon), states.dtype)
         scale = f"{self.prefix}{name}_scale"
@@ -307,6 +307,11 @@ def split_heads(projected: tf.Tensor, parts: int, length: int, heads: int) -> li
     return tf.unstack(tf.transpose(projected, [2, 0, 3, 1, 4]), num=parts)
 
 
+def _widened(values: tf.Tensor) -> tf.Tensor:
+    """Returns values of fewer than 32 bits as float32, others as they are."""
+    return tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
+
+
 def causal_attention(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Applies attention to the present and earlier positions.
 
@@ -324,7 +329,7 @@ def causal_attention(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.T
     query = tf.reshape(query / math.sqrt(size), [-1, groups, heads // groups * length, size])
     scores = tf.reshape(tf.matmul(query, key, transpose_b=True), [-1, heads, length, length])
     ahead = np.triu(np.full([length, length], MASKED), k=1)
-    scores = tf.cast(scores, tf.float32)
+    scores = _widened(scores)
     shares = tf.cast(tf.nn.softmax(scores + tf.constant(ahead, scores.dtype)), value.dtype)
     shares = tf.reshape(shares, [-1, groups, heads // groups * length, length])
     mixed = tf.reshape(tf.matmul(shares, value), [-1, heads, length, size])

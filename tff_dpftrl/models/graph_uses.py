@@ -8,8 +8,9 @@ a tensor, so that no use is missed. Each must be one whose gradient is known her
 
 **Whose is what.** The gradient of a result has a part for each row of the batch, and which part is
 whose is read off shapes, in a graph for a batch of `_BATCH` rows: an axis of this size is the
-batch, and it must be the first one, or have been flattened with the axes after it. What shapes
-cannot tell, such as a batch that is sorted on the way and put back, has to be tried with numbers.
+batch, and it must be the first one, or have been flattened with the axes after it. No operation on
+the way there may move rows by numbers, as sorting does (`_moves_rows`). What shapes cannot tell,
+such as a batch that is reversed on the way and put back, has to be tried with numbers.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ _BY_ENTRY = ("AddV2", "Add", "Sub", "Mul", "BiasAdd", "BroadcastTo")
 _WITHOUT_GRADIENT = ("Shape", "ShapeN", "Rank", "Size")
 # Of what these return, entry i of the first axis is made of entry i of the first axis only.
 _ROW_BY_ROW = (*_BY_ENTRY, "Identity", "Reshape", "MatMul", "Relu", "Tanh", "Sigmoid")
+# Beginnings of the types of operations that move entries by numbers, beside lookups.
+_MOVES = (
+    *("GatherNd", "Scatter", "TensorScatter", "Dynamic", "ParallelDynamic"),
+    *("Ragged", "Segment", "UnsortedSegment", "Sparse"),
+)
 _OTHER_GRAPH = "the graph is another one for another number of rows"
 
 Gradients: TypeAlias = Callable[[Sequence[tf.Tensor]], tf.Tensor]
@@ -233,6 +239,7 @@ class _Reading:
 
     def __init__(self, tokens: Sequence[tuple[str, int]] | None):
         self.tokens: list[tuple[str, int]] = []
+        self._seen: set[str] = set()
         self._known = None if tokens is None else list(tokens)
 
     def found(self, weights: Sequence[tf.Tensor]) -> list[Found]:
@@ -292,6 +299,7 @@ class _Reading:
         if self._known is None:
             if not _is_by_row(tensor):
                 raise UnknownUseError(f"which part of {tensor.name} is whose is not known")
+            self._check_way_to(tensor)
             tokens = tensor.shape[0] // _BATCH
         elif len(self.tokens) == len(self._known):
             raise UnknownUseError(_OTHER_GRAPH)
@@ -299,6 +307,17 @@ class _Reading:
             tokens = self._known[len(self.tokens)][1]
         self.tokens.append((operation.type, tokens))
         return tokens
+
+    def _check_way_to(self, tensor: tf.Tensor) -> None:
+        """Refuses a tensor that is made by an operation that may have moved rows."""
+        operations = [tensor.op]
+        while operations:
+            operation = operations.pop()
+            if operation.name not in self._seen:
+                self._seen.add(operation.name)
+                if _moves_rows(operation):
+                    raise UnknownUseError(f"{operation.name} may put rows in another order")
+                operations += [x.op for x in operation.inputs]
 
     def _product(self, view: _View, operation: tf.Operation, transposed: bool) -> _Use:
         shape, turned = view.matrix()
@@ -454,6 +473,26 @@ def _is_by_row(tensor: tf.Tensor, known: dict[str, bool] | None = None) -> bool:
         found = bool(made_of) and all(_is_by_row(x, known) for x in made_of)
     known[tensor.name] = found
     return found
+
+
+def _moves_rows(operation: tf.Operation) -> bool:
+    """Returns whether numbers may tell where an operation puts the rows of a batch."""
+    shapes = [x.shape for x in (*operation.inputs, *operation.outputs)]
+    batches = [0 if x.rank is None else sum(map(_may_be_batch, x)) for x in shapes]
+    if any(number > 1 for number in batches):  # A matrix for all pairs of rows.
+        return True
+    if any(attribute.type in ("func", "list(func)") for attribute in operation.op_def.attr):
+        functions = operation.graph.as_graph_def().library.function
+        kinds = {node.op for function in functions for node in function.node_def}
+        return any(kind.startswith(("Gather", *_MOVES)) for kind in kinds)
+    if operation.type == "GatherV2":
+        axis = _static(operation.inputs[2])
+        return axis is None or shapes[0].rank is None or _may_be_batch(shapes[0][int(axis)])
+    return operation.type.startswith(_MOVES) and any(batches)
+
+
+def _may_be_batch(size: int | None) -> bool:
+    return size is None or (size > 0 and size % _BATCH == 0)
 
 
 def _merged(name: str, shape: tf.TensorShape, uses: Sequence[_Use]) -> list[Found]:

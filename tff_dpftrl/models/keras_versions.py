@@ -31,7 +31,6 @@ AdamW = tf.keras.optimizers.AdamW
 Adafactor = tf.keras.optimizers.Adafactor
 get_loss = tf.keras.losses.get
 PolynomialDecay = tf.keras.optimizers.schedules.PolynomialDecay
-get_loss = tf.keras.losses.get
 
 _SEED_STATE = "seed_generator_state"
 
