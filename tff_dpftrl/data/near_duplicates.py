@@ -37,9 +37,9 @@ def without(
 ) -> tuple[user_text.UserText, int]:
     """Leaves out the texts of a corpus that nearly repeat a text of other corpora.
 
-    Case, white space, punctuation and the form of Unicode make no difference. Not found are a text inside a longer one,
-    a translation, and what says the same in other words. Texts of fewer than three words, which
-    those of a language that sets no blanks may be, are compared as a whole.
+    Case, white space, punctuation and the form of Unicode make no difference. Not found are a text
+    inside a longer one, a translation, and what says the same in other words. Texts of fewer than
+    three words, which those of a language that sets no blanks may be, are compared as a whole.
 
     Args:
       public: Corpus to leave texts out of.
