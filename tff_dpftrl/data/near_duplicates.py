@@ -12,6 +12,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -116,7 +117,7 @@ def _similarity(one: bytes, other: bytes) -> float:
     return shared / (len(ours) + len(theirs) - shared)
 
 
-def _library():
+def _library() -> Any:
     try:
         import datasketch
     except ImportError as error:
