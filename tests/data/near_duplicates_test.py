@@ -75,6 +75,11 @@ def test_case_blanks_and_punctuation_make_no_difference():
     # "it is done" is half of the two runs of the longer text, and one word alone is a whole text.
     _, left_out = near_duplicates.without(_corpus(public), [_corpus({"ada": ["No", "???"]})])
     assert left_out == 1
+    # One letter, or a letter and its accent.
+    _, left_out = near_duplicates.without(
+        _corpus({"bo": ["cafe\u0301 ferme\u0301"]}), [_corpus({"ada": ["caf\u00e9 ferm\u00e9"]})]
+    )
+    assert left_out == 1
 
 
 def test_nothing_in_common_leaves_the_corpus_as_it_is():

@@ -164,8 +164,8 @@ def test_a_step_is_a_function_of_its_state(optimizer):
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Adafactor"])
-def test_steps_by_tensors_have_the_bits_of_all_together(optimizer, monkeypatch):
-    shapes = ([3], [], [4, 2], [3])
+def test_steps_by_tensors_have_the_bits_of_all_together(optimizer, monkeypatch, caplog):
+    shapes = ([3], [], [4, 2], [3], [1], [2], [4])
 
     def losses(weights, rows):
         total = tf.add_n([tf.reduce_sum(tf.square(weight)) for weight in weights])
@@ -191,7 +191,28 @@ def test_steps_by_tensors_have_the_bits_of_all_together(optimizer, monkeypatch):
             state, _ = _step(steps, _data(3), [0, 1, 2, 3], state)
         return state
 
-    tf.nest.map_structure(np.testing.assert_array_equal, run(1), run(10**9))
+    by_tensors = run(1)
+    assert "retracing" not in caplog.text  # Whatever the number of shapes.
+    tf.nest.map_structure(np.testing.assert_array_equal, by_tensors, run(10**9))
+
+
+def test_an_interrupt_between_tensors_changes_no_state(monkeypatch):
+    monkeypatch.setattr(private_steps, "_LARGE", 1)
+    steps, data = _steps(1.0, optimizer=tf.keras.optimizers.Adam(_RATE)), _data(4)
+    before, _ = _step(steps, data, [0, 1, 4])
+    expected, _ = _step(steps, data, [0, 2, 4], before)
+    apply = steps._optimizer.apply_gradients
+
+    def interrupted(pairs):
+        apply(pairs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps._optimizer, "apply_gradients", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _step(steps, data, [0, 2, 4], before)
+    again, _ = _step(steps, data, [0, 2, 4], before)
+    tf.nest.map_structure(np.testing.assert_array_equal, again, expected)
 
 
 def test_pieces_of_a_batch_add_up():

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,9 +38,9 @@ def without(
 ) -> tuple[user_text.UserText, int]:
     """Leaves out the texts of a corpus that nearly repeat a text of other corpora.
 
-    Case, white space and punctuation make no difference. Not found are a text inside a longer one,
-    a translation, and what says the same in other words. Texts of fewer than three words, which
-    those of a language that sets no blanks may be, are compared as a whole.
+    Case, white space, punctuation and the form of Unicode make no difference. Not found are a text
+    inside a longer one, a translation, and what says the same in other words. Texts of fewer than
+    three words, which those of a language that sets no blanks may be, are compared as a whole.
 
     Args:
       public: Corpus to leave texts out of.
@@ -80,7 +82,7 @@ def without(
 
 def _runs(text: str) -> bytes:
     """Returns the sorted digests of a text's runs of words, each once, as bytes of uint64."""
-    words = re.findall(r"\w+", text.lower())
+    words = re.findall(r"\w+", unicodedata.normalize("NFKC", text).lower())
     if not words:
         return b""
     runs = {" ".join(words[i : i + _RUN]) for i in range(max(1, len(words) - _RUN + 1))}
@@ -115,7 +117,7 @@ def _similarity(one: bytes, other: bytes) -> float:
     return shared / (len(ours) + len(theirs) - shared)
 
 
-def _library():
+def _library() -> Any:
     try:
         import datasketch
     except ImportError as error:

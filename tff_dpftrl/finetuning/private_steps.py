@@ -178,9 +178,13 @@ class PrivateSteps:
     def _move_by_tensors(self, state: Any, total: list[tf.Tensor]) -> Any:
         """Does the same, with noise and mean of one tensor in memory at a time; empties `total`."""
         done = int(self._optimizer.iterations)
+        state = tf.nest.map_structure(tf.convert_to_tensor, state)
         total.reverse()
         for position, weight in enumerate(self._weights):
-            gradient = self._release_tensor(state, tf.constant(position), total.pop())
+            given = state, tf.constant(position), total.pop()
+            # A call of the function itself would warn of so many shapes.
+            gradient = self._release_tensor.get_concrete_function(*given)(*given)
+            del given
             self._optimizer.iterations.assign(done)  # All tensors' steps are one.
             self._optimizer.apply_gradients([(gradient, weight)])
         return self._round.after_tensors(state)
