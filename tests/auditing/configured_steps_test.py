@@ -66,7 +66,7 @@ def test_a_third_of_the_noise_is_found(toy, monkeypatch):
 
 
 def test_a_larger_clip_norm_is_found(toy, monkeypatch):
-    def sums(model, rows_per_unit, *, normalised=False):
+    def sums(model, rows_per_unit, *, normalised=False, **_):
         exact = clipped_sums.looped(clipped_sums.language_rows(model), normalised=normalised)
         return lambda weights, rows, splits, clip: exact(weights, rows, splits, 2.0 * clip)
 

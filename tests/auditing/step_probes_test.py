@@ -153,7 +153,10 @@ class _TwiceAtBorders(private_steps.PrivateSteps):
                     np.array([0, end - begin]),
                     clip_norm,
                 )
-                total = [x + y for x, y in zip(total, more, strict=True)]
+                total = [
+                    tf.cast(x, tf.float64) + tf.cast(y, tf.float64)
+                    for x, y in zip(total, more, strict=True)
+                ]
             return total, units
 
         self._sum = twice

@@ -60,7 +60,10 @@ def test_a_run_is_reported_used_and_not_taken_for_training(toy, tmp_path, capsys
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (("--target-epsilon", "8"), "sampling 'auto' needs compute_budget"),
+        (
+            ("--target-epsilon", "8", "--sampling", "user", "--cohort", "8"),
+            "cohort_size needs group_size or compute_budget beside it",
+        ),
         ((*_ULS, "--target-epsilon", "0"), "target_epsilon must be a finite number, above 0"),
         (("--group-sise", "3"), "unknown option --group-sise; did you mean --group-size"),
         (

@@ -147,12 +147,15 @@ def test_other_wrong_usage_is_one_line_too(arguments, named, capsys):
 @pytest.mark.parametrize(
     "arguments, named",
     [
-        ("finetune-plan", "--target-epsilon --compute-budget --steps --data"),
-        ("finetune-plan --users=9 --steps 3", "--target-epsilon --compute-budget"),
+        ("finetune-plan", "--target-epsilon --data"),
+        ("finetune-plan --users=9 --steps 3", "--target-epsilon"),
         ("calibrate --target-eps 3", "--rounds --mechanism --min-sep-gap"),
         ("fleet --server a:1", "--server-certificate --plan-keys --population"),
         ("task new --output nowhere", "noise_multiplier population"),
-        ("finetune --sampling passes", "--output initial_weights noise_multiplier cohort delta"),
+        (
+            "finetune --sampling passes",
+            "--output initial_weights noise_multiplier group_size delta",
+        ),
     ],
 )
 def test_all_that_is_missing_is_named_at_once_and_nothing_else(arguments, named, capsys):

@@ -211,7 +211,6 @@ def test_mistakes_are_found_before_tensorflow_is_imported(folder, mistake, messa
                 "--output",
                 "initial_weights",
                 "target_epsilon",
-                "compute_budget",
                 "nowhere.csv: cannot",
             ),
         ),

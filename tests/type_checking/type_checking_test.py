@@ -50,7 +50,7 @@ _GIVEN = {
         "client_datasets": "Any",
     },
     "from_flower.md": {"strategy": "Any", "DifferentialPrivacyServerSideFixedClipping": "Any"},
-    "finetuning.md": {"frame": "dict[str, list[str]]"},
+    "finetuning.md": {"frame": "Any"},
     "migration.md": {"record_specs": "Any"},
     "private_processes.md": {
         "process": "tff.learning.templates.LearningProcess",
