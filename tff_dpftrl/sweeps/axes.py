@@ -33,7 +33,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]")
 def parse(
     texts: Iterable[str],
     synonyms: Mapping[str, str] | None = None,
-    kind: kinds.Kind = kinds.TRAINING,
+    kind: kinds.RunKind = kinds.TRAINING,
 ) -> Axes:
     """Parses the values of `--over`.
 
@@ -77,7 +77,7 @@ def parse(
     return {name: tuple(values) for name, values in axes.items()}
 
 
-def _field(name: str, synonyms: Mapping[str, str], kind: kinds.Kind) -> str:
+def _field(name: str, synonyms: Mapping[str, str], kind: kinds.RunKind) -> str:
     known = kind.config_class.__dataclass_fields__
     wanted = name.replace("-", "_")
     wanted = synonyms.get(wanted, wanted)
@@ -89,7 +89,7 @@ def _field(name: str, synonyms: Mapping[str, str], kind: kinds.Kind) -> str:
     raise validation.UsageError(f"--over {name}=… is no option of {kind.command}{meant}")
 
 
-def _values(name: str, text: str, kind: kinds.Kind) -> list[Value]:
+def _values(name: str, text: str, kind: kinds.RunKind) -> list[Value]:
     field = kind.config_class.__dataclass_fields__[name]
     hint = typing.get_type_hints(kind.config_class)[name]
     types_of_value = [hint]
@@ -109,7 +109,7 @@ def _values(name: str, text: str, kind: kinds.Kind) -> list[Value]:
     return [_value(name, text, type_of_value, kind)]
 
 
-def _value(name: str, text: str, type_of_value: typing.Any, kind: kinds.Kind) -> Value:
+def _value(name: str, text: str, type_of_value: typing.Any, kind: kinds.RunKind) -> Value:
     wanted = "a value"
     try:
         if type_of_value is bool:

@@ -30,7 +30,7 @@ class Cell:
     config: Any
 
     @property
-    def kind(self) -> kinds.Kind:
+    def kind(self) -> kinds.RunKind:
         """The kind of the run."""
         return kinds.of(self.config)
 
@@ -55,7 +55,7 @@ class Cell:
 
 
 def grid(
-    options: Mapping[str, Any], axes: axes_lib.Axes, kind: kinds.Kind = kinds.TRAINING
+    options: Mapping[str, Any], axes: axes_lib.Axes, kind: kinds.RunKind = kinds.TRAINING
 ) -> list[Cell]:
     """Returns all cells of a sweep, the last axis varying fastest.
 

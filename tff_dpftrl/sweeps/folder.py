@@ -55,7 +55,7 @@ def check(
     output: pathlib.Path,
     options: Mapping[str, Any],
     axes: axes_lib.Axes,
-    kind: kinds.Kind = kinds.TRAINING,
+    kind: kinds.RunKind = kinds.TRAINING,
 ) -> axes_lib.Axes:
     """Checks that a folder is free, or holds this sweep.
 
@@ -100,7 +100,7 @@ def check(
     return {name: axes[name] for name in then_axes}
 
 
-def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes, kinds.Kind]:
+def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes, kinds.RunKind]:
     """Reads the options and axes of the sweep in a folder, and the kind of its runs.
 
     Raises:
@@ -135,7 +135,7 @@ def _absolute(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: language_config.absolute_path(name, value) for name, value in options.items()}
 
 
-def _differences(then: Mapping[str, Any], now: Mapping[str, Any], kind: kinds.Kind) -> list[str]:
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any], kind: kinds.RunKind) -> list[str]:
     fields = kind.config_class.__dataclass_fields__
     differences = []
     for name in sorted(then.keys() | now.keys()):
@@ -161,7 +161,7 @@ def write(
     output: pathlib.Path,
     options: Mapping[str, Any],
     axes: axes_lib.Axes,
-    kind: kinds.Kind = kinds.TRAINING,
+    kind: kinds.RunKind = kinds.TRAINING,
 ) -> None:
     """Writes the definition of a sweep to its folder, or adds values to its axes.
 

@@ -18,7 +18,7 @@ from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import placement as placement_lib
 
 
-class Kind(abc.ABC):
+class RunKind(abc.ABC):
     """A kind of runs.
 
     Attributes:
@@ -102,7 +102,7 @@ class Kind(abc.ABC):
         """
 
 
-class _Training(Kind):
+class _Training(RunKind):
     name, command, unit = manifest.TRAINING, "train", "round"
     flag = "leave out"
     config_class = training_config.TrainingConfig
@@ -130,7 +130,7 @@ class _Training(Kind):
         return config.clients_per_round if config.engine == "compiled" else None
 
 
-class _Finetuning(Kind):
+class _Finetuning(RunKind):
     name, command, unit = manifest.FINETUNING, "finetune", "step"
     flag = "add"
     config_class = finetuning_config.FinetuningConfig
@@ -172,15 +172,15 @@ class _Finetuning(Kind):
         return self.name
 
 
-def _options(kind: Kind) -> Mapping[str, Any]:
+def _options(kind: RunKind) -> Mapping[str, Any]:
     return kind.config_class.__dataclass_fields__
 
 
 TRAINING, FINETUNING = _Training(), _Finetuning()
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (TRAINING, FINETUNING)}
+KINDS: Mapping[str, RunKind] = {kind.name: kind for kind in (TRAINING, FINETUNING)}
 """All kinds, by name."""
 
 
-def of(config: language_config.TextConfig) -> Kind:
+def of(config: language_config.TextConfig) -> RunKind:
     """Returns the kind of the runs that have a config."""
     return next(kind for kind in KINDS.values() if isinstance(config, kind.config_class))

@@ -182,7 +182,7 @@ def run(
       progress: Callback for lines beside the progress bar.
       after_each: Callback for each cell that has ended by itself.
       reuse: Whether a process may run several cells of one group, one after another
-        (`kinds.Kind.process_group`).
+        (`kinds.RunKind.process_group`).
 
     Raises:
       OSError: If a file cannot be written or a process cannot be started; the cells
