@@ -141,15 +141,16 @@ def results_of(graph: plan_pb2.Graph) -> Sequence[tf.Tensor]:
     Raises:
       graph_function.UnsupportedGraphError: If the graph keeps state or cannot be read.
     """
-    graph_def, constants = tf.compat.v1.GraphDef(), {}
+    content, constants = graph.graph_def, {}
     # What cannot be read is imported as it is, which says what is wrong.
     with contextlib.suppress(message.DecodeError):
-        graph_def.ParseFromString(graph.graph_def)
-        for node in graph_def.node:
-            if (value := graph_function.take_constant(node)) is not None:
-                constants[f"{node.name}:0"] = value
-    content = graph_def.SerializeToString() if constants else graph.graph_def
-    del graph_def
+        if len(content) >= graph_function.LARGE_BYTES:
+            graph_def = tf.compat.v1.GraphDef.FromString(content)
+            for node in graph_def.node:
+                if (value := graph_function.take_constant(node)) is not None:
+                    constants[f"{node.name}:0"] = value
+            content = graph_def.SerializeToString() if constants else content
+            del graph_def
     specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in constants.values())
     outputs = tuple(tensor.name for tensor in graph.outputs)
     call = graph_function.GraphFunction(content, tuple(constants), outputs, specs).importer()
