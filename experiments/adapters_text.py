@@ -14,7 +14,6 @@ the table has the other seeds.
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import functools
 import math
@@ -25,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import finetuning_text
 import numpy as np
-from finetuning_text import ELS, NONE, PASSES, ULS, Cell
+from finetuning_text import ELS, NONE, PASSES, ULS, Cell, read
 
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import proxies, trained_part
@@ -93,14 +92,6 @@ def named(kind: str, rank: int | None, rate: float, cell: Cell) -> dict[str, str
         "rate": f"{rate:g}",
         **finetuning_text.key(cell),
     }
-
-
-def read(path: pathlib.Path) -> list[dict[str, str]]:
-    """Returns the rows of a file, none if there is none."""
-    if not path.exists():
-        return []
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def best_rate(rows: Sequence[Mapping[str, str]], rank: int | None) -> float:
@@ -209,10 +200,7 @@ def main() -> None:
     if args.data is not None:
         run(path, args.data, {kind: getattr(args, kind) for kind in kinds})
     made = summary(read(path))
-    with open(_RESULTS / "finetuning_adapters.csv", "w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, made[0], lineterminator="\n")
-        table.writeheader()
-        table.writerows(made)
+    finetuning_text.write(_RESULTS / "finetuning_adapters.csv", made)
     print(_RESULTS / "finetuning_adapters.csv", file=sys.stderr)
 
 

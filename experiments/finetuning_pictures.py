@@ -9,12 +9,10 @@ of the files named below, it also draws docs/experiments/user_sizes.png, as thei
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import math
 import pathlib
 import statistics
-from collections.abc import Iterable
 
 import finetuning_text
 import numpy as np
@@ -40,11 +38,7 @@ Rows = list[dict[str, str]]
 
 def read(name: str) -> Rows:
     """The rows of results/finetuning_NAME.csv; none if there is no such file."""
-    path = _RESULTS / f"finetuning_{name}.csv"
-    if not path.exists():
-        return []
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return finetuning_text.read(_RESULTS / f"finetuning_{name}.csv")
 
 
 def mean_losses(rows: Rows, *axes: str) -> dict[tuple[str, ...], tuple[float, float]]:
@@ -260,14 +254,6 @@ def _draw_rules(axes, corpus: str, figure: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _write(path: pathlib.Path, rows: Iterable[dict[str, object]]) -> None:
-    rows = list(rows)
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, rows[0], lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-
-
 def main() -> None:
     """Draws and writes."""
     parser = argparse.ArgumentParser(
@@ -279,7 +265,8 @@ def main() -> None:
         draw_sizes(args.data)
         print(_SIZES)
     draw()
-    _write(_DOUBLING, doubling("commits", "map") + doubling("commits_small", "large_map"))
+    maps = doubling("commits", "map") + doubling("commits_small", "large_map")
+    finetuning_text.write(_DOUBLING, maps)
     print(f"{_PICTURE}\n{_DOUBLING}")
 
 

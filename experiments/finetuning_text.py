@@ -28,7 +28,7 @@ import math
 import pathlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -303,11 +303,24 @@ def key(cell: Cell) -> dict[str, str]:
 
 def done(path: pathlib.Path) -> set[tuple[str, ...]]:
     """The cells that a file has, by the values of `key`."""
+    names = list(key(Cell(ELS, 1.0, 1)))
+    return {tuple(row[name] for name in names) for row in read(path)}
+
+
+def read(path: pathlib.Path) -> list[dict[str, str]]:
+    """Returns the rows of a file, none if there is none."""
     if not path.exists():
-        return set()
+        return []
     with open(path, newline="", encoding="utf-8") as file:
-        names = list(key(Cell(ELS, 1.0, 1)))
-        return {tuple(row[name] for name in names) for row in csv.DictReader(file)}
+        return list(csv.DictReader(file))
+
+
+def write(path: pathlib.Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Writes rows to a file, in place of what it had."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, rows[0], lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
 
 
 def append(path: pathlib.Path, row: dict[str, object]) -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import csv
 import dataclasses
 import functools
 import gzip
@@ -523,14 +522,10 @@ def main() -> None:
     args = parser.parse_args()
     path, names = _RESULTS / "tokenizers_seeds.csv", ("corpus", "tokenizer", "noise", "seed")
 
-    def rows() -> list[dict[str, str]]:
-        if not path.exists():
-            return []
-        with open(path, newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
-
     experiments = {name: Experiment(name, args.data, args.work) for name in args.corpora}
-    done = {(*(row[name] for name in names[:3]), int(row["seed"])) for row in rows()}
+    done = {
+        (*(row[name] for name in names[:3]), int(row["seed"])) for row in finetuning_text.read(path)
+    }
     settings = itertools.product(args.tokenizers.split(","), ("pretrained", *_NOISES), experiments)
     for kind, noise, corpus in settings:
         seeds = (0,) if noise == "pretrained" else _SEEDS
@@ -542,11 +537,7 @@ def main() -> None:
         if (corpus, "words", "unigrams", 0) not in done:
             for row in experiment.counted():
                 finetuning_text.append(path, row)
-    made = summary(rows())
-    with open(_RESULTS / "tokenizers.csv", "w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, made[0], lineterminator="\n")
-        table.writeheader()
-        table.writerows(made)
+    finetuning_text.write(_RESULTS / "tokenizers.csv", summary(finetuning_text.read(path)))
     print(_RESULTS / "tokenizers.csv", file=sys.stderr)
 
 
