@@ -39,11 +39,19 @@ def test_few_devices_that_often_drop_out(tmp_path):
         selection_timeout=1.0,
     )
     rates = behaviour.Rates(drop_outs=0.4, stragglers=0.0)
+
+    def until(counts):
+        """Whether four rounds were released and an attempt failed, whichever came first."""
+        released = len(served.released())
+        return released >= 4 and len(served.rows()) > released
+
     with served.running() as address:
         made = fleets.of(tmp_path, address, num_devices=24, rates=rates)
-        fleets.run(made, rounds=1000, until=lambda counts: len(served.released()) >= 4)
-    assert len(served.released()) >= 4
-    assert len(served.rows()) > len(served.released())  # Some attempts failed.
+        fleets.run(made, rounds=1000, until=until)
+    released = served.released()
+    assert len(released) >= 4
+    # The rest are failed attempts. At least one round in three fails by chance.
+    assert len(served.rows()) > len(released)
 
 
 @pytest.mark.slow
