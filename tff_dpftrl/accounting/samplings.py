@@ -1,0 +1,225 @@
+"""Table of samplings: builds the accounting of a run whose cohorts are drawn in secret.
+
+The commands `account`, `calibrate` and `plan` take a sampling by its name here, with the options
+that its row needs. To add one, add a row to `SAMPLINGS`. Each unit (a user, or with
+`Options.group_size` an example) draws by itself and independently of the data.
+
+The builders import what they need when they are called: `--help` needs names and summaries, and
+must be quick.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import neighbours as neighbours_lib
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.participation import schema as schema_lib
+
+ZERO_OUT = neighbours_lib.Neighbours()
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of samplings; None where a sampling has no use for one.
+
+    Attributes:
+      sampling_probability: Probability of a unit to be in a cohort: of each round (poisson,
+        truncated), of its group's turn (cyclic), of a round if it was in none of the last
+        min_sep − 1 (b-min-sep).
+      group_size: G, largest number of units of one user, who is protected with all of them.
+      sampling_groups: Number of groups that take turns.
+      min_sep: Smallest stride between two rounds of one unit.
+    """
+
+    sampling_probability: float | None = None
+    group_size: int = 1
+    sampling_groups: int | None = None
+    min_sep: int | None = None
+
+
+class SampledRun(Protocol):
+    """Accounting of one run with secret sampling."""
+
+    def epsilon(self, delta: float, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> float:
+        """Computes an upper bound of epsilon at `delta`."""
+        ...
+
+    def how(self, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> str:
+        """Returns how epsilon is computed, a noun phrase."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledSteps:
+    """Run of steps that each sample units by themselves, by privacy loss distributions.
+
+    Attributes:
+      noise_multiplier: σ, standard deviation of the noise per unit of one round's sensitivity.
+      sampling_probability: Probability of a unit to be in a step.
+      num_steps: Number of steps in which a unit may be.
+      group_size: G, largest number of units of one user.
+      noise_is_shared: Whether rounds of units of different groups share noise. Several users are
+        then no mixture of Gaussians: a chain of changes bounds them.
+    """
+
+    noise_multiplier: float
+    sampling_probability: float
+    num_steps: int
+    group_size: int = 1
+    noise_is_shared: bool = False
+
+    def epsilon(self, delta: float, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> float:
+        """Computes an upper bound of epsilon at `delta`; inf without noise."""
+        from tff_dpftrl.accounting import mixture_of_gaussians  # It takes long to import.
+
+        validation.delta(delta)
+        if self.noise_multiplier == 0.0:
+            return math.inf
+        chained, at_once = self._split(neighbours)
+        pair = at_once.pair(self.noise_multiplier, self.sampling_probability, self.group_size)
+        return neighbours_lib.epsilon_by_changes(
+            lambda delta: mixture_of_gaussians.epsilon(pair, num_steps=self.num_steps, delta=delta),
+            chained,
+            delta,
+        )
+
+    def how(self, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> str:
+        """Returns how epsilon is computed, a noun phrase."""
+        chained, at_once = self._split(neighbours)
+        pair = "double mixture" if at_once.is_substitution else "mixture"
+        text = f"the privacy loss distribution of a {pair} of Gaussians"
+        return text if chained == 1 else f"group privacy from {text}"
+
+    def _split(
+        self, neighbours: neighbours_lib.Neighbours
+    ) -> tuple[int, neighbours_lib.Neighbours]:
+        """Returns the number of changes in a chain, and what one of them is."""
+        if not self.noise_is_shared:
+            return 1, neighbours
+        return neighbours.group_of, dataclasses.replace(neighbours, group_of=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Row of the table of samplings.
+
+    Attributes:
+      summary: Description of the sampling in one line.
+      needs: Names of the options that it needs.
+      build: Function from strategy, noise multiplier, number of rounds and options to the run.
+      schema: Function from number of rounds and options to the schema that every outcome keeps.
+      allows: Names of the options that it takes besides.
+      independent_noise: Whether it is accounted for with independent noise only.
+    """
+
+    summary: str
+    needs: tuple[str, ...]
+    build: Callable[[strategy_lib.Strategy, float, int, Options], SampledRun]
+    schema: Callable[[int, Options], schema_lib.MinSep]
+    allows: tuple[str, ...] = ()
+    independent_noise: bool = False
+
+
+def _once(strategy: strategy_lib.Strategy, num_rounds: int) -> float:
+    """Returns the sensitivity of one round: the largest column norm of C."""
+    return strategy.sensitivity(schema_lib.MinSep(num_rounds, num_rounds, 1)).value
+
+
+def _poisson(
+    strategy: strategy_lib.Strategy, noise_multiplier: float, num_rounds: int, options: Options
+) -> SampledRun:
+    assert options.sampling_probability is not None
+    return SampledSteps(
+        noise_multiplier / _once(strategy, num_rounds),
+        options.sampling_probability,
+        num_rounds,
+        options.group_size,
+    )
+
+
+def _cyclic(
+    strategy: strategy_lib.Strategy, noise_multiplier: float, num_rounds: int, options: Options
+) -> SampledRun:
+    from tff_dpftrl.accounting import amplified_banded
+
+    assert options.sampling_probability is not None and options.sampling_groups is not None
+    sampled = amplified_banded.AmplifiedBanded.from_strategy(
+        strategy,
+        noise_multiplier=noise_multiplier,
+        num_rounds=num_rounds,
+        num_groups=options.sampling_groups,
+        sampling_probability=options.sampling_probability,
+    ).sampled
+    return SampledSteps(
+        sampled.noise_multiplier,
+        sampled.sampling_probability,
+        sampled.num_rounds,
+        noise_is_shared=amplified_banded.num_bands(strategy) > 1,
+    )
+
+
+def _unrestricted(num_rounds: int, options: Options) -> schema_lib.MinSep:
+    del options
+    return schema_lib.MinSep.unrestricted(num_rounds)
+
+
+def _turns(num_rounds: int, options: Options) -> schema_lib.MinSep:
+    groups = validation.integer("sampling_groups", options.sampling_groups, minimum=1)
+    return schema_lib.MinSep.as_many_as_fit(num_rounds, min(groups, num_rounds))
+
+
+SAMPLINGS = {
+    "poisson": Sampling(
+        summary="each round draws each unit with the same probability",
+        needs=("sampling_probability",),
+        allows=("group_size",),
+        build=_poisson,
+        schema=_unrestricted,
+        independent_noise=True,
+    ),
+    "cyclic": Sampling(
+        summary="groups take turns, and each draws its units with the same probability",
+        needs=("sampling_groups", "sampling_probability"),
+        build=_cyclic,
+        schema=_turns,
+    ),
+}
+
+
+def build(
+    name: str,
+    strategy: strategy_lib.Strategy,
+    noise_multiplier: float,
+    num_rounds: int,
+    options: Options,
+) -> SampledRun:
+    """Builds the accounting of a run with secret sampling.
+
+    Args:
+      name: Name of the sampling in `SAMPLINGS`.
+      strategy: Strategy of the run.
+      noise_multiplier: z, standard deviation of the noise per unit clip norm.
+      num_rounds: Number of rounds of the run.
+      options: Options of the sampling, with those that it needs.
+
+    Returns:
+      The run.
+
+    Raises:
+      UsageError: If the strategy or an option does not fit.
+    """
+    row = SAMPLINGS[name]
+    if row.independent_noise and strategy.mechanism != "identity":
+        raise validation.UsageError(
+            f"The sampling {name} is accounted for with independent noise only, not with the "
+            f"mechanism {strategy.mechanism!r}: take the mechanism identity, or the sampling "
+            "cyclic with a banded mechanism."
+        )
+    noise_multiplier = validation.noise_multiplier(noise_multiplier)
+    num_rounds = validation.integer("num_rounds", num_rounds, minimum=1)
+    return row.build(strategy, noise_multiplier, num_rounds, options)
