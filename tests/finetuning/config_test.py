@@ -32,6 +32,11 @@ def test_every_option_has_help_and_a_group():
             "group_size=2 and cohort_size=8 make 16 gradients in a step, not compute_budget=64: "
             "leave one of the three out",
         ),
+        ({"sampling": "user", "rows_per_owner": 2}, "rows_per_owner needs sampling 'example'"),
+        (
+            {"sampling": "example", "rows_per_owner": 2, "group_size": 3},
+            "group_size=3 is not rows_per_owner=2",
+        ),
         ({"sampling": "passes"}, "sampling 'passes' needs group_size"),
         ({"sampling": "passes", "group_size": 2}, "sampling 'passes' needs delta"),
         ({"compute_budget": 31}, "compute_budget=31 is below 32, the cohort that Estimate-and-D"),
