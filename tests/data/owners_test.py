@@ -113,7 +113,7 @@ def test_the_texts_have_no_say_in_the_selection(tmp_path):
 def test_lists_without_the_option_and_the_option_without_a_table_are_refused(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text("\n".join(json.dumps({"user": u, "text": t}) for u, t in _ROWS))
-    with pytest.raises(ValueError, match="3 with a list of users, which finetune takes with rows_per"):
+    with pytest.raises(ValueError, match="3 with a list of users, which finetune takes"):
         sources.load_user_text(str(path), notice=lambda line: None)
     path.write_text('{"user_id": "a", "examples": ["x"]}\n{"user_id": "b", "examples": ["y"]}\n')
     for spec in (str(path), "docs"):

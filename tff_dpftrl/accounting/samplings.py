@@ -191,6 +191,10 @@ SAMPLINGS = {
 }
 
 
+PLANNED = ("poisson", "cyclic")
+"""Samplings for which `sampled_plans` makes plans."""
+
+
 def build(
     name: str,
     strategy: strategy_lib.Strategy,
