@@ -13,12 +13,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import neighbours as neighbours_lib
-from tff_dpftrl.mechanisms import strategy as strategy_lib
-from tff_dpftrl.participation import schema as schema_lib
+
+if TYPE_CHECKING:
+    from tff_dpftrl.mechanisms import strategy as strategy_lib
+    from tff_dpftrl.participation import schema as schema_lib
 
 ZERO_OUT = neighbours_lib.Neighbours()
 
@@ -127,6 +129,8 @@ class Sampling:
 
 def _once(strategy: strategy_lib.Strategy, num_rounds: int) -> float:
     """Returns the sensitivity of one round: the largest column norm of C."""
+    from tff_dpftrl.participation import schema as schema_lib
+
     return strategy.sensitivity(schema_lib.MinSep(num_rounds, num_rounds, 1)).value
 
 
@@ -164,11 +168,15 @@ def _cyclic(
 
 
 def _unrestricted(num_rounds: int, options: Options) -> schema_lib.MinSep:
+    from tff_dpftrl.participation import schema as schema_lib
+
     del options
     return schema_lib.MinSep.unrestricted(num_rounds)
 
 
 def _turns(num_rounds: int, options: Options) -> schema_lib.MinSep:
+    from tff_dpftrl.participation import schema as schema_lib
+
     groups = validation.integer("sampling_groups", options.sampling_groups, minimum=1)
     return schema_lib.MinSep.as_many_as_fit(num_rounds, min(groups, num_rounds))
 
