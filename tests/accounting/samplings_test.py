@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tff_dpftrl.accounting import dp_fedavg, mixture_of_gaussians, neighbours, samplings
+from tff_dpftrl.accounting import (
+    dp_fedavg,
+    gaussian,
+    mixture_of_gaussians,
+    neighbours,
+    samplings,
+)
+from tff_dpftrl.accounting.amplification import balls_in_bins
 from tff_dpftrl.mechanisms import banded_toeplitz, identity, tree
 
 _DELTA = 1e-5
@@ -76,7 +83,41 @@ def test_cyclic_sampling_says_how_users_were_added_up():
     assert "group privacy" in banded.how(two) and "group privacy" not in banded.how(substituted)
     assert "double mixture" in banded.how(substituted)
     assert banded.epsilon(_DELTA) < banded.epsilon(_DELTA, substituted)
+    chain = neighbours.epsilon_by_changes(banded.epsilon, 2, _DELTA)
+    assert banded.epsilon(_DELTA, two) <= chain
+    # A group so large that a chain says nothing is no worse than if its samples were known.
+    many = neighbours.Neighbours(group_of=50)
+    assert banded.epsilon(_DELTA, many) == gaussian.epsilon(50 * banded.known_mu, _DELTA)
     assert _cyclic(identity.Identity(), 0.0, 40, 4, 0.1).epsilon(_DELTA) == math.inf
+
+
+def test_bins_are_accounted_for_by_their_mixture():
+    strategy = banded_toeplitz.BandedToeplitz((1.0, 0.5))
+    run = samplings.build("bins", strategy, 6.0, 12, samplings.Options(bins=4))
+    own = balls_in_bins.BallsInBins.from_strategy(
+        strategy, noise_multiplier=6.0, num_rounds=12, num_bins=4
+    )
+    assert run.epsilon(_DELTA) == own.epsilon(_DELTA)
+    # The bin that has most to tell, if it is known: three rounds.
+    assert run.known_mu == pytest.approx(math.sqrt(3 * 1.25) / 6.0)
+
+
+@pytest.mark.parametrize("known_mu", [0.4, 1.0])
+def test_other_neighbours_of_a_bound_are_a_chain_or_samples_that_are_known(known_mu):
+    class ZeroOut:
+        """Gaussian mechanism in place of a sampled run."""
+
+        def epsilon(self, delta):
+            return gaussian.epsilon(0.3, delta)
+
+    run = samplings.BoundedRun(ZeroOut(), "a bound", known_mu)
+    which = neighbours.Neighbours("substitute", 2)
+    chain = neighbours.epsilon_by_changes(ZeroOut().epsilon, 4, _DELTA)
+    known = gaussian.epsilon(4 * known_mu, _DELTA)
+    assert run.epsilon(_DELTA) == ZeroOut().epsilon(_DELTA)
+    assert run.epsilon(_DELTA, which) == min(chain, known)
+    assert (known < chain) == (known_mu == 0.4)
+    assert run.how() == "a bound" and "group privacy from a bound" in run.how(which)
 
 
 @pytest.mark.parametrize(

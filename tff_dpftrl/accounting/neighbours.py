@@ -27,7 +27,7 @@ RELATIONS = {
 """Relations of neighbouring data sets, and what differs in them."""
 
 # Smallest delta that is tried, and the relative excess of the logarithm of the one that is found.
-_SMALLEST_LOG_DELTA, _TOLERANCE = math.log(1e-250), 1e-5
+_SMALLEST_LOG_DELTA, _TOLERANCE = math.log(1e-250), 1e-4
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,12 +36,14 @@ class Options:
       group_size: G, largest number of units of one user, who is protected with all of them.
       sampling_groups: Number of groups that take turns.
       min_sep: Smallest stride between two rounds of one unit.
+      bins: Number of bins, of which a unit has one for the whole run.
     """
 
     sampling_probability: float | None = None
     group_size: int = 1
     sampling_groups: int | None = None
     min_sep: int | None = None
+    bins: int | None = None
 
 
 class SampledRun(Protocol):
@@ -56,6 +58,19 @@ class SampledRun(Protocol):
         ...
 
 
+_CHAIN = "group privacy from {}, or with samples that are known, whichever is less"
+
+
+def _by_chain(
+    epsilon_of_one: Callable[[float], float], num_changes: int, known_mu: float, delta: float
+) -> float:
+    """Bounds epsilon of a chain of changes, also by the Gaussian mechanism of known samples."""
+    from tff_dpftrl.accounting import gaussian
+
+    chain = neighbours_lib.epsilon_by_changes(epsilon_of_one, num_changes, delta)
+    return min(chain, gaussian.epsilon(known_mu, delta))
+
+
 @dataclasses.dataclass(frozen=True)
 class SampledSteps:
     """Run of steps that each sample units by themselves, by privacy loss distributions.
@@ -65,15 +80,16 @@ class SampledSteps:
       sampling_probability: Probability of a unit to be in a step.
       num_steps: Number of steps in which a unit may be.
       group_size: G, largest number of units of one user.
-      noise_is_shared: Whether rounds of units of different groups share noise. Several users are
-        then no mixture of Gaussians: a chain of changes bounds them.
+      known_mu: μ of one user whose samples are known, if rounds of users of different groups share
+        noise. Several users are then no mixture of Gaussians: `_by_chain` bounds them. None
+        otherwise.
     """
 
     noise_multiplier: float
     sampling_probability: float
     num_steps: int
     group_size: int = 1
-    noise_is_shared: bool = False
+    known_mu: float | None = None
 
     def epsilon(self, delta: float, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> float:
         """Computes an upper bound of epsilon at `delta`; inf without noise."""
@@ -84,26 +100,62 @@ class SampledSteps:
             return math.inf
         chained, at_once = self._split(neighbours)
         pair = at_once.pair(self.noise_multiplier, self.sampling_probability, self.group_size)
-        return neighbours_lib.epsilon_by_changes(
-            lambda delta: mixture_of_gaussians.epsilon(pair, num_steps=self.num_steps, delta=delta),
-            chained,
-            delta,
-        )
+
+        def epsilon_of_one(delta: float) -> float:
+            return mixture_of_gaussians.epsilon(pair, num_steps=self.num_steps, delta=delta)
+
+        if chained == 1 or self.known_mu is None:
+            return epsilon_of_one(delta)
+        return _by_chain(epsilon_of_one, chained, neighbours.num_changes * self.known_mu, delta)
 
     def how(self, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> str:
         """Returns how epsilon is computed, a noun phrase."""
         chained, at_once = self._split(neighbours)
         pair = "double mixture" if at_once.is_substitution else "mixture"
         text = f"the privacy loss distribution of a {pair} of Gaussians"
-        return text if chained == 1 else f"group privacy from {text}"
+        return text if chained == 1 else _CHAIN.format(text)
 
     def _split(
         self, neighbours: neighbours_lib.Neighbours
     ) -> tuple[int, neighbours_lib.Neighbours]:
         """Returns the number of changes in a chain, and what one of them is."""
-        if not self.noise_is_shared:
+        if self.known_mu is None:
             return 1, neighbours
         return neighbours.group_of, dataclasses.replace(neighbours, group_of=1)
+
+
+class _Bounded(Protocol):
+    """Run of which an upper bound of epsilon is known, in both directions of a zero-out."""
+
+    def epsilon(self, delta: float) -> float:
+        """Computes an upper bound of epsilon at `delta`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedRun:
+    """Run whose zero-out of one user has a bound; other neighbours are chains of these.
+
+    Attributes:
+      zero_out: Run with a method `epsilon`.
+      method: How its epsilon is computed, a noun phrase.
+      known_mu: μ of one user whose samples are known.
+    """
+
+    zero_out: _Bounded
+    method: str
+    known_mu: float
+
+    def epsilon(self, delta: float, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> float:
+        """Computes an upper bound of epsilon at `delta`."""
+        changes = neighbours.num_changes
+        if changes == 1:
+            return self.zero_out.epsilon(delta)
+        return _by_chain(self.zero_out.epsilon, changes, changes * self.known_mu, delta)
+
+    def how(self, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> str:
+        """Returns how epsilon is computed, a noun phrase."""
+        return self.method if neighbours.num_changes == 1 else _CHAIN.format(self.method)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +184,20 @@ def _once(strategy: strategy_lib.Strategy, num_rounds: int) -> float:
     from tff_dpftrl.participation import schema as schema_lib
 
     return strategy.sensitivity(schema_lib.MinSep(num_rounds, num_rounds, 1)).value
+
+
+def _known_mu(
+    name: str,
+    strategy: strategy_lib.Strategy,
+    noise_multiplier: float,
+    num_rounds: int,
+    options: Options,
+) -> float:
+    """Returns μ of a unit whose samples are known: the run is then one Gaussian mechanism."""
+    if noise_multiplier == 0.0:
+        return math.inf
+    schema = SAMPLINGS[name].schema(num_rounds, options)
+    return strategy.sensitivity(schema).value / noise_multiplier
 
 
 def _poisson(
@@ -163,8 +229,23 @@ def _cyclic(
         sampled.noise_multiplier,
         sampled.sampling_probability,
         sampled.num_rounds,
-        noise_is_shared=amplified_banded.num_bands(strategy) > 1,
+        known_mu=_known_mu("cyclic", strategy, noise_multiplier, num_rounds, options)
+        if amplified_banded.num_bands(strategy) > 1
+        else None,
     )
+
+
+def _bins(
+    strategy: strategy_lib.Strategy, noise_multiplier: float, num_rounds: int, options: Options
+) -> SampledRun:
+    from tff_dpftrl.accounting.amplification import balls_in_bins
+
+    assert options.bins is not None
+    run = balls_in_bins.BallsInBins.from_strategy(
+        strategy, noise_multiplier=noise_multiplier, num_rounds=num_rounds, num_bins=options.bins
+    )
+    mu = _known_mu("bins", strategy, noise_multiplier, num_rounds, options)
+    return BoundedRun(run, "a bound of the mixture over bins", mu)
 
 
 def _unrestricted(num_rounds: int, options: Options) -> schema_lib.MinSep:
@@ -174,11 +255,16 @@ def _unrestricted(num_rounds: int, options: Options) -> schema_lib.MinSep:
     return schema_lib.MinSep.unrestricted(num_rounds)
 
 
-def _turns(num_rounds: int, options: Options) -> schema_lib.MinSep:
-    from tff_dpftrl.participation import schema as schema_lib
+def _apart(name: str) -> Callable[[int, Options], schema_lib.MinSep]:
+    """Returns the schema of units that come again after as many rounds as an option says."""
 
-    groups = validation.integer("sampling_groups", options.sampling_groups, minimum=1)
-    return schema_lib.MinSep.as_many_as_fit(num_rounds, min(groups, num_rounds))
+    def schema(num_rounds: int, options: Options) -> schema_lib.MinSep:
+        from tff_dpftrl.participation import schema as schema_lib
+
+        stride = validation.integer(name, getattr(options, name), minimum=1)
+        return schema_lib.MinSep.as_many_as_fit(num_rounds, min(stride, num_rounds))
+
+    return schema
 
 
 SAMPLINGS = {
@@ -194,7 +280,13 @@ SAMPLINGS = {
         summary="groups take turns, and each draws its units with the same probability",
         needs=("sampling_groups", "sampling_probability"),
         build=_cyclic,
-        schema=_turns,
+        schema=_apart("sampling_groups"),
+    ),
+    "bins": Sampling(
+        summary="each unit draws a bin, once, and comes in its rounds: bin, bin + bins, ...",
+        needs=("bins",),
+        build=_bins,
+        schema=_apart("bins"),
     ),
 }
 

@@ -64,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ())
             "Default: 1, users are drawn.",
         ),
         ("sampling_groups", int, "G", "Number of groups that take turns, at least --bands."),
+        ("bins", int, "B", "Number of bins: rounds from one of a client's to its next."),
     ):
         users = [row for row, entry in samplings.SAMPLINGS.items() if name in _taken(entry)]
         group.add_argument(
