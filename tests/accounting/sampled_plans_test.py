@@ -49,6 +49,13 @@ def test_cyclic_plans_have_one_row_for_each_number_of_bands_that_fits():
     assert best[0].to_dict()["sampling_groups"] == best[0].options.sampling_groups
 
 
+def test_bins_are_as_many_as_give_the_clients_of_a_round():
+    run = {**_RUN, "num_rounds": 12, "population": 160}
+    (plan,) = sampled_plans.make_plans("bins", report_goals=(40,), **run)
+    assert plan.options.bins == 4 and plan.strategy.mechanism == "blt"
+    assert 4.0 * (1 - 3e-3) <= plan.epsilon <= 4.0
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [

@@ -7,13 +7,15 @@ has to draw the cohorts in secret; devices that check in by themselves cannot be
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import calibrate, planner, samplings
-from tff_dpftrl.mechanisms import identity, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.mechanisms import table
 from tff_dpftrl.participation import schema as schema_lib
 
 _MOST_BANDS = 64
@@ -98,41 +100,47 @@ def make_plans(
             f"report_goals must have one of at most population={population}, got "
             f"{', '.join(map(str, report_goals))}."
         )
-    strategies: dict[int, strategy_lib.Strategy] = {}
+    build = functools.lru_cache(maxsize=None)(table.build)
     plans = []
     for goal in goals:
-        for bands, options in _choices(sampling, goal / population, num_rounds):
-            if bands not in strategies:
-                strategies[bands] = _strategy(num_rounds, bands)
+        for options, mechanism in _choices(sampling, goal / population, num_rounds):
+            strategy = build(*mechanism)
             plans.append(
-                _plan(sampling, options, strategies[bands], goal, num_rounds, target_epsilon, delta)
+                _plan(sampling, options, strategy, goal, num_rounds, target_epsilon, delta)
             )
     return plans
 
 
+_Mechanism: TypeAlias = tuple[str, schema_lib.MinSep, table.Options]
+"""Arguments of `table.build`."""
+
+
 def _choices(
     sampling: str, share: float, num_rounds: int
-) -> Iterator[tuple[int, samplings.Options]]:
-    """Yields bands and options with which a round expects this share of the clients."""
+) -> Iterator[tuple[samplings.Options, _Mechanism]]:
+    """Yields options with which a round expects this share of the clients, and mechanisms."""
     if sampling == "poisson":
-        yield 1, samplings.Options(sampling_probability=share)
-        return
-    bands = 1
-    # With as many groups as bands, each group's turn comes as often as it can.
-    while bands <= min(num_rounds, _MOST_BANDS) and share * bands <= 1.0:
-        yield (
-            bands,
-            samplings.Options(sampling_probability=share * bands, sampling_groups=bands),
-        )
-        bands *= 2
+        yield samplings.Options(sampling_probability=share), _banded(num_rounds, 1)
+    elif sampling == "bins":
+        bins = min(num_rounds, math.floor(1.0 / share + 1e-9))
+        schema = schema_lib.MinSep.as_many_as_fit(num_rounds, bins)
+        yield samplings.Options(bins=bins), ("blt", schema, table.DEFAULTS)
+    else:
+        bands = 1
+        # With as many groups as bands, each group's turn comes as often as it can.
+        while bands <= min(num_rounds, _MOST_BANDS) and share * bands <= 1.0:
+            options = samplings.Options(sampling_probability=share * bands, sampling_groups=bands)
+            yield options, _banded(num_rounds, bands)
+            bands *= 2
 
 
-def _strategy(num_rounds: int, bands: int) -> strategy_lib.Strategy:
-    if bands == 1:
-        return identity.Identity()
-    # A client's rounds share no noise: the best C is that for a single round.
+def _banded(num_rounds: int, bands: int) -> _Mechanism:
+    """Returns the banded mechanism of clients whose rounds share no noise."""
+    # The best C is that for a single round.
     schema = schema_lib.MinSep(num_rounds, num_rounds, 1)
-    return table.build("bandtoep", schema, table.Options(bands=bands))
+    if bands == 1:
+        return "identity", schema, table.DEFAULTS
+    return "bandtoep", schema, table.Options(bands=bands)
 
 
 def _plan(

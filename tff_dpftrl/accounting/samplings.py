@@ -291,7 +291,7 @@ SAMPLINGS = {
 }
 
 
-PLANNED = ("poisson", "cyclic")
+PLANNED = ("poisson", "cyclic", "bins")
 """Samplings for which `sampled_plans` makes plans."""
 
 

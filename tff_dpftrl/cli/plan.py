@@ -30,7 +30,8 @@ fifth to be preferred.
 
 With --sampling, one party holds the data of --population clients and draws each round's in secret.
 Printed is the plan of least noise for each number of clients a round, out of 1, 2, 4 ... 64 bands
-of correlated noise where the sampling has groups.
+of correlated noise where the sampling has groups. Bins have as many as give so many clients a
+round, with a BLT: give --report-goals, each takes seconds.
 """
 
 _EPILOG = """\
