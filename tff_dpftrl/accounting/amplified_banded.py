@@ -96,6 +96,10 @@ class AmplifiedBanded:
         """Computes epsilon at `delta`, by privacy loss distributions."""
         return self.sampled.epsilon(delta)
 
+    def profile(self, delta: float) -> tuple[tuple[float, float], ...]:
+        """Computes points (ε, δ) from ε = 0 to ε at `delta`."""
+        return self.sampled.profile(delta)
+
 
 def calibrate_noise_multiplier(
     strategy: strategy_lib.Strategy,

@@ -116,6 +116,31 @@ def zero_out_when_sampled(unit: str) -> str:
     )
 
 
+def drawn_in_one_place(unit: str) -> str:
+    """Returns who draws samples that are not drawn for each round anew."""
+    return (
+        f"One party, which holds the data of every {unit}, draws the samples: devices that check "
+        "in by themselves give no such guarantee."
+    )
+
+
+def secret_seed(unit: str) -> str:
+    """Returns the assumption on the seed of samples that are not drawn for each round anew."""
+    return (
+        f"For each {unit} they are drawn independently of all others and of all data, from a seed "
+        "that stays secret, as they do."
+    )
+
+
+def add_or_remove(unit: str) -> str:
+    """Returns what a sampled run guarantees to who is not in the data at all."""
+    return (
+        f"As every {unit} is sampled independently of all others, and sums have a fixed "
+        f"denominator, ε is the same if neighbours differ in whether one {unit} is there at all "
+        f"and the number of {unit}s, from which sampling and denominator follow, counts as known."
+    )
+
+
 def covered(unit: str, in_one_place: bool = False) -> tuple[str, ...]:
     """Returns the accesses to data that the guarantee covers."""
     which = "" if in_one_place else " that follows the algorithm"
