@@ -365,7 +365,8 @@ class AmplifiedPlan(privacy.FederatedPlan):
         whose = "in secret" if self.deterministic_seed is None else "with a known seed"
         return [
             f"Participation: {self.clients_per_round:.6g} of {self.num_clients} "
-            f"{self.unit_of_privacy}s expected in a round, drawn {whose}. {self.sampling.sentence(self.unit_of_privacy)}",
+            f"{self.unit_of_privacy}s expected in a round, drawn {whose}. "
+            + self.sampling.sentence(self.unit_of_privacy),
             *privacy.noise_lines(self.strategy, self.noise_multiplier, self.memory_copies),
         ]
 

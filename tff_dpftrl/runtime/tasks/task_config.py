@@ -175,8 +175,8 @@ class TaskConfig(config_lib.TrainingConfig):
         if self.algorithm != "dp-ftrl" or self.sampling is not None:
             which = "algorithm" if self.sampling is None else "sampling"
             raise validation.UsageError(
-                f"{which} {getattr(self, which)!r} rests on cohorts that are sampled in secret, and "
-                "devices come when they can: take algorithm 'dp-ftrl' without sampling; with "
+                f"{which} {getattr(self, which)!r} rests on cohorts that are sampled in secret, "
+                "and devices come when they can: take algorithm 'dp-ftrl' without sampling; with "
                 "mechanism 'identity' its noise is independent, too."
             )
         if self.vocabulary == "private":
