@@ -54,9 +54,12 @@ def test_epsilon_is_that_of_the_first_rounds():
         ).epsilon(1e-6)
 
     assert plan.epsilon_after(0) == 0.0
-    spent = [plan.epsilon_after(t) for t in range(1, 21)]
-    assert spent == [alone(t) for t in range(1, 21)] == sorted(spent)
-    assert _state(plan).epsilon == spent[14] < _state(plan, charge_all_rounds=True).epsilon
+    # Rounds are charged in whole turns of all groups.
+    assert plan.epsilon_after(1) == plan.epsilon_after(3) == alone(3) < alone(4)
+    assert plan.epsilon_after(14) == plan.epsilon_after(15) == alone(15) < alone(20)
+    assert plan.epsilon_after(20) == alone(20)
+    assert _state(plan).epsilon == alone(15)
+    assert _state(plan, charge_all_rounds=True).epsilon == alone(20)
 
 
 def test_one_band_is_dp_fedavg():

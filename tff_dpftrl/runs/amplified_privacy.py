@@ -333,11 +333,13 @@ class AmplifiedPlan(privacy.FederatedPlan):
         return 0.0 if rounds_done == 0 else _epsilon(self._spent(rounds_done), self.delta)
 
     def _spent(self, num_rounds: int) -> Accounted:
+        # In whole turns, so that not every round is accounted for anew; more rounds cost no less.
+        turn = self.declared.min_sep
         return accounted(
             self.sampling,
             self.strategy,
             noise_multiplier=self.noise_multiplier,
-            num_rounds=num_rounds,
+            num_rounds=min(self.num_rounds, -(-num_rounds // turn) * turn),
         )
 
     def _profile(self, num_rounds: int) -> tuple[tuple[float, float], ...]:
