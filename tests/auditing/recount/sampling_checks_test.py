@@ -51,8 +51,7 @@ def _recorded(sample):
     # A ledger numbers the clients by when they were asked first.
     numbers: dict[int, int] = {}
     return {
-        t: sorted({numbers.setdefault(u, len(numbers)) for u in sample(t)})
-        for t in range(_ROUNDS)
+        t: sorted({numbers.setdefault(u, len(numbers)) for u in sample(t)}) for t in range(_ROUNDS)
     }
 
 
