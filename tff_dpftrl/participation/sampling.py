@@ -162,14 +162,18 @@ class CyclicPoisson(Sampling):
         )
 
     @override
-    def sentence(self, unit: str = "client", step: str = "round") -> str:
+    def sentence(
+        self, unit: str = "client", step: str = "round", sampled: str | None = None
+    ) -> str:
+        """Says who is in which round; `sampled` are what is sampled of a client, one by one."""
         chance = f"with probability {self.sampling_probability:.6g}, independently of all else"
+        whose = f"{unit}" if sampled is None else f"{sampled} of a {unit}"
         if self.num_groups == 1:
-            return f"Every {unit} is in a {step} {chance}."
+            return f"Every {whose} is in a {step} {chance}."
         return (
             f"Every {unit} was put into one of {self.num_groups} groups, once, at random, "
-            f"independently of all data; the groups take turns, and a {unit} of the group whose "
-            f"turn it is is in the {step} {chance}."
+            f"independently of all data; the groups take turns, and every {whose} of the group "
+            f"whose turn it is is in the {step} {chance}."
         )
 
 

@@ -56,7 +56,7 @@ class CyclicPoissonSampler(cohorts.CohortSampler):
         )
         # A remainder is uniform up to num_groups · 2^-64.
         words = self._random_words(self.num_clients, 0)
-        self._groups = (words % np.uint64(self.num_groups)).astype(np.int64)
+        self.groups = (words % np.uint64(self.num_groups)).astype(np.int64)
 
     @property
     @override
@@ -68,7 +68,7 @@ class CyclicPoissonSampler(cohorts.CohortSampler):
     def cohort(self, round_index: int) -> np.ndarray:
         """Returns the clients of one round, any number of them, in increasing order."""
         sampled = self._poisson.cohort(round_index)
-        return sampled[self._groups[sampled] == round_index % self.num_groups]
+        return sampled[self.groups[sampled] == round_index % self.num_groups]
 
 
 class MinSepPoissonSampler(cohorts.CohortSampler):

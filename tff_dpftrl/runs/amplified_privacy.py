@@ -38,6 +38,19 @@ _BANDED = ("bandtoep", "bandmf", "bandfhu", "identity")
 """Mechanisms with a banded C: one unit's rounds share no noise if they are as far apart."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """Examples of all clients, each sampled and clipped by itself at its client's turn.
+
+    Attributes:
+      size: Number of examples.
+      of_client: Largest number of examples of one client.
+    """
+
+    size: int
+    of_client: int
+
+
 class Accounted(Protocol):
     """Run whose ε is known."""
 
@@ -56,6 +69,7 @@ def accounted(
     *,
     noise_multiplier: float,
     num_rounds: int,
+    pool: Pool | None = None,
 ) -> Accounted:
     """Accounts for the first rounds of a run.
 
@@ -64,6 +78,7 @@ def accounted(
       strategy: Strategy of the noise.
       noise_multiplier: z, standard deviation of the noise per unit clip norm.
       num_rounds: Number of rounds, from the first one on, at least 1.
+      pool: Examples that are sampled, with cyclic sampling; None if clients are.
 
     Returns:
       The rounds' ε, by δ. It holds, whatever the data: no estimate is among them.
@@ -79,6 +94,7 @@ def accounted(
                 num_rounds=num_rounds,
                 num_groups=sampling.num_groups,
                 sampling_probability=sampling.sampling_probability,
+                units_per_client=1 if pool is None else pool.of_client,
             )
     raise validation.UsageError(
         f"Nothing accounts for correlated noise with sampling {sampling.kind!r}: take 'cyclic'."
@@ -107,6 +123,8 @@ class AmplifiedPrivacy(privacy.Privacy):
       deployment: Larger run to simulate; None if this run stands for itself. Noise and sampling
         are then those of the larger run.
       unit_of_privacy: Unit that a client stands for.
+      pool: Examples that are sampled, with cyclic sampling, so that `clients_per_round` is a number
+        of examples; None if clients are.
     """
 
     sampling: str
@@ -123,6 +141,7 @@ class AmplifiedPrivacy(privacy.Privacy):
     deterministic_seed: int | None = None
     deployment: simulated_run.Deployment | None = None
     unit_of_privacy: statement.UnitOfPrivacy = "user"
+    pool: Pool | None = None
 
     @override
     def check(self, num_clients: int) -> None:
@@ -141,12 +160,7 @@ class AmplifiedPrivacy(privacy.Privacy):
         if noise_multiplier is None:
             if self.target_epsilon is None:
                 raise validation.UsageError("Give either noise_multiplier or target_epsilon.")
-            noise_multiplier = calibrate.smallest_noise(
-                lambda noise: accounted(
-                    wanted, strategy, noise_multiplier=noise, num_rounds=self.num_rounds
-                ).epsilon(self.delta),
-                target_epsilon=self.target_epsilon,
-            )
+            noise_multiplier = self._calibrated(wanted, strategy, self.target_epsilon)
         return self._with(num_clients, wanted, strategy, noise_multiplier)
 
     @override
@@ -159,6 +173,30 @@ class AmplifiedPrivacy(privacy.Privacy):
             sampling_lib.Sampling.from_dict(derived["sampling"]),
             serialization.strategy_from_dict(derived["strategy"]),
             derived["noise_multiplier"],
+        )
+
+    def _calibrated(
+        self,
+        wanted: sampling_lib.Sampling,
+        strategy: strategy_lib.Strategy,
+        target_epsilon: float,
+    ) -> float:
+        """Returns the smallest noise multiplier that meets a target."""
+        if isinstance(wanted, sampling_lib.CyclicPoisson):  # Quicker than by its ε alone.
+            return amplified_banded.calibrate_noise_multiplier(
+                strategy,
+                num_rounds=self.num_rounds,
+                num_groups=wanted.num_groups,
+                sampling_probability=wanted.sampling_probability,
+                target_epsilon=target_epsilon,
+                delta=self.delta,
+                units_per_client=1 if self.pool is None else self.pool.of_client,
+            )
+        return calibrate.smallest_noise(
+            lambda noise: accounted(
+                wanted, strategy, noise_multiplier=noise, num_rounds=self.num_rounds
+            ).epsilon(self.delta),
+            target_epsilon=target_epsilon,
         )
 
     def _wanted(self, num_clients: int) -> sampling_lib.Sampling:
@@ -181,6 +219,8 @@ class AmplifiedPrivacy(privacy.Privacy):
 
     def _drawn(self, num_clients: int) -> sampling_lib.Sampling:
         """Returns the sampling of this run, also if it simulates a larger one."""
+        if self.pool is not None:
+            num_clients = self.pool.size
         privacy.check_population(num_clients, self.clients_per_round)
         return _described(
             self.sampling, self.num_rounds, num_clients, self.clients_per_round, self._stride()
@@ -261,7 +301,8 @@ class AmplifiedPrivacy(privacy.Privacy):
         return AmplifiedPlan(
             noise_multiplier=noise_multiplier * scale,
             clip_norm=self.clip_norm,
-            clients_per_round=drawn.share_per_round * num_clients,
+            clients_per_round=drawn.share_per_round
+            * (num_clients if self.pool is None else self.pool.size),
             num_clients=num_clients,
             num_rounds=self.num_rounds,
             delta=self.delta,
@@ -271,6 +312,7 @@ class AmplifiedPrivacy(privacy.Privacy):
             wanted_sampling=wanted,
             strategy=strategy,
             unit_of_privacy=self.unit_of_privacy,
+            pool=self.pool,
         )
 
 
@@ -302,12 +344,14 @@ class AmplifiedPlan(privacy.FederatedPlan):
       wanted_sampling: Sampling of the run that was asked for: the simulated one, if there is one.
       strategy: Strategy matrix of the noise.
       unit_of_privacy: Unit that a client stands for.
+      pool: Examples that are sampled at their clients' turns; None if clients are.
     """
 
     sampling: sampling_lib.Sampling
     wanted_sampling: sampling_lib.Sampling
     strategy: strategy_lib.Strategy
     unit_of_privacy: statement.UnitOfPrivacy = "user"
+    pool: Pool | None = None
 
     needs_secret_cohorts = True
 
@@ -340,6 +384,18 @@ class AmplifiedPlan(privacy.FederatedPlan):
             self.strategy,
             noise_multiplier=self.noise_multiplier,
             num_rounds=min(self.num_rounds, -(-num_rounds // turn) * turn),
+            pool=self.pool,
+        )
+
+    def _sentence(self) -> str:
+        """Says who is in which round."""
+        unit = self.unit_of_privacy
+        if self.pool is None or not isinstance(self.sampling, sampling_lib.CyclicPoisson):
+            return self.sampling.sentence(unit)
+        of_client = strategy_lib.counted(self.pool.of_client, "example")
+        return (
+            f"At most {of_client} of each {unit} were put into a pool, once, at random. "
+            f"{self.sampling.sentence(unit, sampled='example in the pool')}"
         )
 
     def _profile(self, num_rounds: int) -> tuple[tuple[float, float], ...]:
@@ -364,11 +420,13 @@ class AmplifiedPlan(privacy.FederatedPlan):
 
     @override
     def describe(self) -> list[str]:
+        sampled = f"of {self.num_clients} {self.unit_of_privacy}s"
+        if self.pool is not None:
+            sampled = f"of {self.pool.size} examples in the pool"
         whose = "in secret" if self.deterministic_seed is None else "with a known seed"
         return [
-            f"Participation: {self.clients_per_round:.6g} of {self.num_clients} "
-            f"{self.unit_of_privacy}s expected in a round, drawn {whose}. "
-            + self.sampling.sentence(self.unit_of_privacy),
+            f"Participation: {self.clients_per_round:.6g} {sampled} expected in a round, drawn "
+            f"{whose}. {self._sentence()}",
             *privacy.noise_lines(self.strategy, self.noise_multiplier, self.memory_copies),
         ]
 
@@ -392,14 +450,16 @@ class AmplifiedPlan(privacy.FederatedPlan):
             "num_rounds": seen.num_rounds,
             "num_rounds_charged": charged,
         }
+        if self.pool is not None:
+            parameters |= {"pool_size": self.pool.size, "pool_of_user": self.pool.of_client}
         if self.simulated is not None:
             parameters |= self.simulated.parameters()
         claim = statement.SampledClaim(
             mechanism=self.strategy.name,
             epsilon=math.inf if epsilon is None else epsilon,
             delta=self.delta,
-            accounting=_ACCOUNTING[self.sampling.kind],
-            sampling=f"{self.sampling.sentence(unit)} {sentences.drawn_in_one_place(unit)}",
+            accounting=_ACCOUNTING[self.sampling.kind] if self.pool is None else _OF_A_POOL,
+            sampling=f"{self._sentence()} {sentences.drawn_in_one_place(unit)}",
             secrecy=sentences.secret_seed(unit),
             add_or_remove=sentences.add_or_remove(unit),
             seed_is_known=self.deterministic_seed is not None,
@@ -423,8 +483,17 @@ class AmplifiedPlan(privacy.FederatedPlan):
             "sampling": self.wanted_sampling.to_dict(),
             "noise_multiplier": self.wanted_noise_multiplier,
             "strategy": self.strategy.to_dict(),
+            **({} if self.pool is None else {"pool": dataclasses.asdict(self.pool)}),
         }
 
+
+_OF_A_POOL = (
+    "No two rounds of a group share a row of the banded strategy: ε is that of as many mixtures of "
+    "Gaussians N(j, σ²), j ~ Binomial(examples of a user in the pool, sampling probability), as "
+    "the group has turns, with the noise over the largest norm of a column, by their privacy loss "
+    "distribution (Choquette-Choo et al. 2023, Theorem 4; Charles et al. 2024, Theorem 3). That "
+    "groups are secret is not counted."
+)
 
 _ACCOUNTING = {
     _CYCLIC: (
