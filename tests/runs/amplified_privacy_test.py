@@ -116,7 +116,7 @@ def test_the_statement_says_who_drew_and_how():
     (drawn, *_) = statement.assumptions
     for said in ("one of 3 groups", "probability 0.3", "One party", "devices", "seed"):
         assert said in drawn
-    assert "whether one user is there at all" in statement.adjacency
+    assert "between data with a user and data without" in statement.adjacency
     assert statement.parameters["num_groups"] == 3 and statement.parameters["sampling"] == "cyclic"
     assert statement.profile and "if the sampling of cohorts was kept" in statement.to_markdown()
 

@@ -461,7 +461,9 @@ class AmplifiedPlan(privacy.FederatedPlan):
             accounting=_ACCOUNTING[self.sampling.kind] if self.pool is None else _OF_A_POOL,
             sampling=f"{self._sentence()} {sentences.drawn_in_one_place(unit)}",
             secrecy=sentences.secret_seed(unit),
-            add_or_remove=sentences.add_or_remove(unit),
+            add_or_remove=sentences.add_or_remove(
+                unit, f"{unit}s" if self.pool is None else f"{unit}s and of examples in the pool"
+            ),
             seed_is_known=self.deterministic_seed is not None,
             profile=self._profile(charged),
         )
