@@ -161,6 +161,8 @@ class AmplifiedPrivacy(privacy.Privacy):
             if self.target_epsilon is None:
                 raise validation.UsageError("Give either noise_multiplier or target_epsilon.")
             noise_multiplier = self._calibrated(wanted, strategy, self.target_epsilon)
+        # Refuses what cannot be accounted for, before a run begins.
+        accounted(wanted, strategy, noise_multiplier=noise_multiplier, num_rounds=self.num_rounds)
         return self._with(num_clients, wanted, strategy, noise_multiplier)
 
     @override
