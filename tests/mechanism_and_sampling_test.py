@@ -47,9 +47,11 @@ def _options(mechanism, sampling):
     options = {"mechanism": mechanism, "noise_multiplier": 1.0, "num_rounds": _NUM_ROUNDS}
     if sampling == {"algorithm": "dp-fedavg"} and mechanism == "identity":
         del options["mechanism"]  # DP-FedAvg's noise is independent without saying so.
+    elif mechanism == "blt":
+        options["buffers"] = 2  # The default mechanism is not seen to be given, its options are.
     elif "bands" in table.MECHANISMS[mechanism].options:
         options["bands"] = 3
-    elif mechanism != "identity" and sampling.get("sampling") == "b-min-sep":
+    if sampling.get("sampling") == "b-min-sep":
         options["min_sep"] = 3
     return {"clients_per_round": 6, "clip_norm": 0.5, "delta": 1e-5, **options, **sampling}
 
