@@ -114,7 +114,7 @@ def test_the_statement_says_who_drew_and_how():
     statement = _state(_plan())
     assert statement.data_in_one_place and statement.declared is None
     (drawn, *_) = statement.assumptions
-    for said in ("one of 3 groups", "probability 0.3", "One party", "devices", "seed"):
+    for said in ("one of 3 groups", "probability 0.3", "One party", "in the field", "seed"):
         assert said in drawn
     assert "between data with a user and data without" in statement.adjacency
     assert statement.parameters["num_groups"] == 3 and statement.parameters["sampling"] == "cyclic"
