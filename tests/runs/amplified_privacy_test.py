@@ -54,9 +54,12 @@ def test_epsilon_is_that_of_the_first_rounds():
         ).epsilon(1e-6)
 
     assert plan.epsilon_after(0) == 0.0
-    spent = [plan.epsilon_after(t) for t in range(1, 21)]
-    assert spent == [alone(t) for t in range(1, 21)] == sorted(spent)
-    assert _state(plan).epsilon == spent[14] < _state(plan, charge_all_rounds=True).epsilon
+    # Rounds are charged in whole turns of all groups.
+    assert plan.epsilon_after(1) == plan.epsilon_after(3) == alone(3) < alone(4)
+    assert plan.epsilon_after(14) == plan.epsilon_after(15) == alone(15) < alone(20)
+    assert plan.epsilon_after(20) == alone(20)
+    assert _state(plan).epsilon == alone(15)
+    assert _state(plan, charge_all_rounds=True).epsilon == alone(20)
 
 
 def test_one_band_is_dp_fedavg():
@@ -113,7 +116,7 @@ def test_the_statement_says_who_drew_and_how():
     (drawn, *_) = statement.assumptions
     for said in ("one of 3 groups", "probability 0.3", "One party", "devices", "seed"):
         assert said in drawn
-    assert "whether one user is there at all" in statement.adjacency
+    assert "between data with a user and data without" in statement.adjacency
     assert statement.parameters["num_groups"] == 3 and statement.parameters["sampling"] == "cyclic"
     assert statement.profile and "if the sampling of cohorts was kept" in statement.to_markdown()
 

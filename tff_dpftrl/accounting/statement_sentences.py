@@ -132,12 +132,20 @@ def secret_seed(unit: str) -> str:
     )
 
 
-def add_or_remove(unit: str) -> str:
-    """Returns what a sampled run guarantees to who is not in the data at all."""
+def add_or_remove(unit: str, what: str) -> str:
+    """Returns what a run guarantees whose sums have a fixed denominator, if units come or go.
+
+    Args:
+      unit: Unit of privacy.
+      what: What is counted, in the plural.
+
+    Returns:
+      A sentence.
+    """
     return (
-        f"As every {unit} is sampled independently of all others, and sums have a fixed "
-        f"denominator, ε is the same if neighbours differ in whether one {unit} is there at all "
-        f"and the number of {unit}s, from which sampling and denominator follow, counts as known."
+        f"Beyond that, the same ε holds between data with a {unit} and data without, if the number "
+        f"of {what}, from which sampling and denominator follow, counts as known: every {unit} is "
+        "sampled independently of all others."
     )
 
 

@@ -381,11 +381,13 @@ class AmplifiedPlan(privacy.FederatedPlan):
         return 0.0 if rounds_done == 0 else _epsilon(self._spent(rounds_done), self.delta)
 
     def _spent(self, num_rounds: int) -> Accounted:
+        # In whole turns, so that not every round is accounted for anew; more rounds cost no less.
+        turn = self.declared.min_sep
         return accounted(
             self.sampling,
             self.strategy,
             noise_multiplier=self.noise_multiplier,
-            num_rounds=num_rounds,
+            num_rounds=min(self.num_rounds, -(-num_rounds // turn) * turn),
             pool=self.pool,
         )
 
@@ -474,7 +476,9 @@ class AmplifiedPlan(privacy.FederatedPlan):
             accounting=_ACCOUNTING[self.sampling.kind] if self.pool is None else _OF_A_POOL,
             sampling=f"{self._sentence()} {sentences.drawn_in_one_place(unit)}",
             secrecy=sentences.secret_seed(unit),
-            add_or_remove=sentences.add_or_remove(unit),
+            add_or_remove=sentences.add_or_remove(
+                unit, f"{unit}s" if self.pool is None else f"{unit}s and of examples in the pool"
+            ),
             seed_is_known=self.deterministic_seed is not None,
             profile=self._profile(charged),
         )
