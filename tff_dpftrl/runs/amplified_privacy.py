@@ -145,6 +145,10 @@ class AmplifiedPrivacy(privacy.Privacy):
 
     @override
     def check(self, num_clients: int) -> None:
+        if self.pool is not None and self.sampling != _CYCLIC:
+            raise validation.UsageError(
+                f"pool is for sampling {_CYCLIC!r}, not for {self.sampling!r}: leave it out."
+            )
         self._drawn(num_clients)
         if self.deployment is not None:
             self.deployment.scale(self.clients_per_round)
@@ -389,15 +393,26 @@ class AmplifiedPlan(privacy.FederatedPlan):
             pool=self.pool,
         )
 
+    @property
+    def cyclic(self) -> sampling_lib.CyclicPoisson:
+        """The sampling, where it is cyclic: with a pool it is.
+
+        Raises:
+          ValueError: If it is another one.
+        """
+        if not isinstance(self.sampling, sampling_lib.CyclicPoisson):
+            raise validation.UsageError(f"The sampling is {self.sampling.kind!r}, not cyclic.")
+        return self.sampling
+
     def _sentence(self) -> str:
         """Says who is in which round."""
         unit = self.unit_of_privacy
-        if self.pool is None or not isinstance(self.sampling, sampling_lib.CyclicPoisson):
+        if self.pool is None:
             return self.sampling.sentence(unit)
         of_client = strategy_lib.counted(self.pool.of_client, "example")
         return (
             f"At most {of_client} of each {unit} were put into a pool, once, at random. "
-            f"{self.sampling.sentence(unit, sampled='example in the pool')}"
+            f"{self.cyclic.sentence(unit, sampled='example in the pool')}"
         )
 
     def _profile(self, num_rounds: int) -> tuple[tuple[float, float], ...]:
@@ -486,6 +501,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
         return {
             "sampling": self.wanted_sampling.to_dict(),
             "noise_multiplier": self.wanted_noise_multiplier,
+            "delta": self.delta,
             "strategy": self.strategy.to_dict(),
             **({} if self.pool is None else {"pool": dataclasses.asdict(self.pool)}),
         }

@@ -37,8 +37,7 @@ def sampling(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_r
     if run.cohort_seed is None or owners is None:
         return _tested(test, run, terms, seen)
     drawn = {
-        t: set(owners[units].tolist())
-        for t, units in _drawn(run, terms, rounds, len(owners)).items()
+        t: set(owners[units].tolist()) for t, units in _drawn(run, terms, rounds, owners).items()
     }
     sizes = [t for t in rounds if len(drawn[t]) != len(seen[t])]
     if sizes:
@@ -56,9 +55,13 @@ def sampling(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_r
 
 def _owners(run: records.Records, terms: terms_lib.Terms) -> tuple[np.ndarray | None, list[str]]:
     """Returns the user of each unit that is sampled, None if that is not recorded, and faults."""
-    plan = run.derived.get("plan")
-    if plan is None or plan["sampling"] == "user":
+    plan, declared = run.derived.get("plan"), None
+    if "pool" in run.derived:
+        declared = run.derived["pool"]["size"]
+    elif plan is None or plan["sampling"] == "user":
         return np.arange(run.num_users), []
+    elif not plan["units_are_declared"]:
+        declared = plan["num_units"]
     if run.pool is None:
         return None, []
     sizes, wrong = np.array(run.pool, np.int64), []
@@ -66,8 +69,8 @@ def _owners(run: records.Records, terms: terms_lib.Terms) -> tuple[np.ndarray | 
         wrong.append(f"the pool is of {len(sizes)} users, of {run.num_users}")
     if sizes.max(initial=0) > terms.group_size:
         wrong.append(f"a user has {sizes.max()} examples in the pool, above the group size")
-    if not plan["units_are_declared"] and sizes.sum() != plan["num_units"]:
-        wrong.append(f"the pool has {sizes.sum()} examples, and the plan {plan['num_units']}")
+    if declared is not None and sizes.sum() != declared:
+        wrong.append(f"the pool has {sizes.sum()} examples, and the plan {declared}")
     return np.repeat(np.arange(len(sizes)), sizes), wrong
 
 
@@ -83,17 +86,18 @@ def _strides(run: records.Records, terms: terms_lib.Terms) -> list[str]:
 
 
 def _drawn(
-    run: records.Records, terms: terms_lib.Terms, rounds: Sequence[int], count: int
+    run: records.Records, terms: terms_lib.Terms, rounds: Sequence[int], owners: np.ndarray
 ) -> dict[int, np.ndarray]:
-    """Draws the units of each round again."""
-    seed, probability = run.cohort_seed, terms.probability
+    """Draws the units of each round again, whose users are `owners`."""
+    seed, probability, count = run.cohort_seed, terms.probability, len(owners)
     if terms.sampling is None:
         draw = _lazy_poisson if "plan" in run.derived else _poisson
         return {t: draw(seed, t, count, probability) for t in rounds}
     stride = terms.stride
     poisson = {t: _lazy_poisson(seed, t, count, probability) for t in rounds}
     if terms.sampling["kind"] != "b-min-sep":
-        group = _words(count, "CyclicPoissonSampler", seed, 0) % np.uint64(stride)
+        of_user = _words(run.num_users, "CyclicPoissonSampler", seed, 0) % np.uint64(stride)
+        group = of_user[owners]
         return {t: units[group[units] == t % stride] for t, units in poisson.items()}
     # Before the first round one of the last stride - 1 was a unit's with its stationary share.
     share = probability / (1.0 + (stride - 1) * probability)

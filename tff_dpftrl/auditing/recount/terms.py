@@ -139,10 +139,10 @@ def _of(run: records.Records) -> Terms:
         scale = config["clients_per_round"] / config["simulate_report_goal"]
     common = {
         "noise_multiplier": derived["noise_multiplier"] * scale,
-        "delta": config["delta"],
+        "delta": derived.get("delta", config["delta"]),
         "other_epsilon": 0.0,
         "is_secret": is_secret,
-        "group_size": 1,
+        "group_size": derived.get("pool", {"of_client": 1})["of_client"],
     }
     if "sampling" in derived:
         sampling = _sampling(run)
