@@ -19,7 +19,7 @@ from tff_dpftrl.training import process, run
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PAGE = (_ROOT / "docs/explanation/which_mechanism.md").read_text("utf-8")
 _SECTION = _PAGE.partition("## Every mechanism with every sampling")[2].partition("\n## ")[0]
-_NUM_CLIENTS, _NUM_ROUNDS = 60, 8
+_NUM_CLIENTS, _NUM_ROUNDS = 30, 8
 
 corpus = toy_run.corpus
 

@@ -121,6 +121,25 @@ def test_the_statement_says_who_drew_and_how():
     assert statement.profile and "if the sampling of cohorts was kept" in statement.to_markdown()
 
 
+def test_bins_take_any_mechanism_and_cost_less_than_turns_that_are_known():
+    options = {"sampling": "bins", "mechanism": "blt", "options": table.DEFAULTS}
+    plan = _plan(num_clients=53, **options)
+    # As many bins as have ten clients at least.
+    assert plan.sampling == sampling.BallsInBins(20, 5) and plan.clients_per_round == pytest.approx(10.6)
+    known = dp_ftrl_privacy.DpFtrlPrivacy(
+        20, 10, 0.5, 1e-6, "blt", noise_multiplier=2.0, min_sep=5
+    ).plan(53, 1000)
+    assert plan.strategy == known.strategy
+    spent = [plan.epsilon_after(t) for t in (1, 5, 6, 20)]
+    assert spent[0] == spent[1] < spent[2] < spent[3] < known.epsilon_after(20)
+    statement = _state(plan, charge_all_rounds=True)
+    assert statement.parameters["num_bins"] == 5 and len(statement.profile) == 4
+    assert all(0.0 < delta < 1.0 for _, delta in statement.profile)
+    assert "one of 5 bins" in statement.assumptions[0]
+    again = dataclasses.replace(_CYCLIC, **options).resumed(53, 1000, plan.derived())
+    assert again == plan
+
+
 def test_a_known_seed_is_no_guarantee():
     plan = _plan(deterministic_seed=1)
     assert plan.epsilon_after(20) is None and not _state(plan).has_guarantee
@@ -142,6 +161,10 @@ def test_the_budget_guard_counts_rounds():
         ({"min_sep": 2}, "raise min_sep to 3, or lower bands"),
         ({"options": table.Options(bands=11)}, "lower it to 10, or clients_per_round to 9"),
         ({"sampling": "bins", "min_sep": 3}, "min_sep has no meaning with sampling 'bins'"),
+        (
+            {"sampling": "bins", "num_rounds": 9},
+            "10 bins of 10 clients and only 9 rounds.* raise num_rounds to 10, or .* to 11",
+        ),
         ({"clients_per_round": 101}, "exceeds the 100 training users"),
         ({"deployment": simulated_run.Deployment(40, 100)}, "In the run that is simulated"),
     ],

@@ -20,6 +20,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import amplified_banded, calibrate, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.accounting.amplification import balls_in_bins
 from tff_dpftrl.mechanisms import serialization, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import cohorts, observed
@@ -58,8 +59,8 @@ class Accounted(Protocol):
         """Computes an ε that holds at `delta`."""
         ...
 
-    def profile(self, delta: float) -> tuple[tuple[float, float], ...]:
-        """Computes further pairs (ε, δ) that hold, up to ε at `delta`."""
+    def delta(self, epsilon: float) -> float:
+        """Computes a δ that holds at `epsilon`."""
         ...
 
 
@@ -96,8 +97,16 @@ def accounted(
                 sampling_probability=sampling.sampling_probability,
                 units_per_client=1 if pool is None else pool.of_client,
             )
+        case sampling_lib.BallsInBins():
+            return balls_in_bins.BallsInBins.from_strategy(
+                strategy,
+                noise_multiplier=noise_multiplier,
+                num_rounds=num_rounds,
+                num_bins=sampling.num_bins,
+            )
     raise validation.UsageError(
-        f"Nothing accounts for correlated noise with sampling {sampling.kind!r}: take 'cyclic'."
+        f"Nothing accounts for correlated noise with sampling {sampling.kind!r}: take 'cyclic' or "
+        "'bins'."
     )
 
 
@@ -327,7 +336,14 @@ def _described(
 ) -> sampling_lib.Sampling:
     """Returns the sampling with which a round expects so many clients."""
     if stride is None:
-        return sampling_lib.BallsInBins(num_rounds, num_clients // clients_per_round)
+        bins = num_clients // clients_per_round
+        if bins > num_rounds:
+            raise validation.UsageError(
+                f"sampling 'bins' would have {bins} bins of {clients_per_round} clients and only "
+                f"{num_rounds} rounds, so that some never come: raise num_rounds to {bins}, or "
+                f"clients_per_round to {num_clients // num_rounds}."
+            )
+        return sampling_lib.BallsInBins(num_rounds, bins)
     kind = sampling_lib.CyclicPoisson if name == _CYCLIC else sampling_lib.MinSepPoisson
     most = num_clients // clients_per_round
     if stride > most:
@@ -418,7 +434,11 @@ class AmplifiedPlan(privacy.FederatedPlan):
     def _profile(self, num_rounds: int) -> tuple[tuple[float, float], ...]:
         if not self.has_guarantee or num_rounds == 0:
             return ()
-        return self._spent(num_rounds).profile(self.delta)
+        spent = self._spent(num_rounds)
+        if isinstance(spent, amplified_banded.AmplifiedBanded):
+            return spent.profile(self.delta)
+        epsilon = _epsilon(spent, self.delta)
+        return tuple((share * epsilon, spent.delta(share * epsilon)) for share in _PROFILE)
 
     @override
     def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
@@ -507,6 +527,9 @@ class AmplifiedPlan(privacy.FederatedPlan):
         }
 
 
+_PROFILE = (0.0, 0.1, 0.3, 0.6)
+"""Shares of ε at which a statement has δ, too; each takes about a second."""
+
 _OF_A_POOL = (
     "No two rounds of a group share a row of the banded strategy: ε is that of as many mixtures of "
     "Gaussians N(j, σ²), j ~ Binomial(examples of a user in the pool, sampling probability), as "
@@ -521,6 +544,11 @@ _ACCOUNTING = {
         "Poisson-sampled Gaussians as the group has turns, with the noise over the largest norm of "
         "a column, by their privacy loss distribution (Choquette-Choo et al. 2023, Theorem 4). "
         "That groups are secret is not counted."
+    ),
+    _BINS: (
+        "The run is dominated by a mixture of as many Gaussians as there are bins, against one "
+        "(Choquette-Choo et al. 2024, Lemma 3.2). ε is an upper bound of its own, by the law of "
+        "the likelihood ratio of some of the bins, with their correlations raised."
     ),
 }
 

@@ -587,9 +587,15 @@ _KINDS = {
         "simulate_report_goal": 50,
         "simulate_population": 5000,
     },
+    "bins": {
+        "sampling": "bins",
+        "mechanism": "lambda-cgd",
+        "min_sep": None,
+        "clients_per_round": 20,
+    },
     "seeded": {"deterministic_noise_seed": 7},
 }
-_SAMPLED = ("dp-fedavg", "cyclic", "cyclic, simulated")
+_SAMPLED = ("dp-fedavg", "cyclic", "cyclic, simulated", "bins")
 
 
 @pytest.mark.slow
