@@ -125,7 +125,8 @@ def test_bins_take_any_mechanism_and_cost_less_than_turns_that_are_known():
     options = {"sampling": "bins", "mechanism": "blt", "options": table.DEFAULTS}
     plan = _plan(num_clients=53, **options)
     # As many bins as have ten clients at least.
-    assert plan.sampling == sampling.BallsInBins(20, 5) and plan.clients_per_round == pytest.approx(10.6)
+    assert plan.sampling == sampling.BallsInBins(20, 5)
+    assert plan.clients_per_round == pytest.approx(10.6)
     known = dp_ftrl_privacy.DpFtrlPrivacy(
         20, 10, 0.5, 1e-6, "blt", noise_multiplier=2.0, min_sep=5
     ).plan(53, 1000)
