@@ -317,7 +317,7 @@ class FinetuningConfig(language_config.TextConfig):
                 "sampling 'passes' needs group_size, which Estimate-and-Double chooses for "
                 "sampled users only: give it."
             )
-        elif self.sampled_unit == "example" and self.group_size is None:
+        elif self.sampling == "cyclic" and self.sampled_unit == "example" and not self.group_size:
             missing.append(
                 "sampled_unit 'example' needs group_size, the most examples of a user in the pool: "
                 "give it."

@@ -210,9 +210,11 @@ def batches_of(
             num_groups=plan.cyclic.num_groups,
         ).batch
     sampler = plan.sampler(seed)
+    # Secret samples of one group have the batches of ULS.
+    name = "turns" if isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) else "rows"
 
     def turns(step: int) -> example_sampling.Batch:
         members = sampler.cohort(step)
-        return example_sampling.batch_of_users(users, members, group_size, f"turns/{seed}/{step}")
+        return example_sampling.batch_of_users(users, members, group_size, f"{name}/{seed}/{step}")
 
     return turns
