@@ -43,7 +43,10 @@ class SampledSteps:
     def of_statement(
         cls, parameters: Mapping[str, Any], epsilon: float, delta: float
     ) -> SampledSteps | None:
-        """Reads the steps from the parameters of a statement of DP-FedAvg, ELS or ULS.
+        """Reads the steps from the parameters of a statement.
+
+        It may be of DP-FedAvg, ELS or ULS, or of cyclic sampling, whose steps are the turns of a
+        user.
 
         Args:
           parameters: Parameters of the statement.
@@ -53,12 +56,14 @@ class SampledSteps:
         Returns:
           The steps; None if there are none, or if they are not those by which ε is stated.
         """
-        number = parameters.get("num_steps_charged", parameters.get("num_rounds_charged"))
+        names = ("turns_charged", "num_steps_charged", "num_rounds_charged")
+        number = next((parameters[name] for name in names if name in parameters), None)
+        of_user = parameters.get("pool_of_user", 1)
         try:
             steps = cls(
-                parameters["noise_multiplier"],
+                parameters.get("noise_multiplier_of_a_turn", parameters["noise_multiplier"]),
                 parameters["sampling_probability"],
-                parameters["group_size"] if parameters.get("sampling") == "example" else 1,
+                parameters["group_size"] if parameters.get("sampling") == "example" else of_user,
                 operator.index(number),
                 parameters.get("group_size_epsilon", 0.0),
             )
