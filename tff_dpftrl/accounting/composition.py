@@ -57,7 +57,7 @@ class SampledSteps:
           The steps; None if there are none, or if they are not those by which ε is stated.
         """
         names = ("turns_charged", "num_steps_charged", "num_rounds_charged")
-        number = next((parameters[name] for name in names if name in parameters), None)
+        number: Any = next((parameters[name] for name in names if name in parameters), None)
         of_user = parameters.get("pool_of_user", 1)
         try:
             steps = cls(
