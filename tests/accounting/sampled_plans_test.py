@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tff_dpftrl.accounting import amplified_banded, dp_fedavg, sampled_plans
 
@@ -54,6 +55,25 @@ def test_bins_are_as_many_as_give_the_clients_of_a_round():
     (plan,) = sampled_plans.make_plans("bins", report_goals=(40,), **run)
     assert plan.options.bins == 4 and plan.strategy.mechanism == "blt"
     assert 4.0 * (1 - 3e-3) <= plan.epsilon <= 4.0
+
+
+@pytest.mark.parametrize("sampling", ["b-min-sep", "allocation", "truncated"])
+def test_rounds_of_other_samplings_expect_as_many_clients(sampling):
+    run = {**_RUN, "num_rounds": 40}
+    plans = sampled_plans.make_plans(sampling, report_goals=(200,), **run)
+    for plan in plans:
+        assert 4.0 * (1 - 3e-3) <= plan.epsilon <= 4.0
+        options = plan.options
+        if sampling == "b-min-sep":
+            # A client who has come waits for min_sep - 1 rounds: shares of the stationary state.
+            q, b = options.sampling_probability, options.min_sep
+            assert q / (1 + (b - 1) * q) == pytest.approx(0.25)
+        elif sampling == "allocation":
+            assert options.rounds_per_client == 10
+        else:
+            too_large = stats.binom.sf(options.largest_cohort, 800, 0.25)
+            assert options.sampling_probability == 0.25 and 40 * too_large <= 1e-6
+    assert len(plans) == (3 if sampling == "b-min-sep" else 1)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,12 @@ from tff_dpftrl.accounting import (
     neighbours,
     samplings,
 )
-from tff_dpftrl.accounting.amplification import balls_in_bins
+from tff_dpftrl.accounting.amplification import (
+    balls_in_bins,
+    min_sep_poisson,
+    random_allocation,
+    truncated_poisson,
+)
 from tff_dpftrl.mechanisms import banded_toeplitz, identity, tree
 
 _DELTA = 1e-5
@@ -100,6 +105,28 @@ def test_bins_are_accounted_for_by_their_mixture():
     assert run.epsilon(_DELTA) == own.epsilon(_DELTA)
     # The bin that has most to tell, if it is known: three rounds.
     assert run.known_mu == pytest.approx(math.sqrt(3 * 1.25) / 6.0)
+
+
+def test_the_other_samplings_are_those_of_their_modules():
+    strategy = banded_toeplitz.BandedToeplitz((1.0, 0.5))
+    options = {"sampling_probability": 0.05, "min_sep": 3}
+    run = samplings.build("b-min-sep", strategy, 3.0, 30, samplings.Options(**options))
+    own = min_sep_poisson.MinSepPoisson.from_strategy(
+        strategy, noise_multiplier=3.0, num_rounds=30, **options
+    )
+    assert run.epsilon(_DELTA) == own.epsilon(_DELTA)
+    assert run.known_mu == pytest.approx(math.sqrt(10 * 1.25) / 3.0)
+
+    options = samplings.Options(rounds_per_client=3)
+    run = samplings.build("allocation", identity.Identity(), 2.0, 30, options)
+    assert run.epsilon(_DELTA) == random_allocation.RandomAllocation(2.0, 30, 3).epsilon(_DELTA)
+    assert run.known_mu == pytest.approx(math.sqrt(3) / 2.0)
+
+    options = samplings.Options(sampling_probability=0.05, clients=200, largest_cohort=40)
+    run = samplings.build("truncated", identity.Identity(), 2.0, 30, options)
+    own = truncated_poisson.TruncatedPoisson(0.05, 2.0, 30, 200, 40)
+    assert run.epsilon(_DELTA) == own.epsilon(_DELTA)
+    assert run.known_mu == pytest.approx(math.sqrt(30) / 2.0)
 
 
 @pytest.mark.parametrize("known_mu", [0.31, 1.0])

@@ -142,6 +142,25 @@ def test_dp_sgd_needs_no_mechanism_and_no_separation(capsys):
     assert "where the data of a user are replaced by other data (the privacy loss" in text
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["bins", "--bins", "4", "--mechanism", "bandfhu", "--bands", "2"],
+        ["b-min-sep", "--min-sep", "4", "--sampling-probability", "0.1", "--mechanism", "identity"],
+        ["allocation", "--rounds-per-client", "2"],
+        ["truncated", "--sampling-probability", "0.1", "--clients", "90", "--largest-cohort", "40"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_every_other_sampling_is_below_samples_that_are_known(flags, capsys):
+    run = ["--noise-multiplier", "3", "--rounds", "12", "--delta", "1e-5", "--sampling"]
+    report = _json(capsys, *run, *flags)
+    assert report["sampling"] == flags[0]
+    assert 0 < report["epsilon"] <= report["epsilon_if_known"]
+    assert main.main(["account", *run, flags[0]]) == 2
+    assert f"--sampling {flags[0]} needs --" in capsys.readouterr().err
+
+
 def test_other_neighbours_without_sampling_have_a_larger_sensitivity(capsys):
     plain = _json(capsys, *_ES_ES)
     report = _json(capsys, *_ES_ES, "--neighbours", "substitute", "--group-of", "3")

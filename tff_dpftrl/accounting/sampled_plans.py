@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
+from scipy import stats
+
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import calibrate, planner, samplings
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -103,7 +105,7 @@ def make_plans(
     build = functools.lru_cache(maxsize=None)(table.build)
     plans = []
     for goal in goals:
-        for options, mechanism in _choices(sampling, goal / population, num_rounds):
+        for options, mechanism in _choices(sampling, goal, population, num_rounds, delta):
             strategy = build(*mechanism)
             plans.append(
                 _plan(sampling, options, strategy, goal, num_rounds, target_epsilon, delta)
@@ -116,20 +118,42 @@ _Mechanism: TypeAlias = tuple[str, schema_lib.MinSep, table.Options]
 
 
 def _choices(
-    sampling: str, share: float, num_rounds: int
+    sampling: str, report_goal: int, population: int, num_rounds: int, delta: float
 ) -> Iterator[tuple[samplings.Options, _Mechanism]]:
-    """Yields options with which a round expects this share of the clients, and mechanisms."""
+    """Yields options with which a round expects so many clients, and mechanisms."""
+    share = report_goal / population
     if sampling == "poisson":
         yield samplings.Options(sampling_probability=share), _banded(num_rounds, 1)
+    elif sampling == "allocation":
+        rounds = max(1, math.ceil(share * num_rounds - 1e-9))
+        yield samplings.Options(rounds_per_client=rounds), _banded(num_rounds, 1)
+    elif sampling == "truncated":
+        # A larger cohort in any round costs a tenth of δ.
+        tail = 0.1 * delta / num_rounds
+        largest = int(stats.binom.isf(tail, population, share)) + 1
+        yield (
+            samplings.Options(
+                sampling_probability=share,
+                clients=population,
+                largest_cohort=min(population, largest),
+            ),
+            _banded(num_rounds, 1),
+        )
     elif sampling == "bins":
         bins = min(num_rounds, math.floor(1.0 / share + 1e-9))
         schema = schema_lib.MinSep.as_many_as_fit(num_rounds, bins)
         yield samplings.Options(bins=bins), ("blt", schema, table.DEFAULTS)
     else:
         bands = 1
-        # With as many groups as bands, each group's turn comes as often as it can.
+        # With as many groups as bands, or as small a separation, draws are as rare as can be.
         while bands <= min(num_rounds, _MOST_BANDS) and share * bands <= 1.0:
-            options = samplings.Options(sampling_probability=share * bands, sampling_groups=bands)
+            if sampling == "cyclic":
+                options = samplings.Options(
+                    sampling_probability=share * bands, sampling_groups=bands
+                )
+            else:  # Of the rounds, a client waits in (bands - 1) · share.
+                probability = min(1.0, share / (1.0 - (bands - 1) * share))
+                options = samplings.Options(sampling_probability=probability, min_sep=bands)
             yield options, _banded(num_rounds, bands)
             bands *= 2
 

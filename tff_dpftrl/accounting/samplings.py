@@ -37,6 +37,9 @@ class Options:
       sampling_groups: Number of groups that take turns.
       min_sep: Smallest stride between two rounds of one unit.
       bins: Number of bins, of which a unit has one for the whole run.
+      rounds_per_client: Number of rounds of each unit.
+      clients: Number of units.
+      largest_cohort: Largest number of units in a round.
     """
 
     sampling_probability: float | None = None
@@ -44,6 +47,9 @@ class Options:
     sampling_groups: int | None = None
     min_sep: int | None = None
     bins: int | None = None
+    rounds_per_client: int | None = None
+    clients: int | None = None
+    largest_cohort: int | None = None
 
 
 class SampledRun(Protocol):
@@ -248,11 +254,65 @@ def _bins(
     return BoundedRun(run, "a bound of the mixture over bins", mu)
 
 
+def _b_min_sep(
+    strategy: strategy_lib.Strategy, noise_multiplier: float, num_rounds: int, options: Options
+) -> SampledRun:
+    from tff_dpftrl.accounting.amplification import min_sep_poisson
+
+    assert options.min_sep is not None and options.sampling_probability is not None
+    run = min_sep_poisson.MinSepPoisson.from_strategy(
+        strategy,
+        noise_multiplier=noise_multiplier,
+        num_rounds=num_rounds,
+        min_sep=options.min_sep,
+        sampling_probability=options.sampling_probability,
+    )
+    mu = _known_mu("b-min-sep", strategy, noise_multiplier, num_rounds, options)
+    return BoundedRun(run, "a bound by the number of a client's rounds, or by slots", mu)
+
+
+def _allocation(
+    strategy: strategy_lib.Strategy, noise_multiplier: float, num_rounds: int, options: Options
+) -> SampledRun:
+    from tff_dpftrl.accounting.amplification import random_allocation
+
+    assert options.rounds_per_client is not None
+    run = random_allocation.RandomAllocation(
+        noise_multiplier, num_rounds, options.rounds_per_client
+    )
+    mu = _known_mu("allocation", strategy, noise_multiplier, num_rounds, options)
+    return BoundedRun(run, "the privacy loss distribution of random allocation", mu)
+
+
+def _truncated(
+    strategy: strategy_lib.Strategy, noise_multiplier: float, num_rounds: int, options: Options
+) -> SampledRun:
+    from tff_dpftrl.accounting.amplification import truncated_poisson
+
+    assert options.sampling_probability is not None
+    assert options.clients is not None and options.largest_cohort is not None
+    run = truncated_poisson.TruncatedPoisson(
+        options.sampling_probability,
+        noise_multiplier,
+        num_rounds,
+        options.clients,
+        options.largest_cohort,
+    )
+    mu = _known_mu("truncated", strategy, noise_multiplier, num_rounds, options)
+    return BoundedRun(run, "Poisson sampling's privacy loss distribution and a part of δ", mu)
+
+
 def _unrestricted(num_rounds: int, options: Options) -> schema_lib.MinSep:
     from tff_dpftrl.participation import schema as schema_lib
 
     del options
     return schema_lib.MinSep.unrestricted(num_rounds)
+
+
+def _few(num_rounds: int, options: Options) -> schema_lib.MinSep:
+    from tff_dpftrl.participation import schema as schema_lib
+
+    return schema_lib.MinSep(num_rounds, 1, options.rounds_per_client or num_rounds)
 
 
 def _apart(name: str) -> Callable[[int, Options], schema_lib.MinSep]:
@@ -288,11 +348,27 @@ SAMPLINGS = {
         build=_bins,
         schema=_apart("bins"),
     ),
+    "b-min-sep": Sampling(
+        summary="as poisson, but nobody comes again within --min-sep rounds",
+        needs=("min_sep", "sampling_probability"),
+        build=_b_min_sep,
+        schema=_apart("min_sep"),
+    ),
+    "allocation": Sampling(
+        summary="each unit draws its rounds, as many as all others, once",
+        needs=("rounds_per_client",),
+        build=_allocation,
+        schema=_few,
+        independent_noise=True,
+    ),
+    "truncated": Sampling(
+        summary="as poisson, but cohorts have a largest size",
+        needs=("sampling_probability", "clients", "largest_cohort"),
+        build=_truncated,
+        schema=_unrestricted,
+        independent_noise=True,
+    ),
 }
-
-
-PLANNED = ("poisson", "cyclic", "bins")
-"""Samplings for which `sampled_plans` makes plans."""
 
 
 def build(

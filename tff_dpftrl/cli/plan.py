@@ -30,7 +30,7 @@ fifth to be preferred.
 
 With --sampling, one party holds the data of --population clients and draws each round's in secret.
 Printed is the plan of least noise for each number of clients a round, out of 1, 2, 4 ... 64 bands
-of correlated noise where the sampling has groups. Bins have as many as give so many clients a
+of correlated noise with cyclic and b-min-sep. There are as many bins as give so many clients a
 round, with a BLT: give --report-goals, each takes seconds.
 """
 
@@ -153,9 +153,9 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument(
         "--sampling",
-        choices=samplings.PLANNED,
+        choices=samplings.SAMPLINGS,
         metavar="NAME",
-        help=f"Secret sampling of the clients: {', '.join(samplings.PLANNED)}. Default: none.",
+        help=f"Secret sampling of the clients: {', '.join(samplings.SAMPLINGS)}. Default: none.",
     )
     parser.add_argument(
         "--plot", metavar="FILE", help="File for a plot of all plans: PNG, PDF or SVG."

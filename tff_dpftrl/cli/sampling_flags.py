@@ -65,6 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ())
         ),
         ("sampling_groups", int, "G", "Number of groups that take turns, at least --bands."),
         ("bins", int, "B", "Number of bins: rounds from one of a client's to its next."),
+        ("rounds_per_client", int, "K", "Number of rounds of each client."),
+        ("clients", int, "N", "Number of clients."),
+        ("largest_cohort", int, "M", "Largest number of clients in a round."),
     ):
         users = [row for row, entry in samplings.SAMPLINGS.items() if name in _taken(entry)]
         group.add_argument(
