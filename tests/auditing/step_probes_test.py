@@ -74,8 +74,9 @@ def _build(plan, sums, *, noise=1.0, model=_MODEL, kind=private_steps.PrivateSte
     )
 
 
-_GHOST = ghost.booked(_MODEL, 2)
-_LOOPED = clipped_sums.looped(clipped_sums.language_rows(_MODEL))
+# Traced once for all tests, which takes most of an audit's time.
+_GHOST = tf.function(ghost.booked(_MODEL, 2), autograph=False)
+_LOOPED = tf.function(clipped_sums.looped(clipped_sums.language_rows(_MODEL)), autograph=False)
 
 
 def _audit(build, plan=_SAMPLED, counts=tuple(_UNITS), error_rate=_ERROR_RATE):

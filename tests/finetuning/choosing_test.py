@@ -43,7 +43,9 @@ def test_what_is_given_is_taken_and_what_it_needs_is_known_beforehand():
     assert choosing.needs_proxies(dataclasses.replace(options, clip_norm=None))
 
 
-@pytest.mark.parametrize("sampling", ["user", "example", "passes"])
+@pytest.mark.parametrize(
+    "sampling", [pytest.param("user", marks=pytest.mark.slow), "example", "passes"]
+)
 def test_a_group_size_in_which_the_users_had_a_say_is_not_covered(sampling):
     options = {"sampling": sampling, "compute_budget": 64, "group_size": 4, "delta": 1e-6}
     silent, named = (

@@ -121,7 +121,7 @@ def test_a_run_keeps_books_and_states_what_its_plan_spent(sampling, tmp_path):
     assert "Do not publish `loss`" in note
 
 
-@pytest.mark.parametrize("crash_at", [1, 4])
+@pytest.mark.parametrize("crash_at", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_the_same_call_goes_on_with_the_same_batches_and_noise(crash_at, tmp_path):
     seed = {"deterministic_noise_seed": 11, "iterate_averaging": 0.5}
     whole = _finetune(tmp_path / "whole", **seed)
