@@ -103,6 +103,7 @@ def test_correct_steps_are_consistent(plan, sums, counts):
     assert found.confidence == pytest.approx(1.0 - _ERROR_RATE)
 
 
+@pytest.mark.slow  # `configured_steps_test` audits some by default.
 def test_adapters_are_audited_like_a_model():
     sums = ghost.booked(_ADAPTERS, 2)
     assert not _audit(_build(_SAMPLED, sums, model=_ADAPTERS)).is_violated
