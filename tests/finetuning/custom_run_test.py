@@ -101,7 +101,7 @@ def _finetune(output, table=None, made=None, *, crash_at=None, lines=None, **opt
 
 
 @pytest.mark.pictures
-@pytest.mark.parametrize("sampling", ["user", "example"])
+@pytest.mark.parametrize("sampling", ["user", pytest.param("example", marks=pytest.mark.slow)])
 def test_a_run_keeps_books_and_states_what_its_plan_spent(sampling, tmp_path):
     made = _plan(_table(), sampling)
     results = _finetune(tmp_path / "run", made=made, trained_on="nobody's data")
