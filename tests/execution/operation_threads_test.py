@@ -15,13 +15,13 @@ _CORES = len(os.sched_getaffinity(0))
 _REPORT = "print(tf.config.threading.get_intra_op_parallelism_threads())"
 
 
-def _run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def _run(program: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: TensorFlow reads the setting once."""
     start = "import tensorflow as tf; from tff_dpftrl import execution; "
     variables = {k: v for k, v in os.environ.items() if k != "TF_NUM_INTRAOP_THREADS"}
     return subprocess.run(
         [sys.executable, "-c", start + program],
-        env=variables | environment,
+        env=variables,
         capture_output=True,
         text=True,
     )
