@@ -20,7 +20,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import amplified_banded, calibrate, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
-from tff_dpftrl.accounting.amplification import balls_in_bins
+from tff_dpftrl.accounting.amplification import balls_in_bins, min_sep_poisson
 from tff_dpftrl.mechanisms import serialization, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import cohorts, observed
@@ -33,7 +33,7 @@ SAMPLINGS = tuple(
     for one in (sampling_lib.CyclicPoisson, sampling_lib.BallsInBins, sampling_lib.MinSepPoisson)
 )
 """Names of the samplings."""
-_CYCLIC, _BINS, _ = SAMPLINGS
+_CYCLIC, _BINS, _MIN_SEP = SAMPLINGS
 
 _BANDED = ("bandtoep", "bandmf", "bandfhu", "identity")
 """Mechanisms with a banded C: one unit's rounds share no noise if they are as far apart."""
@@ -57,10 +57,6 @@ class Accounted(Protocol):
 
     def epsilon(self, delta: float) -> float:
         """Computes an ε that holds at `delta`."""
-        ...
-
-    def delta(self, epsilon: float) -> float:
-        """Computes a δ that holds at `epsilon`."""
         ...
 
 
@@ -104,9 +100,17 @@ def accounted(
                 num_rounds=num_rounds,
                 num_bins=sampling.num_bins,
             )
+        case sampling_lib.MinSepPoisson():
+            return min_sep_poisson.MinSepPoisson.from_strategy(
+                strategy,
+                noise_multiplier=noise_multiplier,
+                num_rounds=num_rounds,
+                min_sep=sampling.min_sep,
+                sampling_probability=sampling.sampling_probability,
+            )
     raise validation.UsageError(
-        f"Nothing accounts for correlated noise with sampling {sampling.kind!r}: take 'cyclic' or "
-        "'bins'."
+        f"Nothing accounts for correlated noise with sampling {sampling.kind!r}: take one of "
+        f"{', '.join(SAMPLINGS)}."
     )
 
 
@@ -437,6 +441,8 @@ class AmplifiedPlan(privacy.FederatedPlan):
         spent = self._spent(num_rounds)
         if isinstance(spent, amplified_banded.AmplifiedBanded):
             return spent.profile(self.delta)
+        if not isinstance(spent, balls_in_bins.BallsInBins):
+            return ()
         epsilon = _epsilon(spent, self.delta)
         return tuple((share * epsilon, spent.delta(share * epsilon)) for share in _PROFILE)
 
@@ -549,6 +555,11 @@ _ACCOUNTING = {
         "The run is dominated by a mixture of as many Gaussians as there are bins, against one "
         "(Choquette-Choo et al. 2024, Lemma 3.2). ε is an upper bound of its own, by the law of "
         "the likelihood ratio of some of the bins, with their correlations raised."
+    ),
+    _MIN_SEP: (
+        "ε is the least of upper bounds: by how often one comes, whose rounds are then known; for "
+        "a strategy with no more bands than the stride, also by rounds that are known and that one "
+        "is in with one probability each, as Poisson-sampled Gaussians."
     ),
 }
 
