@@ -386,6 +386,9 @@ def _amplified(
         "group_size_source": source,
         "clip_norm_source": clip_norm_source,
     }
+    pool = asked.pool(users)
+    if pool is not None:
+        caveats = (plan_lib.counted_caveat("The size of the pool", pool.size), *caveats)
     if asked.sampled_unit == plan_lib.USER:
         facts["contribution"] = "the mean gradient of at most group_size examples of a user"
     return Chosen(
