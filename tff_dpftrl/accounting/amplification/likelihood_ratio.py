@@ -108,6 +108,11 @@ class Ratio:
         return high
 
 
+def one(step: float, negligible: float) -> Ratio:
+    """Builds the law of the constant 1, the ratio of a distribution to itself."""
+    return Ratio(step, 0, np.ones(1), 0.0, 0.0, negligible)
+
+
 def lognormal(variance: float, step: float, negligible: float) -> Ratio:
     """Builds the law of exp(u − variance/2), u ~ N(0, variance): one Gaussian's likelihood ratio.
 
@@ -120,7 +125,7 @@ def lognormal(variance: float, step: float, negligible: float) -> Ratio:
       The law; the masses of cells under Q and under P are exact, and split to their edges.
     """
     if variance == 0.0:
-        return Ratio(step, 0, np.ones(1), 0.0, 0.0, negligible)
+        return one(step, negligible)
     scale = math.sqrt(variance)
     reach = -float(special.ndtri(negligible))
     low = math.floor((-variance / 2.0 - reach * scale) / step)
@@ -141,6 +146,26 @@ def lognormal(variance: float, step: float, negligible: float) -> Ratio:
     return Ratio(step, low, masses, zero, float(special.ndtr(-at_p[-1])), negligible)
 
 
+def grid_step(variance: float, num_factors: int, of_factor: float) -> float:
+    """Chooses the interval of a grid for the product of many independent ratios.
+
+    Args:
+      variance: Variance of the privacy loss of the largest Gaussian in one factor.
+      num_factors: Number of factors.
+      of_factor: Variance of one factor, to which rounding adds up to a quarter of the square of
+        the interval.
+
+    Returns:
+      The interval: a twentieth of a factor's standard deviation, or more where a grid to the
+      largest losses would have too many points.
+    """
+    reach = num_factors * variance + 20.0 * math.sqrt(num_factors * variance)
+    return max(0.05 * math.sqrt(min(of_factor, variance)), reach / _MOST_ATOMS)
+
+
+_MOST_ATOMS = 30_000
+
+
 def _log_cell_masses(edges: np.ndarray) -> np.ndarray:
     """Computes log(Φ(edges[1:]) − Φ(edges[:-1])) without cancellation."""
     left, right = edges[:-1], edges[1:]
@@ -150,17 +175,17 @@ def _log_cell_masses(edges: np.ndarray) -> np.ndarray:
     return near + np.log(-np.expm1(far - near))
 
 
-def product(one: Ratio, other: Ratio) -> Ratio:
+def product(first: Ratio, second: Ratio) -> Ratio:
     """Computes the law of the product of two independent ratios, as of a composition."""
-    masses = np.convolve(one.masses, other.masses)
-    zero = one.zero + other.zero - one.zero * other.zero
+    masses = np.convolve(first.masses, second.masses)
+    zero = first.zero + second.zero - first.zero * second.zero
     return Ratio(
-        one.step,
-        one.first + other.first,
+        first.step,
+        first.first + second.first,
         masses,
         zero,
-        one.lost + other.lost,
-        max(one.negligible, other.negligible),
+        first.lost + second.lost,
+        max(first.negligible, second.negligible),
     ).trimmed()
 
 
@@ -229,38 +254,38 @@ def _add_pairs(
     out[begin + 1 : begin + 1 + size] += high * to_upper
 
 
-def average(one: Ratio, other: Ratio, weight: float) -> Ratio:
-    """Computes the law of weight · one + (1 − weight) · other, independent of each other.
+def average(left: Ratio, right: Ratio, weight: float) -> Ratio:
+    """Computes the law of weight · left + (1 − weight) · right, independent of each right.
 
     Args:
-      one: Law of one ratio.
-      other: Law of the other one, on a grid of the same step.
-      weight: Weight of `one`, strictly between 0 and 1.
+      left: Law of one ratio.
+      right: Law of the other ratio, on a grid of the same step.
+      weight: Weight of `left`, strictly between 0 and 1.
 
     Returns:
       The law, an upper bound in convex order.
     """
-    step, first = one.step, min(one.first, other.first)
-    size = max(one.first + len(one.masses), other.first + len(other.masses)) - first
+    step, first = left.step, min(left.first, right.first)
+    size = max(left.first + len(left.masses), right.first + len(right.masses)) - first
     first_masses, second_masses = np.zeros(size), np.zeros(size)
-    first_masses[one.first - first :][: len(one.masses)] = one.masses
-    second_masses[other.first - first :][: len(other.masses)] = other.masses
+    first_masses[left.first - first :][: len(left.masses)] = left.masses
+    second_masses[right.first - first :][: len(right.masses)] = right.masses
     before = math.ceil(-math.log(min(weight, 1.0 - weight)) / step) + 1
     out = np.zeros(before + size + 1)
     out[before:-1] += first_masses * second_masses  # Equal indices.
-    _add_pairs(out, first_masses, second_masses, other.zero, before, weight, step)
-    if one is other and weight == 0.5:
+    _add_pairs(out, first_masses, second_masses, right.zero, before, weight, step)
+    if left is right and weight == 0.5:
         out[:] += out
         out[before:-1] -= first_masses * second_masses
     else:
-        _add_pairs(out, second_masses, first_masses, one.zero, before, 1.0 - weight, step)
+        _add_pairs(out, second_masses, first_masses, left.zero, before, 1.0 - weight, step)
     return Ratio(
         step,
         first - before,
         out,
-        one.zero * other.zero,
-        weight * one.lost + (1.0 - weight) * other.lost,
-        max(one.negligible, other.negligible),
+        left.zero * right.zero,
+        weight * left.lost + (1.0 - weight) * right.lost,
+        max(left.negligible, right.negligible),
     ).trimmed()
 
 

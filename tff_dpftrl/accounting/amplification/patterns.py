@@ -10,6 +10,7 @@ from tff_dpftrl.mechanisms import (
     blt,
     identity,
     inverse_banded,
+    noise_recipe,
 )
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms.numerics import toeplitz
@@ -49,10 +50,21 @@ def columns(strategy: strategy_lib.Strategy, num_rounds: int) -> np.ndarray:
     """
     if num_rounds > _MOST_ROUNDS:
         raise validation.UsageError(
-            f"num_rounds must be at most {_MOST_ROUNDS} for {strategy.name!r}, whose C is not the "
-            f"same in all rounds, got {num_rounds}: use a BLT or a banded Toeplitz strategy."
+            f"num_rounds must be at most {_MOST_ROUNDS} where all of C is needed, as for estimates "
+            f"and for a C that is not the same in all rounds, got {num_rounds}: use the bound of a "
+            "BLT or a banded Toeplitz strategy."
         )
     return _nonnegative(strategy.strategy_matrix(num_rounds), strategy)
+
+
+def bin_sums(strategy: strategy_lib.Strategy, num_rounds: int, num_bins: int) -> np.ndarray:
+    """Computes the sums of the columns of C over the rounds of each bin, shape [num_bins, m].
+
+    Raises:
+      ValueError: If C has a negative entry, or there are too many rounds.
+    """
+    dense = columns(strategy, num_rounds)
+    return np.stack([dense[:, j::num_bins].sum(axis=1) for j in range(num_bins)])
 
 
 def bin_kernel(strategy: strategy_lib.Strategy, num_rounds: int, num_bins: int) -> np.ndarray:
@@ -86,11 +98,34 @@ def bin_kernel(strategy: strategy_lib.Strategy, num_rounds: int, num_bins: int) 
         by_lag = np.array([total[lag:] @ total[: num_rounds - lag] for lag in range(num_bins)])
         gram = by_lag[None, :]
     else:
-        dense = columns(strategy, num_rounds)
-        sums = np.stack([dense[:, j::num_bins].sum(axis=1) for j in range(num_bins)])
+        sums = bin_sums(strategy, num_rounds, num_bins)
         gram = sums @ sums.T
     lag = np.abs(np.arange(len(gram))[:, None] - np.arange(num_bins)[None, :])
     distance = np.minimum(lag, num_bins - lag)
     kernel = np.zeros(num_bins // 2 + 1)
     np.maximum.at(kernel, distance.ravel(), gram.ravel())
     return np.maximum.accumulate(kernel[::-1])[::-1] * (1.0 + _ROUNDING)
+
+
+def check_nonnegative(strategy: strategy_lib.Strategy, num_rounds: int) -> None:
+    """Checks that no entry of C is negative.
+
+    Raises:
+      ValueError: If one is, or there are too many rounds to find out.
+    """
+    strategy_lib.check_strategy(strategy)
+    column = _first_column(strategy, num_rounds)
+    if column is None:
+        columns(strategy, num_rounds)
+    else:
+        _nonnegative(column, strategy)
+
+
+def num_bands(strategy: strategy_lib.Strategy, num_rounds: int) -> int:
+    """Counts the bands of C: C[i, j] = 0 for i − j >= num_bands; num_rounds if all are in use."""
+    recipe = strategy.noise_recipe()
+    if isinstance(recipe, noise_recipe.IdentityNoise):
+        return 1
+    if isinstance(recipe, noise_recipe.BandedNoise):
+        return min(len(recipe.rows[0]), num_rounds)
+    return num_rounds
