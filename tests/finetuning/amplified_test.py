@@ -165,12 +165,36 @@ def test_epsilon_grows_turn_by_turn():
 
 
 def test_a_plan_goes_on_from_what_it_recorded():
-    for changes in ({"bands": 4}, {"bands": 3, "sampled_unit": "example"}):
+    for changes in (
+        {"bands": 4},
+        {"bands": 3, "sampled_unit": "example"},
+        {"sampling": "bins", "noise_multiplier": 9.0, "mechanism": "bisr"},
+    ):
         plan = _planned(**changes)
         derived = json.loads(json.dumps({**plan.derived(), "clip_norm": 1.0}))
         again = amplified.resumed(derived, len(_USERS), deterministic_seed=None)
         assert dataclasses.replace(again, strategy=plan.strategy) == plan
         assert again.epsilon_after(60) == plan.epsilon_after(60)
+
+
+def test_everybody_of_a_bin_comes_at_each_of_its_turns():
+    asked = _asked(sampling="bins", noise_multiplier=9.0, mechanism="bandtoep", bands=8)
+    planned = amplified.PlannedAmplified(asked, _planned(**dataclasses.asdict(asked)))
+    plan = planned.plan
+    assert not asked.chooses_bands and plan.sampling.num_bins == 20
+    batches = passes.batches_of(plan, _USERS, 4, 3)
+    for step in (0, 1, 19):
+        first, again = batches(step), batches(step + 40)
+        np.testing.assert_array_equal(first.unit_users, again.unit_users)
+        # Sizes of bins are binomial: six standard deviations around 40 of 800.
+        assert abs(first.num_units - 40) < 6 * math.sqrt(800 * 0.05 * 0.95)
+    assert planned.expected_gradients(_USERS) == pytest.approx(40 * 3.5)
+    # A bin has three turns: never with probability (1 − 4/10)³, for 10 examples.
+    used = (3 + 10 * (1 - 0.6**3)) / 13
+    assert planned.share_of_examples_used(_USERS) == pytest.approx(used)
+    schema = schema_lib.MinSep.as_many_as_fit(60, 20)
+    known = gaussian.epsilon(plan.strategy.sensitivity(schema).value / 9.0, 1e-5)
+    assert 0.0 < plan.epsilon_after(1) <= plan.epsilon_after(60) < known
 
 
 @pytest.mark.parametrize("unit", ["user", "example"])

@@ -45,7 +45,7 @@ class SamplingOptions:
     clip_norm: float | None
     group_size_epsilon: float
     declared_units: int | None
-    mechanism: str
+    mechanism: str | None
     deterministic_noise_seed: int | None
     splits_budget: bool
     sampled_unit: str
@@ -331,7 +331,6 @@ def _amplified(
         delta = plan_lib.default_delta(num_examples)
         caveats = (plan_lib.default_delta_caveat(num_examples),)
     bands = options.bands if isinstance(options.bands, int) else None
-    mechanism = options.mechanism if options.sampling == "bins" else None
     common = {
         "sampling": options.sampling,
         "num_steps": options.num_steps,
@@ -339,7 +338,7 @@ def _amplified(
         "target_epsilon": options.target_epsilon,
         "bands": bands,
         "min_sep": options.min_sep,
-        "mechanism": mechanism,
+        "mechanism": options.mechanism,
     }
     given, why = options.given_group_size, ()
     if options.splits_budget:
@@ -420,7 +419,7 @@ def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_pr
         users_per_step=cohort,
         num_steps=options.num_steps,
         delta=_given("delta", options.delta),
-        mechanism=options.mechanism,
+        mechanism=options.mechanism or "blt",
         noise_multiplier=options.noise_multiplier,
         target_epsilon=options.target_epsilon,
     ).asked(clip_norm=clip_norm, deterministic_seed=options.deterministic_noise_seed)

@@ -224,8 +224,8 @@ class FinetuningConfig(language_config.TextConfig):
         "privacy",
         1,
     )
-    mechanism: Mechanism = _option(
-        "blt", "Noise of passes and bins: as for `tff-dpftrl train`.", "privacy"
+    mechanism: Mechanism | None = _option(
+        None, "Noise of passes and bins: as for `tff-dpftrl train`; blt if not given.", "privacy"
     )
 
     max_epsilon: float | None = _option(
@@ -423,7 +423,9 @@ class FinetuningConfig(language_config.TextConfig):
                 raise validation.UsageError(
                     f"{name} is for sampling {where}, not for {self.sampling!r}: leave it out."
                 )
-        if self.mechanism != type(self).mechanism and self.sampling not in ("passes", "bins"):
+        # Runs of earlier versions have "blt" on record where it had no meaning.
+        fitting = (None, "bandtoep" if self._is_banded else "blt")
+        if self.sampling not in ("passes", "bins") and self.mechanism not in fitting:
             noise = "has bands, chosen by bands" if self._is_banded else "is independent"
             raise validation.UsageError(
                 f"mechanism {self.mechanism!r} is for sampling 'passes' or 'bins', not for "
