@@ -6,13 +6,18 @@ import numpy as np
 from scipy import optimize
 
 from tff_dpftrl.mechanisms import defaults, inverse_banded
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import schema as schema_lib
 
 _GRID = 24
 
 
 def optimize_bifr(
-    schema: schema_lib.MinSep, bands: int = defaults.INVERSE_BANDS, *, minimize_rms: bool = True
+    schema: schema_lib.MinSep,
+    bands: int = defaults.INVERSE_BANDS,
+    *,
+    minimize_rms: bool = True,
+    workload: workload_lib.Workload | None = None,
 ) -> inverse_banded.InverseBanded:
     """Tunes γ of γ-BIFR for one schema.
 
@@ -23,6 +28,8 @@ def optimize_bifr(
       schema: Participation schema to optimise for.
       bands: Number of diagonals of C⁻¹.
       minimize_rms: Whether to minimise RmsLoss; if False, MaxLoss.
+      workload: Workload of the schema's rounds, whose models' error is minimised; None for the
+        prefix sums.
 
     Returns:
       The strategy with the least loss.
@@ -33,7 +40,9 @@ def optimize_bifr(
 
     def loss(gamma: float) -> float:
         candidate = inverse_banded.InverseBanded.bifr(bands, gamma)
-        return candidate.rms_loss(schema) if minimize_rms else candidate.max_loss(schema)
+        if minimize_rms:
+            return candidate.rms_loss(schema, workload)
+        return candidate.max_loss(schema, workload)
 
     grid = np.arange(1, _GRID) / _GRID
     best = grid[np.argmin([loss(gamma) for gamma in grid])]
