@@ -12,6 +12,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.finetuning import example_sampling, group_size, passes, proxies, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.runs import dp_ftrl_privacy
 
 CLIP_FACTOR = 0.5
@@ -39,6 +40,7 @@ class SamplingOptions:
     group_size_epsilon: float
     declared_units: int | None
     mechanism: str
+    model_workload: workload_lib.Workload | None
     deterministic_noise_seed: int | None
     splits_budget: bool
 
@@ -324,7 +326,11 @@ def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_pr
         mechanism=options.mechanism,
         noise_multiplier=options.noise_multiplier,
         target_epsilon=options.target_epsilon,
-    ).asked(clip_norm=clip_norm, deterministic_seed=options.deterministic_noise_seed)
+    ).asked(
+        clip_norm=clip_norm,
+        deterministic_seed=options.deterministic_noise_seed,
+        workload=options.model_workload,
+    )
 
 
 def _check_cohort(options: SamplingOptions, group: int, cohort: int, num_users: int) -> None:

@@ -14,6 +14,7 @@ from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import statement
+    from tff_dpftrl.mechanisms import workload as workload_lib
 
     Mechanism: TypeAlias = str
 else:
@@ -200,6 +201,13 @@ class FinetuningConfig(language_config.TextConfig):
     mechanism: Mechanism = _option(
         "blt", "Noise of 'passes': as for `tff-dpftrl train`.", "privacy"
     )
+    workload: Literal["prefix", "auto"] = _option(
+        "prefix",
+        "Sums whose noise an optimised mechanism of 'passes' minimises: prefix sums of the "
+        "gradients, or, with auto, those that optimizer, schedule and iterate_averaging make "
+        "models of. For adam, auto takes its preconditioner as constant.",
+        "privacy",
+    )
 
     max_epsilon: float | None = _option(
         None, "Stop before the step that would bring the ε spent above this.", "run"
@@ -371,6 +379,17 @@ class FinetuningConfig(language_config.TextConfig):
                 "declared_units has no meaning with sampling 'passes', which samples nothing: "
                 "leave it out."
             )
+        if self.sampling != "passes" and self.workload != "prefix":
+            raise validation.UsageError(
+                f"workload {self.workload!r} is for sampling 'passes', not for {self.sampling!r}, "
+                "whose noise is independent: leave it out."
+            )
+        takes = table.takers("workload")
+        if self.workload != "prefix" and self.mechanism not in takes:
+            raise validation.UsageError(
+                f"workload {self.workload!r} is for the mechanism {' or '.join(takes)}, not for "
+                f"{self.mechanism}: leave it out."
+            )
         if self.sampling != "passes" and self.mechanism != type(self).mechanism:
             raise validation.UsageError(
                 f"mechanism {self.mechanism!r} is for sampling 'passes', not for "
@@ -381,6 +400,18 @@ class FinetuningConfig(language_config.TextConfig):
     def initial_folder(self) -> pathlib.Path:
         """Folder of the model to fine-tune."""
         return pathlib.Path(typing.cast(str, self.initial_weights))  # Checked at the beginning.
+
+    @property
+    def model_workload(self) -> workload_lib.Workload | None:
+        """Workload that correlated noise is optimised for; None for the prefix sums."""
+        if self.workload == "prefix":
+            return None
+        from tff_dpftrl.finetuning import optimizers
+
+        rule = optimizers.update_rule(
+            self.part(optimizers.OptimizerOptions), self.iterate_averaging
+        )
+        return rule.workload(self.num_steps)
 
     @property
     def statement_parameters(self) -> dict[str, statement.Scalar]:

@@ -112,7 +112,8 @@ def _load(
     if not (columns.shape == shape and same_error and is_sound):
         raise validation.UsageError(
             f"checkpoint {str(path)!r} belongs to another problem (rounds and bands "
-            f"{columns.shape}, here {shape}, or another error or workload). Give another path or delete it."
+            f"{columns.shape}, here {shape}, or another error or workload). Give "
+            "another path or delete it."
         )
     return columns, stage
 
@@ -185,9 +186,7 @@ def optimize_banded(
                 loss = np.sqrt(schema.effective_participations) * np.exp(log_error)
                 progress(steps, float(loss))
 
-        columns = _descend(
-            columns, stages[stage], models, max_iterations, tolerance, after_step
-        )
+        columns = _descend(columns, stages[stage], models, max_iterations, tolerance, after_step)
         if path is not None:
             _save(path, columns, stage, minimize_rms, _digest(workload))
     return banded.Banded(_transpose(columns, to_rows=True))

@@ -188,9 +188,7 @@ def _optimize(
     longest = -math.log(1.0 - max_decay)
     # C has num_rounds - 1 free coefficients, a BLT two parameters a buffer.
     useful_buffers = min(num_buffers, max(1, schema.num_rounds // 2))
-    errors, *polishing = (
-        [None] if workload is None else model_errors.stages(workload, minimize_rms)
-    )
+    errors, *polishing = [None] if workload is None else model_errors.stages(workload, minimize_rms)
 
     def function(
         logits: np.ndarray, errors: model_errors.ModelErrors | None = errors
@@ -294,9 +292,7 @@ def _without_surplus(
     while len(chain) > 2:
         shorter = np.array([np.delete(chain, [i, i + 1]) for i in range(len(chain) - 1)])
         values, _ = blt_objective.log_loss(shorter, schema, minimize_rms, errors)
-        value, _ = blt_objective.log_loss(
-            chain[np.newaxis], schema, minimize_rms, errors
-        )
+        value, _ = blt_objective.log_loss(chain[np.newaxis], schema, minimize_rms, errors)
         best = np.nanargmin(values)
         if not values[best] <= value[0] + _SURPLUS_LOSS:
             break

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from tff_dpftrl import validation
@@ -289,7 +289,7 @@ def check(name: str, options: Options = DEFAULTS) -> Mechanism:
     for option in options.given():
         if option not in MECHANISMS[name].options:
             raise validation.UsageError(
-                f"{option} is for the mechanism {' or '.join(_takers(option))}, not for {name}: "
+                f"{option} is for the mechanism {' or '.join(takers(option))}, not for {name}: "
                 "leave it out."
             )
     return MECHANISMS[name]
@@ -303,7 +303,8 @@ def fitting(name: str, options: Options) -> Options:
     )
 
 
-def _takers(option: str) -> Iterable[str]:
+def takers(option: str) -> list[str]:
+    """Returns the names of the mechanisms that take an option."""
     return [name for name, mechanism in MECHANISMS.items() if option in mechanism.options]
 
 
@@ -347,7 +348,7 @@ def build(
                 f"workload is for {options.workload.num_rounds} rounds, and the schema for "
                 f"{schema.num_rounds}: make it for as many."
             )
-        start = int(starts[np.argmax(np.diff([*starts, schema.num_rounds]))])
+        start = starts[int(np.argmax(np.diff([*starts, schema.num_rounds])))]
         of_block = options.workload.rounds(start, start + longest)
         options = dataclasses.replace(options, workload=of_block)
     base = mechanism.build(block, options, (lambda sentence: None) if notify is None else notify)

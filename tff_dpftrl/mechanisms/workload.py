@@ -1,10 +1,10 @@
 """Workloads: which sums of the noised rounds a model is made of.
 
-The server's optimizer turns the released sums g_0, g_1, ... into models θ_t = θ_0 − Σ_s A[t, s] g_s.
-For plain SGD the *workload* A is the matrix of prefix sums. Momentum, a schedule of the learning
-rate, weight decay and an average of the models make it another one, and the noise of the models is
-that of A C⁻¹ (Denisov et al. 2022, section 4; Choquette-Choo et al. 2022, section 5). A decides
-which C is best, and nothing else: sensitivity, and with it privacy, depends on C alone.
+The server's optimizer turns the released sums g_0, g_1, ... into models: θ_t is θ_0 minus
+Σ_s A[t, s] g_s. For plain SGD the *workload* A is the matrix of prefix sums. Momentum, a schedule
+of the learning rate, weight decay and an average of the models make it another one, and the noise
+of the models is that of A C⁻¹ (Denisov et al. 2022). A decides which C is best, and nothing else:
+sensitivity, and with it privacy, depends on C alone.
 
 Each of these optimizers is a chain of first-order recurrences, so that A is never needed as a
 matrix: it is applied to a vector in O(rounds).
@@ -204,7 +204,7 @@ def check_size(num_rounds: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class UpdateRule:
-    """How the server's optimizer makes models of the released sums.
+    """Linear rule by which the server's optimizer makes models of the released sums.
 
     Attributes:
       momentum: Momentum, or β₁ of Adam, in [0, 1).

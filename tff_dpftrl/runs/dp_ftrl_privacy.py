@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from typing_extensions import override
 
 from tff_dpftrl import validation
@@ -15,6 +16,7 @@ from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import identity, restarts, serialization, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import privacy, simulated_run
@@ -174,6 +176,7 @@ class DpFtrlPrivacy(privacy.Privacy):
             adaptive_clipping=self.adaptive_clipping,
             data_in_one_place=self.data_in_one_place,
             unit_of_privacy=self.unit_of_privacy,
+            workload=self.options.workload,
         )
 
     def _simulated(
@@ -255,6 +258,8 @@ class DpFtrlPlan(privacy.FederatedPlan):
       adaptive_clipping: Whether the clip norm is learned under the same z.
       data_in_one_place: Whether there are no clients.
       unit_of_privacy: Unit that a client stands for.
+      workload: Workload that the strategy was optimised for; None for the prefix sums. The
+        guarantee does not depend on it.
     """
 
     clients_per_round: int
@@ -265,6 +270,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
     adaptive_clipping: bool
     data_in_one_place: bool = False
     unit_of_privacy: statement.UnitOfPrivacy = "user"
+    workload: workload_lib.Workload | None = None
 
     needs_secret_cohorts = False
 
@@ -300,15 +306,16 @@ class DpFtrlPlan(privacy.FederatedPlan):
 
     @override
     def noise_to_signal(self, num_parameters: int) -> float:
-        # The noise of the last prefix sum, row n - 1 of B = A C⁻¹. With adaptive clipping it is a
-        # little more, since z is that of both streams.
+        # The noise of the last model, row n - 1 of B = A C⁻¹, over that row of A times updates of
+        # the clip norm. With adaptive clipping it is a little more: z is that of both streams.
         if self.strategy is None:
             return 0.0
         rounds = self.schema.num_rounds
-        variance = float(self.strategy.prefix_noise_variance(rounds)[-1])
+        variance = float(self.strategy.model_noise_variance(rounds, self.workload)[-1])
+        weight = rounds if self.workload is None else self.workload.apply(np.ones(rounds))[-1]
         inflation = 1.0 if self.encoding is None else self.encoding.inflation
         noise = self.noise_multiplier * inflation * math.sqrt(variance * num_parameters)
-        return noise / (rounds * self.clients_per_round)
+        return float(noise / (weight * self.clients_per_round))
 
     @override
     def describe(self) -> list[str]:
@@ -329,7 +336,8 @@ class DpFtrlPlan(privacy.FederatedPlan):
             )
         return [
             *lines,
-            f"Noise: {self.strategy.name}, z = {self.noise_multiplier:.6g}.",
+            f"Noise: {self.strategy.name}, z = {self.noise_multiplier:.6g}."
+            + (f" Optimised for {self.workload.description}." if self.workload else ""),
             f"State: the noise keeps {self.memory_copies or 'no'} "
             f"{'copy' if self.memory_copies == 1 else 'copies'} of the model between rounds.",
         ]

@@ -50,6 +50,7 @@ _DP_FTRL_ONLY = (
     "min_sep",
     "secagg_bits",
     "strategy",
+    "workload",
 )
 
 
@@ -181,6 +182,13 @@ class TrainingConfig(language_config.LanguageConfig):
         None,
         "Noise that an optimised mechanism minimises: the largest (max) or the root mean square "
         "(rms) over the prefix sums; max for blt and rms for the others if not given.",
+        "privacy",
+    )
+    workload: Literal["prefix", "auto"] = _option(
+        "prefix",
+        "Sums whose noise an optimised mechanism minimises: prefix sums of the updates, or, with "
+        "auto, those that server_optimizer, its schedule and iterate_averaging make models of. For "
+        "adam, auto takes its momentum and schedule, and its preconditioner as constant.",
         "privacy",
     )
     buffers: int | None = _option(
@@ -406,7 +414,13 @@ class TrainingConfig(language_config.LanguageConfig):
     @property
     def mechanism_options(self) -> table.Options:
         """Options of the mechanism."""
-        return table.Options(**{name: getattr(self, name) for name in _MECHANISM_OPTIONS})
+        workload = None
+        if self.workload == "auto":
+            # Defaults of the model, which `learning` fills in, are no part of it.
+            learning = language_config.TextConfig.part(self, learning_options.LearningOptions)
+            workload = learning.update_rule.workload(self.num_rounds)
+        given = {name: getattr(self, name) for name in _MECHANISM_OPTIONS}
+        return table.Options(**given, workload=workload)
 
     @property
     def statement_parameters(self) -> dict[str, statement.Scalar]:

@@ -133,12 +133,10 @@ class BandedModels:
             next_noise = -block.left.T @ noise_part @ block.transition
             next_state = -block.left.T @ state_part
             slope_noise = (
-                by_state.T @ weighted
-                + forward.T @ (slope_state @ inflow + slope_noise[:, :size])
+                by_state.T @ weighted + forward.T @ (slope_state @ inflow + slope_noise[:, :size])
             ) @ block.transition
             slope_state = (
-                (weights[block.start : block.start + size, np.newaxis] * by_state).T @ by_state
-                + forward.T @ slope_state @ forward
-            )
+                weights[block.start : block.start + size, np.newaxis] * by_state
+            ).T @ by_state + forward.T @ slope_state @ forward
         gradient[:bands] = np.tril(gradient[:bands])
         return variances, -2.0 * gradient

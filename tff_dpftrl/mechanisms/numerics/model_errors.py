@@ -8,11 +8,11 @@ computed once. If A is Toeplitz, too, B is, and its first column is all that is 
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 
 from tff_dpftrl.mechanisms import workload as workload_lib
-
 
 MAX_POWERS = (16.0, 256.0)
 """Powers of the p-norms that are minimised in turn for the maximum over rounds.
@@ -26,14 +26,13 @@ class ModelErrors:
 
     Args:
       workload: Workload A of n rounds.
-      power: Power p of the norm over rounds of the models' variances: 1 for the mean, None for
-        the maximum, which only a Toeplitz A has in closed form.
+      power: Power p of the norm over rounds of the models' variances: 1 for the mean, infinity
+        for the maximum. If A is Toeplitz, it must be one of the two, else finite.
     """
 
-    def __init__(self, workload: workload_lib.Workload, power: float | None):
+    def __init__(self, workload: workload_lib.Workload, power: float):
         self._workload = workload
         self._power = power
-        self.is_quadratic = workload.coefficients is not None or power == 1.0
         if workload.coefficients is None:
             workload_lib.check_size(workload.num_rounds)
 
@@ -60,7 +59,7 @@ class ModelErrors:
           maximum, shape [s], and the gradients by c', shape [s, n].
         """
         workload = self._workload
-        if workload.coefficients is not None and self._power in (None, 1.0):
+        if workload.coefficients is not None:
             num_rounds = workload.num_rounds
             models = workload.apply(inverse.T).T
             is_mean = self._power == 1.0
@@ -94,10 +93,10 @@ class ModelErrors:
 
 def stages(workload: workload_lib.Workload, minimize_rms: bool) -> list[ModelErrors]:
     """Returns the errors to minimise one after the other, each from the optimum before."""
-    exact = ModelErrors(workload, 1.0 if minimize_rms else None)
-    if exact.is_quadratic:
-        return [exact]
-    return [ModelErrors(workload, power) for power in (1.0, *MAX_POWERS)]
+    powers = (1.0,) if minimize_rms else (1.0, *MAX_POWERS)
+    if workload.coefficients is not None and not minimize_rms:
+        powers = (math.inf,)
+    return [ModelErrors(workload, power) for power in powers]
 
 
 def p_norm(variances: np.ndarray, power: float) -> tuple[float, np.ndarray]:
@@ -124,4 +123,4 @@ def inverse_gradient(by_inverse: np.ndarray, inverse: np.ndarray) -> np.ndarray:
     from scipy import signal  # It takes long to import.
 
     square = signal.fftconvolve(inverse, inverse)[: len(inverse)]
-    return -signal.fftconvolve(by_inverse[::-1], square)[: len(inverse)][::-1]
+    return -1.0 * signal.fftconvolve(by_inverse[::-1], square)[: len(inverse)][::-1]
