@@ -74,7 +74,7 @@ def test_a_workload_is_what_the_optimizer_makes_of_impulses(options, averaging):
     adam = options.optimizer in ("adam", "adamw")
     # Adam divides by √v + 1e-7: with such small gradients that is constant but for the √(1 − β₂^t)
     # of its step. The scale of the impulses brings both back to 1.
-    scale, before, average, rows = 1e-11, np.zeros(size), [np.zeros(size)], []
+    scale, average, rows = 1e-11, [np.zeros(size)], []
     for step, impulse in enumerate(np.eye(size, dtype=np.float32)):
         optimizer.learning_rate.assign(optimizers.learning_rate(options, step))
         if adam:
