@@ -85,62 +85,66 @@ def _forward(weights: Weights, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return hidden, hidden @ weights[2] + weights[3]
 
 
-def _clipped_sum(weights: Weights, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Sums the gradients of a batch's examples, each clipped to norm 1; flat."""
+def _clipped_sums(weights: Weights, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Sums the gradients of a batch's examples, each clipped to norm 1; shape [seeds, weights]."""
     hidden, logits = _forward(weights, x)
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-    by_logits = shares / shares.sum(axis=1, keepdims=True) - np.eye(_CLASSES)[y]
-    by_hidden = by_logits @ weights[2].T * (1.0 - hidden**2)
+    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    by_logits = shares / shares.sum(axis=-1, keepdims=True) - np.eye(_CLASSES)[y]
+    by_hidden = by_logits @ np.swapaxes(weights[2], 1, 2) * (1.0 - hidden**2)
     # An example's gradient is an outer product in each layer.
-    squares = (np.sum(hidden**2, axis=1) + 1.0) * np.sum(by_logits**2, axis=1)
-    squares += (np.sum(x**2, axis=1) + 1.0) * np.sum(by_hidden**2, axis=1)
-    factors = np.minimum(1.0, 1.0 / np.sqrt(squares))[:, np.newaxis]
+    squares = (np.sum(hidden**2, axis=-1) + 1.0) * np.sum(by_logits**2, axis=-1)
+    squares += (np.sum(x**2, axis=-1) + 1.0) * np.sum(by_hidden**2, axis=-1)
+    factors = np.minimum(1.0, 1.0 / np.sqrt(squares))[..., np.newaxis]
     by_logits, by_hidden = factors * by_logits, factors * by_hidden
-    parts = (x.T @ by_hidden, by_hidden.sum(axis=0), hidden.T @ by_logits, by_logits.sum(axis=0))
-    return np.concatenate([part.ravel() for part in parts])
+    parts = (
+        x.T @ by_hidden,
+        by_hidden.sum(axis=1),
+        np.swapaxes(hidden, 1, 2) @ by_logits,
+        by_logits.sum(axis=1),
+    )
+    return np.concatenate([part.reshape(len(hidden), -1) for part in parts], axis=1)
 
 
-def accuracy(
-    noise_matrix: np.ndarray,
-    noise_multiplier: float,
-    rule: workload_lib.UpdateRule,
-    rate: float,
-    seed: int,
-) -> float:
-    """Trains in passes, and returns the held-out accuracy of the model that the rule keeps.
+def accuracies(
+    noise_matrix: np.ndarray, noise_multiplier: float, rule: workload_lib.UpdateRule, rate: float
+) -> np.ndarray:
+    """Trains in passes, one model a seed, and measures the models that the rule keeps.
 
     Args:
       noise_matrix: C⁻¹, shape [steps, steps].
       noise_multiplier: Standard deviation of the draws.
       rule: Momentum, schedule and average of the server.
       rate: Full learning rate.
-      seed: Seed of the initial weights and of the draws, the same for all strategies.
 
     Returns:
-      The share of held-out examples that are classified rightly.
+      The shares of held-out examples that are classified rightly, shape [seeds].
     """
     x, y = data()
-    rng = np.random.default_rng(seed)
-    shapes = [(_FEATURES, _HIDDEN), (_HIDDEN,), (_HIDDEN, _CLASSES), (_CLASSES,)]
-    model = np.concatenate(
-        [rng.normal(size=np.prod(s)) / np.sqrt(s[0]) * (len(s) > 1) for s in shapes]
-    )
-    noise = noise_multiplier * noise_matrix @ rng.normal(size=(_STEPS, len(model)))
-    ends = np.cumsum([np.prod(shape) for shape in shapes])[:-1]
+    shapes = [(_FEATURES, _HIDDEN), (1, _HIDDEN), (_HIDDEN, _CLASSES), (1, _CLASSES)]
+    sizes = [rows * columns for rows, columns in shapes]
+    models, draws = [], []
+    for seed in _SEEDS:  # Initial weights and draws are the same for all strategies.
+        rng = np.random.default_rng(seed)
+        parts = [rng.normal(size=size) for size in sizes]
+        scales = (_FEATURES**-0.5, 0.0, _HIDDEN**-0.5, 0.0)
+        models.append(np.concatenate([a * part for a, part in zip(scales, parts, strict=True)]))
+        draws.append(rng.normal(size=(_STEPS, sum(sizes))))
+    model, noise = np.array(models), noise_multiplier * noise_matrix @ np.array(draws)
 
     def tensors(flat: np.ndarray) -> Weights:
-        return [part.reshape(s) for part, s in zip(np.split(flat, ends), shapes, strict=True)]
+        parts = np.split(flat, np.cumsum(sizes)[:-1], axis=1)
+        return [part.reshape(len(flat), *s) for part, s in zip(parts, shapes, strict=True)]
 
     velocity, kept, share = np.zeros_like(model), np.zeros_like(model), 0.0
     for step, factor in enumerate(rule.rates(_STEPS)):
         rows = (step * _BATCH + np.arange(_BATCH)) % _TRAINED
-        update = (_clipped_sum(tensors(model), x[rows], y[rows]) + noise[step]) / _BATCH
+        update = (_clipped_sums(tensors(model), x[rows], y[rows]) + noise[:, step]) / _BATCH
         velocity = rule.momentum * velocity + update
         model = model - rate * factor * velocity
         decay = rule.averaging or 0.0
         kept, share = decay * kept + (1 - decay) * model, decay * share + (1 - decay)
     _, logits = _forward(tensors(kept / share), x[_TRAINED:])
-    return float(np.mean(np.argmax(logits, axis=1) == y[_TRAINED:]))
+    return np.mean(np.argmax(logits, axis=-1) == y[_TRAINED:], axis=1)
 
 
 def trained(mechanism: str, text: str, epsilon: float) -> dict[str, object]:
@@ -187,10 +191,7 @@ def _by_rate(
         strategy, schema, target_epsilon=epsilon, delta=_DELTA
     )
     matrix = strategy.noise_matrix(_STEPS)
-    return {
-        rate: np.array([accuracy(matrix, multiplier, rule, rate, seed) for seed in _SEEDS])
-        for rate in _RATES
-    }
+    return {rate: accuracies(matrix, multiplier, rule, rate) for rate in _RATES}
 
 
 def _write(name: str, rows: Sequence[Mapping[str, object]]) -> None:
