@@ -219,8 +219,17 @@ def test_passes_are_optimised_for_the_models_of_the_optimizer():
     sums = _choose(_options(**given, **options)).privacy
     losses = [one.strategy.max_loss(one.schema, made.model_workload) for one in (plan, sums)]
     assert losses[0] < 0.99 * losses[1]
+    sampled = given | {"sampling": "cyclic", "bands": 4, "compute_budget": 64}
+    turns, of_sums = (
+        _choose(_options(workload=name, **sampled, **options)).privacy
+        for name in ("auto", "prefix")
+    )
+    losses = [one.strategy.rms_error(100, made.model_workload) for one in (turns, of_sums)]
+    norms = [np.linalg.norm(one.strategy.coefficients) for one in (turns, of_sums)]
+    assert losses[0] * norms[0] < 0.99 * losses[1] * norms[1]
+    assert turns.workload == made.model_workload and of_sums.workload is None
     for changes, message in (
-        ({"sampling": "user", "cohort_size": 9}, "workload 'auto' is for sampling 'passes'"),
+        ({"sampling": "user", "cohort_size": 9}, "workload 'auto' is for correlated noise"),
         ({"mechanism": "tree"}, "workload 'auto' is for the mechanism blt or .* not for tree"),
     ):
         with pytest.raises(ValueError, match=message):

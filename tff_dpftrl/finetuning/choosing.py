@@ -381,7 +381,10 @@ def _amplified(
     asked = asked.with_bands(users)
     clip_norm, clip_norm_source = _clip_norm(options, public, asked.rows_per_unit)
     request = asked.asked(
-        users, clip_norm=clip_norm, deterministic_seed=options.deterministic_noise_seed
+        users,
+        clip_norm=clip_norm,
+        deterministic_seed=options.deterministic_noise_seed,
+        workload=options.model_workload,
     )
     facts = {
         "sampled_unit": asked.sampled_unit,

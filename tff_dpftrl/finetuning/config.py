@@ -230,9 +230,9 @@ class FinetuningConfig(language_config.TextConfig):
     )
     workload: Literal["prefix", "auto"] = _option(
         "prefix",
-        "Sums whose noise an optimised mechanism of 'passes' minimises: prefix sums of the "
-        "gradients, or, with auto, those that optimizer, schedule and iterate_averaging make "
-        "models of. For adam, auto takes its preconditioner as constant.",
+        "Sums whose correlated noise is minimised: prefix sums of the gradients, or, with auto, "
+        "those that optimizer, schedule and iterate_averaging make models of. For adam, auto takes "
+        "its preconditioner as constant. Bands are chosen by prefix sums in any case.",
         "privacy",
     )
 
@@ -422,10 +422,10 @@ class FinetuningConfig(language_config.TextConfig):
     def _check_noise(self):
         """Refuses what the kind of noise cannot have."""
         takes = table.takers("workload")
-        if self.workload != "prefix" and self.sampling != "passes":
+        if self.workload != "prefix" and not (self.sampling == "passes" or self.is_amplified):
             raise validation.UsageError(
-                f"workload {self.workload!r} is for sampling 'passes', not for {self.sampling!r}: "
-                "leave it out."
+                f"workload {self.workload!r} is for correlated noise, not for sampling "
+                f"{self.sampling!r}, whose noise is independent: leave it out."
             )
         if self.workload != "prefix" and self.mechanism not in takes:
             raise validation.UsageError(
