@@ -108,7 +108,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="P",
         help="Bands of bandmf, bandtoep and bandfhu (default: min-sep; a run keeps bands - 1 model "
-        f"copies), or of the inverse for bisr and bifr (default: {defaults.INVERSE_BANDS}).",
+        "copies), or of the inverse for bisr, bifr and bandinv (default: "
+        f"{defaults.INVERSE_BANDS}).",
     )
     parser.add_argument(
         "--correlation", type=float, metavar="L", help="Factor λ of lambda-cgd. Default: tuned."

@@ -84,7 +84,7 @@ class Mechanism:
       build: Function that builds the strategy of a run without restarts.
       options: Names of the `Options` that the mechanism takes.
       runnable: Whether the noise of the mechanism can be generated round after round.
-      quick: Whether the mechanism is optimised in about a second for 2,000 rounds.
+      quick: Whether the planner, which needs dozens of optima, tries the mechanism by default.
     """
 
     summary: str
@@ -183,6 +183,17 @@ def _bifr(schema: schema_lib.MinSep, options: Options, notify: Notify) -> strate
     )
 
 
+def _bandinv(schema: schema_lib.MinSep, options: Options, notify: Notify) -> strategy_lib.Strategy:
+    from tff_dpftrl.mechanisms import inverse_banded_optimize
+
+    return inverse_banded_optimize.optimize_inverse_banded(
+        schema,
+        _inverse_bands(options),
+        minimize_rms=options.error != "max",
+        workload=options.workload,
+    )
+
+
 def _inverse_bands(options: Options) -> int:
     return defaults.INVERSE_BANDS if options.bands is None else options.bands
 
@@ -254,6 +265,12 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "bifr": Mechanism(
         "banded inverse (1 - x)^γ with γ tuned: no memory", _bifr, ("error", "bands", "workload")
+    ),
+    "bandinv": Mechanism(
+        "banded inverse of least loss, all coefficients optimised: no memory",
+        _bandinv,
+        ("error", "bands", "workload"),
+        quick=False,
     ),
     "lambda-cgd": Mechanism(
         "subtracts a share of the noise of the round before",

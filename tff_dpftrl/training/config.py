@@ -212,7 +212,7 @@ class TrainingConfig(language_config.LanguageConfig):
     bands: int | None = _option(
         None,
         "Bands of bandmf, bandtoep and bandfhu (min_sep if not given; bands - 1 model copies "
-        "are kept), or of the inverse for bisr and bifr "
+        "are kept), or of the inverse for bisr, bifr and bandinv "
         f"({mechanism_defaults.INVERSE_BANDS} if not given).",
         "privacy",
         1,
