@@ -31,12 +31,14 @@ WORKLOADS = (
     "averaging=0.95",
     "momentum=0.9,averaging=0.95",
 )
-_SCHEMAS = {
-    (1000, 100): ("blt", "bandtoep", "bandmf", "bifr"),
-    (500, 25): ("blt", "bandtoep", "bandmf", "bifr"),
-    (200, 200): ("blt", "bandtoep", "bandmf", "bifr"),
+_SCHEMAS = ((1000, 100), (500, 25), (200, 200))
+_NAMES = {
+    "blt": "BLT",
+    "bandtoep": "banded Toeplitz",
+    "bandmf": "BandMF",
+    "bifr": "γ-BIFR",
+    "bandinv": "banded inverse",
 }
-_NAMES = {"blt": "BLT", "bandtoep": "banded Toeplitz", "bandmf": "BandMF", "bifr": "banded inverse"}
 
 _TRAINED, _HELD_OUT, _FEATURES, _HIDDEN, _CLASSES = 2000, 4000, 20, 32, 10
 _BATCH, _STEPS = 100, 200
@@ -54,7 +56,7 @@ def _for_prefix_sums(name: str, schema: schema_lib.MinSep) -> strategy_lib.Strat
     return table.build(name, schema, table.Options("rms"))
 
 
-def losses(schema: schema_lib.MinSep, text: str, mechanisms: Sequence[str]) -> dict[str, object]:
+def losses(schema: schema_lib.MinSep, text: str) -> dict[str, object]:
     """Returns a row: losses of the optimum for the prefix sums and of that for the workload."""
     workload = workload_lib.parse(text).workload(schema.num_rounds)
     row: dict[str, object] = {
@@ -62,7 +64,7 @@ def losses(schema: schema_lib.MinSep, text: str, mechanisms: Sequence[str]) -> d
         "stride": schema.min_sep,
         "workload": text,
     }
-    for name in mechanisms:
+    for name in _NAMES:
         best = table.build(name, schema, table.Options("rms", workload=workload))
         before, after = (
             one.rms_loss(schema, workload) for one in (_for_prefix_sums(name, schema), best)
@@ -210,10 +212,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if args.only != "training":
         rows = []
-        for (num_rounds, min_sep), mechanisms in _SCHEMAS.items():
+        for num_rounds, min_sep in _SCHEMAS:
             schema = schema_lib.MinSep.as_many_as_fit(num_rounds, min_sep)
             for text in WORKLOADS:
-                rows.append(losses(schema, text, mechanisms))
+                rows.append(losses(schema, text))
                 print(rows[-1], flush=True)
         _write("workload_losses", rows)
     if args.only != "losses":

@@ -222,7 +222,7 @@ def test_what_does_not_fit_is_refused():
         pytest.param(name, error, marks=pytest.mark.slow if slow else ())
         for name in table.takers("workload")
         for error in ("max", "rms")
-        for slow in [(name, error) == ("bandmf", "max")]
+        for slow in [name in ("bandmf", "bandinv") and error == "max"]
     ],
 )
 def test_an_optimum_beats_that_for_prefix_sums(name, error, rule_name):
@@ -235,15 +235,8 @@ def test_an_optimum_beats_that_for_prefix_sums(name, error, rule_name):
         of_models = strategy.max_loss if error == "max" else strategy.rms_loss
         return of_models(schema, made)
 
-    assert loss(best) <= loss(for_sums) * (1 + 1e-9)
-
-
-def test_gains_are_more_than_nothing():
-    schema, made = schema_lib.MinSep(40, 8, 5), RULES["momentum"].workload(40)
-    for name in table.takers("workload"):
-        best = table.build(name, schema, table.Options("rms", workload=made))
-        for_sums = table.build(name, schema, table.Options("rms"))
-        assert best.rms_loss(schema, made) < 0.97 * for_sums.rms_loss(schema, made), name
+    known_gain = (rule_name, error) == ("momentum", "rms")
+    assert loss(best) <= loss(for_sums) * (0.97 if known_gain else 1 + 1e-9)
 
 
 def test_all_bands_reach_the_least_loss_of_any_matrix():
