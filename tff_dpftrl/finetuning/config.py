@@ -14,6 +14,7 @@ from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import statement
+    from tff_dpftrl.mechanisms import workload as workload_lib
 
     Mechanism: TypeAlias = str
 else:
@@ -227,6 +228,13 @@ class FinetuningConfig(language_config.TextConfig):
     mechanism: Mechanism | None = _option(
         None, "Noise of passes and bins: as for `tff-dpftrl train`; blt if not given.", "privacy"
     )
+    workload: Literal["prefix", "auto"] = _option(
+        "prefix",
+        "Sums whose correlated noise is minimised: prefix sums of the gradients, or, with auto, "
+        "those that optimizer, schedule and iterate_averaging make models of. For adam, auto takes "
+        "its preconditioner as constant. Bands are chosen by prefix sums in any case.",
+        "privacy",
+    )
 
     max_epsilon: float | None = _option(
         None, "Stop before the step that would bring the ε spent above this.", "run"
@@ -413,6 +421,17 @@ class FinetuningConfig(language_config.TextConfig):
 
     def _check_noise(self):
         """Refuses what the kind of noise cannot have."""
+        takes = table.takers("workload")
+        if self.workload != "prefix" and not (self.sampling == "passes" or self.is_amplified):
+            raise validation.UsageError(
+                f"workload {self.workload!r} is for correlated noise, not for sampling "
+                f"{self.sampling!r}, whose noise is independent: leave it out."
+            )
+        if self.workload != "prefix" and self.mechanism not in takes:
+            raise validation.UsageError(
+                f"workload {self.workload!r} is for the mechanism {' or '.join(takes)}, not for "
+                f"{self.mechanism}: leave it out."
+            )
         bands = () if self.bands == "auto" else (self.bands,)
         for given, name, has_effect, where in (
             (self.sampled_unit != "user", "sampled_unit", self.sampling == "cyclic", "'cyclic'"),
@@ -451,6 +470,18 @@ class FinetuningConfig(language_config.TextConfig):
     def initial_folder(self) -> pathlib.Path:
         """Folder of the model to fine-tune."""
         return pathlib.Path(typing.cast(str, self.initial_weights))  # Checked at the beginning.
+
+    @property
+    def model_workload(self) -> workload_lib.Workload | None:
+        """Workload that correlated noise is optimised for; None for the prefix sums."""
+        if self.workload == "prefix":
+            return None
+        from tff_dpftrl.finetuning import optimizers
+
+        rule = optimizers.update_rule(
+            self.part(optimizers.OptimizerOptions), self.iterate_averaging
+        )
+        return rule.workload(self.num_steps)
 
     @property
     def statement_parameters(self) -> dict[str, statement.Scalar]:
