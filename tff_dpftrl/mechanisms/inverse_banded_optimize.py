@@ -13,7 +13,8 @@ from scipy import fft, optimize
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import defaults, inverse_banded
-from tff_dpftrl.mechanisms.numerics import toeplitz
+from tff_dpftrl.mechanisms import workload as workload_lib
+from tff_dpftrl.mechanisms.numerics import model_errors, toeplitz
 from tff_dpftrl.participation import schema as schema_lib
 
 _GRID = 24
@@ -23,7 +24,11 @@ _EXPLODED = 1e50
 
 
 def optimize_bifr(
-    schema: schema_lib.MinSep, bands: int = defaults.INVERSE_BANDS, *, minimize_rms: bool = True
+    schema: schema_lib.MinSep,
+    bands: int = defaults.INVERSE_BANDS,
+    *,
+    minimize_rms: bool = True,
+    workload: workload_lib.Workload | None = None,
 ) -> inverse_banded.InverseBanded:
     """Tunes γ of γ-BIFR for one schema.
 
@@ -34,6 +39,8 @@ def optimize_bifr(
       schema: Participation schema to optimise for.
       bands: Number of diagonals of C⁻¹.
       minimize_rms: Whether to minimise RmsLoss; if False, MaxLoss.
+      workload: Workload of the schema's rounds, whose models' error is minimised; None for the
+        prefix sums.
 
     Returns:
       The strategy with the least loss.
@@ -44,7 +51,9 @@ def optimize_bifr(
 
     def loss(gamma: float) -> float:
         candidate = inverse_banded.InverseBanded.bifr(bands, gamma)
-        return candidate.rms_loss(schema) if minimize_rms else candidate.max_loss(schema)
+        if minimize_rms:
+            return candidate.rms_loss(schema, workload)
+        return candidate.max_loss(schema, workload)
 
     grid = np.arange(1, _GRID) / _GRID
     best = grid[np.argmin([loss(gamma) for gamma in grid])]
@@ -63,6 +72,7 @@ def optimize_inverse_banded(
     *,
     minimize_rms: bool = True,
     max_iterations: int = 500,
+    workload: workload_lib.Workload | None = None,
 ) -> inverse_banded.InverseBanded:
     """Minimises RmsLoss, or MaxLoss, over all coefficients of a Toeplitz C⁻¹ with few bands.
 
@@ -71,6 +81,8 @@ def optimize_inverse_banded(
       bands: Number of diagonals of C⁻¹.
       minimize_rms: Whether to minimise RmsLoss; if False, MaxLoss.
       max_iterations: Largest number of steps of L-BFGS for each of three penalties.
+      workload: Workload of the schema's rounds, whose models' error is minimised; None for the
+        prefix sums.
 
     Returns:
       The strategy, with the coefficient 1 on the diagonal, an exact sensitivity, and `bands`
@@ -82,35 +94,46 @@ def optimize_inverse_banded(
     """
     validation.integer("max_iterations", max_iterations, minimum=1)
     bands = min(validation.integer("bands", bands, minimum=1), schema.num_rounds)
-    bifr = optimize_bifr(schema, bands, minimize_rms=minimize_rms)
+    bifr = optimize_bifr(schema, bands, minimize_rms=minimize_rms, workload=workload)
 
     def loss(strategy: inverse_banded.InverseBanded) -> float:
-        return strategy.rms_loss(schema) if minimize_rms else strategy.max_loss(schema)
+        of_models = strategy.rms_loss if minimize_rms else strategy.max_loss
+        return of_models(schema, workload)
 
     known = [bifr, inverse_banded.InverseBanded.bisr(bands)]
     if bands == 1:
         return bifr
     start = np.array(bifr.inverse_coefficients[1:])
-    objective = _Objective(schema, minimize_rms)
+    stages: list[model_errors.ModelErrors | None] = [None]
+    if workload is not None:
+        stages += model_errors.stages(workload, minimize_rms)
     free = start
-    for penalty in (0.0,) if schema.effective_participations == 1 else _PENALTIES:
-        free = optimize.minimize(
-            objective,
-            free,
-            args=(penalty,),
-            jac=True,
-            method="L-BFGS-B",
-            options={"maxiter": max_iterations, "maxcor": 30, "ftol": 1e-12, "gtol": 1e-9},
-        ).x
-        known += _exact(free, start, schema)
+    for errors in stages:
+        objective = _Objective(schema, minimize_rms, errors)
+        for penalty in (0.0,) if schema.effective_participations == 1 else _PENALTIES:
+            free = optimize.minimize(
+                objective,
+                free,
+                args=(penalty,),
+                jac=True,
+                method="L-BFGS-B",
+                options={"maxiter": max_iterations, "maxcor": 30, "ftol": 1e-12, "gtol": 1e-9},
+            ).x
+            known += _exact(free, start, schema)
     return min(known, key=loss)
 
 
 class _Objective:
     """Logarithm of the loss of the earliest pattern, with a penalty, and its gradient."""
 
-    def __init__(self, schema: schema_lib.MinSep, minimize_rms: bool):
+    def __init__(
+        self,
+        schema: schema_lib.MinSep,
+        minimize_rms: bool,
+        errors: model_errors.ModelErrors | None = None,
+    ):
         n = schema.num_rounds
+        self._errors = errors  # Of the models under a workload; None for the prefix sums.
         self._round_weights = np.arange(n, 0.0, -1.0) if minimize_rms else np.ones(n)
         self._starts = np.arange(schema.effective_participations) * schema.min_sep
 
@@ -131,10 +154,15 @@ class _Objective:
             column = toeplitz.inverse_coefficients(np.append(1.0, free), n)
         if not np.max(np.abs(column)) < _EXPLODED:
             return float(np.log(_EXPLODED)), np.zeros(len(free))
-        prefix = np.cumsum(inverse)
-        weighted = self._round_weights * prefix
-        error = float(weighted @ prefix)
-        by_inverse = np.cumsum(weighted[::-1])[::-1] / error
+        if self._errors is None:
+            prefix = np.cumsum(inverse)
+            weighted = self._round_weights * prefix
+            error = float(weighted @ prefix)
+            by_inverse = np.cumsum(weighted[::-1])[::-1] / error
+        else:
+            squared_errors, gradients = self._errors.squared(inverse[np.newaxis])
+            error = float(squared_errors[0])
+            by_inverse = 0.5 * gradients[0] / error
 
         pattern = np.zeros(n)
         for first in self._starts:

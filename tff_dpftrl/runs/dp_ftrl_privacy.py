@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import dense, identity, restarts, serialization, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import privacy, simulated_run
@@ -174,6 +174,7 @@ class DpFtrlPrivacy(privacy.Privacy):
             adaptive_clipping=self.adaptive_clipping,
             data_in_one_place=self.data_in_one_place,
             unit_of_privacy=self.unit_of_privacy,
+            workload=self.options.workload,
         )
 
     def _simulated(
@@ -255,6 +256,8 @@ class DpFtrlPlan(privacy.FederatedPlan):
       adaptive_clipping: Whether the clip norm is learned under the same z.
       data_in_one_place: Whether there are no clients.
       unit_of_privacy: Unit that a client stands for.
+      workload: Workload that the strategy was optimised for; None for the prefix sums. The
+        guarantee does not depend on it.
     """
 
     clients_per_round: int
@@ -265,6 +268,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
     adaptive_clipping: bool
     data_in_one_place: bool = False
     unit_of_privacy: statement.UnitOfPrivacy = "user"
+    workload: workload_lib.Workload | None = None
 
     needs_secret_cohorts = False
 
@@ -300,15 +304,18 @@ class DpFtrlPlan(privacy.FederatedPlan):
 
     @override
     def noise_to_signal(self, num_parameters: int) -> float:
-        # The noise of the last prefix sum, row n - 1 of B = A C⁻¹. With adaptive clipping it is a
-        # little more, since z is that of both streams.
+        # With adaptive clipping it is a little more, since z is that of both streams.
         if self.strategy is None:
             return 0.0
-        rounds = self.schema.num_rounds
-        variance = float(self.strategy.prefix_noise_variance(rounds)[-1])
         inflation = 1.0 if self.encoding is None else self.encoding.inflation
-        noise = self.noise_multiplier * inflation * math.sqrt(variance * num_parameters)
-        return noise / (rounds * self.clients_per_round)
+        return privacy.noise_to_signal(
+            self.strategy,
+            noise_multiplier=self.noise_multiplier * inflation,
+            num_parameters=num_parameters,
+            num_rounds=self.schema.num_rounds,
+            clients_per_round=self.clients_per_round,
+            workload=self.workload,
+        )
 
     @override
     def describe(self) -> list[str]:
@@ -339,9 +346,9 @@ class DpFtrlPlan(privacy.FederatedPlan):
             )
         return [
             *lines,
-            f"Noise: {self.strategy.name}, z = {self.noise_multiplier:.6g}.",
-            f"State: the noise keeps {self.memory_copies or 'no'} "
-            f"{'copy' if self.memory_copies == 1 else 'copies'} of the model between rounds.",
+            *privacy.noise_lines(
+                self.strategy, self.noise_multiplier, self.memory_copies, self.workload
+            ),
         ]
 
     def _claim(self, schema: schema_lib.MinSep) -> guarantee.Guarantee:

@@ -578,8 +578,18 @@ _KINDS = {
     "budget": {"mechanism": "lambda-cgd", "max_epsilon": 25.0},
     "accuracy": {"mechanism": "tree", "stop_at_accuracy": 1e-4},
     "dp-fedavg": {"algorithm": "dp-fedavg", "min_sep": None},
+    "cyclic": {"sampling": "cyclic", "mechanism": "bandtoep", "bands": 2},
+    "cyclic, simulated": {
+        "sampling": "cyclic",
+        "mechanism": "bandmf",
+        "noise_multiplier": None,
+        "target_epsilon": 9.0,
+        "simulate_report_goal": 50,
+        "simulate_population": 5000,
+    },
     "seeded": {"deterministic_noise_seed": 7},
 }
+_SAMPLED = ("dp-fedavg", "cyclic", "cyclic, simulated")
 
 
 @pytest.mark.slow
@@ -591,7 +601,7 @@ def test_runs_of_every_kind_are_consistent(corpus, tmp_path, kind):
     found = _outcomes(folder)
     assert set(found.values()) <= {"consistent", "not tested"}
     assert found[_EPSILON] == found[_LEDGER] == found[_CHECKPOINT] == "consistent"
-    assert found.get(_SAMPLING) == ("consistent" if kind == "dp-fedavg" else None)
+    assert found.get(_SAMPLING) == (None if kind not in _SAMPLED else "consistent")
 
 
 @pytest.mark.slow

@@ -27,6 +27,8 @@ class Terms:
       other_epsilon: ε that was spent before the first step.
       num_rounds: Declared number of rounds.
       is_secret: Whether the seed of the noise was drawn in secret.
+      sampling: Sampling of a run whose noise is correlated, too, as `sampling_lib.Sampling`
+        describes it; None for other runs.
     """
 
     kind: str
@@ -38,6 +40,14 @@ class Terms:
     other_epsilon: float
     num_rounds: int
     is_secret: bool
+    sampling: dict[str, Any] | None = None
+
+    @property
+    def stride(self) -> int:
+        """Least number of rounds from one of a client to its next that the sampling allows."""
+        if self.sampling is None:
+            return 1
+        return self.sampling[_STRIDES[self.sampling["kind"]]]
 
     @property
     def has_guarantee(self) -> bool:
@@ -57,8 +67,9 @@ class Terms:
         if schema.rounds == 0:
             return 0.0, 0.0
         if self.kind == SAMPLED:
+            noise_multiplier, num_steps = self.sampled_steps(schema.rounds)
             sampled = self.other_epsilon + arithmetic.sampled_epsilon(
-                self.noise_multiplier, self.probability, self.group_size, schema.rounds, delta
+                noise_multiplier, self.probability, self.group_size, num_steps, delta
             )
             # Each of the two accountants rounds up, on different grids.
             return sampled * 0.99 - 1e-4, sampled * 1.01 + 1e-4
@@ -68,6 +79,28 @@ class Terms:
             for squared in (bounds.lower, bounds.upper)
         )
         return low * (1.0 - 1e-6), high * (1.0 + 1e-6)
+
+    def sampled_steps(self, num_rounds: int) -> tuple[float, int]:
+        """Returns noise and number of independent Poisson samples that cost what rounds cost.
+
+        Args:
+          num_rounds: Number of rounds, from the first one on.
+
+        Returns:
+          The noise multiplier, and the number of samples. If groups take turns, these are those
+          of one group (Choquette-Choo et al. 2023, Theorem 4), and begun turns count as whole.
+        """
+        if self.sampling is None:
+            return self.noise_multiplier, num_rounds
+        turns = -(-num_rounds // self.stride)
+        charged = min(self.num_rounds, turns * self.stride)
+        once = arithmetic.Schema(charged, charged, 1)
+        squared = arithmetic.squared_sensitivity(self.strategy, once).upper
+        return self.noise_multiplier / math.sqrt(squared), turns
+
+
+_STRIDES = {"cyclic": "num_groups", "bins": "num_bins", "b-min-sep": "min_sep"}
+"""Parameters of samplings that are the least stride."""
 
 
 def of(run: records.Records) -> Terms:
@@ -106,11 +139,21 @@ def _of(run: records.Records) -> Terms:
         scale = config["clients_per_round"] / config["simulate_report_goal"]
     common = {
         "noise_multiplier": derived["noise_multiplier"] * scale,
-        "delta": config["delta"],
+        "delta": derived.get("delta", config["delta"]),
         "other_epsilon": 0.0,
         "is_secret": is_secret,
-        "group_size": 1,
+        "group_size": derived.get("pool", {"of_client": 1})["of_client"],
     }
+    if "sampling" in derived:
+        sampling = _sampling(run)
+        return Terms(
+            kind=SAMPLED,
+            strategy=derived["strategy"],
+            probability=sampling.get("sampling_probability", 1.0),
+            num_rounds=sampling["num_rounds"],
+            sampling=sampling,
+            **common,
+        )
     if "sampling_probability" in derived:
         return Terms(
             kind=SAMPLED,
@@ -126,3 +169,20 @@ def _of(run: records.Records) -> Terms:
         num_rounds=derived["schema"]["num_rounds"],
         **common,
     )
+
+
+def _sampling(run: records.Records) -> dict[str, Any]:
+    """Returns the sampling of a run itself, not of a larger one that it simulates."""
+    config, sampling = run.config, dict(run.derived["sampling"])
+    if config.get("simulate_report_goal") is None:
+        return sampling
+    share = config["clients_per_round"] / run.num_users
+    match sampling["kind"]:
+        case "cyclic":
+            sampling["sampling_probability"] = share * sampling["num_groups"]
+        case "bins":
+            sampling["num_bins"] = run.num_users // config["clients_per_round"]
+        case "b-min-sep":
+            free = 1.0 - (sampling["min_sep"] - 1) * share
+            sampling["sampling_probability"] = min(1.0, share / free)
+    return sampling
