@@ -1,9 +1,9 @@
-"""How many bands for which ε: `python experiments/cyclic_bands.py` prints a table of docs/experiments.md.
+"""How many bands are best for which ε: `python experiments/cyclic_bands.py`.
 
 The error of cyclic Poisson sampling with the best bands, of passes without sampling (BLT, and
 banded Toeplitz with a whole pass of bands), and of DP-SGD with Poisson sampling, at the same ε and
-expected cohort. The last columns are what the search for the bands took. Writes
-experiments/results/cyclic_bands.csv.
+expected cohort, and what the search for the bands took. Writes
+experiments/results/cyclic_bands.csv, which `page.py` puts into docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ def row(num_rounds: int, passes: int, epsilon: float) -> dict[str, object]:
     dp_sgd, best = choice.curve[0].error, choice.best
     schema = schema_lib.MinSep(num_rounds, turn, passes)
     blt = table.build("blt", schema, table.Options(error="rms"))
-    noise = calibrate.calibrate_noise_multiplier(
-        blt, schema, target_epsilon=epsilon, delta=_DELTA
-    )
+    noise = calibrate.calibrate_noise_multiplier(blt, schema, target_epsilon=epsilon, delta=_DELTA)
     return {
         "rounds": num_rounds,
         "passes": passes,
@@ -55,15 +53,12 @@ def row(num_rounds: int, passes: int, epsilon: float) -> dict[str, object]:
 
 
 def main() -> None:
+    """Writes the table."""
     rows = [row(*case, epsilon) for case in _ROUNDS_AND_PASSES for epsilon in _EPSILONS]
     with (_RESULTS / "cyclic_bands.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    print("| " + " | ".join(rows[0]) + " |")
-    print("|" + "---|" * len(rows[0]))
-    for values in rows:
-        print("| " + " | ".join(map(str, values.values())) + " |")
 
 
 if __name__ == "__main__":
