@@ -439,6 +439,16 @@ class AmplifiedPlan(privacy.FederatedPlan):
             f"{self.cyclic.sentence(unit, sampled='example in the pool')}"
         )
 
+    def _turns(self, num_rounds: int) -> dict[str, statement.Scalar]:
+        """Returns the sampled Gaussians that cyclic sampling costs, to compose them by."""
+        spent = self._spent(num_rounds) if num_rounds else None
+        if not isinstance(spent, amplified_banded.AmplifiedBanded):
+            return {}
+        return {
+            "turns_charged": spent.sampled.num_rounds,
+            "noise_multiplier_of_a_turn": spent.sampled.noise_multiplier,
+        }
+
     def _profile(self, num_rounds: int) -> tuple[tuple[float, float], ...]:
         if not self.has_guarantee or num_rounds == 0:
             return ()
@@ -502,6 +512,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
         }
         if self.pool is not None:
             parameters |= {"pool_size": self.pool.size, "pool_of_user": self.pool.of_client}
+        parameters |= self._turns(charged)
         if self.simulated is not None:
             parameters |= self.simulated.parameters()
         claim = statement.SampledClaim(
