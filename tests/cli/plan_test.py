@@ -146,6 +146,14 @@ def test_json(capsys):
     assert len(everything["plans"]) == 27 > len(report["plans"])
 
 
+def test_a_workload_is_planned_for_and_is_in_the_commands(capsys):
+    known = ["--population", "40000", "--rounds", "200", "--delta", "1e-8"]
+    flags = ["--target-epsilon", "5", "--report-goals", "650", "--mechanisms", "blt"]
+    text = _out(capsys, *known, *flags, "--workload", "momentum=0.9")
+    assert "Noise is that of the models, for momentum 0.9." in text
+    assert "--max-participations 4 --workload momentum=0.9 --output strategy.json" in text
+
+
 def test_what_if(capsys):
     arguments = [*_TARGET, "--what-if-rounds", "3000", "--what-if-min-sep", "300"]
     arguments += ["--mechanisms", "tree,blt", "--format", "json", "--all"]

@@ -52,8 +52,8 @@ def test_every_option_has_help_and_a_group():
             "sampled_unit 'example' needs group_size",
         ),
         (
-            {"sampling": "cyclic", "mechanism": "tree"},
-            "mechanism 'tree' is for sampling 'passes' or 'bins', not for 'cyclic', whose",
+            {"sampling": "cyclic", "mechanism": "blt"},
+            "mechanism 'blt' is for sampling 'passes' or 'bins', not for 'cyclic', whose",
         ),
         ({"sampling": "cyclic", "declared_units": 9}, "declared_units has no meaning with"),
         (

@@ -55,11 +55,11 @@ def test_epsilon_is_that_of_the_first_rounds():
 
     assert plan.epsilon_after(0) == 0.0
     # Rounds are charged in whole turns of all groups.
-    assert plan.epsilon_after(1) == plan.epsilon_after(3) == alone(3) < alone(4)
-    assert plan.epsilon_after(14) == plan.epsilon_after(15) == alone(15) < alone(20)
-    assert plan.epsilon_after(20) == alone(20)
-    assert _state(plan).epsilon == alone(15)
-    assert _state(plan, charge_all_rounds=True).epsilon == alone(20)
+    assert plan.epsilon_after(1) == plan.epsilon_after(3) == alone(3)
+    spent, whole = alone(15), alone(20)
+    assert plan.epsilon_after(13) == plan.epsilon_after(15) == spent < whole
+    assert _state(plan).epsilon == spent
+    assert plan.epsilon_after(20) == _state(plan, charge_all_rounds=True).epsilon == whole
 
 
 def test_one_band_is_dp_fedavg():
@@ -163,6 +163,18 @@ def test_bins_take_any_mechanism_and_cost_less_than_turns_that_are_known():
     assert again == plan
 
 
+def test_b_min_sep_draws_whoever_is_free():
+    options = {"sampling": "b-min-sep", "mechanism": "blt", "options": table.DEFAULTS, "min_sep": 4}
+    plan = _plan(**options)
+    # 10 % of all in a round: of the 70 % who were in none of the last three.
+    assert plan.sampling == sampling.MinSepPoisson(20, 4, 0.1 / (1.0 - 3 * 0.1))
+    assert plan.clients_per_round == pytest.approx(10) and plan.declared == schema.MinSep(20, 4, 5)
+    assert 0.0 < plan.epsilon_after(4) < plan.epsilon_after(20)
+    assert "none of the last 3 rounds" in _state(plan).assumptions[0]
+    again = dataclasses.replace(_CYCLIC, **options).resumed(100, 1000, plan.derived())
+    assert again == plan
+
+
 def test_a_known_seed_is_no_guarantee():
     plan = _plan(deterministic_seed=1)
     assert plan.epsilon_after(20) is None and not _state(plan).has_guarantee
@@ -188,6 +200,7 @@ def test_the_budget_guard_counts_rounds():
             {"sampling": "bins", "num_rounds": 9},
             "10 bins of 10 clients and only 9 rounds.* raise num_rounds to 10, or .* to 11",
         ),
+        ({"sampling": "b-min-sep", "min_sep": 11}, "lower it to 10, or clients_per_round to 9"),
         ({"clients_per_round": 101}, "exceeds the 100 training users"),
         ({"deployment": simulated_run.Deployment(40, 100)}, "In the run that is simulated"),
     ],

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import samplings
-from tff_dpftrl.cli import delta_flag, output, plan_report
+from tff_dpftrl.cli import delta_flag, mechanism_flags, output, plan_report
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import guarantee as guarantee_lib
     from tff_dpftrl.accounting import planner as planner_lib
     from tff_dpftrl.accounting import planner_request
+    from tff_dpftrl.mechanisms import workload as workload_lib
 
 _DESCRIPTION = """\
 Plan a DP-FTRL run: mechanism, report goal (clients a round), noise multiplier and how often a
@@ -21,7 +22,8 @@ device may take part, from the size of the population and a privacy target.
 
 Prints the Pareto set: plans that no other beats in privacy, noise, report goal and memory; one
 of them is recommended, with the commands that set it up. The noise is that in the sum of the
-averaged updates so far, per unit of clip norm; it stands for utility by a hypothesis.
+averaged updates so far, per unit of clip norm; it stands for utility by a hypothesis. With
+--workload it is the noise in the models, per unit of clip norm and learning rate.
 
 Recommended is the plan with the fewest clients a round among those with no more noise than
 Gboard's production models. If there is none, or if the noise is the target, twice the clients
@@ -139,6 +141,7 @@ def add_parser(subparsers) -> None:
             "aggregation may inflate the clip norm. Default: no secure aggregation."
         ),
     )
+    mechanism_flags.add_workload(parser)
     parser.add_argument(
         "--what-if-rounds",
         type=int,
@@ -198,7 +201,7 @@ def run(args: argparse.Namespace) -> int:
         if args.report_goals or report_goal <= args.population:
             print(f"Report goal {report_goal} is left out: {reason}", file=sys.stderr)
     shown = plans if args.all else planner.pareto(plans)
-    production = planner.production_noise_in_sum(args.rounds)
+    production = planner.production_noise_in_sum(args.rounds, request.workload)
     quiet_enough = production if request.target_noise is None else None
     recommended = planner.recommend(plans, quiet_enough)
     what_ifs = [_what_if(plan, args) for plan in shown]
@@ -206,7 +209,7 @@ def run(args: argparse.Namespace) -> int:
         output.print_json(plan_report.as_json(shown, what_ifs, recommended))
     else:
         output.print_table(plan_report.rows(shown, what_ifs), left=1)
-        print(plan_report.advice(recommended, request))
+        print(plan_report.advice(recommended, request, args.workload))
     if args.plot is not None:
         from tff_dpftrl.accounting import planner_plots
 
@@ -268,9 +271,10 @@ def _request(args: argparse.Namespace) -> planner_request.Request:
     ):
         if value is not None:
             validation.integer(flag, value, minimum=1)
+    workload = mechanism_flags.workload_from(args, args.rounds)
     target_noise = args.target_noise
     if args.keep_noise_of is not None:
-        target_noise = _reference_noise(args)
+        target_noise = _reference_noise(args, workload)
     return planner_request.Request(
         population=args.population,
         num_rounds=args.rounds,
@@ -284,10 +288,11 @@ def _request(args: argparse.Namespace) -> planner_request.Request:
         max_participations=args.max_participations,
         num_parameters=args.parameters,
         secagg_inflation=args.secagg_inflation,
+        workload=workload,
     )
 
 
-def _reference_noise(args: argparse.Namespace) -> float:
+def _reference_noise(args: argparse.Namespace, workload: workload_lib.Workload | None) -> float:
     from tff_dpftrl.accounting import planner, planner_request
     from tff_dpftrl.mechanisms import table
     from tff_dpftrl.participation import schema as schema_lib
@@ -299,6 +304,7 @@ def _reference_noise(args: argparse.Namespace) -> float:
         num_rounds=args.rounds,
         noise_multiplier=noise_multiplier,
         report_goal=report_goal,
+        workload=workload,
     )
 
 

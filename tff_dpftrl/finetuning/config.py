@@ -14,6 +14,7 @@ from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import statement
+    from tff_dpftrl.mechanisms import workload as workload_lib
 
     Mechanism: TypeAlias = str
 else:
@@ -232,8 +233,15 @@ class FinetuningConfig(language_config.TextConfig):
         "privacy",
         1,
     )
-    mechanism: Mechanism = _option(
-        "blt", "Noise of passes and bins: as for `tff-dpftrl train`.", "privacy"
+    mechanism: Mechanism | None = _option(
+        None, "Noise of passes and bins: as for `tff-dpftrl train`; blt if not given.", "privacy"
+    )
+    workload: Literal["prefix", "auto"] = _option(
+        "prefix",
+        "Sums whose correlated noise is minimised: prefix sums of the gradients, or, with auto, "
+        "those that optimizer, schedule and iterate_averaging make models of. For adam, auto takes "
+        "its preconditioner as constant. Bands are chosen by prefix sums in any case.",
+        "privacy",
     )
 
     max_epsilon: float | None = _option(
@@ -437,6 +445,17 @@ class FinetuningConfig(language_config.TextConfig):
 
     def _check_noise(self):
         """Refuses what the kind of noise cannot have."""
+        takes = table.takers("workload")
+        if self.workload != "prefix" and not (self.sampling == "passes" or self.is_amplified):
+            raise validation.UsageError(
+                f"workload {self.workload!r} is for correlated noise, not for sampling "
+                f"{self.sampling!r}, whose noise is independent: leave it out."
+            )
+        if self.workload != "prefix" and self.mechanism not in takes:
+            raise validation.UsageError(
+                f"workload {self.workload!r} is for the mechanism {' or '.join(takes)}, not for "
+                f"{self.mechanism}: leave it out."
+            )
         bands = () if self.bands == "auto" else (self.bands,)
         for given, name, has_effect, where in (
             (self.sampled_unit != "user", "sampled_unit", self.sampling == "cyclic", "'cyclic'"),
@@ -447,7 +466,9 @@ class FinetuningConfig(language_config.TextConfig):
                 raise validation.UsageError(
                     f"{name} is for sampling {where}, not for {self.sampling!r}: leave it out."
                 )
-        if self.mechanism != type(self).mechanism and self.sampling not in ("passes", "bins"):
+        # Runs of earlier versions have "blt" on record where it had no meaning.
+        fitting = (None, "bandtoep" if self._is_banded else "blt")
+        if self.sampling not in ("passes", "bins") and self.mechanism not in fitting:
             noise = "has bands, chosen by bands" if self._is_banded else "is independent"
             raise validation.UsageError(
                 f"mechanism {self.mechanism!r} is for sampling 'passes' or 'bins', not for "
@@ -473,6 +494,18 @@ class FinetuningConfig(language_config.TextConfig):
     def initial_folder(self) -> pathlib.Path:
         """Folder of the model to fine-tune."""
         return pathlib.Path(typing.cast(str, self.initial_weights))  # Checked at the beginning.
+
+    @property
+    def model_workload(self) -> workload_lib.Workload | None:
+        """Workload that correlated noise is optimised for; None for the prefix sums."""
+        if self.workload == "prefix":
+            return None
+        from tff_dpftrl.finetuning import optimizers
+
+        rule = optimizers.update_rule(
+            self.part(optimizers.OptimizerOptions), self.iterate_averaging
+        )
+        return rule.workload(self.num_steps)
 
     @property
     def statement_parameters(self) -> dict[str, statement.Scalar]:

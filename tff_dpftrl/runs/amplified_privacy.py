@@ -20,9 +20,10 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import amplified_banded, calibrate, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
-from tff_dpftrl.accounting.amplification import balls_in_bins
+from tff_dpftrl.accounting.amplification import balls_in_bins, min_sep_poisson
 from tff_dpftrl.mechanisms import serialization, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import sampling as sampling_lib
 from tff_dpftrl.participation import schema as schema_lib
@@ -33,7 +34,7 @@ SAMPLINGS = tuple(
     for one in (sampling_lib.CyclicPoisson, sampling_lib.BallsInBins, sampling_lib.MinSepPoisson)
 )
 """Names of the samplings."""
-_CYCLIC, _BINS, _ = SAMPLINGS
+_CYCLIC, _BINS, _MIN_SEP = SAMPLINGS
 
 _BANDED = ("bandtoep", "bandmf", "bandfhu", "identity")
 """Mechanisms with a banded C: one unit's rounds share no noise if they are as far apart."""
@@ -57,10 +58,6 @@ class Accounted(Protocol):
 
     def epsilon(self, delta: float) -> float:
         """Computes an ε that holds at `delta`."""
-        ...
-
-    def delta(self, epsilon: float) -> float:
-        """Computes a δ that holds at `epsilon`."""
         ...
 
 
@@ -104,9 +101,17 @@ def accounted(
                 num_rounds=num_rounds,
                 num_bins=sampling.num_bins,
             )
+        case sampling_lib.MinSepPoisson():
+            return min_sep_poisson.MinSepPoisson.from_strategy(
+                strategy,
+                noise_multiplier=noise_multiplier,
+                num_rounds=num_rounds,
+                min_sep=sampling.min_sep,
+                sampling_probability=sampling.sampling_probability,
+            )
     raise validation.UsageError(
-        f"Nothing accounts for correlated noise with sampling {sampling.kind!r}: take 'cyclic' or "
-        "'bins'."
+        f"Nothing accounts for correlated noise with sampling {sampling.kind!r}: take one of "
+        f"{', '.join(SAMPLINGS)}."
     )
 
 
@@ -328,6 +333,7 @@ class AmplifiedPrivacy(privacy.Privacy):
             strategy=strategy,
             unit_of_privacy=self.unit_of_privacy,
             pool=self.pool,
+            workload=self.options.workload,
         )
 
 
@@ -367,6 +373,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
       strategy: Strategy matrix of the noise.
       unit_of_privacy: Unit that a client stands for.
       pool: Examples that are sampled at their clients' turns; None if clients are.
+      workload: Workload that the strategy was optimised for; None for the prefix sums.
     """
 
     sampling: sampling_lib.Sampling
@@ -374,6 +381,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
     strategy: strategy_lib.Strategy
     unit_of_privacy: statement.UnitOfPrivacy = "user"
     pool: Pool | None = None
+    workload: workload_lib.Workload | None = None
 
     needs_secret_cohorts = True
 
@@ -447,6 +455,8 @@ class AmplifiedPlan(privacy.FederatedPlan):
         spent = self._spent(num_rounds)
         if isinstance(spent, amplified_banded.AmplifiedBanded):
             return spent.profile(self.delta)
+        if not isinstance(spent, balls_in_bins.BallsInBins):
+            return ()
         epsilon = _epsilon(spent, self.delta)
         return tuple((share * epsilon, spent.delta(share * epsilon)) for share in _PROFILE)
 
@@ -463,6 +473,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
             num_parameters=num_parameters,
             num_rounds=self.num_rounds,
             clients_per_round=self.clients_per_round,
+            workload=self.workload,
         )
 
     @override
@@ -474,7 +485,9 @@ class AmplifiedPlan(privacy.FederatedPlan):
         return [
             f"Participation: {self.clients_per_round:.6g} {sampled} expected in a round, drawn "
             f"{whose}. {self._sentence()}",
-            *privacy.noise_lines(self.strategy, self.noise_multiplier, self.memory_copies),
+            *privacy.noise_lines(
+                self.strategy, self.noise_multiplier, self.memory_copies, self.workload
+            ),
         ]
 
     @override
@@ -560,6 +573,11 @@ _ACCOUNTING = {
         "The run is dominated by a mixture of as many Gaussians as there are bins, against one "
         "(Choquette-Choo et al. 2024, Lemma 3.2). ε is an upper bound of its own, by the law of "
         "the likelihood ratio of some of the bins, with their correlations raised."
+    ),
+    _MIN_SEP: (
+        "ε is the least of upper bounds: by how often one comes, whose rounds are then known; for "
+        "a strategy with no more bands than the stride, also by rounds that are known and that one "
+        "is in with one probability each, as Poisson-sampled Gaussians."
     ),
 }
 

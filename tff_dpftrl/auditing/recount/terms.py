@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting.amplification import balls_in_bins
 from tff_dpftrl.auditing.recount import arithmetic, records
 from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.participation import sampling as sampling_lib
@@ -115,7 +116,10 @@ class Terms:
     def deltas(self, epsilons: Sequence[float], num_rounds: int) -> list[float]:
         """Computes δ of a sampled run's first rounds at each ε."""
         if self.is_mixture_of_patterns:
-            return [self._amplified(num_rounds).delta(epsilon) for epsilon in epsilons]
+            spent = self._amplified(num_rounds)
+            if not isinstance(spent, balls_in_bins.BallsInBins):
+                return [1.0] * len(epsilons)  # Nothing else has a profile.
+            return [spent.delta(epsilon) for epsilon in epsilons]
         noise_multiplier, num_steps = self.sampled_steps(num_rounds)
         return arithmetic.sampled_deltas(
             noise_multiplier, self.probability, self.group_size, num_steps, epsilons
