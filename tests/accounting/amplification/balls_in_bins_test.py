@@ -159,6 +159,19 @@ def test_delta_of_epsilon_is_delta():
     assert run.delta(run.epsilon(1e-7)) == pytest.approx(1e-7, rel=0.01)
 
 
+@pytest.mark.parametrize("delta", [1e-2, 1e-8])
+def test_the_estimate_of_one_gaussian_contains_its_epsilon(delta):
+    estimate = run_of(identity.Identity(), 1.0, 4, 1).estimate(delta, 40_000, 0)
+    assert estimate.low <= gaussian.epsilon(2.0, delta) <= estimate.high
+    assert estimate.high - estimate.low < 0.1 * estimate.epsilon
+
+
+def test_the_estimate_stays_below_the_bound():
+    run = run_of(BLT, 3.0, 40, 5)
+    estimate = run.estimate(1e-4, 40_000, 0)
+    assert estimate.low <= run.epsilon(1e-4) <= 1.1 * estimate.high
+
+
 def test_calibration_meets_the_target():
     target = {"num_rounds": 40, "num_bins": 4}
     noise = balls_in_bins.calibrate_noise_multiplier(BLT, target_epsilon=3.0, delta=1e-6, **target)

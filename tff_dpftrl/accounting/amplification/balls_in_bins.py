@@ -182,7 +182,7 @@ class BallsInBins:
         with np.errstate(divide="ignore", invalid="ignore"):
             gram = sums @ sums.T / self.noise_multiplier**2
         half = np.diag(gram) / 2.0
-        average = gram.mean(axis=1)
+        average = np.asarray(gram.mean(axis=1))
         values, vectors = np.linalg.eigh(np.nan_to_num(gram, posinf=0.0))
         root = vectors * np.sqrt(np.maximum(values, 0.0))
 
@@ -191,7 +191,7 @@ class BallsInBins:
 
         def log_ratio(u: np.ndarray, scale: float) -> np.ndarray:
             exponents = scale * u - scale**2 * half
-            return special.logsumexp(exponents, axis=1) - math.log(self.num_bins)
+            return np.asarray(special.logsumexp(exponents, axis=1)) - math.log(self.num_bins)
 
         def remove(rng: np.random.Generator, count: int, tilt: float) -> estimate_lib.Draws:
             scale = 1.0 + tilt
@@ -206,7 +206,8 @@ class BallsInBins:
 
         # Where the loss exceeds ε the weights are bounded. Removing: a mean of powers is at least
         # the power of the mean. Adding: dP/dQ >= exp(mean u − mean of half the variances).
-        largest, mean_half, spread = 2.0 * half.max(), half.mean(), average.mean()
+        largest, mean_half = 2.0 * float(half.max()), float(half.mean())
+        spread = float(average.mean())
 
         def log_most_of_remove(tilt: float, epsilon: float) -> float:
             return tilt * ((1.0 + tilt) * largest / 2.0 - epsilon)

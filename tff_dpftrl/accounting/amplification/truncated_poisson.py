@@ -80,6 +80,7 @@ class TruncatedPoisson:
 
     def delta(self, epsilon: float) -> float:
         """Computes delta at `epsilon`: a bound that holds."""
+        validation.number("epsilon", epsilon, at_least=0)
         if self.noise_multiplier == 0.0:
             return 1.0
         mixture = mixture_of_gaussians.uls(self.noise_multiplier, self.sampling_probability)
