@@ -248,6 +248,7 @@ def test_clipped_sums_are_those_of_single_examples():
     assert 0.0 < gradient / slope <= 1.0 + 1e-6
 
 
+@pytest.mark.slow
 def test_passes_of_a_keras_model_are_compared_as_the_page_says(monkeypatch):
     experiment = _load("keras_passes")
     tiny = {"_NUM_TRAINED": 8, "_NUM_HELD_OUT": 16, "_BATCH": 4, "_EPOCHS": 1, "_RATES": (0.1,)}

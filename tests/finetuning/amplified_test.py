@@ -165,12 +165,59 @@ def test_epsilon_grows_turn_by_turn():
 
 
 def test_a_plan_goes_on_from_what_it_recorded():
-    for changes in ({"bands": 4}, {"bands": 3, "sampled_unit": "example"}):
+    for changes in (
+        {"bands": 4},
+        {"bands": 3, "sampled_unit": "example"},
+        {"sampling": "bins", "noise_multiplier": 9.0, "mechanism": "bisr"},
+        {"sampling": "b-min-sep", "bands": 4},
+    ):
         plan = _planned(**changes)
         derived = json.loads(json.dumps({**plan.derived(), "clip_norm": 1.0}))
         again = amplified.resumed(derived, len(_USERS), deterministic_seed=None)
         assert dataclasses.replace(again, strategy=plan.strategy) == plan
         assert again.epsilon_after(60) == plan.epsilon_after(60)
+
+
+def test_everybody_of_a_bin_comes_at_each_of_its_turns():
+    asked = _asked(sampling="bins", noise_multiplier=9.0, mechanism="bandtoep", bands=8)
+    planned = amplified.PlannedAmplified(asked, _planned(**dataclasses.asdict(asked)))
+    plan = planned.plan
+    assert not asked.chooses_bands and plan.sampling.num_bins == 20
+    batches = passes.batches_of(plan, _USERS, 4, 3)
+    for step in (0, 1, 19):
+        first, again = batches(step), batches(step + 40)
+        np.testing.assert_array_equal(first.unit_users, again.unit_users)
+        # Sizes of bins are binomial: six standard deviations around 40 of 800.
+        assert abs(first.num_units - 40) < 6 * math.sqrt(800 * 0.05 * 0.95)
+    assert planned.expected_gradients(_USERS) == pytest.approx(40 * 3.5)
+    # A bin has three turns: never with probability (1 − 4/10)³, for 10 examples.
+    used = (3 + 10 * (1 - 0.6**3)) / 13
+    assert planned.share_of_examples_used(_USERS) == pytest.approx(used)
+    schema = schema_lib.MinSep.as_many_as_fit(60, 20)
+    known = gaussian.epsilon(plan.strategy.sensitivity(schema).value / 9.0, 1e-5)
+    assert 0.0 < plan.epsilon_after(1) <= plan.epsilon_after(60) < known
+
+
+def test_who_came_is_left_out_for_as_many_steps_as_there_are_bands():
+    # One band is Poisson sampling; the schema's own bound is never exceeded.
+    curve = amplified.curve(_asked(sampling="b-min-sep"), _USERS)
+    noise = {one.asked.bands: one.noise_of_average for one in curve}
+    turns = {one.asked.bands: one.noise_of_average for one in amplified.curve(_asked(), _USERS)}
+    assert noise[1] == pytest.approx(turns[1], rel=1e-3)
+    assert noise[20] == pytest.approx(turns[20], rel=1e-3)
+    plan = next(one.plan for one in curve if one.asked.bands == 4)
+    batches, last = passes.batches_of(plan, _USERS, 4, 3), {}
+    for step in range(60):
+        for user in batches(step).unit_users.tolist():
+            assert step - last.get(user, -4) >= 4
+            last[user] = step
+    assert len(last) > 700  # q = 0.059: about 1 in 40 never comes.
+    text = plan.statement(
+        observed.ObservedParticipation(60, 4, 15, {15: 800}),
+        facts_lib.Facts(),
+        charge_all_rounds=True,
+    ).to_markdown()
+    assert "was in none of the last 3 rounds" in text
 
 
 @pytest.mark.parametrize("unit", ["user", "example"])
@@ -233,6 +280,7 @@ def test_the_share_of_examples_used_is_that_of_batches():
         ({"sampled_unit": "example", "sampling": "bins"}, "is for sampling 'cyclic'"),
         ({"bands": 8, "min_sep": 4}, "min_sep=4 groups are fewer than the 8 bands"),
         ({"bands": 21}, "bands=21 .* lower bands to 20, or take 38 in a step"),
+        ({"sampling": "b-min-sep", "min_sep": 21}, "min_sep=21 .* lower min_sep to 20"),
         ({"min_sep": 21}, "min_sep=21 .* lower min_sep to 20"),
         ({"units_per_step": 900}, "more than the 800 users"),
         ({"mechanism": "tree"}, "needs a banded matrix"),

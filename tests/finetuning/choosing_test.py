@@ -44,7 +44,10 @@ def test_what_is_given_is_taken_and_what_it_needs_is_known_beforehand():
     assert choosing.needs_proxies(dataclasses.replace(options, clip_norm=None))
 
 
-@pytest.mark.parametrize("sampling", ["user", "example", "passes", "cyclic"])
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param("user", marks=pytest.mark.slow), "example", "passes", "cyclic"],
+)
 def test_a_group_size_in_which_the_users_had_a_say_is_not_covered(sampling):
     options = {"sampling": sampling, "compute_budget": 64, "group_size": 4, "delta": 1e-6}
     silent, named = (
@@ -84,7 +87,9 @@ def test_turns_of_examples_have_the_pool_that_is_asked_for():
         sampling="cyclic", sampled_unit="example", compute_budget=64, group_size=8, bands=4
     )
     assert choosing.largest_group(options, 1000) == 1
-    plan = _choose(options).privacy
+    chosen = _choose(options)
+    assert chosen.caveats[0].startswith("The size of the pool, 7000, from which")
+    plan = chosen.privacy
     assert plan.pool.size == 250 * (4 + 3 * 8) and plan.cyclic.num_groups == 4
     assert plan.cyclic.sampling_probability == pytest.approx(64 * 4 / 7000)
     assert run_privacy.rows_per_unit(plan, 8) == 1

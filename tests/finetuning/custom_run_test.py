@@ -101,7 +101,7 @@ def _finetune(output, table=None, made=None, *, crash_at=None, lines=None, **opt
 
 
 @pytest.mark.pictures
-@pytest.mark.parametrize("sampling", ["user", "example"])
+@pytest.mark.parametrize("sampling", ["user", pytest.param("example", marks=pytest.mark.slow)])
 def test_a_run_keeps_books_and_states_what_its_plan_spent(sampling, tmp_path):
     made = _plan(_table(), sampling)
     results = _finetune(tmp_path / "run", made=made, trained_on="nobody's data")
@@ -121,7 +121,7 @@ def test_a_run_keeps_books_and_states_what_its_plan_spent(sampling, tmp_path):
     assert "Do not publish `loss`" in note
 
 
-@pytest.mark.parametrize("crash_at", [1, 4])
+@pytest.mark.parametrize("crash_at", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_the_same_call_goes_on_with_the_same_batches_and_noise(crash_at, tmp_path):
     seed = {"deterministic_noise_seed": 11, "iterate_averaging": 0.5}
     whole = _finetune(tmp_path / "whole", **seed)

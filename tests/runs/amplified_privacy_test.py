@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import amplified_banded, facts
+from tff_dpftrl.accounting import amplified_banded, composition, facts
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.participation import observed, sampling, schema
 from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy, simulated_run
@@ -55,11 +55,11 @@ def test_epsilon_is_that_of_the_first_rounds():
 
     assert plan.epsilon_after(0) == 0.0
     # Rounds are charged in whole turns of all groups.
-    assert plan.epsilon_after(1) == plan.epsilon_after(3) == alone(3) < alone(4)
-    assert plan.epsilon_after(14) == plan.epsilon_after(15) == alone(15) < alone(20)
-    assert plan.epsilon_after(20) == alone(20)
-    assert _state(plan).epsilon == alone(15)
-    assert _state(plan, charge_all_rounds=True).epsilon == alone(20)
+    assert plan.epsilon_after(1) == plan.epsilon_after(3) == alone(3)
+    spent, whole = alone(15), alone(20)
+    assert plan.epsilon_after(13) == plan.epsilon_after(15) == spent < whole
+    assert _state(plan).epsilon == spent
+    assert plan.epsilon_after(20) == _state(plan, charge_all_rounds=True).epsilon == whole
 
 
 def test_one_band_is_dp_fedavg():
@@ -114,11 +114,65 @@ def test_the_statement_says_who_drew_and_how():
     statement = _state(_plan())
     assert statement.data_in_one_place and statement.declared is None
     (drawn, *_) = statement.assumptions
-    for said in ("one of 3 groups", "probability 0.3", "One party", "devices", "seed"):
+    for said in ("one of 3 groups", "probability 0.3", "One party", "in the field", "seed"):
         assert said in drawn
     assert "between data with a user and data without" in statement.adjacency
     assert statement.parameters["num_groups"] == 3 and statement.parameters["sampling"] == "cyclic"
     assert statement.profile and "if the sampling of cohorts was kept" in statement.to_markdown()
+
+
+def test_statements_of_turns_and_of_dp_fedavg_compose_by_their_loss():
+    plan, plain = _plan(), sampled_privacy.SampledPrivacy("dp-fedavg", 20, 10, 0.5, 1e-6, 1.0)
+    states = [_state(plan), _state(plain.plan(100, 1000))]
+    cyclic, rounds = (
+        composition.Spent.from_json("a", json.loads(state.to_json())) for state in states
+    )
+    turn = plan.strategy.sensitivity(schema.MinSep(20, 20, 1)).value
+    assert cyclic.steps == composition.SampledSteps(
+        pytest.approx(2.0 / turn), pytest.approx(0.3), 1, 5
+    )
+    assert rounds.steps == composition.SampledSteps(1.0, 0.1, 1, 15)
+    total = composition.compose([cyclic, rounds])
+    assert max(cyclic.epsilon, rounds.epsilon) < total.epsilon
+    assert total.epsilon < 0.9 * (cyclic.epsilon + rounds.epsilon)
+    assert total.delta == 1e-6
+    # Bins have no steps: ε and δ are added.
+    bins = _state(_plan(sampling="bins", mechanism="identity", options=table.DEFAULTS))
+    bins = composition.Spent.from_json("b", json.loads(bins.to_json()))
+    assert bins.steps is None
+    assert composition.compose([bins, rounds]).delta == 2e-6
+
+
+def test_bins_take_any_mechanism_and_cost_less_than_turns_that_are_known():
+    options = {"sampling": "bins", "mechanism": "blt", "options": table.DEFAULTS}
+    plan = _plan(num_clients=53, **options)
+    # As many bins as have ten clients at least.
+    assert plan.sampling == sampling.BallsInBins(20, 5)
+    assert plan.clients_per_round == pytest.approx(10.6)
+    known = dp_ftrl_privacy.DpFtrlPrivacy(
+        20, 10, 0.5, 1e-6, "blt", noise_multiplier=2.0, min_sep=5
+    ).plan(53, 1000)
+    assert plan.strategy == known.strategy
+    spent = [plan.epsilon_after(t) for t in (1, 5, 6, 20)]
+    assert spent[0] == spent[1] < spent[2] < spent[3] < known.epsilon_after(20)
+    statement = _state(plan, charge_all_rounds=True)
+    assert statement.parameters["num_bins"] == 5 and len(statement.profile) == 4
+    assert all(0.0 < delta < 1.0 for _, delta in statement.profile)
+    assert "one of 5 bins" in statement.assumptions[0]
+    again = dataclasses.replace(_CYCLIC, **options).resumed(53, 1000, plan.derived())
+    assert again == plan
+
+
+def test_b_min_sep_draws_whoever_is_free():
+    options = {"sampling": "b-min-sep", "mechanism": "blt", "options": table.DEFAULTS, "min_sep": 4}
+    plan = _plan(**options)
+    # 10 % of all in a round: of the 70 % who were in none of the last three.
+    assert plan.sampling == sampling.MinSepPoisson(20, 4, 0.1 / (1.0 - 3 * 0.1))
+    assert plan.clients_per_round == pytest.approx(10) and plan.declared == schema.MinSep(20, 4, 5)
+    assert 0.0 < plan.epsilon_after(4) < plan.epsilon_after(20)
+    assert "none of the last 3 rounds" in _state(plan).assumptions[0]
+    again = dataclasses.replace(_CYCLIC, **options).resumed(100, 1000, plan.derived())
+    assert again == plan
 
 
 def test_a_known_seed_is_no_guarantee():
@@ -142,6 +196,11 @@ def test_the_budget_guard_counts_rounds():
         ({"min_sep": 2}, "raise min_sep to 3, or lower bands"),
         ({"options": table.Options(bands=11)}, "lower it to 10, or clients_per_round to 9"),
         ({"sampling": "bins", "min_sep": 3}, "min_sep has no meaning with sampling 'bins'"),
+        (
+            {"sampling": "bins", "num_rounds": 9},
+            "10 bins of 10 clients and only 9 rounds.* raise num_rounds to 10, or .* to 11",
+        ),
+        ({"sampling": "b-min-sep", "min_sep": 11}, "lower it to 10, or clients_per_round to 9"),
         ({"clients_per_round": 101}, "exceeds the 100 training users"),
         ({"deployment": simulated_run.Deployment(40, 100)}, "In the run that is simulated"),
     ],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tff_dpftrl.accounting import facts, guarantee
-from tff_dpftrl.mechanisms import blt, identity, serialization, table, tree, workload
+from tff_dpftrl.mechanisms import blt, dense, identity, serialization, table, tree, workload
 from tff_dpftrl.participation import cohorts, observed, schema
 from tff_dpftrl.runs import dp_ftrl_privacy, simulated_run
 
@@ -209,6 +209,19 @@ def test_noise_to_signal_is_as_much_larger_as_the_encoding_makes_the_noise():
     inflation = encoded.encoding.inflation
     assert inflation > 1.0
     assert encoded.noise_to_signal(400) == pytest.approx(inflation * plain.noise_to_signal(400))
+
+
+def test_a_plan_says_what_a_dense_strategy_costs(tmp_path):
+    matrix = np.tril(np.full((12, 12), 0.2)) + np.eye(12)
+    path = tmp_path / "dense.json"
+    serialization.save(path, dense.Dense(matrix, rounds_at_once=3))
+    plan = _plan(mechanism=None, strategy_file=str(path))
+    said = " ".join(plan.describe())
+    assert "takes the draws of 2.5 rounds" in said  # (3 + 6 + 9 + 12) / 12.
+    assert "keeps 3 copies of the model" in said
+    halves = _plan(mechanism=None, strategy_file=str(path), starts=(0, 6))
+    assert "takes the draws of 1.5 rounds" in " ".join(halves.describe())
+    assert "takes the draws" not in " ".join(_plan().describe())
 
 
 def test_a_plan_describes_itself():

@@ -31,7 +31,10 @@ def test_a_state_that_tff_cannot_send_is_refused():
     "options",
     [
         {},
-        {"adaptive_clipping": True, "restart_warmup": 4, "clipped_count_stddev": 2.0},
+        pytest.param(
+            {"adaptive_clipping": True, "restart_warmup": 4, "clipped_count_stddev": 2.0},
+            marks=pytest.mark.slow,
+        ),
         {"algorithm": "dp-fedavg"},
         {"sampling": "cyclic", "mechanism": "bandtoep", "bands": 3},
         pytest.param(

@@ -107,6 +107,12 @@ class AmplifiedBanded:
             self._mixture, num_steps=self.sampled.num_rounds, delta=delta
         )
 
+    def delta(self, epsilon: float) -> float:
+        """Computes delta at `epsilon`, by privacy loss distributions."""
+        return mixture_of_gaussians.delta(
+            self._mixture, num_steps=self.sampled.num_rounds, epsilon=epsilon
+        )
+
     def profile(self, delta: float) -> tuple[tuple[float, float], ...]:
         """Computes points (ε, δ) from ε = 0 to ε at `delta`."""
         return trade_off.of_samples(

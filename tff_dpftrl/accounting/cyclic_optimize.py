@@ -20,6 +20,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import amplified_banded, calibrate, dp_fedavg
 from tff_dpftrl.mechanisms import banded_optimize, banded_toeplitz_optimize
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import schema as schema_lib
 
 # Numbers of turns of a group whose numbers of bands are tried besides powers of two.
@@ -42,8 +43,8 @@ class CyclicRun:
         group's turn.
       noise_multiplier: z, standard deviation of the noise per unit clip norm, before C⁻¹.
       error: z · RmsError of C: the root mean square over rounds of the standard deviation of
-        the noise in the sum of all rounds so far, for clip norm 1. With `minimize_rms=False`
-        it is z · MaxError.
+        the noise in the sum of all rounds so far, or in the models of a workload, for clip norm
+        1. With `minimize_rms=False` it is z · MaxError.
     """
 
     strategy: strategy_lib.Strategy
@@ -92,10 +93,11 @@ class _Search:
         target_epsilon: float,
         delta: float,
         minimize_rms: bool,
+        workload: workload_lib.Workload | None,
     ):
         self._schema = schema_lib.MinSep(num_rounds, num_rounds, 1)
         self._share, self._target, self._delta = share, target_epsilon, delta
-        self._minimize_rms = minimize_rms
+        self._minimize_rms, self._workload = minimize_rms, workload
         self.largest = min(num_rounds, max(1, math.floor((1 + 1e-9) / share)))
         self.runs: dict[int, CyclicRun] = {}
         self._noises: dict[int, float] = {}
@@ -103,7 +105,7 @@ class _Search:
     def run(self, bands: int) -> CyclicRun:
         if bands not in self.runs:
             strategy = banded_toeplitz_optimize.optimize_banded_toeplitz(
-                self._schema, bands, minimize_rms=self._minimize_rms
+                self._schema, bands, minimize_rms=self._minimize_rms, workload=self._workload
             )
             self.runs[bands] = self.with_strategy(strategy, self._groups(bands))
         return self.runs[bands]
@@ -111,7 +113,8 @@ class _Search:
     def with_strategy(self, strategy: strategy_lib.Strategy, num_groups: int) -> CyclicRun:
         """Returns the run of a strategy with its smallest noise, of which epsilon is checked."""
         n = self._schema.num_rounds
-        error = strategy.rms_error(n) if self._minimize_rms else strategy.max_error(n)
+        of_models = strategy.rms_error if self._minimize_rms else strategy.max_error
+        error = of_models(n, self._workload)
         noise = self._noise(num_groups) * strategy.sensitivity(self._schema).value
         step = 1e-12  # The product may be rounded down.
         while True:
@@ -159,6 +162,7 @@ def best_cyclic(
     max_bands: int | None = None,
     minimize_rms: bool = True,
     is_toeplitz: bool = True,
+    workload: workload_lib.Workload | None = None,
 ) -> CyclicChoice:
     """Chooses bands, groups, coefficients and noise of least error at a target epsilon.
 
@@ -178,6 +182,8 @@ def best_cyclic(
       is_toeplitz: Whether C is Toeplitz. If False, the entries of the best C are optimised
         again as BandMF with unit columns, for exactly `num_rounds` rounds: 0.1 % less error
         for two bands, about 1 % for 16 of 500 rounds, in seconds to minutes.
+      workload: Workload of the rounds, whose models' error is minimised; None for the prefix
+        sums.
 
     Returns:
       The choice. Epsilon of its best run was computed and is not above the target.
@@ -196,7 +202,12 @@ def best_cyclic(
             f"{clients_per_round!r}: sample fewer."
         )
     search = _Search(
-        num_rounds, clients_per_round / num_clients, target_epsilon, delta, minimize_rms
+        num_rounds,
+        clients_per_round / num_clients,
+        target_epsilon,
+        delta,
+        minimize_rms,
+        workload,
     )
     largest = search.largest
     if max_bands is not None:
@@ -216,7 +227,10 @@ def best_cyclic(
     best = min(search.runs.values(), key=lambda run: run.error)
     if not is_toeplitz and best.num_bands > 1:
         general = banded_optimize.optimize_banded(
-            schema_lib.MinSep(num_rounds, num_rounds, 1), best.num_bands, minimize_rms=minimize_rms
+            schema_lib.MinSep(num_rounds, num_rounds, 1),
+            best.num_bands,
+            minimize_rms=minimize_rms,
+            workload=workload,
         )
         best = min(best, search.with_strategy(general, best.num_groups), key=lambda run: run.error)
     return CyclicChoice(best, tuple(search.runs[bands] for bands in sorted(search.runs)))

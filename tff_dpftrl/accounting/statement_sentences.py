@@ -119,8 +119,8 @@ def zero_out_when_sampled(unit: str) -> str:
 def drawn_in_one_place(unit: str) -> str:
     """Returns who draws samples that are not drawn for each round anew."""
     return (
-        f"One party, which holds the data of every {unit}, draws the samples: devices that check "
-        "in by themselves give no such guarantee."
+        f"One party, which holds the data of every {unit}, draws the samples: of {unit}s in the "
+        "field, who come when they like, it could draw none, and this guarantee would not hold."
     )
 
 

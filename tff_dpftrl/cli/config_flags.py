@@ -122,7 +122,12 @@ def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: obj
 
 def _number_or_word(words: Sequence[str], text: str) -> int | str:
     """Reads an integer or one of some words."""
-    return text if text in words else int(text)
+    try:
+        return text if text in words else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number or {' or '.join(words)}, got {text!r}"
+        ) from None
 
 
 def add_table_options(group: argparse._ArgumentGroup) -> None:

@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from tff_dpftrl.participation import schema as schema_lib
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --mechanism or --strategy, the schema, restarts and the options of mechanisms."""
+def add_arguments(parser: argparse.ArgumentParser) -> tuple[argparse._ActionsContainer, ...]:
+    """Adds --mechanism or --strategy, the schema, restarts and the options of mechanisms.
+
+    Returns:
+      The groups of flags of which one each is required.
+    """
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument(
         "--mechanism",
@@ -31,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="File of a strategy that tff-dpftrl optimize --output wrote.",
     )
-    add_schema_arguments(parser)
+    separation = add_schema_arguments(parser)
     parser.add_argument(
         "--restart-every",
         type=int,
@@ -53,10 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the noise multiplier refers to. Default: 1, no rounding.",
     )
     add_options(parser.add_argument_group("options of mechanisms"))
+    return which, separation
 
 
-def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the participation schema."""
+def add_schema_arguments(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
+    """Adds the flags of the participation schema; returns the group of which one is required."""
     parser.add_argument("--rounds", type=int, required=True, metavar="N", help="Number of rounds.")
     separation = parser.add_mutually_exclusive_group(required=True)
     separation.add_argument(
@@ -77,6 +82,7 @@ def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="Largest number of rounds of one client. Default: as many as fit.",
     )
+    return separation
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import guarantee as guarantee_lib
     from tff_dpftrl.accounting import planner as planner_lib
-    from tff_dpftrl.accounting import planner_request
+    from tff_dpftrl.accounting import planner_request, sampled_plans
 
     WhatIf = guarantee_lib.Guarantee | str | None
 
@@ -78,6 +78,37 @@ def rows(shown: Sequence[planner_lib.Plan], what_ifs: Sequence[WhatIf]) -> list[
         if asked:
             row.append("no" if isinstance(what_if, str) else display.round_up(what_if.epsilon))
         table.append(row)
+    return table
+
+
+def sampled_rows(
+    shown: Sequence[sampled_plans.SampledPlan], num_parameters: int
+) -> list[list[str]]:
+    """Returns plans with secret sampling as cells of a table, its heading first.
+
+    Args:
+      shown: Plans to list.
+      num_parameters: Number of the model's parameters, float32.
+    """
+    from tff_dpftrl.accounting import display
+
+    given = [name for name in shown[0].given if name != "group_size"]
+    table = [
+        ["goal", "mechanism", *(name.replace("_", "-") for name in given)]
+        + ["z", "noise", "epsilon", "memory"]
+    ]
+    for plan in shown:
+        table.append(
+            [
+                str(plan.report_goal),
+                plan.strategy.name,
+                *(f"{plan.given[name]:.4g}" for name in given),
+                display.round_up(plan.noise_multiplier),
+                f"{plan.noise_in_sum:.3g}",
+                display.round_up(plan.epsilon),
+                _bytes(4 * num_parameters * plan.memory_copies),
+            ]
+        )
     return table
 
 

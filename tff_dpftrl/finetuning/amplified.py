@@ -402,4 +402,5 @@ def least_by_bands(
         bands = one.asked.bands or 0
         key = math.inf if bands & (bands - 1) else bands
         by_bands.setdefault(key, []).append(one)
-    return [best(by_bands[key], gradient_norm) for key in sorted(by_bands)]
+    found = [best(one, gradient_norm) for one in by_bands.values()]
+    return sorted(found, key=lambda one: one.asked.bands or 0)

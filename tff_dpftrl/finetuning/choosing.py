@@ -46,7 +46,7 @@ class SamplingOptions:
     clip_norm: float | None
     group_size_epsilon: float
     declared_units: int | None
-    mechanism: str
+    mechanism: str | None
     model_workload: workload_lib.Workload | None
     deterministic_noise_seed: int | None
     splits_budget: bool
@@ -333,7 +333,6 @@ def _amplified(
         delta = plan_lib.default_delta(num_examples)
         caveats = (plan_lib.default_delta_caveat(num_examples),)
     bands = options.bands if isinstance(options.bands, int) else None
-    mechanism = options.mechanism if options.sampling == "bins" else None
     common = {
         "sampling": options.sampling,
         "num_steps": options.num_steps,
@@ -341,7 +340,7 @@ def _amplified(
         "target_epsilon": options.target_epsilon,
         "bands": bands,
         "min_sep": options.min_sep,
-        "mechanism": mechanism,
+        "mechanism": options.mechanism,
     }
     given, why = options.given_group_size, ()
     if options.splits_budget:
@@ -392,6 +391,9 @@ def _amplified(
         "group_size_source": source,
         "clip_norm_source": clip_norm_source,
     }
+    pool = asked.pool(users)
+    if pool is not None:
+        caveats = (plan_lib.counted_caveat("The size of the pool", pool.size), *caveats)
     if asked.sampled_unit == plan_lib.USER:
         facts["contribution"] = "the mean gradient of at most group_size examples of a user"
     return Chosen(
@@ -425,7 +427,7 @@ def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_pr
         users_per_step=cohort,
         num_steps=options.num_steps,
         delta=_given("delta", options.delta),
-        mechanism=options.mechanism,
+        mechanism=options.mechanism or "blt",
         noise_multiplier=options.noise_multiplier,
         target_epsilon=options.target_epsilon,
     ).asked(

@@ -123,6 +123,14 @@ class FinetuningConfig(language_config.TextConfig):
         "fine-tuning",
         1,
     )
+    rows_per_owner: int | None = _option(
+        None,
+        "The column of users may have a list of users in a row, who all own it: train on a "
+        "selection of rows in which nobody owns more than this many, with the guarantee for each "
+        "owner. For example-level sampling, whose group_size it is.",
+        "fine-tuning",
+        1,
+    )
     group_size_looked_at_users: bool = _option(
         False,
         "Say that the training users had a say in group_size (a table of finetune-plan, their "
@@ -225,8 +233,8 @@ class FinetuningConfig(language_config.TextConfig):
         "privacy",
         1,
     )
-    mechanism: Mechanism = _option(
-        "blt", "Noise of passes and bins: as for `tff-dpftrl train`.", "privacy"
+    mechanism: Mechanism | None = _option(
+        None, "Noise of passes and bins: as for `tff-dpftrl train`; blt if not given.", "privacy"
     )
     workload: Literal["prefix", "auto"] = _option(
         "prefix",
@@ -267,6 +275,7 @@ class FinetuningConfig(language_config.TextConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        self._check_owners()
         for name in _POSITIVE:
             if getattr(self, name) is not None:
                 validation.positive(name, getattr(self, name))
@@ -316,6 +325,21 @@ class FinetuningConfig(language_config.TextConfig):
         given = self.group_size is not None or self.cohort_size is not None
         of_users = self.sampling == "user" or (self.is_amplified and self.sampled_unit == "user")
         return self.sampling == "auto" or (of_users and not given)
+
+    def _check_owners(self):
+        if self.rows_per_owner is None:
+            return
+        if self.sampling != "example":
+            raise validation.UsageError(
+                "rows_per_owner needs sampling 'example', which draws each row by itself, not "
+                f"{self.sampling!r}: a row of two users would come with either."
+            )
+        if self.group_size not in (None, self.rows_per_owner):
+            raise validation.UsageError(
+                f"group_size={self.group_size} is not rows_per_owner={self.rows_per_owner}, which "
+                "bounds the rows of each owner: leave group_size out."
+            )
+        object.__setattr__(self, "group_size", self.rows_per_owner)
 
     def _missing_for_sampling(self) -> list[str]:
         """Returns what the sampling needs and was not given, a sentence each."""
@@ -442,7 +466,9 @@ class FinetuningConfig(language_config.TextConfig):
                 raise validation.UsageError(
                     f"{name} is for sampling {where}, not for {self.sampling!r}: leave it out."
                 )
-        if self.mechanism != type(self).mechanism and self.sampling not in ("passes", "bins"):
+        # Runs of earlier versions have "blt" on record where it had no meaning.
+        fitting = (None, "bandtoep" if self._is_banded else "blt")
+        if self.sampling not in ("passes", "bins") and self.mechanism not in fitting:
             noise = "has bands, chosen by bands" if self._is_banded else "is independent"
             raise validation.UsageError(
                 f"mechanism {self.mechanism!r} is for sampling 'passes' or 'bins', not for "

@@ -317,10 +317,7 @@ class Plan:
             counted.append(f"The number of users, {self.num_users}, is stated as it was counted.")
         else:
             what = "The size of the pool" if self.sampling == EXAMPLE else "The number of users"
-            counted.append(
-                f"{what}, {self.num_units}, from which the sampling probability follows, was "
-                "counted on the data and is taken for public; declare it to do without."
-            )
+            counted.append(counted_caveat(what, self.num_units, "; declare it to do without"))
         if self.num_examples is not None:
             counted.append(default_delta_caveat(self.num_examples))
         return tuple(counted)
@@ -361,6 +358,14 @@ def default_delta(num_examples: float) -> float:
     """
     remedy = "With a single example, choose a delta."
     return validation.number("num_examples", num_examples, above=1, remedy=remedy) ** -1.1
+
+
+def counted_caveat(what: str, number: int, remedy: str = "") -> str:
+    """Returns a statement's sentence on a number that the sampling probability rests on."""
+    return (
+        f"{what}, {number}, from which the sampling probability follows, was counted on the data "
+        f"and is taken for public{remedy}."
+    )
 
 
 def default_delta_caveat(num_examples: int) -> str:

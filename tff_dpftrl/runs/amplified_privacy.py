@@ -20,6 +20,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import amplified_banded, calibrate, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.accounting.amplification import balls_in_bins, min_sep_poisson
 from tff_dpftrl.mechanisms import serialization, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms import workload as workload_lib
@@ -33,7 +34,7 @@ SAMPLINGS = tuple(
     for one in (sampling_lib.CyclicPoisson, sampling_lib.BallsInBins, sampling_lib.MinSepPoisson)
 )
 """Names of the samplings."""
-_CYCLIC, _BINS, _ = SAMPLINGS
+_CYCLIC, _BINS, _MIN_SEP = SAMPLINGS
 
 _BANDED = ("bandtoep", "bandmf", "bandfhu", "identity")
 """Mechanisms with a banded C: one unit's rounds share no noise if they are as far apart."""
@@ -57,10 +58,6 @@ class Accounted(Protocol):
 
     def epsilon(self, delta: float) -> float:
         """Computes an ε that holds at `delta`."""
-        ...
-
-    def profile(self, delta: float) -> tuple[tuple[float, float], ...]:
-        """Computes further pairs (ε, δ) that hold, up to ε at `delta`."""
         ...
 
 
@@ -97,8 +94,24 @@ def accounted(
                 sampling_probability=sampling.sampling_probability,
                 units_per_client=1 if pool is None else pool.of_client,
             )
+        case sampling_lib.BallsInBins():
+            return balls_in_bins.BallsInBins.from_strategy(
+                strategy,
+                noise_multiplier=noise_multiplier,
+                num_rounds=num_rounds,
+                num_bins=sampling.num_bins,
+            )
+        case sampling_lib.MinSepPoisson():
+            return min_sep_poisson.MinSepPoisson.from_strategy(
+                strategy,
+                noise_multiplier=noise_multiplier,
+                num_rounds=num_rounds,
+                min_sep=sampling.min_sep,
+                sampling_probability=sampling.sampling_probability,
+            )
     raise validation.UsageError(
-        f"Nothing accounts for correlated noise with sampling {sampling.kind!r}: take 'cyclic'."
+        f"Nothing accounts for correlated noise with sampling {sampling.kind!r}: take one of "
+        f"{', '.join(SAMPLINGS)}."
     )
 
 
@@ -166,6 +179,8 @@ class AmplifiedPrivacy(privacy.Privacy):
             if self.target_epsilon is None:
                 raise validation.UsageError("Give either noise_multiplier or target_epsilon.")
             noise_multiplier = self._calibrated(wanted, strategy, self.target_epsilon)
+        # Refuses what cannot be accounted for, before a run begins.
+        accounted(wanted, strategy, noise_multiplier=noise_multiplier, num_rounds=self.num_rounds)
         return self._with(num_clients, wanted, strategy, noise_multiplier)
 
     @override
@@ -327,7 +342,14 @@ def _described(
 ) -> sampling_lib.Sampling:
     """Returns the sampling with which a round expects so many clients."""
     if stride is None:
-        return sampling_lib.BallsInBins(num_rounds, num_clients // clients_per_round)
+        bins = num_clients // clients_per_round
+        if bins > num_rounds:
+            raise validation.UsageError(
+                f"sampling 'bins' would have {bins} bins of {clients_per_round} clients and only "
+                f"{num_rounds} rounds, so that some never come: raise num_rounds to {bins}, or "
+                f"clients_per_round to {num_clients // num_rounds}."
+            )
+        return sampling_lib.BallsInBins(num_rounds, bins)
     kind = sampling_lib.CyclicPoisson if name == _CYCLIC else sampling_lib.MinSepPoisson
     most = num_clients // clients_per_round
     if stride > most:
@@ -417,10 +439,26 @@ class AmplifiedPlan(privacy.FederatedPlan):
             f"{self.cyclic.sentence(unit, sampled='example in the pool')}"
         )
 
+    def _turns(self, num_rounds: int) -> dict[str, statement.Scalar]:
+        """Returns the sampled Gaussians that cyclic sampling costs, to compose them by."""
+        spent = self._spent(num_rounds) if num_rounds else None
+        if not isinstance(spent, amplified_banded.AmplifiedBanded):
+            return {}
+        return {
+            "turns_charged": spent.sampled.num_rounds,
+            "noise_multiplier_of_a_turn": spent.sampled.noise_multiplier,
+        }
+
     def _profile(self, num_rounds: int) -> tuple[tuple[float, float], ...]:
         if not self.has_guarantee or num_rounds == 0:
             return ()
-        return self._spent(num_rounds).profile(self.delta)
+        spent = self._spent(num_rounds)
+        if isinstance(spent, amplified_banded.AmplifiedBanded):
+            return spent.profile(self.delta)
+        if not isinstance(spent, balls_in_bins.BallsInBins):
+            return ()
+        epsilon = _epsilon(spent, self.delta)
+        return tuple((share * epsilon, spent.delta(share * epsilon)) for share in _PROFILE)
 
     @override
     def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
@@ -474,6 +512,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
         }
         if self.pool is not None:
             parameters |= {"pool_size": self.pool.size, "pool_of_user": self.pool.of_client}
+        parameters |= self._turns(charged)
         if self.simulated is not None:
             parameters |= self.simulated.parameters()
         claim = statement.SampledClaim(
@@ -512,6 +551,9 @@ class AmplifiedPlan(privacy.FederatedPlan):
         }
 
 
+_PROFILE = (0.0, 0.1, 0.3, 0.6)
+"""Shares of ε at which a statement has δ, too; each takes about a second."""
+
 _OF_A_POOL = (
     "No two rounds of a group share a row of the banded strategy: ε is that of as many mixtures of "
     "Gaussians N(j, σ²), j ~ Binomial(examples of a user in the pool, sampling probability), as "
@@ -526,6 +568,16 @@ _ACCOUNTING = {
         "Poisson-sampled Gaussians as the group has turns, with the noise over the largest norm of "
         "a column, by their privacy loss distribution (Choquette-Choo et al. 2023, Theorem 4). "
         "That groups are secret is not counted."
+    ),
+    _BINS: (
+        "The run is dominated by a mixture of as many Gaussians as there are bins, against one "
+        "(Choquette-Choo et al. 2024, Lemma 3.2). ε is an upper bound of its own, by the law of "
+        "the likelihood ratio of some of the bins, with their correlations raised."
+    ),
+    _MIN_SEP: (
+        "ε is the least of upper bounds: by how often one comes, whose rounds are then known; for "
+        "a strategy with no more bands than the stride, also by rounds that are known and that one "
+        "is in with one probability each, as Poisson-sampled Gaussians."
     ),
 }
 

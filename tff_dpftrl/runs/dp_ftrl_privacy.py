@@ -12,7 +12,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import calibrate, guarantee, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.mechanisms import identity, restarts, serialization, table
+from tff_dpftrl.mechanisms import dense, identity, restarts, serialization, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import cohorts, observed
@@ -328,6 +328,16 @@ class DpFtrlPlan(privacy.FederatedPlan):
         ]
         if self.strategy is None:
             return [*lines, "Noise: none, and no clipping."]
+        base, longest = self.strategy, self.num_rounds
+        if isinstance(base, restarts.Restarted):
+            base, longest = base.base, max(base.block_lengths(self.num_rounds))
+        if isinstance(base, dense.Dense):
+            draws = base.draws_per_round(longest)
+            lines.append(
+                f"Time: the noise of a round takes the draws of {draws:.4g} rounds, on average. "
+                f"rounds_at_once={base.rounds_at_once} of the strategy divides draws, and is the "
+                "number of copies of the model that are kept."
+            )
         if self.adaptive_clipping and not restarts.has_restarts(self.strategy):
             lines.append(
                 f"Warning: no restart lies within {self.num_rounds} rounds, so that the clip norm "

@@ -218,10 +218,7 @@ def _small_deltas(
     epsilons = [epsilon - terms.other_epsilon for epsilon, _ in profile]
     if min(epsilons) < 0.0:
         return [f"δ is stated for ε = {profile[0][0]!r}, less than was spent before the first step"]
-    noise_multiplier, num_steps = terms.sampled_steps(num_rounds)
-    deltas = arithmetic.sampled_deltas(
-        noise_multiplier, terms.probability, terms.group_size, num_steps, epsilons
-    )
+    deltas = terms.deltas(epsilons, num_rounds)
     return [
         f"δ = {stated!r} is stated for ε = {epsilon!r}, and computed anew it is {delta:.6g}"
         for (epsilon, stated), delta in zip(profile, deltas, strict=True)

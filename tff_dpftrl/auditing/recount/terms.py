@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting.amplification import balls_in_bins
 from tff_dpftrl.auditing.recount import arithmetic, records
+from tff_dpftrl.mechanisms import serialization
+from tff_dpftrl.participation import sampling as sampling_lib
+from tff_dpftrl.runs import amplified_privacy
 
 DP_FTRL, SAMPLED = "DP-FTRL", "secret sampling"
 
@@ -50,6 +55,14 @@ class Terms:
         return self.sampling[_STRIDES[self.sampling["kind"]]]
 
     @property
+    def is_mixture_of_patterns(self) -> bool:
+        """Whether noise is correlated over the rounds that one client may be in.
+
+        Then ε is no sum over samples, and it is computed anew by the package's own accounting.
+        """
+        return self.sampling is not None and self.sampling["kind"] != "cyclic"
+
+    @property
     def has_guarantee(self) -> bool:
         """Whether anything can be promised at all."""
         return self.is_secret and self.noise_multiplier > 0.0
@@ -66,6 +79,9 @@ class Terms:
         """
         if schema.rounds == 0:
             return 0.0, 0.0
+        if self.is_mixture_of_patterns:
+            sampled = self._amplified(schema.rounds).epsilon(delta)
+            return sampled * (1.0 - 1e-6), sampled * (1.0 + 1e-6)
         if self.kind == SAMPLED:
             noise_multiplier, num_steps = self.sampled_steps(schema.rounds)
             sampled = self.other_epsilon + arithmetic.sampled_epsilon(
@@ -92,11 +108,33 @@ class Terms:
         """
         if self.sampling is None:
             return self.noise_multiplier, num_rounds
-        turns = -(-num_rounds // self.stride)
-        charged = min(self.num_rounds, turns * self.stride)
+        turns, charged = -(-num_rounds // self.stride), self._charged(num_rounds)
         once = arithmetic.Schema(charged, charged, 1)
         squared = arithmetic.squared_sensitivity(self.strategy, once).upper
         return self.noise_multiplier / math.sqrt(squared), turns
+
+    def deltas(self, epsilons: Sequence[float], num_rounds: int) -> list[float]:
+        """Computes δ of a sampled run's first rounds at each ε."""
+        if self.is_mixture_of_patterns:
+            spent = self._amplified(num_rounds)
+            if not isinstance(spent, balls_in_bins.BallsInBins):
+                return [1.0] * len(epsilons)  # Nothing else has a profile.
+            return [spent.delta(epsilon) for epsilon in epsilons]
+        noise_multiplier, num_steps = self.sampled_steps(num_rounds)
+        return arithmetic.sampled_deltas(
+            noise_multiplier, self.probability, self.group_size, num_steps, epsilons
+        )
+
+    def _charged(self, num_rounds: int) -> int:
+        return min(self.num_rounds, -(-num_rounds // self.stride) * self.stride)
+
+    def _amplified(self, num_rounds: int) -> amplified_privacy.Accounted:
+        return amplified_privacy.accounted(
+            sampling_lib.Sampling.from_dict(self.sampling),
+            serialization.strategy_from_dict(self.strategy),
+            noise_multiplier=self.noise_multiplier,
+            num_rounds=self._charged(num_rounds),
+        )
 
 
 _STRIDES = {"cyclic": "num_groups", "bins": "num_bins", "b-min-sep": "min_sep"}

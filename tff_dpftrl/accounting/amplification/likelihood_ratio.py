@@ -1,0 +1,303 @@
+"""Law of a likelihood ratio P/Q under Q, on a grid, never too small in convex order.
+
+The samplings of this folder compare Q = N(0, I) with a mixture P = Σ_j w_j N(m_j, I). Both
+directions of their privacy loss depend on one random variable, M = dP/dQ under Q:
+
+    δ(ε) of removing a unit:  E (M − e^ε)₊,     δ(ε) of adding one:  E (1 − e^ε M)₊.
+
+Both are expectations of convex functions of M >= 0, and E M = 1. Three facts make an upper bound
+of both directions at once, whatever ε:
+
+1. *Spreading.* M is a sum of products of independent factors, linear in each of them. Replacing a
+   factor by a mean-preserving spread (an atom by two atoms around it with the same mean) can
+   only raise the expectation of a convex function (Jensen, given the other factors). So every
+   rounding to the grid below is such a split. An atom above the grid is split between 0 and
+   infinity: `lost` is the part of the mean that lies at infinity, which counts in full.
+2. *Kahane's inequality* (1985). M = Σ_j w_j exp(u_j − G_jj/2) with u ~ N(0, G) and
+   G_jl = <m_j, m_l>. If G <= H entry by entry (both positive semi-definite), then E f(M_G) <= E
+   f(M_H) for every convex f. Proof: let u(t) = √(1−t) u_G + √t u_H and Z_j = exp(u_j(t) −
+   E u_j(t)²/2). Gaussian integration by parts gives d/dt E f(Σ w_j Z_j) = ½ Σ_jl (H − G)_jl
+   w_j w_l E[Z_j Z_l f''(M)] >= 0. So correlations may be raised until M has a simple structure.
+3. *Joint convexity.* If P = Σ_r v_r P_r then E f(dP/dQ) <= Σ_r v_r E f(dP_r/dQ): telling the
+   adversary r can only help it.
+
+All arithmetic is with positive numbers, so that masses have a small *relative* error however far
+in the tail they are; `_ROUNDING` is charged for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy import special
+
+_ROUNDING = 1e-8
+"""Relative excess charged for floating-point rounding of delta."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """Law of a nonnegative random variable with mean 1: atoms at 0 and at e^(step · index).
+
+    Attributes:
+      step: Interval h of the grid, in units of privacy loss.
+      first: Index of the first atom.
+      masses: Probabilities of the atoms at indices first, first + 1, …, shape [atoms].
+      zero: Probability of 0.
+      lost: Part of the mean that lies at infinity, with probability 0.
+      negligible: Part of the mean, or probability, that an operation may send to infinity or 0.
+    """
+
+    step: float
+    first: int
+    masses: np.ndarray
+    zero: float
+    lost: float
+    negligible: float
+
+    @property
+    def losses(self) -> np.ndarray:
+        """Logarithms of the atoms, shape [atoms]."""
+        return self.step * (self.first + np.arange(len(self.masses)))
+
+    def trimmed(self) -> Ratio:
+        """Spreads the outermost atoms, which hardly matter, to 0 and infinity."""
+        means = self.masses * np.exp(np.minimum(self.losses, 700.0))
+        above = np.cumsum(means[::-1])[::-1]
+        below = np.cumsum(self.masses)
+        high = int(np.searchsorted(-above, -self.negligible))  # Atoms from here on are dropped.
+        high = max(high, 1)
+        low = min(int(np.searchsorted(below, self.negligible)), high - 1)
+        masses = self.masses[low:high].copy()
+        # Below: from e^x to 0 and the lowest atom, so that the mean stays.
+        share = np.exp((np.arange(low) - low) * self.step)
+        masses[0] += float(self.masses[:low] @ share)
+        zero = (
+            self.zero + float(self.masses[:low] @ (1.0 - share)) + float(self.masses[high:].sum())
+        )
+        lost = self.lost + (float(above[high]) if high < len(above) else 0.0)
+        return dataclasses.replace(
+            self, first=self.first + low, masses=masses, zero=zero, lost=lost
+        )
+
+    def delta(self, epsilon: float) -> float:
+        """Computes the larger delta of both directions."""
+        return max(self._remove(epsilon), self._add(epsilon))
+
+    def _remove(self, epsilon: float) -> float:
+        excess = np.maximum(np.exp(np.minimum(self.losses, 700.0)) - math.exp(epsilon), 0.0)
+        return (self.lost + float(self.masses @ excess)) * (1.0 + _ROUNDING)
+
+    def _add(self, epsilon: float) -> float:
+        missing = np.maximum(-np.expm1(self.losses + epsilon), 0.0)
+        return (self.zero + float(self.masses @ missing)) * (1.0 + _ROUNDING)
+
+    def epsilon(self, delta: float) -> float:
+        """Computes the smallest epsilon at a delta, rounded up; inf if there is none."""
+        high = max(abs(self.losses[0]), abs(self.losses[-1]))
+        if self.delta(high) > delta:
+            return math.inf
+        low = 0.0
+        if self.delta(0.0) <= delta:
+            return 0.0
+        while high - low > 1e-7 * max(high, 1e-3):
+            middle = (low + high) / 2.0
+            low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
+        return high
+
+
+def one(step: float, negligible: float) -> Ratio:
+    """Builds the law of the constant 1, the ratio of a distribution to itself."""
+    return Ratio(step, 0, np.ones(1), 0.0, 0.0, negligible)
+
+
+def lognormal(variance: float, step: float, negligible: float) -> Ratio:
+    """Builds the law of exp(u − variance/2), u ~ N(0, variance): one Gaussian's likelihood ratio.
+
+    Args:
+      variance: Variance of the privacy loss, sensitivity² / noise variance, at least 0.
+      step: Interval of the grid.
+      negligible: Part of the mean, or probability, that may be sent to infinity or 0.
+
+    Returns:
+      The law; the masses of cells under Q and under P are exact, and split to their edges.
+    """
+    if variance == 0.0:
+        return one(step, negligible)
+    scale = math.sqrt(variance)
+    reach = -float(special.ndtri(negligible))
+    low = math.floor((-variance / 2.0 - reach * scale) / step)
+    high = math.ceil((variance / 2.0 + reach * scale) / step)
+    edges = np.arange(low, high + 1) * step
+    at_q = (edges + variance / 2.0) / scale
+    at_p = at_q - scale
+    mass = np.exp(_log_cell_masses(at_q))
+    mean = np.exp(_log_cell_masses(at_p) - edges[:-1])  # Relative to the lower edge.
+    to_high = np.clip((mean - mass) / math.expm1(step), 0.0, mass)
+    masses = np.zeros(len(edges))
+    masses[:-1] += mass - to_high
+    masses[1:] += to_high
+    # Below the grid: to 0 and the lowest atom, with the mean; above: to 0 and infinity.
+    below = float(special.ndtr(at_p[0])) * math.exp(-edges[0])
+    masses[0] += below
+    zero = max(float(special.ndtr(at_q[0])) - below, 0.0) + float(special.ndtr(-at_q[-1]))
+    return Ratio(step, low, masses, zero, float(special.ndtr(-at_p[-1])), negligible)
+
+
+def grid_step(variance: float, num_factors: int, of_factor: float) -> float:
+    """Chooses the interval of a grid for the product of many independent ratios.
+
+    Args:
+      variance: Variance of the privacy loss of the largest Gaussian in one factor.
+      num_factors: Number of factors.
+      of_factor: Variance of one factor, to which rounding adds up to a quarter of the square of
+        the interval.
+
+    Returns:
+      The interval: a twentieth of a factor's standard deviation, or more where a grid to the
+      largest losses would have too many points.
+    """
+    reach = num_factors * variance + 20.0 * math.sqrt(num_factors * variance)
+    return max(0.05 * math.sqrt(min(of_factor, variance)), reach / _MOST_ATOMS)
+
+
+_MOST_ATOMS = 30_000
+
+
+def _log_cell_masses(edges: np.ndarray) -> np.ndarray:
+    """Computes log(Φ(edges[1:]) − Φ(edges[:-1])) without cancellation."""
+    left, right = edges[:-1], edges[1:]
+    flip = left + right > 0.0
+    near = special.log_ndtr(np.where(flip, -left, right))
+    far = special.log_ndtr(np.where(flip, -right, left))
+    return near + np.log(-np.expm1(far - near))
+
+
+def product(first: Ratio, second: Ratio) -> Ratio:
+    """Computes the law of the product of two independent ratios, as of a composition."""
+    masses = np.convolve(first.masses, second.masses)
+    zero = first.zero + second.zero - first.zero * second.zero
+    return Ratio(
+        first.step,
+        first.first + second.first,
+        masses,
+        zero,
+        first.lost + second.lost,
+        max(first.negligible, second.negligible),
+    ).trimmed()
+
+
+def power(ratio: Ratio, exponent: int) -> Ratio:
+    """Computes the law of the product of `exponent` independent copies."""
+    result = None
+    while True:
+        if exponent & 1:
+            result = ratio if result is None else product(result, ratio)
+        exponent >>= 1
+        if not exponent:
+            assert result is not None
+            return result
+        ratio = product(ratio, ratio)
+
+
+def _add_pairs(
+    out: np.ndarray,
+    high: np.ndarray,
+    low: np.ndarray,
+    low_zero: float,
+    before: int,
+    weight: float,
+    step: float,
+) -> None:
+    """Adds the law of weight · X + (1 − weight) · Y to `out`, where X > Y.
+
+    Args:
+      out: Masses, to be added to, shape [before + size + 1]; index `before` is the grid index
+        of the first atom of `high` and `low`.
+      high: Masses of X, shape [size].
+      low: Masses of Y, shape [size].
+      low_zero: Probability that Y is 0.
+      before: Number of indices of `out` below those of X; the mean lies at most so far below X.
+      weight: Weight of X.
+      step: Interval of the grid.
+    """
+    size, growth = len(high), math.expm1(step)
+    last = math.floor(math.log(weight) / step)  # Shift from X where Y hardly matters.
+    floor = math.exp(last * step)
+    room = floor * (1.0 + growth) - weight
+    far = size  # Lag from which on the shift is `last`.
+    if room > 0.0:
+        lag = math.ceil(-math.log(room / (1.0 - weight)) / step) + 1
+        far = min(size, max(1, lag))
+    for lag in range(1, far):
+        value = weight + (1.0 - weight) * math.exp(-lag * step)
+        shift = math.floor(math.log(value) / step)
+        below = math.exp(shift * step)
+        share = min(max((value - below) / (below * growth), 0.0), 1.0)
+        pairs = high[lag:] * low[: size - lag]
+        begin = before + lag + shift
+        out[begin : begin + size - lag] += (1.0 - share) * pairs
+        out[begin + 1 : begin + 1 + size - lag] += share * pairs
+    # All farther lags, and Y = 0: the share is linear in Y / X.
+    beyond, ratio = np.full(size, low_zero), np.zeros(size)
+    if far < size:
+        index = np.arange(size)
+        beyond[far:] += np.cumsum(low[: size - far])
+        scaled = np.cumsum(low[: size - far] * np.exp((index[: size - far] - size) * step))
+        ratio[far:] = scaled * np.exp((size - index[far:]) * step)
+    base = max(weight / floor - 1.0, 0.0) / growth
+    to_upper = np.minimum(base * beyond + (1.0 - weight) / (floor * growth) * ratio, beyond)
+    begin = before + last
+    out[begin : begin + size] += high * (beyond - to_upper)
+    out[begin + 1 : begin + 1 + size] += high * to_upper
+
+
+def average(left: Ratio, right: Ratio, weight: float) -> Ratio:
+    """Computes the law of weight · left + (1 − weight) · right, independent of each right.
+
+    Args:
+      left: Law of one ratio.
+      right: Law of the other ratio, on a grid of the same step.
+      weight: Weight of `left`, strictly between 0 and 1.
+
+    Returns:
+      The law, an upper bound in convex order.
+    """
+    step, first = left.step, min(left.first, right.first)
+    size = max(left.first + len(left.masses), right.first + len(right.masses)) - first
+    first_masses, second_masses = np.zeros(size), np.zeros(size)
+    first_masses[left.first - first :][: len(left.masses)] = left.masses
+    second_masses[right.first - first :][: len(right.masses)] = right.masses
+    before = math.ceil(-math.log(min(weight, 1.0 - weight)) / step) + 1
+    out = np.zeros(before + size + 1)
+    out[before:-1] += first_masses * second_masses  # Equal indices.
+    _add_pairs(out, first_masses, second_masses, right.zero, before, weight, step)
+    if left is right and weight == 0.5:
+        out[:] += out
+        out[before:-1] -= first_masses * second_masses
+    else:
+        _add_pairs(out, second_masses, first_masses, left.zero, before, 1.0 - weight, step)
+    return Ratio(
+        step,
+        first - before,
+        out,
+        left.zero * right.zero,
+        weight * left.lost + (1.0 - weight) * right.lost,
+        max(left.negligible, right.negligible),
+    ).trimmed()
+
+
+def mean(ratio: Ratio, count: int) -> Ratio:
+    """Computes the law of the mean of `count` independent copies."""
+    result, members, size = None, 0, 1
+    while True:
+        if count & 1:
+            result = ratio if result is None else average(result, ratio, members / (members + size))
+            members += size
+        count >>= 1
+        if not count:
+            assert result is not None
+            return result
+        ratio, size = average(ratio, ratio, 0.5), 2 * size
