@@ -451,7 +451,7 @@ class FinetuningConfig(language_config.TextConfig):
                 f"workload {self.workload!r} is for correlated noise, not for sampling "
                 f"{self.sampling!r}, whose noise is independent: leave it out."
             )
-        if self.workload != "prefix" and self.mechanism not in takes:
+        if self.workload != "prefix" and self.mechanism not in (None, *takes):
             raise validation.UsageError(
                 f"workload {self.workload!r} is for the mechanism {' or '.join(takes)}, not for "
                 f"{self.mechanism}: leave it out."
