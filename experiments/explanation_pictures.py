@@ -37,7 +37,7 @@ _QUESTIONS = (
     ),
     ("Can who takes part be drawn\nby chance and stay secret?", "no", "train\ndp-ftrl, noise: blt"),
 )
-_LAST_LEAF = "sweep\ndp-ftrl against dp-fedavg"
+_LAST_LEAF = "sweep over bands\nsampling: cyclic"
 
 
 def strategies() -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""ELS, ULS and passes on text, Figures 4 to 8 of Charles et al. 2024.
+"""ELS, ULS, passes and turns on text, Figures 4 to 8 of Charles et al. 2024.
 
     python experiments/finetuning_text.py FIGURE CORPUS --data users.jsonl.gz \
         --initial-weights results/pretrained --seeds 0,1,2
@@ -35,6 +35,7 @@ import tensorflow as tf
 
 from tff_dpftrl.data import sequences
 from tff_dpftrl.finetuning import (
+    amplified,
     choosing,
     example_sampling,
     group_size,
@@ -52,9 +53,18 @@ _RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 _HELD_OUT = 4000
 _EPSILONS, _BUDGETS = (1.0, 4.0, 16.0, 64.0), (256, 1024, 64)
 _LARGEST_GROUP = 64
-FIGURES = {"epsilon": 60, "map": 60, "group": 60, "users": 60, "large_map": 40, "long": 1000}
+FIGURES = {
+    "epsilon": 60,
+    "map": 60,
+    "group": 60,
+    "users": 60,
+    "large_map": 40,
+    "long": 1000,
+    "turns": 240,
+}
 """Number of steps of each figure's runs."""
 ELS, ULS, PASSES, NONE = "ELS", "ULS", "passes", "no privacy"
+CYCLIC, BINS = "cyclic", "bins"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +72,8 @@ class Cell:
     """One fine-tuning run.
 
     Attributes:
-      method: ELS, ULS, passes (BLT noise) or "no privacy" (ULS without noise).
+      method: ELS, ULS, passes (BLT noise), cyclic (bands, group size and cohort of least noise),
+        bins (BLT noise) or "no privacy" (ULS without noise).
       epsilon: Its target; infinite for no privacy.
       budget: B.
       group: G; None for the power of two nearest to the median (ELS) or
@@ -106,6 +117,10 @@ def cells(figure: str, seed: int) -> Iterator[Cell]:
             for epsilon in (*_EPSILONS[1:], math.inf):
                 for group in (1, 8, 32, 128):
                     yield Cell(ELS, epsilon, 64, group, seed=seed)
+        case "turns":  # Correlated noise with secret samples, beside either alone.
+            for method in (ULS, ELS, PASSES, CYCLIC, BINS):
+                for epsilon in (1.0, 2.0, 4.0, 8.0, 16.0):
+                    yield Cell(method, epsilon, 256, seed=seed)
         case "users":  # Figure 8.
             for budget in _BUDGETS:
                 for method in (ULS, ELS):
@@ -226,11 +241,34 @@ class Corpus:
             made, clip_norm=clip_norm, deterministic_seed=cell.seed
         )
 
+    def _turns(self, cell: Cell) -> tuple[int, int, privacy.PrivacyPlan]:
+        """G, M and privacy of least noise, relative to the gradients, of users' turns."""
+        norms = self.proxies.gradient_norms
+        plans = amplified.choices(
+            self.users,
+            compute_budget=cell.budget,
+            num_steps=self.num_steps,
+            target_epsilon=cell.epsilon,
+            delta=self._delta(cell),
+            sampling=cell.method,
+        )
+        asked = amplified.best(plans, norms).asked
+        request = asked.asked(
+            self.users,
+            clip_norm=choosing.CLIP_FACTOR * norms(asked.group_size),
+            deterministic_seed=cell.seed,
+        )
+        private = request.plan(len(self.users), self.model.num_parameters)
+        return asked.group_size, asked.units_per_step, private
+
     def row(self, cell: Cell) -> dict[str, object]:
         """Runs a cell, and measures it on held-out users."""
         begin = time.monotonic()
-        group, cohort = self._split(cell)
-        private = self._privacy(cell, group, cohort)
+        if cell.method in (CYCLIC, BINS):
+            group, cohort, private = self._turns(cell)
+        else:
+            group, cohort = self._split(cell)
+            private = self._privacy(cell, group, cohort)
         rows = 1 if cell.method == ELS else group
         config = self._config(
             sampling="user",
@@ -252,7 +290,10 @@ class Corpus:
                 loss = self._evaluate(state)["loss"]
                 course[f"loss after {step + 1}"] = f"{loss:.5g}"
         measured = self._evaluate(state)
-        relative = private.noise_multiplier / private.clients_per_round
+        if isinstance(private, run_privacy.SampledFinetuning):
+            relative = private.plan.noise_of_average
+        else:
+            relative = run_privacy.noise_of_average(private)
         relative *= self.proxies.gradient_norms(rows)
         return {
             **key(cell),
@@ -260,8 +301,8 @@ class Corpus:
             "units a step": private.clients_per_round,
             "σ": f"{private.noise_multiplier:.4g}",
             "clip norm": f"{private.clip_norm:.4g}",
-            # Correlated noise has no one size: it cancels over steps.
-            "noise": "" if cell.method == PASSES else f"{relative:.4g}",
+            # Correlated noise cancels over steps: that of independent noise which is as much.
+            "noise": f"{relative:.4g}",
             **course,
             **{name: f"{measured[name]:.5g}" for name in ("loss", "top1_in_vocab")},
             "seconds": f"{time.monotonic() - begin:.0f}",

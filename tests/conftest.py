@@ -1,6 +1,7 @@
 """For all tests: no TFF worker is left behind, and no time goes into pictures and rubbish."""
 
 import gc
+import os
 import pathlib
 
 import pytest
@@ -16,6 +17,7 @@ def pytest_sessionstart(session):
     del session
     worker_watchdog.start()
     gc.set_threshold(50_000, 20, 20)  # As in a command: graphs make many objects that stay.
+    os.fsync = lambda descriptor: None  # No test cuts the power; a run has fifty of them.
 
 
 @pytest.hookimpl(tryfirst=True)

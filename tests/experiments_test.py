@@ -199,6 +199,7 @@ def test_figures_of_the_maths_are_those_of_the_code(experiment):
             assert float(now[column]) == pytest.approx(float(value), rel=5e-3), column
 
 
+@pytest.mark.slow
 def test_passes_of_a_keras_model_are_compared_as_the_page_says(monkeypatch):
     experiment = _load("keras_passes")
     tiny = {"_NUM_TRAINED": 8, "_NUM_HELD_OUT": 16, "_BATCH": 4, "_EPOCHS": 1, "_RATES": (0.1,)}

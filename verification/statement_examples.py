@@ -14,11 +14,11 @@ from tff_dpftrl.accounting import composition, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
-from tff_dpftrl.mechanisms import blt
+from tff_dpftrl.mechanisms import blt, table
 from tff_dpftrl.numpy_noise import stream as noise_stream
 from tff_dpftrl.participation import observed
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runs import dp_ftrl_privacy, privacy, sampled_privacy
+from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, privacy, sampled_privacy
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.tasks import task_privacy
 from tff_dpftrl.runtime.tasks import terms as terms_lib
@@ -69,6 +69,19 @@ def _dp_fedavg() -> statement.PrivacyStatement:
         noise_multiplier=1.0,
     ).plan(_NUM_USERS, 1000)
     return _of_run(plan, min_sep=1, times=12)
+
+
+def _cyclic() -> statement.PrivacyStatement:
+    plan = amplified_privacy.AmplifiedPrivacy(
+        sampling="cyclic",
+        num_rounds=100,
+        clients_per_round=1000,
+        clip_norm=0.5,
+        delta=1e-7,
+        options=table.Options(bands=4),
+        noise_multiplier=2.0,
+    ).plan(_NUM_USERS, 1000)
+    return _of_run(plan, min_sep=4, times=9)
 
 
 def _finetuning(sampling: str, facts: facts_lib.Facts = _FACTS) -> statement.PrivacyStatement:
@@ -140,6 +153,7 @@ def examples() -> Iterator[tuple[str, statement.PrivacyStatement]]:
     """
     yield "`train` (DP-FTRL)", _passes(in_one_place=False)
     yield "`train --algorithm dp-fedavg`", _dp_fedavg()
+    yield "`train --sampling cyclic`", _cyclic()
     yield "`finetune --sampling example` (ELS)", _finetuning(plan_lib.EXAMPLE)
     yield "`finetune --sampling user` (ULS)", _finetuning(plan_lib.USER)
     yield "`finetune --sampling passes`", _passes(in_one_place=True)

@@ -176,7 +176,9 @@ def test_epsilon_is_monotone_in_every_parameter(stddev, sampling, group, steps, 
     assert _epsilon(stddev, group, steps, delta, sampling * 1.1) >= base - slack
 
 
-@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize(
+    "steps", [2, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (1, 4))]
+)
 def test_few_steps_against_direct_convolution(steps):
     # Few, rare samples: the Chernoff bound that the first look is based on is far off here.
     q, delta, interval = 1 / 256, 1e-8, 1e-4

@@ -47,7 +47,12 @@ def _best_guess_by_integration(mixture, num_steps):
 
 @pytest.mark.parametrize(
     ("noise", "probability", "group_size", "num_steps"),
-    [(1.0, 0.3, 1, 1), (0.7, 0.2, 1, 2), (2.0, 0.5, 3, 2), (0.5, 1.0, 1, 1)],
+    [
+        (1.0, 0.3, 1, 1),
+        pytest.param(0.7, 0.2, 1, 2, marks=pytest.mark.slow),
+        (2.0, 0.5, 3, 2),
+        pytest.param(0.5, 1.0, 1, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_the_best_guess_with_samples_is_an_integral(noise, probability, group_size, num_steps):
     mixture = mixture_of_gaussians.els(noise, probability, group_size)

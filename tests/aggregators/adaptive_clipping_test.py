@@ -113,7 +113,12 @@ def test_missing_and_non_finite_clients_pull_the_fraction_to_one_half():
 
 @pytest.mark.parametrize(
     "strategy, noise_multiplier",
-    [(identity.Identity(), 1.5), (_BLT, 1.5), (_BLT, 0.0), (tree.Tree(4), 1.5)],
+    [
+        (identity.Identity(), 1.5),
+        (_BLT, 1.5),
+        pytest.param(_BLT, 0.0, marks=pytest.mark.slow),
+        pytest.param(tree.Tree(4), 1.5, marks=pytest.mark.slow),
+    ],
 )
 def test_without_restarts_and_learning_it_is_the_fixed_clip(strategy, noise_multiplier):
     adaptive = _build(

@@ -84,8 +84,18 @@ def _run(query, num_rounds=4, state=None, first=0, records=_records):
 
 
 @pytest.mark.filterwarnings("ignore::tff_dpftrl.aggregators.ExpensiveClippingWarning")
-@pytest.mark.parametrize("build", [_fixed, _adaptive])
-@pytest.mark.parametrize("name", _STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        pytest.param(
+            name,
+            build,
+            marks=[] if build is _fixed or name == "BLT" else [pytest.mark.slow],
+        )
+        for name in _STRATEGIES
+        for build in (_fixed, _adaptive)
+    ],
+)
 def test_a_loop_and_tffs_factory_release_the_bits_of_the_aggregator(name, build):
     ours = build(_STRATEGIES[name], deterministic_seed=5)
     query = dp_query.DPFTRLAverageQuery(ours.private_round, _SPECS)
@@ -281,8 +291,18 @@ def _epsilon(accountant, events):
     return accountant.get_epsilon(1e-6)
 
 
-@pytest.mark.parametrize("accountant", _ACCOUNTANTS)
-@pytest.mark.parametrize("name", _STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "accountant"),
+    [
+        pytest.param(
+            name,
+            accountant,
+            marks=[] if name == "tree" or accountant is _ACCOUNTANTS[0] else [pytest.mark.slow],
+        )
+        for name in _STRATEGIES
+        for accountant in _ACCOUNTANTS
+    ],
+)
 def test_the_events_of_a_run_compose_to_its_guarantee(name, accountant):
     ours = _fixed(_STRATEGIES[name])
     query = dp_query.DPFTRLAverageQuery(ours.private_round, _SPECS, schema=_SCHEMA)

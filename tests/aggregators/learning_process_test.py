@@ -98,6 +98,7 @@ def test_without_noise_it_trains_like_the_plain_mean(build, strategy, optimizer)
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_with_noise_weights_differ_by_the_noise():
     # SGD with rate 1 adds the emitted noise to the weights, whatever the strategy.
     def train(noise_multiplier):

@@ -162,7 +162,21 @@ def test_every_algorithm_has_a_row_and_a_test():
     assert set(_table("TFF's learning algorithms")) == builders | ours == set(_PROCESSES)
 
 
-@pytest.mark.parametrize("name", _PROCESSES)
+# One of each kind that the table knows; the others are slow.
+_FAST = {
+    "build_weighted_fed_avg",
+    "build_unweighted_fed_prox",
+    "build_unweighted_mime_lite",
+    "build_fed_kmeans",
+    "build_fed_eval",
+    "tff_dpftrl.build_dp_fedsgd",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in _FAST else [pytest.mark.slow]) for n in _PROCESSES],
+)
 def test_the_table_of_algorithms_says_what_the_check_finds(name):
     _, elsewhere, metrics, _ = _table("TFF's learning algorithms")[name]
     check = tff_dpftrl.check_process(_PROCESSES[name]())
@@ -177,8 +191,10 @@ def test_the_table_of_algorithms_says_what_the_check_finds(name):
     "name, aggregator",
     [
         ("build_unweighted_mime_lite", _OURS),
-        ("build_weighted_mime_lite", _AS_WEIGHTED),
-        ("build_mime_lite_with_optimizer_schedule", _AS_WEIGHTED),
+        *(
+            pytest.param(name, _AS_WEIGHTED, marks=pytest.mark.slow)
+            for name in ("build_weighted_mime_lite", "build_mime_lite_with_optimizer_schedule")
+        ),
     ],
 )
 def test_mime_lite_with_both_aggregators_leaves_but_the_metrics(name, aggregator):

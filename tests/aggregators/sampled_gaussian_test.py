@@ -70,7 +70,7 @@ def test_per_layer_clipping():
 @pytest.mark.parametrize(
     "estimator, clip",
     [
-        (_FIXED, clipping.FlatClipping(2.0)),
+        pytest.param(_FIXED, clipping.FlatClipping(2.0), marks=pytest.mark.slow),
         (_FIXED, clipping.PerLayerClipping(2.0)),
         (_CLIPPED, clipping.FlatClipping(2.0)),
     ],

@@ -220,8 +220,13 @@ _BUILDERS = {
 }
 
 
-@pytest.mark.parametrize("build", _BUILDERS.values(), ids=_BUILDERS)
-def test_the_grid_follows_from_the_updates(build):
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n == "adaptive" else []) for n in _BUILDERS],
+)
+def test_the_grid_follows_from_the_updates(name):
+    build = _BUILDERS[name]
+
     def encoding(factory):
         return factory.for_updates(_TYPE).inner_sum.factory.encoding
 

@@ -72,7 +72,11 @@ def test_fewer_rounds_are_held_to_what_the_claim_says_of_them():
     "name, test",
     [
         ("same seed for two tensors", "noise: correlation of tensors and streams"),
-        ("zero update contributing", "a client that sends zeros counts as nobody"),
+        pytest.param(
+            "zero update contributing",
+            "a client that sends zeros counts as nobody",
+            marks=pytest.mark.slow,
+        ),
         ("norms from C to 1.5 C not clipped", "what one client adds"),
         ("exact norm among the measurements", "measurements: noised, or declared exact"),
         ("root seed of 24 bits", "entropy of the seed in the state"),
@@ -211,9 +215,15 @@ _GAME = "distinguishing game, likelihood ratio"
     "aggregator, mu, options",
     [
         # Twice the noise that is needed where the denominator stays.
-        (_weighted(tff_dpftrl.ClippedDenominator(0.1, 200.0)), 2.0, {}),
+        pytest.param(
+            *(_weighted(tff_dpftrl.ClippedDenominator(0.1, 200.0)), 2.0, {}),
+            marks=pytest.mark.slow,
+        ),
         (_weighted(tff_dpftrl.FixedDenominator(0.1, 100.0), weight_cap=100.0), 4.0, {}),
-        (_half_precision(), 4.0, {"value_type": tff.to_type([(np.float16, [80])] * 2)}),
+        pytest.param(
+            *(_half_precision(), 4.0, {"value_type": tff.to_type([(np.float16, [80])] * 2)}),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["clipped denominator", "weight cap", "half precision"],
 )

@@ -39,6 +39,7 @@ def test_a_config_that_promises_nothing_is_refused():
         {"mechanism": "blt", **_RESTARTS},
         {"mechanism": "blt", "secagg_bits": 18, **_RESTARTS},
         {"algorithm": "dp-fedavg"},
+        {"algorithm": "dp-fedavg", "sampling": "cyclic", "mechanism": "bandtoep", "bands": 4},
         {"algorithm": "dp-fedsgd", "per_layer_clipping": True},
     ],
     ids=str,

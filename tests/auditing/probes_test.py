@@ -101,20 +101,24 @@ def test_a_contribution_that_rounding_hides_is_not_tested(dtype, outcome, says):
     assert finding.outcome == outcome and says in finding.says, finding.says
 
 
+# The noise has no seed. Means of 200 rounds have a standard error of a fifth of a clip norm: one
+# full update is found in 97 of 100 cases, and at least four in other directions are tried.
 @pytest.mark.parametrize(
-    "clip_norm, outcome",
+    "clip_norm, error_rate, outcome",
     [
-        (planted_bugs.CLIP_NORM / 10.0, "violated"),
-        pytest.param(planted_bugs.CLIP_NORM, "consistent", marks=pytest.mark.slow),
+        (planted_bugs.CLIP_NORM / 10.0, 0.05, "violated"),
+        pytest.param(planted_bugs.CLIP_NORM, 1e-6, "consistent", marks=pytest.mark.slow),
     ],
 )
-def test_contributions_are_bounded_by_means_where_no_round_can_be_replayed(clip_norm, outcome):
+def test_contributions_are_bounded_by_means_where_no_round_can_be_replayed(
+    clip_norm, error_rate, outcome
+):
     # Fresh noise in every round, of standard deviation 2 clip norms.
     aggregator = planted_bugs.PLANTED["cohort repeated with new noise"].build()
     numbers = dataclasses.replace(mechanism_lib.Mechanism.of(aggregator), clip_norm=clip_norm)
     found = _probes(aggregator, numbers)
     assert not found.is_replayable()
-    assert found.contribution(1.0, 0.0, 1e-3).outcome == outcome
+    assert found.contribution(1.0, 0.0, error_rate).outcome == outcome
 
 
 def test_measurements_may_come_and_go():

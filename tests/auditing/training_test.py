@@ -22,6 +22,7 @@ from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import compiled_process, contexts
 from tff_dpftrl.learning import dp_fedavg
 from tff_dpftrl.mechanisms import banded_toeplitz, identity
+from tff_dpftrl.participation import sampling as sampling_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import clipping, estimators
 
@@ -283,6 +284,17 @@ def test_dp_fedavg_with_sampled_canaries(noise, is_violated):
         strategy=None,
     )
     assert report.is_violated == is_violated, report
+
+
+def test_canaries_are_drawn_as_clients_are():
+    cyclic = sampling_lib.CyclicPoisson(60, 3, 0.5)
+    signal = training._sampled(cyclic, 200, 30, np.random.default_rng(0))
+    assert signal.shape == (200, 30)
+    assert np.mean(signal) == pytest.approx(cyclic.share_per_round, abs=0.02)
+    for turns in map(np.flatnonzero, signal):
+        assert len(set(turns % 3)) <= 1
+    others = training._sampled(cyclic, 200, 30, np.random.default_rng(1))
+    assert np.any(signal != others)
 
 
 @pytest.mark.slow

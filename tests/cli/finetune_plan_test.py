@@ -14,7 +14,7 @@ from tests.finetuning import toy_finetuning
 from tff_dpftrl import validation
 from tff_dpftrl.cli import main
 from tff_dpftrl.data import split
-from tff_dpftrl.finetuning import group_size, opening, passes, proxies
+from tff_dpftrl.finetuning import group_size, opening, passes, proxies, run_privacy
 from tff_dpftrl.training import corpus, language_config, trained_model
 
 toy = toy_finetuning.toy
@@ -43,6 +43,10 @@ def test_text_has_all_ways_and_a_reason(capsys):
         "ULS, G = 2, M = 64",
         "ULS, G = 4, M = 32",
         "passes, G = 2, M = 64",
+        "cyclic, 2 bands, G = 1, M = 128",
+        "cyclic, 3 bands, G = 1, M = 128",
+        "cyclic, 4 bands, G = 2, M = 64",
+        "cyclic, 8 bands, G = 4, M = 32",
     ]
     assert "500 users with 10000 examples, median 20; delta = 3.98e-05" in text
     assert "* Recommended: ULS" in text and "Best if a user's gradients are all equal" in text
@@ -84,9 +88,24 @@ def test_passes_are_compared_at_the_same_epsilon_and_compute(capsys):
     # The measure of correlated noise is that of the samplings where noise is independent.
     plan = passes.Passes(64, 20, 1e-5, mechanism="identity", noise_multiplier=2.0)
     independent = plan.asked(clip_norm=1.0).plan(500, 1)
-    assert independent.noise_to_signal(1) * math.sqrt(20) == pytest.approx(2.0 / 64)
+    assert run_privacy.noise_of_average(independent) == pytest.approx(2.0 / 64)
     assert found["noise_of_average"] < found["noise_multiplier"] / 64
     assert "--sampling passes --group-size 2 --cohort 64 --delta 3.98e-05" in _out(capsys, *_USERS)
+
+
+def test_bands_of_cyclic_sampling_are_compared_at_the_same_epsilon_and_compute(capsys):
+    report = _json(capsys, *_USERS)
+    for one in report["cyclic"]:
+        assert one["group_size"] * one["units_per_step"] == 128 and 3.99 < one["epsilon"] <= 4.0
+        share = one["units_per_step"] * one["bands"] / 500
+        assert one["sampling_probability"] == pytest.approx(share)
+        assert one["expected_gradients"] == pytest.approx(128)
+    least = min(report["cyclic"], key=lambda one: one["relative_noise"]["halfway"])
+    text = _out(capsys, *_USERS)
+    share = least["relative_noise"]["halfway"] / report["recommended"]["relative_noise"]["halfway"]
+    assert f"Cyclic sampling with correlated noise has {share:.2f} of the recommended way's" in text
+    sizes = f"--group-size {least['group_size']} --cohort {least['units_per_step']}"
+    assert f"--sampling cyclic --bands {least['bands']} {sizes} instead" in text
 
 
 def test_passes_that_cannot_be_say_what_they_need(capsys, monkeypatch):
@@ -95,7 +114,8 @@ def test_passes_that_cannot_be_say_what_they_need(capsys, monkeypatch):
 
     monkeypatch.setattr(passes, "planned", refuse)
     table, said = _out(capsys, *_USERS).split("\n\n")[:2]
-    assert table.splitlines()[-1].split()[:4] == ["passes:", "see", "below", "-"]
+    row = next(line for line in table.splitlines() if line.startswith("passes"))
+    assert row.split()[:4] == ["passes:", "see", "below", "-"]
     assert "Passes cannot be compared: too few users: take more." in said
     assert _json(capsys, *_USERS)["passes"] == "too few users: take more."
 

@@ -17,7 +17,7 @@ from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import startup
 
 disk = small_disk.disk
-toy = toy_finetuning.toy
+toy, shared_sums = toy_finetuning.toy, toy_finetuning.shared_sums
 
 
 def _command(toy, output, *flags):

@@ -260,7 +260,9 @@ def _wait_for_end(pids):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prctl and /proc")
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_a_signal_ends_all_and_the_same_command_goes_on(tmp_path, signum):
     output = tmp_path / "out"
     child = _start(tmp_path, *_HANGING)

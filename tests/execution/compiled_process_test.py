@@ -209,6 +209,7 @@ def test_every_initialisation_draws_its_own_seed():
     assert len(seeds) == 3
 
 
+@pytest.mark.slow
 def test_a_memory_of_draws_changes_no_bit():
     """The calls of repeated draws are found in the graphs that TFF makes."""
     process = _fed_avg(_fixed(tree_mechanism.Tree(8)), model=_functional_model())

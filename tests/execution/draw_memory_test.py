@@ -42,7 +42,16 @@ def _expected():
     return [noise(t) for t in range(_ROUNDS)]
 
 
-@pytest.mark.parametrize("copies, kept", [(0, 0), (1, 1), (4, 4), (99, _ALL), (None, _ALL)])
+@pytest.mark.parametrize(
+    "copies, kept",
+    [
+        (0, 0),
+        pytest.param(1, 1, marks=pytest.mark.slow),
+        (4, 4),
+        pytest.param(99, _ALL, marks=pytest.mark.slow),
+        (None, _ALL),
+    ],
+)
 def test_the_noise_has_the_same_bits(copies, kept, expected):
     memory = draw_memory.DrawMemory(copies)
     noise = _noise(_TREE, memory)
@@ -61,7 +70,7 @@ def test_it_does_not_matter_what_was_run_before(expected):
             assert noise(t, (5, 6)) == others(t, (5, 6))
 
 
-@pytest.mark.parametrize("first", [15, 33])
+@pytest.mark.parametrize("first", [pytest.param(15, marks=pytest.mark.slow), 33])
 def test_a_resumed_run_may_have_another_memory(first, expected):
     before = _noise(_TREE, draw_memory.DrawMemory(3))
     after = _noise(_TREE, draw_memory.DrawMemory())

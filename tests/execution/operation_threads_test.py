@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
 from tff_dpftrl.execution import operation_threads
 
@@ -14,13 +15,13 @@ _CORES = len(os.sched_getaffinity(0))
 _REPORT = "print(tf.config.threading.get_intra_op_parallelism_threads())"
 
 
-def _run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def _run(program: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: TensorFlow reads the setting once."""
     start = "import tensorflow as tf; from tff_dpftrl import execution; "
     variables = {k: v for k, v in os.environ.items() if k != "TF_NUM_INTRAOP_THREADS"}
     return subprocess.run(
         [sys.executable, "-c", start + program],
-        env=variables | environment,
+        env=variables,
         capture_output=True,
         text=True,
     )
@@ -35,9 +36,18 @@ def test_clients_that_fill_the_cores_leave_one_thread(clients_per_round, expecte
     assert completed.stdout == f"{expected}\n", completed.stderr
 
 
-def test_the_environment_decides():
-    program = f"execution.limit_operation_threads(100); {_REPORT}"
-    assert _run(program, TF_NUM_INTRAOP_THREADS="3").stdout == "0\n"  # Not set by us.
+def test_the_environment_decides(monkeypatch):
+    calls = []
+    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: 0)
+    monkeypatch.setattr(
+        tf.config.threading, "set_intra_op_parallelism_threads", lambda num: calls.append(num)
+    )
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "3")
+    operation_threads.limit_operation_threads(10 * _CORES)
+    assert not calls
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS")
+    operation_threads.limit_operation_threads(10 * _CORES)
+    assert calls == [1]
 
 
 @pytest.mark.slow

@@ -74,7 +74,10 @@ def _process(aggregation):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n == "tff" else []) for n in _FACTORIES],
+    [
+        pytest.param(n, marks=[] if n in ("secagg", "tff of integers") else [pytest.mark.slow])
+        for n in _FACTORIES
+    ],
 )
 def test_sums_and_decoded_updates_are_tffs(name):
     build, value_type = _FACTORIES[name]

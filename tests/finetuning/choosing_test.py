@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tff_dpftrl.accounting import facts as facts_lib
-from tff_dpftrl.finetuning import choosing, example_sampling, group_size, proxies
+from tff_dpftrl.finetuning import choosing, example_sampling, group_size, proxies, run_privacy
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.participation import observed
@@ -43,7 +43,10 @@ def test_what_is_given_is_taken_and_what_it_needs_is_known_beforehand():
     assert choosing.needs_proxies(dataclasses.replace(options, clip_norm=None))
 
 
-@pytest.mark.parametrize("sampling", ["user", "example", "passes"])
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param("user", marks=pytest.mark.slow), "example", "passes", "cyclic"],
+)
 def test_a_group_size_in_which_the_users_had_a_say_is_not_covered(sampling):
     options = {"sampling": sampling, "compute_budget": 64, "group_size": 4, "delta": 1e-6}
     silent, named = (
@@ -58,6 +61,39 @@ def test_a_group_size_in_which_the_users_had_a_say_is_not_covered(sampling):
         assert sum(line.startswith(said) for line in stated) == times
     with pytest.raises(ValueError, match="group_size_looked_at_users is for a group_size that"):
         _options(sampling="example", compute_budget=64, group_size_looked_at_users=True)
+
+
+def test_bands_sizes_and_noise_of_turns_are_chosen_together():
+    chosen = _choose(_options(sampling="cyclic", compute_budget=64, target_epsilon=8.0))
+    assert choosing.needs_proxies(_options(sampling="cyclic", compute_budget=64))
+    plan = chosen.privacy
+    assert plan.cyclic.num_groups > 1 and 7.9 < plan.epsilon_after(100) <= 8.0
+    assert chosen.group_size * plan.clients_per_round == pytest.approx(64)
+    assert "1 band" in chosen.reasons[0] and "a step's average" in chosen.reasons[0]
+    assert chosen.facts["group_size_source"].startswith("by the least noise")
+    assert chosen.caveats == (
+        "δ is n^-1.1 for the 24000 examples of all users, a number that is taken for public.",
+    )
+    # No sampling of users by itself has as little noise for the gradient's size.
+    alone = _choose(_options(sampling="user", compute_budget=64, target_epsilon=8.0))
+    assert run_privacy.noise_of_average(plan) * _NORMS(chosen.group_size) < plan_lib.relative_noise(
+        alone.privacy.plan, _NORMS
+    )
+
+
+def test_turns_of_examples_have_the_pool_that_is_asked_for():
+    options = _options(
+        sampling="cyclic", sampled_unit="example", compute_budget=64, group_size=8, bands=4
+    )
+    assert choosing.largest_group(options, 1000) == 1
+    chosen = _choose(options)
+    assert chosen.caveats[0].startswith("The size of the pool, 7000, from which")
+    plan = chosen.privacy
+    assert plan.pool.size == 250 * (4 + 3 * 8) and plan.cyclic.num_groups == 4
+    assert plan.cyclic.sampling_probability == pytest.approx(64 * 4 / 7000)
+    assert run_privacy.rows_per_unit(plan, 8) == 1
+    with pytest.raises(ValueError, match="cohort_size=1001|exceeds the 1000 users"):
+        _choose(_options(sampling="cyclic", group_size=1, cohort_size=1001))
 
 
 def test_half_of_the_budget_is_the_other_half():

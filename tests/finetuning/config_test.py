@@ -33,6 +33,33 @@ def test_every_option_has_help_and_a_group():
             "leave one of the three out",
         ),
         ({"sampling": "passes"}, "sampling 'passes' needs group_size"),
+        ({"sampling": "cyclic", "bands": 0}, "bands must be at least 1"),
+        ({"sampling": "cyclic", "bands": "all"}, "bands must be one of auto"),
+        (
+            {"sampling": "cyclic", "bands": 8, "min_sep": 4},
+            "min_sep=4 is less than the 8 bands, .* raise min_sep to 8, or lower bands",
+        ),
+        ({"bands": 8}, "bands is for sampling 'cyclic' and 'b-min-sep', not for 'auto'"),
+        ({"sampling": "bins", "min_sep": 8}, "min_sep is for sampling 'cyclic' and 'b-min-sep'"),
+        ({"sampled_unit": "example"}, "sampled_unit is for sampling 'cyclic'"),
+        (
+            {"sampling": "cyclic", "sampled_unit": "example"},
+            "sampled_unit 'example' needs group_size",
+        ),
+        (
+            {"sampling": "cyclic", "mechanism": "blt"},
+            "mechanism 'blt' is for sampling 'passes' or 'bins', not for 'cyclic', whose",
+        ),
+        ({"sampling": "cyclic", "declared_units": 9}, "declared_units has no meaning with"),
+        (
+            {
+                "sampling": "cyclic",
+                "target_epsilon": None,
+                "noise_multiplier": 1.0,
+                "group_size": 1,
+            },
+            "bands are chosen by their noise at one ε: give target_epsilon, or bands",
+        ),
         ({"sampling": "passes", "group_size": 2}, "sampling 'passes' needs delta"),
         ({"compute_budget": 31}, "compute_budget=31 is below 32, the cohort that Estimate-and-D"),
         (

@@ -15,7 +15,7 @@ import tff_dpftrl
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.cli import main
-from tff_dpftrl.finetuning import custom_run, example_sampling, passes, plan
+from tff_dpftrl.finetuning import amplified, custom_run, example_sampling, passes, plan
 from tff_dpftrl.runs import manifest
 
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
@@ -101,7 +101,7 @@ def _finetune(output, table=None, made=None, *, crash_at=None, lines=None, **opt
 
 
 @pytest.mark.pictures
-@pytest.mark.parametrize("sampling", ["user", "example"])
+@pytest.mark.parametrize("sampling", ["user", pytest.param("example", marks=pytest.mark.slow)])
 def test_a_run_keeps_books_and_states_what_its_plan_spent(sampling, tmp_path):
     made = _plan(_table(), sampling)
     results = _finetune(tmp_path / "run", made=made, trained_on="nobody's data")
@@ -121,7 +121,7 @@ def test_a_run_keeps_books_and_states_what_its_plan_spent(sampling, tmp_path):
     assert "Do not publish `loss`" in note
 
 
-@pytest.mark.parametrize("crash_at", [1, 4])
+@pytest.mark.parametrize("crash_at", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_the_same_call_goes_on_with_the_same_batches_and_noise(crash_at, tmp_path):
     seed = {"deterministic_noise_seed": 11, "iterate_averaging": 0.5}
     whole = _finetune(tmp_path / "whole", **seed)
@@ -216,6 +216,32 @@ def test_passes_keep_their_schema_and_go_on_with_their_noise(tmp_path):
     _finetune(tmp_path / "sampled")
     with pytest.raises(ValueError, match="began with"):
         _finetune(tmp_path / "sampled", made=_passes())
+
+
+def _amplified(**changes):
+    options = {"units_per_step": 6, "num_steps": _STEPS, "delta": 1e-5, "target_epsilon": 8.0}
+    return amplified.Amplified(**{"sampling": "cyclic", **options, "group_size": 2, **changes})
+
+
+@pytest.mark.parametrize("unit", ["user", pytest.param("example", marks=pytest.mark.slow)])
+def test_turns_go_on_with_their_samples_bands_and_noise(unit, tmp_path):
+    made = _amplified(sampled_unit=unit)
+    seed = {"deterministic_noise_seed": 7, "made": made}
+    whole = _finetune(tmp_path / "whole", **seed)
+    with pytest.raises(_Crash):
+        _finetune(tmp_path / "run", crash_at=3, **seed)
+    resumed = _finetune(tmp_path / "run", **seed)
+    np.testing.assert_array_equal(resumed.weights[0], whole.weights[0])
+    stated = _finetune(tmp_path / "private", made=made).statement
+    assert 7.9 < stated.epsilon <= 8.0
+    assert stated.parameters["sampling"] == "cyclic" and stated.parameters["group_size"] == 2
+    assert custom_run.write_report(tmp_path / "private").statement == stated
+    assert (tmp_path / "private" / "private" / "pool.json").exists() == (unit == "example")
+    for other in (_amplified(group_size=3), _amplified(bands=1), _passes(), _plan(_table())):
+        with pytest.raises(ValueError, match="began with"):
+            _finetune(tmp_path / "private", made=other)
+    with pytest.raises(ValueError, match="began with clip_norm"):
+        _finetune(tmp_path / "private", made=made, clip_norm=2.0)
 
 
 @pytest.mark.parametrize(

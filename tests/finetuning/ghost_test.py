@@ -103,8 +103,19 @@ def _assert_same(found, expected, clip_norm):
         np.testing.assert_allclose(total, expected_total, rtol=0, atol=margin * scale)
 
 
-@pytest.mark.parametrize("name", _MODELS)
-@pytest.mark.parametrize("rows_per_unit", _COUNTS)
+@pytest.mark.parametrize(
+    ("rows_per_unit", "name"),
+    [
+        pytest.param(
+            *(rows_per_unit, name),
+            marks=[]
+            if rows_per_unit > 1 or name in ("lstm", "transformer")
+            else [pytest.mark.slow],
+        )
+        for rows_per_unit in _COUNTS
+        for name in _MODELS
+    ],
+)
 def test_one_pass_is_one_gradient_after_the_other(name, rows_per_unit):
     model, weights = _MODELS[name], _weights(_MODELS[name])
     rows, splits = _rows(model, _COUNTS[rows_per_unit])
@@ -323,7 +334,9 @@ def _contradicting(model, rows_per_unit=2):
     return [tf.constant(weight) for weight in weights], rows
 
 
-@pytest.mark.parametrize("name", ["lstm-wide", "transformer-wide"])
+@pytest.mark.parametrize(
+    "name", ["lstm-wide", pytest.param("transformer-wide", marks=pytest.mark.slow)]
+)
 def test_rows_that_contradict_each_other_move_the_sum_by_no_more_than_the_clip_norm(name):
     model = _MODELS[name]
     weights, alone = _contradicting(model)
@@ -341,7 +354,7 @@ def test_rows_that_contradict_each_other_move_the_sum_by_no_more_than_the_clip_n
     _assert_same(found, expected, 1e-4)
 
 
-@pytest.mark.parametrize("name", ["lstm", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_a_graph_computes_the_same_every_time(name):
     model, weights = _MODELS[name], _weights(_MODELS[name])
     rows, splits = _rows(model, _COUNTS[3])
@@ -354,7 +367,7 @@ def test_a_graph_computes_the_same_every_time(name):
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("units_per_chunk", [3, 7])
+@pytest.mark.parametrize("units_per_chunk", [3, pytest.param(7, marks=pytest.mark.slow)])
 def test_chunks_add_up_and_normalised_units_have_norm_one_at_most(units_per_chunk):
     model, weights = _LSTM, _weights(_LSTM)
     rows, splits = _rows(model, [1, 2, 2, 0, 1, 2, 1])

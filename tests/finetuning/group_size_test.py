@@ -25,7 +25,13 @@ def _noise(epsilon):
 
 @pytest.mark.parametrize(
     "epsilon, expected",
-    [(1, (8, 128)), (2, (4, 256)), (4, (2, 512)), (8, (2, 512)), (16, (1, 1024))],
+    [
+        (1, (8, 128)),
+        pytest.param(2, (4, 256), marks=pytest.mark.slow),
+        (4, (2, 512)),
+        pytest.param(8, (2, 512), marks=pytest.mark.slow),
+        pytest.param(16, (1, 1024), marks=pytest.mark.slow),
+    ],
 )
 def test_estimate_and_double_finds_the_best_of_all_splits(epsilon, expected):
     kwargs = {"compute_budget": 1024, "num_users": _USERS}

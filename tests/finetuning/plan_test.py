@@ -130,7 +130,7 @@ def test_more_users_in_the_accounting_are_a_what_if_and_never_the_guarantee():
     assert _plan().what_if() is None
 
 
-@pytest.mark.parametrize("sampling", ["example", "user"])
+@pytest.mark.parametrize("sampling", [pytest.param("example", marks=pytest.mark.slow), "user"])
 def test_the_statement_says_what_holds(sampling):
     found = _plan(sampling, delta=None)
     told = facts.Facts({"clip_norm": 0.5}, hyperparameter_tuning="on public users")

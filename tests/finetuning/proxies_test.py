@@ -43,7 +43,7 @@ def _norm(model, weights, rows):
     return float(tf.linalg.global_norm(tape.gradient(loss, weights)))
 
 
-@pytest.mark.parametrize("model", [_MODEL, _ADAPTERS])
+@pytest.mark.parametrize("model", [_MODEL, pytest.param(_ADAPTERS, marks=pytest.mark.slow)])
 def test_norms_are_medians_over_users_of_their_first_examples(model):
     corpus, weights = _corpus(), model.initial_weights(3)
     found = proxies.measure(corpus, model, weights, largest_group=3, seed=1, source="x")

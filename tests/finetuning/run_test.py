@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.finetuning import toy_finetuning
+from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.data import jsonl, sequences, split, tables
 from tff_dpftrl.finetuning import (
     example_sampling,
@@ -28,7 +29,7 @@ from tff_dpftrl.models import export, low_rank
 from tff_dpftrl.runs import committed_rounds, loop, manifest
 from tff_dpftrl.training import corpus, report, trained_model
 
-toy = toy_finetuning.toy
+toy, shared_sums = toy_finetuning.toy, toy_finetuning.shared_sums
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
 _KINDS = {
@@ -40,6 +41,21 @@ _KINDS = {
         "cohort_size": 8,
         "noise_multiplier": 0.7,
         "delta": 1e-3,
+    },
+    "cyclic": {
+        "sampling": "cyclic",
+        "group_size": 2,
+        "cohort_size": 8,
+        "bands": 2,
+        "noise_multiplier": 0.7,
+    },
+    "cyclic examples": {
+        "sampling": "cyclic",
+        "sampled_unit": "example",
+        "group_size": 3,
+        "compute_budget": 12,
+        "bands": 2,
+        "noise_multiplier": 0.7,
     },
     "adapters": {"adapter_rank": 2, "iterate_averaging": 0.8},
 }
@@ -58,7 +74,8 @@ def _weights(output):
     "kind",
     [
         "user",
-        *(pytest.param(k, marks=pytest.mark.slow) for k in ("adapters", "example", "passes")),
+        "cyclic",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in _KINDS if k not in ("user", "cyclic")),
     ],
 )
 def test_a_run_killed_at_any_point_goes_on_with_the_same_batches_and_noise(
@@ -436,6 +453,29 @@ def test_public_text_must_not_be_the_protected_one(toy, tmp_path):
     config = toy_finetuning.config(toy, clip_norm=None, proxy_data=str(copy))
     with pytest.raises(ValueError, match="proxy_data .* cannot be public: name other text"):
         _finetune(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "kind", ["cyclic", pytest.param("cyclic examples", marks=pytest.mark.slow)]
+)
+def test_turns_are_chosen_stated_and_recounted(kind, toy, tmp_path):
+    noise = {"noise_multiplier": None, "target_epsilon": 6.0, "bands": "auto"}
+    config = toy_finetuning.config(toy, **_KINDS[kind] | noise | {"deterministic_noise_seed": None})
+    lines = []
+    statement = _finetune(config, tmp_path / "run", lines).statement
+    said = " ".join(lines)
+    assert "Noise of a step's average, in units of the clip norm" in said and "(1 band)" in said
+    plan = run.plan_of(manifest.read(tmp_path / "run"), config)
+    assert 5.9 < statement.epsilon == plan.epsilon_after(toy_finetuning.NUM_STEPS) <= 6.0
+    assert statement.parameters["sampling"] == "cyclic"
+    assert statement.parameters["sampled_unit"] == config.sampled_unit
+    text = statement.to_markdown()
+    assert "One party, which holds the data of every user, draws the samples" in text
+    assert "δ is n^-1.1 for the" in text and "clients send" not in text
+    recounted = run_folder.recount_run(tmp_path / "run")
+    says = {one.test: (one.outcome, one.says) for one in recounted.findings}
+    assert not [one for one in says.values() if one[0] == "violated"], says
+    assert "those that the secret seed draws" in says["sampling: ledger and secret seed"][1]
 
 
 @pytest.mark.slow

@@ -123,7 +123,8 @@ def _run(process, num_rounds, clients=_CLIENTS):
 
 
 @pytest.mark.parametrize(
-    "clip_every_step, loop_implementation", [(True, _ITERATOR), (False, _REDUCE)]
+    "clip_every_step, loop_implementation",
+    [(True, _ITERATOR), pytest.param(False, _REDUCE, marks=pytest.mark.slow)],
 )
 def test_fed_avg_equals_the_pseudo_code(clip_every_step, loop_implementation):
     epochs = 2

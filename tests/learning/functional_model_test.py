@@ -163,7 +163,13 @@ def test_somebody_s_functional_model_is_read_as_a_language_model():
     )
 
 
-@pytest.mark.parametrize("name", list(table.MODELS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "gboard-cifg" else [pytest.mark.slow])
+        for name in table.MODELS
+    ],
+)
 def test_every_model_of_the_table_learns(name):
     model = small_models.build(name, vocabulary_size=11, sequence_length=5)
     special = metrics.SpecialIds(oov=8, bos=9, eos=10)

@@ -59,6 +59,15 @@ def _arguments(
 _VARIANTS = pytest.mark.parametrize(
     "couple_gates, projected", list(itertools.product([False, True], repeat=2))
 )
+_TWO_VARIANTS = pytest.mark.parametrize(
+    "couple_gates, projected",
+    [
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.slow),
+        pytest.param(True, False, marks=pytest.mark.slow),
+    ],
+)
 
 
 def _states_and_gradients(layer, arguments, couple_gates):
@@ -87,7 +96,7 @@ def test_lstm_is_the_plain_form(couple_gates, projected, steps, batch, size, dty
         np.testing.assert_allclose(x, y, rtol=margin, atol=margin)
 
 
-@_VARIANTS
+@_TWO_VARIANTS
 def test_lstm_has_the_gradient_of_finite_differences(couple_gates, projected):
     def function(*arguments):
         return tf.sin(3 * lstm_layer.lstm(*arguments, couple_gates=couple_gates))
@@ -110,7 +119,7 @@ def test_later_gates_do_not_matter_to_earlier_states(couple_gates, projected):
     assert np.abs(states[2:] - others[2:]).max() > 1e-3
 
 
-@_VARIANTS
+@_TWO_VARIANTS
 def test_lstm_and_lookup_can_be_vectorised(couple_gates, projected):
     arguments = [_arguments(couple_gates, projected, seed=seed) for seed in range(3)]
     stacked = tuple(tf.stack(values) for values in zip(*arguments, strict=True))

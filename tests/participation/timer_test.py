@@ -176,7 +176,7 @@ def test_too_few_rounds_cap_min_sep_too():
 
 @pytest.mark.parametrize(
     ("hours", "num_rounds", "published_gap", "published_participations"),
-    [(24, 2_000, 313, 6), (144, 1_900, 526, 3)],
+    [pytest.param(24, 2_000, 313, 6, marks=pytest.mark.slow), (144, 1_900, 526, 3)],
 )
 def test_gboard_es_es(hours, num_rounds, published_gap, published_participations):
     # Xu et al. 2023, section 2.2 and Table 1: 4.21M devices, report goal 6,500.

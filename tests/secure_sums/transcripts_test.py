@@ -21,7 +21,7 @@ _MODULUS = 3
 _SIZE = 3000  # Entries of a vector, each of which is a sample.
 _RUNS = 20
 _SAMPLES = _RUNS * _SIZE
-_ALPHA = 1e-6  # How often a test fails without a leak.
+_ALPHA = 1e-7  # How often a p-value, of which there are nine, is below it without a leak.
 _LAYOUT = (vectors.Segment(_SIZE, _MODULUS),)
 # Entries of five devices' vectors, the last of which drop out; the first three have one sum.
 _INPUTS = ((0, 0, 0, 1, 2), (1, 2, 0, 2, 2))

@@ -105,7 +105,12 @@ def test_a_run_whose_strategy_is_unknown_is_refused(tmp_path):
         (
             {"algorithm": "dp-fedavg"},
             {"noise_multiplier": (1.0,)},
-            "plans for algorithm 'dp-ftrl', and the cell noise_multiplier=1 has 'dp-fedavg'",
+            "plans for algorithm 'dp-ftrl' without .* noise_multiplier=1 has 'dp-fedavg'",
+        ),
+        (
+            {"sampling": "cyclic", "mechanism": "bandtoep", "bands": 2},
+            {"noise_multiplier": (1.0,)},
+            "without sampling, and the cell noise_multiplier=1 has 'cyclic'",
         ),
         ({"stop_at_accuracy": 0.1}, {"noise_multiplier": (1.0,)}, "earlier by stop_at_accuracy"),
         ({"max_epsilon": 9.0}, {"noise_multiplier": (1.0,)}, "may end earlier by max_epsilon"),

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tff_dpftrl.accounting import defaults
-from tff_dpftrl.runs import sampled_privacy
+from tff_dpftrl.runs import amplified_privacy, sampled_privacy
 from tff_dpftrl.training import config
 
 
@@ -143,6 +143,36 @@ def test_options_of_sampled_algorithms_are_refused_for_dp_ftrl(options):
         config.TrainingConfig(noise_multiplier=1.0, **options)
     of_run = config.TrainingConfig(algorithm="dp-fedavg", noise_multiplier=1.0, **options)
     assert getattr(of_run.privacy(), name) == options[name]
+
+
+_CYCLIC = {"sampling": "cyclic", "mechanism": "bandtoep", "bands": 4, "noise_multiplier": 1.0}
+
+
+def test_a_sampling_asks_for_amplified_privacy_whatever_the_algorithm():
+    asked = config.TrainingConfig(**_CYCLIC).privacy()
+    assert isinstance(asked, amplified_privacy.AmplifiedPrivacy)
+    assert (asked.sampling, asked.options.bands, asked.min_sep) == ("cyclic", 4, None)
+    assert config.TrainingConfig(**_CYCLIC, algorithm="dp-fedavg").privacy() == asked
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "dp-fedsgd"}, "is for algorithm 'dp-ftrl' or 'dp-fedavg'"),
+        ({"adaptive_clipping": True}, "adaptive_clipping does not go with sampling 'cyclic'"),
+        ({"secagg_bits": 16}, "secagg_bits does not go .* a fixed number of clients"),
+        ({"max_participations": 3}, "the sampling decides how often a client comes"),
+        (
+            {"algorithm": "dp-fedavg", "estimator": "clipped-denominator"},
+            "estimator does not go .* a fixed denominator",
+        ),
+        ({"mechanism": "none", "bands": None, "noise_multiplier": None}, "take a mechanism"),
+        ({"sampling": None, "algorithm": "dp-fedavg", "mechanism": "blt"}, "or give sampling cycl"),
+    ],
+)
+def test_what_no_sampled_run_can_have_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        config.TrainingConfig(**(_CYCLIC | options))
 
 
 if __name__ == "__main__":

@@ -31,8 +31,12 @@ def test_a_state_that_tff_cannot_send_is_refused():
     "options",
     [
         {},
-        {"adaptive_clipping": True, "restart_warmup": 4, "clipped_count_stddev": 2.0},
+        pytest.param(
+            {"adaptive_clipping": True, "restart_warmup": 4, "clipped_count_stddev": 2.0},
+            marks=pytest.mark.slow,
+        ),
         {"algorithm": "dp-fedavg"},
+        {"sampling": "cyclic", "mechanism": "bandtoep", "bands": 3},
         pytest.param(
             {
                 "algorithm": "dp-fedsgd",
@@ -42,7 +46,7 @@ def test_a_state_that_tff_cannot_send_is_refused():
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["dp-ftrl", "adaptive", "dp-fedavg", "dp-fedsgd"],
+    ids=["dp-ftrl", "adaptive", "dp-fedavg", "cyclic", "dp-fedsgd"],
 )
 def test_only_metrics_of_the_cohort_are_exact(options):
     config = _config(**options)

@@ -155,6 +155,7 @@ def test_an_interrupted_program_goes_on_with_the_same_noise(process, tmp_path):
     np.testing.assert_array_equal(_weights(released)[0], _plain_loop(process)[0])
 
 
+@pytest.mark.slow
 def test_a_deleted_checkpoint_is_refused(process, tmp_path):
     _train(process, tmp_path, num_rounds=2)
     for path in (tmp_path / "checkpoints").glob("round_00000002_*"):

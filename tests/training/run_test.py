@@ -333,6 +333,7 @@ def test_a_strategy_from_a_file_is_used_and_named(corpus, tmp_path):
 _NOT_FINITE = "clients had an update that is not finite"
 
 
+@pytest.mark.slow
 def test_updates_that_are_not_finite_are_dropped_and_reported(corpus, tmp_path):
     options = {"client_learning_rate": 1e30, "num_rounds": 1, "buffers": None}
     lines = []

@@ -74,7 +74,13 @@ def test_it_says_what_the_model_says(trained, exported):
     assert len(set(found["unknown_word"].numpy().tolist())) > 20  # The texts matter.
 
 
-@pytest.mark.parametrize("name", table.MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name.endswith("lstm") else [pytest.mark.slow])
+        for name in table.MODELS
+    ],
+)
 def test_every_model_can_be_exported(name, tmp_path):
     model = table.build(name, vocabulary_size=toy_model.WORDS.size, sequence_length=5)
     weights = model.initial_weights(1)

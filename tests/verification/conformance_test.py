@@ -80,7 +80,7 @@ _SHARED_WITH_TFF = (
     "make",
     [
         pytest.param(_fixed(_BLT), id="blt"),
-        pytest.param(_adaptive(_BLT), id="adaptive-blt"),
+        pytest.param(_adaptive(_BLT), id="adaptive-blt", marks=pytest.mark.slow),
         pytest.param(_fixed(identity.Identity()), id="identity", marks=pytest.mark.slow),
         pytest.param(_fixed(tree.Tree(10)), id="tree", marks=pytest.mark.slow),
         pytest.param(_adaptive(tree.Tree(10)), id="adaptive-tree", marks=pytest.mark.slow),

@@ -15,7 +15,7 @@ import dataclasses
 import math
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import calibrate, dp_fedavg
+from tff_dpftrl.accounting import dp_fedavg, mixture_of_gaussians, trade_off
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
@@ -43,14 +43,16 @@ class AmplifiedBanded:
     """One run of a banded strategy with cyclic Poisson sampling; see `from_strategy`.
 
     Attributes:
-      sampled: DP-FedAvg run that costs the same as this one.
+      sampled: DP-FedAvg run that costs the same as this one, if `units_per_client` is 1.
       num_rounds: Number of rounds n.
       num_groups: Number of groups of clients that take turns.
+      units_per_client: Largest number G of units of one client, each sampled by itself.
     """
 
     sampled: dp_fedavg.DpFedAvg
     num_rounds: int
     num_groups: int
+    units_per_client: int = 1
 
     @classmethod
     def from_strategy(
@@ -61,6 +63,7 @@ class AmplifiedBanded:
         num_rounds: int,
         num_groups: int,
         sampling_probability: float,
+        units_per_client: int = 1,
     ) -> AmplifiedBanded:
         """Builds the run of a banded strategy with cyclic Poisson sampling.
 
@@ -72,6 +75,8 @@ class AmplifiedBanded:
             bands; a client's stride is at least this.
           sampling_probability: q, probability of a client to be in the cohort when it is
             its group's turn: clients per round · num_groups / population.
+          units_per_client: Largest number G of units of one client that are sampled, and
+            clipped, each by itself; 1 if clients are.
 
         Returns:
           The run.
@@ -90,11 +95,36 @@ class AmplifiedBanded:
         sampled = dp_fedavg.DpFedAvg(
             sampling_probability, noise_multiplier / once.value, math.ceil(num_rounds / num_groups)
         )
-        return cls(sampled, num_rounds, int(num_groups))
+        units_per_client = validation.integer("units_per_client", units_per_client, minimum=1)
+        return cls(sampled, num_rounds, int(num_groups), units_per_client)
 
     def epsilon(self, delta: float) -> float:
         """Computes epsilon at `delta`, by privacy loss distributions."""
-        return self.sampled.epsilon(delta)
+        validation.delta(delta)
+        if self.sampled.noise_multiplier == 0.0:
+            return math.inf
+        return mixture_of_gaussians.epsilon(
+            self._mixture, num_steps=self.sampled.num_rounds, delta=delta
+        )
+
+    def delta(self, epsilon: float) -> float:
+        """Computes delta at `epsilon`, by privacy loss distributions."""
+        return mixture_of_gaussians.delta(
+            self._mixture, num_steps=self.sampled.num_rounds, epsilon=epsilon
+        )
+
+    def profile(self, delta: float) -> tuple[tuple[float, float], ...]:
+        """Computes points (ε, δ) from ε = 0 to ε at `delta`."""
+        return trade_off.of_samples(
+            self._mixture, num_steps=self.sampled.num_rounds, epsilon=self.epsilon(delta)
+        )
+
+    @property
+    def _mixture(self) -> mixture_of_gaussians.MixtureOfGaussians:
+        """The pair of one round."""
+        return mixture_of_gaussians.els(
+            self.sampled.noise_multiplier, self.sampled.sampling_probability, self.units_per_client
+        )
 
 
 def calibrate_noise_multiplier(
@@ -105,6 +135,7 @@ def calibrate_noise_multiplier(
     sampling_probability: float,
     target_epsilon: float,
     delta: float,
+    units_per_client: int = 1,
 ) -> float:
     """Computes the smallest z, to a relative 1e-4, with which an amplified run meets a target.
 
@@ -116,6 +147,7 @@ def calibrate_noise_multiplier(
         group's turn.
       target_epsilon: Largest allowed epsilon.
       delta: Delta of the target.
+      units_per_client: Largest number G of units of one client, each sampled by itself.
 
     Returns:
       The noise multiplier; its epsilon was evaluated and is not above the target.
@@ -123,13 +155,20 @@ def calibrate_noise_multiplier(
     Raises:
       ValueError: If an argument is out of range.
     """
-    return calibrate.smallest_noise(
-        lambda noise: AmplifiedBanded.from_strategy(
-            strategy,
-            noise_multiplier=noise,
-            num_rounds=num_rounds,
-            num_groups=num_groups,
-            sampling_probability=sampling_probability,
-        ).epsilon(delta),
-        target_epsilon=target_epsilon,
+    run = AmplifiedBanded.from_strategy(
+        strategy,
+        noise_multiplier=1.0,
+        num_rounds=num_rounds,
+        num_groups=num_groups,
+        sampling_probability=sampling_probability,
+        units_per_client=units_per_client,
     )
+    largest_norm = 1.0 / run.sampled.noise_multiplier
+    calibrated = mixture_of_gaussians.calibrate_els(
+        sampling_probability=sampling_probability,
+        group_size=units_per_client,
+        num_steps=run.sampled.num_rounds,
+        target_epsilon=target_epsilon,
+        delta=delta,
+    )
+    return largest_norm * calibrated * (1.0 + 1e-12)  # Rounding must not make it too small.

@@ -182,6 +182,8 @@ class SampledClaim:
       delta: Delta for which `epsilon` was computed.
       accounting: Method by which epsilon was computed, a sentence.
       sampling: Sentence on what is sampled, and how; it becomes an assumption.
+      secrecy: Sentence on the secrecy of the samples, which follows it.
+      add_or_remove: Sentence on other neighbours than zero-out, if there is one.
       seed_is_known: Whether the seed of the noise or of the sampling was given by the user.
       profile: Further pairs (ε, δ) that the run satisfies, from `trade_off.of_samples`. The
         odds of a guess follow from them; without any, from ε and δ alone.
@@ -192,6 +194,8 @@ class SampledClaim:
     delta: float
     accounting: str
     sampling: str
+    secrecy: str = sentences.SECRET_SAMPLING
+    add_or_remove: str = ""
     seed_is_known: bool = False
     profile: tuple[tuple[float, float], ...] = ()
 
@@ -244,7 +248,9 @@ def sampled_statement(
         accounted=None,
         observed=None,
         unit_of_privacy=unit_of_privacy,
-        adjacency=sentences.zero_out_when_sampled(unit_of_privacy),
+        adjacency=" ".join(
+            filter(None, [sentences.zero_out_when_sampled(unit_of_privacy), claim.add_or_remove])
+        ),
         setting=trust.setting,
         output=sentences.output(unit_of_privacy, data_in_one_place),
         covered=sentences.covered(unit_of_privacy, data_in_one_place),
@@ -254,7 +260,7 @@ def sampled_statement(
             *facts.not_covered,
         ),
         assumptions=(
-            f"{claim.sampling} {sentences.SECRET_SAMPLING}",
+            f"{claim.sampling} {claim.secrecy}",
             sentences.one_client(unit_of_privacy, data_in_one_place),
             sentences.CLIPPED_AS_STATED,
             sentences.NOISE_USED_ONCE,

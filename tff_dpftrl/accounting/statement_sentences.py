@@ -116,6 +116,39 @@ def zero_out_when_sampled(unit: str) -> str:
     )
 
 
+def drawn_in_one_place(unit: str) -> str:
+    """Returns who draws samples that are not drawn for each round anew."""
+    return (
+        f"One party, which holds the data of every {unit}, draws the samples: of {unit}s in the "
+        "field, who come when they like, it could draw none, and this guarantee would not hold."
+    )
+
+
+def secret_seed(unit: str) -> str:
+    """Returns the assumption on the seed of samples that are not drawn for each round anew."""
+    return (
+        f"For each {unit} they are drawn independently of all others and of all data, from a seed "
+        "that stays secret, as they do."
+    )
+
+
+def add_or_remove(unit: str, what: str) -> str:
+    """Returns what a run guarantees whose sums have a fixed denominator, if units come or go.
+
+    Args:
+      unit: Unit of privacy.
+      what: What is counted, in the plural.
+
+    Returns:
+      A sentence.
+    """
+    return (
+        f"Beyond that, the same ε holds between data with a {unit} and data without, if the number "
+        f"of {what}, from which sampling and denominator follow, counts as known: every {unit} is "
+        "sampled independently of all others."
+    )
+
+
 def covered(unit: str, in_one_place: bool = False) -> tuple[str, ...]:
     """Returns the accesses to data that the guarantee covers."""
     which = "" if in_one_place else " that follows the algorithm"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +18,7 @@ from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runs import dp_ftrl_privacy, sampled_privacy
+from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus, process
 
@@ -26,6 +27,10 @@ _MOST_CANARIES = 150
 _FEWEST_CANARIES = 20
 _REAL_CLIENTS = 4
 _MOST_ROUNDS = 60
+
+_Plan: TypeAlias = (
+    "dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan | sampled_privacy.SampledPlan"
+)
 
 
 def audit_config(
@@ -78,7 +83,7 @@ def audit_config(
 
 def _audit(
     config: config_lib.TrainingConfig,
-    plan: dp_ftrl_privacy.DpFtrlPlan | sampled_privacy.SampledPlan,
+    plan: _Plan,
     trials: int,
     rounds: int,
     error_rate: float,
@@ -93,7 +98,8 @@ def _audit(
         aggregator_claim = claim_lib.Claim.gaussian(mu, plan.delta)
     else:
         built = process.build_aggregator(config.learning, plan)
-        whole = aggregator_claim = claim_lib.Claim.of(built.guarantee(plan.schema, plan.delta))
+        aggregator_claim = claim_lib.Claim.of(built.guarantee(plan.declared, plan.delta))
+        whole = _claim_of(plan, built, plan.declared)
     progress(f"The aggregator: {trials} games of {min(rounds, plan.num_rounds)} rounds.")
     games = aggregator_lib.audit_aggregator(
         built,
@@ -107,14 +113,16 @@ def _audit(
     progress("The learning process: a short run of a tiny model, with canaries.")
     run = _short_run(config, plan, built, error_rate / 2.0, progress)
     game_findings, trade_off = games.findings, games.trade_off
-    if isinstance(plan, sampled_privacy.SampledPlan):  # Held against another claim.
+    if plan.needs_secret_cohorts:  # Held against another claim.
         about = " Here everybody knows who was sampled; the claim is of a secret sample."
         game_findings = tuple(
             dataclasses.replace(one, says=one.says + about, mu_at_least=None, epsilon_at_least=None)
             for one in game_findings
         )
         trade_off = run.trade_off
-    name = plan.strategy.name if isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) else config.algorithm
+    name = config.algorithm
+    if not isinstance(plan, sampled_privacy.SampledPlan):
+        name = plan.strategy.name
     return audit_report.AuditReport(
         subject=f"what the config runs: {config.algorithm}, {name}, {plan.num_clients} users, and "
         f"{run.subject}",
@@ -127,7 +135,7 @@ def _audit(
 
 def _short_run(
     config: config_lib.TrainingConfig,
-    plan: dp_ftrl_privacy.DpFtrlPlan | sampled_privacy.SampledPlan,
+    plan: _Plan,
     built: tff.aggregators.AggregationFactory,
     error_rate: float,
     progress: Callable[[str], None],
@@ -136,7 +144,7 @@ def _short_run(
     num_rounds = min(plan.num_rounds, _MOST_ROUNDS)
     schema = dataclasses.replace(plan.declared, num_rounds=num_rounds)
     number, most_canaries = _MOST_CANARIES, None
-    strategy = sampling_probability = None
+    strategy = sampling_probability = sampling = None
     encoding = getattr(plan, "encoding", None)
     if encoding is not None:
         most_canaries, number = _that_fit(encoding.max_clients - _REAL_CLIENTS, schema)
@@ -145,7 +153,9 @@ def _short_run(
         claim = claim_lib.Claim(built.run_of(num_rounds).epsilon(plan.delta), plan.delta)
         sampling_probability = plan.sampling_probability
     else:
-        claim = claim_lib.Claim.of(built.guarantee(schema, plan.delta))
+        claim = _claim_of(plan, built, schema)
+        if isinstance(plan, amplified_privacy.AmplifiedPlan):
+            sampling = plan.sampling
         strategy = plan.strategy  # It may be for more rounds: the run has the first ones.
     short_run = training.audit_training(
         process.build_process(plan, config.learning, canaries.model),
@@ -155,7 +165,9 @@ def _short_run(
         cohorts=_real_clients,
         strategy=strategy,
         server_momentum=config.server_momentum if config.server_optimizer == "momentum" else 0.0,
-        game=training.CanaryGame(sampling_probability, most_canaries, error_rate),
+        game=training.CanaryGame(
+            sampling_probability, most_canaries, error_rate, sampling=sampling
+        ),
         progress=progress,
     )
     about = f" Of the first {num_rounds} rounds." if num_rounds < plan.num_rounds else ""
@@ -165,6 +177,17 @@ def _short_run(
     ]
     subject = f"tiny model, {num_rounds} rounds with {canaries.number} canaries"
     return dataclasses.replace(short_run, subject=subject, findings=tuple(findings), is_ours=True)
+
+
+def _claim_of(
+    plan: dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan,
+    built: tff.aggregators.AggregationFactory,
+    schema: schema_lib.MinSep,
+) -> claim_lib.Claim:
+    """Returns what a run with correlated noise claims of its first rounds."""
+    if isinstance(plan, amplified_privacy.AmplifiedPlan):
+        return claim_lib.Claim(plan.epsilon_after(schema.num_rounds), plan.delta)
+    return claim_lib.Claim.of(built.guarantee(schema, plan.delta))
 
 
 def _that_fit(room: int, schema: schema_lib.MinSep) -> tuple[int, int]:

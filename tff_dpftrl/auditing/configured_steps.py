@@ -85,9 +85,7 @@ def audit_config(
         raise validation.UsageError(
             "config promises nothing: it has no noise. Give it noise_multiplier or target_epsilon."
         )
-    rows_per_unit = chosen.group_size
-    if isinstance(plan, run_privacy.SampledFinetuning):
-        rows_per_unit = plan.plan.rows_per_unit
+    rows_per_unit = run_privacy.rows_per_unit(plan, chosen.group_size)
     config = dataclasses.replace(config, examples_at_once=_UNITS_AT_ONCE * rows_per_unit)
     rng = np.random.default_rng(config.seed)
     sizes = 1 + rng.permutation(_UNITS) % rows_per_unit

@@ -160,9 +160,7 @@ def audit_steps(
 
 def _expected_noise(plan: run_privacy.FinetuningPlan) -> np.ndarray:
     """Returns the map from independent draws to the noise of steps, [steps, draws], in units."""
-    strategy = None if isinstance(plan, run_privacy.SampledFinetuning) else plan.strategy
-    matrix = np.eye(plan.num_rounds) if strategy is None else strategy.noise_matrix(plan.num_rounds)
-    return plan.noise_multiplier * matrix
+    return plan.noise_multiplier * run_privacy.strategy_of(plan).noise_matrix(plan.num_rounds)
 
 
 def _added(run: _Stepper, batch: _Batch, released: np.ndarray) -> list[float]:

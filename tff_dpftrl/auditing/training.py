@@ -34,6 +34,7 @@ from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing.evidence import bounds, one_run, scores, transcripts, worst_pattern
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.participation import sampling as sampling_lib
 from tff_dpftrl.participation import schema as schema_lib
 
 if TYPE_CHECKING:
@@ -80,8 +81,10 @@ class CanaryGame:
 
     Attributes:
       sampling_probability: Probability of each client to join each round, if it amplifies the
-        claim. Canaries are then sampled in the same way. None for the pattern that the schema
-        allows and that the noise hides least.
+        claim. Canaries are then sampled in the same way. None for `sampling`, or for the pattern
+        that the schema allows and that the noise hides least.
+      sampling: Sampling that amplifies the claim beside correlated noise. Canaries are then drawn
+        by its sampler, with a seed of their own.
       most_canaries: Largest number of canaries in a round, for example where a secure sum has
         room for so many; patterns then begin in different rounds. No limit if None.
       error_rate: Largest chance that a correct mechanism is called violated.
@@ -92,6 +95,7 @@ class CanaryGame:
     most_canaries: int | None = None
     error_rate: float = defaults.ERROR_RATE
     seed: int | None = None
+    sampling: sampling_lib.Sampling | None = None
 
     def __post_init__(self) -> None:
         validation.number("error_rate", self.error_rate, above=0, below=1)
@@ -178,7 +182,9 @@ def audit_training(
             f"canaries must be at least {_FEWEST}, got {canaries.number}: fewer prove nothing."
         )
     present = rng.integers(0, 2, canaries.number).astype(bool)
-    if game.sampling_probability is None:
+    if game.sampling is not None:
+        signal = _sampled(game.sampling, canaries.number, schema.num_rounds, rng)
+    elif game.sampling_probability is None:
         signal = _patterns(schema, covariance, present, game.most_canaries, rng)
     else:
         shape = (canaries.number, schema.num_rounds)
@@ -187,6 +193,9 @@ def audit_training(
         movements = train_with_canaries(
             runnable, canaries, signal, present, cohorts, progress or (lambda line: None)
         )
+    if game.sampling is not None:  # Nobody knows in which rounds a canary is.
+        share = np.full_like(signal, game.sampling.share_per_round)
+        movements = dataclasses.replace(movements, signal=share)
     findings, trade_off = judge(
         movements,
         tested_claim,
@@ -386,6 +395,19 @@ def _runnable(process: Any) -> Iterator[Any]:
         yield compiled
     finally:
         compiled.close()
+
+
+def _sampled(
+    sampling: sampling_lib.Sampling, number: int, num_rounds: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Returns the canaries' signals, [canaries, rounds]: drawn as clients are."""
+    sampler, signal = (
+        sampling.sampler(number, int(rng.integers(2**62))),
+        np.zeros((number, num_rounds)),
+    )
+    for t in range(num_rounds):
+        signal[sampler.cohort(t), t] = 1.0
+    return signal
 
 
 def _patterns(

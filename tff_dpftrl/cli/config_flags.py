@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import sources, tables
@@ -90,8 +91,10 @@ def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: obj
     flags = SHORT_FLAGS.get(field.name, []) + ["--" + field.name.replace("_", "-")]
     default = "" if field.default in (None, "") else f" Default: {field.default}."
     text = (field.metadata["help"] + default).replace("%", "%%")
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):  # with None
-        hint = typing.get_args(hint)[0]
+    words: tuple[str, ...] = ()
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):  # with None, or words
+        hint, *others = typing.get_args(hint)
+        words = tuple(word for other in others for word in typing.get_args(other))
     if hint is bool:
         group.add_argument(
             *flags, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
@@ -100,7 +103,9 @@ def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: obj
     choices, kind = None, hint
     if typing.get_origin(hint) is typing.Literal:
         choices, kind = typing.get_args(hint), str
-    metavar = METAVARS.get(field.name) or {int: "N", float: "X"}.get(kind, "NAME")
+    if words:
+        kind = functools.partial(_number_or_word, words)
+    metavar = METAVARS.get(field.name) or {int: "N", float: "X"}.get(hint, "NAME")
     alone = WITHOUT_VALUE.get(field.name)
     group.add_argument(
         *flags,
@@ -113,6 +118,16 @@ def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: obj
         default=argparse.SUPPRESS,
         help=text,
     )
+
+
+def _number_or_word(words: Sequence[str], text: str) -> int | str:
+    """Reads an integer or one of some words."""
+    try:
+        return text if text in words else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number or {' or '.join(words)}, got {text!r}"
+        ) from None
 
 
 def add_table_options(group: argparse._ArgumentGroup) -> None:

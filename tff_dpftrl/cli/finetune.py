@@ -16,9 +16,11 @@ guarantee for every user, and state it.
 
 Either examples are sampled (ELS: a pool of at most G examples of each user) or users (ULS: their
 mean gradient over at most G examples), in secret; or nobody is, users take turns, and the noise is
-correlated (passes). By default --compute-budget, the gradients of a step, is spent on whichever
-promises less noise; gradients of public text decide, which costs no privacy. Compare all choices
-beforehand with `tff-dpftrl finetune-plan`.
+correlated (passes); or both, with the least noise where epsilon is not small: groups of users take
+turns, are sampled in secret, and the noise is correlated (cyclic, bins). By default
+--compute-budget, the gradients of a step, is spent on ELS or ULS, whichever promises less noise;
+gradients of public text decide, which costs no privacy. Compare all choices beforehand with
+`tff-dpftrl finetune-plan`.
 
 Model and vocabulary are those of --initial-weights, from `tff-dpftrl pretrain`, or a checkpoint in
 Hugging Face's layout, which comes back in that layout, too (docs/how_to/checkpoints.md). The output
@@ -39,6 +41,10 @@ examples:
   # Or they are given.
   tff-dpftrl finetune --data users.jsonl.gz --initial-weights pretrained --target-epsilon 4 \\
       --sampling user --group-size 8 --cohort 128 --clip-norm 2 --output results/uls
+
+  # Correlated noise with secret samples: the bands of least noise are chosen, too.
+  tff-dpftrl finetune --data users.jsonl.gz --initial-weights pretrained --target-epsilon 8 \\
+      --sampling cyclic --compute-budget 1024 --output results/cyclic
 
   # Adapters of a checkpoint of GPT-2's or Llama's family.
   tff-dpftrl finetune --data users.jsonl.gz --initial-weights gpt2 --trained-on WebText \\

@@ -19,7 +19,7 @@ from tff_dpftrl.finetuning import group_size
 from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
-    from tff_dpftrl.finetuning import example_sampling, passes, proxies
+    from tff_dpftrl.finetuning import amplified, example_sampling, passes, proxies
     from tff_dpftrl.finetuning import plan as plan_lib
     from tff_dpftrl.training import trained_model
 
@@ -30,9 +30,11 @@ A compute budget of B gradients a step can be spent on B sampled examples, at mo
 in the pool (ELS), or on M sampled users with G examples each, G * M = B (ULS). For each way that
 meets the target: sampling probability, noise multiplier (sigma), noise of the averaged gradient
 in units of the clip norm, gradients expected in a step (users with fewer than G examples give
-fewer), and the share of all examples that is used in at least one step. The last row is of passes:
-M users at a time take turns, and correlated noise needs no secret samples (DP-FTRL). Its noise is
-that of independent noise whose sum over all steps is as noisy.
+fewer), and the share of all examples that is used in at least one step. The next row is of passes:
+M users at a time take turns, and correlated noise needs no secret samples (DP-FTRL). The last rows
+are of cyclic sampling: groups of users take turns and are sampled at their group's, and correlated
+noise has as many bands as there are groups. Correlated noise is given as that of independent noise
+whose sums up to each step are as noisy, in the root mean square over the steps.
 
 The better way has less noise *relative to the gradient*. The mean of G gradients of one user is
 smaller than one gradient: by nothing if all are equal, by the square root of G if they have
@@ -212,6 +214,7 @@ def run(args: argparse.Namespace) -> int:
     recommended = best.get("halfway") or next(iter(best.values()))
     norm = norms.get("halfway") or next(iter(norms.values()))
     turns = _passes(args, users, norm, recommended.delta)
+    by_bands = _cyclic(args, users, norm, recommended.delta)
     command = _command(args, _of_plan(recommended))
     if args.format == "json":
         output.print_json(
@@ -219,6 +222,7 @@ def run(args: argparse.Namespace) -> int:
                 "recommended": _as_json(recommended, users, norms),
                 "command": " ".join(command),
                 "passes": turns if isinstance(turns, str) else _passes_json(turns, users, norms),
+                "cyclic": [_cyclic_json(one, users, norms) for one in by_bands],
                 "best": {name: _name(one) for name, one in best.items()},
                 "plans": [_as_json(one, users, norms) for one in plans],
             }
@@ -230,6 +234,7 @@ def run(args: argparse.Namespace) -> int:
         rows.append(["passes: see below", *("-" for _ in rows[0][1:])])
     else:
         rows.append(_passes_row(turns, users, norms))
+    rows += [_cyclic_row(one, users, norms) for one in by_bands]
     output.print_table(rows, left=0)
     advice = _advice(recommended, best, users, plans, measured)
     if isinstance(turns, str):
@@ -240,6 +245,15 @@ def run(args: argparse.Namespace) -> int:
             f"Passes (everybody at most {turns.participations} times) keep no secret but the "
             f"noise: {instead} in the command below, instead of its sampling and sizes. Whether "
             "less noise is better between passes and sampling, too, has not been measured."
+        )
+    if by_bands:
+        least = min(by_bands, key=lambda one: one.relative_noise(norm))
+        share = least.relative_noise(norm) / plan.relative_noise(recommended, norm)
+        instead = " ".join(word for words in _of_cyclic(least) for word in words)
+        advice.append(
+            f"Cyclic sampling with correlated noise has {share:.2f} of the recommended way's noise "
+            f"at best: {instead} instead of its sampling and sizes. One band is ULS; with a whole "
+            "pass nothing is sampled."
         )
     if args.users is None:
         advice.append(_HAD_A_SAY)
@@ -271,6 +285,29 @@ def _passes(
         return str(error)
 
 
+def _cyclic(
+    args: argparse.Namespace,
+    users: example_sampling.Users,
+    norm: group_size.GradientNorms,
+    delta: float,
+) -> list[amplified.PlannedAmplified]:
+    """Plans cyclic sampling of users at the same ε and compute, by bands, from two on."""
+    from tff_dpftrl.finetuning import amplified
+
+    try:
+        plans = amplified.choices(
+            users,
+            compute_budget=args.compute_budget,
+            num_steps=args.steps,
+            target_epsilon=args.target_epsilon,
+            delta=delta,
+            smallest_cohort=args.smallest_cohort,
+        )
+    except validation.UsageError:
+        return []  # What passes would need is said, and is the same.
+    return [one for one in amplified.least_by_bands(plans, norm) if one.asked.bands != 1]
+
+
 def _of_plan(one: plan_lib.Plan) -> list[list[str]]:
     """Returns the flags of `finetune` for sampling and sizes of a plan, with their values."""
     from tff_dpftrl.finetuning import plan
@@ -286,6 +323,15 @@ def _of_passes(asked: passes.Passes) -> list[list[str]]:
         ["--group-size", str(asked.group_size)],
         ["--cohort", str(asked.users_per_step)],
         ["--delta", f"{asked.delta:.3g}"],
+    ]
+
+
+def _of_cyclic(one: amplified.PlannedAmplified) -> list[list[str]]:
+    return [
+        ["--sampling", one.asked.sampling],
+        ["--bands", str(one.asked.bands)],
+        ["--group-size", str(one.asked.group_size)],
+        ["--cohort", str(one.asked.units_per_step)],
     ]
 
 
@@ -463,6 +509,42 @@ def _passes_row(
         f"{100 * turns.share_of_examples_used(users):.1f} %",
         display.round_up(turns.epsilon),
         *(f"{turns.relative_noise(norm):.4g}" for norm in norms.values()),
+    ]
+
+
+def _cyclic_json(
+    one: amplified.PlannedAmplified,
+    users: example_sampling.Users,
+    norms: Mapping[str, group_size.GradientNorms],
+) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(one.asked),
+        "sampling_probability": one.plan.cyclic.sampling_probability,
+        "noise_multiplier": one.plan.noise_multiplier,
+        "epsilon": one.epsilon,
+        "noise_of_average": one.noise_of_average,
+        "expected_gradients": one.expected_gradients(users),
+        "share_of_examples_used": one.share_of_examples_used(users),
+        "relative_noise": {name: one.relative_noise(norm) for name, norm in norms.items()},
+    }
+
+
+def _cyclic_row(
+    one: amplified.PlannedAmplified,
+    users: example_sampling.Users,
+    norms: Mapping[str, group_size.GradientNorms],
+) -> list[str]:
+    from tff_dpftrl.accounting import display
+
+    return [
+        f"cyclic, {one.name}, G = {one.asked.group_size}, M = {one.asked.units_per_step}",
+        f"{one.plan.cyclic.sampling_probability:.4g}",
+        f"{one.plan.noise_multiplier:.4g}",
+        f"{one.noise_of_average:.4g}",
+        f"{one.expected_gradients(users):.0f}",
+        f"{100 * one.share_of_examples_used(users):.1f} %",
+        display.round_up(one.epsilon),
+        *(f"{one.relative_noise(norm):.4g}" for norm in norms.values()),
     ]
 
 

@@ -70,7 +70,8 @@ examples:
 
 _HIDDEN = (
     *task_config.MEANINGLESS,
-    *("algorithm", "estimator", "per_layer_clipping", "engine", "eval_every", "max_users"),
+    *("algorithm", "sampling", "estimator", "per_layer_clipping"),
+    *("engine", "eval_every", "max_users"),
     "train_on_test_users",
 )
 

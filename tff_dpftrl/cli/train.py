@@ -34,6 +34,10 @@ examples:
   tff-dpftrl train --config my_run.toml --data reviews.csv --user-column author \\
     --text-column body --target-epsilon 8 --output out
 
+  # All texts in one place: secret samples of users, too, for less noise at the same epsilon.
+  tff-dpftrl train --sampling cyclic --mechanism bandtoep --bands 8 --data reviews.csv \\
+    --target-epsilon 8 --output out
+
   # Go on after an interruption; the config is the one that the run began with.
   tff-dpftrl train --resume --output out
 

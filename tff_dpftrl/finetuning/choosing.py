@@ -10,7 +10,14 @@ from typing import TypeVar
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement
-from tff_dpftrl.finetuning import example_sampling, group_size, passes, proxies, run_privacy
+from tff_dpftrl.finetuning import (
+    amplified,
+    example_sampling,
+    group_size,
+    passes,
+    proxies,
+    run_privacy,
+)
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.runs import dp_ftrl_privacy
 
@@ -38,9 +45,13 @@ class SamplingOptions:
     clip_norm: float | None
     group_size_epsilon: float
     declared_units: int | None
-    mechanism: str
+    mechanism: str | None
     deterministic_noise_seed: int | None
     splits_budget: bool
+    sampled_unit: str
+    bands: int | str
+    min_sep: int | None
+    is_amplified: bool
 
     @property
     def budget(self) -> int:
@@ -69,6 +80,7 @@ class Chosen:
       reasons: Reasons of the choices, line by line; exact figures of the users may be in them.
       facts: Parameters that the statement reports of the choices.
       not_covered: Data accesses for the choices that ε does not cover, a sentence each.
+      caveats: Further caveats of the statement, a sentence each.
     """
 
     privacy: run_privacy.FinetuningPlan
@@ -76,6 +88,7 @@ class Chosen:
     reasons: tuple[str, ...] = ()
     facts: Mapping[str, statement.Scalar] = dataclasses.field(default_factory=dict)
     not_covered: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
 
 
 _T = TypeVar("_T")
@@ -95,7 +108,7 @@ def needs_proxies(options: SamplingOptions) -> bool:
 
 def largest_group(options: SamplingOptions, num_users: int) -> int:
     """Returns the largest group size whose gradients may have to be known."""
-    if options.sampling == "example":
+    if "example" in (options.sampling, options.sampled_unit):
         return 1
     if options.group_size is not None:
         return options.group_size
@@ -125,6 +138,8 @@ def choose(
     Raises:
       ValueError: If the users or the budget cannot have it.
     """
+    if options.is_amplified:
+        return _amplified(options, users, public, num_parameters)
     match options.sampling:
         case "passes":
             return _passes(options, users, public, num_parameters)
@@ -299,11 +314,97 @@ def _passes(
         "contribution": "the mean gradient of at most group_size examples of a user",
     }
     reasons = (f"Clip norm: {clip_norm:g}, {source}.", f"Passes: everybody once in {turn} steps.")
-    given = options.given_group_size
-    said = ()
-    if given is not None and given.looked_at_users:
-        said = (group_size.not_covered(group, given.source),)
+    said = _group_size_not_covered(options.given_group_size)
     return Chosen(plan, group, reasons, facts, said)
+
+
+def _amplified(
+    options: SamplingOptions,
+    users: example_sampling.Users,
+    public: proxies.Proxies | None,
+    num_parameters: int,
+) -> Chosen:
+    """Chooses what secret samples with correlated noise leave open: sizes, and bands."""
+    delta, caveats = options.delta, ()
+    if delta is None:
+        num_examples = int(users.num_examples.sum())
+        delta = plan_lib.default_delta(num_examples)
+        caveats = (plan_lib.default_delta_caveat(num_examples),)
+    bands = options.bands if isinstance(options.bands, int) else None
+    common = {
+        "sampling": options.sampling,
+        "num_steps": options.num_steps,
+        "delta": delta,
+        "target_epsilon": options.target_epsilon,
+        "bands": bands,
+        "min_sep": options.min_sep,
+        "mechanism": options.mechanism,
+    }
+    given, why = options.given_group_size, ()
+    if options.splits_budget:
+        _check_num_users(len(users))
+        measured = _given("proxy_data", public)
+        plans = amplified.choices(users, compute_budget=options.budget, **common)
+        norms = measured.gradient_norms
+        asked = amplified.best(plans, norms).asked
+        points = ", ".join(
+            f"{one.relative_noise(norms):.3g} ({one.name})"
+            for one in amplified.least_by_bands(plans, norms)
+        )
+        why = (f"Noise of a step's average, in units of the gradients: {points}.",)
+        source = (
+            f"by the least noise for the gradient's norm, with gradient norms of "
+            f"{measured.num_users} public users ({measured.source})"
+        )
+    else:
+        group = options.group_size or options.budget // _given("cohort_size", options.cohort_size)
+        units = options.budget
+        if options.sampled_unit == plan_lib.USER:
+            units = options.cohort_size or options.budget // group
+            _check_cohort(options, group, units, len(users))
+        asked = amplified.Amplified(
+            units_per_step=units,
+            group_size=group,
+            sampled_unit=options.sampled_unit,
+            noise_multiplier=options.noise_multiplier,
+            **common,
+        )
+        if asked.chooses_bands:
+            points = ", ".join(
+                f"{one.noise_of_average:.3g} ({one.name})" for one in amplified.curve(asked, users)
+            )
+            why = (f"Noise of a step's average, in units of the clip norm: {points}.",)
+        source = "compute_budget / cohort_size" if given is None else given.source
+    asked = asked.with_bands(users)
+    clip_norm, clip_norm_source = _clip_norm(options, public, asked.rows_per_unit)
+    request = asked.asked(
+        users, clip_norm=clip_norm, deterministic_seed=options.deterministic_noise_seed
+    )
+    facts = {
+        "sampled_unit": asked.sampled_unit,
+        "group_size": asked.group_size,
+        "group_size_source": source,
+        "clip_norm_source": clip_norm_source,
+    }
+    pool = asked.pool(users)
+    if pool is not None:
+        caveats = (plan_lib.counted_caveat("The size of the pool", pool.size), *caveats)
+    if asked.sampled_unit == plan_lib.USER:
+        facts["contribution"] = "the mean gradient of at most group_size examples of a user"
+    return Chosen(
+        request.plan(len(users), num_parameters),
+        asked.group_size,
+        (*why, f"Clip norm: {clip_norm:g}, {clip_norm_source}."),
+        facts,
+        _group_size_not_covered(given),
+        caveats,
+    )
+
+
+def _group_size_not_covered(given: group_size.Choice | None) -> tuple[str, ...]:
+    if given is None or not given.looked_at_users:
+        return ()
+    return (group_size.not_covered(given.group_size, given.source),)
 
 
 def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_privacy.DpFtrlPrivacy:
@@ -321,7 +422,7 @@ def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_pr
         users_per_step=cohort,
         num_steps=options.num_steps,
         delta=_given("delta", options.delta),
-        mechanism=options.mechanism,
+        mechanism=options.mechanism or "blt",
         noise_multiplier=options.noise_multiplier,
         target_epsilon=options.target_epsilon,
     ).asked(clip_norm=clip_norm, deterministic_seed=options.deterministic_noise_seed)

@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 else:
     Mechanism = Literal[tuple(table.runnable())]
 
-Sampling = Literal["auto", "example", "user", "passes"]
+Sampling = Literal["auto", "example", "user", "passes", "cyclic", "bins", "b-min-sep"]
+SampledUnit = Literal["user", "example"]
+Bands = int | Literal["auto"]
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adafactor"]
 Decay = Literal["none", "linear", "cosine"]
 ComputeDtype = Literal["float32", "bfloat16"]
+
+_AMPLIFIED = ("cyclic", "bins", "b-min-sep")
 
 _option = language_config.option
 
@@ -76,9 +80,32 @@ class FinetuningConfig(language_config.TextConfig):
     sampling: Sampling = _option(
         "auto",
         "What is sampled, in secret: example (ELS: examples of a pool), user (ULS: users, some "
-        "examples of each), or auto, whichever promises less noise for the gradients' size. Or "
-        "passes: nothing is, users take turns, and the noise is correlated (DP-FTRL).",
+        "examples of each), or auto, whichever promises less noise for the gradients' size; the "
+        "noise is independent. Or passes: nothing is sampled, users take turns, and the noise is "
+        "correlated (DP-FTRL). Or both, with the least noise: cyclic (groups of users take turns, "
+        "and are sampled at their group's), bins (each user has a place in all passes), or "
+        "b-min-sep (sampled, but not again for some steps).",
         "fine-tuning",
+    )
+    sampled_unit: SampledUnit = _option(
+        "user",
+        "What cyclic samples, and clips: user (the mean gradient of some examples), or example "
+        "(examples of a pool, of the users whose turn it is).",
+        "fine-tuning",
+    )
+    bands: Bands = _option(
+        "auto",
+        "Bands of the correlated noise of cyclic and b-min-sep, and so the groups that take turns: "
+        "1 is independent noise; auto is the number of least noise at target_epsilon, which "
+        "finetune-plan shows.",
+        "privacy",
+    )
+    min_sep: int | None = _option(
+        None,
+        "Steps from one of a user to the next, at least: the groups of cyclic, the b of b-min-sep; "
+        "as many as bands if not given. Bins have as many as there are users for.",
+        "fine-tuning",
+        1,
     )
     compute_budget: int | None = _option(
         None,
@@ -89,9 +116,9 @@ class FinetuningConfig(language_config.TextConfig):
     )
     group_size: int | None = _option(
         None,
-        "G: examples of one user in the pool (example), or in a step (user, passes), at most. "
-        "Chosen if not given: a private median of the users' sizes (example), or by "
-        "Estimate-and-Double (user).",
+        "G: examples of one user in the pool (example), or in a step (all others), at most. "
+        "Chosen if not given: a private median of the users' sizes (example), by "
+        "Estimate-and-Double (user), or together with the bands (cyclic, bins, b-min-sep).",
         "fine-tuning",
         1,
     )
@@ -103,8 +130,8 @@ class FinetuningConfig(language_config.TextConfig):
     )
     cohort_size: int | None = _option(
         None,
-        "M: users expected in a step (user), or in every step (passes); compute_budget / "
-        "group_size if not given.",
+        "M: users expected in a step, with passes in every step; compute_budget / group_size if "
+        "not given.",
         "fine-tuning",
         1,
     )
@@ -183,7 +210,7 @@ class FinetuningConfig(language_config.TextConfig):
     )
     clip_norm: float | None = _option(
         None,
-        "L2 norm that the gradient of an example (example) or of a user (user, passes) is clipped "
+        "L2 norm that the gradient of an example (example) or of a user (all others) is clipped "
         "to; half the median norm on proxy_data if not given.",
         "privacy",
     )
@@ -197,8 +224,8 @@ class FinetuningConfig(language_config.TextConfig):
         "privacy",
         1,
     )
-    mechanism: Mechanism = _option(
-        "blt", "Noise of 'passes': as for `tff-dpftrl train`.", "privacy"
+    mechanism: Mechanism | None = _option(
+        None, "Noise of passes and bins: as for `tff-dpftrl train`; blt if not given.", "privacy"
     )
 
     max_epsilon: float | None = _option(
@@ -271,10 +298,16 @@ class FinetuningConfig(language_config.TextConfig):
         return self.sampling in ("auto", "example") and self.group_size is None
 
     @property
+    def is_amplified(self) -> bool:
+        """Whether samples are secret and noise is correlated."""
+        return self.sampling in _AMPLIFIED
+
+    @property
     def splits_budget(self) -> bool:
-        """Whether Estimate-and-Double splits the compute budget."""
+        """Whether the compute budget is split by the noise, like Estimate-and-Double."""
         given = self.group_size is not None or self.cohort_size is not None
-        return self.sampling == "auto" or (self.sampling == "user" and not given)
+        of_users = self.sampling == "user" or (self.is_amplified and self.sampled_unit == "user")
+        return self.sampling == "auto" or (of_users and not given)
 
     def _missing_for_sampling(self) -> list[str]:
         """Returns what the sampling needs and was not given, a sentence each."""
@@ -283,6 +316,11 @@ class FinetuningConfig(language_config.TextConfig):
             missing.append(
                 "sampling 'passes' needs group_size, which Estimate-and-Double chooses for "
                 "sampled users only: give it."
+            )
+        elif self.sampling == "cyclic" and self.sampled_unit == "example" and not self.group_size:
+            missing.append(
+                "sampled_unit 'example' needs group_size, the most examples of a user in the pool: "
+                "give it."
             )
         elif self.cohort_size is not None and self.group_size is self.compute_budget is None:
             missing.append("cohort_size needs group_size or compute_budget beside it: give one.")
@@ -328,10 +366,10 @@ class FinetuningConfig(language_config.TextConfig):
                 raise validation.UsageError(f"{name} is for {where}: leave it out.")
 
     def _check_sampling(self):
-        if self.sampling == "example" and self.cohort_size is not None:
+        if "example" in (self.sampling, self.sampled_unit) and self.cohort_size is not None:
             raise validation.UsageError(
-                "cohort_size is a number of users, and sampling 'example' samples examples: give "
-                "compute_budget, the examples of a step."
+                "cohort_size is a number of users, and examples are sampled: give compute_budget, "
+                "the examples of a step."
             )
         if None not in (self.compute_budget, self.cohort_size, self.group_size):
             product = typing.cast(int, self.group_size) * typing.cast(int, self.cohort_size)
@@ -366,16 +404,48 @@ class FinetuningConfig(language_config.TextConfig):
                 "Group size and sampling are chosen by their noise at one ε: give target_epsilon, "
                 "or group_size and sampling."
             )
-        if self.sampling == "passes" and self.declared_units is not None:
+        if self.declared_units is not None and self.sampling not in ("example", "user"):
             raise validation.UsageError(
-                "declared_units has no meaning with sampling 'passes', which samples nothing: "
-                "leave it out."
+                f"declared_units has no meaning with sampling {self.sampling!r}, which takes all "
+                "users that there are: leave it out."
             )
-        if self.sampling != "passes" and self.mechanism != type(self).mechanism:
+        self._check_noise()
+
+    def _check_noise(self):
+        """Refuses what the kind of noise cannot have."""
+        bands = () if self.bands == "auto" else (self.bands,)
+        for given, name, has_effect, where in (
+            (self.sampled_unit != "user", "sampled_unit", self.sampling == "cyclic", "'cyclic'"),
+            (bool(bands), "bands", self._is_banded, "'cyclic' and 'b-min-sep'"),
+            (self.min_sep is not None, "min_sep", self._is_banded, "'cyclic' and 'b-min-sep'"),
+        ):
+            if given and not has_effect:
+                raise validation.UsageError(
+                    f"{name} is for sampling {where}, not for {self.sampling!r}: leave it out."
+                )
+        # Runs of earlier versions have "blt" on record where it had no meaning.
+        fitting = (None, "bandtoep" if self._is_banded else "blt")
+        if self.sampling not in ("passes", "bins") and self.mechanism not in fitting:
+            noise = "has bands, chosen by bands" if self._is_banded else "is independent"
             raise validation.UsageError(
-                f"mechanism {self.mechanism!r} is for sampling 'passes', not for "
-                f"{self.sampling!r}, whose noise is independent: leave it out."
+                f"mechanism {self.mechanism!r} is for sampling 'passes' or 'bins', not for "
+                f"{self.sampling!r}, whose noise {noise}: leave it out."
             )
+        for number in bands:
+            validation.integer("bands", number, minimum=1)
+            if self.min_sep is not None and self.min_sep < number:
+                raise validation.UsageError(
+                    f"min_sep={self.min_sep} is less than the {number} bands, so that two steps of "
+                    f"a user would share noise: raise min_sep to {number}, or lower bands."
+                )
+        if self._is_banded and not bands and self.target_epsilon is None:
+            raise validation.UsageError(
+                "bands are chosen by their noise at one ε: give target_epsilon, or bands."
+            )
+
+    @property
+    def _is_banded(self) -> bool:
+        return self.is_amplified and self.sampling != "bins"
 
     @property
     def initial_folder(self) -> pathlib.Path:

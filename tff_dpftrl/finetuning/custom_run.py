@@ -24,7 +24,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from typing_extensions import override
@@ -33,6 +33,7 @@ from tff_dpftrl import durable_files, validation
 from tff_dpftrl.accounting import display, facts, statement
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.finetuning import (
+    amplified,
     clipped_sums,
     example_sampling,
     ghost,
@@ -44,8 +45,6 @@ from tff_dpftrl.finetuning import (
     step_trainer,
 )
 from tff_dpftrl.finetuning import plan as plan_lib
-from tff_dpftrl.mechanisms import identity
-from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.models import keras_versions
 from tff_dpftrl.runs import (
     earlier_runs,
@@ -61,6 +60,9 @@ from tff_dpftrl.runs import run as run_lib
 
 if TYPE_CHECKING:
     from matplotlib import figure as figure_lib
+
+Noise: TypeAlias = plan_lib.Plan | passes.Passes | amplified.Amplified
+"""Sampling and noise of a run: planned, or asked for."""
 
 Evaluate = Callable[[list[np.ndarray]], Mapping[str, float]]
 """Function from weights to metrics by name, the same names each time."""
@@ -233,7 +235,7 @@ def finetune(
     output: str | pathlib.Path,
     model: Model,
     examples: Examples,
-    plan: plan_lib.Plan | passes.Passes,
+    plan: Noise,
     steps: Steps,
     evaluation: Evaluation | None = None,
     *,
@@ -253,9 +255,9 @@ def finetune(
         call.
       model: Losses and initial weights.
       examples: The users and their examples.
-      plan: Sampling and noise, as `plan.make_plan` made them for these users; or passes, with
-        correlated noise. If a private choice is in a plan, make it once and keep it: whoever makes
-        it anew until it pleases pays each time.
+      plan: Sampling and noise, as `plan.make_plan` made them for these users; or correlated noise,
+        of passes, or with secret samples (`amplified`). If a private choice is in a plan, make it
+        once and keep it: whoever makes it anew until it pleases pays each time.
       steps: Clip norm and optimizer.
       evaluation: Evaluation on held-out data; none by default.
       max_epsilon: ε above which no step begins; None for no such budget.
@@ -295,7 +297,7 @@ def finetune(
     )
     clipped_sum = ghost.OfLosses(
         model.row_losses,
-        plan.rows_per_unit if isinstance(plan, plan_lib.Plan) else plan.group_size,
+        plan.rows_per_unit,
         is_wanted=steps.in_one_pass and (begun is None or was_in_one_pass),
         has_begun=was_in_one_pass,
         report=progress,
@@ -305,7 +307,7 @@ def finetune(
         _try_losses(model, examples, clipped_sum)
     made = steps.optimizer()
     private_step = private_steps.PrivateSteps(
-        private_steps.round_of(private, _strategy(private)),
+        private_steps.round_of(private, run_privacy.strategy_of(private)),
         clipped_sum,
         made,
         weights,
@@ -334,12 +336,12 @@ def finetune(
             "metrics": sorted(name.removeprefix(_MEASURED) for name in before),
             "deterministic_noise_seed": deterministic_noise_seed,
             "max_epsilon": max_epsilon,
-            **(_asked(plan) if isinstance(plan, passes.Passes) else {}),
+            **_asked(plan),
         },
         derived=json.loads(json.dumps({**private.derived(), "clip_norm": private.clip_norm})),
         facts={
             "num_parameters": sum(weight.size for weight in weights),
-            **({"training_users": len(users)} if isinstance(plan, passes.Passes) else {}),
+            **({} if isinstance(plan, plan_lib.Plan) else {"training_users": len(users)}),
             **earlier,
         },
         identities=manifest.identities(
@@ -378,7 +380,7 @@ def finetune(
             ),
             evaluator=evaluator,
             public_seed=deterministic_noise_seed or 0,
-            keep=functools.partial(_keep, plan, users),
+            keep=functools.partial(run_privacy.keep_pool, private, users, plan.group_size),
             announcement=[
                 *private.describe(),
                 *(
@@ -520,7 +522,7 @@ def reportable(
 
 
 def _privacy(
-    plan: plan_lib.Plan | passes.Passes,
+    plan: Noise,
     users: example_sampling.Users,
     output: pathlib.Path,
     *,
@@ -528,23 +530,32 @@ def _privacy(
     num_parameters: int,
     deterministic_seed: int | None,
 ) -> run_privacy.FinetuningPlan:
-    """Returns the privacy of a run; if passes have begun, with their strategy and noise."""
+    """Returns the privacy of a run; of one that has begun, with its strategy and noise."""
     if isinstance(plan, plan_lib.Plan):
         plan.contributions(users, 0)  # Refuses users for whom the plan was not made.
         return run_privacy.SampledFinetuning.of(
             plan, clip_norm=clip_norm, deterministic_seed=deterministic_seed
         )
-    asked = plan.asked(clip_norm=clip_norm, deterministic_seed=deterministic_seed)
+    begun = None
     if manifest.exists(output):
         known = manifest.read(output)
         known.check_kind(manifest.CUSTOM_FINETUNING, output)
-        if "strategy" in known.derived:
-            return asked.resumed(len(users), num_parameters, known.derived)
+        if known.config.get("sampling") == _asked(plan)["sampling"]:  # Else it will be refused.
+            begun = known.derived
+    if isinstance(plan, amplified.Amplified):
+        chosen = plan if begun is not None else plan.with_bands(users)
+        asked = chosen.asked(users, clip_norm=clip_norm, deterministic_seed=deterministic_seed)
+    else:
+        asked = plan.asked(clip_norm=clip_norm, deterministic_seed=deterministic_seed)
+    if begun is not None:
+        return asked.resumed(len(users), num_parameters, begun)
     return asked.plan(len(users), num_parameters)
 
 
-def _asked(plan: passes.Passes) -> dict[str, Any]:
-    """Returns the options of passes for a manifest."""
+def _asked(plan: Noise) -> dict[str, Any]:
+    """Returns the options of correlated noise for a manifest."""
+    if isinstance(plan, plan_lib.Plan):
+        return {}
     return {"sampling": "passes", **dataclasses.asdict(plan)}
 
 
@@ -554,24 +565,17 @@ def _resumed(known: manifest.Manifest) -> run_privacy.FinetuningPlan:
     seed = config["deterministic_noise_seed"]
     if "plan" in derived:
         return run_privacy.SampledFinetuning.resumed(derived, deterministic_seed=seed)
+    if "sampling" in derived:
+        return amplified.resumed(
+            derived,
+            facts["training_users"],
+            deterministic_seed=seed,
+            unit_of_privacy=config["unit_of_privacy"],
+        )
     fields = dataclasses.fields(passes.Passes)
     plan = passes.Passes(**{field.name: config[field.name] for field in fields})
     asked = plan.asked(clip_norm=derived["clip_norm"], deterministic_seed=seed)
     return asked.resumed(facts["training_users"], facts["num_parameters"], derived)
-
-
-def _strategy(private: run_privacy.FinetuningPlan) -> strategy_lib.Strategy:
-    of_passes = None
-    if not isinstance(private, run_privacy.SampledFinetuning):
-        of_passes = private.strategy
-    return identity.Identity() if of_passes is None else of_passes
-
-
-def _keep(
-    plan: plan_lib.Plan | passes.Passes, users: example_sampling.Users, output: pathlib.Path
-) -> None:
-    if isinstance(plan, plan_lib.Plan):
-        plan.keep_pool(users, output)
 
 
 def _group_size(
@@ -580,7 +584,7 @@ def _group_size(
     """Returns what the statement says of the group size."""
     if isinstance(plan, run_privacy.SampledFinetuning):
         return {"group_size_source": plan.plan.group_size_source}
-    return {"sampling": "passes", "group_size": known.config["group_size"]}
+    return {name: known.config[name] for name in ("sampling", "group_size")}
 
 
 def _not_covered(trained_on: str | None) -> tuple[str, ...]:

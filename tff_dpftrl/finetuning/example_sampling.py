@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import user_text
-from tff_dpftrl.participation import cohorts
+from tff_dpftrl.participation import cohorts, secret_cohorts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,11 +216,18 @@ class Contributions(abc.ABC):
 class ExampleSampling(Contributions):
     """ELS: a pool of at most G examples a user, chosen once; each is sampled by itself.
 
-    Examples that are not in the pool are never used. Units are examples.
+    Examples that are not in the pool are never used. Units are examples. Where users are in
+    groups that take turns, an example is sampled at its user's turns only.
     """
 
-    def __init__(self, users: Users, **kwargs):
-        """Chooses the pool; arguments and errors as in the base class."""
+    def __init__(self, users: Users, *, num_groups: int = 1, **kwargs):
+        """Chooses the pool; arguments and errors as in the base class, and one more.
+
+        Args:
+          users: The users.
+          num_groups: Number of groups of users that take turns (`secret_cohorts`).
+          **kwargs: Arguments of the base class.
+        """
         group_size = check_group_size(kwargs["group_size"])
         seed = validation.integer("seed", kwargs["seed"], minimum=0)
         chosen = [
@@ -233,6 +240,14 @@ class ExampleSampling(Contributions):
         self._pool = np.concatenate(chosen)
         self._owners = np.repeat(np.arange(len(users)), counts)
         super().__init__(users, **kwargs)
+        turns = secret_cohorts.CyclicPoissonSampler(
+            num_clients=len(users),
+            num_groups=num_groups,
+            sampling_probability=1.0,
+            num_rounds=self.num_steps,
+            seed=seed,
+        )
+        self._num_groups, self._groups = turns.num_groups, turns.groups[self._owners]
 
     @property
     def pool_size(self) -> int:
@@ -242,12 +257,13 @@ class ExampleSampling(Contributions):
     @property
     @override
     def expected_gradients(self) -> float:
-        # p · |D_sub|.
-        return self.sampling_probability * self.pool_size
+        # p · |D_sub|, and the share of it whose turn it is.
+        return self.sampling_probability * self.pool_size / self._num_groups
 
     @override
     def batch(self, step: int) -> Batch:
         sampled = self._sampler.cohort(step)
+        sampled = sampled[self._groups[sampled] == step % self._num_groups]
         return self._checked(
             Batch(self._owners[sampled], self._pool[sampled], np.arange(len(sampled) + 1))
         )

@@ -18,7 +18,7 @@ from tff_dpftrl.accounting import statement
 from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.mechanisms import table
-from tff_dpftrl.runs import dp_ftrl_privacy
+from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +62,11 @@ class Passes:
         if self.noise_multiplier is not None:
             validation.noise_multiplier(self.noise_multiplier)
 
+    @property
+    def rows_per_unit(self) -> int:
+        """The most examples whose mean gradient is clipped as one."""
+        return self.group_size
+
     def asked(
         self, *, clip_norm: float, deterministic_seed: int | None = None
     ) -> dp_ftrl_privacy.DpFtrlPrivacy:
@@ -98,7 +103,7 @@ class PlannedPasses:
       epsilon: ε of the whole run.
       participations: Most steps of one user.
       noise_of_average: Standard deviation, for a clip norm of 1, of independent noise of a step's
-        average whose sum over all steps would be as noisy as the sum of this correlated noise.
+        average that is as much noise (`run_privacy.noise_of_average`).
     """
 
     asked: Passes
@@ -172,7 +177,7 @@ def planned(
                 plan.noise_multiplier,
                 plan.epsilon_after(num_steps) or math.inf,
                 plan.schema.effective_participations,
-                plan.noise_to_signal(1) * math.sqrt(num_steps),
+                run_privacy.noise_of_average(plan),
             )
         )
     return min(found, key=lambda one: one.relative_noise(gradient_norm))
@@ -181,7 +186,7 @@ def planned(
 def batches_of(
     plan: run_privacy.FinetuningPlan, users: example_sampling.Users, group_size: int, seed: int
 ) -> Callable[[int], example_sampling.Batch]:
-    """Returns the batches of a run by sampling or by passes.
+    """Returns the batches of a run.
 
     Args:
       plan: Privacy of the run.
@@ -195,10 +200,21 @@ def batches_of(
     """
     if isinstance(plan, run_privacy.SampledFinetuning):
         return plan.plan.contributions(users, seed).batch
+    if isinstance(plan, amplified_privacy.AmplifiedPlan) and plan.pool is not None:
+        return example_sampling.ExampleSampling(
+            users,
+            group_size=group_size,
+            sampling_probability=plan.cyclic.sampling_probability,
+            num_steps=plan.num_rounds,
+            seed=seed,
+            num_groups=plan.cyclic.num_groups,
+        ).batch
     sampler = plan.sampler(seed)
+    # Secret samples of one group have the batches of ULS.
+    name = "turns" if isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) else "rows"
 
     def turns(step: int) -> example_sampling.Batch:
         members = sampler.cohort(step)
-        return example_sampling.batch_of_users(users, members, group_size, f"turns/{seed}/{step}")
+        return example_sampling.batch_of_users(users, members, group_size, f"{name}/{seed}/{step}")
 
     return turns

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
-import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 
-from tff_dpftrl import durable_files, validation
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, mixture_of_gaussians, statement, trade_off
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.finetuning import example_sampling
@@ -171,21 +169,6 @@ class Plan:
             seed=seed,
         )
 
-    def keep_pool(self, users: example_sampling.Users, output: pathlib.Path) -> None:
-        """Keeps the size of each user's part of the pool with a run's secrets, for a recount.
-
-        Args:
-          users: The users that the plan was made for.
-          output: Folder of the run. Nothing is written for ULS, which has no pool.
-
-        Raises:
-          OSError: If the file cannot be written.
-        """
-        if self.sampling == EXAMPLE:
-            sizes = np.minimum(users.num_examples, self.group_size).tolist()
-            text = json.dumps({"examples_of_users": sizes}) + "\n"
-            durable_files.write(output / "private" / "pool.json", text.encode(), private=True)
-
     def expected_gradients(self, users: example_sampling.Users) -> float:
         """Gradients expected in a step: p · |D_sub|, or q · Σ min(n_u, G)."""
         return self.sampling_probability * users.pool_size(self.group_size)
@@ -334,15 +317,9 @@ class Plan:
             counted.append(f"The number of users, {self.num_users}, is stated as it was counted.")
         else:
             what = "The size of the pool" if self.sampling == EXAMPLE else "The number of users"
-            counted.append(
-                f"{what}, {self.num_units}, from which the sampling probability follows, was "
-                "counted on the data and is taken for public; declare it to do without."
-            )
+            counted.append(counted_caveat(what, self.num_units, "; declare it to do without"))
         if self.num_examples is not None:
-            counted.append(
-                f"δ is n^-1.1 for the {self.num_examples} examples of all users, a number that is "
-                "taken for public."
-            )
+            counted.append(default_delta_caveat(self.num_examples))
         return tuple(counted)
 
 
@@ -381,6 +358,22 @@ def default_delta(num_examples: float) -> float:
     """
     remedy = "With a single example, choose a delta."
     return validation.number("num_examples", num_examples, above=1, remedy=remedy) ** -1.1
+
+
+def counted_caveat(what: str, number: int, remedy: str = "") -> str:
+    """Returns a statement's sentence on a number that the sampling probability rests on."""
+    return (
+        f"{what}, {number}, from which the sampling probability follows, was counted on the data "
+        f"and is taken for public{remedy}."
+    )
+
+
+def default_delta_caveat(num_examples: int) -> str:
+    """Returns a statement's sentence on where `default_delta` comes from."""
+    return (
+        f"δ is n^-1.1 for the {num_examples} examples of all users, a number that is taken for "
+        "public."
+    )
 
 
 def make_plan(

@@ -17,6 +17,7 @@ import numpy as np
 from tff_dpftrl import validation
 from tff_dpftrl.data import sequences, split, tables
 from tff_dpftrl.finetuning import (
+    amplified,
     choosing,
     example_sampling,
     ghost,
@@ -30,7 +31,6 @@ from tff_dpftrl.finetuning import (
     trained_part,
 )
 from tff_dpftrl.finetuning import config as config_lib
-from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.models import hugging_face, table
 from tff_dpftrl.runs import checkpoint, earlier_runs, manifest, prepared, released_model
 from tff_dpftrl.runs import progress as progress_lib
@@ -181,7 +181,7 @@ def _prepared(
         ),
         evaluator=report.TextEvaluator(task, {report.PRETRAINED: known.facts["pretrained_top1"]}),
         public_seed=config.seed if seed is None else seed,
-        keep=functools.partial(_keep, part, task, plan, users),
+        keep=functools.partial(_keep, part, task, plan, users, group_size),
         announcement=startup.describe_plan(
             plan, part.model.num_parameters, unit="step", swamped=run_privacy.SWAMPED
         ),
@@ -275,14 +275,10 @@ def steps_of(
     Returns:
       The steps.
     """
-    strategy, rows_per_unit = None, group_size
+    rows_per_unit = run_privacy.rows_per_unit(plan, group_size)
     options = config.part(optimizers.OptimizerOptions)
-    if isinstance(plan, run_privacy.SampledFinetuning):
-        rows_per_unit = plan.plan.rows_per_unit
-    else:
-        strategy = plan.strategy
     return private_steps.PrivateSteps(
-        private_steps.round_of(plan, identity.Identity() if strategy is None else strategy),
+        private_steps.round_of(plan, run_privacy.strategy_of(plan)),
         ghost.fastest_clipped_sum(
             model,
             rows_per_unit,
@@ -307,6 +303,10 @@ def plan_of(
             known.derived, deterministic_seed=config.deterministic_noise_seed
         )
     facts, derived = known.facts, known.derived
+    if config.is_amplified:
+        return amplified.resumed(
+            derived, facts["training_users"], deterministic_seed=config.deterministic_noise_seed
+        )
     options = config.part(choosing.SamplingOptions)
     asked = choosing.asked_of_passes(options, clip_norm=derived["clip_norm"])
     return asked.resumed(facts["training_users"], facts["num_parameters"], known.derived)
@@ -328,6 +328,7 @@ def _manifest(
             **facts,
             "choices": {**chosen.facts, **part.facts()},
             "not_covered": list(chosen.not_covered),
+            **({"caveats": list(chosen.caveats)} if chosen.caveats else {}),
             "training_users": len(users),
             "user_unit": task.train.corpus.user_unit,
             "vocabulary_source": task.words.source,
@@ -359,11 +360,11 @@ def _keep(
     task: text_task.TextTask,
     plan: run_privacy.FinetuningPlan,
     users: example_sampling.Users,
+    group_size: int,
     output: pathlib.Path,
 ) -> None:
     """Writes what a resumption or a recount reads in the folder, besides what every run has."""
-    if isinstance(plan, run_privacy.SampledFinetuning):
-        plan.plan.keep_pool(users, output)
+    run_privacy.keep_pool(plan, users, group_size, output)
     part.keep(output)
     trained_model.write_vocabulary(output, task.words, task.train.corpus.is_tokenized)
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import pathlib
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 from typing_extensions import override
 
+from tff_dpftrl import durable_files
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement
+from tff_dpftrl.finetuning import example_sampling
 from tff_dpftrl.finetuning import plan as plan_lib
+from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import observed
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runs import dp_ftrl_privacy, privacy
+from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, privacy
 
 METRICS_NOT_COVERED = (
     "The loss on the users or examples of a step, how long it took, which grows with their number, "
@@ -24,8 +31,11 @@ METRICS_NOT_COVERED = (
     "them."
 )
 
-FinetuningPlan: TypeAlias = "SampledFinetuning | dp_ftrl_privacy.DpFtrlPlan"
-"""Plan of fine-tuning by sampling, or by passes."""
+CorrelatedPlan: TypeAlias = "dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan"
+"""Plan of fine-tuning by passes, or by secret samples with correlated noise."""
+
+FinetuningPlan: TypeAlias = "SampledFinetuning | CorrelatedPlan"
+"""Plan of fine-tuning by sampling with independent noise, or with correlated noise."""
 
 SWAMPED = 2.0
 """`PrivacyPlan.noise_to_signal` above which a fine-tuning run gets a hint.
@@ -37,6 +47,62 @@ Adam on commit messages by author, was better than before in each run, at the hi
 independent noise (1.93: ε = 1, 32 users in a step) by 0.24 nats a word, 5.04 before, and at that
 of passes (1.62: ε = 1, 64 users) by 0.17. Nothing noisier was tried.
 """
+
+
+def strategy_of(plan: FinetuningPlan) -> strategy_lib.Strategy:
+    """Returns the strategy of a run's noise: the identity where it is independent."""
+    if isinstance(plan, SampledFinetuning) or plan.strategy is None:
+        return identity.Identity()
+    return plan.strategy
+
+
+def rows_per_unit(plan: FinetuningPlan, group_size: int) -> int:
+    """Returns the most examples whose mean gradient is clipped as one: 1, or the group size."""
+    if isinstance(plan, SampledFinetuning):
+        return plan.plan.rows_per_unit
+    if isinstance(plan, amplified_privacy.AmplifiedPlan) and plan.pool is not None:
+        return 1
+    return group_size
+
+
+def keep_pool(
+    plan: FinetuningPlan, users: example_sampling.Users, group_size: int, output: pathlib.Path
+) -> None:
+    """Keeps the size of each user's part of the pool with a run's secrets, for a recount.
+
+    Args:
+      plan: Plan of the run. Nothing is written if it has no pool.
+      users: The users that the plan was made for.
+      group_size: Group size G, a number of examples.
+      output: Folder of the run.
+
+    Raises:
+      OSError: If the file cannot be written.
+    """
+    if isinstance(plan, SampledFinetuning):
+        has_pool = plan.plan.sampling == plan_lib.EXAMPLE
+    else:
+        has_pool = isinstance(plan, amplified_privacy.AmplifiedPlan) and plan.pool is not None
+    if has_pool:
+        sizes = np.minimum(users.num_examples, group_size).tolist()
+        text = json.dumps({"examples_of_users": sizes}) + "\n"
+        durable_files.write(output / "private" / "pool.json", text.encode(), private=True)
+
+
+def noise_of_average(plan: CorrelatedPlan) -> float:
+    """Computes the independent noise of a step's average that is as much as correlated noise.
+
+    Args:
+      plan: Plan of the run.
+
+    Returns:
+      Its standard deviation for a clip norm of 1: both kinds of noise have the same root mean
+      square over the steps of the standard deviation of the sum of all noise up to the step.
+    """
+    steps = plan.num_rounds
+    correlated = float(np.mean(strategy_of(plan).prefix_noise_variance(steps)))
+    independent = (steps + 1) / 2
+    return plan.noise_multiplier * math.sqrt(correlated / independent) / plan.clients_per_round
 
 
 @dataclasses.dataclass(frozen=True)

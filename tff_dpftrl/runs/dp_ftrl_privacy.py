@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -300,15 +299,17 @@ class DpFtrlPlan(privacy.FederatedPlan):
 
     @override
     def noise_to_signal(self, num_parameters: int) -> float:
-        # The noise of the last prefix sum, row n - 1 of B = A C⁻¹. With adaptive clipping it is a
-        # little more, since z is that of both streams.
+        # With adaptive clipping it is a little more, since z is that of both streams.
         if self.strategy is None:
             return 0.0
-        rounds = self.schema.num_rounds
-        variance = float(self.strategy.prefix_noise_variance(rounds)[-1])
         inflation = 1.0 if self.encoding is None else self.encoding.inflation
-        noise = self.noise_multiplier * inflation * math.sqrt(variance * num_parameters)
-        return noise / (rounds * self.clients_per_round)
+        return privacy.noise_to_signal(
+            self.strategy,
+            noise_multiplier=self.noise_multiplier * inflation,
+            num_parameters=num_parameters,
+            num_rounds=self.schema.num_rounds,
+            clients_per_round=self.clients_per_round,
+        )
 
     @override
     def describe(self) -> list[str]:
@@ -329,9 +330,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
             )
         return [
             *lines,
-            f"Noise: {self.strategy.name}, z = {self.noise_multiplier:.6g}.",
-            f"State: the noise keeps {self.memory_copies or 'no'} "
-            f"{'copy' if self.memory_copies == 1 else 'copies'} of the model between rounds.",
+            *privacy.noise_lines(self.strategy, self.noise_multiplier, self.memory_copies),
         ]
 
     def _claim(self, schema: schema_lib.MinSep) -> guarantee.Guarantee:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, statement
 from tff_dpftrl.accounting import facts as facts_lib
+from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import cohorts, ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import simulated_run
@@ -54,6 +56,32 @@ def check_population(num_clients: int, clients_per_round: int) -> None:
             f"clients_per_round={clients_per_round} exceeds the {num_clients} training "
             f"users: lower it to {num_clients} or less."
         )
+
+
+def noise_to_signal(
+    strategy: strategy_lib.Strategy,
+    *,
+    noise_multiplier: float,
+    num_parameters: int,
+    num_rounds: int,
+    clients_per_round: float,
+) -> float:
+    """Computes `PrivacyPlan.noise_to_signal` of correlated noise with a fixed denominator."""
+    # The noise of the last prefix sum, row n - 1 of B = A C⁻¹.
+    variance = float(strategy.prefix_noise_variance(num_rounds)[-1])
+    noise = noise_multiplier * math.sqrt(variance * num_parameters)
+    return noise / (num_rounds * clients_per_round)
+
+
+def noise_lines(
+    strategy: strategy_lib.Strategy, noise_multiplier: float, memory_copies: int
+) -> list[str]:
+    """Returns correlated noise in two lines, for the start of a run."""
+    return [
+        f"Noise: {strategy.name}, z = {noise_multiplier:.6g}.",
+        f"State: the noise keeps {memory_copies or 'no'} "
+        f"{'copy' if memory_copies == 1 else 'copies'} of the model between rounds.",
+    ]
 
 
 class Privacy(abc.ABC):

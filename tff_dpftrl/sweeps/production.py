@@ -90,15 +90,16 @@ def check(cells: Sequence[cells_lib.Cell]) -> None:
     """Checks that a noise multiplier can be chosen from a sweep.
 
     Raises:
-      ValueError: If its cells do not differ in noise, are not of algorithm 'dp-ftrl', or may end
-        before their last round, whose noise the plan includes.
+      ValueError: If its cells do not differ in noise, are not of algorithm 'dp-ftrl', have a
+        sampling, or may end before their last round, whose noise the plan includes.
     """
     for cell in cells:
-        if cell.config.algorithm != "dp-ftrl":
+        sampled = cell.config.sampling
+        if cell.config.algorithm != "dp-ftrl" or sampled is not None:
             raise validation.UsageError(
-                "--target-accuracy plans for algorithm 'dp-ftrl', and the cell "
-                f"{axes_lib.label(cell.values)} has {cell.config.algorithm!r}: leave one of them "
-                "out."
+                "--target-accuracy plans for algorithm 'dp-ftrl' without sampling, and the cell "
+                f"{axes_lib.label(cell.values)} has {sampled or cell.config.algorithm!r}: leave "
+                "one of them out."
             )
         for name in ("stop_at_accuracy", "max_epsilon"):
             if getattr(cell.config, name) is not None:

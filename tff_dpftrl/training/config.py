@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
 Mechanism = Literal[(*table.runnable(), "none")]
+Sampling = Literal["cyclic", "bins", "b-min-sep"]
 Estimator = Literal["fixed-denominator", "clipped-denominator"]
 Engine = Literal["compiled", "tff"]
 
@@ -42,15 +43,16 @@ _MECHANISM_OPTIONS = ("error", "buffers", "max_decay", "bands", "correlation")
 
 _SAMPLED_ONLY = ("estimator", "per_layer_clipping")
 
-_DP_FTRL_ONLY = (
-    *_MECHANISM_OPTIONS,
-    "adaptive_clipping",
-    "max_participations",
-    "mechanism",
-    "min_sep",
-    "secagg_bits",
-    "strategy",
-)
+_CORRELATED_ONLY = (*_MECHANISM_OPTIONS, "mechanism", "min_sep", "strategy")
+
+_NOT_AMPLIFIED = {
+    "adaptive_clipping": "its noise restarts, which the accounting of samples does not know",
+    "max_participations": "the sampling decides how often a client comes",
+    "secagg_bits": "its sums have room for a fixed number of clients",
+    **dict.fromkeys(_SAMPLED_ONLY, "sums have a fixed denominator, and updates are clipped whole"),
+}
+
+_DP_FTRL_ONLY = (*_CORRELATED_ONLY, "adaptive_clipping", "max_participations", "secagg_bits")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,10 +119,18 @@ class TrainingConfig(language_config.LanguageConfig):
         "or dp-fedsgd (independent noise, amplified by secret Poisson sampling of users).",
         "privacy",
     )
+    sampling: Sampling | None = _option(
+        None,
+        "Secret samples of users beside correlated noise, for data that one party holds whole: "
+        "cyclic (groups take turns, Poisson samples of the group; a banded mechanism), bins (each "
+        "user is in every round of a bin) or b-min-sep (Poisson samples of those who were not in "
+        "the last rounds). min_sep is the number of groups, or the b. For dp-ftrl and dp-fedavg.",
+        "privacy",
+    )
     mechanism: Mechanism = _option(
         "blt",
         f"Noise: {', '.join(table.runnable())} (see `tff-dpftrl optimize --help`), or none (no "
-        "clipping, no noise, no privacy). For dp-ftrl only.",
+        "clipping, no noise, no privacy). For dp-ftrl, or with a sampling.",
         "privacy",
     )
     strategy: str | None = _option(
@@ -294,15 +304,40 @@ class TrainingConfig(language_config.LanguageConfig):
         if self.iterate_averaging is not None:
             validation.number("iterate_averaging", self.iterate_averaging, above=0, below=1)
 
+    def _is_given(self, name: str) -> bool:
+        """Returns whether an option is not the default."""
+        return getattr(self, name) != type(self).__dataclass_fields__[name].default
+
+    def _check_sampling(self):
+        """Refuses what no run with correlated noise and secret samples can have."""
+        if self.algorithm == "dp-fedsgd":
+            raise validation.UsageError(
+                f"sampling {self.sampling!r} is for algorithm 'dp-ftrl' or 'dp-fedavg', not for "
+                "'dp-fedsgd': leave one of them out."
+            )
+        if self.mechanism == "none":
+            raise validation.UsageError(
+                f"sampling {self.sampling!r} has no meaning with mechanism 'none': take a "
+                "mechanism, like 'bandtoep', or leave it out."
+            )
+        for name, why in _NOT_AMPLIFIED.items():
+            if self._is_given(name):
+                raise validation.UsageError(
+                    f"{name} does not go with sampling {self.sampling!r}, because {why}: leave one "
+                    "of them out."
+                )
+
     def _check_algorithm(self):
         is_sampled = self.algorithm != "dp-ftrl"
         others = "'dp-ftrl'" if is_sampled else "'dp-fedavg' or 'dp-fedsgd'"
-        for name in _DP_FTRL_ONLY if is_sampled else _SAMPLED_ONLY:
-            default = type(self).__dataclass_fields__[name].default
-            if getattr(self, name) != default:
+        if self.sampling is not None:
+            self._check_sampling()
+        else:
+            for name in filter(self._is_given, _DP_FTRL_ONLY if is_sampled else _SAMPLED_ONLY):
+                beside = self.algorithm == "dp-fedavg" and name in _CORRELATED_ONLY
                 raise validation.UsageError(
                     f"{name} applies to algorithm {others} only, not {self.algorithm!r}: leave it "
-                    "out."
+                    f"out{', or give sampling cyclic, bins or b-min-sep' if beside else ''}."
                 )
         if self.restart_optimizer and not self.adaptive_clipping:
             raise validation.UsageError(
@@ -422,7 +457,7 @@ class TrainingConfig(language_config.LanguageConfig):
     def privacy(self) -> privacy_lib.Privacy:
         """Returns what the run asks of privacy; the plan for a population is made of it."""
         # They bring dp_accounting with them, which `--help` has no use for.
-        from tff_dpftrl.runs import dp_ftrl_privacy, sampled_privacy
+        from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy
 
         common = {
             "num_rounds": self.num_rounds,
@@ -434,6 +469,15 @@ class TrainingConfig(language_config.LanguageConfig):
             "deterministic_seed": self.deterministic_noise_seed,
             "deployment": self.deployment,
         }
+        correlated = {
+            "options": self.mechanism_options,
+            "strategy_file": self.strategy,
+            "min_sep": self.min_sep,
+        }
+        if self.sampling is not None:
+            return amplified_privacy.AmplifiedPrivacy(
+                sampling=self.sampling, mechanism=self.mechanism, **correlated, **common
+            )
         if self.algorithm != "dp-ftrl":
             return sampled_privacy.SampledPrivacy(
                 algorithm=self.algorithm,
@@ -443,12 +487,10 @@ class TrainingConfig(language_config.LanguageConfig):
             )
         return dp_ftrl_privacy.DpFtrlPrivacy(
             mechanism=None if self.mechanism == "none" else self.mechanism,
-            options=self.mechanism_options,
-            strategy_file=self.strategy,
             starts=self.starts,
-            min_sep=self.min_sep,
             max_participations=self.max_participations,
             adaptive_clipping=self.adaptive_clipping,
             secagg_bits=self.secagg_bits,
+            **correlated,
             **common,
         )

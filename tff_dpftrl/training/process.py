@@ -21,7 +21,7 @@ from tff_dpftrl.learning import (
 from tff_dpftrl.mechanisms import restarts
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 from tff_dpftrl.private_round import clipping, estimators
-from tff_dpftrl.runs import dp_ftrl_privacy, privacy, sampled_privacy
+from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, privacy, sampled_privacy
 from tff_dpftrl.training import learning_options
 
 _LARGEST_MESSAGE = 2**31 - 1  # Bytes; a limit of protocol buffers.
@@ -55,9 +55,10 @@ def build_process(
     raise TypeError(f"There is no process for a {type(plan).__name__}: register one here.")
 
 
-@build_process.register
+@build_process.register(dp_ftrl_privacy.DpFtrlPlan)
+@build_process.register(amplified_privacy.AmplifiedPlan)
 def _build_dp_ftrl(
-    plan: dp_ftrl_privacy.DpFtrlPlan,
+    plan: dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan,
     options: learning_options.LearningOptions,
     model: tff.learning.models.FunctionalModel,
     *,
@@ -188,7 +189,8 @@ def _scheduled_rate(options: learning_options.LearningOptions, round_index: tf.T
 
 
 def build_aggregator(
-    options: learning_options.LearningOptions, plan: dp_ftrl_privacy.DpFtrlPlan
+    options: learning_options.LearningOptions,
+    plan: dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan,
 ) -> tff.aggregators.UnweightedAggregationFactory:
     """Builds the aggregator of the clients' updates: `model_aggregator`.
 
@@ -202,6 +204,10 @@ def build_aggregator(
         "clients_per_round": plan.clients_per_round,
         "deterministic_seed": plan.deterministic_seed,
     }
+    if isinstance(plan, amplified_privacy.AmplifiedPlan):
+        return dp_ftrl.build_dp_ftrl_aggregator(
+            plan.strategy, clip_norm=plan.clip_norm, **common, report_non_finite_clients=True
+        )
     adaptive = adaptive_clipping_lib.AdaptiveClipping(
         initial_clip_norm=plan.clip_norm,
         target_unclipped_quantile=options.target_unclipped_quantile,

@@ -183,6 +183,7 @@ def _facts(known: manifest.Manifest, options: ReportOptions) -> facts_lib.Facts:
             *([] if source is None else [trained_on]),
             *known.facts.get("not_covered", ()),
         ),
+        caveats=known.facts.get("caveats", ()),
         earlier_runs=runs,
         same_users=same_users,
     )

@@ -13,12 +13,18 @@ from tff_dpftrl.auditing.recount import terms as terms_lib
 from tff_dpftrl.finetuning import example_sampling
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.participation import cohorts
+from tff_dpftrl.participation import sampling as sampling_lib
 
 _ROUNDS, _GROUP, _PROBABILITY = 30, 3, 0.1
 _USERS = example_sampling.of_sizes(np.random.default_rng(0).integers(1, 6, 80))
 _POOL = np.minimum(_USERS.num_examples, _GROUP).tolist()
 _SEED, _PUBLIC_SEED = 2**255 + 12345, 7
 _KINDS = ["dp-fedavg", plan_lib.USER, plan_lib.EXAMPLE]
+_AMPLIFIED = {
+    "cyclic": sampling_lib.CyclicPoisson(_ROUNDS, 4, 0.3),
+    "bins": sampling_lib.BallsInBins(_ROUNDS, 8),
+    "b-min-sep": sampling_lib.MinSepPoisson(_ROUNDS, 5, 0.15),
+}
 
 
 def _samples(kind, seed=_SEED, probability=_PROBABILITY, step=lambda t: t):
@@ -37,16 +43,20 @@ def _samples(kind, seed=_SEED, probability=_PROBABILITY, step=lambda t: t):
         def sampler(t):
             return made.batch(t).unit_users
 
+    return _recorded(lambda t: sampler(step(t)).tolist())
+
+
+def _recorded(sample):
+    """The users of each round, as the ledger of a run has them."""
     # A ledger numbers the clients by when they were asked first.
     numbers: dict[int, int] = {}
     return {
-        t: sorted({numbers.setdefault(u, len(numbers)) for u in sampler(step(t)).tolist()})
-        for t in range(_ROUNDS)
+        t: sorted({numbers.setdefault(u, len(numbers)) for u in sample(t)}) for t in range(_ROUNDS)
     }
 
 
 def _found(kind, samples, *, has_seed=True, pool=_POOL):
-    is_example = kind == plan_lib.EXAMPLE
+    is_example, amplified = kind == plan_lib.EXAMPLE, _AMPLIFIED.get(kind)
     plan = {
         "sampling": kind,
         "num_units": sum(_POOL) if is_example else len(_USERS),
@@ -56,7 +66,7 @@ def _found(kind, samples, *, has_seed=True, pool=_POOL):
         folder=pathlib.Path("run"),
         public={
             "config": {},
-            "derived": {"sampling_probability": 0.1} if kind == "dp-fedavg" else {"plan": plan},
+            "derived": {"plan": plan} if kind in (plan_lib.USER, plan_lib.EXAMPLE) else {},
             "facts": {"training_users": len(_USERS)},
         },
         manifest=None,
@@ -79,7 +89,8 @@ def _found(kind, samples, *, has_seed=True, pool=_POOL):
         noise_multiplier=1.0,
         delta=1e-5,
         strategy=None,
-        probability=_PROBABILITY,
+        probability=getattr(amplified, "sampling_probability", 1.0) if amplified else _PROBABILITY,
+        sampling=amplified.to_dict() if amplified else None,
         group_size=_GROUP if is_example else 1,
         other_epsilon=0.0,
         num_rounds=_ROUNDS,
@@ -137,6 +148,45 @@ def test_samples_by_chance_are_consistent_without_the_secret(kind):
 def test_a_pool_that_is_not_that_of_the_plan_is_named(pool, says):
     found = _found(plan_lib.EXAMPLE, _samples(plan_lib.EXAMPLE), pool=pool)
     assert found.outcome == "violated" and says in found.says
+
+
+def _amplified(kind, seed=_SEED, step=lambda t: t):
+    sampler = _AMPLIFIED[kind].sampler(len(_USERS), seed)
+    return _recorded(lambda t: sampler.cohort(step(t)).tolist())
+
+
+@pytest.mark.parametrize("kind", _AMPLIFIED)
+def test_samples_beside_correlated_noise_are_drawn_again(kind):
+    found = _found(kind, _amplified(kind))
+    assert (found.outcome, found.error_rate) == ("consistent", 0.0), found.says
+    found = _found(kind, _amplified(kind, _PUBLIC_SEED))
+    assert found.outcome == "violated" and "secret seed" in found.says
+
+
+@pytest.mark.parametrize("has_seed", [True, False])
+@pytest.mark.parametrize("kind", _AMPLIFIED)
+def test_the_same_sample_in_every_round_and_groups_that_are_ignored_are_seen(kind, has_seed):
+    same = _found(kind, _amplified(kind, step=lambda t: 0), has_seed=has_seed)
+    share = _AMPLIFIED[kind].share_per_round
+    ignored = _found(kind, _samples("dp-fedavg", probability=share), has_seed=has_seed)
+    for found in (same, ignored):
+        assert found.outcome == "violated" and "times a user came" in found.says
+
+
+def test_the_same_sample_at_each_turn_of_a_group_is_seen_without_the_secret():
+    found = _found("cyclic", _amplified("cyclic", step=lambda t: t % 4), has_seed=False)
+    assert found.outcome == "violated" and "not by chance" in found.says
+
+
+@pytest.mark.parametrize("kind", ["cyclic", "bins"])
+def test_turns_by_chance_are_consistent_without_the_secret(kind):
+    outcomes = {_found(kind, _amplified(kind, seed), has_seed=False).outcome for seed in range(100)}
+    assert outcomes == {"consistent"}
+
+
+def test_strides_are_all_that_is_seen_of_b_min_sep_without_the_secret():
+    found = _found("b-min-sep", _amplified("b-min-sep"), has_seed=False)
+    assert found.outcome == "not tested" and "strides are kept" in found.says
 
 
 if __name__ == "__main__":

@@ -114,7 +114,10 @@ def test_without_private_the_rest_is_recounted(report, capsys):
 @pytest.mark.parametrize(
     "options",
     [
-        {"mechanism": "identity", "adaptive_clipping": True, "iterate_averaging": 0.9},
+        pytest.param(
+            {"mechanism": "identity", "adaptive_clipping": True, "iterate_averaging": 0.9},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {
                 "mechanism": "tree",

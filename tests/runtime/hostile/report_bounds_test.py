@@ -8,7 +8,7 @@ import pytest
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder, tiny_task
 from tff_dpftrl.runtime.actors import population
-from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
+from tff_dpftrl.runtime.plans import measured_run, plan_pb2, tensor_values
 from tff_dpftrl.runtime.tasks import making, planned_task
 from verification import memory_store
 
@@ -61,7 +61,9 @@ def training(tmp_path_factory):
     config = tiny_task.config(
         corpora, adaptive_clipping=True, mechanism="tree", clipped_count_stddev=5.0
     )
-    folder = making.make(config, corpora / "task", small_tasks.KEY, progress=lambda _: None)
+    with pytest.MonkeyPatch.context() as patch:  # What the plans cost is not measured.
+        patch.setattr(measured_run, "measure", lambda *_: measured_run.Cost(0.1, 0.2, 1000))
+        folder = making.make(config, corpora / "task", small_tasks.KEY, progress=lambda _: None)
     return _Round(planned_task.PlannedTask(folder), tiny_task.examples())
 
 

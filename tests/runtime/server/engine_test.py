@@ -130,6 +130,7 @@ def test_timers_ring_and_are_forgotten_with_their_actor():
             me.after(0.05, lambda me: me.stop(me.address))
 
         await spawn(stage, made, "attempt", begin)
+        await example.until(lambda: received)
         await asyncio.sleep(0.2)
         assert received == ["rang"]
         made.deliver("attempt", lambda me: me.send(events.OBSERVER, "is there"))

@@ -147,7 +147,8 @@ def test_what_is_wrong_in_a_step_is_refused_by_name_and_the_round_goes_on(
             await one_step(devices)
         await first.send()
         sent["replayed"] = first.message.SerializeToString()
-        await asyncio.sleep(0.05)  # Until the first one's message has arrived.
+        # Until the first one's message has arrived, which only a replay needs.
+        await asyncio.sleep(1.0 if content == "replayed" else 0.0)
         await bad.stream.send(secure_sum=sent.get(content, content))
         answer = await bad.stream.receive()
         assert not answer.accepted and answer.reason.startswith(reason), answer.reason

@@ -104,6 +104,7 @@ def test_nothing_is_overwritten(folder, corpora):
         making.make(tiny_task.config(corpora), folder.path, small_tasks.KEY, progress=print)
 
 
+@pytest.mark.slow
 def test_a_task_that_fails_its_tests_is_refused_with_the_reasons(corpora, tmp_path):
     config = tiny_task.config(corpora, client_learning_rate=1e-12)
     with pytest.raises(predicates.TaskRefusedError) as caught:

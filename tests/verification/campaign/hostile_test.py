@@ -75,6 +75,7 @@ def _break_no_law(folder, num_faults, *, num_hostile, seed, store_url="", number
     assert len(left.hostile) == num_hostile
 
 
+@pytest.mark.slow
 def test_rounds_go_on_among_hostile_devices_of_all_kinds(tmp_path):
     number = faults.all_settings().index((faults.Kind.RAISE, "Aggregator: Report: before"))
     _break_no_law(tmp_path, 1, num_hostile=5, seed=0, numbers=[number])

@@ -122,10 +122,11 @@ def test_ten_faults_break_no_law_on_two_nodes(tmp_path):
 def test_numbers_that_follow_one_another_have_all_settings_in_turn():
     settings = faults.all_settings()
     assert len(set(settings)) > 250
-    drawn = [faults.draw(number, lease_seconds=2.0) for number in range(2 * len(settings))]
+    drawn = [faults.draw(number, lease_seconds=2.0) for number in range(len(settings) + 1)]
     assert {(fault.kind, fault.point) for fault in drawn[: len(settings)]} == set(settings)
     assert drawn[len(settings)].skip in range(6) and drawn[0].number == 0
-    assert drawn == [faults.draw(fault.number, lease_seconds=2.0) for fault in drawn]
+    again = [faults.draw(fault.number, lease_seconds=2.0) for fault in drawn[:20]]
+    assert drawn[:20] == again
     for fault in drawn:
         assert fault.is_of_a_start == (fault.point in faults.POINTS_OF_A_START)
         if fault.kind is Kind.STOP:

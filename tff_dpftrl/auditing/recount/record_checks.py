@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from typing import Any
@@ -73,6 +74,14 @@ def epsilon_asked_for(run: records.Records, terms: terms_lib.Terms) -> tuple[flo
     """Computes bounds of ε of the run that the options ask for: the simulated one, if any."""
     config, derived = run.config, run.derived
     goal = config.get("simulate_report_goal")
+    if terms.sampling is not None:
+        asked = dataclasses.replace(
+            terms,
+            sampling=derived["sampling"],
+            probability=derived["sampling"].get("sampling_probability", 1.0),
+            noise_multiplier=derived["noise_multiplier"],
+        )
+        return asked.epsilon(arithmetic.Schema(terms.num_rounds, 1, 1), terms.delta)
     if terms.kind == terms_lib.SAMPLED and goal is not None:
         spent = arithmetic.sampled_epsilon(
             derived["noise_multiplier"],
@@ -187,7 +196,8 @@ def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> au
 def _declared(run: records.Records, terms: terms_lib.Terms) -> arithmetic.Schema | None:
     """Returns the schema that the ledger must declare; None where the population decides it."""
     if terms.kind == terms_lib.SAMPLED:
-        return arithmetic.Schema(terms.num_rounds, 1, terms.num_rounds)
+        stride = terms.stride
+        return arithmetic.Schema(terms.num_rounds, stride, -(-terms.num_rounds // stride))
     if run.config.get("simulate_report_goal") is not None:
         return None  # The schema that was derived is that of the larger run.
     schema = run.derived["schema"]

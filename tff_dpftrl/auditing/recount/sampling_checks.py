@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from scipy import stats
@@ -32,12 +32,12 @@ def sampling(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_r
     owners, wrong = _owners(run, terms)
     if wrong:
         return findings.judged(test, wrong, "")
+    if wrong := _strides(run, terms):
+        return findings.judged(test, wrong, "")
     if run.cohort_seed is None or owners is None:
         return _tested(test, run, terms, seen)
-    draw = _lazy_poisson if "plan" in run.derived else _poisson
     drawn = {
-        t: set(owners[draw(run.cohort_seed, t, len(owners), terms.probability)].tolist())
-        for t in rounds
+        t: set(owners[units].tolist()) for t, units in _drawn(run, terms, rounds, owners).items()
     }
     sizes = [t for t in rounds if len(drawn[t]) != len(seen[t])]
     if sizes:
@@ -55,9 +55,13 @@ def sampling(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_r
 
 def _owners(run: records.Records, terms: terms_lib.Terms) -> tuple[np.ndarray | None, list[str]]:
     """Returns the user of each unit that is sampled, None if that is not recorded, and faults."""
-    plan = run.derived.get("plan")
-    if plan is None or plan["sampling"] == "user":
+    plan, declared = run.derived.get("plan"), None
+    if "pool" in run.derived:
+        declared = run.derived["pool"]["size"]
+    elif plan is None or plan["sampling"] == "user":
         return np.arange(run.num_users), []
+    elif not plan["units_are_declared"]:
+        declared = plan["num_units"]
     if run.pool is None:
         return None, []
     sizes, wrong = np.array(run.pool, np.int64), []
@@ -65,9 +69,46 @@ def _owners(run: records.Records, terms: terms_lib.Terms) -> tuple[np.ndarray | 
         wrong.append(f"the pool is of {len(sizes)} users, of {run.num_users}")
     if sizes.max(initial=0) > terms.group_size:
         wrong.append(f"a user has {sizes.max()} examples in the pool, above the group size")
-    if not plan["units_are_declared"] and sizes.sum() != plan["num_units"]:
-        wrong.append(f"the pool has {sizes.sum()} examples, and the plan {plan['num_units']}")
+    if declared is not None and sizes.sum() != declared:
+        wrong.append(f"the pool has {sizes.sum()} examples, and the plan {declared}")
     return np.repeat(np.arange(len(sizes)), sizes), wrong
+
+
+def _strides(run: records.Records, terms: terms_lib.Terms) -> list[str]:
+    """Lists what no sampling with groups or a stride can draw, whatever the seed."""
+    stride, turns = terms.stride, run.ledger.turns().values()
+    gaps = [j - i for mine in turns for i, j in zip(mine, mine[1:], strict=False)]
+    has_groups = terms.sampling is not None and terms.sampling["kind"] != "b-min-sep"
+    if has_groups and (number := sum(gap % stride > 0 for gap in gaps)):
+        return [f"{number} times a user came at the turn of another of the {stride} groups"]
+    number = sum(gap < stride for gap in gaps)
+    return [f"{number} times a user came again in less than {stride} rounds"] if number else []
+
+
+def _drawn(
+    run: records.Records, terms: terms_lib.Terms, rounds: Sequence[int], owners: np.ndarray
+) -> dict[int, np.ndarray]:
+    """Draws the units of each round again, whose users are `owners`."""
+    seed, probability, count = run.cohort_seed, terms.probability, len(owners)
+    if terms.sampling is None:
+        draw = _lazy_poisson if "plan" in run.derived else _poisson
+        return {t: draw(seed, t, count, probability) for t in rounds}
+    stride = terms.stride
+    poisson = {t: _lazy_poisson(seed, t, count, probability) for t in rounds}
+    if terms.sampling["kind"] != "b-min-sep":
+        of_user = _words(run.num_users, "CyclicPoissonSampler", seed, 0) % np.uint64(stride)
+        group = of_user[owners]
+        return {t: units[group[units] == t % stride] for t, units in poisson.items()}
+    # Before the first round one of the last stride - 1 was a unit's with its stationary share.
+    share = probability / (1.0 + (stride - 1) * probability)
+    uniform = (_words(count, "MinSepPoissonSampler", seed, 0) >> np.uint64(11)) * 2.0**-53
+    free = np.floor(uniform / share) + 1.0
+    free[free >= stride] = 0.0
+    drawn = {}
+    for t, units in poisson.items():  # From round 0 on: a ledger is one history.
+        drawn[t] = units[free[units] <= t]
+        free[drawn[t]] = t + stride
+    return drawn
 
 
 def _patterns(members: Mapping[int, Iterable[int]]) -> collections.Counter[tuple[int, ...]]:
@@ -84,9 +125,14 @@ def _bytes(count: int, *label: object) -> bytes:
     return hashlib.shake_256("/".join(map(str, ("tff_dpftrl", *label))).encode()).digest(count)
 
 
+def _words(count: int, *label: object) -> np.ndarray:
+    """Draws 64-bit words."""
+    return np.frombuffer(_bytes(8 * count, *label), "<u8")
+
+
 def _poisson(seed: int, t: int, count: int, probability: float) -> np.ndarray:
     """Draws the clients of one round of DP-FedAvg: 53 bits of a 64-bit word each."""
-    words = np.frombuffer(_bytes(8 * count, "PoissonSampler", seed, t), "<u8")
+    words = _words(count, "PoissonSampler", seed, t)
     return np.flatnonzero((words >> np.uint64(11)) < probability * 2.0**53)
 
 
@@ -111,8 +157,17 @@ def _tested(
     """Tests sizes, repeats and overlaps of samples against independent Poisson samples.
 
     A user of ELS is in a step with probability 1 − (1 − p)^m for m ≤ G examples in the pool: at
-    most that for G. Larger counts than the largest probability allows refute it.
+    most that for G. Larger counts than the largest probability allows refute it. Where groups
+    take turns, each user has one turn in as many rounds: these together are one Poisson sample.
     """
+    if (terms.sampling or {}).get("kind") == "b-min-sep":
+        return findings.skipped(test, "strides are kept, and the secret seed is not recorded")
+    turns = [range(i, i + terms.stride) for i in range(0, len(seen), terms.stride)]
+    seen = {
+        i: set[int]().union(*(seen.get(t, ()) for t in turn))
+        for i, turn in enumerate(turns)
+        if turn.stop <= len(seen)
+    }
     users, rounds = run.num_users, sorted(seen)
     most = 1.0 - (1.0 - terms.probability) ** terms.group_size
     each = _ERROR_RATE / 4.0

@@ -121,7 +121,10 @@ def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> au
 def sensitivity(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """Checks that the stated sensitivity is that of the strategy, and covers every client."""
     if terms.kind == terms_lib.SAMPLED:
-        return findings.skipped(test, "with sampled cohorts it is 1 by definition")
+        why = "with sampled cohorts it is 1 by definition"
+        if terms.sampling is not None:
+            why = "with samples it is part of what ε is recounted from"
+        return findings.skipped(test, why)
     if run.statement is None:
         return findings.skipped(test, _NO_STATEMENT)
     parameters = run.statement["parameters"]
@@ -207,7 +210,7 @@ def epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_re
 
 
 def _small_deltas(
-    profile: Sequence[Sequence[float]], terms: terms_lib.Terms, num_steps: int
+    profile: Sequence[Sequence[float]], terms: terms_lib.Terms, num_rounds: int
 ) -> list[str]:
     """Lists points (ε, δ) whose δ is smaller than the samples allow: the odds follow from them."""
     if not profile:
@@ -215,9 +218,7 @@ def _small_deltas(
     epsilons = [epsilon - terms.other_epsilon for epsilon, _ in profile]
     if min(epsilons) < 0.0:
         return [f"δ is stated for ε = {profile[0][0]!r}, less than was spent before the first step"]
-    deltas = arithmetic.sampled_deltas(
-        terms.noise_multiplier, terms.probability, terms.group_size, num_steps, epsilons
-    )
+    deltas = terms.deltas(epsilons, num_rounds)
     return [
         f"δ = {stated!r} is stated for ε = {epsilon!r}, and computed anew it is {delta:.6g}"
         for (epsilon, stated), delta in zip(profile, deltas, strict=True)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting.amplification import balls_in_bins
 from tff_dpftrl.auditing.recount import arithmetic, records
+from tff_dpftrl.mechanisms import serialization
+from tff_dpftrl.participation import sampling as sampling_lib
+from tff_dpftrl.runs import amplified_privacy
 
 DP_FTRL, SAMPLED = "DP-FTRL", "secret sampling"
 
@@ -27,6 +32,8 @@ class Terms:
       other_epsilon: ε that was spent before the first step.
       num_rounds: Declared number of rounds.
       is_secret: Whether the seed of the noise was drawn in secret.
+      sampling: Sampling of a run whose noise is correlated, too, as `sampling_lib.Sampling`
+        describes it; None for other runs.
     """
 
     kind: str
@@ -38,6 +45,22 @@ class Terms:
     other_epsilon: float
     num_rounds: int
     is_secret: bool
+    sampling: dict[str, Any] | None = None
+
+    @property
+    def stride(self) -> int:
+        """Least number of rounds from one of a client to its next that the sampling allows."""
+        if self.sampling is None:
+            return 1
+        return self.sampling[_STRIDES[self.sampling["kind"]]]
+
+    @property
+    def is_mixture_of_patterns(self) -> bool:
+        """Whether noise is correlated over the rounds that one client may be in.
+
+        Then ε is no sum over samples, and it is computed anew by the package's own accounting.
+        """
+        return self.sampling is not None and self.sampling["kind"] != "cyclic"
 
     @property
     def has_guarantee(self) -> bool:
@@ -56,9 +79,13 @@ class Terms:
         """
         if schema.rounds == 0:
             return 0.0, 0.0
+        if self.is_mixture_of_patterns:
+            sampled = self._amplified(schema.rounds).epsilon(delta)
+            return sampled * (1.0 - 1e-6), sampled * (1.0 + 1e-6)
         if self.kind == SAMPLED:
+            noise_multiplier, num_steps = self.sampled_steps(schema.rounds)
             sampled = self.other_epsilon + arithmetic.sampled_epsilon(
-                self.noise_multiplier, self.probability, self.group_size, schema.rounds, delta
+                noise_multiplier, self.probability, self.group_size, num_steps, delta
             )
             # Each of the two accountants rounds up, on different grids.
             return sampled * 0.99 - 1e-4, sampled * 1.01 + 1e-4
@@ -68,6 +95,50 @@ class Terms:
             for squared in (bounds.lower, bounds.upper)
         )
         return low * (1.0 - 1e-6), high * (1.0 + 1e-6)
+
+    def sampled_steps(self, num_rounds: int) -> tuple[float, int]:
+        """Returns noise and number of independent Poisson samples that cost what rounds cost.
+
+        Args:
+          num_rounds: Number of rounds, from the first one on.
+
+        Returns:
+          The noise multiplier, and the number of samples. If groups take turns, these are those
+          of one group (Choquette-Choo et al. 2023, Theorem 4), and begun turns count as whole.
+        """
+        if self.sampling is None:
+            return self.noise_multiplier, num_rounds
+        turns, charged = -(-num_rounds // self.stride), self._charged(num_rounds)
+        once = arithmetic.Schema(charged, charged, 1)
+        squared = arithmetic.squared_sensitivity(self.strategy, once).upper
+        return self.noise_multiplier / math.sqrt(squared), turns
+
+    def deltas(self, epsilons: Sequence[float], num_rounds: int) -> list[float]:
+        """Computes δ of a sampled run's first rounds at each ε."""
+        if self.is_mixture_of_patterns:
+            spent = self._amplified(num_rounds)
+            if not isinstance(spent, balls_in_bins.BallsInBins):
+                return [1.0] * len(epsilons)  # Nothing else has a profile.
+            return [spent.delta(epsilon) for epsilon in epsilons]
+        noise_multiplier, num_steps = self.sampled_steps(num_rounds)
+        return arithmetic.sampled_deltas(
+            noise_multiplier, self.probability, self.group_size, num_steps, epsilons
+        )
+
+    def _charged(self, num_rounds: int) -> int:
+        return min(self.num_rounds, -(-num_rounds // self.stride) * self.stride)
+
+    def _amplified(self, num_rounds: int) -> amplified_privacy.Accounted:
+        return amplified_privacy.accounted(
+            sampling_lib.Sampling.from_dict(self.sampling),
+            serialization.strategy_from_dict(self.strategy),
+            noise_multiplier=self.noise_multiplier,
+            num_rounds=self._charged(num_rounds),
+        )
+
+
+_STRIDES = {"cyclic": "num_groups", "bins": "num_bins", "b-min-sep": "min_sep"}
+"""Parameters of samplings that are the least stride."""
 
 
 def of(run: records.Records) -> Terms:
@@ -106,11 +177,21 @@ def _of(run: records.Records) -> Terms:
         scale = config["clients_per_round"] / config["simulate_report_goal"]
     common = {
         "noise_multiplier": derived["noise_multiplier"] * scale,
-        "delta": config["delta"],
+        "delta": derived.get("delta", config["delta"]),
         "other_epsilon": 0.0,
         "is_secret": is_secret,
-        "group_size": 1,
+        "group_size": derived.get("pool", {"of_client": 1})["of_client"],
     }
+    if "sampling" in derived:
+        sampling = _sampling(run)
+        return Terms(
+            kind=SAMPLED,
+            strategy=derived["strategy"],
+            probability=sampling.get("sampling_probability", 1.0),
+            num_rounds=sampling["num_rounds"],
+            sampling=sampling,
+            **common,
+        )
     if "sampling_probability" in derived:
         return Terms(
             kind=SAMPLED,
@@ -126,3 +207,20 @@ def _of(run: records.Records) -> Terms:
         num_rounds=derived["schema"]["num_rounds"],
         **common,
     )
+
+
+def _sampling(run: records.Records) -> dict[str, Any]:
+    """Returns the sampling of a run itself, not of a larger one that it simulates."""
+    config, sampling = run.config, dict(run.derived["sampling"])
+    if config.get("simulate_report_goal") is None:
+        return sampling
+    share = config["clients_per_round"] / run.num_users
+    match sampling["kind"]:
+        case "cyclic":
+            sampling["sampling_probability"] = share * sampling["num_groups"]
+        case "bins":
+            sampling["num_bins"] = run.num_users // config["clients_per_round"]
+        case "b-min-sep":
+            free = 1.0 - (sampling["min_sep"] - 1) * share
+            sampling["sampling_probability"] = min(1.0, share / free)
+    return sampling

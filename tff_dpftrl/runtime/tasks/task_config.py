@@ -172,11 +172,12 @@ class TaskConfig(config_lib.TrainingConfig):
                 raise validation.UsageError(
                     f"{name} has no meaning for a task, because {why}: leave it out."
                 )
-        if self.algorithm != "dp-ftrl":
+        if self.algorithm != "dp-ftrl" or self.sampling is not None:
+            which = "algorithm" if self.sampling is None else "sampling"
             raise validation.UsageError(
-                f"algorithm {self.algorithm!r} rests on cohorts that are sampled in secret, and "
-                "devices come when they can: take algorithm 'dp-ftrl' with mechanism 'identity', "
-                "the same independent noise, whose statement assumes no sampling."
+                f"{which} {getattr(self, which)!r} rests on cohorts that are sampled in secret, "
+                "and devices come when they can: take algorithm 'dp-ftrl' without sampling; with "
+                "mechanism 'identity' its noise is independent, too."
             )
         if self.vocabulary == "private":
             raise validation.UsageError(

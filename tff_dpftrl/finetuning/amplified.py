@@ -1,0 +1,400 @@
+"""Fine-tuning with correlated noise and secret samples: less noise than either alone.
+
+Users are in groups that take turns; at its group's turn a user is sampled, or each of at most G
+examples of the user in a pool is, and the noise of the steps is correlated by a strategy of as many
+bands (Choquette-Choo et al. 2023). With one band, and so one group, this is DP-SGD (ULS or ELS);
+where everybody of a group is in a step at its turn, it is passes. In between is often the least
+noise. Users may also be in bins, or be left out for some steps after each of theirs (b-min-sep).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import statement
+from tff_dpftrl.finetuning import example_sampling, run_privacy
+from tff_dpftrl.finetuning import group_size as group_sizes
+from tff_dpftrl.finetuning import plan as plan_lib
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.mechanisms import table
+from tff_dpftrl.participation import sampling as sampling_lib
+from tff_dpftrl.runs import amplified_privacy
+
+SAMPLINGS = amplified_privacy.SAMPLINGS
+"""Names of the samplings."""
+
+BANDED = "bandtoep"
+"""Mechanism of correlated noise whose bands are chosen."""
+
+_CYCLIC, _BINS = sampling_lib.CyclicPoisson.kind, sampling_lib.BallsInBins.kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Amplified:
+    """Correlated noise with secret samples that is asked for.
+
+    Attributes:
+      sampling: One of `SAMPLINGS`.
+      units_per_step: Number of users (or examples) expected in a step; bins may have some more.
+      num_steps: Number of steps, T.
+      delta: δ of the (ε, δ) statement, far below one over the number of users.
+      group_size: G, the largest number of examples of one user in a step, or in the pool.
+      sampled_unit: What is sampled, and clipped: "user", with the mean gradient of at most G
+        examples drawn anew in each step; or, with cyclic sampling, "example", of a pool.
+      bands: Number of bands of the strategy; None for the number of least noise at
+        `target_epsilon`, or, where the mechanism is another one than `BANDED`, for its default.
+      min_sep: Least number of steps from one of a user to the next: the number of groups of cyclic
+        sampling, the b of b-min-sep; the bands if None. Bins follow from `units_per_step`.
+      mechanism: A key of `mechanisms.table.MECHANISMS`; None for `BANDED`, or with bins for "blt".
+      noise_multiplier: σ, the noise's standard deviation per unit of the clip norm; None if
+        `target_epsilon` is given.
+      target_epsilon: The largest ε that the run may spend; None if `noise_multiplier` is given.
+      unit_of_privacy: "user", or "example" if every user is a single example of the data.
+    """
+
+    sampling: str
+    units_per_step: int
+    num_steps: int
+    delta: float
+    group_size: int = 1
+    sampled_unit: str = plan_lib.USER
+    bands: int | None = None
+    min_sep: int | None = None
+    mechanism: str | None = None
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    unit_of_privacy: statement.UnitOfPrivacy = "user"
+
+    def __post_init__(self) -> None:
+        if self.sampling not in SAMPLINGS:
+            raise validation.UsageError(
+                f"sampling must be one of {', '.join(SAMPLINGS)}, got {self.sampling!r}."
+            )
+        validation.integer("units_per_step", self.units_per_step, minimum=1)
+        validation.integer("num_steps", self.num_steps, minimum=1)
+        validation.delta(self.delta)
+        example_sampling.check_group_size(self.group_size)
+        for name in ("bands", "min_sep"):
+            if getattr(self, name) is not None:
+                validation.integer(name, getattr(self, name), minimum=1)
+        if self.mechanism is not None:
+            table.check(self.mechanism)
+        if self.sampled_unit not in (plan_lib.USER, plan_lib.EXAMPLE):
+            raise validation.UsageError(
+                f"sampled_unit must be 'user' or 'example', got {self.sampled_unit!r}."
+            )
+        if self.sampled_unit == plan_lib.EXAMPLE and self.sampling != _CYCLIC:
+            raise validation.UsageError(
+                f"sampled_unit 'example' is for sampling {_CYCLIC!r}, not for {self.sampling!r}: "
+                "take that, or sample users."
+            )
+        if (self.target_epsilon is None) == (self.noise_multiplier is None):
+            raise validation.UsageError(
+                f"Give exactly one of target_epsilon={self.target_epsilon!r} and "
+                f"noise_multiplier={self.noise_multiplier!r}."
+            )
+        if self.target_epsilon is not None:
+            validation.positive("target_epsilon", self.target_epsilon)
+        elif self.chooses_bands:
+            raise validation.UsageError(
+                "bands are chosen by their noise at one ε: give bands, or target_epsilon."
+            )
+
+    @property
+    def chooses_bands(self) -> bool:
+        """Whether the number of bands is to be chosen."""
+        return self.bands is None and self._mechanism == BANDED and self.sampling != _BINS
+
+    @property
+    def rows_per_unit(self) -> int:
+        """The most examples whose mean gradient is clipped as one."""
+        return self.group_size if self.sampled_unit == plan_lib.USER else 1
+
+    @property
+    def _mechanism(self) -> str:
+        return self.mechanism or ("blt" if self.sampling == _BINS else BANDED)
+
+    def pool(self, users: example_sampling.Users) -> amplified_privacy.Pool | None:
+        """Returns the pool of the users' examples; None if users are sampled."""
+        if self.sampled_unit == plan_lib.USER:
+            return None
+        return amplified_privacy.Pool(users.pool_size(self.group_size), self.group_size)
+
+    def asked(
+        self,
+        users: example_sampling.Users,
+        *,
+        clip_norm: float,
+        deterministic_seed: int | None = None,
+    ) -> amplified_privacy.AmplifiedPrivacy:
+        """Returns the privacy that a run requests; its bands are chosen when it is planned.
+
+        Args:
+          users: The users.
+          clip_norm: L2 norm that the gradient of a user, or of an example, is clipped to.
+          deterministic_seed: Seed of noise and samples, for debugging; the run is not private then.
+
+        Returns:
+          The request; the plan of a new run, or of one that goes on, is made of it.
+        """
+        mechanism = self._mechanism
+        options: dict[str, Any] = {} if self.bands is None else {"bands": self.bands}
+        if mechanism == BANDED and self.bands == 1:
+            mechanism, options = "identity", {}
+        return amplified_privacy.AmplifiedPrivacy(
+            sampling=self.sampling,
+            num_rounds=self.num_steps,
+            clients_per_round=self.units_per_step,
+            clip_norm=clip_norm,
+            delta=self.delta,
+            mechanism=mechanism,
+            options=table.Options(**options),
+            min_sep=self.min_sep,
+            noise_multiplier=self.noise_multiplier,
+            target_epsilon=self.target_epsilon,
+            deterministic_seed=deterministic_seed,
+            unit_of_privacy=self.unit_of_privacy,
+            pool=self.pool(users),
+        )
+
+    def with_bands(self, users: example_sampling.Users) -> Amplified:
+        """Returns the request with the number of bands of least noise, if it is to be chosen.
+
+        Raises:
+          UsageError: If there are too few users, or the target is out of reach.
+        """
+        if not self.chooses_bands:
+            self._check_turns(users)
+            return self
+        return min(curve(self, users), key=lambda one: one.noise_of_average).asked
+
+    def bands_to_try(self, users: example_sampling.Users) -> list[int]:
+        """Returns the numbers of bands that are compared: powers of two, and a whole pass."""
+        self._check_turns(users)
+        most = min(self.min_sep or self._most_turns(users), self.num_steps)
+        return sorted({most, *(2**i for i in range(most.bit_length()))})
+
+    def _most_turns(self, users: example_sampling.Users) -> int:
+        pool = self.pool(users)
+        return (len(users) if pool is None else pool.size) // self.units_per_step
+
+    def _check_turns(self, users: example_sampling.Users) -> None:
+        """Refuses more groups, or a longer stride, than there are users for."""
+        most, turns = self._most_turns(users), 1 if self.sampling == _BINS else self.min_sep
+        name = "min_sep"
+        if turns is None:
+            turns, name = self.bands or 1, "bands"
+        if turns > most:
+            pool = self.pool(users)
+            unit = "users that there are" if pool is None else "examples in the pool"
+            what = unit if pool is not None else f"{len(users)} {unit}"
+            lower = f"lower {name} to {most}" if most and turns > 1 else "lower it"
+            raise validation.UsageError(
+                f"{name}={turns} steps of {self.units_per_step} each, all different, need more "
+                f"than the {what}: {lower}"
+                + ("." if pool is not None else f", or take {len(users) // turns} in a step.")
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedAmplified:
+    """Correlated noise with secret samples and its plan, to be compared with other ways.
+
+    Attributes:
+      asked: What was asked for, with its bands.
+      plan: The plan, for a clip norm of 1.
+    """
+
+    asked: Amplified
+    plan: amplified_privacy.AmplifiedPlan
+
+    @property
+    def name(self) -> str:
+        """Name in a table or a sentence."""
+        if self.asked.bands is None:
+            return self.asked.sampling
+        name = strategy_lib.counted(self.asked.bands, "band")
+        is_pass = getattr(self.plan.sampling, "sampling_probability", 0.0) == 1.0
+        return f"{name}, a pass" if is_pass else name
+
+    @property
+    def epsilon(self) -> float:
+        """ε of the whole run."""
+        epsilon = self.plan.epsilon_after(self.plan.num_rounds)
+        return math.inf if epsilon is None else epsilon
+
+    @property
+    def noise_of_average(self) -> float:
+        """Standard deviation of independent noise of a step's average that is as much noise."""
+        return run_privacy.noise_of_average(self.plan)
+
+    def relative_noise(self, gradient_norm: group_sizes.GradientNorms) -> float:
+        """Returns the noise of the average, each gradient clipped to its norm, as for sampling."""
+        return gradient_norm(self.asked.rows_per_unit) * self.noise_of_average
+
+    def expected_gradients(self, users: example_sampling.Users) -> float:
+        """Returns the expected number of gradients in a step."""
+        if self.plan.pool is not None:
+            return self.plan.clients_per_round
+        return self.plan.sampling.share_per_round * users.pool_size(self.asked.group_size)
+
+    def share_of_examples_used(self, users: example_sampling.Users) -> float:
+        """Returns the expected share of all examples that are in at least one step."""
+        sizes, drawn = users.num_examples, self.plan.sampling
+        taken = np.minimum(sizes, self.asked.group_size)
+        if isinstance(drawn, sampling_lib.CyclicPoisson):
+            groups, q = drawn.num_groups, drawn.sampling_probability
+        elif isinstance(drawn, sampling_lib.BallsInBins):
+            groups, q = drawn.num_bins, 1.0
+        else:  # As if the steps were independent: a little too little.
+            groups, q = 1, drawn.share_per_round
+        # How many steps a group has: one more for the first ones.
+        steps, more = divmod(self.asked.num_steps, groups)
+        if self.plan.pool is not None:
+            missed, share = np.full(len(sizes), 1.0 - q), taken / sizes
+        else:
+            missed, share = 1.0 - q * taken / sizes, np.ones(len(sizes))
+        never = missed**steps * (1.0 - more / groups * (1.0 - missed))
+        return float((sizes * share * (1.0 - never)).sum() / sizes.sum())
+
+
+def resumed(
+    derived: Mapping[str, Any],
+    num_users: int,
+    *,
+    deterministic_seed: int | None,
+    unit_of_privacy: statement.UnitOfPrivacy = "user",
+) -> amplified_privacy.AmplifiedPlan:
+    """Makes the plan of a run that has begun.
+
+    Args:
+      derived: Values that the run recorded when it began.
+      num_users: Number of users.
+      deterministic_seed: Seed of noise and samples if the caller gave one.
+      unit_of_privacy: Unit that a user stands for.
+
+    Returns:
+      The plan.
+    """
+    drawn, pool = derived["sampling"], derived.get("pool")
+    asked = amplified_privacy.AmplifiedPrivacy(
+        sampling=drawn["kind"],
+        num_rounds=drawn["num_rounds"],
+        clients_per_round=1,  # Follows from the sampling.
+        clip_norm=derived["clip_norm"],
+        delta=derived["delta"],
+        deterministic_seed=deterministic_seed,
+        unit_of_privacy=unit_of_privacy,
+        pool=None if pool is None else amplified_privacy.Pool(**pool),
+    )
+    return asked.resumed(num_users, 0, derived)
+
+
+def curve(asked: Amplified, users: example_sampling.Users) -> list[PlannedAmplified]:
+    """Plans a run for each number of bands that is worth a try.
+
+    Args:
+      asked: What is asked for, with a target; its own number of bands does not matter.
+      users: The users.
+
+    Returns:
+      Plans that meet the target, with growing numbers of bands: the first one is DP-SGD, and the
+      last one has a whole pass, unless `min_sep` is given.
+
+    Raises:
+      UsageError: If there are too few users, or the target is out of reach.
+    """
+    found = []
+    for bands in dataclasses.replace(asked, bands=None).bands_to_try(users):
+        one = dataclasses.replace(asked, bands=bands)
+        plan = one.asked(users, clip_norm=1.0).plan(len(users), num_parameters=1)
+        found.append(PlannedAmplified(one, plan))
+    return found
+
+
+def choices(
+    users: example_sampling.Users,
+    *,
+    compute_budget: int,
+    num_steps: int,
+    target_epsilon: float,
+    delta: float,
+    sampling: str = _CYCLIC,
+    bands: int | None = None,
+    min_sep: int | None = None,
+    mechanism: str | None = None,
+    smallest_cohort: int = group_sizes.SMALLEST_COHORT,
+) -> list[PlannedAmplified]:
+    """Plans users' turns for all ways to spend a compute budget: group sizes, users, bands.
+
+    Args:
+      users: The users.
+      compute_budget: B, gradients in a step, which group size and users of a step divide.
+      num_steps: T.
+      target_epsilon: ε of the run.
+      delta: δ of the run.
+      sampling: One of `SAMPLINGS`.
+      bands: Number of bands; all that are worth a try if None.
+      min_sep: Least stride, as of `Amplified`.
+      mechanism: Mechanism, as of `Amplified`.
+      smallest_cohort: Fewest users in a step.
+
+    Returns:
+      Plans that meet the target.
+
+    Raises:
+      UsageError: If an argument is out of range, or the target is out of reach.
+    """
+    found = []
+    pairs = group_sizes.splits(
+        compute_budget, num_users=len(users), smallest_cohort=smallest_cohort
+    )
+    least = max(bands or 1, min_sep or 1)
+    fitting = [(g, m) for g, m in pairs if m * least <= len(users)] or pairs[-1:]
+    for group_size, cohort in fitting:
+        asked = Amplified(
+            sampling=sampling,
+            units_per_step=cohort,
+            num_steps=num_steps,
+            delta=delta,
+            group_size=group_size,
+            bands=bands,
+            min_sep=min_sep,
+            mechanism=mechanism,
+            target_epsilon=target_epsilon,
+        )
+        if asked.chooses_bands:
+            found += curve(asked, users)
+        else:
+            plan = asked.with_bands(users).asked(users, clip_norm=1.0)
+            found.append(PlannedAmplified(asked, plan.plan(len(users), num_parameters=1)))
+    return found
+
+
+def best(
+    plans: Sequence[PlannedAmplified], gradient_norm: group_sizes.GradientNorms
+) -> PlannedAmplified:
+    """Returns the plan with the least noise, relative to the gradient's norm."""
+    return min(plans, key=lambda one: one.relative_noise(gradient_norm))
+
+
+def least_by_bands(
+    plans: Sequence[PlannedAmplified], gradient_norm: group_sizes.GradientNorms
+) -> list[PlannedAmplified]:
+    """Returns the plan of least relative noise for each number of bands: a curve.
+
+    A whole pass, whose number of bands depends on the users of a step, is one point.
+    """
+    by_bands: dict[float, list[PlannedAmplified]] = {}
+    for one in plans:
+        bands = one.asked.bands or 0
+        key = math.inf if bands & (bands - 1) else bands
+        by_bands.setdefault(key, []).append(one)
+    found = [best(one, gradient_norm) for one in by_bands.values()]
+    return sorted(found, key=lambda one: one.asked.bands or 0)

@@ -1,0 +1,244 @@
+"""Samplers of secret cohorts, where each client's rounds are drawn independently of all others'.
+
+`sampling` describes them. Privacy rests on the seed's secrecy: take it from the operating system
+(`secrets.randbits(256)`) and publish neither it nor the cohorts. A cohort may be empty. Only
+`TruncatedPoissonSampler` looks at a cohort's size, and leaves clients out if it is too large.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from typing_extensions import override
+
+from tff_dpftrl import validation
+from tff_dpftrl.participation import cohorts
+from tff_dpftrl.participation import schema as schema_lib
+
+
+class CyclicPoissonSampler(cohorts.CohortSampler):
+    """Sampler that divides the clients into groups, which take turns with Poisson sampling.
+
+    Each client draws its group once, uniformly. Round t takes each client of group t mod
+    num_groups with probability q. With one group this is `cohorts.LazyPoissonSampler`, and has
+    its cohorts; with q = 1 it is balls in bins: all of a group come at each of its turns.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_clients: int,
+        num_groups: int,
+        sampling_probability: float,
+        num_rounds: int,
+        seed: int,
+    ):
+        """Draws the groups.
+
+        Args:
+          num_clients: Number of clients in the population.
+          num_groups: Number of groups.
+          sampling_probability: Probability q of a client to be in a round of its group, in (0, 1].
+          num_rounds: Number of rounds.
+          seed: Non-negative integer, secret, of at least 128 random bits.
+
+        Raises:
+          ValueError: If an argument is out of range.
+        """
+        super().__init__(
+            num_clients=num_clients, num_rounds=num_rounds, clients_per_round=None, seed=seed
+        )
+        self.num_groups = validation.integer("num_groups", num_groups, minimum=1)
+        self._poisson = cohorts.LazyPoissonSampler(
+            num_clients=num_clients,
+            sampling_probability=sampling_probability,
+            num_rounds=num_rounds,
+            seed=seed,
+        )
+        # A remainder is uniform up to num_groups · 2^-64.
+        words = self._random_words(self.num_clients, 0)
+        self.groups = (words % np.uint64(self.num_groups)).astype(np.int64)
+
+    @property
+    @override
+    def schema(self) -> schema_lib.MinSep:
+        """A stride of `num_groups`."""
+        return schema_lib.MinSep.as_many_as_fit(self.num_rounds, self.num_groups)
+
+    @override
+    def cohort(self, round_index: int) -> np.ndarray:
+        """Returns the clients of one round, any number of them, in increasing order."""
+        sampled = self._poisson.cohort(round_index)
+        return sampled[self.groups[sampled] == round_index % self.num_groups]
+
+
+class MinSepPoissonSampler(cohorts.CohortSampler):
+    """Poisson sampler that leaves out who came in the last `min_sep` − 1 rounds (b-min-sep).
+
+    Before round 0 each client is as it would be after infinitely many rounds, so that all rounds
+    expect the same number of clients. Rounds in increasing order cost as much as Poisson
+    sampling; an earlier round than the last one asked for is found by going through all before.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_clients: int,
+        min_sep: int,
+        sampling_probability: float,
+        num_rounds: int,
+        seed: int,
+    ):
+        """Checks the arguments.
+
+        Args:
+          num_clients: Number of clients in the population.
+          min_sep: Least stride b between two rounds of a client.
+          sampling_probability: Probability q of a client to be in a round, given that it was in
+            none of the last b − 1, in (0, 1].
+          num_rounds: Number of rounds.
+          seed: Non-negative integer, secret, of at least 128 random bits.
+
+        Raises:
+          ValueError: If an argument is out of range.
+        """
+        super().__init__(
+            num_clients=num_clients, num_rounds=num_rounds, clients_per_round=None, seed=seed
+        )
+        self.min_sep = validation.integer("min_sep", min_sep, minimum=1)
+        self._poisson = cohorts.LazyPoissonSampler(
+            num_clients=num_clients,
+            sampling_probability=sampling_probability,
+            num_rounds=num_rounds,
+            seed=seed,
+        )
+        self._last_round, self._last_cohort = -1, np.zeros(0, np.int64)
+        self._free_from = self._first_free()
+
+    @property
+    @override
+    def schema(self) -> schema_lib.MinSep:
+        """A stride of `min_sep`."""
+        return schema_lib.MinSep.as_many_as_fit(self.num_rounds, self.min_sep)
+
+    @override
+    def cohort(self, round_index: int) -> np.ndarray:
+        """Returns the clients of one round, any number of them, in increasing order."""
+        if self._checked_round(round_index) < self._last_round:
+            self._last_round, self._free_from = -1, self._first_free()
+        for index in range(self._last_round + 1, round_index + 1):
+            sampled = self._poisson.cohort(index)
+            self._last_cohort = sampled[self._free_from[sampled] <= index]
+            self._free_from[self._last_cohort] = index + self.min_sep
+            self._last_round = index
+        return self._last_cohort.copy()
+
+    def _first_free(self) -> np.ndarray:
+        """Draws the first round in which each client can be, in the stationary distribution."""
+        # A round before the first was a client's with the stationary share s = q / (1 + (b − 1) q),
+        # and of the last b − 1 rounds at most one was: round −j, which frees it from b − j on.
+        q = self._poisson.sampling_probability
+        share = q / (1.0 + (self.min_sep - 1) * q)
+        uniform = (self._random_words(self.num_clients, 0) >> np.uint64(11)) * 2.0**-53
+        wait = np.floor(uniform / share).astype(np.int64) + 1
+        return np.where(wait < self.min_sep, wait, 0)
+
+
+class RandomAllocationSampler(cohorts.CohortSampler):
+    """Sampler in which each client draws its `rounds_per_client` rounds among all, uniformly."""
+
+    def __init__(self, *, num_clients: int, rounds_per_client: int, num_rounds: int, seed: int):
+        """Draws the rounds of each client.
+
+        Args:
+          num_clients: Number of clients in the population.
+          rounds_per_client: Number of rounds of each client, at most num_rounds.
+          num_rounds: Number of rounds.
+          seed: Non-negative integer, secret, of at least 128 random bits.
+
+        Raises:
+          ValueError: If an argument is out of range.
+        """
+        super().__init__(
+            num_clients=num_clients, num_rounds=num_rounds, clients_per_round=None, seed=seed
+        )
+        self.rounds_per_client = validation.integer(
+            "rounds_per_client", rounds_per_client, minimum=1
+        )
+        if self.rounds_per_client > self.num_rounds:
+            raise validation.UsageError(
+                f"rounds_per_client={rounds_per_client} exceeds num_rounds={num_rounds}: lower it."
+            )
+        # Floyd's algorithm, for all clients at once.
+        rounds = np.empty((self.num_clients, self.rounds_per_client), np.int64)
+        for column in range(self.rounds_per_client):
+            newest = self.num_rounds - self.rounds_per_client + column
+            words = self._random_words(self.num_clients, column)
+            drawn = (words % np.uint64(newest + 1)).astype(np.int64)
+            is_taken = (rounds[:, :column] == drawn[:, None]).any(axis=1)
+            rounds[:, column] = np.where(is_taken, newest, drawn)
+        order = np.argsort(rounds, axis=None, kind="stable")
+        self._clients = order // self.rounds_per_client
+        self._starts = np.searchsorted(rounds.ravel()[order], np.arange(self.num_rounds + 1))
+
+    @property
+    @override
+    def schema(self) -> schema_lib.MinSep:
+        """Any `rounds_per_client` rounds."""
+        return schema_lib.MinSep(self.num_rounds, 1, self.rounds_per_client)
+
+    @override
+    def cohort(self, round_index: int) -> np.ndarray:
+        """Returns the clients of one round, any number of them, in increasing order."""
+        first, end = self._starts[self._checked_round(round_index) :][:2]
+        return self._clients[first:end].copy()
+
+
+class TruncatedPoissonSampler(cohorts.CohortSampler):
+    """Poisson sampler that keeps a uniformly random part of a cohort that is too large."""
+
+    def __init__(
+        self,
+        *,
+        num_clients: int,
+        sampling_probability: float,
+        largest_cohort: int,
+        num_rounds: int,
+        seed: int,
+    ):
+        """Checks the arguments.
+
+        Args:
+          num_clients: Number of clients in the population.
+          sampling_probability: Probability q of a client, before a cohort is truncated, in (0, 1].
+          largest_cohort: Largest number of clients in a round.
+          num_rounds: Number of rounds.
+          seed: Non-negative integer, secret, of at least 128 random bits.
+
+        Raises:
+          ValueError: If an argument is out of range.
+        """
+        super().__init__(
+            num_clients=num_clients, num_rounds=num_rounds, clients_per_round=None, seed=seed
+        )
+        self.largest_cohort = validation.integer("largest_cohort", largest_cohort, minimum=1)
+        self._poisson = cohorts.LazyPoissonSampler(
+            num_clients=num_clients,
+            sampling_probability=sampling_probability,
+            num_rounds=num_rounds,
+            seed=seed,
+        )
+
+    @property
+    @override
+    def schema(self) -> schema_lib.MinSep:
+        """Schema without restrictions: a client may take part in every round."""
+        return schema_lib.MinSep.unrestricted(self.num_rounds)
+
+    @override
+    def cohort(self, round_index: int) -> np.ndarray:
+        """Returns the clients of one round, at most `largest_cohort`, in increasing order."""
+        sampled = self._poisson.cohort(round_index)
+        if len(sampled) <= self.largest_cohort:
+            return sampled
+        order = np.argsort(self._random_words(len(sampled), round_index), kind="stable")
+        return sampled[np.sort(order[: self.largest_cohort])]
