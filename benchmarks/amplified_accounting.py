@@ -183,7 +183,7 @@ def _beside_the_peer(python: str | None, samples: int, delta: float) -> None:
                 "stride": stride,
                 "probability": q,
                 "noise": noise,
-                "column": strategy.strategy_matrix(rounds)[:, 0].tolist(),
+                "column": np.trim_zeros(strategy.strategy_matrix(rounds)[:, 0], "b").tolist(),
                 "samples": samples,
             }
             answer = subprocess.run(
