@@ -20,13 +20,18 @@ _MOST_ROUNDS = 8192
 """Largest number of rounds for which a dense C is built: half a gigabyte."""
 
 
+def _padded(values: tuple[float, ...], size: int) -> np.ndarray:
+    column = np.zeros(size)
+    column[: min(len(values), size)] = values[:size]
+    return column
+
+
 def _first_column(strategy: strategy_lib.Strategy, num_rounds: int) -> np.ndarray | None:
     """Returns the first column of a Toeplitz C, shape [num_rounds]; None for other strategies."""
-    if isinstance(strategy, (identity.Identity, banded_toeplitz.BandedToeplitz)):
-        bands = (1.0,) if isinstance(strategy, identity.Identity) else strategy.coefficients
-        column = np.zeros(num_rounds)
-        column[: len(bands)] = bands[:num_rounds]
-        return column
+    if isinstance(strategy, identity.Identity):
+        return _padded((1.0,), num_rounds)
+    if isinstance(strategy, banded_toeplitz.BandedToeplitz):
+        return _padded(strategy.coefficients, num_rounds)
     if isinstance(strategy, (blt.Blt, inverse_banded.InverseBanded)):
         return strategy.coefficients(num_rounds)
     return None
