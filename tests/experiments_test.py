@@ -8,9 +8,11 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from experiments import gaussian_means
+from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.sweeps import folder
 from tff_dpftrl.training import config as training_config
 from tff_dpftrl.training import language_config
@@ -197,6 +199,53 @@ def test_figures_of_the_maths_are_those_of_the_code(experiment):
             assert now.pop(name) == then.pop(name)
         for column, value in then.items():
             assert float(now[column]) == pytest.approx(float(value), rel=5e-3), column
+
+
+def test_losses_of_models_are_those_of_the_code(monkeypatch):
+    experiment = _load("workloads")
+    kept = {(row["rounds"], row["workload"]): row for row in _kept("workload_losses.csv")}
+    assert len(kept) == len(experiment._SCHEMAS) * len(experiment.WORKLOADS)
+    monkeypatch.setattr(experiment, "_NAMES", {"blt": "BLT", "bandtoep": "banded Toeplitz"})
+    for text in experiment.WORKLOADS[:2]:
+        row = experiment.losses(schema_lib.MinSep.as_many_as_fit(200, 200), text)
+        assert all(str(value) == kept["200", text][name] for name, value in row.items())
+
+
+def test_models_are_trained_with_both_strategies(monkeypatch):
+    experiment = _load("workloads")
+    tiny = {"_TRAINED": 40, "_HELD_OUT": 16, "_BATCH": 8, "_STEPS": 15, "_SEEDS": (0, 1)}
+    for name, value in (tiny | {"_RATES": (0.1,)}).items():
+        monkeypatch.setattr(experiment, name, value)
+    row = experiment.trained("blt", "momentum=0.9,averaging=0.95", 8.0)
+    kept = _kept("workload_training.csv")
+    assert list(row) == list(kept[0]) and row["noise of the models"].startswith("-")
+    assert len(kept) == 12
+    quiet, matrix = experiment.workload_lib.parse("momentum=0.9"), np.eye(15)
+    sound, same = (experiment.accuracies(matrix, 0.0, quiet, 0.1) for _ in range(2))
+    np.testing.assert_array_equal(sound, same)
+
+
+def test_clipped_sums_are_those_of_single_examples():
+    experiment = _load("workloads")
+    rng = np.random.default_rng(0)
+    shapes = [(20, 32), (1, 32), (32, 10), (1, 10)]
+    weights = [rng.normal(size=(1, *shape)) for shape in shapes]
+    x, y = 3 * rng.normal(size=(5, 20)), rng.integers(10, size=5)
+    ones = [experiment._clipped_sums(weights, x[i : i + 1], y[i : i + 1])[0] for i in range(5)]
+    assert all(np.linalg.norm(one) <= 1.0 + 1e-9 for one in ones)
+    np.testing.assert_allclose(experiment._clipped_sums(weights, x, y)[0], sum(ones), rtol=1e-9)
+
+    def loss(flat):
+        parts = np.split(flat, np.cumsum([weight.size for weight in weights])[:-1])
+        shaped = [part.reshape(weight.shape) for part, weight in zip(parts, weights, strict=True)]
+        logits = experiment._forward(shaped, x[:1])[1][0, 0]
+        return np.log(np.sum(np.exp(logits))) - logits[y[0]]
+
+    flat, step = np.concatenate([weight.ravel() for weight in weights]), rng.normal(size=1002)
+    slope = (loss(flat + 1e-6 * step) - loss(flat - 1e-6 * step)) / 2e-6
+    gradient = ones[0] @ step
+    # A clipped gradient is shorter than the gradient, in its direction.
+    assert 0.0 < gradient / slope <= 1.0 + 1e-6
 
 
 @pytest.mark.slow

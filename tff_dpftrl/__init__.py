@@ -76,7 +76,10 @@ if TYPE_CHECKING:
     from tff_dpftrl.mechanisms.dense import Dense
     from tff_dpftrl.mechanisms.identity import Identity
     from tff_dpftrl.mechanisms.inverse_banded import InverseBanded
-    from tff_dpftrl.mechanisms.inverse_banded_optimize import optimize_bifr
+    from tff_dpftrl.mechanisms.inverse_banded_optimize import (
+        optimize_bifr,
+        optimize_inverse_banded,
+    )
     from tff_dpftrl.mechanisms.restarts import Restarted
     from tff_dpftrl.mechanisms.serialization import load as load_strategy
     from tff_dpftrl.mechanisms.serialization import save as save_strategy
@@ -138,6 +141,7 @@ __all__ = [
     "optimize_banded",
     "optimize_banded_toeplitz",
     "optimize_bifr",
+    "optimize_inverse_banded",
     "optimize_blt",
     "NoiseStream",
     # Accounting and privacy statements.
@@ -237,6 +241,7 @@ _MODULE_OF = {
     "optimize_banded": "mechanisms.banded_optimize",
     "optimize_banded_toeplitz": "mechanisms.banded_toeplitz_optimize",
     "optimize_bifr": "mechanisms.inverse_banded_optimize",
+    "optimize_inverse_banded": "mechanisms.inverse_banded_optimize",
     "optimize_blt": "mechanisms.blt_optimize",
     "NoiseStream": "numpy_noise.stream",
     "Guarantee": "accounting.guarantee",

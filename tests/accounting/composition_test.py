@@ -1,13 +1,17 @@
 """What runs have spent together, against sums that are computed here in another way."""
 
+import dataclasses
+import functools
+import json
 import math
 import sys
 
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
-from tff_dpftrl.accounting import composition, facts, statement
+from tff_dpftrl.accounting import composition, facts, mixture_of_gaussians, statement
 
 _DELTA = 1e-5
 
@@ -48,6 +52,82 @@ def test_sampled_runs_add_up():
     total = composition.compose([*runs, _gaussian("c", 0.4)])
     assert total.epsilon == pytest.approx(2.5 + _epsilon(0.4), rel=1e-6)
     assert total.delta == pytest.approx(1.1e-6 + _DELTA)
+
+
+def _of_steps(name, noise, probability, group_size, steps, *, chosen=0.0, delta=1e-6):
+    """Statement of DP-FedAvg or ELS, as far as it is read."""
+    pair = mixture_of_gaussians.els(noise, probability, group_size)
+    epsilon = mixture_of_gaussians.epsilon(pair, num_steps=steps, delta=delta)
+    parameters = {"noise_multiplier": noise, "sampling_probability": probability}
+    if group_size == 1:
+        parameters["num_rounds_charged"] = steps
+    else:
+        parameters |= {
+            "sampling": "example",
+            "group_size": group_size,
+            "num_steps_charged": steps,
+            "group_size_epsilon": chosen,
+        }
+    stated = {"epsilon": epsilon + chosen, "delta": delta, "rho_zcdp": None}
+    return composition.Spent.from_json(name, {**stated, "parameters": parameters})
+
+
+def test_loss_distributions_of_sampled_runs_are_convolved():
+    runs = [
+        _of_steps("rounds", 2.0, 0.05, 1, 100),
+        _of_steps("examples", 3.0, 0.01, 3, 50, chosen=0.125),
+        _gaussian("passes", 0.3),
+    ]
+    total = composition.compose(runs)
+    assert total.delta == _DELTA
+    assert total.how == "privacy loss distributions convolved"
+    added = math.fsum(run.epsilon for run in runs)
+    assert total.epsilon < 0.8 * added
+    assert total.epsilon == pytest.approx(0.125 + _by_dp_accounting(), rel=5e-3)
+    assert total.epsilon >= 0.125 + _by_dp_accounting(pessimistic=False)
+
+
+def _by_dp_accounting(pessimistic=True):
+    """The same runs, by dp_accounting's loss distributions on a grid, rounded up or down."""
+    make = functools.partial(
+        privacy_loss_distribution.from_mixture_gaussian_mechanism,
+        pessimistic_estimate=pessimistic,
+        value_discretization_interval=2e-3,
+    )
+    losses = [
+        make(2.0, [0.0, 1.0], [0.95, 0.05]).self_compose(100),
+        make(3.0, [0, 1, 2, 3], stats.binom.pmf(range(4), 3, 0.01)).self_compose(50),
+        make(1.0, [0.3], [1.0]),
+    ]
+    return functools.reduce(lambda a, b: a.compose(b), losses).get_epsilon_for_delta(_DELTA)
+
+
+def test_a_statement_whose_parameters_do_not_give_its_epsilon_is_added_up():
+    run = _of_steps("a", 2.0, 0.05, 1, 100)
+    assert run.steps == composition.SampledSteps(2.0, 0.05, 1, 100)
+    stated = {"epsilon": 1.5 * run.epsilon, "delta": 1e-6, "rho_zcdp": None}
+    parameters = {"noise_multiplier": 2.0, "sampling_probability": 0.05, "num_rounds_charged": 100}
+    other = composition.Spent.from_json("b", {**stated, "parameters": parameters})
+    assert other.steps is None
+    total = composition.compose([run, other])
+    assert total.epsilon == pytest.approx(2.5 * run.epsilon)
+    assert total.delta == pytest.approx(2e-6)
+    for broken in (
+        {"num_rounds_charged": 1.5},
+        {"noise_multiplier": "2"},
+        {"noise_multiplier": 0.0},
+    ):
+        stated["parameters"] = parameters | broken
+        assert composition.Spent.from_json("c", stated).steps is None
+
+
+def test_one_sampled_run_costs_what_it_states():
+    run = _of_steps("a", 2.0, 0.05, 2, 100, chosen=0.1)
+    total = composition.compose([run])
+    assert (total.epsilon, total.delta) == (run.epsilon, run.delta)
+    # Written to a manifest and read again, it is the same.
+    again = composition.Spent(**json.loads(json.dumps(dataclasses.asdict(run))))
+    assert again == run
 
 
 def test_the_larger_delta_of_gaussian_mechanisms_is_taken():

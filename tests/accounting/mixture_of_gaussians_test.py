@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 
@@ -276,15 +277,118 @@ def test_calibration_names_what_is_wrong(wrong, name):
 
 
 def test_addition_is_not_looked_at_closely_where_removal_costs_more():
-    pair, kwargs = mixture_of_gaussians.uls(0.6, 0.004), (500, 1e-6)
-    removal = mixture_of_gaussians._one_sided_epsilon(pair, *kwargs, True)
-    addition = mixture_of_gaussians._one_sided_epsilon(pair, *kwargs, False)
-    quick = mixture_of_gaussians._one_sided_epsilon(pair, *kwargs, False, at_least=removal)
+    kwargs = [(mixture_of_gaussians.uls(0.6, 0.004), 500)], 1e-6
+    removal = mixture_of_gaussians._one_sided_epsilon(*kwargs, True)
+    addition = mixture_of_gaussians._one_sided_epsilon(*kwargs, False)
+    quick = mixture_of_gaussians._one_sided_epsilon(*kwargs, False, at_least=removal)
     assert addition <= quick <= removal
     # Where it matters it is as precise as ever.
     less = 0.9 * addition
-    same = mixture_of_gaussians._one_sided_epsilon(pair, *kwargs, False, at_least=less)
+    same = mixture_of_gaussians._one_sided_epsilon(*kwargs, False, at_least=less)
     assert same == addition
+
+
+def _substitution(stddev, sampling, group):
+    pair = mixture_of_gaussians.els(stddev, sampling, group)
+    return dataclasses.replace(pair, is_substitution=True)
+
+
+@pytest.mark.parametrize("group, stddev", [(1, 0.7), (4, 2.0)])
+@pytest.mark.parametrize("sampling", [1e-4, 0.03, 1.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.3])
+def test_one_step_of_a_substitution_is_the_hockey_stick_integral(group, stddev, sampling, epsilon):
+    weights = stats.binom.pmf(np.arange(group + 1), group, sampling)
+    x = np.linspace(-group - 10 * stddev, group + 10 * stddev, 200_001)
+    upper = sum(w * stats.norm.pdf(x, j, stddev) for j, w in enumerate(weights))
+    expected = np.maximum(upper - math.exp(epsilon) * upper[::-1], 0.0).sum() * (x[1] - x[0])
+    pair = _substitution(stddev, sampling, group)
+    computed = mixture_of_gaussians.delta(pair, num_steps=1, epsilon=epsilon)
+    assert expected * (1 - 1e-6) - 1e-14 <= computed <= expected * 1.01 + 1e-14
+    if 1e-7 < expected < 0.9:
+        back = mixture_of_gaussians.epsilon(pair, num_steps=1, delta=expected)
+        assert epsilon - 1e-6 <= back <= epsilon * (1 + 1e-3) + 1e-5
+
+
+def _of_two_dimensions(means, weights, others, epsilon):
+    """Integrates the hockey-stick divergence of two mixtures in the plane, with stddev 1."""
+    x = np.linspace(-9.0, 9.0, 901)
+    density = np.stack([stats.norm.pdf(x[:, None], mean[0]) for mean in (*means, *others)])
+    second = np.stack([stats.norm.pdf(x[:, None], mean[1]) for mean in (*means, *others)])
+    each = density * second.swapaxes(1, 2)
+    upper = np.tensordot(weights, each[: len(weights)], 1)
+    lower = np.tensordot(weights, each[len(weights) :], 1)
+    return np.maximum(upper - math.exp(epsilon) * lower, 0.0).sum() * (x[1] - x[0]) ** 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_other_vectors_of_a_user_are_worse_than_opposite_ones(seed):
+    """Two examples of a user, and others in their place, of norm 1 at most in any directions."""
+    random = np.random.default_rng(seed)
+    scale, sampling = random.uniform(0.3, 2.0), random.choice([0.1, 0.5, 1.0])
+    vectors = random.normal(size=(2, 2, 2))
+    norms = random.uniform(0.0, 1.0, size=(2, 2, 1)) ** 0.3
+    vectors *= scale * norms / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    subsets = np.array([(0, 0), (0, 1), (1, 0), (1, 1)])
+    weights = np.prod(np.where(subsets, sampling, 1 - sampling), axis=1)
+    pair = _substitution(1 / scale, sampling, 2)
+    for epsilon in (0.0, 0.5, 2.0):
+        worst = mixture_of_gaussians.delta(pair, num_steps=1, epsilon=epsilon)
+        here = _of_two_dimensions(subsets @ vectors[0], weights, subsets @ vectors[1], epsilon)
+        assert here <= worst * (1 + 1e-6)
+    # The opposite ones reach it.
+    opposite = subsets @ np.array([[scale, 0.0], [scale, 0.0]])
+    reached = _of_two_dimensions(opposite, weights, -opposite, 0.5)
+    worst = mixture_of_gaussians.delta(pair, num_steps=1, epsilon=0.5)
+    assert reached == pytest.approx(worst, rel=1e-3)
+
+
+def test_two_steps_of_substitutions_are_an_integral_over_the_plane():
+    q, scale = 0.3, 0.8
+    first, second = np.array([(0, 0), (1, 0)]), np.array([(0, 0), (0, 1)])
+    means = scale * (first[:, None] + second[None, :]).reshape(4, 2)
+    weights = np.array([(1 - q) ** 2, (1 - q) * q, q * (1 - q), q * q])
+    pair = _substitution(1 / scale, q, 1)
+    for epsilon in (0.1, 1.0):
+        expected = _of_two_dimensions(means, weights, -means, epsilon)
+        computed = mixture_of_gaussians.delta(pair, num_steps=2, epsilon=epsilon)
+        assert expected * (1 - 1e-6) <= computed <= expected * 1.001
+        back = mixture_of_gaussians.epsilon(pair, num_steps=2, delta=expected)
+        assert epsilon * (1 - 1e-5) <= back <= epsilon * 1.001 + 1e-5
+
+
+def test_a_substitution_without_sampling_has_twice_the_sensitivity():
+    exact = gaussian.epsilon(2 * math.sqrt(50) / 10.0, 1e-6)
+    ours = mixture_of_gaussians.epsilon(_substitution(10.0, 1.0, 1), num_steps=50, delta=1e-6)
+    assert exact * (1 - 1e-9) <= ours <= exact * (1 + 1e-4)
+    with pytest.raises(ValueError, match="substitution"):
+        _substitution(10.0, 1.0, 1).to_dp_event(1)
+
+
+def test_different_runs_compose_as_in_dp_accounting():
+    runs = [
+        (mixture_of_gaussians.uls(2.0, 0.05), 100),
+        (mixture_of_gaussians.els(2.5, 0.01, 2), 50),
+        (mixture_of_gaussians.MixtureOfGaussians(1.0, (0.3,), (1.0,)), 1),
+    ]
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
+    for mixture, number in runs:
+        accountant.compose(mixture.to_dp_event(number))
+    ours = mixture_of_gaussians.epsilon_of_runs(runs, delta=1e-5)
+    assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
+    # In any order; and one run cut in two is the same run.
+    assert mixture_of_gaussians.epsilon_of_runs(runs[::-1], delta=1e-5) == pytest.approx(ours)
+    halves = [(runs[0][0], 30), (runs[0][0], 70)]
+    whole = mixture_of_gaussians.epsilon(runs[0][0], num_steps=100, delta=1e-5)
+    assert mixture_of_gaussians.epsilon_of_runs(halves, delta=1e-5) == pytest.approx(
+        whole, rel=1e-4
+    )
+
+
+def test_gaussian_mechanisms_compose_to_one():
+    runs = [(mixture_of_gaussians.MixtureOfGaussians(1.0, (mu,), (1.0,)), 1) for mu in (0.4, 0.9)]
+    exact = gaussian.epsilon(math.hypot(0.4, 0.9), 1e-6)
+    ours = mixture_of_gaussians.epsilon_of_runs(runs, delta=1e-6)
+    assert exact * (1 - 1e-9) <= ours <= exact * (1 + 1e-4)
 
 
 def test_accountant_accepts_the_event():
@@ -362,7 +466,7 @@ def test_any_noise_gives_an_epsilon_that_covers_the_whole_delta(noise):
 def test_counting_and_losses_agree_where_both_can_be_used():
     pair = mixture_of_gaussians.uls(0.02, 0.01)
     tight = mixture_of_gaussians.epsilon(pair, num_steps=20, delta=1e-6)
-    loose = mixture_of_gaussians._epsilon_by_counting(pair, 20, 1e-6)
+    loose = mixture_of_gaussians._epsilon_by_counting([(pair, 20)], 1e-6)
     assert tight <= loose < 1.5 * tight
 
 

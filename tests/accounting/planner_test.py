@@ -11,7 +11,7 @@ import pytest
 
 from tff_dpftrl.accounting import guarantee, planner, planner_plots, planner_request
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.mechanisms import tree
+from tff_dpftrl.mechanisms import tree, workload
 from tff_dpftrl.participation import schema as schema_lib
 
 _REQUEST = planner_request.Request(
@@ -52,6 +52,24 @@ def test_noise_is_that_of_the_materialised_matrices(plans):
         assert plan.noise_in_sum == pytest.approx(rms * scale, rel=1e-6)
         per_round = math.sqrt(np.mean(np.sum(noise**2, axis=1)))
         assert plan.noise_per_round == pytest.approx(per_round * scale, rel=1e-6)
+
+
+def test_noise_of_models_is_that_of_the_workload():
+    made = workload.UpdateRule(momentum=0.9, decay="cosine").workload(40)
+    small = dataclasses.replace(
+        _REQUEST, population=3000, num_rounds=40, report_goals=(300,), workload=made
+    )
+    names = ("blt", "bandtoep", "tree")
+    for plan in planner.make_plans(small, names):
+        noise = made.matrix() @ plan.strategy.noise_matrix(40)
+        rms = math.sqrt(np.mean(np.sum(noise**2, axis=1)))
+        scale = plan.guarantee.noise_multiplier / 300
+        assert plan.noise_in_sum == pytest.approx(rms * scale, rel=1e-6)
+    optimum = planner.make_plans(small, ("bandtoep",))[0].strategy
+    (sums,) = planner.make_plans(dataclasses.replace(small, workload=None), ("bandtoep",))
+    schema = sums.guarantee.schema
+    assert optimum.rms_loss(schema, made) < 0.99 * sums.strategy.rms_loss(schema, made)
+    assert planner.production_noise_in_sum(40, made) > 0
 
 
 def test_pareto_set_by_brute_force(plans):

@@ -40,7 +40,7 @@ def _exact_delta(num_steps: int, epsilon: float) -> float:
 
 def _composed(step, num_steps, saddle, log_delta):
     interval = privacy_loss.resolution(saddle, num_steps, _TOLERANCE)
-    return privacy_loss.ComposedLoss(step, num_steps, saddle, interval, log_delta - 25.0)
+    return privacy_loss.ComposedLoss([(step, num_steps)], saddle, interval, log_delta - 25.0)
 
 
 @pytest.mark.parametrize("num_steps", [1, 40, 1000])
@@ -53,7 +53,7 @@ def test_delta_is_the_binomial_sum(num_steps, share):
     epsilon = _LOSS * (2 * count - num_steps) - _LOSS
     epsilon = max(epsilon, 0.0)
     exact = _exact_delta(num_steps, epsilon)
-    saddle = privacy_loss.saddle_for_epsilon(_step(), num_steps, epsilon)
+    saddle = privacy_loss.saddle_for_epsilon([(_step(), num_steps)], epsilon)
     computed = _composed(_step(), num_steps, saddle, math.log(exact)).delta(epsilon)
     # Moving epsilon by a relative 1e-5 moves log delta by the tilt times that; rounding is charged.
     moved = 2 * _TOLERANCE * saddle.tilt * max(epsilon, 1e-3)
@@ -62,7 +62,7 @@ def test_delta_is_the_binomial_sum(num_steps, share):
 
 @pytest.mark.parametrize("delta", [1e-30, 1e-12, 1e-6, 1e-2])
 def test_epsilon_is_just_large_enough(delta):
-    saddle = privacy_loss.saddle_for_delta(_step(), 500, math.log(delta))
+    saddle = privacy_loss.saddle_for_delta([(_step(), 500)], math.log(delta))
     computed = _composed(_step(), 500, saddle, math.log(delta)).epsilon(delta)
     assert computed <= saddle.epsilon
     assert _exact_delta(500, computed) <= delta
@@ -70,7 +70,7 @@ def test_epsilon_is_just_large_enough(delta):
 
 
 def test_epsilon_is_never_negative():
-    saddle = privacy_loss.saddle_for_delta(_step(), 100, math.log(0.05))
+    saddle = privacy_loss.saddle_for_delta([(_step(), 100)], math.log(0.05))
     composed = _composed(_step(), 100, saddle, math.log(0.05))
     largest = _exact_delta(100, 0.0)  # Total variation: with more δ nothing is left to promise.
     assert [composed.epsilon(delta) for delta in (1.1 * largest, 0.99, 1 - 1e-9)] == [0.0] * 3
@@ -79,7 +79,7 @@ def test_epsilon_is_never_negative():
 
 def test_infinite_losses_are_charged():
     step = _step(infinity_mass=1e-8)
-    saddle = privacy_loss.saddle_for_delta(step, 100, math.log(1e-5))
+    saddle = privacy_loss.saddle_for_delta([(step, 100)], math.log(1e-5))
     composed = _composed(step, 100, saddle, math.log(1e-5))
     lost = -math.expm1(100 * math.log1p(-1e-8))
     assert composed.epsilon(lost) == math.inf
@@ -91,8 +91,8 @@ def test_infinite_losses_are_charged():
 
 def test_a_hopelessly_coarse_grid_promises_nothing():
     step = _step()
-    saddle = privacy_loss.Saddle(500.0, 1.0, privacy_loss._cumulant(step, 500.0))
-    composed = privacy_loss.ComposedLoss(step, 10, saddle, 10.0, math.log(1e-12))
+    saddle = privacy_loss.Saddle(500.0, 1.0, (privacy_loss._cumulant(step, 500.0),))
+    composed = privacy_loss.ComposedLoss([(step, 10)], saddle, 10.0, math.log(1e-12))
     assert composed.epsilon(1e-6) == math.inf
     assert composed.delta(1.0) == 1.0
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 
 import pytest
 
-from tff_dpftrl.accounting import dp_fedavg, guarantee
+from tff_dpftrl.accounting import dp_fedavg, gaussian, guarantee, mixture_of_gaussians
 from tff_dpftrl.cli import account, main
 from tff_dpftrl.mechanisms import banded_toeplitz, restarts, serialization, tree, zoo
 from tff_dpftrl.participation import schema as schema_lib
@@ -101,13 +102,74 @@ def test_clip_norm_inflation_is_charged(capsys):
 def test_amplification_by_cyclic_sampling(capsys):
     report = _json(
         capsys, "--mechanism", "bandfhu", "--bands", "10", "--noise-multiplier", "2", "--rounds",
-        "95", "--min-sep", "10", "--delta", "1e-7", "--sampling-groups", "10",
+        "95", "--delta", "1e-7", "--sampling", "cyclic", "--sampling-groups", "10",
         "--sampling-probability", "0.05",
     )  # fmt: skip
-    once = banded_toeplitz.BandedToeplitz.fhu(10).sensitivity(schema_lib.MinSep(95, 95, 1))
+    strategy = banded_toeplitz.BandedToeplitz.fhu(10)
+    once = strategy.sensitivity(schema_lib.MinSep(95, 95, 1))
     expected = dp_fedavg.DpFedAvg(0.05, 2 / once.value, 10).epsilon(1e-7)
-    assert report["epsilon_amplified"] == pytest.approx(expected, rel=1e-9)
-    assert report["epsilon_amplified"] < report["epsilon"]
+    assert report["epsilon"] == pytest.approx(expected, rel=1e-9)
+    known = guarantee.dp_ftrl_guarantee(
+        strategy, noise_multiplier=2, schema=schema_lib.MinSep(95, 10, 10), delta=1e-7
+    )
+    assert report["epsilon_if_known"] == pytest.approx(known.epsilon)
+    assert report["epsilon"] < report["epsilon_if_known"]
+
+
+_DP_SGD = [
+    "--noise-multiplier", "1.5", "--rounds", "100", "--delta", "1e-6", "--sampling", "poisson",
+    "--sampling-probability", "0.02",
+]  # fmt: skip
+
+
+def test_dp_sgd_needs_no_mechanism_and_no_separation(capsys):
+    report = _json(capsys, *_DP_SGD)
+    assert report["epsilon"] == dp_fedavg.DpFedAvg(0.02, 1.5, 100).epsilon(1e-6)
+    assert (report["mechanism"], report["group_size"]) == ("identity", 1)
+    # Of two examples of a user; and of two users who are replaced together.
+    two = _json(capsys, *_DP_SGD, "--group-size", "2")
+    pair = mixture_of_gaussians.els(1.5, 0.02, 2)
+    assert two["epsilon"] == mixture_of_gaussians.epsilon(pair, num_steps=100, delta=1e-6)
+    other = _json(capsys, *_DP_SGD, "--neighbours", "substitute", "--group-of", "2")
+    assert other["epsilon"] == report["epsilon"]
+    pair = dataclasses.replace(pair, is_substitution=True)
+    assert other["neighbours"]["epsilon"] == mixture_of_gaussians.epsilon(
+        pair, num_steps=100, delta=1e-6
+    )
+    assert _run(*_DP_SGD, "--neighbours", "substitute") == 0
+    text = capsys.readouterr().out
+    assert "if nobody learns who was drawn" in text
+    assert "where the data of a user are replaced by other data (the privacy loss" in text
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["bins", "--bins", "4", "--mechanism", "bandfhu", "--bands", "2"],
+        ["b-min-sep", "--min-sep", "4", "--sampling-probability", "0.1", "--mechanism", "identity"],
+        ["allocation", "--rounds-per-client", "2"],
+        ["truncated", "--sampling-probability", "0.1", "--clients", "90", "--largest-cohort", "40"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_every_other_sampling_is_below_samples_that_are_known(flags, capsys):
+    run = ["--noise-multiplier", "3", "--rounds", "12", "--delta", "1e-5", "--sampling"]
+    report = _json(capsys, *run, *flags)
+    assert report["sampling"] == flags[0]
+    assert 0 < report["epsilon"] <= report["epsilon_if_known"]
+    assert main.main(["account", *run, flags[0]]) == 2
+    assert f"--sampling {flags[0]} needs --" in capsys.readouterr().err
+
+
+def test_other_neighbours_without_sampling_have_a_larger_sensitivity(capsys):
+    plain = _json(capsys, *_ES_ES)
+    report = _json(capsys, *_ES_ES, "--neighbours", "substitute", "--group-of", "3")
+    mu = (2 * plain["rho_zcdp"]) ** 0.5
+    other = report.pop("neighbours")
+    assert report == plain
+    assert other["epsilon"] == pytest.approx(gaussian.epsilon(6 * mu, 1e-10))
+    same = _json(capsys, *_ES_ES, "--neighbours", "add-or-remove")
+    assert same["neighbours"]["epsilon"] == plain["epsilon"]
 
 
 def test_participations_default_to_as_many_as_fit(capsys):
@@ -132,13 +194,50 @@ def test_no_noise_is_no_guarantee(capsys):
         (["--first-restart", "5"], "--restart-every"),
         (["--restart-every", "0"], "--restart-every must be at least 1"),
         (["--buffers", "3"], "buffers is for the mechanism blt, not for tree"),
-        (["--sampling-groups", "3"], "go together"),
-        (["--sampling-groups", "3", "--sampling-probability", "0.1"], "banded"),
+        (["--sampling-groups", "3"], "--sampling-groups needs --sampling, one of poisson"),
+        (["--sampling", "cyclic", "--sampling-groups", "3"], "needs --sampling-probability"),
+        (["--sampling", "poisson", "--sampling-probability", "0.1"], "--max-participations"),
+        (["--group-of", "0"], "group_of must be at least 1"),
         (["--clip-norm-inflation", "0.5"], "clip_norm_inflation"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(extra, message, capsys):
     assert main.main(["account", *_ES_ES, *extra]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "extra, message",
+    [
+        (["--mechanism", "tree"], "poisson is accounted for with independent noise only"),
+        (["--sampling-groups", "3"], "--sampling-groups is not for --sampling poisson"),
+        (["--sampling-probability", "1.5"], "sampling_probability must be"),
+        (["--sampling", "cyclic", "--sampling-groups", "3"], "--mechanism bandtoep --bands 4"),
+        (["--clip-norm-inflation", "1.1"], "multiply --noise-multiplier"),
+        (["--restart-every", "4"], "--restart-every"),
+        (
+            ["--sampling", "cyclic", "--sampling-groups", "3", "--mechanism", "tree"],
+            "needs a banded C",
+        ),
+        (
+            [
+                "--sampling",
+                "cyclic",
+                "--sampling-groups",
+                "3",
+                "--mechanism",
+                "bandfhu",
+                "--bands",
+                "4",
+            ],
+            "num_groups must be at least the number of bands 4",
+        ),
+    ],
+)
+def test_bad_input_with_sampling_is_one_line_and_status_2(extra, message, capsys):
+    assert main.main(["account", *_DP_SGD, *extra]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

@@ -12,7 +12,7 @@ import pytest
 
 from tff_dpftrl.cli import compare
 from tff_dpftrl.cli import main as main_lib
-from tff_dpftrl.mechanisms import blt, blt_optimize, serialization, tree, zoo
+from tff_dpftrl.mechanisms import blt, blt_optimize, serialization, table, tree, workload, zoo
 from tff_dpftrl.participation import schema as schema_lib
 
 
@@ -75,6 +75,23 @@ def test_optimised_at_each_point(tmp_path):
         schema = schema_lib.MinSep(100, 20, int(row["max_participations"]))
         best = blt_optimize.search(schema, num_buffers=2)
         assert float(row["max_loss"]) == pytest.approx(best.max_loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("again", [(), ("--optimize-at-each-point",)])
+def test_losses_are_those_of_the_models(tmp_path, again):
+    out, text = tmp_path / "table.csv", "momentum=0.9,decay=cosine"
+    _run(
+        "bandtoep", "tree", "--rounds", "60", "--min-sep", "20", "--vary", "rounds", "--values",
+        "40,60", "--workload", text, *again, "--csv", str(out),
+    )  # fmt: skip
+    for row in _table(out):
+        num_rounds = int(row["num_rounds"])
+        schema, made = schema_lib.MinSep.as_many_as_fit(num_rounds, 20), workload.parse(text)
+        planned = schema if again else schema_lib.MinSep.as_many_as_fit(60, 20)
+        options = table.Options(workload=made.workload(planned.num_rounds))
+        strategy = table.build(row["strategy"], planned, table.fitting(row["strategy"], options))
+        expected = strategy.rms_loss(schema, made.workload(num_rounds))
+        assert float(row["rms_loss"]) == pytest.approx(expected, rel=1e-9)
 
 
 def test_printed_as_text_json_and_csv(tmp_path, capsys):

@@ -45,9 +45,9 @@ def test_flags_are_the_options_of_mechanisms():
         "--mechanism", "tree", *_SCHEMA, *given, "--correlation", "0.5", "--checkpoint", "x"
     )
     expected = table.Options("rms", 3, 0.9, 5, 0.5, "x")
-    assert mechanism_flags.options_from(args) == expected
+    assert mechanism_flags.options_from(args, 10) == expected
     auto = _parse("--mechanism", "blt", *_SCHEMA, "--buffers", "auto")
-    assert mechanism_flags.options_from(auto) == table.DEFAULTS
+    assert mechanism_flags.options_from(auto, 10) == table.DEFAULTS
 
 
 def test_a_mechanism_is_that_of_the_table_with_restarts():

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tff_dpftrl.cli import optimize
-from tff_dpftrl.mechanisms import serialization, table
+from tff_dpftrl.mechanisms import serialization, table, workload
 from tff_dpftrl.participation import schema as schema_lib
 
 _PAPER = ["--rounds", "2052", "--min-sep", "342", "--max-participations", "6"]
@@ -126,6 +126,25 @@ def test_help_teaches_and_needs_no_tensorflow(capsys):
         "sys.exit(any(name in sys.modules for name in ('numpy', 'tensorflow', 'matplotlib')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_workload_has_its_losses_and_those_of_the_prefix_optimum(tmp_path, capsys):
+    path = tmp_path / "strategy.json"
+    flags = ["--mechanism", "bandtoep", *_SMALL, "--workload", "momentum=0.9,decay=cosine"]
+    _run(*flags, "--output", str(path))
+    report = json.loads(capsys.readouterr().out)
+    schema = schema_lib.MinSep(40, 10, 3)
+    made, strategy = workload.parse(flags[-1]).workload(40), serialization.load(path)
+    assert report["workload"] == "momentum 0.9, cosine decay"
+    assert report["rms_loss"] == pytest.approx(strategy.rms_loss(schema, made))
+    assert report["rms_loss"] < 0.97 * report["rms_loss_of_prefix_optimum"]
+    assert report["max_loss_of_prefix_optimum"] > 0
+    # What a file claims is of prefix sums, as for all strategies.
+    serialization.load_certificate(path).verify(strategy)
+    with pytest.raises(ValueError, match="workload is for the mechanism blt or"):
+        _run("--mechanism", "tree", *flags[2:])
+    with pytest.raises(ValueError, match="warmup must be below the 40 rounds, got 40"):
+        _run(*flags[:-1], "warmup=40")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,38 @@ def test_text_has_a_table_the_hypothesis_and_commands(capsys):
     assert "If devices come back after 400 rounds: epsilon 7.703" in text
 
 
+_SAMPLED = [
+    "--population", "800", "--rounds", "40", "--delta", "1e-5", "--target-epsilon", "4",
+    "--report-goals", "40", "--sampling",
+]  # fmt: skip
+
+
+def test_sampled_clients_have_a_table_of_bands(capsys):
+    every = _out(capsys, *_SAMPLED, "cyclic", "--all").splitlines()
+    assert every[0].split()[:4] == ["goal", "mechanism", "sampling-probability", "sampling-groups"]
+    assert every[1].split()[:4] == ["40", "identity", "0.05", "1"]
+    assert len(every) == 1 + 5 + 2  # 1, 2 ... 16 bands, and the hypothesis.
+    best = json.loads(_out(capsys, *_SAMPLED, "cyclic", "--format", "json"))["plans"]
+    assert len(best) == 1 and best[0]["epsilon"] <= 4
+    calibrated = [
+        "calibrate", "--target-epsilon", "4", "--delta", "1e-5", "--rounds", "40", "--sampling",
+        "poisson", "--sampling-probability", "0.05", "--format", "json",
+    ]  # fmt: skip
+    (plain,) = json.loads(_out(capsys, *_SAMPLED, "poisson", "--format", "json"))["plans"]
+    assert main.main(calibrated) == 0
+    noise = json.loads(capsys.readouterr().out)["noise_multiplier"]
+    assert plain["noise_multiplier"] == pytest.approx(noise, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    "flag", [["--min-sep", "4"], ["--plot", "a.png"], ["--what-if-rounds", "9"]]
+)
+def test_what_is_not_for_samples_is_one_line_and_status_2(flag, capsys):
+    assert main.main(["plan", *_SAMPLED, "poisson", *flag]) == 2
+    error = capsys.readouterr().err
+    assert f"{flag[0]} is not for --sampling" in error and error.count("\n") == 1
+
+
 @pytest.mark.parametrize("delta, warned", [("0.05", True), ("0.03", False)])
 def test_a_delta_of_one_over_the_population_is_warned_of(capsys, delta, warned):
     parser = argparse.ArgumentParser()
@@ -112,6 +144,14 @@ def test_json(capsys):
         assert {"noise_multiplier", "noise_in_sum", "memory_bytes", "upload_bytes"} <= row.keys()
     everything = json.loads(_out(capsys, *_TARGET, "--format", "json", "--all"))
     assert len(everything["plans"]) == 27 > len(report["plans"])
+
+
+def test_a_workload_is_planned_for_and_is_in_the_commands(capsys):
+    known = ["--population", "40000", "--rounds", "200", "--delta", "1e-8"]
+    flags = ["--target-epsilon", "5", "--report-goals", "650", "--mechanisms", "blt"]
+    text = _out(capsys, *known, *flags, "--workload", "momentum=0.9")
+    assert "Noise is that of the models, for momentum 0.9." in text
+    assert "--max-participations 4 --workload momentum=0.9 --output strategy.json" in text
 
 
 def test_what_if(capsys):

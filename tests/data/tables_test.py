@@ -256,7 +256,7 @@ _BAD_LINES = b"""{"user": "ann", "text": "good"}
                 "1 without a user (t.jsonl:3)",
                 "1 without a text (t.jsonl:4)",
                 "1 with a int instead of a text (t.jsonl:5)",
-                "1 with a list or an object as the id of the user (t.jsonl:6)",
+                "1 with a list of users, which finetune takes with rows_per_owner (t.jsonl:6)",
                 "1 with a fraction as the id of the user (t.jsonl:7)",
                 "1 that are no JSON object (t.jsonl:8)",
             ],

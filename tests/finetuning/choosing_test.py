@@ -10,6 +10,7 @@ from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.finetuning import choosing, example_sampling, group_size, proxies, run_privacy
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import plan as plan_lib
+from tff_dpftrl.mechanisms import workload
 from tff_dpftrl.participation import observed
 from tff_dpftrl.runs import dp_ftrl_privacy
 
@@ -209,6 +210,35 @@ def test_passes_sample_nothing_and_correlate_the_noise():
     assert 3.9 < plan.epsilon_after(100) <= 4.0
     assert "everybody once in 50 steps" in chosen.reasons[-1]
     assert chosen.facts["group_size"] == 2
+
+
+def test_passes_are_optimised_for_the_models_of_the_optimizer():
+    given = {"sampling": "passes", "group_size": 4, "delta": 1e-6, "clip_norm": 1.0}
+    options = {"optimizer": "momentum", "decay": "cosine", "warmup_steps": 5}
+    made = _options(workload="auto", **given, **options)
+    rule = workload.UpdateRule(
+        momentum=0.9, decay="cosine", warmup_rounds=5, rate_before_momentum=True
+    )
+    assert made.model_workload == rule.workload(100)
+    plan = _choose(made).privacy
+    sums = _choose(_options(**given, **options)).privacy
+    losses = [one.strategy.max_loss(one.schema, made.model_workload) for one in (plan, sums)]
+    assert losses[0] < 0.99 * losses[1]
+    sampled = given | {"sampling": "cyclic", "bands": 4, "compute_budget": 64}
+    turns, of_sums = (
+        _choose(_options(workload=name, **sampled, **options)).privacy
+        for name in ("auto", "prefix")
+    )
+    losses = [one.strategy.rms_error(100, made.model_workload) for one in (turns, of_sums)]
+    norms = [np.linalg.norm(one.strategy.coefficients) for one in (turns, of_sums)]
+    assert losses[0] * norms[0] < 0.99 * losses[1] * norms[1]
+    assert turns.workload == made.model_workload and of_sums.workload is None
+    for changes, message in (
+        ({"sampling": "user", "cohort_size": 9}, "workload 'auto' is for correlated noise"),
+        ({"mechanism": "tree"}, "workload 'auto' is for the mechanism blt or .* not for tree"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _options(workload="auto", **given | changes)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,11 @@ def test_every_option_has_help_and_a_group():
             "group_size=2 and cohort_size=8 make 16 gradients in a step, not compute_budget=64: "
             "leave one of the three out",
         ),
+        ({"sampling": "user", "rows_per_owner": 2}, "rows_per_owner needs sampling 'example'"),
+        (
+            {"sampling": "example", "rows_per_owner": 2, "group_size": 3},
+            "group_size=3 is not rows_per_owner=2",
+        ),
         ({"sampling": "passes"}, "sampling 'passes' needs group_size"),
         ({"sampling": "cyclic", "bands": 0}, "bands must be at least 1"),
         ({"sampling": "cyclic", "bands": "all"}, "bands must be one of auto"),

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tff_dpftrl.finetuning import config as config_lib
-from tff_dpftrl.finetuning import optimizers
+from tff_dpftrl.finetuning import optimizers, private_steps
 
 
 def _options(**options):
@@ -54,6 +54,43 @@ def test_optimizers_take_the_options_that_are_theirs():
     decayed = _moved([one], optimizer="adamw", weight_decay=0.5, **moments)
     np.testing.assert_allclose(decayed, -0.1 * np.sign(one) - 0.05, rtol=1e-4)
     assert np.all(np.sign(_moved([one], optimizer="adafactor")) == -np.sign(one))
+
+
+@pytest.mark.parametrize(
+    "options, averaging",
+    [
+        ({"optimizer": "sgd", "decay": "cosine", "warmup_steps": None}, None),
+        ({"optimizer": "momentum", "momentum": 0.7}, 0.8),
+        ({"optimizer": "momentum", "momentum": 0.9, "decay": "linear", "warmup_steps": 3}, None),
+        ({"optimizer": "adam", "momentum": 0.6, "decay": "cosine"}, None),
+        ({"optimizer": "adamw", "weight_decay": 0.5, "decay": "cosine", "warmup_steps": 2}, 0.7),
+    ],
+)
+def test_a_workload_is_what_the_optimizer_makes_of_impulses(options, averaging):
+    options, size = _options(learning_rate=0.5, num_steps=20, **options), 20
+    optimizer = optimizers.build(options)
+    weights = tf.Variable(np.zeros(size, np.float32))
+    optimizer.build([weights])
+    adam = options.optimizer in ("adam", "adamw")
+    # Adam divides by √v + 1e-7: with such small gradients that is constant but for the √(1 − β₂^t)
+    # of its step. The scale of the impulses brings both back to 1.
+    scale, average, rows = 1e-11, [np.zeros(size)], []
+    for step, impulse in enumerate(np.eye(size, dtype=np.float32)):
+        optimizer.learning_rate.assign(optimizers.learning_rate(options, step))
+        if adam:
+            correction = np.sqrt(1 - options.second_moment_decay ** (step + 1))
+            impulse = scale * impulse
+            optimizer.learning_rate.assign(optimizer.learning_rate / correction)
+            if options.optimizer == "adamw":
+                optimizer.weight_decay = options.weight_decay * correction
+        optimizer.apply_gradients([(tf.constant(impulse), weights)])
+        model = weights.numpy().astype(np.float64)
+        if averaging is not None:
+            average = private_steps._averaged(average, [model], averaging, step + 1)
+            model = average[0]
+        rows.append(-model / 0.5 * (1e-7 / scale if adam else 1.0))
+    found = optimizers.update_rule(options, averaging).workload(size)
+    np.testing.assert_allclose(np.array(rows), found.matrix(), rtol=1e-3, atol=1e-5)
 
 
 if __name__ == "__main__":

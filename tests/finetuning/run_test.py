@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tests.finetuning import toy_finetuning
 from tff_dpftrl.auditing.recount import run_folder
-from tff_dpftrl.data import jsonl, sequences, split, tables
+from tff_dpftrl.data import jsonl, owners, sequences, split, tables
 from tff_dpftrl.finetuning import (
     example_sampling,
     group_size,
@@ -429,6 +429,39 @@ def test_rows_and_tables_are_the_users(toy, tmp_path):
         with pytest.raises(ValueError, match="cannot be public: name other text"):
             reading = named.part(tables.TableOptions)
             proxies.read(public, is_tokenized=False, protected=str(table), table=reading)
+
+
+def test_rows_of_several_owners_are_drawn_by_themselves_and_protect_each_owner(toy, tmp_path):
+    corpus = jsonl.read(toy / "users.jsonl")
+    names = corpus.user_ids
+    rows = [
+        ([user, names[(number + 1) % len(names)]], text)
+        for number, user in enumerate(names)
+        for text in corpus.examples(user)
+    ]
+    options = {
+        "sampling": "example",
+        "rows_per_owner": 3,
+        "compute_budget": 8,
+        "noise_multiplier": 1.0,
+        "deterministic_noise_seed": None,
+        "data": "rows",
+    }
+    config = toy_finetuning.config(toy, **options)
+    assert config.group_size == 3
+    found = run.finetune(config, tmp_path / "a", rows=rows, progress=lambda line: None)
+    statement = found.statement
+    assert statement.parameters["group_size"] == 3
+    assert "all rows that name it: at most 3 of them are used" in statement.parameters["user"]
+    assert any("same lists of owners" in one for one in statement.not_covered)
+    # No owner has more than three of the rows in the pool, from which each row comes by itself.
+    selected = owners.select([cell for cell, _ in rows], 3)
+    pool = json.loads((tmp_path / "a" / "private" / "pool.json").read_text())
+    assert sum(pool["examples_of_users"]) <= selected.is_selected.sum()
+    assert max(pool["examples_of_users"]) <= 3
+    with pytest.raises(ValueError, match="rows_per_owner"):
+        lists = dataclasses.replace(config, rows_per_owner=None)
+        run.finetune(lists, tmp_path / "b", rows=rows, progress=lambda line: None)
 
 
 def test_proxies_must_not_be_the_rows(toy, tmp_path):

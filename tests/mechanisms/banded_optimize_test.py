@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from tff_dpftrl.mechanisms import banded_optimize, banded_toeplitz_optimize
+from tff_dpftrl.mechanisms import banded_optimize, banded_toeplitz_optimize, workload
 from tff_dpftrl.participation import schema as schema_lib
 
 
@@ -118,6 +118,9 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path):
         banded_optimize.optimize_banded(schema_lib.MinSep(21, 5, 4), checkpoint=path)
     with pytest.raises(ValueError, match="another problem"):
         banded_optimize.optimize_banded(schema, checkpoint=path, minimize_rms=False)
+    with pytest.raises(ValueError, match="another problem .* or workload"):
+        momentum = workload.UpdateRule(momentum=0.9).workload(20)
+        banded_optimize.optimize_banded(schema, checkpoint=path, workload=momentum)
 
 
 def test_a_checkpoint_without_a_folder_is_refused_before_the_search(tmp_path):

@@ -50,6 +50,33 @@ def test_recipe_redraws_the_past():
     assert strategy.memory_copies(12) == 0
 
 
+def test_blocks_cost_memory_and_save_draws():
+    strategy = dense.Dense(_matrix(), rounds_at_once=5)
+    assert strategy.memory_copies(12) == 5
+    assert strategy.noise_recipe().rounds_at_once == 5
+    # Blocks begin at 0, 5 and 10, and need the draws up to their last rounds.
+    assert strategy.draws_per_round(12) == (5 + 10 + 12) / 12
+    assert dense.Dense(_matrix()).draws_per_round(12) == 13 / 2
+    values = json.loads(json.dumps(strategy.to_dict()))
+    assert dense.Dense.from_dict(values).rounds_at_once == 5
+    assert "rounds_at_once" not in dense.Dense(_matrix()).to_dict()
+
+
+@pytest.mark.parametrize("bad", [0, 13, 1.5])
+def test_bad_blocks_are_refused(bad):
+    with pytest.raises(ValueError, match="rounds_at_once"):
+        dense.Dense(_matrix(), rounds_at_once=bad)
+
+
+def test_too_many_rounds_cannot_be_run(monkeypatch):
+    monkeypatch.setattr(dense, "_MAX_RUN_ROUNDS", 11)
+    strategy = dense.Dense(_matrix())
+    with pytest.raises(ValueError, match="12 rounds cannot be run: 11 is the most"):
+        strategy.noise_recipe()
+    assert strategy.rms_error(12) > 0.0
+    assert dense.Dense(_matrix(11)).noise_recipe().max_rounds == 11
+
+
 def test_round_trip_through_json():
     strategy = dense.Dense(_matrix())
     values = json.loads(json.dumps(strategy.to_dict()))

@@ -17,6 +17,7 @@ from tff_dpftrl.mechanisms import (
     restarts,
     table,
     tree,
+    workload,
 )
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -98,6 +99,7 @@ def test_a_person_is_told_what_a_default_costs():
 def test_an_option_is_taken_or_refused(name, option, tmp_path):
     values = {"error": "max", "buffers": 2, "max_decay": 0.9, "bands": 3, "correlation": 0.5}
     values["checkpoint"] = str(tmp_path / "search.npz")
+    values["workload"] = workload.UpdateRule(momentum=0.9).workload(60)
     options = table.Options(**{option: values[option]})
     if option in table.MECHANISMS[name].options:
         assert table.fitting(name, options) == options

@@ -34,4 +34,8 @@ STRATEGIES = {
     "dense": dense.Dense(
         np.eye(ROUNDS) + np.tril(np.random.default_rng(1).random((ROUNDS, ROUNDS)) / 20)
     ),
+    "dense-in-blocks": dense.Dense(
+        np.eye(ROUNDS) + np.tril(np.random.default_rng(2).random((ROUNDS, ROUNDS)) / 20),
+        rounds_at_once=6,
+    ),
 }

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests.numpy_noise.example_strategies import ROUNDS, STRATEGIES
-from tff_dpftrl.mechanisms import noise_recipe
+from tff_dpftrl.mechanisms import dense, noise_recipe
 from tff_dpftrl.numpy_noise import kernels
 
 
 def _run_on_basis(recipe):
     """Map from draws to noise, [rounds, number of draws]; each round is run twice."""
-    kernel, columns = kernels.build(recipe), {}
+    kernel, columns = kernels.build(recipe), {i: i for i in range(ROUNDS)}
     size = 16 * ROUNDS
 
     def draw(index):
@@ -47,6 +47,22 @@ def test_noise_has_the_covariance_of_the_dense_matrix(name):
     if strategy.strategy_matrix(ROUNDS).shape == (ROUNDS, ROUNDS):  # No tree.
         scale = np.max(np.abs(matrix))
         np.testing.assert_allclose(streamed[:, :ROUNDS], matrix, atol=1e-5 * scale)
+
+
+def test_blocks_of_any_size_have_the_same_noise_bit_for_bit():
+    matrix = STRATEGIES["dense"].strategy_matrix(ROUNDS)
+
+    def emitted(rounds_at_once):
+        kernel = kernels.build(dense.Dense(matrix, rounds_at_once=rounds_at_once).noise_recipe())
+        draws = np.random.default_rng(3).normal(size=(ROUNDS, 9)).astype(np.float32)
+        buffer, rows = np.full((kernel.num_buffers, 9), 1e6, np.float32), []
+        for t in range(ROUNDS):
+            noise, buffer = kernel.step(buffer, t, lambda index: draws[index].copy())
+            rows.append(noise)
+        return np.stack(rows)
+
+    for rounds_at_once in (2, 5, ROUNDS):
+        np.testing.assert_array_equal(emitted(rounds_at_once), emitted(1))
 
 
 def test_strategies_can_be_told_apart():

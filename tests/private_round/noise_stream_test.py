@@ -14,6 +14,7 @@ from tff_dpftrl.mechanisms import (
     banded,
     banded_toeplitz,
     blt,
+    dense,
     identity,
     inverse_banded,
     noise_recipe,
@@ -30,6 +31,8 @@ _PRODUCTION = blt.Blt(
 _RNG = np.random.default_rng(5)
 _ROWS = np.hstack([np.ones((40, 1)), _RNG.uniform(0, 0.4, (40, 3))])
 _GENERAL = banded.Banded(np.where(np.arange(4) <= np.arange(40)[:, np.newaxis], _ROWS, 0.0))
+
+_DENSE = np.tril(_RNG.normal(size=(23, 23)) / 3) + 2 * np.eye(23)
 
 
 def _run_on_basis(recipe, num_rounds):
@@ -54,6 +57,7 @@ def _run_on_basis(recipe, num_rounds):
         pytest.param(_GENERAL, 40, id="banded"),
         pytest.param(inverse_banded.InverseBanded.bisr(5), 2000, id="bisr"),
         pytest.param(inverse_banded.InverseBanded.lambda_cgd(0.7), 200, id="lambda-cgd"),
+        pytest.param(dense.Dense(_DENSE, rounds_at_once=6), 23, id="dense-in-blocks"),
     ],
 )
 def test_streamed_noise_is_the_noise_matrix(strategy, num_rounds):
@@ -71,6 +75,7 @@ def test_streamed_noise_is_the_noise_matrix(strategy, num_rounds):
         banded_toeplitz.BandedToeplitz.fhu(4),
         _GENERAL,
         inverse_banded.InverseBanded.bisr(3),
+        dense.Dense(_DENSE, rounds_at_once=4),
         restarts.Restarted(_PRODUCTION, (0, 5)),
     ],
     ids=lambda strategy: strategy.name,
@@ -143,6 +148,23 @@ def _emitted(recipe, num_rounds, size):
         noise, buffer = step(buffer, tf.constant(t, tf.int64), seed)
         tensors.append([np.ravel(tensor) for tensor in noise])
     return np.swapaxes(np.asarray(tensors, np.float64), 0, 1)
+
+
+@pytest.mark.parametrize("rounds_at_once", [2, 4, 7, 23])
+def test_blocks_of_any_size_have_the_same_noise_bit_for_bit(rounds_at_once):
+    alone = _emitted(dense.Dense(_DENSE).noise_recipe(), 23, 50)
+    together = dense.Dense(_DENSE, rounds_at_once=rounds_at_once)
+    np.testing.assert_array_equal(_emitted(together.noise_recipe(), 23, 50), alone)
+    again = restarts.Restarted(together, (0, 5)).noise_recipe()
+    single = restarts.Restarted(dense.Dense(_DENSE), (0, 5)).noise_recipe()
+    np.testing.assert_array_equal(_emitted(again, 23, 50), _emitted(single, 23, 50))
+
+
+def test_blocks_of_banded_inverses_have_the_same_noise_bit_for_bit():
+    row = inverse_banded.InverseBanded.bisr(5).inverse_coefficients
+    alone = _emitted(noise_recipe.InverseBandedNoise((row,)), 13, 20)
+    together = _emitted(noise_recipe.InverseBandedNoise((row,), 4), 13, 20)
+    np.testing.assert_array_equal(together, alone)
 
 
 @pytest.mark.parametrize("starts", [(1, 3), (0, 3, 3), (0, 5, 2), ()])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tff_dpftrl.accounting import facts, guarantee
-from tff_dpftrl.mechanisms import blt, identity, serialization, table, tree
+from tff_dpftrl.mechanisms import blt, dense, identity, serialization, table, tree, workload
 from tff_dpftrl.participation import cohorts, observed, schema
 from tff_dpftrl.runs import dp_ftrl_privacy, simulated_run
 
@@ -211,6 +211,19 @@ def test_noise_to_signal_is_as_much_larger_as_the_encoding_makes_the_noise():
     assert encoded.noise_to_signal(400) == pytest.approx(inflation * plain.noise_to_signal(400))
 
 
+def test_a_plan_says_what_a_dense_strategy_costs(tmp_path):
+    matrix = np.tril(np.full((12, 12), 0.2)) + np.eye(12)
+    path = tmp_path / "dense.json"
+    serialization.save(path, dense.Dense(matrix, rounds_at_once=3))
+    plan = _plan(mechanism=None, strategy_file=str(path))
+    said = " ".join(plan.describe())
+    assert "takes the draws of 2.5 rounds" in said  # (3 + 6 + 9 + 12) / 12.
+    assert "keeps 3 copies of the model" in said
+    halves = _plan(mechanism=None, strategy_file=str(path), starts=(0, 6))
+    assert "takes the draws of 1.5 rounds" in " ".join(halves.describe())
+    assert "takes the draws" not in " ".join(_plan().describe())
+
+
 def test_a_plan_describes_itself():
     once, thrice = _plan(max_participations=1).describe()[0], _plan().describe()[0]
     assert once == "Participation: each of 40 users at most 1 time in 12 rounds, 4 apart (stride)."
@@ -264,6 +277,38 @@ def test_what_nobody_should_quote_epsilon_without_stands_under_the_headline():
     headline = statement.to_markdown().partition("## Guarantee")[2].partition("## ")[0]
     assert "**Not the vocabulary.**" in headline
     assert "sentences in bold below belong to it" in statement.plain_sentences()[2]
+
+
+def test_a_workload_decides_the_strategy_of_a_new_run_and_nothing_else(monkeypatch):
+    made = workload.UpdateRule(momentum=0.9).workload(12)
+    asked = dataclasses.replace(
+        _PRIVACY,
+        mechanism="bandtoep",
+        options=table.Options(workload=made),
+        noise_multiplier=None,
+        target_epsilon=8.0,
+    )
+    plan = asked.plan(40, 1000)
+    assert plan.strategy == table.build("bandtoep", plan.schema, table.Options(workload=made))
+    claimed = guarantee.dp_ftrl_guarantee(
+        plan.strategy, noise_multiplier=plan.noise_multiplier, schema=plan.schema, delta=1e-6
+    )
+    assert plan.epsilon_after(12) == claimed.epsilon <= 8.0
+    # Noise of the last model over what updates of the clip norm would make of it.
+    weights = made.matrix()[-1]
+    noise = np.linalg.norm(weights @ plan.strategy.noise_matrix(12)) * plan.noise_multiplier
+    assert plan.noise_to_signal(1) == pytest.approx(noise / (weights.sum() * 5))
+    assert plan.describe()[1].endswith("Optimised for momentum 0.9.")
+
+    # A run that goes on has the strategy on record.
+    def build(*args, **kwargs):
+        raise AssertionError("nothing is to be optimised anew")
+
+    monkeypatch.setattr(table, "build", build)
+    other = dataclasses.replace(asked, options=table.DEFAULTS)
+    for resumed in (asked, other):
+        kept = resumed.resumed(40, 1000, json.loads(json.dumps(plan.derived())))
+        assert kept.strategy == plan.strategy and kept.epsilon_after(12) == plan.epsilon_after(12)
 
 
 if __name__ == "__main__":

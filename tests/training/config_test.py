@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tff_dpftrl.accounting import defaults
+from tff_dpftrl.mechanisms import workload
 from tff_dpftrl.runs import amplified_privacy, sampled_privacy
 from tff_dpftrl.training import config
 
@@ -143,6 +144,22 @@ def test_options_of_sampled_algorithms_are_refused_for_dp_ftrl(options):
         config.TrainingConfig(noise_multiplier=1.0, **options)
     of_run = config.TrainingConfig(algorithm="dp-fedavg", noise_multiplier=1.0, **options)
     assert getattr(of_run.privacy(), name) == options[name]
+
+
+def test_a_workload_is_that_of_the_server():
+    options = {"noise_multiplier": 1.0, "num_rounds": 30, "workload": "auto"}
+    made = config.TrainingConfig(server_momentum=0.8, server_decay="cosine", **options)
+    rule = workload.UpdateRule(momentum=0.8, decay="cosine")
+    assert made.privacy().options.workload == rule.workload(30)
+    plain = config.TrainingConfig(server_optimizer="sgd", **options)
+    assert plain.mechanism_options == config.TrainingConfig(noise_multiplier=1.0).mechanism_options
+    for changes, message in (
+        ({"mechanism": "tree"}, "workload is for the mechanism blt or .* not for tree"),
+        ({"strategy": "file"}, "workload has no meaning with a strategy file"),
+        ({"algorithm": "dp-fedavg"}, "workload applies to algorithm 'dp-ftrl' only"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            config.TrainingConfig(**options | changes)
 
 
 _CYCLIC = {"sampling": "cyclic", "mechanism": "bandtoep", "bands": 4, "noise_multiplier": 1.0}

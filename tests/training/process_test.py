@@ -139,5 +139,37 @@ def test_momentum_restarts_with_the_noise():
         config_lib.TrainingConfig(noise_multiplier=1.0, restart_optimizer=True)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"server_optimizer": "sgd", "server_decay": "linear", "server_warmup_rounds": 3},
+        {"server_momentum": 0.8},
+        {"server_momentum": 0.9, "server_decay": "cosine", "server_warmup_rounds": 4},
+        {"iterate_averaging": 0.8},
+        {"adaptive_clipping": True, "restart_warmup": 5, "restart_optimizer": True},
+        {"server_optimizer": "adam", "server_decay": "cosine", "server_adam_epsilon": 1e6},
+    ],
+)
+def test_a_workload_is_what_the_server_makes_of_impulses(options):
+    size = 16
+    config = _config(num_rounds=size, workload="auto", **options)
+    optimizer = process.build_server_optimizer(config.learning)
+    weights = tf.zeros(size)
+    state = optimizer.initialize(tf.TensorSpec([size]))
+    rows, moved = [], np.zeros(size)
+    for step, impulse in enumerate(np.eye(size, dtype=np.float32)):
+        state, new = optimizer.next(state, weights, tf.constant(impulse))
+        change = weights.numpy() - new.numpy().astype(np.float64)
+        if config.server_optimizer == "adam":
+            # With a large epsilon the preconditioner is constant, but for Adam's √(1 − β₂^t).
+            change *= 1e6 / np.sqrt(1 - 0.999 ** (step + 1))
+        moved = moved + change
+        weights = new
+        averaged = config.iterate_averaging is not None
+        rows.append(-state["average"].numpy() if averaged else moved)
+    found = config.mechanism_options.workload
+    np.testing.assert_allclose(np.array(rows), found.matrix(), rtol=1e-3, atol=1e-5)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

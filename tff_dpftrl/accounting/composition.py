@@ -4,13 +4,87 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl.accounting import display, gaussian
 
+if TYPE_CHECKING:
+    from tff_dpftrl.accounting import mixture_of_gaussians
+
 BEGAN = "The initial weights are of the run "
 """Beginning of what a statement says of the runs that its run's initial weights come from."""
+
+
+# Relative difference of a stated ε from that of the steps by which it is stated.
+_TOLERANCE = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledSteps:
+    """Steps of a run that sampled in secret, with which its privacy loss can be composed.
+
+    Attributes:
+      noise_multiplier: σ, standard deviation of the noise per unit of the clip norm.
+      sampling_probability: Probability of a unit to be in a step.
+      group_size: Largest number of units of one user.
+      num_steps: Number of steps.
+      chosen_epsilon: ε, without a δ, of a choice that the run made before its first step.
+    """
+
+    noise_multiplier: float
+    sampling_probability: float
+    group_size: int
+    num_steps: int
+    chosen_epsilon: float = 0.0
+
+    @classmethod
+    def of_statement(
+        cls, parameters: Mapping[str, Any], epsilon: float, delta: float
+    ) -> SampledSteps | None:
+        """Reads the steps from the parameters of a statement.
+
+        It may be of DP-FedAvg, ELS or ULS, or of cyclic sampling, whose steps are the turns of a
+        user.
+
+        Args:
+          parameters: Parameters of the statement.
+          epsilon: ε of the statement.
+          delta: δ of the statement.
+
+        Returns:
+          The steps; None if there are none, or if they are not those by which ε is stated.
+        """
+        names = ("turns_charged", "num_steps_charged", "num_rounds_charged")
+        number: Any = next((parameters[name] for name in names if name in parameters), None)
+        of_user = parameters.get("pool_of_user", 1)
+        try:
+            steps = cls(
+                parameters.get("noise_multiplier_of_a_turn", parameters["noise_multiplier"]),
+                parameters["sampling_probability"],
+                parameters["group_size"] if parameters.get("sampling") == "example" else of_user,
+                operator.index(number),
+                parameters.get("group_size_epsilon", 0.0),
+            )
+            again = steps.chosen_epsilon + steps._epsilon(delta)
+        except (KeyError, TypeError, ValueError):
+            return None
+        return steps if math.isclose(again, epsilon, rel_tol=_TOLERANCE) else None
+
+    def run(self) -> tuple[mixture_of_gaussians.MixtureOfGaussians, int]:
+        """Returns the pair of one step and the number of steps."""
+        from tff_dpftrl.accounting import mixture_of_gaussians  # It takes long to import.
+
+        pair = mixture_of_gaussians.els(
+            self.noise_multiplier, self.sampling_probability, self.group_size
+        )
+        return pair, self.num_steps
+
+    def _epsilon(self, delta: float) -> float:
+        from tff_dpftrl.accounting import mixture_of_gaussians
+
+        return mixture_of_gaussians.epsilon_of_runs([self.run()], delta=delta)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +97,7 @@ class Spent:
       epsilon: ε of its guarantee; None if it has none.
       rho_zcdp: ρ if the run is a Gaussian mechanism with μ = √(2ρ); None otherwise.
       unit_of_privacy: Unit that its guarantee protects: "user", "device" or "example".
+      steps: Steps of the run if it sampled in secret and they are known; None otherwise.
     """
 
     name: str
@@ -30,6 +105,11 @@ class Spent:
     epsilon: float | None = None
     rho_zcdp: float | None = None
     unit_of_privacy: str = "user"
+    steps: SampledSteps | None = None
+
+    def __post_init__(self):
+        if isinstance(self.steps, Mapping):  # As `dataclasses.asdict` wrote it.
+            object.__setattr__(self, "steps", SampledSteps(**self.steps))
 
     @classmethod
     def from_json(cls, name: str, statement: Mapping[str, Any]) -> Spent:
@@ -47,8 +127,14 @@ class Spent:
         unit = statement.get("unit_of_privacy", "user")  # Older statements were of users.
         if not isinstance(unit, str):
             raise TypeError(f"unit_of_privacy is {unit!r}, which is no unit")
-        spent = {} if values["epsilon"] is None else values
-        return cls(name, unit_of_privacy=unit, **spent)
+        if values["epsilon"] is None:
+            return cls(name, unit_of_privacy=unit)
+        steps = None
+        if values["rho_zcdp"] is None and isinstance(statement.get("parameters"), Mapping):
+            steps = SampledSteps.of_statement(
+                statement["parameters"], values["epsilon"], values["delta"]
+            )
+        return cls(name, unit_of_privacy=unit, steps=steps, **values)
 
     @property
     def says(self) -> str:
@@ -85,8 +171,10 @@ def of_one_unit(runs: Sequence[Spent]) -> bool:
 def compose(runs: Sequence[Spent]) -> Total | None:
     """Composes runs, each of which may depend on the results of those before.
 
-    The squared μ of Gaussian mechanisms add up (Dong et al. 2022, corollary 2). To ε and δ of
-    these together, ε and δ of every other run are added (Dwork & Roth 2014, theorem 3.16).
+    The squared μ of Gaussian mechanisms add up (Dong et al. 2022, corollary 2). Privacy loss
+    distributions of runs whose sampled steps are known are convolved with theirs (Zhu, Dong & Wang
+    2022, theorem 10). To ε and δ of these together, ε and δ of every other run are added (Dwork &
+    Roth 2014, theorem 3.16).
 
     Args:
       runs: The runs, with the same neighbouring data sets if they have the same unit of privacy.
@@ -98,15 +186,24 @@ def compose(runs: Sequence[Spent]) -> Total | None:
     if not of_one_unit(runs):
         return None
     epsilon, delta, how = 0.0, 0.0, []
-    rhos, others = [], []
+    rhos, sampled, others = [], [], []
     for run in runs:
         if run.epsilon is None or run.delta is None or math.isinf(run.epsilon):
             return None
-        if run.rho_zcdp is None:
-            others.append(run)
-        else:
+        if run.rho_zcdp is not None:
             rhos.append(run)
-    if rhos:
+        elif run.steps is not None:
+            sampled.append(run)
+        else:
+            others.append(run)
+    if len(sampled) + bool(rhos) == 1:  # What is stated of the run is as exact.
+        others += sampled
+        sampled = []
+    if sampled:
+        delta = max(run.delta for run in (*rhos, *sampled))
+        epsilon = _by_loss(rhos, sampled, delta)
+        how.append("privacy loss distributions convolved")
+    elif rhos:
         delta = max(run.delta for run in rhos)
         epsilon = gaussian.epsilon(
             gaussian.mu_from_rho(math.fsum(run.rho_zcdp for run in rhos)), delta
@@ -117,6 +214,19 @@ def compose(runs: Sequence[Spent]) -> Total | None:
         delta += math.fsum(run.delta for run in others)
         how.append("ε and δ of sampled runs added up")
     return Total(epsilon, delta, ", ".join(how))
+
+
+def _by_loss(rhos: Sequence[Spent], sampled: Sequence[Spent], delta: float) -> float:
+    """Composes Gaussian mechanisms and sampled steps by their privacy loss distributions."""
+    from tff_dpftrl.accounting import mixture_of_gaussians  # It takes long to import.
+
+    steps = [run.steps for run in sampled if run.steps is not None]
+    runs = [one.run() for one in steps]
+    mu = gaussian.mu_from_rho(math.fsum(run.rho_zcdp or 0.0 for run in rhos))
+    if mu > 0.0:
+        runs.append((mixture_of_gaussians.MixtureOfGaussians(1.0, (mu,), (1.0,)), 1))
+    chosen = math.fsum(one.chosen_epsilon for one in steps)
+    return chosen + mixture_of_gaussians.epsilon_of_runs(runs, delta=delta)
 
 
 def with_earlier_runs(

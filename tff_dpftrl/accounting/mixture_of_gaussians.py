@@ -6,6 +6,16 @@ mixture of N(j, σ²) with j ~ Binomial(G, p): the pair is tight (Charles et al.
 Theorem 3). User-level sampling (ULS) with probability q is the case G = 1, the
 Poisson-sampled Gaussian (Theorem 2), which also accounts for DP-FedAvg.
 
+A *double mixture* (`is_substitution`) is the pair of N(j, σ²) and N(−j, σ²), both mixed over
+j: the examples are replaced by others, which point the opposite way. No other choice of
+vectors is worse. The likelihoods of two mixtures with means x_S and x'_S are exponentials of a
+Gaussian process whose covariances are the inner products of means. The hockey-stick divergence
+is the mean of a convex function of the sum of these exponentials, with positive weights in one
+mixture and negative ones in the other. By the interpolation of Kahane's inequality (1986) it
+grows with the covariances of two means in one mixture, and falls with those of means in
+different mixtures. They are at most |x_S| |x_T|, and at least −|x_S| |x'_T|, as on a line.
+(The pairs of groups of users in Schuchardt et al. 2024, arXiv 2403.04867, are alike.)
+
 dp_accounting composes such pairs too, in minutes and gigabytes where G / σ is large;
 here it takes fractions of a second, with the same guarantee: never too small.
 """
@@ -15,6 +25,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import dp_accounting
 import numpy as np
@@ -42,18 +54,21 @@ _LARGEST_SHIFT = 100.0
 
 @dataclasses.dataclass(frozen=True)
 class MixtureOfGaussians:
-    """Pair of the noise N(0, stddev²) and the noise plus a random sensitivity.
+    """Pair of the noise plus a random sensitivity, and the noise N(0, stddev²) or its mirror image.
 
     Attributes:
       stddev: Standard deviation of the noise, above 0.
       sensitivities: Possible values of the sensitivity, at least 0, increasing.
       probabilities: Probabilities of the sensitivities. If they miss a sum of 1 by up to
         1e-9, the rest is given to the largest sensitivity, the worst case.
+      is_substitution: Whether the other distribution is the noise minus the random sensitivity,
+        as where a user's examples are replaced; otherwise it is the noise alone.
     """
 
     stddev: float
     sensitivities: tuple[float, ...]
     probabilities: tuple[float, ...]
+    is_substitution: bool = False
 
     def __post_init__(self):
         validation.positive("stddev", self.stddev)
@@ -78,7 +93,13 @@ class MixtureOfGaussians:
             object.__setattr__(self, "probabilities", charged)
 
     def to_dp_event(self, num_steps: int) -> dp_accounting.DpEvent:
-        """Describes `num_steps` compositions for dp_accounting's PLD accountant."""
+        """Describes `num_steps` compositions for dp_accounting's PLD accountant.
+
+        Raises:
+          ValueError: If it is a double mixture, for which there is no event.
+        """
+        if self.is_substitution:
+            raise validation.UsageError("No event of dp_accounting describes a substitution.")
         return dp_accounting.SelfComposedDpEvent(
             dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
                 self.stddev, self.sensitivities, self.probabilities
@@ -111,6 +132,10 @@ def els(
     # No probability is left out: the sum differs from 1 by rounding errors alone.
     weights /= math.fsum(weights)
     return MixtureOfGaussians(noise_multiplier, tuple(map(float, counts)), tuple(weights))
+
+
+Runs: TypeAlias = Sequence[tuple[MixtureOfGaussians, int]]
+"""Pairs of one step of each run, and the runs' numbers of steps."""
 
 
 def uls(noise_multiplier: float, sampling_probability: float) -> MixtureOfGaussians:
@@ -151,8 +176,9 @@ def _step(mixture: MixtureOfGaussians, tail: float, cells: int, remove: bool) ->
       tail: Probability that each cut-off may give an infinite loss.
       cells: Number of cells.
       remove: True if the upper distribution is the mixture, False if it is the
-        centred Gaussian.
+        centred Gaussian; a double mixture is the same in both directions.
     """
+    remove = remove or mixture.is_substitution
     shifts = np.asarray(mixture.sensitivities) / mixture.stddev
     weights = np.asarray(mixture.probabilities)
     used = (np.cumsum(weights[::-1])[::-1] > tail) & (weights > 0.0)
@@ -162,7 +188,8 @@ def _step(mixture: MixtureOfGaussians, tail: float, cells: int, remove: bool) ->
     reach = -float(special.ndtri(tail))
     edges = np.linspace(-reach, reach + (shifts[-1] if remove else 0.0), cells + 1)
     log_weights, shifts = log_weights[:, None], shifts[:, None]
-    base, loss, mixed = _log_cell_masses(edges), np.empty(cells + 1), np.empty(cells)
+    loss, mixed = np.empty(cells + 1), np.empty(cells)
+    base = np.empty(cells) if mixture.is_substitution else _log_cell_masses(edges)
     block = max(1, _BLOCK // len(shifts))
     for begin in range(0, cells, block):
         here = edges[begin : begin + block + 1]
@@ -170,6 +197,11 @@ def _step(mixture: MixtureOfGaussians, tail: float, cells: int, remove: bool) ->
         loss[begin:end] = special.logsumexp(log_weights + shifts * (here - shifts / 2.0), axis=0)
         masses = _log_cell_masses(here - shifts)
         mixed[begin : end - 1] = special.logsumexp(log_weights + masses, axis=0)
+        if mixture.is_substitution:
+            masses = _log_cell_masses(here + shifts)
+            base[begin : end - 1] = special.logsumexp(log_weights + masses, axis=0)
+            mirrored = shifts * (-here - shifts / 2.0)
+            loss[begin:end] -= special.logsumexp(log_weights + mirrored, axis=0)
     if remove:
         low, high, upper, lower = loss[:-1], loss[1:], mixed, base
     else:
@@ -179,6 +211,8 @@ def _step(mixture: MixtureOfGaussians, tail: float, cells: int, remove: bool) ->
     # A cell's log mass is a difference of log Φ ~ x²/2 over a change of ~ x times its width.
     cell = edges[1] - edges[0]
     farthest = np.maximum(np.abs(edges[1:]), np.abs(edges[1:] - shifts[-1, 0]))
+    if mixture.is_substitution:
+        farthest = np.maximum(farthest, np.abs(edges[1:] + shifts[-1, 0]))
     rounding = _ROUNDING * ((1.0 + farthest) / cell + np.abs(low))
     to_high = np.clip((rounding - np.expm1(log_ratio)) / -np.expm1(-width), 0.0, 1.0)
     masses = np.exp(upper)
@@ -189,66 +223,71 @@ def _step(mixture: MixtureOfGaussians, tail: float, cells: int, remove: bool) ->
     )
 
 
+def _steps(runs: Runs, tail: float, cells: int, remove: bool) -> privacy_loss.Steps:
+    """Computes finite pairs that dominate the steps of all runs in one direction, as `_step`."""
+    return [(_step(mixture, tail, cells, remove), number) for mixture, number in runs]
+
+
+def _total_steps(runs: Runs) -> int:
+    return sum(number for _, number in runs)
+
+
 def _composed(
-    mixture: MixtureOfGaussians,
-    num_steps: int,
+    runs: Runs,
     tail: float,
     remove: bool,
     epsilon: float,
-    coarse: privacy_loss.Step,
+    coarse: privacy_loss.Steps,
     log_delta: float | None = None,
 ) -> privacy_loss.ComposedLoss:
     """Composes all steps, on a grid that is fine enough for losses near `epsilon`.
 
     `log_delta` is the logarithm of the given delta; None if delta is to be computed.
     """
-    saddle = privacy_loss.saddle_for_epsilon(coarse, num_steps, epsilon)
-    interval = privacy_loss.resolution(saddle, num_steps, _TOLERANCE)
-    # Cells that decide the tail must be as narrow, in privacy loss, as the grid.
-    low, high = coarse.losses[:_COARSE_CELLS], coarse.losses[_COARSE_CELLS:-1]
-    widths = np.concatenate([high - low, high - low, [0.0]])
-    width = math.sqrt(privacy_loss.tilted_mean_of_square(coarse, saddle.tilt, widths))
-    cells = min(max(_COARSE_CELLS, math.ceil(_COARSE_CELLS * width / interval)), _MAX_CELLS)
-    fine = _step(mixture, tail, cells, remove)
-    saddle = privacy_loss.saddle_for_epsilon(fine, num_steps, epsilon)
+    saddle = privacy_loss.saddle_for_epsilon(coarse, epsilon)
+    interval = privacy_loss.resolution(saddle, _total_steps(runs), _TOLERANCE)
+    fine = []
+    for (mixture, number), (step, _) in zip(runs, coarse, strict=True):
+        # Cells that decide the tail must be as narrow, in privacy loss, as the grid.
+        low, high = step.losses[:_COARSE_CELLS], step.losses[_COARSE_CELLS:-1]
+        widths = np.concatenate([high - low, high - low, [0.0]])
+        width = math.sqrt(privacy_loss.tilted_mean_of_square(step, saddle.tilt, widths))
+        cells = min(max(_COARSE_CELLS, math.ceil(_COARSE_CELLS * width / interval)), _MAX_CELLS)
+        fine.append((_step(mixture, tail, cells, remove), number))
+    saddle = privacy_loss.saddle_for_epsilon(fine, epsilon)
     if log_delta is None:
         # Delta may lie far below its Chernoff bound.
-        log_delta = num_steps * saddle.cumulant - saddle.tilt * epsilon + 2 * _LOG_NEGLIGIBLE
-    return privacy_loss.ComposedLoss(fine, num_steps, saddle, interval, log_delta + _LOG_NEGLIGIBLE)
+        cumulant = privacy_loss.total_cumulant(fine, saddle.cumulants)
+        log_delta = cumulant - saddle.tilt * epsilon + 2 * _LOG_NEGLIGIBLE
+    return privacy_loss.ComposedLoss(fine, saddle, interval, log_delta + _LOG_NEGLIGIBLE)
 
 
-def _rough_epsilon(
-    mixture: MixtureOfGaussians, num_steps: int, delta: float, remove: bool
-) -> tuple[privacy_loss.Step, float]:
-    """Computes an epsilon that is about 1% too large in one direction, and its coarse step.
+def _rough_epsilon(runs: Runs, delta: float, remove: bool) -> tuple[privacy_loss.Steps, float]:
+    """Computes an epsilon that is about 1% too large in one direction, and its coarse steps.
 
     The direction is a user's zero-out if `remove`, else its opposite.
     """
-    log_delta = math.log(delta)
-    coarse = _step(mixture, _TAIL_SHARE * delta / num_steps, _COARSE_CELLS, remove)
+    log_delta, num_steps = math.log(delta), _total_steps(runs)
+    coarse = _steps(runs, _TAIL_SHARE * delta / num_steps, _COARSE_CELLS, remove)
     # The Chernoff bound leaves out infinite losses: at most twice the share of the tails.
     chernoff = math.log1p(-2.0 * _TAIL_SHARE) + log_delta
-    saddle = privacy_loss.saddle_for_delta(coarse, num_steps, chernoff)
+    saddle = privacy_loss.saddle_for_delta(coarse, chernoff)
     interval = privacy_loss.resolution(saddle, num_steps, _ROUGH_TOLERANCE)
-    loss = privacy_loss.ComposedLoss(
-        coarse, num_steps, saddle, interval, log_delta + _LOG_NEGLIGIBLE
-    )
+    loss = privacy_loss.ComposedLoss(coarse, saddle, interval, log_delta + _LOG_NEGLIGIBLE)
     return coarse, min(saddle.epsilon, loss.epsilon(delta))
 
 
-def _one_sided_epsilon(
-    mixture: MixtureOfGaussians, num_steps: int, delta: float, remove: bool, at_least: float = 0.0
-) -> float:
+def _one_sided_epsilon(runs: Runs, delta: float, remove: bool, at_least: float = 0.0) -> float:
     """Computes epsilon of a user's zero-out (or its opposite), refining it from above.
 
     The refinement ends at a bound of `at_least` or less.
     """
-    coarse, answer = _rough_epsilon(mixture, num_steps, delta, remove)
-    tail = _TAIL_SHARE * delta / num_steps
+    coarse, answer = _rough_epsilon(runs, delta, remove)
+    tail = _TAIL_SHARE * delta / _total_steps(runs)
     for _ in range(_MAX_REFINEMENTS):
         if answer <= at_least:
             break
-        loss = _composed(mixture, num_steps, tail, remove, answer, coarse, math.log(delta))
+        loss = _composed(runs, tail, remove, answer, coarse, math.log(delta))
         better = loss.epsilon(delta)
         settled = better > 0.5 * answer
         answer = min(answer, better)
@@ -258,26 +297,30 @@ def _one_sided_epsilon(
 
 
 def _largest_shift(mixture: MixtureOfGaussians, tail: float) -> float:
-    """Finds the sensitivity over stddev that is exceeded with probability `tail` at most."""
+    """Finds the distance of means over stddev that is exceeded with probability `tail` at most."""
     at_least = np.cumsum(mixture.probabilities[::-1])[::-1]
-    return float(np.asarray(mixture.sensitivities)[at_least > tail][-1]) / mixture.stddev
+    largest = float(np.asarray(mixture.sensitivities)[at_least > tail][-1]) / mixture.stddev
+    return 2.0 * largest if mixture.is_substitution else largest
 
 
-def _epsilon_by_counting(mixture: MixtureOfGaussians, num_steps: int, delta: float) -> float:
+def _epsilon_by_counting(runs: Runs, delta: float) -> float:
     """Bounds epsilon by the number of steps that concern the user; loose, for any noise.
 
     If it is fixed which steps concern a user, and if none has more than the largest
-    sensitivity, the run is a Gaussian mechanism. Delta is convex, so the probabilities of
+    sensitivity, the runs are a Gaussian mechanism. Delta is convex, so the probabilities of
     more steps and of larger sensitivities add to it. A quarter of delta is spent on each.
     """
-    share = delta / 4.0
-    largest = _largest_shift(mixture, share / num_steps)
-    values, weights = np.asarray(mixture.sensitivities), np.asarray(mixture.probabilities)
-    concerned = min(1.0, float(weights[values > 0.0].sum()))
-    steps = int(stats.binom.isf(share, num_steps, concerned))
-    while steps < num_steps and stats.binom.sf(steps, num_steps, concerned) > share:
-        steps += 1
-    return gaussian.epsilon(math.sqrt(steps) * largest if steps else 0.0, delta / 2.0)
+    share = delta / 4.0 / len(runs)
+    mus = []
+    for mixture, num_steps in runs:
+        largest = _largest_shift(mixture, share / num_steps)
+        values, weights = np.asarray(mixture.sensitivities), np.asarray(mixture.probabilities)
+        concerned = min(1.0, float(weights[values > 0.0].sum()))
+        steps = int(stats.binom.isf(share, num_steps, concerned))
+        while steps < num_steps and stats.binom.sf(steps, num_steps, concerned) > share:
+            steps += 1
+        mus.append(math.sqrt(steps) * largest if steps else 0.0)
+    return gaussian.epsilon(math.hypot(*mus), delta / 2.0)
 
 
 def epsilon(mixture: MixtureOfGaussians, *, num_steps: int, delta: float) -> float:
@@ -296,13 +339,38 @@ def epsilon(mixture: MixtureOfGaussians, *, num_steps: int, delta: float) -> flo
     Raises:
       ValueError: If an argument is out of range.
     """
+    return epsilon_of_runs([(mixture, num_steps)], delta=delta)
+
+
+def epsilon_of_runs(runs: Runs, *, delta: float) -> float:
+    """Computes epsilon of several runs on the same users together, in any order.
+
+    Each may depend on the results of those before it: pairs that dominate the steps dominate
+    their composition (Zhu, Dong & Wang 2022, theorem 10). A Gaussian mechanism is the run of one
+    step with one sensitivity.
+
+    Args:
+      runs: Pairs of one step of each run, and the runs' numbers of steps; at least one run.
+      delta: Delta, strictly between 0 and 1, not below 1e-280.
+
+    Returns:
+      An upper bound of the smallest epsilon, as close as that of `epsilon`.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
     validation.delta(delta)
-    num_steps = validation.integer("num_steps", num_steps, minimum=1)
-    counted = _epsilon_by_counting(mixture, num_steps, delta)
-    if _largest_shift(mixture, delta / num_steps) > _LARGEST_SHIFT:
+    runs = [
+        (mixture, validation.integer("num_steps", number, minimum=1)) for mixture, number in runs
+    ]
+    counted = _epsilon_by_counting(runs, delta)
+    tail = delta / _total_steps(runs)
+    if max(_largest_shift(mixture, tail) for mixture, _ in runs) > _LARGEST_SHIFT:
         return counted
-    removal = _one_sided_epsilon(mixture, num_steps, delta, True)
-    addition = _one_sided_epsilon(mixture, num_steps, delta, False, at_least=removal)
+    removal = _one_sided_epsilon(runs, delta, True)
+    if all(mixture.is_substitution for mixture, _ in runs):
+        return min(removal, counted)
+    addition = _one_sided_epsilon(runs, delta, False, at_least=removal)
     return min(max(removal, addition), counted)
 
 
@@ -327,11 +395,12 @@ def delta(mixture: MixtureOfGaussians, *, num_steps: int, epsilon: float) -> flo
     unsampled = gaussian.delta(math.sqrt(num_steps) * _largest_shift(mixture, 0.0), epsilon)
     if unsampled <= 1e-50 or _largest_shift(mixture, tail) > _LARGEST_SHIFT:
         return max(1e-50, unsampled)
+    runs = [(mixture, num_steps)]
     by_loss = max(
-        _composed(
-            mixture, num_steps, tail, remove, epsilon, _step(mixture, tail, _COARSE_CELLS, remove)
-        ).delta(epsilon)
-        for remove in (True, False)
+        _composed(runs, tail, remove, epsilon, _steps(runs, tail, _COARSE_CELLS, remove)).delta(
+            epsilon
+        )
+        for remove in ((True,) if mixture.is_substitution else (True, False))
     )
     return min(by_loss, unsampled)
 
@@ -382,7 +451,9 @@ def _calibrated(
         pair = els(noise, sampling_probability, group_size)
         if _largest_shift(pair, delta / num_steps) > _LARGEST_SHIFT:
             return math.inf
-        return max(_rough_epsilon(pair, num_steps, delta, remove)[1] for remove in (True, False))
+        return max(
+            _rough_epsilon([(pair, num_steps)], delta, remove)[1] for remove in (True, False)
+        )
 
     def precise(noise: float) -> float:
         pair = els(noise, sampling_probability, group_size)

@@ -18,6 +18,7 @@ from tff_dpftrl.accounting import calibrate, guarantee, planner_request
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms import table, tree
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import schema as schema_lib
 
 HYPOTHESIS = (
@@ -36,7 +37,12 @@ _PRODUCTION_REPORT_GOAL = 6500
 
 
 def noise_in_sum(
-    strategy: strategy_lib.Strategy, *, num_rounds: int, noise_multiplier: float, report_goal: int
+    strategy: strategy_lib.Strategy,
+    *,
+    num_rounds: int,
+    noise_multiplier: float,
+    report_goal: int,
+    workload: workload_lib.Workload | None = None,
 ) -> float:
     """Computes the noise in the sum of the averaged updates, root mean square over rounds.
 
@@ -45,21 +51,25 @@ def noise_in_sum(
       num_rounds: Number of rounds of the run.
       noise_multiplier: z, standard deviation of the noise per unit clip norm.
       report_goal: Number of clients a round, by which each sum is divided.
+      workload: Workload of the run, whose models are meant, not the sums; None for the sums.
 
     Returns:
       The standard deviation per coordinate and unit of clip norm.
     """
     strategy_lib.check_strategy(strategy)
-    return strategy.rms_error(num_rounds) * noise_multiplier / report_goal
+    return strategy.rms_error(num_rounds, workload) * noise_multiplier / report_goal
 
 
-def production_noise_in_sum(num_rounds: int) -> float:
+def production_noise_in_sum(
+    num_rounds: int, workload: workload_lib.Workload | None = None
+) -> float:
     """Computes `noise_in_sum` of Gboard's production models: tree, z = 7, 6500 clients."""
     return noise_in_sum(
         tree.Tree(num_rounds),
         num_rounds=num_rounds,
         noise_multiplier=_PRODUCTION_NOISE_MULTIPLIER,
         report_goal=_PRODUCTION_REPORT_GOAL,
+        workload=workload,
     )
 
 
@@ -187,14 +197,19 @@ def _plan(
     report_goal: int,
     schema: schema_lib.MinSep,
 ) -> Plan:
-    strategy = table.build(name, schema)
+    options = table.fitting(name, table.Options(workload=request.workload))
+    strategy = table.build(name, schema, options)
     inflation, upload_bytes = 1.0, request.num_parameters * _BYTES_OF_FLOAT32
     if request.secagg_inflation is not None:
         encoding = grid.for_inflation(request.num_parameters, report_goal, request.secagg_inflation)
         inflation, upload_bytes = encoding.inflation, encoding.upload_bytes
     rounds = schema.num_rounds
     noise_of_one = inflation * noise_in_sum(
-        strategy, num_rounds=rounds, noise_multiplier=1.0, report_goal=report_goal
+        strategy,
+        num_rounds=rounds,
+        noise_multiplier=1.0,
+        report_goal=report_goal,
+        workload=request.workload,
     )
     if request.target_noise is None:
         noise_multiplier = calibrate.calibrate_noise_multiplier(

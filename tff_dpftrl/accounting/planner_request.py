@@ -11,6 +11,7 @@ import dataclasses
 import math
 
 from tff_dpftrl import validation
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import cohorts
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -69,6 +70,7 @@ class Request:
       num_parameters: Number of parameters of the model, for memory and upload.
       secagg_inflation: Largest factor by which the grid of secure aggregation inflates the
         clip norm; the coarsest such grid is used. None for sums without secure aggregation.
+      workload: Workload of the run, whose models' noise counts; None for the prefix sums.
     """
 
     population: int
@@ -83,6 +85,7 @@ class Request:
     max_participations: int | None = None
     num_parameters: int = 4_050_000
     secagg_inflation: float | None = None
+    workload: workload_lib.Workload | None = None
 
     def __post_init__(self):
         targets = (self.target_epsilon, self.target_rho, self.target_noise)

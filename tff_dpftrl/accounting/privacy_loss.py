@@ -1,8 +1,8 @@
-"""Epsilon and delta of many compositions of one step, fast and never too small.
+"""Epsilon and delta of many steps of one or more kinds, fast and never too small.
 
 A step is given by a finite *dominating pair*: atoms with a privacy loss and a mass
 under the upper distribution, plus a mass with infinite loss. The loss of T steps is
-the T-fold convolution, found by one FFT. Before it, the masses are tilted by
+the T-fold convolution, found by one FFT for each kind. Before it, the masses are tilted by
 e^(λ · loss), with λ at the saddle point of the sought tail: then the FFT needs only
 the few standard deviations around the answer, and its rounding errors are small
 relative to delta, however small delta is (Gopi, Lee & Wutschitz 2021 convolve
@@ -16,7 +16,8 @@ truncated and aliased mass is added, never dropped.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from scipy import fft, optimize, special
@@ -44,22 +45,37 @@ class Step(NamedTuple):
     infinity_mass: float
 
 
+Steps: TypeAlias = Sequence[tuple[Step, int]]
+"""Steps of each kind, and how often each is taken."""
+
+
 class Saddle(NamedTuple):
     """Saddle point that decides the tail of the composed loss.
 
     Attributes:
       tilt: λ, best exponent of the Chernoff bound.
       epsilon: Epsilon by the Chernoff bound, an upper bound of the answer.
-      cumulant: Cumulant log E[e^(λ · loss)] of one step, without infinite losses.
+      cumulants: Cumulant log E[e^(λ · loss)] of one step of each kind, without infinite losses.
     """
 
     tilt: float
     epsilon: float
-    cumulant: float
+    cumulants: tuple[float, ...]
 
 
 def _cumulant(step: Step, tilt: float) -> float:
     return np.asarray(special.logsumexp(tilt * step.losses, b=step.masses)).item()
+
+
+def _cumulants(steps: Steps, tilt: float) -> tuple[float, ...]:
+    return tuple(_cumulant(step, tilt) for step, _ in steps)
+
+
+def total_cumulant(steps: Steps, cumulants: Sequence[float]) -> float:
+    """Computes the cumulant of all steps from those of one step of each kind."""
+    return math.fsum(
+        number * cumulant for (_, number), cumulant in zip(steps, cumulants, strict=True)
+    )
 
 
 def tilted_mean_of_square(step: Step, tilt: float, values: np.ndarray) -> float:
@@ -78,32 +94,32 @@ def tilted_mean_of_square(step: Step, tilt: float, values: np.ndarray) -> float:
     return float(weights @ values**2 / weights.sum())
 
 
-def saddle_for_delta(step: Step, num_steps: int, log_delta: float) -> Saddle:
+def saddle_for_delta(steps: Steps, log_delta: float) -> Saddle:
     """Finds the tilt of the smallest Chernoff bound of epsilon at a delta."""
 
     def bound(log_tilt: float) -> float:
         tilt = math.exp(log_tilt)
-        return (num_steps * _cumulant(step, tilt) - log_delta) / tilt
+        return (total_cumulant(steps, _cumulants(steps, tilt)) - log_delta) / tilt
 
     best = optimize.minimize_scalar(
         bound, bounds=(-9.0, 16.0), method="bounded", options={"xatol": 1e-4}
     )
     tilt = math.exp(best.x)
-    return Saddle(tilt, max(float(best.fun), 0.0), _cumulant(step, tilt))
+    return Saddle(tilt, max(float(best.fun), 0.0), _cumulants(steps, tilt))
 
 
-def saddle_for_epsilon(step: Step, num_steps: int, epsilon: float) -> Saddle:
+def saddle_for_epsilon(steps: Steps, epsilon: float) -> Saddle:
     """Finds the tilt of the smallest Chernoff bound of delta at an epsilon."""
 
     def bound(log_tilt: float) -> float:
         tilt = math.exp(log_tilt)
-        return num_steps * _cumulant(step, tilt) - tilt * epsilon
+        return total_cumulant(steps, _cumulants(steps, tilt)) - tilt * epsilon
 
     best = optimize.minimize_scalar(
         bound, bounds=(-9.0, 16.0), method="bounded", options={"xatol": 1e-4}
     )
     tilt = math.exp(best.x)
-    return Saddle(tilt, epsilon, _cumulant(step, tilt))
+    return Saddle(tilt, epsilon, _cumulants(steps, tilt))
 
 
 def resolution(saddle: Saddle, num_steps: int, tolerance: float) -> float:
@@ -124,9 +140,7 @@ def resolution(saddle: Saddle, num_steps: int, tolerance: float) -> float:
     return math.sqrt(8.0 * allowed / (num_steps * (saddle.tilt + 1.0)))
 
 
-def _window(
-    step: Step, num_steps: int, saddle: Saddle, log_negligible: float
-) -> tuple[float, float]:
+def _window(steps: Steps, saddle: Saddle, log_negligible: float) -> tuple[float, float]:
     """Computes where the answer needs the composed loss, and the period of the FFT.
 
     Returns:
@@ -138,21 +152,22 @@ def _window(
     def chernoff(sign: float, log_mass: float) -> float:
         def bound(log_shift: float) -> float:
             shift = sign * math.exp(log_shift)
-            growth = _cumulant(step, saddle.tilt + shift) - saddle.cumulant
-            return (num_steps * growth - log_mass) / abs(shift)
+            moved = _cumulants(steps, saddle.tilt + shift)
+            growth = [new - old for new, old in zip(moved, saddle.cumulants, strict=True)]
+            return (total_cumulant(steps, growth) - log_mass) / abs(shift)
 
         best = optimize.minimize_scalar(
             bound, bounds=(-12.0, 16.0), method="bounded", options={"xatol": 1e-3}
         )
         return sign * float(best.fun)
 
-    high = max(saddle_for_delta(step, num_steps, log_negligible).epsilon, saddle.epsilon)
+    high = max(saddle_for_delta(steps, log_negligible).epsilon, saddle.epsilon)
     low = min(chernoff(-1.0, math.log(_ALIASED)), 0.0)
     top = chernoff(1.0, math.log(_ALIASED))
     return min(low, high - top), high
 
 
-def _on_grid(step: Step, interval: float, size: int, saddle: Saddle) -> np.ndarray:
+def _on_grid(step: Step, interval: float, size: int, tilt: float, cumulant: float) -> np.ndarray:
     """Computes tilted masses on the multiples of `interval`, modulo `size`, shape [size].
 
     They sum to a little more than 1: the grid only adds. Where the grid is much too coarse
@@ -166,9 +181,9 @@ def _on_grid(step: Step, interval: float, size: int, saddle: Saddle) -> np.ndarr
     for offset, share in ((0, 1.0 - share_above), (1, share_above)):
         masses = step.masses * share
         used = masses > 0.0
-        exponents = np.log(masses[used]) + saddle.tilt * (index[used] + offset) * interval
+        exponents = np.log(masses[used]) + tilt * (index[used] + offset) * interval
         with np.errstate(over="ignore"):
-            tilted = np.exp(exponents - saddle.cumulant)
+            tilted = np.exp(exponents - cumulant)
         result += np.bincount((index[used] + offset) % size, weights=tilted, minlength=size)
     return result
 
@@ -187,11 +202,10 @@ def _power(values: np.ndarray, exponent: int) -> np.ndarray:
 
 
 class ComposedLoss:
-    """Privacy loss of T steps, accurate near one epsilon and never too small.
+    """Privacy loss of all steps, accurate near one epsilon and never too small.
 
     Args:
-      step: Pair of one step.
-      num_steps: T, number of compositions.
+      steps: Pair of one step of each kind, and their numbers.
       saddle: Saddle point of the epsilon near which the loss is needed.
       interval: Grid interval, in units of privacy loss, from `resolution`.
       log_negligible: Natural logarithm of a probability that may be ignored, far
@@ -200,35 +214,34 @@ class ComposedLoss:
 
     def __init__(
         self,
-        step: Step,
-        num_steps: int,
+        steps: Steps,
         saddle: Saddle,
         interval: float,
         log_negligible: float,
     ):
-        low, high = _window(step, num_steps, saddle, log_negligible)
+        low, high = _window(steps, saddle, log_negligible)
         interval = max(interval, (high - low) / _MAX_GRID)
         first = math.floor(low / interval) - 2
         size: int = fft.next_fast_len(  # pyright: ignore[reportAssignmentType]
             math.ceil(high / interval) + 3 - first, real=True
         )
-        single = _on_grid(step, interval, size, saddle)
-        total = single.sum()
-        self._too_coarse = not math.isfinite(total)
-        if self._too_coarse:
-            return
-        spectrum: np.ndarray = fft.rfft(single / total)  # pyright: ignore[reportAssignmentType]
-        tilted: np.ndarray = fft.irfft(  # pyright: ignore[reportAssignmentType]
-            _power(spectrum, num_steps), size
-        )
+        spectrum, cumulants = None, []
+        for (step, number), cumulant in zip(steps, saddle.cumulants, strict=True):
+            single = _on_grid(step, interval, size, saddle.tilt, cumulant)
+            total = single.sum()
+            self._too_coarse = not math.isfinite(total)
+            if self._too_coarse:
+                return
+            factor = _power(fft.rfft(single / total), number)  # pyright: ignore[reportArgumentType]
+            spectrum = factor if spectrum is None else spectrum * factor
+            cumulants.append(cumulant + math.log(total))
+        tilted: np.ndarray = fft.irfft(spectrum, size)  # pyright: ignore[reportAssignmentType]
         tilted = np.maximum(np.roll(tilted, -first % size), 0.0)
 
         self._losses = (first + np.arange(size)) * interval
         self._origin = saddle.epsilon
         # Atom j has mass e^(log_scale) · relative[j].
-        self._log_scale = (
-            num_steps * (saddle.cumulant + math.log(total)) - saddle.tilt * self._origin
-        )
+        self._log_scale = total_cumulant(steps, cumulants) - saddle.tilt * self._origin
         distance = self._losses - self._origin
         relative = tilted * np.exp(np.minimum(-saddle.tilt * distance, 600.0))
         beyond = math.exp(log_negligible - self._log_scale)
@@ -236,7 +249,9 @@ class ComposedLoss:
         self._upper = np.append(np.cumsum(relative[::-1])[-2::-1], 0.0) + beyond
         lower = tilted * np.exp(np.minimum(-(saddle.tilt + 1.0) * distance, 600.0))
         self._lower = np.append(np.cumsum(lower[::-1])[-2::-1], 0.0)
-        self._infinity = -math.expm1(num_steps * math.log1p(-step.infinity_mass))
+        self._infinity = -math.expm1(
+            math.fsum(number * math.log1p(-step.infinity_mass) for step, number in steps)
+        )
 
     def _finite_delta(self) -> np.ndarray:
         """Returns delta at each loss of the grid, over e^(log_scale), without infinite losses."""

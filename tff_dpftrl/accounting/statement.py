@@ -136,9 +136,11 @@ def _with_earlier_runs(statement: PrivacyStatement, facts: facts_lib.Facts) -> P
     """Says beside ε what the run and those that its weights come from have spent together."""
     if not facts.earlier_runs:
         return statement
-    this = composition.Spent(
-        "this", statement.delta, statement.epsilon, statement.rho_zcdp, statement.unit_of_privacy
-    )
+    stated = {
+        name: getattr(statement, name)
+        for name in ("delta", "epsilon", "rho_zcdp", "unit_of_privacy", "parameters")
+    }
+    this = composition.Spent.from_json("this", stated)
     says, total = composition.with_earlier_runs(this, facts.earlier_runs, facts.same_users)
     parameters = dict(statement.parameters)
     if total is not None:

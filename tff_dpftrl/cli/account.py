@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
 import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl import validation
-from tff_dpftrl.cli import delta_flag, mechanism_flags, output
+from tff_dpftrl.cli import delta_flag, mechanism_flags, output, sampling_flags
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import guarantee as guarantee_lib
+    from tff_dpftrl.accounting import neighbours as neighbours_lib
+    from tff_dpftrl.accounting import samplings
+    from tff_dpftrl.mechanisms import strategy as strategy_lib
+    from tff_dpftrl.participation import schema as schema_lib
 
 _DESCRIPTION = """\
 Account for the privacy of a DP-FTRL run: rho-zCDP, and epsilon at a delta.
@@ -18,6 +24,9 @@ Account for the privacy of a DP-FTRL run: rho-zCDP, and epsilon at a delta.
 The guarantee is for zeroing out all contributions of one client that takes part in at most
 --max-participations rounds, any two of them at least --min-sep apart. epsilon is exact for the
 mechanism; epsilon_rdp is the looser conversion that older papers used. Text output rounds up.
+
+With --sampling, clients are drawn by the server in secret, and the guarantee rests on that: no
+separation is promised. --neighbours and --group-of add a line for other neighbouring data sets.
 """
 
 _EPILOG = """\
@@ -30,9 +39,13 @@ examples:
   tff-dpftrl account --mechanism tree --noise-multiplier 7 --rounds 2000 --min-sep 300 \\
       --max-participations 7 --delta 1e-10 --first-restart 128 --restart-every 1024
 
+  # DP-SGD; and what it promises to two users who are replaced by others together.
+  tff-dpftrl account --noise-multiplier 1 --rounds 2000 --sampling poisson \\
+      --sampling-probability 0.01 --neighbours substitute --group-of 2
+
   # Amplified by sampling: 400 groups of clients take turns, each client with probability 0.1.
   tff-dpftrl account --mechanism bandtoep --bands 400 --noise-multiplier 1 --rounds 2000 \\
-      --min-sep 400 --delta 1e-10 --sampling-groups 400 --sampling-probability 0.1
+      --delta 1e-10 --sampling cyclic --sampling-groups 400 --sampling-probability 0.1
 """
 
 
@@ -56,68 +69,165 @@ def add_parser(subparsers) -> None:
         ),
     )
     delta_flag.add(parser)
-    mechanism_flags.add_arguments(parser)
-    sampling = parser.add_argument_group(
-        "cyclic sampling by the server (banded mechanisms only; adds epsilon_amplified)"
-    )
-    sampling.add_argument(
-        "--sampling-groups",
-        type=int,
-        metavar="G",
-        help=("Number of groups of clients that take turns, at least the number of bands."),
-    )
-    sampling.add_argument(
-        "--sampling-probability",
-        type=float,
-        metavar="Q",
-        help=("Probability that a client is in the cohort when its group's turn comes."),
-    )
+    sampling_flags.add_arguments(parser, mechanism_flags.add_arguments(parser))
+    sampling_flags.add_neighbours(parser)
     output.add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Accounts and prints; returns the exit status."""
+    delta_flag.check(args.delta)
+    neighbours = sampling_flags.neighbours_from(args)
+    options = sampling_flags.options_from(args)
+    if options is not None:
+        strategy, schema = sampling_flags.strategy_from(args, options)
+        print_sampled(args, strategy, schema, args.noise_multiplier, options, neighbours)
+        return 0
+    schema = mechanism_flags.schema_from(args)
+    claim = guarantee_of(
+        args, mechanism_flags.strategy_from(args, schema), schema, args.noise_multiplier
+    )
+    print_report(args, claim.to_dict(), claim, neighbours)
+    return 0
+
+
+def guarantee_of(
+    args: argparse.Namespace,
+    strategy: strategy_lib.Strategy,
+    schema: schema_lib.MinSep,
+    noise_multiplier: float,
+) -> guarantee_lib.Guarantee:
+    """Returns the guarantee of a run without sampling."""
     from tff_dpftrl.accounting import guarantee
 
-    delta_flag.check(args.delta)
-    schema = mechanism_flags.schema_from(args)
-    strategy = mechanism_flags.strategy_from(args, schema)
-    claim = guarantee.dp_ftrl_guarantee(
+    return guarantee.dp_ftrl_guarantee(
         strategy,
-        noise_multiplier=args.noise_multiplier,
+        noise_multiplier=noise_multiplier,
         schema=schema,
         delta=args.delta,
         clip_norm_inflation=args.clip_norm_inflation,
     )
-    report = claim.to_dict()
-    if args.sampling_groups is not None or args.sampling_probability is not None:
-        report["epsilon_amplified"] = _amplified(args, strategy)
-    print_report(args, report, claim)
-    return 0
 
 
-def _amplified(args: argparse.Namespace, strategy) -> float:
-    from tff_dpftrl.accounting import amplified_banded
+def print_sampled(
+    args: argparse.Namespace,
+    strategy: strategy_lib.Strategy,
+    schema: schema_lib.MinSep,
+    noise_multiplier: float,
+    options: samplings.Options,
+    neighbours: neighbours_lib.Neighbours,
+) -> None:
+    """Prints what a run with secret sampling guarantees, as JSON or as text that rounds up.
 
-    if args.sampling_groups is None or args.sampling_probability is None:
-        raise validation.UsageError("--sampling-groups and --sampling-probability go together.")
-    if args.clip_norm_inflation != 1.0:
-        raise validation.UsageError(
-            "--clip-norm-inflation cannot be combined with --sampling-groups."
+    Args:
+      args: Parsed flags.
+      strategy: Strategy of the run.
+      schema: Schema that every outcome of the sampling keeps.
+      noise_multiplier: z, standard deviation of the noise per unit clip norm.
+      options: Options of the sampling.
+      neighbours: Neighbours besides zero-out that a line is added for.
+    """
+    from tff_dpftrl.accounting import display, samplings
+
+    sampled = sampling_flags.build(args, strategy, noise_multiplier, options)
+    epsilon, others = sampled.epsilon(args.delta), neighbours != samplings.ZERO_OUT
+    report: dict[str, Any] = {
+        "mechanism": strategy.name,
+        "noise_multiplier": noise_multiplier,
+        "num_rounds": args.rounds,
+        "sampling": args.sampling,
+        **{name: value for name, value in dataclasses.asdict(options).items() if value is not None},
+        "epsilon": _finite(epsilon),
+        "delta": args.delta,
+        "method": sampled.how(),
+        "epsilon_if_known": _finite(_known(args, strategy, schema, noise_multiplier)),
+    }
+    if others:
+        report["neighbours"] = _others(
+            neighbours, sampled.epsilon(args.delta, neighbours), sampled.how(neighbours)
         )
-    return amplified_banded.AmplifiedBanded.from_strategy(
-        strategy,
-        noise_multiplier=args.noise_multiplier,
-        num_rounds=args.rounds,
-        num_groups=args.sampling_groups,
-        sampling_probability=args.sampling_probability,
-    ).epsilon(args.delta)
+    if args.format == "json":
+        output.print_json(report)
+        return
+    if noise_multiplier == 0.0:
+        print("No differential privacy guarantee: there is no noise.\n")
+    about = ", ".join(
+        f"{name.replace('_', ' ')} {value}"
+        for name, value in dataclasses.asdict(options).items()
+        if value is not None
+    )
+    lines = {
+        "mechanism": f"{strategy.name}, noise multiplier {display.round_up(noise_multiplier, 8)}",
+        "rounds": str(args.rounds),
+        "sampling": f"{args.sampling}: {samplings.SAMPLINGS[args.sampling].summary} ({about})",
+        "epsilon": f"{display.round_up(epsilon)} at delta = {args.delta:g}, if nobody learns who "
+        "was drawn",
+        "by": sampled.how(),
+    }
+    if report["epsilon_if_known"] is not None:
+        known = display.round_up(report["epsilon_if_known"])
+        lines["samples known"] = f"epsilon {known}, however clients are drawn"
+    if others:
+        lines |= _lines_of_others(report["neighbours"], neighbours)
+    print("\n".join(f"{name:15} {text}" for name, text in lines.items()))
+
+
+def _known(
+    args: argparse.Namespace,
+    strategy: strategy_lib.Strategy,
+    schema: schema_lib.MinSep,
+    noise_multiplier: float,
+) -> float:
+    """Returns epsilon of who learns the samples: a unit may be in all rounds of the schema."""
+    from tff_dpftrl.accounting import gaussian
+
+    group_size = args.group_size or 1
+    mu = guarantee_of(args, strategy, schema, noise_multiplier).mu
+    return gaussian.epsilon(group_size * mu, args.delta)
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def _others(
+    neighbours: neighbours_lib.Neighbours, epsilon: float, method: str
+) -> dict[str, object]:
+    return {**dataclasses.asdict(neighbours), "epsilon": _finite(epsilon), "method": method}
+
+
+def _lines_of_others(
+    stated: Mapping[str, Any], neighbours: neighbours_lib.Neighbours
+) -> dict[str, str]:
+    from tff_dpftrl.accounting import display
+
+    epsilon = math.inf if stated["epsilon"] is None else stated["epsilon"]
+    return {
+        "neighbours": f"epsilon {display.round_up(epsilon)} where {neighbours.sentence} "
+        f"({stated['method']})"
+    }
 
 
 def print_report(
-    args: argparse.Namespace, report: dict[str, Any], claim: guarantee_lib.Guarantee
+    args: argparse.Namespace,
+    report: dict[str, Any],
+    claim: guarantee_lib.Guarantee,
+    neighbours: neighbours_lib.Neighbours,
 ) -> None:
-    """Prints a guarantee, as JSON or as text that rounds up."""
+    """Prints a guarantee, as JSON or as text that rounds up.
+
+    Args:
+      args: Parsed flags.
+      report: Guarantee as JSON-compatible values.
+      claim: The guarantee.
+      neighbours: Neighbours besides zero-out that a line is added for.
+    """
+    changes = neighbours.num_changes
+    others = neighbours.relation != "zero-out" or changes > 1
+    if others:
+        larger = dataclasses.replace(claim, clip_norm_inflation=changes * claim.clip_norm_inflation)
+        method = f"{changes} times the sensitivity" if changes > 1 else "the same distributions"
+        report["neighbours"] = _others(neighbours, larger.epsilon, method)
     if args.format == "json":
         output.print_json(report)
         return
@@ -139,11 +249,8 @@ def print_report(
     }
     if claim.clip_norm_inflation != 1.0:
         lines["inflation"] = f"{claim.clip_norm_inflation:.8g} times the clip norm"
-    if "epsilon_amplified" in report:
-        lines["amplified"] = (
-            f"epsilon {display.round_up(report['epsilon_amplified'])} if the server samples, "
-            "secretly, and clients come only when asked"
-        )
+    if others:
+        lines |= _lines_of_others(report["neighbours"], neighbours)
     if claim.noise_multiplier == 0.0:
         print("No differential privacy guarantee: there is no noise.\n")
     print("\n".join(f"{name:15} {text}" for name, text in lines.items()))

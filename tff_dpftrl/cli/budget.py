@@ -20,9 +20,10 @@ _DESCRIPTION = """\
 List the runs on one corpus, and state what they have spent together.
 
 Each ε of a statement is that of one run by itself. Whoever sees the models of several runs on the
-same people learns more: for who takes part in all of them, ρ of Gaussian mechanisms adds up, and ε
-and δ of runs that sampled in secret do. Runs in folders that are not named here, or that were
-deleted, count too, and nobody can list them.
+same people learns more. For who takes part in all of them, ρ of Gaussian mechanisms adds up, and
+the privacy loss distributions of runs that sampled in secret are convolved, where a statement has
+the parameters for it. ε and δ of other runs add up. Runs in folders that are not named here, or
+that were deleted, count too, and nobody can list them.
 
 The exit status is 0, or 3 if --max-epsilon is given and the total is above it or not known.
 """

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from tff_dpftrl.cli import account, delta_flag, mechanism_flags, output
+from tff_dpftrl import validation
+from tff_dpftrl.cli import account, delta_flag, mechanism_flags, output, sampling_flags
 
 _DESCRIPTION = """\
 Find the smallest noise multiplier with which a DP-FTRL run meets a privacy target.
 
 The result was accounted for again and is not above the target. Output as of `account`.
+
+The target is for the neighbouring data sets of --neighbours and --group-of. With --sampling,
+clients are drawn by the server in secret, and the guarantee rests on that.
 """
 
 _EPILOG = """\
@@ -21,6 +25,10 @@ examples:
   # A strategy from a file, for a target on rho-zCDP, printed as JSON.
   tff-dpftrl calibrate --target-rho 0.25 --strategy strategy.json --rounds 2000 --min-sep 400 \\
       --format json
+
+  # Correlated noise of 4 bands where groups of clients take turns, each with probability 0.16.
+  tff-dpftrl calibrate --target-epsilon 4 --delta 1e-5 --mechanism bandtoep --bands 4 \\
+      --rounds 500 --sampling cyclic --sampling-groups 4 --sampling-probability 0.16
 """
 
 
@@ -39,15 +47,32 @@ def add_parser(subparsers) -> None:
     )
     target.add_argument("--target-rho", type=float, metavar="R", help="Largest allowed rho-zCDP.")
     delta_flag.add(parser)
-    mechanism_flags.add_arguments(parser)
+    sampling_flags.add_arguments(parser, mechanism_flags.add_arguments(parser))
+    sampling_flags.add_neighbours(parser)
     output.add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Calibrates and prints; returns the exit status."""
-    from tff_dpftrl.accounting import calibrate, guarantee
+    from tff_dpftrl.accounting import calibrate
 
     delta_flag.check(args.delta)
+    neighbours = sampling_flags.neighbours_from(args)
+    options = sampling_flags.options_from(args)
+    if options is not None:
+        if args.target_epsilon is None:
+            raise validation.UsageError(
+                "--target-rho is not for --sampling, which has no rho: give --target-epsilon."
+            )
+        strategy, schema = sampling_flags.strategy_from(args, options)
+        noise_multiplier = calibrate.smallest_noise(
+            lambda noise: sampling_flags.build(args, strategy, noise, options).epsilon(
+                args.delta, neighbours
+            ),
+            target_epsilon=args.target_epsilon,
+        )
+        account.print_sampled(args, strategy, schema, noise_multiplier, options, neighbours)
+        return 0
     schema = mechanism_flags.schema_from(args)
     strategy = mechanism_flags.strategy_from(args, schema)
     noise_multiplier = calibrate.calibrate_noise_multiplier(
@@ -56,14 +81,8 @@ def run(args: argparse.Namespace) -> int:
         target_epsilon=args.target_epsilon,
         target_rho=args.target_rho,
         delta=args.delta,
-        clip_norm_inflation=args.clip_norm_inflation,
+        clip_norm_inflation=neighbours.num_changes * args.clip_norm_inflation,
     )
-    claim = guarantee.dp_ftrl_guarantee(
-        strategy,
-        noise_multiplier=noise_multiplier,
-        schema=schema,
-        delta=args.delta,
-        clip_norm_inflation=args.clip_norm_inflation,
-    )
-    account.print_report(args, claim.to_dict(), claim)
+    claim = account.guarantee_of(args, strategy, schema, noise_multiplier)
+    account.print_report(args, claim.to_dict(), claim, neighbours)
     return 0

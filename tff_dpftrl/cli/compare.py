@@ -37,6 +37,10 @@ examples:
   tff-dpftrl compare blt tree lambda-cgd --rounds 2000 --min-sep 400 --vary rounds \\
       --values 1000,2000,3000
 
+  # The noise of the models of a server with momentum 0.9.
+  tff-dpftrl compare blt tree bandtoep --rounds 2000 --min-sep 400 --vary rounds \\
+      --values 1000,2000,3000 --workload momentum=0.9
+
   # A production BLT, run longer than planned, beside one of bounded decay.
   tff-dpftrl compare blt-gboard-b400 blt-n2000-b400-k5-bounded --rounds 2000 --min-sep 400 \\
       --vary rounds --values 400:8000:400 --error max --png rounds.png
@@ -166,7 +170,7 @@ def compare(args: argparse.Namespace) -> Iterator[Point]:
 
     _check_names(args.strategies)
     planned = mechanism_flags.schema_from(args)
-    options = mechanism_flags.options_from(args)
+    options = mechanism_flags.options_from(args, planned.num_rounds)
     for name in args.strategies:
         print(f"{name} ...", file=sys.stderr)
         again = args.optimize_at_each_point and name in table.MECHANISMS
@@ -175,8 +179,11 @@ def compare(args: argparse.Namespace) -> Iterator[Point]:
             schema = dataclasses.replace(planned, **{_VARIED[args.vary]: value})
             if args.max_participations is None and args.vary != "participations":
                 schema = schema_lib.MinSep.as_many_as_fit(schema.num_rounds, schema.min_sep)
-            strategy = _strategy(name, schema, options) if again else fixed
-            yield _evaluate(name, strategy, schema)
+            workload = mechanism_flags.workload_from(args, schema.num_rounds)
+            strategy = fixed
+            if again:
+                strategy = _strategy(name, schema, dataclasses.replace(options, workload=workload))
+            yield _evaluate(name, strategy, schema, workload)
 
 
 def _check_names(names: list[str]) -> None:
@@ -205,7 +212,7 @@ def _strategy(name: str, schema, options: table.Options):
     return serialization.load(name) if os.path.exists(name) else zoo.load(name)
 
 
-def _evaluate(name: str, strategy, schema) -> Point:
+def _evaluate(name: str, strategy, schema, workload) -> Point:
     from tff_dpftrl.mechanisms import certificate as certificate_lib
 
     label = os.path.basename(name)
@@ -215,7 +222,7 @@ def _evaluate(name: str, strategy, schema) -> Point:
         return Point(
             label, strategy.name, *dataclasses.astuple(schema), nothing[0], False, *nothing[1:]
         )
-    claim = certificate_lib.certify(strategy, schema)
+    claim = certificate_lib.certify(strategy, schema, workload)
     return Point(
         label,
         strategy.name,

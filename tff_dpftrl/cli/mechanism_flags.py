@@ -12,11 +12,16 @@ from tff_dpftrl.mechanisms import defaults, table
 
 if TYPE_CHECKING:
     from tff_dpftrl.mechanisms import strategy as strategy_lib
+    from tff_dpftrl.mechanisms import workload as workload_lib
     from tff_dpftrl.participation import schema as schema_lib
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --mechanism or --strategy, the schema, restarts and the options of mechanisms."""
+def add_arguments(parser: argparse.ArgumentParser) -> tuple[argparse._ActionsContainer, ...]:
+    """Adds --mechanism or --strategy, the schema, restarts and the options of mechanisms.
+
+    Returns:
+      The groups of flags of which one each is required.
+    """
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument(
         "--mechanism",
@@ -30,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="File of a strategy that tff-dpftrl optimize --output wrote.",
     )
-    add_schema_arguments(parser)
+    separation = add_schema_arguments(parser)
     parser.add_argument(
         "--restart-every",
         type=int,
@@ -52,10 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the noise multiplier refers to. Default: 1, no rounding.",
     )
     add_options(parser.add_argument_group("options of mechanisms"))
+    return which, separation
 
 
-def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the participation schema."""
+def add_schema_arguments(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
+    """Adds the flags of the participation schema; returns the group of which one is required."""
     parser.add_argument("--rounds", type=int, required=True, metavar="N", help="Number of rounds.")
     separation = parser.add_mutually_exclusive_group(required=True)
     separation.add_argument(
@@ -76,6 +82,7 @@ def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="Largest number of rounds of one client. Default: as many as fit.",
     )
+    return separation
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +114,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="P",
         help="Bands of bandmf, bandtoep and bandfhu (default: min-sep; a run keeps bands - 1 model "
-        f"copies), or of the inverse for bisr and bifr (default: {defaults.INVERSE_BANDS}).",
+        "copies), or of the inverse for bisr, bifr and bandinv (default: "
+        f"{defaults.INVERSE_BANDS}).",
     )
     parser.add_argument(
         "--correlation", type=float, metavar="L", help="Factor λ of lambda-cgd. Default: tuned."
@@ -117,6 +125,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="File for the state of a bandmf search; a search goes on from it if it exists.",
     )
+    add_workload(parser)
+
+
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag of the workload."""
+    parser.add_argument(
+        "--workload",
+        default="prefix",
+        metavar="NAME=VALUE,...",
+        help="What the server's optimizer makes models of, whose noise is the error: momentum=0.9, "
+        "adam=0.9 (its momentum, the preconditioner as if constant), warmup=100 (rounds), "
+        "decay=linear or cosine, averaging=0.95, or some of them with commas. Default: prefix, the "
+        "prefix sums, as of SGD with a constant rate.",
+    )
+
+
+def workload_from(args: argparse.Namespace, num_rounds: int) -> workload_lib.Workload | None:
+    """Returns the workload of --workload for a number of rounds; None if it is prefix sums."""
+    from tff_dpftrl.mechanisms import workload as workload_lib
+
+    return workload_lib.parse(args.workload).workload(num_rounds)
 
 
 def _buffers(text: str) -> int | None:
@@ -128,11 +157,10 @@ def _buffers(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"must be a number or auto, got {text!r}") from None
 
 
-def options_from(args: argparse.Namespace) -> table.Options:
-    """Reads the flags of `add_options`."""
-    return table.Options(
-        **{field.name: getattr(args, field.name) for field in dataclasses.fields(table.Options)}
-    )
+def options_from(args: argparse.Namespace, num_rounds: int) -> table.Options:
+    """Reads the flags of `add_options` for a run of `num_rounds` rounds."""
+    given = {field.name: getattr(args, field.name) for field in dataclasses.fields(table.Options)}
+    return table.Options(**given | {"workload": workload_from(args, num_rounds)})
 
 
 def schema_from(args: argparse.Namespace) -> schema_lib.MinSep:
@@ -178,7 +206,7 @@ def strategy_from(args: argparse.Namespace, schema: schema_lib.MinSep) -> strate
         raise validation.UsageError("--first-restart needs --restart-every.")
     else:
         starts = (0,)
-    options = options_from(args)
+    options = options_from(args, schema.num_rounds)
     if args.strategy is None:
         return table.build(args.mechanism, schema, options, starts=starts, notify=notify)
     if options.given():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 import sys
 import time
@@ -29,6 +30,10 @@ examples:
   # The BLT of least RmsLoss, kept in a file.
   tff-dpftrl optimize --mechanism blt --rounds 2000 --min-sep 400 --max-participations 5 \\
       --error rms --output strategy.json
+
+  # For a server with momentum and a cosine schedule: least noise in the models.
+  tff-dpftrl optimize --mechanism blt --rounds 2000 --min-sep 400 \\
+      --workload momentum=0.9,warmup=100,decay=cosine
 """
 
 _LONGEST_LIST = 64
@@ -65,17 +70,19 @@ def run(args: argparse.Namespace) -> int:
     from tff_dpftrl.mechanisms import serialization
 
     schema = mechanism_flags.schema_from(args)
+    options = mechanism_flags.options_from(args, schema.num_rounds)
     start = time.perf_counter()
     strategy = table.build(
         args.mechanism,
         schema,
-        mechanism_flags.options_from(args),
+        options,
         notify=mechanism_flags.notify,
     )
     seconds = time.perf_counter() - start
-    certificate = certificate_lib.certify(strategy, schema)
+    certificate = certificate_lib.certify(strategy, schema, options.workload)
     if args.output is not None:
-        serialization.save(args.output, strategy, certificate)
+        # Certificates in files are of prefix sums, whatever the strategy was optimised for.
+        serialization.save(args.output, strategy, certificate_lib.certify(strategy, schema))
     parameters = {key: value for key, value in strategy.to_dict().items() if key != "mechanism"}
     omitted = [key for key, value in parameters.items() if _is_long(value)]
     report = {"mechanism": strategy.name}
@@ -83,6 +90,14 @@ def run(args: argparse.Namespace) -> int:
     report |= {key: value for key, value in parameters.items() if key not in omitted}
     report |= {key: value for key, value in certificate.to_dict().items() if key not in report}
     report |= {"memory_copies": strategy.memory_copies(schema.num_rounds), "seconds": seconds}
+    if options.workload is not None:
+        report["workload"] = options.workload.description
+    if options.workload is not None and table.MECHANISMS[args.mechanism].quick:
+        for_sums = table.build(args.mechanism, schema, dataclasses.replace(options, workload=None))
+        report |= {
+            "max_loss_of_prefix_optimum": for_sums.max_loss(schema, options.workload),
+            "rms_loss_of_prefix_optimum": for_sums.rms_loss(schema, options.workload),
+        }
     if omitted:
         report["left_out"] = omitted
     if args.format == "json":

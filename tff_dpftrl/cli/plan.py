@@ -7,12 +7,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import delta_flag, output, plan_report
+from tff_dpftrl.accounting import samplings
+from tff_dpftrl.cli import delta_flag, mechanism_flags, output, plan_report
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import guarantee as guarantee_lib
     from tff_dpftrl.accounting import planner as planner_lib
     from tff_dpftrl.accounting import planner_request
+    from tff_dpftrl.mechanisms import workload as workload_lib
 
 _DESCRIPTION = """\
 Plan a DP-FTRL run: mechanism, report goal (clients a round), noise multiplier and how often a
@@ -20,12 +22,18 @@ device may take part, from the size of the population and a privacy target.
 
 Prints the Pareto set: plans that no other beats in privacy, noise, report goal and memory; one
 of them is recommended, with the commands that set it up. The noise is that in the sum of the
-averaged updates so far, per unit of clip norm; it stands for utility by a hypothesis.
+averaged updates so far, per unit of clip norm; it stands for utility by a hypothesis. With
+--workload it is the noise in the models, per unit of clip norm and learning rate.
 
 Recommended is the plan with the fewest clients a round among those with no more noise than
 Gboard's production models. If there is none, or if the noise is the target, twice the clients
 a round, each device twice as often, must lower the noise (or mu, with which epsilon grows) by a
 fifth to be preferred.
+
+With --sampling, one party holds the data of --population clients and draws each round's in secret.
+Printed is the plan of least noise for each number of clients a round, out of 1, 2, 4 ... 64 bands
+of correlated noise with cyclic and b-min-sep. There are as many bins as give so many clients a
+round, with a BLT: give --report-goals, each takes seconds.
 """
 
 _EPILOG = """\
@@ -40,6 +48,10 @@ examples:
   tff-dpftrl plan --population 9000000 --rounds 2000 --target-epsilon 5 --delta 1e-10 \\
       --timer-hours 72 --rounds-per-day 250 --what-if-rounds 3000 --what-if-min-sep 500 \\
       --plot plans.png
+
+  # Data in one place: groups take turns, and are sampled in secret, for a run of 500 rounds.
+  tff-dpftrl plan --population 1600 --rounds 500 --target-epsilon 4 --delta 1e-5 \\
+      --report-goals 64 --sampling cyclic --all
 """
 
 
@@ -129,6 +141,7 @@ def add_parser(subparsers) -> None:
             "aggregation may inflate the clip norm. Default: no secure aggregation."
         ),
     )
+    mechanism_flags.add_workload(parser)
     parser.add_argument(
         "--what-if-rounds",
         type=int,
@@ -140,6 +153,12 @@ def add_parser(subparsers) -> None:
         type=int,
         metavar="B",
         help="Observed stride for a second guarantee of each plan.",
+    )
+    parser.add_argument(
+        "--sampling",
+        choices=samplings.SAMPLINGS,
+        metavar="NAME",
+        help=f"Secret sampling of the clients: {', '.join(samplings.SAMPLINGS)}. Default: none.",
     )
     parser.add_argument(
         "--plot", metavar="FILE", help="File for a plot of all plans: PNG, PDF or SVG."
@@ -170,6 +189,8 @@ def _reference(text: str) -> tuple[str, float, int]:
 
 def run(args: argparse.Namespace) -> int:
     """Plans and prints; returns the exit status."""
+    if args.sampling is not None:
+        return _run_sampled(args)
     from tff_dpftrl.accounting import planner
 
     request = _request(args)
@@ -180,7 +201,7 @@ def run(args: argparse.Namespace) -> int:
         if args.report_goals or report_goal <= args.population:
             print(f"Report goal {report_goal} is left out: {reason}", file=sys.stderr)
     shown = plans if args.all else planner.pareto(plans)
-    production = planner.production_noise_in_sum(args.rounds)
+    production = planner.production_noise_in_sum(args.rounds, request.workload)
     quiet_enough = production if request.target_noise is None else None
     recommended = planner.recommend(plans, quiet_enough)
     what_ifs = [_what_if(plan, args) for plan in shown]
@@ -188,12 +209,51 @@ def run(args: argparse.Namespace) -> int:
         output.print_json(plan_report.as_json(shown, what_ifs, recommended))
     else:
         output.print_table(plan_report.rows(shown, what_ifs), left=1)
-        print(plan_report.advice(recommended, request))
+        print(plan_report.advice(recommended, request, args.workload))
     if args.plot is not None:
         from tff_dpftrl.accounting import planner_plots
 
         title = f"{args.population:,} devices, {args.rounds:,} rounds, δ = {args.delta:g}"
         planner_plots.save_plans(args.plot, plans, title)
+    return 0
+
+
+_NOT_SAMPLED = (
+    *("target_rho", "target_noise", "keep_noise_of", "min_sep", "timer_hours", "rounds_per_day"),
+    *("max_participations", "mechanisms", "secagg_inflation", "what_if_rounds", "what_if_min_sep"),
+    "plot",
+)
+
+
+def _run_sampled(args: argparse.Namespace) -> int:
+    """Plans a run with secret sampling and prints; returns the exit status."""
+    from tff_dpftrl.accounting import planner, planner_request, sampled_plans
+
+    unused = [name for name in _NOT_SAMPLED if getattr(args, name) is not None]
+    if args.min_sep_fraction != 1.0:
+        unused.append("min_sep_fraction")
+    if unused:
+        raise validation.UsageError(
+            f"--{unused[0].replace('_', '-')} is not for --sampling, which takes --target-epsilon, "
+            "--delta, --report-goals and --all."
+        )
+    delta_flag.check_for_population(args.delta, args.population)
+    plans = sampled_plans.make_plans(
+        args.sampling,
+        population=args.population,
+        num_rounds=args.rounds,
+        report_goals=args.report_goals or planner_request.DEFAULT_REPORT_GOALS,
+        target_epsilon=args.target_epsilon,
+        delta=args.delta,
+    )
+    shown = plans if args.all else sampled_plans.least_noise(plans)
+    if args.format == "json":
+        output.print_json(
+            {"hypothesis": planner.HYPOTHESIS, "plans": [plan.to_dict() for plan in shown]}
+        )
+        return 0
+    output.print_table(plan_report.sampled_rows(shown, args.parameters), left=1)
+    print(f"\n{planner.HYPOTHESIS}")
     return 0
 
 
@@ -211,9 +271,10 @@ def _request(args: argparse.Namespace) -> planner_request.Request:
     ):
         if value is not None:
             validation.integer(flag, value, minimum=1)
+    workload = mechanism_flags.workload_from(args, args.rounds)
     target_noise = args.target_noise
     if args.keep_noise_of is not None:
-        target_noise = _reference_noise(args)
+        target_noise = _reference_noise(args, workload)
     return planner_request.Request(
         population=args.population,
         num_rounds=args.rounds,
@@ -227,10 +288,11 @@ def _request(args: argparse.Namespace) -> planner_request.Request:
         max_participations=args.max_participations,
         num_parameters=args.parameters,
         secagg_inflation=args.secagg_inflation,
+        workload=workload,
     )
 
 
-def _reference_noise(args: argparse.Namespace) -> float:
+def _reference_noise(args: argparse.Namespace, workload: workload_lib.Workload | None) -> float:
     from tff_dpftrl.accounting import planner, planner_request
     from tff_dpftrl.mechanisms import table
     from tff_dpftrl.participation import schema as schema_lib
@@ -242,6 +304,7 @@ def _reference_noise(args: argparse.Namespace) -> float:
         num_rounds=args.rounds,
         noise_multiplier=noise_multiplier,
         report_goal=report_goal,
+        workload=workload,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import guarantee as guarantee_lib
     from tff_dpftrl.accounting import planner as planner_lib
-    from tff_dpftrl.accounting import planner_request
+    from tff_dpftrl.accounting import planner_request, sampled_plans
 
     WhatIf = guarantee_lib.Guarantee | str | None
 
@@ -81,6 +81,37 @@ def rows(shown: Sequence[planner_lib.Plan], what_ifs: Sequence[WhatIf]) -> list[
     return table
 
 
+def sampled_rows(
+    shown: Sequence[sampled_plans.SampledPlan], num_parameters: int
+) -> list[list[str]]:
+    """Returns plans with secret sampling as cells of a table, its heading first.
+
+    Args:
+      shown: Plans to list.
+      num_parameters: Number of the model's parameters, float32.
+    """
+    from tff_dpftrl.accounting import display
+
+    given = [name for name in shown[0].given if name != "group_size"]
+    table = [
+        ["goal", "mechanism", *(name.replace("_", "-") for name in given)]
+        + ["z", "noise", "epsilon", "memory"]
+    ]
+    for plan in shown:
+        table.append(
+            [
+                str(plan.report_goal),
+                plan.strategy.name,
+                *(f"{plan.given[name]:.4g}" for name in given),
+                display.round_up(plan.noise_multiplier),
+                f"{plan.noise_in_sum:.3g}",
+                display.round_up(plan.epsilon),
+                _bytes(4 * num_parameters * plan.memory_copies),
+            ]
+        )
+    return table
+
+
 def _bytes(count: int) -> str:
     value, unit = float(count), "B"
     for larger in ("kB", "MB", "GB"):
@@ -114,12 +145,23 @@ def _users_of_a_file(training_users: int) -> int:
     return math.ceil(root**2)
 
 
-def advice(plan: planner_lib.Plan, request: planner_request.Request) -> str:
-    """Returns why a plan is recommended, what it promises, and the commands that set it up."""
+def advice(
+    plan: planner_lib.Plan, request: planner_request.Request, workload: str = "prefix"
+) -> str:
+    """Returns why a plan is recommended, what it promises, and the commands that set it up.
+
+    Args:
+      plan: Recommended plan.
+      request: Request that it answers.
+      workload: Workload of the request as the flag `--workload` takes it.
+
+    Returns:
+      The text, of several lines.
+    """
     from tff_dpftrl.accounting import display, planner
 
     claim, schema = plan.guarantee, plan.guarantee.schema
-    production = planner.production_noise_in_sum(schema.num_rounds)
+    production = planner.production_noise_in_sum(schema.num_rounds, request.workload)
     what = f"{plan.mechanism} with {plan.report_goal} clients a round"
     noise = f"noise {plan.noise_in_sum:.3g}; tree, z 7, 6500 clients have {production:.3g}"
     if request.target_noise is not None:
@@ -153,12 +195,15 @@ def advice(plan: planner_lib.Plan, request: planner_request.Request) -> str:
             f"{display.round_up(half.epsilon)}. A separation is a result of timers and speed; "
             "observe it."
         )
-    lines += ["", planner.HYPOTHESIS, "", "To run it:", *_commands(plan, request)]
+    if request.workload is not None:
+        lines.append(f"Noise is that of the models, for {request.workload.description}.")
+    lines += ["", planner.HYPOTHESIS, "", "To run it:", *_commands(plan, request, workload)]
     return "\n".join(lines)
 
 
-def _commands(plan: planner_lib.Plan, request: planner_request.Request) -> list[str]:
+def _commands(plan: planner_lib.Plan, request: planner_request.Request, workload: str) -> list[str]:
     from tff_dpftrl.accounting import display
+    from tff_dpftrl.mechanisms import table
 
     schema = plan.guarantee.schema
     participation = (
@@ -166,6 +211,8 @@ def _commands(plan: planner_lib.Plan, request: planner_request.Request) -> list[
         f"--max-participations {schema.max_participations}"
     )
     optimize = f"tff-dpftrl optimize --mechanism {plan.mechanism} {participation}"
+    if "workload" in table.MECHANISMS[plan.mechanism].options and workload != "prefix":
+        optimize += f" --workload {workload}"
     noise = display.round_up(plan.guarantee.noise_multiplier, digits=7)
     run = (
         f"--strategy strategy.json {participation} --noise-multiplier {noise} "

@@ -11,7 +11,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import docstrings, grouping, jsonl, sqlite, table_files, tables, user_text
+from tff_dpftrl.data import (
+    docstrings,
+    grouping,
+    jsonl,
+    owners,
+    sqlite,
+    table_files,
+    tables,
+    user_text,
+)
 
 _SQLITE = (".sqlite", ".sqlite3", ".db")
 _DEFAULTS = tables.TableOptions()
@@ -28,6 +37,7 @@ def load_user_text(
     cache_dir: str | os.PathLike[str] | None = None,
     progress: docstrings.Progress | None = None,
     notice: tables.Notice = tables.to_stderr,
+    rows_per_owner: int | None = None,
 ) -> user_text.UserText:
     """Returns the corpus that `spec` names.
 
@@ -44,6 +54,9 @@ def load_user_text(
       cache_dir: Folder in which "docs" is cached; `docstrings.read` has the default.
       progress: Callback for the number of files read for "docs", and of all files.
       notice: Callback for lines about what was found in a table.
+      rows_per_owner: Largest number of rows of a user where the column of users may have lists of
+        users, who all own the row (`owners.select`); None if each row has one user. Each selected
+        row is among the texts of the first of its owners.
 
     Returns:
       The corpus; it has at least two users.
@@ -53,6 +66,8 @@ def load_user_text(
         not apply to it.
     """
     is_sqlite = spec.endswith(_SQLITE)
+    if rows_per_owner is not None and (is_sqlite or spec == "docs"):
+        raise validation.UsageError(_ONLY_TABLES.format(spec))
     if not is_sqlite:
         for name, given in (
             ("sqlite_text_feature", sqlite_text_feature != "tokens"),
@@ -81,13 +96,14 @@ def load_user_text(
     is_by_user = len(files) == 1 and table_files.is_by_user(files[0])
     if is_by_user:
         _refuse_given(table, f"{spec}, which has one line a user")
-    fingerprint = _fingerprint(files, table)
+        if rows_per_owner is not None:
+            raise validation.UsageError(_ONLY_TABLES.format(spec))
+    fingerprint = _fingerprint(files, table, rows_per_owner)
     if fingerprint and (kept := cache.read(spec, fingerprint, pretokenized)) is not None:
         notice(f"{spec}: {len(kept)} users, as read before and kept in {cache.path}.")
         return user_text.require_several_users(kept)
     if is_by_user:
         return jsonl.read(files[0], is_tokenized=pretokenized, cache=cache, fingerprint=fingerprint)
-    check = tables.RowCheck(spec, table, notice)
     columns = _columns(files, table)
     if not (table.user_column and table.text_column):
         notice(
@@ -95,15 +111,25 @@ def load_user_text(
             "their names; user_column and text_column say otherwise)."
         )
 
-    def groups() -> Iterator[grouping.Group]:
+    def parts() -> Iterator[tuple[Iterator[tables.Row], str]]:
         for file in files:
             _, rows, place = table_files.rows(file, table.encoding, _same(columns, file))
+            yield rows, place
+
+    selection = None
+    if rows_per_owner is not None:
+        cells = (user for rows, _ in parts() for _, user, _ in rows)
+        selection = owners.select(cells, rows_per_owner)
+    check = tables.RowCheck(spec, table, notice, selection)
+
+    def groups() -> Iterator[grouping.Group]:
+        for rows, place in parts():
             yield from check.usable(rows, place)
 
     corpus = grouping.group(
         spec,
         groups(),
-        user_unit=columns.user_unit,
+        user_unit=_unit(columns.user_unit, rows_per_owner),
         is_tokenized=pretokenized,
         finish=check.finish,
         cache=cache,
@@ -120,6 +146,7 @@ def of_rows(
     table: tables.TableOptions = _DEFAULTS,
     cache: grouping.Cache = grouping.TEMPORARY,
     notice: tables.Notice = tables.to_stderr,
+    rows_per_owner: int | None = None,
 ) -> user_text.UserText:
     """Returns the corpus of a table in memory, checked as one that is read from a file.
 
@@ -131,6 +158,8 @@ def of_rows(
       table: Options of reading tables; `encoding` has no meaning here.
       cache: Place for texts that are too large for memory; it is written anew at each call.
       notice: Callback for lines about what was found.
+      rows_per_owner: Largest number of rows of a user where rows may have lists of users; None if
+        each row has one user.
 
     Returns:
       The corpus; it has at least two users.
@@ -139,16 +168,36 @@ def of_rows(
       UsageError: If the rows cannot be used.
     """
     columns, numbered = tables.of_memory(rows, table)
-    check = tables.RowCheck(name, table, notice)
+    selection = None
+    if rows_per_owner is not None:
+        kept = list(numbered)
+        selection = owners.select((user for _, user, _ in kept), rows_per_owner)
+        numbered = iter(kept)
+    check = tables.RowCheck(name, table, notice, selection)
     corpus = grouping.group(
         name,
         check.usable(numbered, "row "),
-        user_unit="one user of the rows" if columns is None else columns.user_unit,
+        user_unit=_unit(
+            "one user of the rows" if columns is None else columns.user_unit, rows_per_owner
+        ),
         is_tokenized=pretokenized,
         finish=check.finish,
         cache=cache,
     )
     return user_text.require_several_users(corpus)
+
+
+_ONLY_TABLES = "rows_per_owner applies to tables with a text in each row, not to {}: leave it out."
+
+
+def _unit(user_unit: str, rows_per_owner: int | None) -> str:
+    """Returns the description of one user, for the privacy statement."""
+    if rows_per_owner is None:
+        return user_unit
+    return (
+        f"{user_unit}, or one name in a list there, with all rows that name it: at most "
+        f"{rows_per_owner} of them are used"
+    )
 
 
 def problem_of(spec: str, table: tables.TableOptions = _DEFAULTS) -> str | None:
@@ -187,7 +236,7 @@ def is_in_memory(spec: str) -> bool:
     return spec != "docs" and not os.path.isabs(table_files.absolute(spec))
 
 
-def _fingerprint(files: list[Any], table: tables.TableOptions) -> str:
+def _fingerprint(files: list[Any], table: tables.TableOptions, rows_per_owner: int | None) -> str:
     """Returns what changes when files or options of a table do; "" if a file is missing."""
     try:
         stats = [(os.path.abspath(file), os.stat(file)) for file in files]
@@ -195,7 +244,8 @@ def _fingerprint(files: list[Any], table: tables.TableOptions) -> str:
         return ""
     stamps = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
     options = [getattr(table, field.name) for field in dataclasses.fields(tables.TableOptions)]
-    return json.dumps([stamps, options])
+    owned = [] if rows_per_owner is None else [rows_per_owner]
+    return json.dumps([stamps, options, *owned])
 
 
 def _table_files(spec: str) -> list[Any]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from tff_dpftrl import validation
+from tff_dpftrl.data import owners
 
 Notice: TypeAlias = Callable[[str], None]
 """Callback for a line about what was found in a table."""
@@ -156,15 +157,23 @@ def _plain(name: str) -> str:
 class RowCheck:
     """Check of the rows of one table, which counts those that cannot be used."""
 
-    def __init__(self, name: str, options: TableOptions, notice: Notice):
+    def __init__(
+        self,
+        name: str,
+        options: TableOptions,
+        notice: Notice,
+        selection: owners.Selection | None = None,
+    ):
         """Starts to count.
 
         Args:
           name: Name of the table, for messages.
           options: Options of reading the table.
           notice: Callback for lines about what was found.
+          selection: Rows that are used, if rows may have several owners; None if each has one.
         """
         self._name, self._options, self._notice = name, options, notice
+        self._selection = selection
         self._num_rows = 0
         self._places: dict[str, list[str]] = {}
         self._bad: collections.Counter[str] = collections.Counter()
@@ -178,10 +187,14 @@ class RowCheck:
           place: Place of a row, to be followed by its number: "reviews.csv:".
 
         Yields:
-          User and text, the latter as the only one of a tuple.
+          User (the first one of several owners) and text, the latter as the only one of a tuple.
         """
         for number, user, text in rows:
             self._num_rows += 1
+            if self._selection is not None and (names := owners.of_cell(user)):
+                if not self._selection.is_selected[self._num_rows - 1]:
+                    continue
+                user = names[0]
             if type(user) is not str:
                 user = self._as_id(user)
             reason = _reason(user, text)
@@ -231,6 +244,9 @@ class RowCheck:
                 "of an earlier row, word for word. They are kept: people do repeat themselves, and "
                 "the guarantee is for all rows of a user together."
             )
+        if self._selection is not None:
+            self._notice(f"{self._name}: {self._selection.summary}. The others are never used.")
+            return
         self._notice(
             f"{self._name}: {self._num_rows - num_bad} texts of {num_users} users were read."
         )
@@ -246,6 +262,8 @@ class RowCheck:
                 return None if math.isnan(user) else Broken("with a fraction as the id of the user")
             name = str(int(user))
         elif isinstance(user, (list, dict, tuple)):
+            if self._selection is None and owners.of_cell(user):
+                return Broken("with a list of users, which finetune takes with rows_per_owner")
             return Broken("with a list or an object as the id of the user")
         else:
             name = str(user)
@@ -345,4 +363,4 @@ def _plain_value(value: Any) -> Any:
     """Returns None for pandas' NA, which has no truth value, and NumPy's scalars as Python's."""
     if type(value).__name__ in ("NAType", "NaTType"):
         return None
-    return value.item() if type(value).__module__ == "numpy" else value
+    return value.tolist() if type(value).__module__ == "numpy" else value

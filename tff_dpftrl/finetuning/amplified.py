@@ -23,6 +23,7 @@ from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms import table
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import sampling as sampling_lib
 from tff_dpftrl.runs import amplified_privacy
 
@@ -132,6 +133,7 @@ class Amplified:
         *,
         clip_norm: float,
         deterministic_seed: int | None = None,
+        workload: workload_lib.Workload | None = None,
     ) -> amplified_privacy.AmplifiedPrivacy:
         """Returns the privacy that a run requests; its bands are chosen when it is planned.
 
@@ -139,12 +141,16 @@ class Amplified:
           users: The users.
           clip_norm: L2 norm that the gradient of a user, or of an example, is clipped to.
           deterministic_seed: Seed of noise and samples, for debugging; the run is not private then.
+          workload: Workload of the steps, for which the mechanism is optimised; None for the
+            prefix sums.
 
         Returns:
           The request; the plan of a new run, or of one that goes on, is made of it.
         """
         mechanism = self._mechanism
-        options: dict[str, Any] = {} if self.bands is None else {"bands": self.bands}
+        options: dict[str, Any] = {"workload": workload}
+        if self.bands is not None:
+            options["bands"] = self.bands
         if mechanism == BANDED and self.bands == 1:
             mechanism, options = "identity", {}
         return amplified_privacy.AmplifiedPrivacy(

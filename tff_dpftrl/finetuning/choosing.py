@@ -19,6 +19,7 @@ from tff_dpftrl.finetuning import (
     run_privacy,
 )
 from tff_dpftrl.finetuning import plan as plan_lib
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.runs import dp_ftrl_privacy
 
 CLIP_FACTOR = 0.5
@@ -46,6 +47,7 @@ class SamplingOptions:
     group_size_epsilon: float
     declared_units: int | None
     mechanism: str | None
+    model_workload: workload_lib.Workload | None
     deterministic_noise_seed: int | None
     splits_budget: bool
     sampled_unit: str
@@ -378,7 +380,10 @@ def _amplified(
     asked = asked.with_bands(users)
     clip_norm, clip_norm_source = _clip_norm(options, public, asked.rows_per_unit)
     request = asked.asked(
-        users, clip_norm=clip_norm, deterministic_seed=options.deterministic_noise_seed
+        users,
+        clip_norm=clip_norm,
+        deterministic_seed=options.deterministic_noise_seed,
+        workload=options.model_workload,
     )
     facts = {
         "sampled_unit": asked.sampled_unit,
@@ -425,7 +430,11 @@ def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_pr
         mechanism=options.mechanism or "blt",
         noise_multiplier=options.noise_multiplier,
         target_epsilon=options.target_epsilon,
-    ).asked(clip_norm=clip_norm, deterministic_seed=options.deterministic_noise_seed)
+    ).asked(
+        clip_norm=clip_norm,
+        deterministic_seed=options.deterministic_noise_seed,
+        workload=options.model_workload,
+    )
 
 
 def _check_cohort(options: SamplingOptions, group: int, cohort: int, num_users: int) -> None:

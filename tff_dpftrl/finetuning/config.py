@@ -14,6 +14,7 @@ from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import statement
+    from tff_dpftrl.mechanisms import workload as workload_lib
 
     Mechanism: TypeAlias = str
 else:
@@ -122,6 +123,14 @@ class FinetuningConfig(language_config.TextConfig):
         "fine-tuning",
         1,
     )
+    rows_per_owner: int | None = _option(
+        None,
+        "The column of users may have a list of users in a row, who all own it: train on a "
+        "selection of rows in which nobody owns more than this many, with the guarantee for each "
+        "owner. For example-level sampling, whose group_size it is.",
+        "fine-tuning",
+        1,
+    )
     group_size_looked_at_users: bool = _option(
         False,
         "Say that the training users had a say in group_size (a table of finetune-plan, their "
@@ -227,6 +236,13 @@ class FinetuningConfig(language_config.TextConfig):
     mechanism: Mechanism | None = _option(
         None, "Noise of passes and bins: as for `tff-dpftrl train`; blt if not given.", "privacy"
     )
+    workload: Literal["prefix", "auto"] = _option(
+        "prefix",
+        "Sums whose correlated noise is minimised: prefix sums of the gradients, or, with auto, "
+        "those that optimizer, schedule and iterate_averaging make models of. For adam, auto takes "
+        "its preconditioner as constant. Bands are chosen by prefix sums in any case.",
+        "privacy",
+    )
 
     max_epsilon: float | None = _option(
         None, "Stop before the step that would bring the ε spent above this.", "run"
@@ -259,6 +275,7 @@ class FinetuningConfig(language_config.TextConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        self._check_owners()
         for name in _POSITIVE:
             if getattr(self, name) is not None:
                 validation.positive(name, getattr(self, name))
@@ -308,6 +325,21 @@ class FinetuningConfig(language_config.TextConfig):
         given = self.group_size is not None or self.cohort_size is not None
         of_users = self.sampling == "user" or (self.is_amplified and self.sampled_unit == "user")
         return self.sampling == "auto" or (of_users and not given)
+
+    def _check_owners(self):
+        if self.rows_per_owner is None:
+            return
+        if self.sampling != "example":
+            raise validation.UsageError(
+                "rows_per_owner needs sampling 'example', which draws each row by itself, not "
+                f"{self.sampling!r}: a row of two users would come with either."
+            )
+        if self.group_size not in (None, self.rows_per_owner):
+            raise validation.UsageError(
+                f"group_size={self.group_size} is not rows_per_owner={self.rows_per_owner}, which "
+                "bounds the rows of each owner: leave group_size out."
+            )
+        object.__setattr__(self, "group_size", self.rows_per_owner)
 
     def _missing_for_sampling(self) -> list[str]:
         """Returns what the sampling needs and was not given, a sentence each."""
@@ -413,6 +445,17 @@ class FinetuningConfig(language_config.TextConfig):
 
     def _check_noise(self):
         """Refuses what the kind of noise cannot have."""
+        takes = table.takers("workload")
+        if self.workload != "prefix" and not (self.sampling == "passes" or self.is_amplified):
+            raise validation.UsageError(
+                f"workload {self.workload!r} is for correlated noise, not for sampling "
+                f"{self.sampling!r}, whose noise is independent: leave it out."
+            )
+        if self.workload != "prefix" and self.mechanism not in takes:
+            raise validation.UsageError(
+                f"workload {self.workload!r} is for the mechanism {' or '.join(takes)}, not for "
+                f"{self.mechanism}: leave it out."
+            )
         bands = () if self.bands == "auto" else (self.bands,)
         for given, name, has_effect, where in (
             (self.sampled_unit != "user", "sampled_unit", self.sampling == "cyclic", "'cyclic'"),
@@ -451,6 +494,18 @@ class FinetuningConfig(language_config.TextConfig):
     def initial_folder(self) -> pathlib.Path:
         """Folder of the model to fine-tune."""
         return pathlib.Path(typing.cast(str, self.initial_weights))  # Checked at the beginning.
+
+    @property
+    def model_workload(self) -> workload_lib.Workload | None:
+        """Workload that correlated noise is optimised for; None for the prefix sums."""
+        if self.workload == "prefix":
+            return None
+        from tff_dpftrl.finetuning import optimizers
+
+        rule = optimizers.update_rule(
+            self.part(optimizers.OptimizerOptions), self.iterate_averaging
+        )
+        return rule.workload(self.num_steps)
 
     @property
     def statement_parameters(self) -> dict[str, statement.Scalar]:

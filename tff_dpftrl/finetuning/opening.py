@@ -82,6 +82,7 @@ def open_run(
             rows=rows,
             cache=output / manifest.TEXTS_CACHE,
             notice=progress,
+            rows_per_owner=config.rows_per_owner,
         )
     elif known is None:
         corpus.check_named(config.data, text.train)

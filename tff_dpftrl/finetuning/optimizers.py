@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from tff_dpftrl import validation
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.models import keras_versions
 
 _WARMUP = 10
@@ -21,7 +22,7 @@ class OptimizerOptions:
     second_moment_decay: float
     weight_decay: float
     warmup_steps: int | None
-    decay: str
+    decay: workload_lib.Decay
     num_steps: int
 
 
@@ -43,12 +44,38 @@ def build(options: OptimizerOptions) -> keras_versions.Optimizer:
     raise validation.UsageError(f"optimizer must be one of Optimizer, got {options.optimizer!r}.")
 
 
+def _warmup(options: OptimizerOptions) -> int:
+    if options.warmup_steps is None:
+        return min(_WARMUP, options.num_steps // 10)
+    return options.warmup_steps
+
+
+def update_rule(options: OptimizerOptions, averaging: float | None) -> workload_lib.UpdateRule:
+    """Returns how the optimizer makes models of the noised gradients.
+
+    Args:
+      options: Options of the optimizer. Adafactor, like Adam, is taken with a constant
+        preconditioner; it has no momentum.
+      averaging: Decay of the average of the steps' models; None for none.
+
+    Returns:
+      The rule.
+    """
+    adam = options.optimizer in ("adam", "adamw")
+    return workload_lib.UpdateRule(
+        momentum=options.momentum if adam or options.optimizer == "momentum" else 0.0,
+        adam=adam,
+        warmup_rounds=_warmup(options),
+        decay=options.decay,
+        averaging=averaging,
+        weight_decay=options.learning_rate * options.weight_decay,
+        rate_before_momentum=not adam,
+    )
+
+
 def learning_rate(options: OptimizerOptions, step: int) -> float:
     """Returns the learning rate of a step, from 0: a linear warm-up times a decay to zero."""
-    warmup = options.warmup_steps
-    if warmup is None:
-        warmup = min(_WARMUP, options.num_steps // 10)
-    rate = options.learning_rate * min(1.0, (step + 1) / (warmup + 1))
+    rate = options.learning_rate * min(1.0, (step + 1) / (_warmup(options) + 1))
     done = step / options.num_steps
     match options.decay:
         case "linear":

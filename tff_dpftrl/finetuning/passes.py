@@ -18,6 +18,7 @@ from tff_dpftrl.accounting import statement
 from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.mechanisms import table
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy
 
 
@@ -68,13 +69,19 @@ class Passes:
         return self.group_size
 
     def asked(
-        self, *, clip_norm: float, deterministic_seed: int | None = None
+        self,
+        *,
+        clip_norm: float,
+        deterministic_seed: int | None = None,
+        workload: workload_lib.Workload | None = None,
     ) -> dp_ftrl_privacy.DpFtrlPrivacy:
         """Returns the privacy that a run requests.
 
         Args:
           clip_norm: L2 norm that a user's gradient is clipped to.
           deterministic_seed: Seed of the noise, for debugging; the run is not private then.
+          workload: Workload of the steps, for which the mechanism is optimised; None for the
+            prefix sums.
 
         Returns:
           The request; the plan of a new run, or of one that goes on, is made of it.
@@ -85,6 +92,7 @@ class Passes:
             clip_norm=clip_norm,
             delta=self.delta,
             mechanism=self.mechanism,
+            options=table.Options(workload=workload),
             noise_multiplier=self.noise_multiplier,
             target_epsilon=self.target_epsilon,
             deterministic_seed=deterministic_seed,

@@ -163,7 +163,7 @@ def read(folder: str | pathlib.Path, given: Mapping[str, Any], part: Part) -> us
         raise validation.UsageError(
             f"users must be one of {', '.join(get_args(Part))}; got {part!r}."
         )
-    folder, options = pathlib.Path(folder), dict(given)
+    folder, options, rows_per_owner = pathlib.Path(folder), dict(given), None
     if part == "test" and manifest.exists(folder):
         if manifest.read(folder).config.get("train_on_test_users"):
             raise validation.UsageError(
@@ -178,11 +178,15 @@ def read(folder: str | pathlib.Path, given: Mapping[str, Any], part: Part) -> us
             )
         known = manifest.read(folder).config
         options = {name: known[name] for name in TEXT_OPTIONS if name in known} | options
+        rows_per_owner = known.get("rows_per_owner")
     config = language_config.TextConfig(**options)
     if part == "test" and not manifest.exists(folder):
         _refuse_trained_on(folder, config)
     parts = corpus.read_users(
-        config.part(corpus.UserOptions), cache=folder / manifest.TEXTS_CACHE, may_write=False
+        config.part(corpus.UserOptions),
+        cache=folder / manifest.TEXTS_CACHE,
+        may_write=False,
+        rows_per_owner=rows_per_owner,
     )
     return parts.test if part == "test" else parts.validation
 

@@ -327,7 +327,7 @@ def _manifest(
         facts={
             **facts,
             "choices": {**chosen.facts, **part.facts()},
-            "not_covered": list(chosen.not_covered),
+            "not_covered": [*chosen.not_covered, *_not_covered_of_owners(config)],
             **({"caveats": list(chosen.caveats)} if chosen.caveats else {}),
             "training_users": len(users),
             "user_unit": task.train.corpus.user_unit,
@@ -340,6 +340,16 @@ def _manifest(
         identities=manifest.identities(_identities(task, users, part)),
         recorded_kind=manifest.FINETUNING,
     )
+
+
+def _not_covered_of_owners(config: config_lib.FinetuningConfig) -> list[str]:
+    if config.rows_per_owner is None:
+        return []
+    return [
+        "Which users own which row, and so which rows were selected to train on: neighbouring data "
+        "sets have the same lists of owners, and differ in the content of all rows that name one "
+        "user, whoever else they name."
+    ]
 
 
 def _identities(

@@ -16,7 +16,8 @@ from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe, strategy
-from tff_dpftrl.mechanisms.numerics import banded_blocks, banded_sensitivity
+from tff_dpftrl.mechanisms import workload as workload_lib
+from tff_dpftrl.mechanisms.numerics import banded_blocks, banded_models, banded_sensitivity
 from tff_dpftrl.participation import schema as schema_lib
 
 
@@ -132,6 +133,15 @@ class Banded(strategy.Strategy):
     @override
     def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
         return banded_blocks.noise_variances(self._first_rows(num_rounds))[1]
+
+    @override
+    def model_noise_variance(
+        self, num_rounds: int, workload: workload_lib.Workload | None
+    ) -> np.ndarray:
+        if workload is None or workload.num_rounds != num_rounds:
+            return super().model_noise_variance(num_rounds, workload)
+        rows = self._first_rows(num_rounds)
+        return banded_models.BandedModels(workload, rows.shape[1]).variances(rows)
 
     @override
     def round_noise_variance(self, num_rounds: int) -> np.ndarray:

@@ -12,6 +12,7 @@ weight of the rounds from t on.
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import os
 import pathlib
@@ -23,12 +24,10 @@ from scipy import optimize
 
 from tff_dpftrl import array_files, durable_files, validation
 from tff_dpftrl.mechanisms import banded, banded_toeplitz_optimize
-from tff_dpftrl.mechanisms.numerics import banded_blocks
+from tff_dpftrl.mechanisms import workload as workload_lib
+from tff_dpftrl.mechanisms.numerics import banded_blocks, banded_models, model_errors
 from tff_dpftrl.participation import schema as schema_lib
 
-# Powers of the p-norms over rounds of the variance, minimised in turn for MaxLoss. The last
-# norm differs from the maximum by a factor below num_rounds^(1/512), usually much less.
-_MAX_ERROR_POWERS = (16.0, 256.0)
 _HISTORY = 10
 
 Progress: TypeAlias = Callable[[int, float], None]
@@ -51,13 +50,16 @@ def _unit(columns: np.ndarray) -> np.ndarray:
     return columns / np.linalg.norm(columns, axis=1, keepdims=True)
 
 
-def _log_error(columns: np.ndarray, power: float) -> tuple[float, np.ndarray]:
-    """Computes the log of the p-norm of the prefix errors, and its gradient.
+def _log_error(
+    columns: np.ndarray, power: float, models: banded_models.BandedModels | None = None
+) -> tuple[float, np.ndarray]:
+    """Computes the log of the p-norm of the errors, and its gradient.
 
     Args:
       columns: Columns of C by lag, shape [num_rounds, bands], of any norms. They are
         normalised first.
       power: Power p of (mean_t variance_t^p)^(1 / (2 p)).
+      models: Models whose errors they are; None for those of the prefix sums.
 
     Returns:
       The logarithm and its gradient with respect to `columns`.
@@ -69,9 +71,8 @@ def _log_error(columns: np.ndarray, power: float) -> tuple[float, np.ndarray]:
         relative = variances / variances.max()
         return relative ** (power - 1) / (np.sum(relative**power) * variances.max())
 
-    variances, by_rows = banded_blocks.weighted_error_gradient(
-        _transpose(unit, to_rows=True), weigh
-    )
+    of_errors = banded_blocks if models is None else models
+    variances, by_rows = of_errors.weighted_error_gradient(_transpose(unit, to_rows=True), weigh)
     gradient = 0.5 * _transpose(by_rows, to_rows=False)
     gradient -= unit * np.sum(unit * gradient, axis=1, keepdims=True)
     return _log_p_norm(variances, power), gradient / norms
@@ -82,16 +83,27 @@ def _log_p_norm(variances: np.ndarray, power: float) -> float:
     return 0.5 * float(np.log(largest) + np.log(np.mean((variances / largest) ** power)) / power)
 
 
-def _save(path: pathlib.Path, columns: np.ndarray, stage: int, minimize_rms: bool) -> None:
+def _digest(workload: workload_lib.Workload | None) -> str:
+    """Returns a name of the workload that no other has, for checkpoints."""
+    text = "prefix" if workload is None else repr(workload.recurrences)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _save(
+    path: pathlib.Path, columns: np.ndarray, stage: int, minimize_rms: bool, workload: str
+) -> None:
     with durable_files.replacing(path) as file:
-        np.savez(file, columns=columns, stage=stage, minimize_rms=minimize_rms)
+        np.savez(file, columns=columns, stage=stage, minimize_rms=minimize_rms, workload=workload)
 
 
-def _load(path: pathlib.Path, shape: tuple[int, int], minimize_rms: bool) -> tuple[np.ndarray, int]:
+def _load(
+    path: pathlib.Path, shape: tuple[int, int], minimize_rms: bool, workload: str
+) -> tuple[np.ndarray, int]:
     try:
         saved = array_files.read(path)
         columns, stage = saved["columns"], operator.index(saved["stage"][()])
-        same_error = bool(saved["minimize_rms"]) == minimize_rms
+        saved_workload = str(saved["workload"][()]) if "workload" in saved else _digest(None)
+        same_error = bool(saved["minimize_rms"]) == minimize_rms and saved_workload == workload
         is_sound = columns.dtype == np.float64 and np.isfinite(columns).all() and 0 <= stage
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise validation.UsageError(
@@ -100,7 +112,8 @@ def _load(path: pathlib.Path, shape: tuple[int, int], minimize_rms: bool) -> tup
     if not (columns.shape == shape and same_error and is_sound):
         raise validation.UsageError(
             f"checkpoint {str(path)!r} belongs to another problem (rounds and bands "
-            f"{columns.shape}, here {shape}, or another error). Give another path or delete it."
+            f"{columns.shape}, here {shape}, or another error or workload). Give "
+            "another path or delete it."
         )
     return columns, stage
 
@@ -115,6 +128,7 @@ def optimize_banded(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
     progress: Progress | None = None,
+    workload: workload_lib.Workload | None = None,
 ) -> banded.Banded:
     """Minimises RmsLoss, or MaxLoss, over banded strategies with unit columns.
 
@@ -132,6 +146,8 @@ def optimize_banded(
       checkpoint_every: Number of steps between two checkpoints.
       progress: Callback for the number of steps and the loss, after every step. The loss
         is RmsLoss, or the p-norm that stands for MaxLoss.
+      workload: Workload of the schema's rounds, whose models' error is minimised; None for the
+        prefix sums.
 
     Returns:
       The strategy; its columns are unit vectors.
@@ -141,10 +157,11 @@ def optimize_banded(
         one participation; if the checkpoint belongs to another problem or has no folder.
     """
     start = banded_toeplitz_optimize.optimize_banded_toeplitz(
-        schema, bands, minimize_rms=minimize_rms
+        schema, bands, minimize_rms=minimize_rms, workload=workload
     )
+    models = None if workload is None else banded_models.BandedModels(workload, start.bands)
     shape = (schema.num_rounds, start.bands)
-    stages = (1.0,) if minimize_rms else _MAX_ERROR_POWERS
+    stages = (1.0,) if minimize_rms else model_errors.MAX_POWERS
     path = None if checkpoint is None else pathlib.Path(checkpoint)
     if path is not None and not path.parent.is_dir():
         raise validation.UsageError(
@@ -152,7 +169,7 @@ def optimize_banded(
             "another path."
         )
     if path is not None and path.exists():
-        columns, first_stage = _load(path, shape, minimize_rms)
+        columns, first_stage = _load(path, shape, minimize_rms, _digest(workload))
     else:
         inside = np.add.outer(np.arange(shape[0]), np.arange(shape[1])) < shape[0]
         columns, first_stage = _unit(np.where(inside, start.coefficients, 0.0)), 0
@@ -164,27 +181,29 @@ def optimize_banded(
             nonlocal steps
             steps += 1
             if path is not None and steps % checkpoint_every == 0:
-                _save(path, _unit(columns), stage, minimize_rms)
+                _save(path, _unit(columns), stage, minimize_rms, _digest(workload))
             if progress is not None:
                 loss = np.sqrt(schema.effective_participations) * np.exp(log_error)
                 progress(steps, float(loss))
 
-        columns = _descend(columns, stages[stage], max_iterations, tolerance, after_step)
+        columns = _descend(columns, stages[stage], models, max_iterations, tolerance, after_step)
         if path is not None:
-            _save(path, columns, stage, minimize_rms)
+            _save(path, columns, stage, minimize_rms, _digest(workload))
     return banded.Banded(_transpose(columns, to_rows=True))
 
 
 def _descend(
     columns: np.ndarray,
     power: float,
+    models: banded_models.BandedModels | None,
     max_iterations: int,
     tolerance: float,
     after_step: Callable[[np.ndarray, float], None],
 ) -> np.ndarray:
     """Runs L-BFGS on scaled columns; returns unit columns."""
     num_rounds = len(columns)
-    _, variances = banded_blocks.noise_variances(_transpose(columns, to_rows=True))
+    rows = _transpose(columns, to_rows=True)
+    variances = banded_blocks.noise_variances(rows)[1] if models is None else models.variances(rows)
     weights = (variances / variances.max()) ** (power - 1)
     remaining = np.cumsum(weights[::-1])[::-1] / np.sum(weights)
     scale = 1.0 / np.sqrt(np.maximum(remaining, 1.0 / num_rounds))[:, np.newaxis]
@@ -193,7 +212,7 @@ def _descend(
 
     def objective(scaled: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal latest
-        latest, gradient = _log_error(scaled.reshape(columns.shape) * scale, power)
+        latest, gradient = _log_error(scaled.reshape(columns.shape) * scale, power, models)
         return latest, (gradient * scale).ravel()
 
     def callback(scaled: np.ndarray) -> None:

@@ -62,7 +62,8 @@ class BandedToeplitz(strategy.Strategy):
         """Number of diagonals, the main one included."""
         return len(self.coefficients)
 
-    def _inverse(self, num_rounds: int) -> np.ndarray:
+    @override
+    def toeplitz_inverse(self, num_rounds: int) -> np.ndarray:
         return toeplitz.inverse_coefficients(np.array(self.coefficients), num_rounds)
 
     @override
@@ -71,7 +72,7 @@ class BandedToeplitz(strategy.Strategy):
 
     @override
     def noise_matrix(self, num_rounds: int) -> np.ndarray:
-        return toeplitz.matrix(self._inverse(num_rounds), num_rounds)
+        return toeplitz.matrix(self.toeplitz_inverse(num_rounds), num_rounds)
 
     @override
     def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
@@ -103,11 +104,11 @@ class BandedToeplitz(strategy.Strategy):
 
     @override
     def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
-        return toeplitz.prefix_noise_variance(self._inverse(num_rounds))
+        return toeplitz.prefix_noise_variance(self.toeplitz_inverse(num_rounds))
 
     @override
     def round_noise_variance(self, num_rounds: int) -> np.ndarray:
-        return toeplitz.round_noise_variance(self._inverse(num_rounds))
+        return toeplitz.round_noise_variance(self.toeplitz_inverse(num_rounds))
 
     @override
     def noise_recipe(self) -> noise_recipe.BandedNoise:

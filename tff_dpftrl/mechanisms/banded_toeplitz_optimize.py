@@ -7,12 +7,16 @@ D(x) = 1 / ((1 − x) C(x)²): one reciprocal and two convolutions an evaluation
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from scipy import fft, optimize
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import banded_toeplitz, defaults
-from tff_dpftrl.mechanisms.numerics import toeplitz
+from tff_dpftrl.mechanisms import workload as workload_lib
+from tff_dpftrl.mechanisms.numerics import model_errors, toeplitz
 from tff_dpftrl.participation import schema as schema_lib
 
 _DIRECT_PRODUCTS = 5_000_000
@@ -67,12 +71,31 @@ def _log_loss(
     return 0.5 * np.log(squared * error), gradient[1:]
 
 
+def _log_model_loss(
+    free: np.ndarray, uses: np.ndarray, errors: model_errors.ModelErrors, num_rounds: int
+) -> tuple[float, np.ndarray]:
+    """Computes the logarithm of the loss under a workload like `_log_loss`."""
+    c = np.append(1.0, free)
+    with np.errstate(over="ignore", invalid="ignore"):
+        inverse = _reciprocal(c, num_rounds)
+        if not inverse @ inverse < _EXPLODED:
+            return np.log(_EXPLODED), np.zeros(len(free))
+        squared_errors, by_inverse = errors.squared(inverse[np.newaxis])
+    error, squared = float(squared_errors[0]), uses @ c**2
+    if not error < _EXPLODED:
+        return np.log(_EXPLODED), np.zeros(len(free))
+    by_error = model_errors.inverse_gradient(by_inverse[0], inverse)[: len(c)]
+    gradient = uses * c / squared + 0.5 * by_error / error
+    return 0.5 * np.log(squared * error), gradient[1:]
+
+
 def optimize_banded_toeplitz(
     schema: schema_lib.MinSep,
     bands: int | None = None,
     *,
     minimize_rms: bool = True,
     max_iterations: int = 1000,
+    workload: workload_lib.Workload | None = None,
 ) -> banded_toeplitz.BandedToeplitz:
     """Minimises RmsLoss, or MaxLoss, over banded Toeplitz strategies.
 
@@ -84,6 +107,8 @@ def optimize_banded_toeplitz(
       bands: Number of diagonals; `min_sep` if None.
       minimize_rms: Whether to minimise RmsLoss; if False, MaxLoss.
       max_iterations: Largest number of steps of L-BFGS.
+      workload: Workload of the schema's rounds, whose models' error is minimised; None for the
+        prefix sums. If it is not Toeplitz, time and memory grow with num_rounds².
 
     Returns:
       The strategy, with c_0 = 1.
@@ -111,10 +136,31 @@ def optimize_banded_toeplitz(
     start = banded_toeplitz.BandedToeplitz.fhu(bands)
     if bands == 1:
         return start
+    uses = uses.astype(np.float64)
+    found = _descend(start, _log_loss, (uses, round_weights), max_iterations)
+    if workload is None:
+        return found
+    candidates = [found]
+    for errors in model_errors.stages(workload, minimize_rms):
+        found = _descend(found, _log_model_loss, (uses, errors, num_rounds), max_iterations)
+        candidates.append(found)
+
+    def loss(one: banded_toeplitz.BandedToeplitz) -> float:
+        return one.rms_loss(schema, workload) if minimize_rms else one.max_loss(schema, workload)
+
+    return min(candidates, key=loss)
+
+
+def _descend(
+    start: banded_toeplitz.BandedToeplitz,
+    function: Callable[..., tuple[float, np.ndarray]],
+    args: tuple[Any, ...],
+    max_iterations: int,
+) -> banded_toeplitz.BandedToeplitz:
     optimum = optimize.minimize(
-        _log_loss,
+        function,
         np.array(start.coefficients[1:]),
-        args=(uses.astype(np.float64), round_weights),
+        args=args,
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": max_iterations, "maxcor": 30, "ftol": 1e-14, "gtol": 1e-9},

@@ -10,13 +10,16 @@ largest value, and shares are a softmax of free variables.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
+from scipy import optimize
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import blt, defaults, strategy
-from tff_dpftrl.mechanisms.numerics import blt_losses, blt_objective, damped_newton
+from tff_dpftrl.mechanisms import workload as workload_lib
+from tff_dpftrl.mechanisms.numerics import blt_losses, blt_objective, damped_newton, model_errors
 from tff_dpftrl.participation import schema as schema_lib
 
 MAX_BUFFERS = 8
@@ -35,8 +38,8 @@ class BltResult:
       schema: Participation schema for which the BLT was optimised.
       minimize_rms: Whether RmsLoss was minimised; MaxLoss if False.
       sensitivity: Sensitivity under `schema`, for clip norm 1.
-      max_error: MaxError(B) of the BLT.
-      rms_error: RmsError(B) of the BLT.
+      max_error: MaxError(B) of the BLT, for the workload that was optimised for.
+      rms_error: RmsError(B) of the BLT, for the same workload.
       surplus_buffers: Number of requested buffers that are left out, because the loss
         without them is the same within a relative 1e-8.
       decay_at_bound: Whether the largest decay is the largest allowed one. The loss would
@@ -76,6 +79,7 @@ def optimize_blt(
     max_decay: float | None = None,
     monotonicity_margin: float = 0.0,
     auto_tolerance: float = 1e-3,
+    workload: workload_lib.Workload | None = None,
 ) -> blt.Blt:
     """Minimises MaxLoss, or RmsLoss, over BLTs with positive, decreasing coefficients.
 
@@ -99,6 +103,8 @@ def optimize_blt(
         c_1 < θ_1 and c_{t+1} ≤ θ_1 c_t, it is a bound on the largest decay.
       auto_tolerance: Relative reduction of the loss below which a buffer is not added, if
         `num_buffers` is None.
+      workload: Workload of the schema's rounds, whose models' error is minimised; None for the
+        prefix sums. If it is not Toeplitz, time and memory grow with num_rounds².
 
     Returns:
       The strategy, perhaps with fewer buffers than requested; `search` also returns its
@@ -114,6 +120,7 @@ def optimize_blt(
         max_decay=max_decay,
         monotonicity_margin=monotonicity_margin,
         auto_tolerance=auto_tolerance,
+        workload=workload,
     ).strategy
 
 
@@ -125,6 +132,7 @@ def search(
     max_decay: float | None = None,
     monotonicity_margin: float = 0.0,
     auto_tolerance: float = 1e-3,
+    workload: workload_lib.Workload | None = None,
 ) -> BltResult:
     """Optimises a BLT like `optimize_blt`, and returns its figures, too.
 
@@ -135,6 +143,7 @@ def search(
       max_decay: Largest allowed buffer decay; 1 - 1 / max(2, num_rounds) if None.
       monotonicity_margin: Margin m of the condition c_{t+1} ≤ (1 - m) · c_t for all t.
       auto_tolerance: Relative reduction of the loss below which a buffer is not added.
+      workload: Workload of the schema's rounds; None for the prefix sums.
 
     Returns:
       The strategy, its sensitivity and its errors.
@@ -151,11 +160,11 @@ def search(
             raise validation.UsageError(
                 f"num_buffers must be at most {MAX_BUFFERS}, got {num_buffers!r}."
             )
-        return _optimize(schema, num_buffers, minimize_rms, bound)
+        return _optimize(schema, num_buffers, minimize_rms, bound, workload)
     validation.positive("auto_tolerance", auto_tolerance)
-    best = _optimize(schema, 1, minimize_rms, bound)
+    best = _optimize(schema, 1, minimize_rms, bound, workload)
     for more in range(2, MAX_BUFFERS + 1):
-        longer = _optimize(schema, more, minimize_rms, bound)
+        longer = _optimize(schema, more, minimize_rms, bound, workload)
         if longer.loss > best.loss * (1 - auto_tolerance):
             break
         best = longer
@@ -170,15 +179,22 @@ def _largest_decay(schema: schema_lib.MinSep, max_decay: float | None) -> float:
 
 
 def _optimize(
-    schema: schema_lib.MinSep, num_buffers: int, minimize_rms: bool, max_decay: float
+    schema: schema_lib.MinSep,
+    num_buffers: int,
+    minimize_rms: bool,
+    max_decay: float,
+    workload: workload_lib.Workload | None,
 ) -> BltResult:
     longest = -math.log(1.0 - max_decay)
     # C has num_rounds - 1 free coefficients, a BLT two parameters a buffer.
     useful_buffers = min(num_buffers, max(1, schema.num_rounds // 2))
+    errors, *polishing = [None] if workload is None else model_errors.stages(workload, minimize_rms)
 
-    def function(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def function(
+        logits: np.ndarray, errors: model_errors.ModelErrors | None = errors
+    ) -> tuple[np.ndarray, np.ndarray]:
         chain, shares = _chain(logits, longest)
-        value, by_chain = blt_objective.log_loss(chain, schema, minimize_rms)
+        value, by_chain = blt_objective.log_loss(chain, schema, minimize_rms, errors)
         by_share = np.zeros(shares.shape)
         by_share[:, 1:] = -longest * np.cumsum(by_chain, axis=1)
         mean = np.sum(shares * by_share, axis=1, keepdims=True)
@@ -188,22 +204,46 @@ def _optimize(
         points, values = damped_newton.minimize(
             function, _starts(schema, useful_buffers, longest), limit=_LOGIT_LIMIT
         )
-        chain, _ = _chain(points[[np.argmin(values)]], longest)
-        chain = _without_surplus(chain[0], schema, minimize_rms)
+        best_point = points[[np.argmin(values)]]
+        for errors in polishing:
+            best_point = _polished(functools.partial(function, errors=errors), best_point)
+        chain, _ = _chain(best_point, longest)
+        chain = _without_surplus(chain[0], schema, minimize_rms, errors)
     poles, zeros = np.exp(chain[0::2]), np.exp(chain[1::2])
     decay = np.minimum(1.0 - poles, max_decay)
     scale = blt_losses.pole_residues(poles, zeros)
     best = blt.Blt(tuple(decay.tolist()), tuple(scale.tolist()))
-    return BltResult(
+    result = BltResult(
         strategy=best,
         schema=schema,
         minimize_rms=minimize_rms,
         sensitivity=best.sensitivity(schema),
-        max_error=best.max_error(schema.num_rounds),
-        rms_error=best.rms_error(schema.num_rounds),
+        max_error=best.max_error(schema.num_rounds, workload),
+        rms_error=best.rms_error(schema.num_rounds, workload),
         surplus_buffers=num_buffers - best.num_buffers,
         decay_at_bound=bool(chain[0] < -longest * (1 - 1e-6)),
     )
+    if workload is None:
+        return result
+    for_sums = _optimize(schema, num_buffers, minimize_rms, max_decay, None)
+    for_sums = dataclasses.replace(
+        for_sums,
+        max_error=for_sums.strategy.max_error(schema.num_rounds, workload),
+        rms_error=for_sums.strategy.rms_error(schema.num_rounds, workload),
+    )
+    return min(result, for_sums, key=lambda one: one.loss)
+
+
+def _polished(function: damped_newton.Function, point: np.ndarray) -> np.ndarray:
+    """Descends from one point, shape [1, p], where Hessians take too long."""
+
+    def one(logits: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = function(logits[np.newaxis])
+        return float(value[0]), gradient[0]
+
+    bounds = [(-_LOGIT_LIMIT, _LOGIT_LIMIT)] * point.shape[1]
+    optimum = optimize.minimize(one, point[0], jac=True, method="L-BFGS-B", bounds=bounds)
+    return optimum.x[np.newaxis]
 
 
 def _chain(logits: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
@@ -243,13 +283,16 @@ def _starts(schema: schema_lib.MinSep, num_buffers: int, longest: float) -> np.n
 
 
 def _without_surplus(
-    chain: np.ndarray, schema: schema_lib.MinSep, minimize_rms: bool
+    chain: np.ndarray,
+    schema: schema_lib.MinSep,
+    minimize_rms: bool,
+    errors: model_errors.ModelErrors | None,
 ) -> np.ndarray:
     """Drops neighbouring poles and zeros that cancel, while the loss stays the same."""
     while len(chain) > 2:
         shorter = np.array([np.delete(chain, [i, i + 1]) for i in range(len(chain) - 1)])
-        values, _ = blt_objective.log_loss(shorter, schema, minimize_rms)
-        value, _ = blt_objective.log_loss(chain[np.newaxis], schema, minimize_rms)
+        values, _ = blt_objective.log_loss(shorter, schema, minimize_rms, errors)
+        value, _ = blt_objective.log_loss(chain[np.newaxis], schema, minimize_rms, errors)
         best = np.nanargmin(values)
         if not values[best] <= value[0] + _SURPLUS_LOSS:
             break

@@ -8,6 +8,7 @@ from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import schema as schema_lib
 
 
@@ -84,11 +85,24 @@ class Certificate:
                 )
 
 
-def certify(strategy: strategy_lib.Strategy, schema: schema_lib.MinSep) -> Certificate:
-    """Computes sensitivity, errors and losses of `strategy` under `schema`."""
+def certify(
+    strategy: strategy_lib.Strategy,
+    schema: schema_lib.MinSep,
+    workload: workload_lib.Workload | None = None,
+) -> Certificate:
+    """Computes sensitivity, errors and losses of a strategy.
+
+    Args:
+      strategy: Strategy to certify.
+      schema: Participation schema.
+      workload: Workload of the errors and losses; None for the prefix sums, as in strategy files.
+
+    Returns:
+      The figures.
+    """
     sensitivity = strategy_lib.check_strategy(strategy).sensitivity(schema)
-    max_error = strategy.max_error(schema.num_rounds)
-    rms_error = strategy.rms_error(schema.num_rounds)
+    max_error = strategy.max_error(schema.num_rounds, workload)
+    rms_error = strategy.rms_error(schema.num_rounds, workload)
     return Certificate(
         num_rounds=schema.num_rounds,
         min_sep=schema.min_sep,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tff_dpftrl.participation import schema as schema_lib
 
 INVERSE_BANDS = 16
-"""Bands of the inverse of C (bisr, bifr): the noise of 15 earlier rounds is drawn again.
+"""Bands of the inverse of C (bisr, bifr, bandinv): the noise of 15 earlier rounds is drawn again.
 
 This takes about as many draws a round as the tree, for less noise; README.md has figures.
 """

@@ -35,6 +35,10 @@ class Identity(strategy.Strategy):
         )
 
     @override
+    def toeplitz_inverse(self, num_rounds: int) -> np.ndarray:
+        return np.eye(1, num_rounds)[0]
+
+    @override
     def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
         return np.arange(1.0, num_rounds + 1.0)
 

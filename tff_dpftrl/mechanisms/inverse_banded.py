@@ -110,16 +110,17 @@ class InverseBanded(strategy.Strategy):
         """
         return toeplitz.sensitivity(self.coefficients(schema.num_rounds), schema)
 
-    def _padded(self, num_rounds: int) -> np.ndarray:
+    @override
+    def toeplitz_inverse(self, num_rounds: int) -> np.ndarray:
         return toeplitz.pad(np.array(self.inverse_coefficients), num_rounds)
 
     @override
     def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
-        return toeplitz.prefix_noise_variance(self._padded(num_rounds))
+        return toeplitz.prefix_noise_variance(self.toeplitz_inverse(num_rounds))
 
     @override
     def round_noise_variance(self, num_rounds: int) -> np.ndarray:
-        return toeplitz.round_noise_variance(self._padded(num_rounds))
+        return toeplitz.round_noise_variance(self.toeplitz_inverse(num_rounds))
 
     @override
     def noise_recipe(self) -> noise_recipe.InverseBandedNoise:

@@ -122,16 +122,20 @@ class BandedNoise:
 
 @dataclasses.dataclass(frozen=True)
 class InverseBandedNoise:
-    """Recipe of noise whose C⁻¹ has few bands; past draws are regenerated. No state.
+    """Recipe of noise by the rows of C⁻¹; past draws are regenerated.
 
     ẑ_t = Σ_{j=0..min(t, bands−1)} row_t[j] z_{t−j}, row_t[j] = C⁻¹[t, t − j].
 
     Attributes:
       rows: Rows of C⁻¹ by lag: either one row for all rounds (Toeplitz C⁻¹), or one row a
         round (general C; row t then has t + 1 entries or fewer).
+      rounds_at_once: Number B of rounds whose noise is computed together, in rounds 0, B, 2B,
+        ..., and kept until it is their turn. The noise is the same, bit for bit; a draw is
+        made once for B rounds. With 1 nothing is kept.
     """
 
     rows: tuple[tuple[float, ...], ...]
+    rounds_at_once: int = 1
 
     @property
     def max_rounds(self) -> int | None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import schema as schema_lib
 
 
@@ -111,21 +112,59 @@ class Strategy(abc.ABC):
     def to_dict(self) -> dict[str, Any]:
         """Returns the parameters as JSON-compatible values, with the key "mechanism"."""
 
-    def max_error(self, num_rounds: int) -> float:
+    def toeplitz_inverse(self, num_rounds: int) -> np.ndarray | None:
+        """Computes the first column of C⁻¹, shape [num_rounds]; None if C is not Toeplitz."""
+        del num_rounds
+        return None
+
+    def model_noise_variance(
+        self, num_rounds: int, workload: workload_lib.Workload | None
+    ) -> np.ndarray:
+        """Computes the squared row norms of A C⁻¹ for the A of a workload.
+
+        Args:
+          num_rounds: Number of rounds n, that of the workload.
+          workload: Workload A; None for the prefix sums.
+
+        Returns:
+          Shape [num_rounds]. Entry t is the variance of the noise in the model after round t, per
+          coordinate, for clip norm, noise multiplier and learning rate 1.
+
+        Raises:
+          ValueError: If the workload is for another number of rounds, or for too many.
+        """
+        if workload is None:
+            return self.prefix_noise_variance(num_rounds)
+        if workload.num_rounds != num_rounds:
+            raise validation.UsageError(
+                f"workload is for {workload.num_rounds} rounds, got num_rounds={num_rounds}: make "
+                "it for as many rounds."
+            )
+        inverse = self.toeplitz_inverse(num_rounds)
+        if inverse is not None:
+            return workload.noise_variance(inverse)
+        workload_lib.check_size(num_rounds)
+        return np.sum(np.square(workload.apply(self.noise_matrix(num_rounds))), axis=1)
+
+    def max_error(self, num_rounds: int, workload: workload_lib.Workload | None = None) -> float:
         """Computes MaxError(B) = max_t ‖B[t, :]‖₂ (McMahan, Xu & Zhang 2024, section 2)."""
-        return math.sqrt(float(np.max(self.prefix_noise_variance(num_rounds))))
+        return math.sqrt(float(np.max(self.model_noise_variance(num_rounds, workload))))
 
-    def rms_error(self, num_rounds: int) -> float:
+    def rms_error(self, num_rounds: int, workload: workload_lib.Workload | None = None) -> float:
         """Computes RmsError(B) = ‖B‖_F / √n (McMahan, Xu & Zhang 2024, section 2)."""
-        return math.sqrt(float(np.mean(self.prefix_noise_variance(num_rounds))))
+        return math.sqrt(float(np.mean(self.model_noise_variance(num_rounds, workload))))
 
-    def max_loss(self, schema: schema_lib.MinSep) -> float:
+    def max_loss(
+        self, schema: schema_lib.MinSep, workload: workload_lib.Workload | None = None
+    ) -> float:
         """Computes MaxError times sensitivity under `schema`."""
-        return self.sensitivity(schema).value * self.max_error(schema.num_rounds)
+        return self.sensitivity(schema).value * self.max_error(schema.num_rounds, workload)
 
-    def rms_loss(self, schema: schema_lib.MinSep) -> float:
+    def rms_loss(
+        self, schema: schema_lib.MinSep, workload: workload_lib.Workload | None = None
+    ) -> float:
         """Computes RmsError times sensitivity under `schema`."""
-        return self.sensitivity(schema).value * self.rms_error(schema.num_rounds)
+        return self.sensitivity(schema).value * self.rms_error(schema.num_rounds, workload)
 
 
 def check_strategy(value: Any, name: str = "strategy") -> Strategy:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from tff_dpftrl import validation
@@ -26,6 +26,7 @@ from tff_dpftrl.mechanisms import defaults
 
 if TYPE_CHECKING:
     from tff_dpftrl.mechanisms import strategy as strategy_lib
+    from tff_dpftrl.mechanisms import workload as workload_lib
     from tff_dpftrl.participation import schema as schema_lib
 
 _SECONDS_BETWEEN_STEPS = 10.0
@@ -46,6 +47,8 @@ class Options:
       bands: Number of bands of C, or of its inverse.
       correlation: λ of lambda-cgd, in [0, 1]; tuned by default.
       checkpoint: File to which a BandMF search is saved, and from which it resumes.
+      workload: Workload of the whole run, whose models' error is minimised; None for the
+        prefix sums.
     """
 
     error: Literal["max", "rms"] | None = None
@@ -54,6 +57,7 @@ class Options:
     bands: int | None = None
     correlation: float | None = None
     checkpoint: str | None = None
+    workload: workload_lib.Workload | None = None
 
     def __post_init__(self):
         if self.error not in (None, "max", "rms"):
@@ -80,7 +84,7 @@ class Mechanism:
       build: Function that builds the strategy of a run without restarts.
       options: Names of the `Options` that the mechanism takes.
       runnable: Whether the noise of the mechanism can be generated round after round.
-      quick: Whether the mechanism is optimised in about a second for 2,000 rounds.
+      quick: Whether the planner, which needs dozens of optima, tries the mechanism by default.
     """
 
     summary: str
@@ -98,6 +102,7 @@ def _blt(schema: schema_lib.MinSep, options: Options, notify: Notify) -> strateg
         num_buffers=options.buffers,
         minimize_rms=options.error == "rms",
         max_decay=options.max_decay,
+        workload=options.workload,
     )
     if result.surplus_buffers:
         notify(
@@ -123,6 +128,7 @@ def _bandmf(schema: schema_lib.MinSep, options: Options, notify: Notify) -> stra
         minimize_rms=options.error != "max",
         checkpoint=options.checkpoint,
         progress=_now_and_then(notify),
+        workload=options.workload,
     )
 
 
@@ -143,7 +149,10 @@ def _bandtoep(schema: schema_lib.MinSep, options: Options, notify: Notify) -> st
     from tff_dpftrl.mechanisms import banded_toeplitz_optimize
 
     return banded_toeplitz_optimize.optimize_banded_toeplitz(
-        schema, _bands(schema, options), minimize_rms=options.error != "max"
+        schema,
+        _bands(schema, options),
+        minimize_rms=options.error != "max",
+        workload=options.workload,
     )
 
 
@@ -167,7 +176,21 @@ def _bifr(schema: schema_lib.MinSep, options: Options, notify: Notify) -> strate
     from tff_dpftrl.mechanisms import inverse_banded_optimize
 
     return inverse_banded_optimize.optimize_bifr(
-        schema, _inverse_bands(options), minimize_rms=options.error != "max"
+        schema,
+        _inverse_bands(options),
+        minimize_rms=options.error != "max",
+        workload=options.workload,
+    )
+
+
+def _bandinv(schema: schema_lib.MinSep, options: Options, notify: Notify) -> strategy_lib.Strategy:
+    from tff_dpftrl.mechanisms import inverse_banded_optimize
+
+    return inverse_banded_optimize.optimize_inverse_banded(
+        schema,
+        _inverse_bands(options),
+        minimize_rms=options.error != "max",
+        workload=options.workload,
     )
 
 
@@ -181,9 +204,10 @@ def _lambda_cgd(
     from tff_dpftrl.mechanisms import inverse_banded
 
     if options.correlation is not None:
-        if options.error is not None:
+        given = [name for name in options.given() if name != "correlation"]
+        if given:
             raise validation.UsageError(
-                "error has no meaning for a given correlation: leave one of them out."
+                f"{given[0]} has no meaning for a given correlation: leave one of them out."
             )
         return inverse_banded.InverseBanded.lambda_cgd(options.correlation)
     # λ-CGD is γ-BIFR with two bands: (1 - x)^γ = 1 - γ x + ...
@@ -222,15 +246,17 @@ MECHANISMS: dict[str, Mechanism] = {
     "blt": Mechanism(
         "buffered linear Toeplitz: a few buffers, any number of rounds",
         _blt,
-        ("error", "buffers", "max_decay"),
+        ("error", "buffers", "max_decay", "workload"),
     ),
     "bandmf": Mechanism(
         "banded matrix of least loss: bands - 1 model copies, seconds to minutes to optimise",
         _bandmf,
-        ("error", "bands", "checkpoint"),
+        ("error", "bands", "checkpoint", "workload"),
         quick=False,
     ),
-    "bandtoep": Mechanism("banded Toeplitz matrix, optimised", _bandtoep, ("error", "bands")),
+    "bandtoep": Mechanism(
+        "banded Toeplitz matrix, optimised", _bandtoep, ("error", "bands", "workload")
+    ),
     "bandfhu": Mechanism(
         "banded square root of the prefix sum, not optimised", _bandfhu, ("bands",)
     ),
@@ -238,12 +264,18 @@ MECHANISMS: dict[str, Mechanism] = {
         "banded inverse of the square root of the prefix sum: no memory", _bisr, ("bands",)
     ),
     "bifr": Mechanism(
-        "banded inverse (1 - x)^γ with γ tuned: no memory", _bifr, ("error", "bands")
+        "banded inverse (1 - x)^γ with γ tuned: no memory", _bifr, ("error", "bands", "workload")
+    ),
+    "bandinv": Mechanism(
+        "banded inverse of least loss, all coefficients optimised: no memory",
+        _bandinv,
+        ("error", "bands", "workload"),
+        quick=False,
     ),
     "lambda-cgd": Mechanism(
         "subtracts a share of the noise of the round before",
         _lambda_cgd,
-        ("error", "correlation"),
+        ("error", "correlation", "workload"),
     ),
     "tree": Mechanism("binary tree with online variance reduction", _tree),
     "tree-vanilla": Mechanism("binary tree as first published", _tree_vanilla),
@@ -274,7 +306,7 @@ def check(name: str, options: Options = DEFAULTS) -> Mechanism:
     for option in options.given():
         if option not in MECHANISMS[name].options:
             raise validation.UsageError(
-                f"{option} is for the mechanism {' or '.join(_takers(option))}, not for {name}: "
+                f"{option} is for the mechanism {' or '.join(takers(option))}, not for {name}: "
                 "leave it out."
             )
     return MECHANISMS[name]
@@ -288,7 +320,8 @@ def fitting(name: str, options: Options) -> Options:
     )
 
 
-def _takers(option: str) -> Iterable[str]:
+def takers(option: str) -> list[str]:
+    """Returns the names of the mechanisms that take an option."""
     return [name for name, mechanism in MECHANISMS.items() if option in mechanism.options]
 
 
@@ -316,6 +349,8 @@ def build(
     Raises:
       ValueError: If there is no such mechanism, or an option cannot be used.
     """
+    import numpy as np
+
     from tff_dpftrl.mechanisms import restarts
     from tff_dpftrl.participation import schema as schema_lib
 
@@ -324,5 +359,14 @@ def build(
     block = schema_lib.MinSep(
         longest, min(schema.min_sep, longest), min(schema.max_participations, longest)
     )
+    if options.workload is not None:
+        if options.workload.num_rounds != schema.num_rounds:
+            raise validation.UsageError(
+                f"workload is for {options.workload.num_rounds} rounds, and the schema for "
+                f"{schema.num_rounds}: make it for as many."
+            )
+        start = starts[int(np.argmax(np.diff([*starts, schema.num_rounds])))]
+        of_block = options.workload.rounds(start, start + longest)
+        options = dataclasses.replace(options, workload=of_block)
     base = mechanism.build(block, options, (lambda sentence: None) if notify is None else notify)
     return restarts.whole_run(base, schema.num_rounds, starts)

@@ -112,6 +112,36 @@ class BandedKernel(Kernel):
         return noise, buffer
 
 
+class BlockKernel(Kernel):
+    """Kernel that sums over the rows of C⁻¹ for a block of rounds at a time, and keeps it."""
+
+    def __init__(self, recipe: noise_recipe.InverseBandedNoise):
+        """Initialises the kernel.
+
+        Args:
+          recipe: Rows of C⁻¹, and the number of rounds in a block.
+        """
+        self._rows = recipe.rows
+        self._max_rounds = recipe.max_rounds
+        self.num_buffers = recipe.rounds_at_once
+
+    @override
+    def step(self, buffer, t, draw):
+        position = t % self.num_buffers
+        if position == 0:
+            buffer = np.zeros_like(buffer)
+            end = min(t + self.num_buffers, self._max_rounds or t + self.num_buffers)
+            rows = [_row(self._rows, s)[: s + 1] for s in range(t, end)]
+            earliest = min(s - len(row) + 1 for s, row in enumerate(rows, t))
+            # From the latest draw backwards, in which order a round alone has its sum, too.
+            for index in range(end - 1, earliest - 1, -1):
+                drawn = draw(index)
+                for s in range(max(t, index), end):
+                    if s - index < len(rows[s - t]):
+                        buffer[s - t] += np.float32(rows[s - t][s - index]) * drawn
+        return buffer[position].copy(), buffer
+
+
 @functools.singledispatch
 def build(recipe: noise_recipe.BlockRecipe) -> Kernel:
     """Builds the kernel that runs a recipe.
@@ -146,6 +176,8 @@ def _(recipe: noise_recipe.BandedNoise) -> Kernel:
 
 @build.register
 def _(recipe: noise_recipe.InverseBandedNoise) -> Kernel:
+    if recipe.rounds_at_once > 1:
+        return BlockKernel(recipe)
     return Kernel(functools.partial(_inverse_banded_terms, recipe.rows))
 
 

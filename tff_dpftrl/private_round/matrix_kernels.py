@@ -85,14 +85,20 @@ class BandedKernel(kernel.Kernel):
 
 
 class InverseBandedKernel(kernel.Kernel):
-    """Kernel that sums over the bands of C⁻¹; past draws are made again, nothing is kept."""
+    """Kernel that sums over a row of C⁻¹; past draws are made again.
+
+    A row is summed from its diagonal backwards in time, alone or in a block of rounds. The noise
+    of a block is kept; that of single rounds is not.
+    """
 
     def __init__(self, recipe: noise_recipe.InverseBandedNoise):
         """Initialises the kernel.
 
         Args:
-          recipe: Bands of C⁻¹.
+          recipe: Rows of C⁻¹, and the number of rounds in a block.
         """
+        self._block = recipe.rounds_at_once
+        self.num_buffers = self._block if self._block > 1 else 0
         self._toeplitz = len(recipe.rows) == 1
         self.max_rounds = recipe.max_rounds
         lengths = np.asarray([len(row) for row in recipe.rows], np.int64)
@@ -102,6 +108,8 @@ class InverseBandedKernel(kernel.Kernel):
 
     @override
     def step(self, buffer, t, draw):
+        if buffer is not None:
+            return self._step_of_block(buffer, t, draw)
         row = tf.zeros_like(t) if self._toeplitz else t
         offset = tf.gather(self._offsets, row)
         num_terms = tf.minimum(tf.gather(self._lengths, row), t + 1)
@@ -117,3 +125,36 @@ class InverseBandedKernel(kernel.Kernel):
             parallel_iterations=1,
         )
         return noise, buffer
+
+    def _step_of_block(self, buffer, t, draw):
+        """Emits a row of the buffer, after filling it in the first round of a block.
+
+        The draws of a block are made from the latest one backwards in time. Each is added to the
+        rows of its round and later ones, so that a row is summed in the order of a single round.
+        """
+        position = tf.math.floormod(t, self._block)
+        rounds = t - position + tf.range(self._block, dtype=tf.int64)
+        if self.max_rounds is not None:
+            rounds = tf.minimum(rounds, self.max_rounds - 1)
+        rows = tf.zeros_like(rounds) if self._toeplitz else rounds
+        offsets, lengths = tf.gather(self._offsets, rows), tf.gather(self._lengths, rows)
+        earliest = tf.maximum(tf.reduce_min(rounds - lengths + 1), 0)
+        is_first = tf.equal(position, 0)
+
+        def add_draw(index, totals):
+            lag = rounds - index
+            is_used = (lag >= 0) & (lag < lengths)
+            entries = tf.gather(self._entries, offsets + tf.where(is_used, lag, 0))
+            weights = tf.where(is_used, entries, 0.0)
+            return index - 1, totals + weights[:, tf.newaxis] * draw(index)
+
+        _, buffer = tf.while_loop(
+            lambda index, _: index >= earliest,
+            add_draw,
+            (
+                tf.where(is_first, rounds[-1], earliest - 1),
+                tf.where(is_first, tf.zeros_like(buffer), buffer),
+            ),
+            parallel_iterations=1,
+        )
+        return tf.gather(buffer, position), buffer

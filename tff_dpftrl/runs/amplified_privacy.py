@@ -23,6 +23,7 @@ from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.accounting.amplification import balls_in_bins, min_sep_poisson
 from tff_dpftrl.mechanisms import serialization, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import sampling as sampling_lib
 from tff_dpftrl.participation import schema as schema_lib
@@ -332,6 +333,7 @@ class AmplifiedPrivacy(privacy.Privacy):
             strategy=strategy,
             unit_of_privacy=self.unit_of_privacy,
             pool=self.pool,
+            workload=self.options.workload,
         )
 
 
@@ -371,6 +373,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
       strategy: Strategy matrix of the noise.
       unit_of_privacy: Unit that a client stands for.
       pool: Examples that are sampled at their clients' turns; None if clients are.
+      workload: Workload that the strategy was optimised for; None for the prefix sums.
     """
 
     sampling: sampling_lib.Sampling
@@ -378,6 +381,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
     strategy: strategy_lib.Strategy
     unit_of_privacy: statement.UnitOfPrivacy = "user"
     pool: Pool | None = None
+    workload: workload_lib.Workload | None = None
 
     needs_secret_cohorts = True
 
@@ -435,6 +439,16 @@ class AmplifiedPlan(privacy.FederatedPlan):
             f"{self.cyclic.sentence(unit, sampled='example in the pool')}"
         )
 
+    def _turns(self, num_rounds: int) -> dict[str, statement.Scalar]:
+        """Returns the sampled Gaussians that cyclic sampling costs, to compose them by."""
+        spent = self._spent(num_rounds) if num_rounds else None
+        if not isinstance(spent, amplified_banded.AmplifiedBanded):
+            return {}
+        return {
+            "turns_charged": spent.sampled.num_rounds,
+            "noise_multiplier_of_a_turn": spent.sampled.noise_multiplier,
+        }
+
     def _profile(self, num_rounds: int) -> tuple[tuple[float, float], ...]:
         if not self.has_guarantee or num_rounds == 0:
             return ()
@@ -459,6 +473,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
             num_parameters=num_parameters,
             num_rounds=self.num_rounds,
             clients_per_round=self.clients_per_round,
+            workload=self.workload,
         )
 
     @override
@@ -470,7 +485,9 @@ class AmplifiedPlan(privacy.FederatedPlan):
         return [
             f"Participation: {self.clients_per_round:.6g} {sampled} expected in a round, drawn "
             f"{whose}. {self._sentence()}",
-            *privacy.noise_lines(self.strategy, self.noise_multiplier, self.memory_copies),
+            *privacy.noise_lines(
+                self.strategy, self.noise_multiplier, self.memory_copies, self.workload
+            ),
         ]
 
     @override
@@ -495,6 +512,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
         }
         if self.pool is not None:
             parameters |= {"pool_size": self.pool.size, "pool_of_user": self.pool.of_client}
+        parameters |= self._turns(charged)
         if self.simulated is not None:
             parameters |= self.simulated.parameters()
         claim = statement.SampledClaim(

@@ -12,8 +12,9 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import calibrate, guarantee, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.mechanisms import identity, restarts, serialization, table
+from tff_dpftrl.mechanisms import dense, identity, restarts, serialization, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import privacy, simulated_run
@@ -173,6 +174,7 @@ class DpFtrlPrivacy(privacy.Privacy):
             adaptive_clipping=self.adaptive_clipping,
             data_in_one_place=self.data_in_one_place,
             unit_of_privacy=self.unit_of_privacy,
+            workload=self.options.workload,
         )
 
     def _simulated(
@@ -254,6 +256,8 @@ class DpFtrlPlan(privacy.FederatedPlan):
       adaptive_clipping: Whether the clip norm is learned under the same z.
       data_in_one_place: Whether there are no clients.
       unit_of_privacy: Unit that a client stands for.
+      workload: Workload that the strategy was optimised for; None for the prefix sums. The
+        guarantee does not depend on it.
     """
 
     clients_per_round: int
@@ -264,6 +268,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
     adaptive_clipping: bool
     data_in_one_place: bool = False
     unit_of_privacy: statement.UnitOfPrivacy = "user"
+    workload: workload_lib.Workload | None = None
 
     needs_secret_cohorts = False
 
@@ -309,6 +314,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
             num_parameters=num_parameters,
             num_rounds=self.schema.num_rounds,
             clients_per_round=self.clients_per_round,
+            workload=self.workload,
         )
 
     @override
@@ -322,6 +328,16 @@ class DpFtrlPlan(privacy.FederatedPlan):
         ]
         if self.strategy is None:
             return [*lines, "Noise: none, and no clipping."]
+        base, longest = self.strategy, self.num_rounds
+        if isinstance(base, restarts.Restarted):
+            base, longest = base.base, max(base.block_lengths(self.num_rounds))
+        if isinstance(base, dense.Dense):
+            draws = base.draws_per_round(longest)
+            lines.append(
+                f"Time: the noise of a round takes the draws of {draws:.4g} rounds, on average. "
+                f"rounds_at_once={base.rounds_at_once} of the strategy divides draws, and is the "
+                "number of copies of the model that are kept."
+            )
         if self.adaptive_clipping and not restarts.has_restarts(self.strategy):
             lines.append(
                 f"Warning: no restart lies within {self.num_rounds} rounds, so that the clip norm "
@@ -330,7 +346,9 @@ class DpFtrlPlan(privacy.FederatedPlan):
             )
         return [
             *lines,
-            *privacy.noise_lines(self.strategy, self.noise_multiplier, self.memory_copies),
+            *privacy.noise_lines(
+                self.strategy, self.noise_multiplier, self.memory_copies, self.workload
+            ),
         ]
 
     def _claim(self, schema: schema_lib.MinSep) -> guarantee.Guarantee:

@@ -13,10 +13,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import cohorts, ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import simulated_run
@@ -65,20 +68,26 @@ def noise_to_signal(
     num_parameters: int,
     num_rounds: int,
     clients_per_round: float,
+    workload: workload_lib.Workload | None = None,
 ) -> float:
     """Computes `PrivacyPlan.noise_to_signal` of correlated noise with a fixed denominator."""
-    # The noise of the last prefix sum, row n - 1 of B = A C⁻¹.
-    variance = float(strategy.prefix_noise_variance(num_rounds)[-1])
+    # The noise of the last model, row n - 1 of B = A C⁻¹, over what updates would make of it.
+    variance = float(strategy.model_noise_variance(num_rounds, workload)[-1])
+    weight = num_rounds if workload is None else float(workload.apply(np.ones(num_rounds))[-1])
     noise = noise_multiplier * math.sqrt(variance * num_parameters)
-    return noise / (num_rounds * clients_per_round)
+    return noise / (weight * clients_per_round)
 
 
 def noise_lines(
-    strategy: strategy_lib.Strategy, noise_multiplier: float, memory_copies: int
+    strategy: strategy_lib.Strategy,
+    noise_multiplier: float,
+    memory_copies: int,
+    workload: workload_lib.Workload | None = None,
 ) -> list[str]:
     """Returns correlated noise in two lines, for the start of a run."""
+    optimised = "" if workload is None else f" Optimised for {workload.description}."
     return [
-        f"Noise: {strategy.name}, z = {noise_multiplier:.6g}.",
+        f"Noise: {strategy.name}, z = {noise_multiplier:.6g}.{optimised}",
         f"State: the noise keeps {memory_copies or 'no'} "
         f"{'copy' if memory_copies == 1 else 'copies'} of the model between rounds.",
     ]

@@ -43,7 +43,7 @@ _MECHANISM_OPTIONS = ("error", "buffers", "max_decay", "bands", "correlation")
 
 _SAMPLED_ONLY = ("estimator", "per_layer_clipping")
 
-_CORRELATED_ONLY = (*_MECHANISM_OPTIONS, "mechanism", "min_sep", "strategy")
+_CORRELATED_ONLY = (*_MECHANISM_OPTIONS, "mechanism", "min_sep", "strategy", "workload")
 
 _NOT_AMPLIFIED = {
     "adaptive_clipping": "its noise restarts, which the accounting of samples does not know",
@@ -193,6 +193,13 @@ class TrainingConfig(language_config.LanguageConfig):
         "(rms) over the prefix sums; max for blt and rms for the others if not given.",
         "privacy",
     )
+    workload: Literal["prefix", "auto"] = _option(
+        "prefix",
+        "Sums whose noise an optimised mechanism minimises: prefix sums of the updates, or, with "
+        "auto, those that server_optimizer, its schedule and iterate_averaging make models of. For "
+        "adam, auto takes its momentum and schedule, and its preconditioner as constant.",
+        "privacy",
+    )
     buffers: int | None = _option(
         None, "Buffers of the BLT mechanism; chosen automatically if not given.", "privacy", 1
     )
@@ -205,7 +212,7 @@ class TrainingConfig(language_config.LanguageConfig):
     bands: int | None = _option(
         None,
         "Bands of bandmf, bandtoep and bandfhu (min_sep if not given; bands - 1 model copies "
-        "are kept), or of the inverse for bisr and bifr "
+        "are kept), or of the inverse for bisr, bifr and bandinv "
         f"({mechanism_defaults.INVERSE_BANDS} if not given).",
         "privacy",
         1,
@@ -441,7 +448,13 @@ class TrainingConfig(language_config.LanguageConfig):
     @property
     def mechanism_options(self) -> table.Options:
         """Options of the mechanism."""
-        return table.Options(**{name: getattr(self, name) for name in _MECHANISM_OPTIONS})
+        workload = None
+        if self.workload == "auto":
+            # Defaults of the model, which `learning` fills in, are no part of it.
+            learning = language_config.TextConfig.part(self, learning_options.LearningOptions)
+            workload = learning.update_rule.workload(self.num_rounds)
+        given = {name: getattr(self, name) for name in _MECHANISM_OPTIONS}
+        return table.Options(**given, workload=workload)
 
     @property
     def statement_parameters(self) -> dict[str, statement.Scalar]:

@@ -102,6 +102,7 @@ def read_users(
     cache: pathlib.Path | None = None,
     may_write: bool = True,
     notice: tables.Notice = tables.to_stderr,
+    rows_per_owner: int | None = None,
 ) -> split.UserSplit:
     """Reads the corpus that options name.
 
@@ -111,6 +112,8 @@ def read_users(
       cache: File for the texts of a table that is too large for memory; a temporary one if None.
       may_write: Whether `cache` may be written, not only used.
       notice: Callback for lines about what was found in a table.
+      rows_per_owner: Largest number of rows of a user where rows may have lists of users; None if
+        each row has one user.
 
     Returns:
       Users split by a hash of their id: about eight in ten train and one in ten is held
@@ -128,9 +131,10 @@ def read_users(
             table=options,
             cache=place,
             notice=notice,
+            rows_per_owner=rows_per_owner,
         )
     else:
-        corpus = _load_corpus(options, place, notice)
+        corpus = _load_corpus(options, place, notice, rows_per_owner)
     parts = split.by_user(corpus)
     if options.train_on_test_users:
         held_out = set(parts.validation.user_ids)
@@ -224,7 +228,10 @@ def _check_users(
 
 
 def _load_corpus(
-    options: UserOptions, cache: grouping.Cache, notice: tables.Notice
+    options: UserOptions,
+    cache: grouping.Cache,
+    notice: tables.Notice,
+    rows_per_owner: int | None,
 ) -> user_text.UserText:
     is_hidden = options.data != "docs"
     with tqdm.tqdm(
@@ -244,6 +251,7 @@ def _load_corpus(
             cache=cache,
             progress=show,
             notice=notice,
+            rows_per_owner=rows_per_owner,
         )
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from tff_dpftrl.mechanisms import workload as workload_lib
 
 ServerOptimizer = Literal["sgd", "momentum", "adam"]
 Decay = Literal["none", "linear", "cosine"]
@@ -43,3 +46,19 @@ class LearningOptions:
     target_unclipped_quantile: float
     clip_learning_rate: float
     clipped_count_stddev: float | None
+
+    @property
+    def update_rule(self) -> workload_lib.UpdateRule:
+        """Rule by which the server's optimizer makes models of the released sums."""
+        from tff_dpftrl.mechanisms import workload as workload_lib
+
+        # TFF's Adam has β₁ = 0.9, whatever server_momentum says.
+        momentum = {"sgd": 0.0, "momentum": self.server_momentum, "adam": 0.9}
+        return workload_lib.UpdateRule(
+            momentum=momentum[self.server_optimizer],
+            adam=self.server_optimizer == "adam",
+            warmup_rounds=self.server_warmup_rounds,
+            decay=self.server_decay,
+            averaging=self.iterate_averaging,
+            restarts=self.server_restarts,
+        )

@@ -39,7 +39,7 @@ class _Block:
         return self.start + len(self.diagonal)
 
 
-def _band(wide: np.ndarray, bands: int) -> np.ndarray:
+def band(wide: np.ndarray, bands: int) -> np.ndarray:
     """Returns a view of a [m, bands + m] array U | C by lags, shape [m, bands].
 
     Entry [i, bands − 1 − j] is C[i, i − j], which lies in U for i < j. In memory, the step to
@@ -49,11 +49,11 @@ def _band(wide: np.ndarray, bands: int) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(wide[:, 1:], (len(wide), bands), (step + item, item))
 
 
-def _dense_blocks(rows: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+def dense_blocks(rows: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """Builds (U, C) of the rows start ... stop − 1, shapes [m, bands] and [m, m]."""
     bands = rows.shape[1]
     wide = np.zeros((stop - start, bands + stop - start))
-    _band(wide, bands)[:] = rows[start:stop, ::-1]
+    band(wide, bands)[:] = rows[start:stop, ::-1]
     return wide[:, :bands], wide[:, bands:]
 
 
@@ -64,7 +64,7 @@ def _forward(rows: np.ndarray) -> tuple[list[_Block], np.ndarray, np.ndarray]:
     previous_with_sum, sum_variance = np.zeros(bands), 0.0
     blocks, round_variance, prefix_variance = [], [], []
     for start in range(0, num_rounds, bands):
-        left, diagonal = _dense_blocks(rows, start, min(start + bands, num_rounds))
+        left, diagonal = dense_blocks(rows, start, min(start + bands, num_rounds))
         solved = scipy.linalg.solve_triangular(
             diagonal, np.hstack([-left, np.eye(len(diagonal))]), lower=True, check_finite=False
         )
@@ -142,7 +142,7 @@ def weighted_error_gradient(
         slope, sum_part = both[:, :-1], both[:, -1]
         within = slope @ block.covariance + np.outer(sum_part, block.with_sum)
         before = slope @ block.cross + np.outer(sum_part, block.previous_with_sum)
-        gradient[block.start : block.stop] = _band(np.hstack([before, within]), bands)[:, ::-1]
+        gradient[block.start : block.stop] = band(np.hstack([before, within]), bands)[:, ::-1]
         next_matrix = -block.left.T @ slope @ block.transition
         next_vector = -block.left.T @ sum_part
         sum_slope = block.transition.T @ (remaining + sum_slope[:size])

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from tff_dpftrl.mechanisms.numerics import geometric_sums
+from tff_dpftrl.mechanisms.numerics import geometric_sums, model_errors
 from tff_dpftrl.participation import schema as schema_lib
 
 
 def log_loss(
-    chain: np.ndarray, schema: schema_lib.MinSep, minimize_rms: bool
+    chain: np.ndarray,
+    schema: schema_lib.MinSep,
+    minimize_rms: bool,
+    errors: model_errors.ModelErrors | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Computes the log of MaxLoss or RmsLoss, and its gradient by the chain.
 
@@ -24,6 +27,8 @@ def log_loss(
       chain: Chain y of each BLT, shape [s, 2 d], negative, increasing along the last axis.
       schema: Participation schema.
       minimize_rms: Whether the loss is RmsLoss; if False, MaxLoss.
+      errors: Error of the models under a workload; None for that of the prefix sums, in closed
+        form. If given, it decides the loss, not `minimize_rms`.
 
     Returns:
       The logarithms, shape [s], and the gradients, shape [s, 2 d].
@@ -45,9 +50,14 @@ def log_loss(
     constant = np.exp(np.sum(y_pole - y_zero, axis=1))
 
     s2, s2_by_scale, s2_by_pole = _sensitivity(np.exp(y_pole), scale, schema)
-    e2, e2_by_constant, e2_by_weight, e2_by_zero = _error(
-        np.exp(y_zero), constant, weight, schema.num_rounds, minimize_rms
-    )
+    if errors is None:
+        e2, e2_by_constant, e2_by_weight, e2_by_zero = _error(
+            np.exp(y_zero), constant, weight, schema.num_rounds, minimize_rms
+        )
+    else:
+        zero = np.exp(y_zero)
+        e2, e2_by_chain = _model_error(np.exp(y_pole), zero, weight * zero, schema, errors)
+        e2_by_constant, e2_by_weight, e2_by_zero = np.zeros(len(chain)), 0.0 * zero, 0.0 * zero
 
     half_s, half_e = 0.5 / s2[:, np.newaxis], 0.5 / e2[:, np.newaxis]
     a, c, e = half_s * s2_by_scale, half_e * e2_by_weight, half_e * e2_by_constant[:, np.newaxis]
@@ -59,6 +69,8 @@ def log_loss(
     by_zero += np.sum(across_other * a[:, :, np.newaxis], axis=1) + c * np.sum(across_other, axis=1)
     by_zero += np.sum((c[:, :, np.newaxis] + c[:, np.newaxis]) * zero_ratio, axis=2)
     gradient = np.stack([by_pole, by_zero], axis=2).reshape(chain.shape)
+    if errors is not None:
+        gradient += half_e * e2_by_chain  # pyright: ignore[reportPossiblyUnboundVariable]
     return 0.5 * np.log(s2 * e2), gradient
 
 
@@ -132,6 +144,28 @@ def _error(zero, constant, weight, num_rounds: int, minimize_rms: bool):
         2.0 * (mixed * single + squares),
         -2.0 * by_log * zero / (1.0 - zero),
     )
+
+
+def _model_error(pole, zero, scale, schema: schema_lib.MinSep, errors: model_errors.ModelErrors):
+    """Computes E² under a workload, and its gradient by the chain of log(1 - θ), log(1 - θ̂).
+
+    C⁻¹(x) = Π (1 - θ_i x) / (1 - θ̂_i x) has the coefficients 1, -Σ_i scale_i θ̂_i^(t-1).
+    """
+    from scipy import signal  # It takes long to import.
+
+    num_rounds = schema.num_rounds
+    powers = np.exp(np.log1p(-zero)[..., np.newaxis] * np.arange(num_rounds - 1.0))
+    inverse = np.ones((len(zero), num_rounds))
+    inverse[:, 1:] = -np.einsum("sd,sdt->st", scale, powers)
+    squared, by_inverse = errors.squared(inverse)
+    by_chain = np.zeros((len(zero), zero.shape[1], 2))
+    for s in range(len(zero)):
+        for i in range(zero.shape[1]):
+            for j, (u, sign) in enumerate(((pole[s, i], 1.0), (zero[s, i], -1.0))):
+                # ∂C⁻¹/∂θ = -x C⁻¹ / (1 - θ x), ∂C⁻¹/∂θ̂ = x C⁻¹ / (1 - θ̂ x), ∂θ/∂y = -(1 - θ).
+                change = signal.lfilter([1.0], [1.0, u - 1.0], inverse[s, :-1])
+                by_chain[s, i, j] = sign * u * (by_inverse[s, 1:] @ change)
+    return squared, by_chain.reshape(len(zero), -1)
 
 
 def _sum_and_slope(log_ratio, length):

@@ -1,0 +1,175 @@
+"""Accounting by the name of a sampling, against integrals and the modules behind it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tff_dpftrl.accounting import (
+    dp_fedavg,
+    gaussian,
+    mixture_of_gaussians,
+    neighbours,
+    samplings,
+)
+from tff_dpftrl.accounting.amplification import (
+    balls_in_bins,
+    min_sep_poisson,
+    random_allocation,
+    truncated_poisson,
+)
+from tff_dpftrl.mechanisms import banded_toeplitz, identity, tree
+
+_DELTA = 1e-5
+
+
+def _cyclic(strategy, noise, rounds, groups, q):
+    options = samplings.Options(sampling_probability=q, sampling_groups=groups)
+    return samplings.build("cyclic", strategy, noise, rounds, options)
+
+
+def test_poisson_is_dp_fedavg_and_els():
+    options = samplings.Options(sampling_probability=0.02)
+    run = samplings.build("poisson", identity.Identity(), 1.5, 200, options)
+    assert run.epsilon(_DELTA) == dp_fedavg.DpFedAvg(0.02, 1.5, 200).epsilon(_DELTA)
+    options = samplings.Options(sampling_probability=0.02, group_size=3)
+    els = samplings.build("poisson", identity.Identity(), 1.5, 200, options)
+    assert els.epsilon(_DELTA) == mixture_of_gaussians.epsilon(
+        mixture_of_gaussians.els(1.5, 0.02, 3), num_steps=200, delta=_DELTA
+    )
+    # Three users by themselves are one with three examples.
+    three = neighbours.Neighbours("substitute", 3)
+    assert run.epsilon(_DELTA, three) == els.epsilon(_DELTA, neighbours.Neighbours("substitute"))
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "substitute"])
+@pytest.mark.parametrize("groups_of_users", [(0, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize("coefficient", [0.0, 0.6])
+def test_two_users_in_any_groups_are_within_the_bound(relation, groups_of_users, coefficient):
+    """Two rounds, two groups, each user drawn with probability q at the turn: an integral."""
+    q, noise = 0.4, 1.3
+    matrix = np.array([[1.0, 0.0], [coefficient, 1.0]])
+    if coefficient:
+        strategy = banded_toeplitz.BandedToeplitz((1.0, coefficient))
+    else:
+        strategy = identity.Identity()
+    x = np.linspace(-9.0, 9.0, 901)
+
+    def mixture(sign):
+        density = 0.0
+        for drawn in itertools.product((0, 1), repeat=2):
+            weight = math.prod(q if one else 1 - q for one in drawn)
+            mean = sum(one * matrix[:, g] for one, g in zip(drawn, groups_of_users, strict=True))
+            first, second = (stats.norm.pdf(x, sign * m / noise) for m in np.zeros(2) + mean)
+            density = density + weight * np.outer(first, second)
+        return density
+
+    run = _cyclic(strategy, noise, 2, 2, q)
+    pair = neighbours.Neighbours(relation, 2)
+    upper, lower = mixture(1.0), mixture(-1.0 if relation == "substitute" else 0.0)
+    for delta in (1e-2, 1e-4):
+        epsilon = run.epsilon(delta, pair)
+        for one, other in ((upper, lower), (lower, upper)):
+            here = np.maximum(one - math.exp(epsilon) * other, 0.0).sum() * (x[1] - x[0]) ** 2
+            assert here <= delta * (1 + 1e-3)  # Of the grid.
+            # One band, both users in one group: the bound is reached.
+            if coefficient == 0.0 and groups_of_users == (0, 0) and one is upper:
+                assert here >= delta * (1 - 1e-2)
+
+
+def test_cyclic_sampling_says_how_users_were_added_up():
+    banded = _cyclic(banded_toeplitz.BandedToeplitz((1.0, 0.5)), 2.0, 40, 4, 0.1)
+    two, substituted = neighbours.Neighbours(group_of=2), neighbours.Neighbours("substitute")
+    assert "group privacy" in banded.how(two) and "group privacy" not in banded.how(substituted)
+    assert "double mixture" in banded.how(substituted)
+    assert banded.epsilon(_DELTA) < banded.epsilon(_DELTA, substituted)
+    chain = neighbours.epsilon_by_changes(banded.epsilon, 2, _DELTA)
+    assert banded.epsilon(_DELTA, two) <= chain
+    # A group so large that a chain says nothing is no worse than if its samples were known.
+    many = neighbours.Neighbours(group_of=50)
+    assert banded.epsilon(_DELTA, many) == gaussian.epsilon(50 * banded.known_mu, _DELTA)
+    assert _cyclic(identity.Identity(), 0.0, 40, 4, 0.1).epsilon(_DELTA) == math.inf
+
+
+def test_bins_are_accounted_for_by_their_mixture():
+    strategy = banded_toeplitz.BandedToeplitz((1.0, 0.5))
+    run = samplings.build("bins", strategy, 6.0, 12, samplings.Options(bins=4))
+    own = balls_in_bins.BallsInBins.from_strategy(
+        strategy, noise_multiplier=6.0, num_rounds=12, num_bins=4
+    )
+    assert run.epsilon(_DELTA) == own.epsilon(_DELTA)
+    # The bin that has most to tell, if it is known: three rounds.
+    assert run.known_mu == pytest.approx(math.sqrt(3 * 1.25) / 6.0)
+
+
+def test_the_other_samplings_are_those_of_their_modules():
+    strategy = banded_toeplitz.BandedToeplitz((1.0, 0.5))
+    options = {"sampling_probability": 0.05, "min_sep": 3}
+    run = samplings.build("b-min-sep", strategy, 3.0, 30, samplings.Options(**options))
+    own = min_sep_poisson.MinSepPoisson.from_strategy(
+        strategy, noise_multiplier=3.0, num_rounds=30, **options
+    )
+    assert run.epsilon(_DELTA) == own.epsilon(_DELTA)
+    assert run.known_mu == pytest.approx(math.sqrt(10 * 1.25) / 3.0)
+
+    options = samplings.Options(rounds_per_client=3)
+    run = samplings.build("allocation", identity.Identity(), 2.0, 30, options)
+    assert run.epsilon(_DELTA) == random_allocation.RandomAllocation(2.0, 30, 3).epsilon(_DELTA)
+    assert run.known_mu == pytest.approx(math.sqrt(3) / 2.0)
+
+    options = samplings.Options(sampling_probability=0.05, clients=200, largest_cohort=40)
+    run = samplings.build("truncated", identity.Identity(), 2.0, 30, options)
+    own = truncated_poisson.TruncatedPoisson(0.05, 2.0, 30, 200, 40)
+    assert run.epsilon(_DELTA) == own.epsilon(_DELTA)
+    assert run.known_mu == pytest.approx(math.sqrt(30) / 2.0)
+
+
+@pytest.mark.parametrize("known_mu", [0.31, 1.0])
+def test_other_neighbours_of_a_bound_are_a_chain_or_samples_that_are_known(known_mu):
+    class ZeroOut:
+        """Gaussian mechanism in place of a sampled run."""
+
+        def epsilon(self, delta):
+            return gaussian.epsilon(0.3, delta)
+
+    run = samplings.BoundedRun(ZeroOut(), "a bound", known_mu)
+    which = neighbours.Neighbours("substitute", 2)
+    chain = neighbours.epsilon_by_changes(ZeroOut().epsilon, 4, _DELTA)
+    known = gaussian.epsilon(4 * known_mu, _DELTA)
+    assert run.epsilon(_DELTA) == ZeroOut().epsilon(_DELTA)
+    assert run.epsilon(_DELTA, which) == min(chain, known)
+    assert (known < chain) == (known_mu == 0.31)
+    assert run.how() == "a bound" and "group privacy from a bound" in run.how(which)
+
+
+@pytest.mark.parametrize(
+    "name, strategy, options, message",
+    [
+        ("poisson", tree.Tree(8), {"sampling_probability": 0.1}, "independent noise only"),
+        ("poisson", identity.Identity(), {"sampling_probability": 1.5}, "sampling_probability"),
+        (
+            "cyclic",
+            tree.Tree(8),
+            {"sampling_probability": 0.1, "sampling_groups": 4},
+            "needs a banded C",
+        ),
+        (
+            "cyclic",
+            banded_toeplitz.BandedToeplitz((1.0, 0.5, 0.2)),
+            {"sampling_probability": 0.1, "sampling_groups": 2},
+            "number of bands 3",
+        ),
+    ],
+)
+def test_bad_input(name, strategy, options, message):
+    with pytest.raises(ValueError, match=message):
+        samplings.build(name, strategy, 1.0, 8, samplings.Options(**options)).epsilon(_DELTA)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,243 @@
+"""Chooses bands, groups and noise for cyclic Poisson sampling (`best_cyclic`).
+
+The cost of a run sees one number of C, its largest column norm (`amplified_banded`). For a
+given number of bands and groups, the least error at a target epsilon is therefore reached by
+the C of least loss for *one* participation, whatever epsilon is: sampling changes only how many
+bands are worth it. More bands cancel noise over more rounds. But they need as many groups, whose
+clients are sampled the more often when it is their turn, which amplifies less. One band is DP-SGD;
+with as many as a pass has rounds, every client of a group takes part and nothing is amplified. The
+search tries powers of two, the bands of few turns, and then numbers around the best of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Collection
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import amplified_banded, calibrate, dp_fedavg
+from tff_dpftrl.mechanisms import banded_optimize, banded_toeplitz_optimize
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.mechanisms import workload as workload_lib
+from tff_dpftrl.participation import schema as schema_lib
+
+# Numbers of turns of a group whose numbers of bands are tried besides powers of two.
+_FEW_TURNS = range(1, 5)
+# Largest number of turns of a group at which larger groups and one turn fewer are tried.
+_TURNS_THAT_COUNT = 32
+# Relative improvement of the error below which the search around the best ends.
+_SMALLEST_GAIN = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicRun:
+    """Run of a banded strategy with cyclic Poisson sampling that meets a target epsilon.
+
+    Attributes:
+      strategy: Banded strategy C.
+      num_rounds: Number of rounds n.
+      num_groups: Number of groups of clients that take turns.
+      sampling_probability: q, probability of a client to be in the cohort when it is its
+        group's turn.
+      noise_multiplier: z, standard deviation of the noise per unit clip norm, before C⁻¹.
+      error: z · RmsError of C: the root mean square over rounds of the standard deviation of
+        the noise in the sum of all rounds so far, or in the models of a workload, for clip norm
+        1. With `minimize_rms=False` it is z · MaxError.
+    """
+
+    strategy: strategy_lib.Strategy
+    num_rounds: int
+    num_groups: int
+    sampling_probability: float
+    noise_multiplier: float
+    error: float
+
+    @property
+    def num_bands(self) -> int:
+        """Number of bands of C; 1 is DP-SGD's independent noise."""
+        return amplified_banded.num_bands(self.strategy)
+
+    def accountant(self) -> amplified_banded.AmplifiedBanded:
+        """Returns the run as its accountant sees it."""
+        return amplified_banded.AmplifiedBanded.from_strategy(
+            self.strategy,
+            noise_multiplier=self.noise_multiplier,
+            num_rounds=self.num_rounds,
+            num_groups=self.num_groups,
+            sampling_probability=self.sampling_probability,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicChoice:
+    """Best run for a target epsilon, and what the search compared it with.
+
+    Attributes:
+      best: Run of least error.
+      curve: Runs that were tried, one for each number of bands, in its order.
+    """
+
+    best: CyclicRun
+    curve: tuple[CyclicRun, ...]
+
+
+class _Search:
+    """Runs of one problem by their number of bands, each computed once."""
+
+    def __init__(
+        self,
+        num_rounds: int,
+        share: float,
+        target_epsilon: float,
+        delta: float,
+        minimize_rms: bool,
+        workload: workload_lib.Workload | None,
+    ):
+        self._schema = schema_lib.MinSep(num_rounds, num_rounds, 1)
+        self._share, self._target, self._delta = share, target_epsilon, delta
+        self._minimize_rms, self._workload = minimize_rms, workload
+        self.largest = min(num_rounds, max(1, math.floor((1 + 1e-9) / share)))
+        self.runs: dict[int, CyclicRun] = {}
+        self._noises: dict[int, float] = {}
+
+    def run(self, bands: int) -> CyclicRun:
+        if bands not in self.runs:
+            strategy = banded_toeplitz_optimize.optimize_banded_toeplitz(
+                self._schema, bands, minimize_rms=self._minimize_rms, workload=self._workload
+            )
+            self.runs[bands] = self.with_strategy(strategy, self._groups(bands))
+        return self.runs[bands]
+
+    def with_strategy(self, strategy: strategy_lib.Strategy, num_groups: int) -> CyclicRun:
+        """Returns the run of a strategy with its smallest noise, of which epsilon is checked."""
+        n = self._schema.num_rounds
+        of_models = strategy.rms_error if self._minimize_rms else strategy.max_error
+        error = of_models(n, self._workload)
+        noise = self._noise(num_groups) * strategy.sensitivity(self._schema).value
+        step = 1e-12  # The product may be rounded down.
+        while True:
+            run = CyclicRun(
+                strategy, n, num_groups, self._probability(num_groups), noise, noise * error
+            )
+            if run.accountant().epsilon(self._delta) <= self._target:
+                return run
+            noise *= 1.0 + step
+            step *= 2.0
+
+    def _groups(self, bands: int) -> int:
+        """Returns the number of groups: `bands`, or more if one turn fewer needs less noise."""
+        turns = math.ceil(self._schema.num_rounds / bands)
+        if not 1 < turns <= _TURNS_THAT_COUNT:
+            return bands
+        fewer = min(math.ceil(self._schema.num_rounds / (turns - 1)), self.largest)
+        return min((bands, fewer), key=self._noise)
+
+    def _probability(self, num_groups: int) -> float:
+        return min(1.0, self._share * num_groups)
+
+    def _noise(self, num_groups: int) -> float:
+        """Computes the noise multiplier of a group's sampled Gaussians, column norm 1."""
+        if num_groups not in self._noises:
+            near = min(self._noises, key=lambda known: abs(known - num_groups), default=None)
+            probability = self._probability(num_groups)
+            turns = math.ceil(self._schema.num_rounds / num_groups)
+            self._noises[num_groups] = calibrate.smallest_noise(
+                lambda noise: dp_fedavg.DpFedAvg(probability, noise, turns).epsilon(self._delta),
+                target_epsilon=self._target,
+                initial=1.0 if near is None else self._noises[near],
+            )
+        return self._noises[num_groups]
+
+
+@functools.lru_cache(maxsize=64)
+def best_cyclic(
+    num_rounds: int,
+    num_clients: int,
+    clients_per_round: float,
+    target_epsilon: float,
+    delta: float,
+    *,
+    max_bands: int | None = None,
+    minimize_rms: bool = True,
+    is_toeplitz: bool = True,
+    workload: workload_lib.Workload | None = None,
+) -> CyclicChoice:
+    """Chooses bands, groups, coefficients and noise of least error at a target epsilon.
+
+    All runs compared have the same expected cohort, so that their sums are divided by the same
+    denominator and the errors can be compared. Results are kept: a repeated call costs nothing.
+
+    Args:
+      num_rounds: Number of rounds n.
+      num_clients: Number of clients N in the population.
+      clients_per_round: Expected number of clients in a round's cohort. A group's clients are
+        sampled with q = clients_per_round · num_groups / num_clients when it is their turn.
+      target_epsilon: Largest allowed epsilon.
+      delta: Delta of the target.
+      max_bands: Largest number of bands to try, for a run that can keep no more than
+        `max_bands − 1` copies of the model; None for no limit but q ≤ 1.
+      minimize_rms: Whether the error is RmsError; if False, MaxError.
+      is_toeplitz: Whether C is Toeplitz. If False, the entries of the best C are optimised
+        again as BandMF with unit columns, for exactly `num_rounds` rounds: 0.1 % less error
+        for two bands, about 1 % for 16 of 500 rounds, in seconds to minutes.
+      workload: Workload of the rounds, whose models' error is minimised; None for the prefix
+        sums.
+
+    Returns:
+      The choice. Epsilon of its best run was computed and is not above the target.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    validation.integer("num_rounds", num_rounds, minimum=1)
+    validation.integer("num_clients", num_clients, minimum=1)
+    validation.positive("clients_per_round", clients_per_round)
+    validation.positive("target_epsilon", target_epsilon)
+    validation.delta(delta)
+    if clients_per_round > num_clients:
+        raise validation.UsageError(
+            f"clients_per_round must be at most num_clients = {num_clients}, got "
+            f"{clients_per_round!r}: sample fewer."
+        )
+    search = _Search(
+        num_rounds,
+        clients_per_round / num_clients,
+        target_epsilon,
+        delta,
+        minimize_rms,
+        workload,
+    )
+    largest = search.largest
+    if max_bands is not None:
+        largest = min(largest, validation.integer("max_bands", max_bands, minimum=1))
+    candidates = {2**power for power in range(largest.bit_length())}
+    candidates |= {math.ceil(num_rounds / turns) for turns in _FEW_TURNS} | {largest}
+    last = math.inf
+    while candidates:
+        for bands in sorted(candidates):
+            if bands <= largest:
+                search.run(bands)
+        best = min(search.runs.values(), key=lambda run: run.error)
+        if best.error > last * (1 - _SMALLEST_GAIN):
+            break
+        last = best.error
+        candidates = _around(best.num_bands, search.runs)
+    best = min(search.runs.values(), key=lambda run: run.error)
+    if not is_toeplitz and best.num_bands > 1:
+        general = banded_optimize.optimize_banded(
+            schema_lib.MinSep(num_rounds, num_rounds, 1),
+            best.num_bands,
+            minimize_rms=minimize_rms,
+            workload=workload,
+        )
+        best = min(best, search.with_strategy(general, best.num_groups), key=lambda run: run.error)
+    return CyclicChoice(best, tuple(search.runs[bands] for bands in sorted(search.runs)))
+
+
+def _around(best: int, known: Collection[int]) -> set[int]:
+    """Returns the middles between the best number of bands and its known neighbours."""
+    below = max((bands for bands in known if bands < best), default=best)
+    above = min((bands for bands in known if bands > best), default=best)
+    return {(below + best) // 2, (best + above) // 2} - set(known)
