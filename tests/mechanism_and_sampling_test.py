@@ -28,8 +28,7 @@ def _cells():
     """Yields mechanism, options of the sampling and what the table says of them."""
     header, _, *rows = (
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in _SECTION.splitlines()
-        if line.startswith("|")
+        for line in re.search(r"(?:^\|.*\n)+", _SECTION, re.MULTILINE)[0].splitlines()
     )
     for row in rows:
         for mechanism in re.findall("`(.+?)`", row[0]):

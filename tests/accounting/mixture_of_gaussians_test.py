@@ -311,7 +311,7 @@ def test_one_step_of_a_substitution_is_the_hockey_stick_integral(group, stddev, 
 
 def _of_two_dimensions(means, weights, others, epsilon):
     """Integrates the hockey-stick divergence of two mixtures in the plane, with stddev 1."""
-    x = np.linspace(-9.0, 9.0, 901)
+    x = np.linspace(-9.0, 9.0, 701)
     density = np.stack([stats.norm.pdf(x[:, None], mean[0]) for mean in (*means, *others)])
     second = np.stack([stats.norm.pdf(x[:, None], mean[1]) for mean in (*means, *others)])
     each = density * second.swapaxes(1, 2)
@@ -320,7 +320,7 @@ def _of_two_dimensions(means, weights, others, epsilon):
     return np.maximum(upper - math.exp(epsilon) * lower, 0.0).sum() * (x[1] - x[0]) ** 2
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_no_other_vectors_of_a_user_are_worse_than_opposite_ones(seed):
     """Two examples of a user, and others in their place, of norm 1 at most in any directions."""
     random = np.random.default_rng(seed)
@@ -364,24 +364,17 @@ def test_a_substitution_without_sampling_has_twice_the_sensitivity():
         _substitution(10.0, 1.0, 1).to_dp_event(1)
 
 
-def test_different_runs_compose_as_in_dp_accounting():
-    runs = [
-        (mixture_of_gaussians.uls(2.0, 0.05), 100),
-        (mixture_of_gaussians.els(2.5, 0.01, 2), 50),
-        (mixture_of_gaussians.MixtureOfGaussians(1.0, (0.3,), (1.0,)), 1),
-    ]
-    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
-    for mixture, number in runs:
-        accountant.compose(mixture.to_dp_event(number))
-    ours = mixture_of_gaussians.epsilon_of_runs(runs, delta=1e-5)
-    assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
-    # In any order; and one run cut in two is the same run.
-    assert mixture_of_gaussians.epsilon_of_runs(runs[::-1], delta=1e-5) == pytest.approx(ours)
-    halves = [(runs[0][0], 30), (runs[0][0], 70)]
-    whole = mixture_of_gaussians.epsilon(runs[0][0], num_steps=100, delta=1e-5)
-    assert mixture_of_gaussians.epsilon_of_runs(halves, delta=1e-5) == pytest.approx(
-        whole, rel=1e-4
-    )
+def test_different_runs_compose_in_any_order():
+    """`composition_test` compares such runs with dp_accounting."""
+    first, second = mixture_of_gaussians.uls(2.0, 0.05), mixture_of_gaussians.els(2.5, 0.01, 2)
+    both = mixture_of_gaussians.epsilon_of_runs([(first, 100), (second, 50)], delta=1e-5)
+    other = mixture_of_gaussians.epsilon_of_runs([(second, 50), (first, 100)], delta=1e-5)
+    assert both == pytest.approx(other)
+    one = mixture_of_gaussians.epsilon(first, num_steps=100, delta=1e-5)
+    assert one < both
+    # One run cut in two is the same run.
+    halves = mixture_of_gaussians.epsilon_of_runs([(first, 30), (first, 70)], delta=1e-5)
+    assert halves == pytest.approx(one, rel=1e-4)
 
 
 def test_gaussian_mechanisms_compose_to_one():

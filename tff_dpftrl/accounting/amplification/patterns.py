@@ -13,7 +13,6 @@ from tff_dpftrl.mechanisms import (
     noise_recipe,
 )
 from tff_dpftrl.mechanisms import strategy as strategy_lib
-from tff_dpftrl.mechanisms.numerics import toeplitz
 
 _ROUNDING = 1e-12
 """Relative error allowed for in an inner product."""
@@ -21,12 +20,18 @@ _MOST_ROUNDS = 8192
 """Largest number of rounds for which a dense C is built: half a gigabyte."""
 
 
+def _padded(values: tuple[float, ...], size: int) -> np.ndarray:
+    column = np.zeros(size)
+    column[: min(len(values), size)] = values[:size]
+    return column
+
+
 def _first_column(strategy: strategy_lib.Strategy, num_rounds: int) -> np.ndarray | None:
     """Returns the first column of a Toeplitz C, shape [num_rounds]; None for other strategies."""
     if isinstance(strategy, identity.Identity):
-        return toeplitz.pad(np.ones(1), num_rounds)
+        return _padded((1.0,), num_rounds)
     if isinstance(strategy, banded_toeplitz.BandedToeplitz):
-        return toeplitz.pad(np.array(strategy.coefficients), num_rounds)
+        return _padded(strategy.coefficients, num_rounds)
     if isinstance(strategy, (blt.Blt, inverse_banded.InverseBanded)):
         return strategy.coefficients(num_rounds)
     return None
