@@ -179,7 +179,8 @@ def test_calibration_meets_the_target():
 
 
 @pytest.mark.parametrize(
-    ("noise", "delta"), [(0.0501, 1e-10), (0.055, 1e-15), (0.08, 1e-60), (0.1, 1e-100), (1.0, 1e-60)]
+    ("noise", "delta"),
+    [(0.0501, 1e-10), (0.055, 1e-15), (0.08, 1e-60), (0.1, 1e-100), (1.0, 1e-60)],
 )
 def test_huge_losses_are_not_lost(noise, delta):
     # One of orthogonal bins is at least a tenth of the mean of ten: dP/dQ >= dP_j/dQ / 10.
