@@ -44,6 +44,11 @@ def test_who_takes_the_place_of_a_removed_user_counts():
     assert run.epsilon(_DELTA, neighbours.Neighbours("zero-out", 2)) < least
 
 
+def test_more_changes_never_cost_less_with_little_noise():
+    run = samplings.build("bins", identity.Identity(), 0.1, 20, samplings.Options(bins=10))
+    assert run.epsilon(_DELTA, neighbours.Neighbours("substitute")) >= run.epsilon(_DELTA)
+
+
 def test_poisson_is_dp_fedavg_and_els():
     options = samplings.Options(sampling_probability=0.02)
     run = samplings.build("poisson", identity.Identity(), 1.5, 200, options)
