@@ -146,18 +146,23 @@ class BoundedRun:
       zero_out: Run with a method `epsilon`.
       method: How its epsilon is computed, a noun phrase.
       known_mu: μ of one user whose samples are known.
+      is_replaced: Whether another user takes the place of one who is removed: with known samples,
+        too, the sum then changes by both.
     """
 
     zero_out: _Bounded
     method: str
     known_mu: float
+    is_replaced: bool = False
 
     def epsilon(self, delta: float, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> float:
         """Computes an upper bound of epsilon at `delta`."""
         changes = neighbours.num_changes
         if changes == 1:
             return self.zero_out.epsilon(delta)
-        return _by_chain(self.zero_out.epsilon, changes, changes * self.known_mu, delta)
+        both = self.is_replaced and neighbours.relation == "add-or-remove"
+        known_mu = changes * self.known_mu * (2 if both else 1)
+        return _by_chain(self.zero_out.epsilon, changes, known_mu, delta)
 
     def how(self, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> str:
         """Returns how epsilon is computed, a noun phrase."""
@@ -299,7 +304,8 @@ def _truncated(
         options.largest_cohort,
     )
     mu = _known_mu("truncated", strategy, noise_multiplier, num_rounds, options)
-    return BoundedRun(run, "Poisson sampling's privacy loss distribution and a part of δ", mu)
+    method = "Poisson sampling's privacy loss distribution and a part of δ"
+    return BoundedRun(run, method, mu, is_replaced=True)
 
 
 def _unrestricted(num_rounds: int, options: Options) -> schema_lib.MinSep:
