@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tff_dpftrl.accounting import amplified_banded, composition, facts, statement_sentences
-from tff_dpftrl.mechanisms import table
+from tff_dpftrl.mechanisms import serialization, table
 from tff_dpftrl.participation import observed, sampling, schema
 from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy, simulated_run
 
@@ -199,6 +199,13 @@ def test_a_known_seed_is_no_guarantee():
     for options in ({}, bins, {"sampling": "b-min-sep"}):
         without = _state(_plan(noise_multiplier=0.0, **options))
         assert without.no_guarantee == (statement_sentences.TOO_LITTLE_NOISE,)
+
+
+def test_what_the_author_of_a_mechanism_claims_is_said(monkeypatch):
+    monkeypatch.setattr(serialization, "is_built_in", lambda strategy: False)
+    statement = _state(_plan())
+    assert statement_sentences.CLAIMED_BY_AUTHOR in statement.assumptions
+    assert "the author of the mechanism" in statement.headline_caveats[0]
 
 
 def test_the_budget_guard_counts_rounds():
