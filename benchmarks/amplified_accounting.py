@@ -201,7 +201,7 @@ def _beside_the_peer(python: str | None, samples: int, delta: float) -> None:
 
 def main() -> None:
     """Prints both tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--jax-privacy", metavar="PYTHON", help="Python with jax_privacy")
     parser.add_argument("--samples", type=int, default=20_000)
     args = parser.parse_args()
