@@ -113,7 +113,7 @@ def make_plans(
 
 @dataclasses.dataclass(frozen=True)
 class _Maker:
-    """What plans for several report goals have in common; attributes as of `make_plans`."""
+    """Maker of plans for several report goals; attributes as the arguments of `make_plans`."""
 
     name: str
     population: int

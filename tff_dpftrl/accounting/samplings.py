@@ -360,8 +360,8 @@ def account(
       sampling: Sampling of the run.
       strategy: Strategy of the run.
       noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      units_per_client: As for `zero_out`.
-      num_clients: As for `zero_out`.
+      units_per_client: Largest number of units of one client, as for `zero_out`.
+      num_clients: Number of clients, as for `zero_out`.
 
     Returns:
       The run.
