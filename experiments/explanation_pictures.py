@@ -37,7 +37,7 @@ _QUESTIONS = (
     ),
     ("Can who takes part be drawn\nby chance and stay secret?", "no", "train\ndp-ftrl, noise: blt"),
 )
-_LAST_LEAF = "sweep over bands\nsampling: cyclic"
+_LAST_LEAF = "sweep\nover bands, sampling: cyclic"
 
 
 def strategies() -> dict[str, object]:
