@@ -172,6 +172,12 @@ def test_the_estimate_stays_below_the_bound():
     assert estimate.low <= run.epsilon(1e-4) <= 1.1 * estimate.high
 
 
+def test_calibration_meets_the_target():
+    target = {"num_rounds": 40, "num_bins": 4}
+    noise = balls_in_bins.calibrate_noise_multiplier(BLT, target_epsilon=3.0, delta=1e-6, **target)
+    assert 3.0 * (1 - 0.005) <= run_of(BLT, noise, 40, 4).epsilon(1e-6) <= 3.0
+
+
 def test_one_bin_is_one_gaussian():
     run = run_of(identity.Identity(), 2.0, 9, 1)
     assert run.epsilon(1e-6) == pytest.approx(gaussian.epsilon(1.5, 1e-6), rel=1e-9)

@@ -36,7 +36,7 @@ import numpy as np
 from scipy import special
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import gaussian
+from tff_dpftrl.accounting import calibrate, gaussian
 from tff_dpftrl.accounting.amplification import estimate as estimate_lib
 from tff_dpftrl.accounting.amplification import likelihood_ratio, patterns
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -270,3 +270,38 @@ class BallsInBins:
             common = likelihood_ratio.lognormal(variance, step, negligible)
             law = likelihood_ratio.product(law, common)
         return law
+
+
+def calibrate_noise_multiplier(
+    strategy: strategy_lib.Strategy,
+    *,
+    num_rounds: int,
+    num_bins: int,
+    target_epsilon: float,
+    delta: float,
+) -> float:
+    """Computes the smallest z, to a relative 1e-3, with which balls in bins meets a target.
+
+    Args:
+      strategy: Strategy with a C without negative entries.
+      num_rounds: Number of rounds n.
+      num_bins: Number of bins b.
+      target_epsilon: Largest allowed epsilon.
+      delta: Delta of the target.
+
+    Returns:
+      The noise multiplier; its epsilon was evaluated and is not above the target.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    run = BallsInBins.from_strategy(
+        strategy, noise_multiplier=1.0, num_rounds=num_rounds, num_bins=num_bins
+    )
+    validation.positive("target_epsilon", target_epsilon)
+    return calibrate.smallest_noise(
+        lambda noise: dataclasses.replace(run, noise_multiplier=noise).epsilon(delta),
+        target_epsilon=target_epsilon,
+        initial=math.sqrt(run.kernel[0]) / gaussian.mu(target_epsilon, delta),
+        relative_tolerance=1e-3,
+    )
