@@ -24,20 +24,31 @@ from tff_dpftrl.accounting.amplification import (
     truncated_poisson,
 )
 from tff_dpftrl.mechanisms import banded_toeplitz, identity, tree
+from tff_dpftrl.participation import sampling
 
 _DELTA = 1e-5
 
 
+def _run(name, strategy, noise, rounds, *, group_size=1, clients=None, **options):
+    sampling = samplings.described(name, rounds, options)
+    return samplings.account(
+        sampling,
+        strategy,
+        noise_multiplier=noise,
+        units_per_client=group_size,
+        num_clients=clients,
+    )
+
+
 def _cyclic(strategy, noise, rounds, groups, q):
-    options = samplings.Options(sampling_probability=q, sampling_groups=groups)
-    return samplings.build("cyclic", strategy, noise, rounds, options)
+    return _run("cyclic", strategy, noise, rounds, sampling_probability=q, sampling_groups=groups)
 
 
 def test_who_takes_the_place_of_a_removed_user_counts():
     # Of 12 users 10 are drawn. Two send 1 and the others −1, so that the sum is 4 lower without
     # the two if both were drawn.
-    options = samplings.Options(sampling_probability=1.0, clients=12, largest_cohort=10)
-    run = samplings.build("truncated", identity.Identity(), 1.0, 1, options)
+    options = {"sampling_probability": 1.0, "clients": 12, "largest_cohort": 10}
+    run = _run("truncated", identity.Identity(), 1.0, 1, **options)
     both = 10 * 9 / (12 * 11)
     least = math.log(both) + gaussian.epsilon(4.0, _DELTA / both)
     assert run.epsilon(_DELTA, neighbours.Neighbours("add-or-remove", 2)) >= least
@@ -45,16 +56,14 @@ def test_who_takes_the_place_of_a_removed_user_counts():
 
 
 def test_more_changes_never_cost_less_with_little_noise():
-    run = samplings.build("bins", identity.Identity(), 0.1, 20, samplings.Options(bins=10))
+    run = _run("bins", identity.Identity(), 0.1, 20, bins=10)
     assert run.epsilon(_DELTA, neighbours.Neighbours("substitute")) >= run.epsilon(_DELTA)
 
 
 def test_poisson_is_dp_fedavg_and_els():
-    options = samplings.Options(sampling_probability=0.02)
-    run = samplings.build("poisson", identity.Identity(), 1.5, 200, options)
+    run = _run("poisson", identity.Identity(), 1.5, 200, sampling_probability=0.02)
     assert run.epsilon(_DELTA) == dp_fedavg.DpFedAvg(0.02, 1.5, 200).epsilon(_DELTA)
-    options = samplings.Options(sampling_probability=0.02, group_size=3)
-    els = samplings.build("poisson", identity.Identity(), 1.5, 200, options)
+    els = _run("poisson", identity.Identity(), 1.5, 200, sampling_probability=0.02, group_size=3)
     assert els.epsilon(_DELTA) == mixture_of_gaussians.epsilon(
         mixture_of_gaussians.els(1.5, 0.02, 3), num_steps=200, delta=_DELTA
     )
@@ -114,7 +123,7 @@ def test_cyclic_sampling_says_how_users_were_added_up():
 
 def test_bins_are_accounted_for_by_their_mixture():
     strategy = banded_toeplitz.BandedToeplitz((1.0, 0.5))
-    run = samplings.build("bins", strategy, 6.0, 12, samplings.Options(bins=4))
+    run = _run("bins", strategy, 6.0, 12, bins=4)
     own = balls_in_bins.BallsInBins.from_strategy(
         strategy, noise_multiplier=6.0, num_rounds=12, num_bins=4
     )
@@ -126,20 +135,19 @@ def test_bins_are_accounted_for_by_their_mixture():
 def test_the_other_samplings_are_those_of_their_modules():
     strategy = banded_toeplitz.BandedToeplitz((1.0, 0.5))
     options = {"sampling_probability": 0.05, "min_sep": 3}
-    run = samplings.build("b-min-sep", strategy, 3.0, 30, samplings.Options(**options))
+    run = _run("b-min-sep", strategy, 3.0, 30, **options)
     own = min_sep_poisson.MinSepPoisson.from_strategy(
         strategy, noise_multiplier=3.0, num_rounds=30, **options
     )
     assert run.epsilon(_DELTA) == own.epsilon(_DELTA)
     assert run.known_mu == pytest.approx(math.sqrt(10 * 1.25) / 3.0)
 
-    options = samplings.Options(rounds_per_client=3)
-    run = samplings.build("allocation", identity.Identity(), 2.0, 30, options)
+    run = _run("allocation", identity.Identity(), 2.0, 30, rounds_per_client=3)
     assert run.epsilon(_DELTA) == random_allocation.RandomAllocation(2.0, 30, 3).epsilon(_DELTA)
     assert run.known_mu == pytest.approx(math.sqrt(3) / 2.0)
 
-    options = samplings.Options(sampling_probability=0.05, clients=200, largest_cohort=40)
-    run = samplings.build("truncated", identity.Identity(), 2.0, 30, options)
+    options = {"sampling_probability": 0.05, "clients": 200, "largest_cohort": 40}
+    run = _run("truncated", identity.Identity(), 2.0, 30, **options)
     own = truncated_poisson.TruncatedPoisson(0.05, 2.0, 30, 200, 40)
     assert run.epsilon(_DELTA) == own.epsilon(_DELTA)
     assert run.known_mu == pytest.approx(math.sqrt(30) / 2.0)
@@ -163,10 +171,30 @@ def test_other_neighbours_of_a_bound_are_a_chain_or_samples_that_are_known(known
     assert run.how() == "a bound" and "group privacy from a bound" in run.how(which)
 
 
+def test_each_description_has_a_name_and_a_row():
+    assert set(samplings.SAMPLINGS) == {"poisson", *sampling.KINDS}
+    poisson = samplings.described("poisson", 30, {"sampling_probability": 0.1})
+    assert poisson == sampling.CyclicPoisson(30, 1, 0.1)
+    bins = samplings.described("bins", 30, {"bins": 4, "group_size": 1})
+    assert bins == sampling.BallsInBins(30, 4)
+
+
+def test_several_examples_of_a_user_in_groups_are_a_mixture():
+    strategy = banded_toeplitz.BandedToeplitz((1.0, 0.5))
+    options = {"sampling_probability": 0.1, "sampling_groups": 4}
+    three = _run("cyclic", strategy, 2.0, 40, group_size=3, **options)
+    mixture = mixture_of_gaussians.els(2.0 / math.sqrt(1.25), 0.1, 3)
+    expected = mixture_of_gaussians.epsilon(mixture, num_steps=10, delta=_DELTA)
+    assert three.epsilon(_DELTA) == pytest.approx(expected, rel=1e-9)
+    # All three are in each of the ten rounds, if that is known.
+    assert three.known_mu == pytest.approx(3 * math.sqrt(10 * 1.25) / 2.0)
+
+
 @pytest.mark.parametrize(
     "name, strategy, options, message",
     [
-        ("poisson", tree.Tree(8), {"sampling_probability": 0.1}, "independent noise only"),
+        ("allocation", tree.Tree(8), {"rounds_per_client": 2}, "independent noise only"),
+        ("poisson", tree.Tree(8), {"sampling_probability": 0.1}, "needs a banded C"),
         ("poisson", identity.Identity(), {"sampling_probability": 1.5}, "sampling_probability"),
         (
             "cyclic",
@@ -184,7 +212,7 @@ def test_other_neighbours_of_a_bound_are_a_chain_or_samples_that_are_known(known
 )
 def test_bad_input(name, strategy, options, message):
     with pytest.raises(ValueError, match=message):
-        samplings.build(name, strategy, 1.0, 8, samplings.Options(**options)).epsilon(_DELTA)
+        _run(name, strategy, 1.0, 8, **options)
 
 
 if __name__ == "__main__":

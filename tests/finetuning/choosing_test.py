@@ -77,9 +77,8 @@ def test_bands_sizes_and_noise_of_turns_are_chosen_together():
     )
     # No sampling of users by itself has as little noise for the gradient's size.
     alone = _choose(_options(sampling="user", compute_budget=64, target_epsilon=8.0))
-    assert run_privacy.noise_of_average(plan) * _NORMS(chosen.group_size) < plan_lib.relative_noise(
-        alone.privacy.plan, _NORMS
-    )
+    by_users = alone.privacy.plan.relative_noise(_NORMS)
+    assert run_privacy.noise_of_average(plan) * _NORMS(chosen.group_size) < by_users
 
 
 def test_turns_of_examples_have_the_pool_that_is_asked_for():

@@ -201,10 +201,10 @@ def test_choices_are_all_ways_to_spend_a_budget():
     ]
     assert all(3.99 < one.epsilon <= 4.0 for one in found)
     flat = group_size.GradientNorms((1, 64), (10.0, 10.0))
-    assert plan.relative_noise(found[0], flat) == pytest.approx(10 * found[0].noise_of_average)
+    assert found[0].relative_noise(flat) == pytest.approx(10 * found[0].noise_of_average)
     falling = group_size.GradientNorms((1, 4), (10.0, 5.0))
-    assert plan.relative_noise(found[-1], falling) == pytest.approx(5 * found[-1].noise_of_average)
-    assert plan.relative_noise(found[3], falling) == pytest.approx(10 * found[3].noise_of_average)
+    assert found[-1].relative_noise(falling) == pytest.approx(5 * found[-1].noise_of_average)
+    assert found[3].relative_noise(falling) == pytest.approx(10 * found[3].noise_of_average)
 
 
 def test_pools_that_are_too_small_are_left_out():

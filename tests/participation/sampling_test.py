@@ -15,8 +15,8 @@ ALL = {
     "one group": sampling.CyclicPoisson(13, 1, 0.3),
     "bins": sampling.BallsInBins(13, 4),
     "b-min-sep": sampling.MinSepPoisson(13, 3, 0.4),
-    "random-allocation": sampling.RandomAllocation(13, 3),
-    "truncated-poisson": sampling.TruncatedPoisson(13, 0.3, 5),
+    "allocation": sampling.RandomAllocation(13, 3),
+    "truncated": sampling.TruncatedPoisson(13, 0.3, 5),
 }
 each = pytest.mark.parametrize("described", ALL.values(), ids=ALL.keys())
 
@@ -207,8 +207,8 @@ def test_cohorts_stay_the_same_in_later_versions():
         "one group": [0, 1, 7, 12, 15, 20, 22],
         "bins": [8, 17, 19, 22],
         "b-min-sep": [0, 12, 15, 17, 18, 20],
-        "random-allocation": [0, 1, 2, 10, 11],
-        "truncated-poisson": [0, 1, 12, 15, 22],
+        "allocation": [0, 1, 2, 10, 11],
+        "truncated": [0, 1, 12, 15, 22],
     }
 
 

@@ -189,6 +189,27 @@ def test_b_min_sep_draws_whoever_is_free():
     assert again == plan
 
 
+def _noise(plan, n=20):
+    return plan.noise_multiplier * plan.strategy.rms_error(n) / plan.clients_per_round
+
+
+def test_bands_that_are_left_open_are_those_of_least_noise():
+    left_open = {"options": table.DEFAULTS, "noise_multiplier": None, "target_epsilon": 4.0}
+    chosen = _plan(80, **left_open)
+    given = [
+        _noise(_plan(80, **{**left_open, "options": table.Options(bands=bands)}))
+        for bands in (1, 3, 5, 7)
+    ]
+    assert _noise(chosen) <= min(given) * (1 + 2e-3) < given[0]
+    assert chosen.sampling.num_groups > 1 and chosen.epsilon_after(20) <= 4.0
+    # With min_sep there are as many bands as groups.
+    assert _plan(80, **left_open, min_sep=4).memory_copies == 3
+    # Of a run that is simulated it is the larger run whose noise counts.
+    larger = simulated_run.Deployment(100, 800)
+    simulated = dataclasses.replace(_CYCLIC, **left_open, deployment=larger).plan(500, 0)
+    assert simulated.strategy == chosen.strategy
+
+
 def test_a_known_seed_is_no_guarantee():
     plan = _plan(deterministic_seed=1)
     assert plan.epsilon_after(20) is None

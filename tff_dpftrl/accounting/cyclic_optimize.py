@@ -1,4 +1,4 @@
-"""Chooses bands, groups and noise for cyclic Poisson sampling (`best_cyclic`).
+"""Chooses bands, groups and noise for cyclic Poisson sampling (`best_cyclic`, `try_bands`).
 
 The cost of a run sees one number of C, its largest column norm (`amplified_banded`). For a
 given number of bands and groups, the least error at a target epsilon is therefore reached by
@@ -14,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import TypeVar
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import amplified_banded, calibrate, dp_fedavg
@@ -29,6 +30,9 @@ _FEW_TURNS = range(1, 5)
 _TURNS_THAT_COUNT = 32
 # Relative improvement of the error below which the search around the best ends.
 _SMALLEST_GAIN = 1e-3
+
+
+_Run = TypeVar("_Run")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +88,7 @@ class CyclicChoice:
 
 
 class _Search:
-    """Runs of one problem by their number of bands, each computed once."""
+    """Runs of one problem by their number of bands."""
 
     def __init__(
         self,
@@ -99,16 +103,13 @@ class _Search:
         self._share, self._target, self._delta = share, target_epsilon, delta
         self._minimize_rms, self._workload = minimize_rms, workload
         self.largest = min(num_rounds, max(1, math.floor((1 + 1e-9) / share)))
-        self.runs: dict[int, CyclicRun] = {}
         self._noises: dict[int, float] = {}
 
     def run(self, bands: int) -> CyclicRun:
-        if bands not in self.runs:
-            strategy = banded_toeplitz_optimize.optimize_banded_toeplitz(
-                self._schema, bands, minimize_rms=self._minimize_rms, workload=self._workload
-            )
-            self.runs[bands] = self.with_strategy(strategy, self._groups(bands))
-        return self.runs[bands]
+        strategy = banded_toeplitz_optimize.optimize_banded_toeplitz(
+            self._schema, bands, minimize_rms=self._minimize_rms, workload=self._workload
+        )
+        return self.with_strategy(strategy, self._groups(bands))
 
     def with_strategy(self, strategy: strategy_lib.Strategy, num_groups: int) -> CyclicRun:
         """Returns the run of a strategy with its smallest noise, of which epsilon is checked."""
@@ -212,19 +213,8 @@ def best_cyclic(
     largest = search.largest
     if max_bands is not None:
         largest = min(largest, validation.integer("max_bands", max_bands, minimum=1))
-    candidates = {2**power for power in range(largest.bit_length())}
-    candidates |= {math.ceil(num_rounds / turns) for turns in _FEW_TURNS} | {largest}
-    last = math.inf
-    while candidates:
-        for bands in sorted(candidates):
-            if bands <= largest:
-                search.run(bands)
-        best = min(search.runs.values(), key=lambda run: run.error)
-        if best.error > last * (1 - _SMALLEST_GAIN):
-            break
-        last = best.error
-        candidates = _around(best.num_bands, search.runs)
-    best = min(search.runs.values(), key=lambda run: run.error)
+    runs = try_bands(search.run, lambda run: run.error, num_rounds, largest)
+    best = min(runs, key=lambda run: run.error)
     if not is_toeplitz and best.num_bands > 1:
         general = banded_optimize.optimize_banded(
             schema_lib.MinSep(num_rounds, num_rounds, 1),
@@ -233,7 +223,46 @@ def best_cyclic(
             workload=workload,
         )
         best = min(best, search.with_strategy(general, best.num_groups), key=lambda run: run.error)
-    return CyclicChoice(best, tuple(search.runs[bands] for bands in sorted(search.runs)))
+    return CyclicChoice(best, tuple(runs))
+
+
+def try_bands(
+    make_run: Callable[[int], _Run],
+    error: Callable[[_Run], float],
+    num_rounds: int,
+    largest: int,
+) -> list[_Run]:
+    """Makes the runs of a search for the number of bands of least error.
+
+    The error may have several minima: it falls where one more band saves a group's turn. Tried are
+    powers of two, bands of few turns, and the middles beside the best until that gains little.
+
+    Args:
+      make_run: Function from a number of bands to a run; it is called once for each.
+      error: Function from a run to its error.
+      num_rounds: Number of rounds n.
+      largest: Largest number of bands to try.
+
+    Returns:
+      The runs that were made, with growing numbers of bands, from 1 to `largest`.
+    """
+    largest = min(largest, num_rounds)
+    runs: dict[int, _Run] = {}
+    errors: dict[int, float] = {}
+    candidates = {2**power for power in range(largest.bit_length())}
+    candidates |= {math.ceil(num_rounds / turns) for turns in _FEW_TURNS} | {largest}
+    last = math.inf
+    while candidates:
+        for bands in sorted(candidates):
+            if bands <= largest:
+                runs[bands] = make_run(bands)
+                errors[bands] = error(runs[bands])
+        best = min(errors, key=errors.__getitem__)
+        if errors[best] > last * (1 - _SMALLEST_GAIN):
+            break
+        last = errors[best]
+        candidates = _around(best, runs)
+    return [runs[bands] for bands in sorted(runs)]
 
 
 def _around(best: int, known: Collection[int]) -> set[int]:

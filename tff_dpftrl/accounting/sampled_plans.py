@@ -9,17 +9,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 from scipy import stats
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import calibrate, planner, samplings
+from tff_dpftrl.accounting import calibrate, cyclic_optimize, planner, samplings
+from tff_dpftrl.mechanisms import identity, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
-from tff_dpftrl.mechanisms import table
+from tff_dpftrl.participation import sampling as sampling_lib
 from tff_dpftrl.participation import schema as schema_lib
 
+# Each but one is a copy of the model that the noise keeps.
 _MOST_BANDS = 64
 
 
@@ -28,8 +30,9 @@ class SampledPlan:
     """Plan of a run with secret sampling.
 
     Attributes:
-      sampling: Name of the sampling in `samplings.SAMPLINGS`.
-      options: Options of the sampling.
+      name: Name of the sampling in `samplings.SAMPLINGS`.
+      sampling: The sampling.
+      num_clients: Number of clients who can be sampled.
       strategy: Strategy of the noise.
       report_goal: Expected number of clients a round.
       noise_multiplier: z, standard deviation of the noise per unit clip norm.
@@ -38,8 +41,9 @@ class SampledPlan:
       memory_copies: Number of model-sized tensors that the noise keeps between rounds.
     """
 
-    sampling: str
-    options: samplings.Options
+    name: str
+    sampling: sampling_lib.Sampling
+    num_clients: int
     strategy: strategy_lib.Strategy
     report_goal: int
     noise_multiplier: float
@@ -49,14 +53,15 @@ class SampledPlan:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Options of the sampling that are not None, by name."""
-        values = dataclasses.asdict(self.options)
-        return {name: value for name, value in values.items() if value is not None}
+        """Options of the sampling, by the names of `samplings.SAMPLINGS`."""
+        values = {"clients": self.num_clients, **vars(self.sampling)}
+        needs = samplings.SAMPLINGS[self.name].needs
+        return {name: values[samplings.FIELDS.get(name, name)] for name in needs}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as JSON-compatible values."""
         return {
-            "sampling": self.sampling,
+            "sampling": self.name,
             **self.given,
             "mechanism": self.strategy.name,
             "strategy": self.strategy.to_dict(),
@@ -102,101 +107,113 @@ def make_plans(
             f"report_goals must have one of at most population={population}, got "
             f"{', '.join(map(str, report_goals))}."
         )
-    build = functools.lru_cache(maxsize=None)(table.build)
-    plans = []
-    for goal in goals:
-        for options, mechanism in _choices(sampling, goal, population, num_rounds, delta):
-            strategy = build(*mechanism)
-            plans.append(
-                _plan(sampling, options, strategy, goal, num_rounds, target_epsilon, delta)
-            )
-    return plans
+    make = _Maker(sampling, population, num_rounds, target_epsilon, delta)
+    return [plan for goal in goals for plan in make.plans(goal)]
 
 
-_Mechanism: TypeAlias = tuple[str, schema_lib.MinSep, table.Options]
-"""Arguments of `table.build`."""
+@dataclasses.dataclass(frozen=True)
+class _Maker:
+    """Maker of plans for several report goals; attributes as the arguments of `make_plans`."""
 
+    name: str
+    population: int
+    num_rounds: int
+    target_epsilon: float
+    delta: float
 
-def _choices(
-    sampling: str, report_goal: int, population: int, num_rounds: int, delta: float
-) -> Iterator[tuple[samplings.Options, _Mechanism]]:
-    """Yields options with which a round expects so many clients, and mechanisms."""
-    share = report_goal / population
-    if sampling == "poisson":
-        yield samplings.Options(sampling_probability=share), _banded(num_rounds, 1)
-    elif sampling == "allocation":
-        rounds = max(1, math.ceil(share * num_rounds - 1e-9))
-        yield samplings.Options(rounds_per_client=rounds), _banded(num_rounds, 1)
-    elif sampling == "truncated":
-        # A larger cohort in any round costs a tenth of δ.
-        tail = 0.1 * delta / num_rounds
-        largest = int(stats.binom.isf(tail, population, share)) + 1
-        yield (
-            samplings.Options(
-                sampling_probability=share,
-                clients=population,
-                largest_cohort=min(population, largest),
-            ),
-            _banded(num_rounds, 1),
-        )
-    elif sampling == "bins":
-        bins = min(num_rounds, math.floor(1.0 / share + 1e-9))
-        schema = schema_lib.MinSep.as_many_as_fit(num_rounds, bins)
-        yield samplings.Options(bins=bins), ("blt", schema, table.DEFAULTS)
-    else:
-        bands = 1
-        # With as many groups as bands, or as small a separation, draws are as rare as can be.
-        while bands <= min(num_rounds, _MOST_BANDS) and share * bands <= 1.0:
-            if sampling == "cyclic":
-                options = samplings.Options(
-                    sampling_probability=share * bands, sampling_groups=bands
+    def plans(self, goal: int) -> list[SampledPlan]:
+        """Makes the plans in which a round expects so many clients."""
+        rounds, share = self.num_rounds, goal / self.population
+        expected = {"num_clients": self.population, "clients_per_round": goal}
+        match self.name:
+            case "cyclic":
+                choice = cyclic_optimize.best_cyclic(
+                    rounds,
+                    self.population,
+                    goal,
+                    self.target_epsilon,
+                    self.delta,
+                    max_bands=_MOST_BANDS,
                 )
-            else:  # Of the rounds, a client waits in (bands - 1) · share.
-                probability = min(1.0, share / (1.0 - (bands - 1) * share))
-                options = samplings.Options(sampling_probability=probability, min_sep=bands)
-            yield options, _banded(num_rounds, bands)
-            bands *= 2
+                return [
+                    self._plan(
+                        goal,
+                        sampling_lib.CyclicPoisson.for_cohorts(rounds, run.num_groups, **expected),
+                        run.strategy if run.num_bands > 1 else identity.Identity(),
+                        run.noise_multiplier,
+                    )
+                    for run in choice.curve
+                ]
+            case "b-min-sep":
+
+                def waiting(bands: int) -> SampledPlan:
+                    # With as small a separation as there are bands, draws are as rare as can be.
+                    drawn = sampling_lib.MinSepPoisson.for_cohorts(rounds, bands, **expected)
+                    return self._plan(goal, drawn, _banded(rounds, bands))
+
+                most = min(_MOST_BANDS, self.population // goal)
+                return cyclic_optimize.try_bands(
+                    waiting, lambda plan: plan.noise_in_sum, rounds, most
+                )
+            case "poisson":
+                drawn = sampling_lib.CyclicPoisson.for_cohorts(rounds, 1, **expected)
+            case "bins":
+                drawn = sampling_lib.BallsInBins(rounds, min(rounds, self.population // goal))
+                return [self._plan(goal, drawn, table.build("blt", drawn.schema, table.DEFAULTS))]
+            case "allocation":
+                each = max(1, math.ceil(share * rounds - 1e-9))
+                drawn = sampling_lib.RandomAllocation(rounds, each)
+            case _:
+                # A larger cohort in any round costs a tenth of δ.
+                tail = 0.1 * self.delta / rounds
+                largest = int(stats.binom.isf(tail, self.population, share)) + 1
+                drawn = sampling_lib.TruncatedPoisson(rounds, share, min(self.population, largest))
+        return [self._plan(goal, drawn, identity.Identity())]
+
+    def _plan(
+        self,
+        goal: int,
+        sampling: sampling_lib.Sampling,
+        strategy: strategy_lib.Strategy,
+        noise_multiplier: float | None = None,
+    ) -> SampledPlan:
+        """Makes a plan with the smallest noise that meets the target, if it is not given."""
+
+        def epsilon(noise: float) -> float:
+            run = samplings.zero_out(
+                sampling, strategy, noise_multiplier=noise, num_clients=self.population
+            )
+            return run.epsilon(self.delta)
+
+        if noise_multiplier is None:
+            noise_multiplier = calibrate.smallest_noise(
+                epsilon, target_epsilon=self.target_epsilon, relative_tolerance=1e-3
+            )
+        return SampledPlan(
+            self.name,
+            sampling,
+            self.population,
+            strategy,
+            goal,
+            noise_multiplier,
+            epsilon(noise_multiplier),
+            planner.noise_in_sum(
+                strategy,
+                num_rounds=self.num_rounds,
+                noise_multiplier=noise_multiplier,
+                report_goal=goal,
+            ),
+            strategy.memory_copies(self.num_rounds),
+        )
 
 
-def _banded(num_rounds: int, bands: int) -> _Mechanism:
-    """Returns the banded mechanism of clients whose rounds share no noise."""
-    # The best C is that for a single round.
+@functools.lru_cache(maxsize=256)
+def _banded(num_rounds: int, bands: int) -> strategy_lib.Strategy:
+    """Returns the strategy of clients whose rounds share no noise: the best C for one round."""
     schema = schema_lib.MinSep(num_rounds, num_rounds, 1)
     if bands == 1:
-        return "identity", schema, table.DEFAULTS
-    return "bandtoep", schema, table.Options(bands=bands)
-
-
-def _plan(
-    sampling: str,
-    options: samplings.Options,
-    strategy: strategy_lib.Strategy,
-    report_goal: int,
-    num_rounds: int,
-    target_epsilon: float,
-    delta: float,
-) -> SampledPlan:
-    def epsilon(noise: float) -> float:
-        return samplings.build(sampling, strategy, noise, num_rounds, options).epsilon(delta)
-
-    noise_multiplier = calibrate.smallest_noise(
-        epsilon, target_epsilon=target_epsilon, relative_tolerance=1e-3
-    )
-    return SampledPlan(
-        sampling,
-        options,
-        strategy,
-        report_goal,
-        noise_multiplier,
-        epsilon(noise_multiplier),
-        planner.noise_in_sum(
-            strategy,
-            num_rounds=num_rounds,
-            noise_multiplier=noise_multiplier,
-            report_goal=report_goal,
-        ),
-        strategy.memory_copies(num_rounds),
-    )
+        return identity.Identity()
+    return table.build("bandtoep", schema, table.Options(bands=bands))
 
 
 def least_noise(plans: Sequence[SampledPlan]) -> list[SampledPlan]:

@@ -1,55 +1,245 @@
-"""Table of samplings: builds the accounting of a run whose cohorts are drawn in secret.
+"""Accounting of runs whose cohorts are drawn in secret, by the description of their sampling.
 
-The commands `account`, `calibrate` and `plan` take a sampling by its name here, with the options
-that its row needs. To add one, add a row to `SAMPLINGS`. Each unit (a user, or with
-`Options.group_size` an example) draws by itself and independently of the data.
+Runs and commands take a sampling by its name in `SAMPLINGS`, and account for it by its description
+(`participation.sampling`). To add one, add its description, a row here and a case in `zero_out`.
+Each unit (a user, or an example of one) draws by itself and independently of the data.
 
-The builders import what they need when they are called: `--help` needs names and summaries, and
-must be quick.
+Functions import what they need when they are called: `--help` needs names and summaries, and must
+be quick.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import neighbours as neighbours_lib
 
 if TYPE_CHECKING:
     from tff_dpftrl.mechanisms import strategy as strategy_lib
-    from tff_dpftrl.participation import schema as schema_lib
+    from tff_dpftrl.participation import sampling as sampling_lib
 
 ZERO_OUT = neighbours_lib.Neighbours()
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of samplings; None where a sampling has no use for one.
+class Row:
+    """Row of the table of samplings.
 
     Attributes:
-      sampling_probability: Probability of a unit to be in a cohort: of each round (poisson,
-        truncated), of its group's turn (cyclic), of a round if it was in none of the last
-        min_sep − 1 (b-min-sep).
-      group_size: G, largest number of units of one user, who is protected with all of them.
-      sampling_groups: Number of groups that take turns.
-      min_sep: Smallest stride between two rounds of one unit.
-      bins: Number of bins, of which a unit has one for the whole run.
-      rounds_per_client: Number of rounds of each unit.
-      clients: Number of units.
-      largest_cohort: Largest number of units in a round.
+      summary: Description of the sampling in one line.
+      needs: Names of the options that it needs.
+      method: How its epsilon is computed, a noun phrase; empty where `SampledSteps` says it.
+      sentences: The same for a statement; empty if no run with correlated noise has this sampling.
+      allows: Names of the options that it takes besides.
+      independent_noise: Whether it is accounted for with independent noise only.
     """
 
-    sampling_probability: float | None = None
-    group_size: int = 1
-    sampling_groups: int | None = None
-    min_sep: int | None = None
-    bins: int | None = None
-    rounds_per_client: int | None = None
-    clients: int | None = None
-    largest_cohort: int | None = None
+    summary: str
+    needs: tuple[str, ...]
+    method: str = ""
+    sentences: str = ""
+    allows: tuple[str, ...] = ()
+    independent_noise: bool = False
+
+
+SAMPLINGS = {
+    "poisson": Row(
+        summary="each round draws each unit with the same probability",
+        needs=("sampling_probability",),
+        allows=("group_size",),
+        independent_noise=True,
+    ),
+    "cyclic": Row(
+        summary="groups take turns, and each draws its units with the same probability",
+        needs=("sampling_groups", "sampling_probability"),
+        sentences=(
+            "No two rounds of a group share a row of the banded strategy: ε is that of as many "
+            "Poisson-sampled Gaussians as the group has turns, with the noise over the largest "
+            "norm of a column, by their privacy loss distribution (Choquette-Choo et al. 2023, "
+            "Theorem 4). That groups are secret is not counted."
+        ),
+    ),
+    "bins": Row(
+        summary="each unit draws a bin, once, and comes in its rounds: bin, bin + bins, ...",
+        needs=("bins",),
+        method="a bound of the mixture over bins",
+        sentences=(
+            "The run is dominated by a mixture of as many Gaussians as there are bins, against one "
+            "(Choquette-Choo et al. 2024, Lemma 3.2). ε is an upper bound of its own, by the law "
+            "of the likelihood ratio of some of the bins, with their correlations raised."
+        ),
+    ),
+    "b-min-sep": Row(
+        summary="as poisson, but nobody comes again within --min-sep rounds",
+        needs=("min_sep", "sampling_probability"),
+        method="a bound by the number of a client's rounds, or by slots",
+        sentences=(
+            "ε is the least of upper bounds: by how often one comes, whose rounds are then known; "
+            "for a strategy with no more bands than the stride, also by rounds that are known and "
+            "that one is in with one probability each, as Poisson-sampled Gaussians."
+        ),
+    ),
+    "allocation": Row(
+        summary="each unit draws its rounds, as many as all others, once",
+        needs=("rounds_per_client",),
+        method="the privacy loss distribution of random allocation",
+        independent_noise=True,
+    ),
+    "truncated": Row(
+        summary="as poisson, but cohorts have a largest size",
+        needs=("sampling_probability", "clients", "largest_cohort"),
+        method="Poisson sampling's privacy loss distribution and a part of δ",
+        independent_noise=True,
+    ),
+}
+"""Samplings by their names: those of `participation.sampling`, and "poisson", cyclic in one group.
+
+Options are `sampling_probability`, of a unit to be in a cohort (of each round; of its group's turn;
+of a round if it was in none of the last min_sep − 1), `sampling_groups`, `min_sep`, `bins`,
+`rounds_per_client`, `largest_cohort`, the number of units `clients`, and `group_size`, the largest
+number of units of one user.
+"""
+
+OF_A_POOL = (
+    "No two rounds of a group share a row of the banded strategy: ε is that of as many mixtures of "
+    "Gaussians N(j, σ²), j ~ Binomial(examples of a user in the pool, sampling probability), as "
+    "the group has turns, with the noise over the largest norm of a column, by their privacy loss "
+    "distribution (Choquette-Choo et al. 2023, Theorem 4; Charles et al. 2024, Theorem 3). That "
+    "groups are secret is not counted."
+)
+"""Sentences for a statement of cyclic sampling of examples in a pool."""
+
+FIELDS = {"sampling_groups": "num_groups", "bins": "num_bins"}
+"""Attributes of descriptions whose options have other names."""
+_NOT_DESCRIBED = ("group_size", "clients")
+
+
+def described(name: str, num_rounds: int, options: Mapping[str, Any]) -> sampling_lib.Sampling:
+    """Describes a sampling by options.
+
+    Args:
+      name: Name of the sampling in `SAMPLINGS`.
+      num_rounds: Number of rounds of the run.
+      options: Options of the sampling, with those that it needs.
+
+    Returns:
+      The description.
+
+    Raises:
+      UsageError: If an option is out of range.
+    """
+    from tff_dpftrl.participation import sampling as sampling_lib
+
+    if name == "poisson":
+        return sampling_lib.CyclicPoisson(num_rounds, 1, options["sampling_probability"])
+    names = [name for name in SAMPLINGS[name].needs if name not in _NOT_DESCRIBED]
+    fields = {FIELDS.get(option, option): options[option] for option in names}
+    return sampling_lib.KINDS[name](num_rounds, **fields)
+
+
+class Bounded(Protocol):
+    """Run of which an upper bound of epsilon is known, in both directions of a zero-out."""
+
+    def epsilon(self, delta: float) -> float:
+        """Computes an upper bound of epsilon at `delta`, whatever the data: no estimate."""
+        ...
+
+
+def zero_out(
+    sampling: sampling_lib.Sampling,
+    strategy: strategy_lib.Strategy,
+    *,
+    noise_multiplier: float,
+    num_rounds: int | None = None,
+    units_per_client: int = 1,
+    num_clients: int | None = None,
+) -> Bounded:
+    """Accounts for zeroing out one client in the first rounds of a run.
+
+    Args:
+      sampling: Sampling of the whole run.
+      strategy: Strategy of the noise.
+      noise_multiplier: z, standard deviation of the noise per unit clip norm.
+      num_rounds: Number of rounds, from the first one on, at least 1; None for all.
+      units_per_client: Largest number of units of one client, each sampled by itself: with cyclic
+        sampling only.
+      num_clients: Number of clients, which counts where cohorts have a largest size only.
+
+    Returns:
+      The rounds' epsilon, by delta.
+
+    Raises:
+      UsageError: If the strategy cannot be accounted for with this sampling.
+    """
+    from tff_dpftrl.accounting import amplified_banded
+    from tff_dpftrl.accounting.amplification import (
+        balls_in_bins,
+        min_sep_poisson,
+        random_allocation,
+        truncated_poisson,
+    )
+    from tff_dpftrl.participation import sampling as sampling_lib
+
+    noise_multiplier = validation.noise_multiplier(noise_multiplier)
+    num_rounds = sampling.num_rounds if num_rounds is None else num_rounds
+    run = {"noise_multiplier": noise_multiplier, "num_rounds": num_rounds}
+    match sampling:
+        case sampling_lib.CyclicPoisson():
+            return amplified_banded.AmplifiedBanded.from_strategy(
+                strategy,
+                **run,
+                num_groups=sampling.num_groups,
+                sampling_probability=sampling.sampling_probability,
+                units_per_client=units_per_client,
+            )
+        case sampling_lib.BallsInBins():
+            return balls_in_bins.BallsInBins.from_strategy(
+                strategy, **run, num_bins=sampling.num_bins
+            )
+        case sampling_lib.MinSepPoisson():
+            return min_sep_poisson.MinSepPoisson.from_strategy(
+                strategy,
+                **run,
+                min_sep=sampling.min_sep,
+                sampling_probability=sampling.sampling_probability,
+            )
+    check_noise(sampling.kind, strategy)
+    match sampling:
+        case sampling_lib.RandomAllocation():
+            return random_allocation.RandomAllocation(  # The whole run, which costs no less.
+                noise_multiplier, sampling.num_rounds, sampling.rounds_per_client
+            )
+        case sampling_lib.TruncatedPoisson():
+            return truncated_poisson.TruncatedPoisson(
+                sampling.sampling_probability,
+                noise_multiplier,
+                num_rounds,
+                validation.integer("num_clients", num_clients, minimum=1),
+                sampling.largest_cohort,
+            )
+    raise validation.UsageError(f"Nothing accounts for the sampling {sampling.kind!r}.")
+
+
+def check_noise(name: str, strategy: strategy_lib.Strategy) -> None:
+    """Refuses correlated noise with a sampling that is accounted for with independent noise only.
+
+    Args:
+      name: Name of the sampling in `SAMPLINGS`.
+      strategy: Strategy of the noise.
+
+    Raises:
+      UsageError: If they do not go together.
+    """
+    if SAMPLINGS[name].independent_noise and strategy.mechanism != "identity":
+        raise validation.UsageError(
+            f"The sampling {name} is accounted for with independent noise only, not with the "
+            f"mechanism {strategy.mechanism!r}: take the mechanism identity, or the sampling "
+            "cyclic with a banded mechanism."
+        )
 
 
 class SampledRun(Protocol):
@@ -130,27 +320,19 @@ class SampledSteps:
         return neighbours.group_of, dataclasses.replace(neighbours, group_of=1)
 
 
-class _Bounded(Protocol):
-    """Run of which an upper bound of epsilon is known, in both directions of a zero-out."""
-
-    def epsilon(self, delta: float) -> float:
-        """Computes an upper bound of epsilon at `delta`."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class BoundedRun:
     """Run whose zero-out of one user has a bound; other neighbours are chains of these.
 
     Attributes:
       zero_out: Run with a method `epsilon`.
-      method: How its epsilon is computed, a noun phrase.
+      method: How its epsilon is computed, a noun phrase; empty where `SampledSteps` says it.
       known_mu: μ of one user whose samples are known.
       is_replaced: Whether another user takes the place of one who is removed: with known samples,
         too, the sum then changes by both.
     """
 
-    zero_out: _Bounded
+    zero_out: Bounded
     method: str
     known_mu: float
     is_replaced: bool = False
@@ -169,243 +351,50 @@ class BoundedRun:
         return self.method if neighbours.num_changes == 1 else _CHAIN.format(self.method)
 
 
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """Row of the table of samplings.
-
-    Attributes:
-      summary: Description of the sampling in one line.
-      needs: Names of the options that it needs.
-      build: Function from strategy, noise multiplier, number of rounds and options to the run.
-      schema: Function from number of rounds and options to the schema that every outcome keeps.
-      allows: Names of the options that it takes besides.
-      independent_noise: Whether it is accounted for with independent noise only.
-    """
-
-    summary: str
-    needs: tuple[str, ...]
-    build: Callable[[strategy_lib.Strategy, float, int, Options], SampledRun]
-    schema: Callable[[int, Options], schema_lib.MinSep]
-    allows: tuple[str, ...] = ()
-    independent_noise: bool = False
-
-
-def _once(strategy: strategy_lib.Strategy, num_rounds: int) -> float:
-    """Returns the sensitivity of one round: the largest column norm of C."""
-    from tff_dpftrl.participation import schema as schema_lib
-
-    return strategy.sensitivity(schema_lib.MinSep(num_rounds, num_rounds, 1)).value
-
-
-def _known_mu(
-    name: str,
+def account(
+    sampling: sampling_lib.Sampling,
     strategy: strategy_lib.Strategy,
+    *,
     noise_multiplier: float,
-    num_rounds: int,
-    options: Options,
-) -> float:
-    """Returns μ of a unit whose samples are known: the run is then one Gaussian mechanism."""
-    if noise_multiplier == 0.0:
-        return math.inf
-    schema = SAMPLINGS[name].schema(num_rounds, options)
-    return strategy.sensitivity(schema).value / noise_multiplier
-
-
-def _poisson(
-    strategy: strategy_lib.Strategy, noise_multiplier: float, num_rounds: int, options: Options
+    units_per_client: int = 1,
+    num_clients: int | None = None,
 ) -> SampledRun:
-    assert options.sampling_probability is not None
-    return SampledSteps(
-        noise_multiplier / _once(strategy, num_rounds),
-        options.sampling_probability,
-        num_rounds,
-        options.group_size,
-    )
-
-
-def _cyclic(
-    strategy: strategy_lib.Strategy, noise_multiplier: float, num_rounds: int, options: Options
-) -> SampledRun:
-    from tff_dpftrl.accounting import amplified_banded
-
-    assert options.sampling_probability is not None and options.sampling_groups is not None
-    sampled = amplified_banded.AmplifiedBanded.from_strategy(
-        strategy,
-        noise_multiplier=noise_multiplier,
-        num_rounds=num_rounds,
-        num_groups=options.sampling_groups,
-        sampling_probability=options.sampling_probability,
-    ).sampled
-    return SampledSteps(
-        sampled.noise_multiplier,
-        sampled.sampling_probability,
-        sampled.num_rounds,
-        known_mu=_known_mu("cyclic", strategy, noise_multiplier, num_rounds, options)
-        if amplified_banded.num_bands(strategy) > 1
-        else None,
-    )
-
-
-def _bins(
-    strategy: strategy_lib.Strategy, noise_multiplier: float, num_rounds: int, options: Options
-) -> SampledRun:
-    from tff_dpftrl.accounting.amplification import balls_in_bins
-
-    assert options.bins is not None
-    run = balls_in_bins.BallsInBins.from_strategy(
-        strategy, noise_multiplier=noise_multiplier, num_rounds=num_rounds, num_bins=options.bins
-    )
-    mu = _known_mu("bins", strategy, noise_multiplier, num_rounds, options)
-    return BoundedRun(run, "a bound of the mixture over bins", mu)
-
-
-def _b_min_sep(
-    strategy: strategy_lib.Strategy, noise_multiplier: float, num_rounds: int, options: Options
-) -> SampledRun:
-    from tff_dpftrl.accounting.amplification import min_sep_poisson
-
-    assert options.min_sep is not None and options.sampling_probability is not None
-    run = min_sep_poisson.MinSepPoisson.from_strategy(
-        strategy,
-        noise_multiplier=noise_multiplier,
-        num_rounds=num_rounds,
-        min_sep=options.min_sep,
-        sampling_probability=options.sampling_probability,
-    )
-    mu = _known_mu("b-min-sep", strategy, noise_multiplier, num_rounds, options)
-    return BoundedRun(run, "a bound by the number of a client's rounds, or by slots", mu)
-
-
-def _allocation(
-    strategy: strategy_lib.Strategy, noise_multiplier: float, num_rounds: int, options: Options
-) -> SampledRun:
-    from tff_dpftrl.accounting.amplification import random_allocation
-
-    assert options.rounds_per_client is not None
-    run = random_allocation.RandomAllocation(
-        noise_multiplier, num_rounds, options.rounds_per_client
-    )
-    mu = _known_mu("allocation", strategy, noise_multiplier, num_rounds, options)
-    return BoundedRun(run, "the privacy loss distribution of random allocation", mu)
-
-
-def _truncated(
-    strategy: strategy_lib.Strategy, noise_multiplier: float, num_rounds: int, options: Options
-) -> SampledRun:
-    from tff_dpftrl.accounting.amplification import truncated_poisson
-
-    assert options.sampling_probability is not None
-    assert options.clients is not None and options.largest_cohort is not None
-    run = truncated_poisson.TruncatedPoisson(
-        options.sampling_probability,
-        noise_multiplier,
-        num_rounds,
-        options.clients,
-        options.largest_cohort,
-    )
-    mu = _known_mu("truncated", strategy, noise_multiplier, num_rounds, options)
-    method = "Poisson sampling's privacy loss distribution and a part of δ"
-    return BoundedRun(run, method, mu, is_replaced=True)
-
-
-def _unrestricted(num_rounds: int, options: Options) -> schema_lib.MinSep:
-    from tff_dpftrl.participation import schema as schema_lib
-
-    del options
-    return schema_lib.MinSep.unrestricted(num_rounds)
-
-
-def _few(num_rounds: int, options: Options) -> schema_lib.MinSep:
-    from tff_dpftrl.participation import schema as schema_lib
-
-    return schema_lib.MinSep(num_rounds, 1, options.rounds_per_client or num_rounds)
-
-
-def _apart(name: str) -> Callable[[int, Options], schema_lib.MinSep]:
-    """Returns the schema of units that come again after as many rounds as an option says."""
-
-    def schema(num_rounds: int, options: Options) -> schema_lib.MinSep:
-        from tff_dpftrl.participation import schema as schema_lib
-
-        stride = validation.integer(name, getattr(options, name), minimum=1)
-        return schema_lib.MinSep.as_many_as_fit(num_rounds, min(stride, num_rounds))
-
-    return schema
-
-
-SAMPLINGS = {
-    "poisson": Sampling(
-        summary="each round draws each unit with the same probability",
-        needs=("sampling_probability",),
-        allows=("group_size",),
-        build=_poisson,
-        schema=_unrestricted,
-        independent_noise=True,
-    ),
-    "cyclic": Sampling(
-        summary="groups take turns, and each draws its units with the same probability",
-        needs=("sampling_groups", "sampling_probability"),
-        build=_cyclic,
-        schema=_apart("sampling_groups"),
-    ),
-    "bins": Sampling(
-        summary="each unit draws a bin, once, and comes in its rounds: bin, bin + bins, ...",
-        needs=("bins",),
-        build=_bins,
-        schema=_apart("bins"),
-    ),
-    "b-min-sep": Sampling(
-        summary="as poisson, but nobody comes again within --min-sep rounds",
-        needs=("min_sep", "sampling_probability"),
-        build=_b_min_sep,
-        schema=_apart("min_sep"),
-    ),
-    "allocation": Sampling(
-        summary="each unit draws its rounds, as many as all others, once",
-        needs=("rounds_per_client",),
-        build=_allocation,
-        schema=_few,
-        independent_noise=True,
-    ),
-    "truncated": Sampling(
-        summary="as poisson, but cohorts have a largest size",
-        needs=("sampling_probability", "clients", "largest_cohort"),
-        build=_truncated,
-        schema=_unrestricted,
-        independent_noise=True,
-    ),
-}
-
-
-def build(
-    name: str,
-    strategy: strategy_lib.Strategy,
-    noise_multiplier: float,
-    num_rounds: int,
-    options: Options,
-) -> SampledRun:
-    """Builds the accounting of a run with secret sampling.
+    """Accounts for a run with secret sampling, for any neighbouring data sets.
 
     Args:
-      name: Name of the sampling in `SAMPLINGS`.
+      sampling: Sampling of the run.
       strategy: Strategy of the run.
       noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      num_rounds: Number of rounds of the run.
-      options: Options of the sampling, with those that it needs.
+      units_per_client: Largest number of units of one client, as for `zero_out`.
+      num_clients: Number of clients, as for `zero_out`.
 
     Returns:
       The run.
 
     Raises:
-      UsageError: If the strategy or an option does not fit.
+      UsageError: If the strategy or an argument does not fit.
     """
-    row = SAMPLINGS[name]
-    if row.independent_noise and strategy.mechanism != "identity":
-        raise validation.UsageError(
-            f"The sampling {name} is accounted for with independent noise only, not with the "
-            f"mechanism {strategy.mechanism!r}: take the mechanism identity, or the sampling "
-            "cyclic with a banded mechanism."
-        )
-    noise_multiplier = validation.noise_multiplier(noise_multiplier)
-    num_rounds = validation.integer("num_rounds", num_rounds, minimum=1)
-    return row.build(strategy, noise_multiplier, num_rounds, options)
+    from tff_dpftrl.accounting import amplified_banded
+
+    run = zero_out(
+        sampling,
+        strategy,
+        noise_multiplier=noise_multiplier,
+        units_per_client=units_per_client,
+        num_clients=num_clients,
+    )
+    # A unit whose samples are known: the run is then one Gaussian mechanism.
+    known_mu = math.inf
+    if noise_multiplier > 0.0:
+        known = strategy.sensitivity(sampling.schema).value
+        known_mu = units_per_client * known / noise_multiplier
+    if not isinstance(run, amplified_banded.AmplifiedBanded):
+        is_replaced = sampling.kind == "truncated"
+        return BoundedRun(run, SAMPLINGS[sampling.kind].method, known_mu, is_replaced)
+    return SampledSteps(
+        run.sampled.noise_multiplier,
+        run.sampled.sampling_probability,
+        run.sampled.num_rounds,
+        units_per_client,
+        known_mu if amplified_banded.num_bands(strategy) > 1 else None,
+    )

@@ -14,8 +14,8 @@ from tff_dpftrl.cli import delta_flag, mechanism_flags, output, sampling_flags
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import guarantee as guarantee_lib
     from tff_dpftrl.accounting import neighbours as neighbours_lib
-    from tff_dpftrl.accounting import samplings
     from tff_dpftrl.mechanisms import strategy as strategy_lib
+    from tff_dpftrl.participation import sampling as sampling_lib
     from tff_dpftrl.participation import schema as schema_lib
 
 _DESCRIPTION = """\
@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
     neighbours = sampling_flags.neighbours_from(args)
     options = sampling_flags.options_from(args)
     if options is not None:
-        strategy, schema = sampling_flags.strategy_from(args, options)
-        print_sampled(args, strategy, schema, args.noise_multiplier, options, neighbours)
+        strategy, sampling = sampling_flags.run_from(args, options)
+        print_sampled(args, strategy, sampling, args.noise_multiplier, options, neighbours)
         return 0
     schema = mechanism_flags.schema_from(args)
     claim = guarantee_of(
@@ -112,9 +112,9 @@ def guarantee_of(
 def print_sampled(
     args: argparse.Namespace,
     strategy: strategy_lib.Strategy,
-    schema: schema_lib.MinSep,
+    sampling: sampling_lib.Sampling,
     noise_multiplier: float,
-    options: samplings.Options,
+    options: Mapping[str, Any],
     neighbours: neighbours_lib.Neighbours,
 ) -> None:
     """Prints what a run with secret sampling guarantees, as JSON or as text that rounds up.
@@ -122,25 +122,26 @@ def print_sampled(
     Args:
       args: Parsed flags.
       strategy: Strategy of the run.
-      schema: Schema that every outcome of the sampling keeps.
+      sampling: Sampling of the run.
       noise_multiplier: z, standard deviation of the noise per unit clip norm.
       options: Options of the sampling.
       neighbours: Neighbours besides zero-out that a line is added for.
     """
     from tff_dpftrl.accounting import display, samplings
 
-    sampled = sampling_flags.build(args, strategy, noise_multiplier, options)
+    sampled = sampling_flags.account(options, strategy, sampling, noise_multiplier)
     epsilon, others = sampled.epsilon(args.delta), neighbours != samplings.ZERO_OUT
     report: dict[str, Any] = {
         "mechanism": strategy.name,
         "noise_multiplier": noise_multiplier,
         "num_rounds": args.rounds,
         "sampling": args.sampling,
-        **{name: value for name, value in dataclasses.asdict(options).items() if value is not None},
+        "group_size": 1,
+        **options,
         "epsilon": _finite(epsilon),
         "delta": args.delta,
         "method": sampled.how(),
-        "epsilon_if_known": _finite(_known(args, strategy, schema, noise_multiplier)),
+        "epsilon_if_known": _finite(_known(args, strategy, sampling.schema, noise_multiplier)),
     }
     if others:
         report["neighbours"] = _others(
@@ -151,11 +152,7 @@ def print_sampled(
         return
     if noise_multiplier == 0.0:
         print("No differential privacy guarantee: there is no noise.\n")
-    about = ", ".join(
-        f"{name.replace('_', ' ')} {value}"
-        for name, value in dataclasses.asdict(options).items()
-        if value is not None
-    )
+    about = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in options.items())
     lines = {
         "mechanism": f"{strategy.name}, noise multiplier {display.round_up(noise_multiplier, 8)}",
         "rounds": str(args.rounds),

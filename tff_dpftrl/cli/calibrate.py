@@ -64,14 +64,14 @@ def run(args: argparse.Namespace) -> int:
             raise validation.UsageError(
                 "--target-rho is not for --sampling, which has no rho: give --target-epsilon."
             )
-        strategy, schema = sampling_flags.strategy_from(args, options)
+        strategy, sampling = sampling_flags.run_from(args, options)
         noise_multiplier = calibrate.smallest_noise(
-            lambda noise: sampling_flags.build(args, strategy, noise, options).epsilon(
+            lambda noise: sampling_flags.account(options, strategy, sampling, noise).epsilon(
                 args.delta, neighbours
             ),
             target_epsilon=args.target_epsilon,
         )
-        account.print_sampled(args, strategy, schema, noise_multiplier, options, neighbours)
+        account.print_sampled(args, strategy, sampling, noise_multiplier, options, neighbours)
         return 0
     schema = mechanism_flags.schema_from(args)
     strategy = mechanism_flags.strategy_from(args, schema)

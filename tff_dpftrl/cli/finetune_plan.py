@@ -208,7 +208,7 @@ def run(args: argparse.Namespace) -> int:
     measured = None if model is None else _measure(model, args, plans)
     norms = _gradient_norms(args, plans, measured)
     best = {
-        name: min(plans, key=lambda one, norm=norm: plan.relative_noise(one, norm))
+        name: min(plans, key=lambda one, norm=norm: one.relative_noise(norm))
         for name, norm in norms.items()
     }
     recommended = best.get("halfway") or next(iter(best.values()))
@@ -216,25 +216,34 @@ def run(args: argparse.Namespace) -> int:
     turns = _passes(args, users, norm, recommended.delta)
     by_bands = _cyclic(args, users, norm, recommended.delta)
     command = _command(args, _of_plan(recommended))
+    sampled = [_as_json(one, users, norms) for one in plans]
+    by_passes = turns if isinstance(turns, str) else _passes_json(turns, users, norms)
+    cyclic = [_cyclic_json(one, users, norms) for one in by_bands]
     if args.format == "json":
         output.print_json(
             {
-                "recommended": _as_json(recommended, users, norms),
+                "recommended": sampled[plans.index(recommended)],
                 "command": " ".join(command),
-                "passes": turns if isinstance(turns, str) else _passes_json(turns, users, norms),
-                "cyclic": [_cyclic_json(one, users, norms) for one in by_bands],
+                "passes": by_passes,
+                "cyclic": cyclic,
                 "best": {name: _name(one) for name, one in best.items()},
-                "plans": [_as_json(one, users, norms) for one in plans],
+                "plans": sampled,
             }
             | ({} if measured is None else {"measured": dataclasses.asdict(measured)})
         )
         return 0
-    rows = _rows(plans, users, norms, recommended)
-    if isinstance(turns, str):
+    rows = [["way", "probability", "sigma", "noise", "gradients", "examples used", "epsilon"]]
+    rows[0] += [f"noise/{name}" for name in norms]
+    for one, way in zip(plans, sampled, strict=True):
+        rows.append(_row(_name(one) + (" *" if one is recommended else ""), way))
+    if isinstance(by_passes, str):
         rows.append(["passes: see below", *("-" for _ in rows[0][1:])])
     else:
-        rows.append(_passes_row(turns, users, norms))
-    rows += [_cyclic_row(one, users, norms) for one in by_bands]
+        size = f"G = {by_passes['group_size']}, M = {by_passes['users_per_step']}"
+        rows.append(_row(f"passes, {size}", by_passes))
+    for one, way in zip(by_bands, cyclic, strict=True):
+        size = f"G = {one.asked.group_size}, M = {one.asked.units_per_step}"
+        rows.append(_row(f"cyclic, {one.name}, {size}", way))
     output.print_table(rows, left=0)
     advice = _advice(recommended, best, users, plans, measured)
     if isinstance(turns, str):
@@ -248,7 +257,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if by_bands:
         least = min(by_bands, key=lambda one: one.relative_noise(norm))
-        share = least.relative_noise(norm) / plan.relative_noise(recommended, norm)
+        share = least.relative_noise(norm) / recommended.relative_noise(norm)
         instead = " ".join(word for words in _of_cyclic(least) for word in words)
         advice.append(
             f"Cyclic sampling with correlated noise has {share:.2f} of the recommended way's noise "
@@ -462,17 +471,11 @@ def _name(one: plan_lib.Plan) -> str:
 def _as_json(
     one: plan_lib.Plan,
     users: example_sampling.Users,
-    norms: dict[str, group_size.GradientNorms],
+    norms: Mapping[str, group_size.GradientNorms],
 ) -> dict[str, Any]:
-    from tff_dpftrl.finetuning import plan
-
     return dataclasses.asdict(one) | {
-        "epsilon": one.epsilon,
         "sampling_probability": one.sampling_probability,
-        "noise_of_average": one.noise_of_average,
-        "expected_gradients": one.expected_gradients(users),
-        "share_of_examples_used": one.share_of_examples_used(users),
-        "relative_noise": {name: plan.relative_noise(one, norm) for name, norm in norms.items()},
+        **_compared(one, users, norms),
     }
 
 
@@ -484,32 +487,9 @@ def _passes_json(
     return {
         **dataclasses.asdict(turns.asked),
         "noise_multiplier": turns.noise_multiplier,
-        "epsilon": turns.epsilon,
         "participations": turns.participations,
-        "noise_of_average": turns.noise_of_average,
-        "expected_gradients": turns.expected_gradients(users),
-        "share_of_examples_used": turns.share_of_examples_used(users),
-        "relative_noise": {name: turns.relative_noise(norm) for name, norm in norms.items()},
+        **_compared(turns, users, norms),
     }
-
-
-def _passes_row(
-    turns: passes.PlannedPasses,
-    users: example_sampling.Users,
-    norms: Mapping[str, group_size.GradientNorms],
-) -> list[str]:
-    from tff_dpftrl.accounting import display
-
-    return [
-        f"passes, G = {turns.asked.group_size}, M = {turns.asked.users_per_step}",
-        "-",
-        f"{turns.noise_multiplier:.4g}",
-        f"{turns.noise_of_average:.4g}",
-        f"{turns.expected_gradients(users):.0f}",
-        f"{100 * turns.share_of_examples_used(users):.1f} %",
-        display.round_up(turns.epsilon),
-        *(f"{turns.relative_noise(norm):.4g}" for norm in norms.values()),
-    ]
 
 
 def _cyclic_json(
@@ -521,6 +501,17 @@ def _cyclic_json(
         **dataclasses.asdict(one.asked),
         "sampling_probability": one.plan.cyclic.sampling_probability,
         "noise_multiplier": one.plan.noise_multiplier,
+        **_compared(one, users, norms),
+    }
+
+
+def _compared(
+    one: plan_lib.Plan | passes.PlannedPasses | amplified.PlannedAmplified,
+    users: example_sampling.Users,
+    norms: Mapping[str, group_size.GradientNorms],
+) -> dict[str, Any]:
+    """Returns what all ways are compared by."""
+    return {
         "epsilon": one.epsilon,
         "noise_of_average": one.noise_of_average,
         "expected_gradients": one.expected_gradients(users),
@@ -529,52 +520,21 @@ def _cyclic_json(
     }
 
 
-def _cyclic_row(
-    one: amplified.PlannedAmplified,
-    users: example_sampling.Users,
-    norms: Mapping[str, group_size.GradientNorms],
-) -> list[str]:
+def _row(name: str, way: Mapping[str, Any]) -> list[str]:
+    """Returns a way as cells of the table."""
     from tff_dpftrl.accounting import display
 
+    probability = way.get("sampling_probability")
     return [
-        f"cyclic, {one.name}, G = {one.asked.group_size}, M = {one.asked.units_per_step}",
-        f"{one.plan.cyclic.sampling_probability:.4g}",
-        f"{one.plan.noise_multiplier:.4g}",
-        f"{one.noise_of_average:.4g}",
-        f"{one.expected_gradients(users):.0f}",
-        f"{100 * one.share_of_examples_used(users):.1f} %",
-        display.round_up(one.epsilon),
-        *(f"{one.relative_noise(norm):.4g}" for norm in norms.values()),
+        name,
+        "-" if probability is None else f"{probability:.4g}",
+        f"{way['noise_multiplier']:.4g}",
+        f"{way['noise_of_average']:.4g}",
+        f"{way['expected_gradients']:.0f}",
+        f"{100 * way['share_of_examples_used']:.1f} %",
+        display.round_up(way["epsilon"]),
+        *(f"{noise:.4g}" for noise in way["relative_noise"].values()),
     ]
-
-
-def _rows(
-    plans: list[plan_lib.Plan],
-    users: example_sampling.Users,
-    norms: dict[str, group_size.GradientNorms],
-    recommended: plan_lib.Plan,
-) -> list[list[str]]:
-    from tff_dpftrl.accounting import display
-    from tff_dpftrl.finetuning import plan
-
-    heading = ["way", "probability", "sigma", "noise", "gradients", "examples used", "epsilon"]
-    heading += [f"noise/{name}" for name in norms]
-    rows = [heading]
-    for one in plans:
-        mark = " *" if one is recommended else ""
-        rows.append(
-            [
-                _name(one) + mark,
-                f"{one.sampling_probability:.4g}",
-                f"{one.noise_multiplier:.4g}",
-                f"{one.noise_of_average:.4g}",
-                f"{one.expected_gradients(users):.0f}",
-                f"{100 * one.share_of_examples_used(users):.1f} %",
-                display.round_up(one.epsilon),
-                *(f"{plan.relative_noise(one, norm):.4g}" for norm in norms.values()),
-            ]
-        )
-    return rows
 
 
 def _advice(

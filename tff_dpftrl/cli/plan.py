@@ -31,9 +31,10 @@ a round, each device twice as often, must lower the noise (or mu, with which eps
 fifth to be preferred.
 
 With --sampling, one party holds the data of --population clients and draws each round's in secret.
-Printed is the plan of least noise for each number of clients a round, out of 1, 2, 4 ... 64 bands
-of correlated noise with cyclic and b-min-sep. There are as many bins as give so many clients a
-round, with a BLT: give --report-goals, each takes seconds.
+Printed is the plan of least noise for each number of clients a round; with cyclic and b-min-sep,
+out of numbers of bands of correlated noise, up to 64 (--all prints those that were tried).
+There are as many bins as give so many clients a round, with a BLT: give --report-goals, each
+takes seconds.
 """
 
 _EPILOG = """\

@@ -92,7 +92,7 @@ def sampled_rows(
     """
     from tff_dpftrl.accounting import display
 
-    given = [name for name in shown[0].given if name != "group_size"]
+    given = list(shown[0].given)
     table = [
         ["goal", "mechanism", *(name.replace("_", "-") for name in given)]
         + ["z", "noise", "epsilon", "memory"]

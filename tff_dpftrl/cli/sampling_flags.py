@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
@@ -14,9 +13,12 @@ from tff_dpftrl.cli import mechanism_flags
 
 if TYPE_CHECKING:
     from tff_dpftrl.mechanisms import strategy as strategy_lib
-    from tff_dpftrl.participation import schema as schema_lib
+    from tff_dpftrl.participation import sampling as sampling_lib
 
-_OPTIONS = tuple(field.name for field in dataclasses.fields(samplings.Options))
+_OPTIONS = (
+    *("sampling_probability", "group_size", "sampling_groups", "min_sep", "bins"),
+    *("rounds_per_client", "clients", "largest_cohort"),
+)
 
 
 class _Sampling(argparse.Action):
@@ -102,18 +104,18 @@ def neighbours_from(args: argparse.Namespace) -> neighbours_lib.Neighbours:
     return neighbours_lib.Neighbours(args.neighbours, args.group_of)
 
 
-def _taken(row: samplings.Sampling) -> tuple[str, ...]:
+def _taken(row: samplings.Row) -> tuple[str, ...]:
     return (*row.needs, *row.allows)
 
 
-def options_from(args: argparse.Namespace) -> samplings.Options | None:
+def options_from(args: argparse.Namespace) -> dict[str, Any] | None:
     """Reads the flags of `add_arguments`, and checks that they are those of the sampling.
 
     Args:
       args: Parsed flags.
 
     Returns:
-      The options; None without --sampling.
+      The options that are given, by name; None without --sampling.
 
     Raises:
       UsageError: If one is missing, or is not for this sampling.
@@ -136,29 +138,28 @@ def options_from(args: argparse.Namespace) -> samplings.Options | None:
         raise validation.UsageError(
             f"{_flags(unused)} is not for --sampling {args.sampling}: leave it out."
         )
-    return samplings.Options(**{name: values[name] for name in given})
+    return {name: values[name] for name in given}
 
 
 def _flags(names: Sequence[str]) -> str:
     return " and ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
-def strategy_from(
-    args: argparse.Namespace, options: samplings.Options
-) -> tuple[strategy_lib.Strategy, schema_lib.MinSep]:
-    """Builds the strategy of a run with secret sampling.
+def run_from(
+    args: argparse.Namespace, options: Mapping[str, Any]
+) -> tuple[strategy_lib.Strategy, sampling_lib.Sampling]:
+    """Builds strategy and sampling of a run.
 
     Args:
       args: Parsed flags of `mechanism_flags.add_arguments` and `add_arguments`.
-      options: Options of the sampling.
+      options: Options of the sampling, of `options_from`.
 
     Returns:
-      The strategy and the schema that every outcome of the sampling keeps.
+      The strategy and the sampling.
 
     Raises:
       UsageError: If flags do not fit together.
     """
-    row = samplings.SAMPLINGS[args.sampling]
     if args.max_participations is not None or args.min_sep_gap is not None:
         raise validation.UsageError(
             "--min-sep-gap and --max-participations are not for --sampling, which decides how "
@@ -171,36 +172,32 @@ def strategy_from(
     if args.restart_every is not None or args.first_restart is not None:
         raise validation.UsageError("--restart-every and --first-restart are not for --sampling.")
     rounds = validation.integer("--rounds", args.rounds, minimum=1)
-    schema = row.schema(rounds, options)
+    sampling = samplings.described(args.sampling, rounds, options)
     if args.mechanism is None and args.strategy is None:
-        if not row.independent_noise:
+        if not samplings.SAMPLINGS[args.sampling].independent_noise:
             raise validation.UsageError(
                 f"--sampling {args.sampling} needs a mechanism: --mechanism bandtoep --bands 4, or "
                 "--mechanism identity for independent noise."
             )
         args.mechanism = "identity"
-    strategy = mechanism_flags.strategy_from(args, schema)
-    return strategy, schema
+    strategy = mechanism_flags.strategy_from(args, sampling.schema)
+    samplings.check_noise(args.sampling, strategy)
+    return strategy, sampling
 
 
-def build(
-    args: argparse.Namespace,
+def account(
+    options: Mapping[str, Any],
     strategy: strategy_lib.Strategy,
+    sampling: sampling_lib.Sampling,
     noise_multiplier: float,
-    options: samplings.Options,
 ) -> samplings.SampledRun:
-    """Builds the accounting of a run with the sampling of the flags.
-
-    Args:
-      args: Parsed flags.
-      strategy: Strategy of the run.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      options: Options of the sampling.
-
-    Returns:
-      The run.
-
-    Raises:
-      UsageError: If the strategy or an option does not fit.
-    """
-    return samplings.build(args.sampling, strategy, noise_multiplier, args.rounds, options)
+    """Accounts for the run of `run_from` with a noise multiplier; arguments as there."""
+    return samplings.account(
+        sampling,
+        strategy,
+        noise_multiplier=noise_multiplier,
+        units_per_client=validation.integer(
+            "--group-size", options.get("group_size", 1), minimum=1
+        ),
+        num_clients=options.get("clients"),
+    )

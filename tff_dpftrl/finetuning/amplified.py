@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import statement
+from tff_dpftrl.accounting import amplified_banded, statement
 from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.finetuning import plan as plan_lib
@@ -30,7 +30,7 @@ from tff_dpftrl.runs import amplified_privacy
 SAMPLINGS = amplified_privacy.SAMPLINGS
 """Names of the samplings."""
 
-BANDED = "bandtoep"
+BANDED = amplified_privacy.CHOSEN
 """Mechanism of correlated noise whose bands are chosen."""
 
 _CYCLIC, _BINS = sampling_lib.CyclicPoisson.kind, sampling_lib.BallsInBins.kind
@@ -176,22 +176,20 @@ class Amplified:
           UsageError: If there are too few users, or the target is out of reach.
         """
         if not self.chooses_bands:
-            self._check_turns(users)
+            self.check_turns(users)
             return self
         return min(curve(self, users), key=lambda one: one.noise_of_average).asked
-
-    def bands_to_try(self, users: example_sampling.Users) -> list[int]:
-        """Returns the numbers of bands that are compared: powers of two, and a whole pass."""
-        self._check_turns(users)
-        most = min(self.min_sep or self._most_turns(users), self.num_steps)
-        return sorted({most, *(2**i for i in range(most.bit_length()))})
 
     def _most_turns(self, users: example_sampling.Users) -> int:
         pool = self.pool(users)
         return (len(users) if pool is None else pool.size) // self.units_per_step
 
-    def _check_turns(self, users: example_sampling.Users) -> None:
-        """Refuses more groups, or a longer stride, than there are users for."""
+    def check_turns(self, users: example_sampling.Users) -> None:
+        """Refuses more groups, or a longer stride, than there are users for.
+
+        Raises:
+          UsageError: If they are more.
+        """
         most, turns = self._most_turns(users), 1 if self.sampling == _BINS else self.min_sep
         name = "min_sep"
         if turns is None:
@@ -226,8 +224,12 @@ class PlannedAmplified:
         if self.asked.bands is None:
             return self.asked.sampling
         name = strategy_lib.counted(self.asked.bands, "band")
-        is_pass = getattr(self.plan.sampling, "sampling_probability", 0.0) == 1.0
-        return f"{name}, a pass" if is_pass else name
+        return f"{name}, a pass" if self.is_pass else name
+
+    @property
+    def is_pass(self) -> bool:
+        """Whether everybody whose turn it is takes part."""
+        return getattr(self.plan.sampling, "sampling_probability", 0.0) == 1.0
 
     @property
     def epsilon(self) -> float:
@@ -314,17 +316,19 @@ def curve(asked: Amplified, users: example_sampling.Users) -> list[PlannedAmplif
 
     Returns:
       Plans that meet the target, with growing numbers of bands: the first one is DP-SGD, and the
-      last one has a whole pass, unless `min_sep` is given.
+      last one has a whole pass, unless `min_sep` is given (`cyclic_optimize.try_bands`).
 
     Raises:
       UsageError: If there are too few users, or the target is out of reach.
     """
-    found = []
-    for bands in dataclasses.replace(asked, bands=None).bands_to_try(users):
-        one = dataclasses.replace(asked, bands=bands)
-        plan = one.asked(users, clip_norm=1.0).plan(len(users), num_parameters=1)
-        found.append(PlannedAmplified(one, plan))
-    return found
+    asked = dataclasses.replace(asked, bands=None)
+    asked.check_turns(users)
+    return [
+        PlannedAmplified(
+            dataclasses.replace(asked, bands=amplified_banded.num_bands(plan.strategy)), plan
+        )
+        for plan in asked.asked(users, clip_norm=1.0).curve(len(users))
+    ]
 
 
 def choices(
@@ -396,14 +400,10 @@ def best(
 def least_by_bands(
     plans: Sequence[PlannedAmplified], gradient_norm: group_sizes.GradientNorms
 ) -> list[PlannedAmplified]:
-    """Returns the plan of least relative noise for each number of bands: a curve.
-
-    A whole pass, whose number of bands depends on the users of a step, is one point.
-    """
-    by_bands: dict[float, list[PlannedAmplified]] = {}
+    """Returns the plans of least relative noise with 1, 2 to 3, 4 to 7 ... bands, and of passes."""
+    by_bands: dict[tuple[bool, int], list[PlannedAmplified]] = {}
     for one in plans:
-        bands = one.asked.bands or 0
-        key = math.inf if bands & (bands - 1) else bands
+        key = one.is_pass, 0 if one.is_pass else (one.asked.bands or 0).bit_length()
         by_bands.setdefault(key, []).append(one)
     found = [best(one, gradient_norm) for one in by_bands.values()]
     return sorted(found, key=lambda one: one.asked.bands or 0)

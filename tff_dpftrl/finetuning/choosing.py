@@ -164,7 +164,7 @@ def _better(
         choice, epsilon=median.epsilon, source=f"{choice.source}, compared with {median.source}"
     )
     plans = [_example(options, users, median), _user(options, users, charged, cohort)]
-    noise = [plan_lib.relative_noise(plan, public.gradient_norms) for plan in plans]
+    noise = [plan.relative_noise(public.gradient_norms) for plan in plans]
     better = plans[noise.index(min(noise))]
     by_example, by_user = (f"{value:.3g}" for value in noise)
     said = (

@@ -169,6 +169,23 @@ class Plan:
             seed=seed,
         )
 
+    def relative_noise(self, gradient_norm: group_sizes.GradientNorms) -> float:
+        """Returns L · σ / B or L(G) · σ / M: noise of the average, gradients clipped to their norm.
+
+        It orders the losses of fine-tuning runs of one length and compute budget (own
+        measurements); ELS clips single examples, hence L(1).
+
+        Args:
+          gradient_norm: L.
+
+        Returns:
+          The noise's standard deviation, in units of the gradient's norm as given.
+
+        Raises:
+          ValueError: If L of the group size is not known.
+        """
+        return gradient_norm(self.rows_per_unit) * self.noise_of_average
+
     def expected_gradients(self, users: example_sampling.Users) -> float:
         """Gradients expected in a step: p · |D_sub|, or q · Σ min(n_u, G)."""
         return self.sampling_probability * users.pool_size(self.group_size)
@@ -573,25 +590,6 @@ def choices(
             f"{int(users.num_examples.sum())} examples can give in a step: lower it."
         )
     return plans
-
-
-def relative_noise(plan: Plan, gradient_norm: group_sizes.GradientNorms) -> float:
-    """Returns L · σ / B or L(G) · σ / M: noise of the average, each gradient clipped to its norm.
-
-    It orders the losses of fine-tuning runs of one length and compute budget (own
-    measurements); ELS clips single examples, hence L(1).
-
-    Args:
-      plan: The plan.
-      gradient_norm: L.
-
-    Returns:
-      The noise's standard deviation, in units of the gradient's norm as given.
-
-    Raises:
-      ValueError: If L of the group size is not known.
-    """
-    return gradient_norm(plan.rows_per_unit) * plan.noise_of_average
 
 
 def _count_units(users: example_sampling.Users, sampling: str, group_size: int) -> int:

@@ -288,7 +288,7 @@ class RandomAllocation(Sampling):
       rounds_per_client: Number k of rounds of each client, at most n.
     """
 
-    kind = "random-allocation"
+    kind = "allocation"
 
     rounds_per_client: int
 
@@ -337,7 +337,7 @@ class TruncatedPoisson(Sampling):
       largest_cohort: Largest number of clients in a round.
     """
 
-    kind = "truncated-poisson"
+    kind = "truncated"
 
     sampling_probability: float
     largest_cohort: int

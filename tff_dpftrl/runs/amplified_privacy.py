@@ -12,15 +12,21 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from typing_extensions import override
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import amplified_banded, calibrate, statement
+from tff_dpftrl.accounting import (
+    amplified_banded,
+    calibrate,
+    cyclic_optimize,
+    samplings,
+    statement,
+)
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
-from tff_dpftrl.accounting.amplification import balls_in_bins, min_sep_poisson
+from tff_dpftrl.accounting.amplification import balls_in_bins
 from tff_dpftrl.mechanisms import serialization, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms import workload as workload_lib
@@ -39,6 +45,9 @@ _CYCLIC, _BINS, _MIN_SEP = SAMPLINGS
 _BANDED = ("bandtoep", "bandmf", "bandfhu", "identity")
 """Mechanisms with a banded C: one unit's rounds share no noise if they are as far apart."""
 
+CHOSEN = "bandtoep"
+"""Mechanism whose number of bands can be chosen."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
@@ -53,14 +62,6 @@ class Pool:
     of_client: int
 
 
-class Accounted(Protocol):
-    """Run whose ε is known."""
-
-    def epsilon(self, delta: float) -> float:
-        """Computes an ε that holds at `delta`."""
-        ...
-
-
 def accounted(
     sampling: sampling_lib.Sampling,
     strategy: strategy_lib.Strategy,
@@ -68,50 +69,14 @@ def accounted(
     noise_multiplier: float,
     num_rounds: int,
     pool: Pool | None = None,
-) -> Accounted:
-    """Accounts for the first rounds of a run.
-
-    Args:
-      sampling: Sampling of the whole run.
-      strategy: Strategy of the noise.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      num_rounds: Number of rounds, from the first one on, at least 1.
-      pool: Examples that are sampled, with cyclic sampling; None if clients are.
-
-    Returns:
-      The rounds' ε, by δ. It holds, whatever the data: no estimate is among them.
-
-    Raises:
-      UsageError: If the strategy cannot be accounted for with this sampling.
-    """
-    match sampling:
-        case sampling_lib.CyclicPoisson():
-            return amplified_banded.AmplifiedBanded.from_strategy(
-                strategy,
-                noise_multiplier=noise_multiplier,
-                num_rounds=num_rounds,
-                num_groups=sampling.num_groups,
-                sampling_probability=sampling.sampling_probability,
-                units_per_client=1 if pool is None else pool.of_client,
-            )
-        case sampling_lib.BallsInBins():
-            return balls_in_bins.BallsInBins.from_strategy(
-                strategy,
-                noise_multiplier=noise_multiplier,
-                num_rounds=num_rounds,
-                num_bins=sampling.num_bins,
-            )
-        case sampling_lib.MinSepPoisson():
-            return min_sep_poisson.MinSepPoisson.from_strategy(
-                strategy,
-                noise_multiplier=noise_multiplier,
-                num_rounds=num_rounds,
-                min_sep=sampling.min_sep,
-                sampling_probability=sampling.sampling_probability,
-            )
-    raise validation.UsageError(
-        f"Nothing accounts for correlated noise with sampling {sampling.kind!r}: take one of "
-        f"{', '.join(SAMPLINGS)}."
+) -> samplings.Bounded:
+    """Accounts for the first rounds of a run, as `samplings.zero_out`; with a pool, of examples."""
+    return samplings.zero_out(
+        sampling,
+        strategy,
+        noise_multiplier=noise_multiplier,
+        num_rounds=num_rounds,
+        units_per_client=1 if pool is None else pool.of_client,
     )
 
 
@@ -130,7 +95,9 @@ class AmplifiedPrivacy(privacy.Privacy):
       options: Options of the mechanism.
       strategy_file: Path of a file with a strategy, instead of a mechanism.
       min_sep: Smallest stride of a client: the number of groups of cyclic sampling (the bands of
-        the strategy if None), or the b of b-min-sep. Bins follow from `clients_per_round`.
+        the strategy if None), or the b of b-min-sep. Bins follow from `clients_per_round`. If
+        neither is given, nor the bands of "bandtoep", those of least noise at `target_epsilon` are
+        taken.
       noise_multiplier: z; None if `target_epsilon` is given instead.
       target_epsilon: The largest ε that the whole run may spend.
       deterministic_seed: Seed of the noise, for debugging; the run is not private then.
@@ -172,6 +139,8 @@ class AmplifiedPrivacy(privacy.Privacy):
     def plan(self, num_clients: int, num_parameters: int) -> AmplifiedPlan:
         del num_parameters
         self.check(num_clients)
+        if self._leaves_bands_open and self.min_sep is None:
+            return min(self.curve(num_clients), key=self._noise)
         wanted = self._wanted(num_clients)
         strategy = self._strategy(wanted)
         noise_multiplier = self.noise_multiplier
@@ -182,6 +151,49 @@ class AmplifiedPrivacy(privacy.Privacy):
         # Refuses what cannot be accounted for, before a run begins.
         accounted(wanted, strategy, noise_multiplier=noise_multiplier, num_rounds=self.num_rounds)
         return self._with(num_clients, wanted, strategy, noise_multiplier)
+
+    def curve(self, num_clients: int) -> list[AmplifiedPlan]:
+        """Plans a run for each number of bands that is worth a try (`cyclic_optimize.try_bands`).
+
+        Args:
+          num_clients: Number of training users.
+
+        Returns:
+          Plans that meet the target, with growing numbers of bands, one of which is independent
+          noise: up to a whole pass, or to `min_sep`.
+
+        Raises:
+          ValueError: If the population cannot keep what is asked for.
+        """
+        units = num_clients if self.pool is None else self.pool.size
+        expected = self.clients_per_round
+        if self.deployment is not None:
+            units, expected = self.deployment.population, self.deployment.report_goal
+
+        def plan(bands: int) -> AmplifiedPlan:
+            mechanism, options = "identity", table.DEFAULTS
+            if bands > 1:
+                mechanism, options = CHOSEN, dataclasses.replace(self.options, bands=bands)
+            one = dataclasses.replace(self, mechanism=mechanism, options=options)
+            return one.plan(num_clients, 0)
+
+        most = self.min_sep or units // expected
+        return cyclic_optimize.try_bands(plan, self._noise, self.num_rounds, most)
+
+    def _noise(self, plan: AmplifiedPlan) -> float:
+        """Returns the noise in the sums of the rounds, or in the models of the workload."""
+        error = plan.strategy.rms_error(self.num_rounds, self.options.workload)
+        return plan.noise_multiplier * error
+
+    @property
+    def _leaves_bands_open(self) -> bool:
+        """Whether the number of bands may be that of least noise."""
+        return (
+            self.mechanism == CHOSEN
+            and self.strategy_file is None
+            and self.options.bands is None
+            and self.target_epsilon is not None
+        )
 
     @override
     def resumed(
@@ -269,10 +281,13 @@ class AmplifiedPrivacy(privacy.Privacy):
                     f"client's rounds would share noise: raise min_sep to {bands}, or lower bands."
                 )
         stride = bands if self.min_sep is None else self.min_sep
+        if stride is None and self._leaves_bands_open:
+            stride = 1  # Any population has it.
         if stride is None:
             raise validation.UsageError(
                 f"sampling {self.sampling!r} needs bands of the mechanism, or min_sep, the least "
-                "number of rounds from one of a client to its next: give 8, say."
+                "number of rounds from one of a client to its next: give 8, say; or, with "
+                f"mechanism {CHOSEN!r}, target_epsilon, at which those of least noise are taken."
             )
         return stride
 
@@ -412,7 +427,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
             return math.inf
         return 0.0 if num_rounds == 0 else _epsilon(self._spent(num_rounds), self.delta)
 
-    def _spent(self, num_rounds: int) -> Accounted:
+    def _spent(self, num_rounds: int) -> samplings.Bounded:
         # In whole turns, so that not every round is accounted for anew; more rounds cost no less.
         turn = self.declared.min_sep
         return accounted(
@@ -524,7 +539,9 @@ class AmplifiedPlan(privacy.FederatedPlan):
             mechanism=self.strategy.name,
             epsilon=self._epsilon_spent(charged),
             delta=self.delta,
-            accounting=_ACCOUNTING[self.sampling.kind] if self.pool is None else _OF_A_POOL,
+            accounting=samplings.SAMPLINGS[self.sampling.kind].sentences
+            if self.pool is None
+            else samplings.OF_A_POOL,
             sampling=f"{self._sentence()} {sentences.drawn_in_one_place(unit)}",
             secrecy=sentences.secret_seed(unit),
             add_or_remove=sentences.add_or_remove(
@@ -560,34 +577,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
 _PROFILE = (0.0, 0.1, 0.3, 0.6)
 """Shares of ε at which a statement has δ, too; each takes about a second."""
 
-_OF_A_POOL = (
-    "No two rounds of a group share a row of the banded strategy: ε is that of as many mixtures of "
-    "Gaussians N(j, σ²), j ~ Binomial(examples of a user in the pool, sampling probability), as "
-    "the group has turns, with the noise over the largest norm of a column, by their privacy loss "
-    "distribution (Choquette-Choo et al. 2023, Theorem 4; Charles et al. 2024, Theorem 3). That "
-    "groups are secret is not counted."
-)
-
-_ACCOUNTING = {
-    _CYCLIC: (
-        "No two rounds of a group share a row of the banded strategy: ε is that of as many "
-        "Poisson-sampled Gaussians as the group has turns, with the noise over the largest norm of "
-        "a column, by their privacy loss distribution (Choquette-Choo et al. 2023, Theorem 4). "
-        "That groups are secret is not counted."
-    ),
-    _BINS: (
-        "The run is dominated by a mixture of as many Gaussians as there are bins, against one "
-        "(Choquette-Choo et al. 2024, Lemma 3.2). ε is an upper bound of its own, by the law of "
-        "the likelihood ratio of some of the bins, with their correlations raised."
-    ),
-    _MIN_SEP: (
-        "ε is the least of upper bounds: by how often one comes, whose rounds are then known; for "
-        "a strategy with no more bands than the stride, also by rounds that are known and that one "
-        "is in with one probability each, as Poisson-sampled Gaussians."
-    ),
-}
-
 
 @functools.lru_cache(maxsize=4)
-def _epsilon(spent: Accounted, delta: float) -> float:
+def _epsilon(spent: samplings.Bounded, delta: float) -> float:
     return spent.epsilon(delta)

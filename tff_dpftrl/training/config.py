@@ -212,7 +212,8 @@ class TrainingConfig(language_config.LanguageConfig):
     bands: int | None = _option(
         None,
         "Bands of bandmf, bandtoep and bandfhu (min_sep if not given; bands - 1 model copies "
-        "are kept), or of the inverse for bisr, bifr and bandinv "
+        "are kept; without min_sep, those of bandtoep with a sampling and a target_epsilon are of "
+        "least noise), or of the inverse for bisr, bifr and bandinv "
         f"({mechanism_defaults.INVERSE_BANDS} if not given).",
         "privacy",
         1,

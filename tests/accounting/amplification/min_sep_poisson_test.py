@@ -152,14 +152,6 @@ def test_the_estimate_agrees_with_all_patterns():
     assert mean - 5 * error <= 1e-2
 
 
-def test_calibration_meets_the_target():
-    target = {"num_rounds": 100, "min_sep": 4, "sampling_probability": 0.05}
-    noise = min_sep_poisson.calibrate_noise_multiplier(
-        BANDED(4), **target, target_epsilon=2.0, delta=1e-6
-    )
-    assert 2.0 * (1 - 1e-3) <= run_of(BANDED(4), noise, 100, 4, 0.05).epsilon(1e-6) <= 2.0
-
-
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="without negative entries"):
         run_of(banded_toeplitz.BandedToeplitz((1.0, -0.5)), 1.0, 20, 4, 0.1)

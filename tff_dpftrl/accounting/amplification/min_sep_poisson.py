@@ -42,7 +42,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import calibrate, dp_fedavg, gaussian
+from tff_dpftrl.accounting import dp_fedavg, gaussian
 from tff_dpftrl.accounting.amplification import estimate as estimate_lib
 from tff_dpftrl.accounting.amplification import patterns
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -289,41 +289,3 @@ class MinSepPoisson:
             rest = delta
         run = dp_fedavg.DpFedAvg(self.occupation(), self.noise_multiplier / norm, max(1, slots))
         return run.epsilon(rest)
-
-
-def calibrate_noise_multiplier(
-    strategy: strategy_lib.Strategy,
-    *,
-    num_rounds: int,
-    min_sep: int,
-    sampling_probability: float,
-    target_epsilon: float,
-    delta: float,
-) -> float:
-    """Computes the smallest z, to a relative 1e-4, with which b-min-sep sampling meets a target.
-
-    Args:
-      strategy: Strategy with a C without negative entries.
-      num_rounds: Number of rounds n.
-      min_sep: Least stride b of a client.
-      sampling_probability: q, probability of a client that was in none of the last b − 1 rounds.
-      target_epsilon: Largest allowed epsilon.
-      delta: Delta of the target.
-
-    Returns:
-      The noise multiplier; its epsilon was evaluated and is not above the target.
-
-    Raises:
-      ValueError: If an argument is out of range.
-    """
-    run = MinSepPoisson.from_strategy(
-        strategy,
-        noise_multiplier=1.0,
-        num_rounds=num_rounds,
-        min_sep=min_sep,
-        sampling_probability=sampling_probability,
-    )
-    return calibrate.smallest_noise(
-        lambda noise: dataclasses.replace(run, noise_multiplier=noise).epsilon(delta),
-        target_epsilon=target_epsilon,
-    )

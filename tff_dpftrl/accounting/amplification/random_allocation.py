@@ -20,7 +20,7 @@ import dataclasses
 import math
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import calibrate, gaussian
+from tff_dpftrl.accounting import gaussian
 from tff_dpftrl.accounting.amplification import likelihood_ratio
 
 _NEGLIGIBLE_SHARE = 1e-7
@@ -95,26 +95,3 @@ class RandomAllocation:
                 of_part = likelihood_ratio.mean(once, rounds)
                 law = likelihood_ratio.product(law, likelihood_ratio.power(of_part, parts))
         return law
-
-
-def calibrate_noise_multiplier(
-    *, num_rounds: int, rounds_per_client: int, target_epsilon: float, delta: float
-) -> float:
-    """Computes the smallest z, to a relative 1e-4, with which random allocation meets a target.
-
-    Args:
-      num_rounds: Number of rounds n.
-      rounds_per_client: Number k of rounds of each client, at most n.
-      target_epsilon: Largest allowed epsilon.
-      delta: Delta of the target.
-
-    Returns:
-      The noise multiplier; its epsilon was evaluated and is not above the target.
-
-    Raises:
-      ValueError: If an argument is out of range.
-    """
-    return calibrate.smallest_noise(
-        lambda noise: RandomAllocation(noise, num_rounds, rounds_per_client).epsilon(delta),
-        target_epsilon=target_epsilon,
-    )

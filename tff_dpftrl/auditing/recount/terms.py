@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import samplings
 from tff_dpftrl.accounting.amplification import balls_in_bins
 from tff_dpftrl.auditing.recount import arithmetic, records
 from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.participation import sampling as sampling_lib
-from tff_dpftrl.runs import amplified_privacy
 
 DP_FTRL, SAMPLED = "DP-FTRL", "secret sampling"
 
@@ -128,8 +128,8 @@ class Terms:
     def _charged(self, num_rounds: int) -> int:
         return min(self.num_rounds, -(-num_rounds // self.stride) * self.stride)
 
-    def _amplified(self, num_rounds: int) -> amplified_privacy.Accounted:
-        return amplified_privacy.accounted(
+    def _amplified(self, num_rounds: int) -> samplings.Bounded:
+        return samplings.zero_out(
             sampling_lib.Sampling.from_dict(self.sampling),
             serialization.strategy_from_dict(self.strategy),
             noise_multiplier=self.noise_multiplier,
