@@ -44,6 +44,22 @@ def _cyclic(strategy, noise, rounds, groups, q):
     return _run("cyclic", strategy, noise, rounds, sampling_probability=q, sampling_groups=groups)
 
 
+def test_who_takes_the_place_of_a_removed_user_counts():
+    # Of 12 users 10 are drawn. Two send 1 and the others −1, so that the sum is 4 lower without
+    # the two if both were drawn.
+    options = {"sampling_probability": 1.0, "clients": 12, "largest_cohort": 10}
+    run = _run("truncated", identity.Identity(), 1.0, 1, **options)
+    both = 10 * 9 / (12 * 11)
+    least = math.log(both) + gaussian.epsilon(4.0, _DELTA / both)
+    assert run.epsilon(_DELTA, neighbours.Neighbours("add-or-remove", 2)) >= least
+    assert run.epsilon(_DELTA, neighbours.Neighbours("zero-out", 2)) < least
+
+
+def test_more_changes_never_cost_less_with_little_noise():
+    run = _run("bins", identity.Identity(), 0.1, 20, bins=10)
+    assert run.epsilon(_DELTA, neighbours.Neighbours("substitute")) >= run.epsilon(_DELTA)
+
+
 def test_poisson_is_dp_fedavg_and_els():
     run = _run("poisson", identity.Identity(), 1.5, 200, sampling_probability=0.02)
     assert run.epsilon(_DELTA) == dp_fedavg.DpFedAvg(0.02, 1.5, 200).epsilon(_DELTA)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import uuid
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tff_dpftrl.data import owners, sources, tables
+from tff_dpftrl.data import grouping, owners, sources, tables
 
 
 def _cells(random, num_rows, num_users, most):
@@ -56,6 +57,7 @@ def test_the_bound_holds_nothing_can_be_added_and_greed_is_good(seed, rows_per_o
 def test_cells():
     assert owners.of_cell("ann") == owners.of_cell(["ann", "ann"]) == ("ann",)
     assert owners.of_cell(["ann", 7]) == ("ann", "7")
+    assert owners.of_cell([b"ann", 7.0]) == ("ann", "7")
     for cell in (None, [], ["ann", None], [" "], {"a": 1}, True, 1.5):
         assert owners.of_cell(cell) is None
     assert owners.select([None, []], 1).is_selected.tolist() == [False, False]
@@ -91,6 +93,45 @@ def test_tables_with_lists_of_users(form, tmp_path):
     }
     assert "4 of 4 rows of 4 owners are selected, so that nobody owns more than 2" in said[-1]
     assert "or one name in a list there, with all rows that name it: at most 2" in corpus.user_unit
+
+
+def test_a_row_that_was_not_counted_is_never_used():
+    # Whatever else could be read as the id of a user: as bytes, as pandas' floats, or by `str`.
+    cells = [["1", "ann"], b"ann", "ann", 1.0, [1], uuid.UUID(int=0), None, "cid"]
+    said = []
+    corpus = sources.of_rows(
+        [(cell, f"text {row}") for row, cell in enumerate(cells)],
+        "r",
+        table=tables.TableOptions(max_bad_rows=0.5),
+        notice=said.append,
+        rows_per_owner=1,
+    )
+    used = {int(text.removeprefix("text ")) for text in corpus.texts()}
+    owned = [set(owners.of_cell(cell) or ()) for cell in cells]
+    assert all(sum(name in owned[row] for row in used) == 1 for name in ("1", "ann", "cid"))
+    assert "2 without a user or a list of users (row 5, row 6)" in said[0]
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_owners_are_counted_who_are_first_in_no_row(in_file, tmp_path, monkeypatch):
+    if in_file:
+        monkeypatch.setattr(grouping, "_IN_MEMORY", 0)
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(json.dumps({"user": u, "text": t}) for u, t in _ROWS))
+
+    def read():
+        return sources.load_user_text(
+            str(path),
+            table=tables.TableOptions(max_bad_rows=0.3),
+            cache=grouping.Cache(tmp_path / "texts.sqlite"),
+            notice=lambda line: None,
+            rows_per_owner=2,
+        )
+
+    for corpus in (read(), read()):  # The second one is of the file, where there is one.
+        # The row of cid has no text.
+        assert corpus.count_owners(["ann", "dan"]) == 3
+        assert corpus.select(["dan"]).count_owners(["dan"]) == 1
 
 
 def test_the_texts_have_no_say_in_the_selection(tmp_path):

@@ -22,6 +22,7 @@ from tff_dpftrl.finetuning import (
     run_privacy,
 )
 from tff_dpftrl.finetuning import plan as plan_lib
+from tff_dpftrl.mechanisms import workload
 from tff_dpftrl.participation import observed
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -177,6 +178,11 @@ def test_a_plan_goes_on_from_what_it_recorded():
         again = amplified.resumed(derived, len(_USERS), deterministic_seed=None)
         assert dataclasses.replace(again, strategy=plan.strategy) == plan
         assert again.epsilon_after(60) == plan.epsilon_after(60)
+    rule = workload.UpdateRule(momentum=0.9).workload(60)
+    of_models = _asked(bands=4).asked(_USERS, clip_norm=1.0, workload=rule).plan(len(_USERS), 1)
+    derived = of_models.derived() | {"clip_norm": 1.0}
+    again = amplified.resumed(derived, len(_USERS), deterministic_seed=None, workload=rule)
+    assert again.describe() == of_models.describe()
 
 
 def test_everybody_of_a_bin_comes_at_each_of_its_turns():

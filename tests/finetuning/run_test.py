@@ -454,11 +454,24 @@ def test_rows_of_several_owners_are_drawn_by_themselves_and_protect_each_owner(t
     assert statement.parameters["group_size"] == 3
     assert "all rows that name it: at most 3 of them are used" in statement.parameters["user"]
     assert any("same lists of owners" in one for one in statement.not_covered)
+    assert any("names all users whose data stands in it" in one for one in statement.assumptions)
+    # All owners of the rows of training users are protected, also who is first in none.
+    known = manifest.read(tmp_path / "a")
+    taken = owners.select([cell for cell, _ in rows], 3).is_selected
+    trained = [cell for (cell, _), one in zip(rows, taken, strict=True) if one]
+    trained = [cell for cell in trained if split.hash_bucket(cell[0]) > 1]
+    assert known.facts["training_users"] == len({first for first, _ in trained})
+    assert statement.parameters["num_users"] == len({name for cell in trained for name in cell})
+    recounted = run_folder.recount_run(tmp_path / "a")
+    assert not [one for one in recounted.findings if one.outcome == "violated"]
     # No owner has more than three of the rows in the pool, from which each row comes by itself.
     selected = owners.select([cell for cell, _ in rows], 3)
     pool = json.loads((tmp_path / "a" / "private" / "pool.json").read_text())
     assert sum(pool["examples_of_users"]) <= selected.is_selected.sum()
     assert max(pool["examples_of_users"]) <= 3
+    with pytest.raises(ValueError, match="rows_per_owner selects rows of a table"):
+        parts = split.by_user(corpus)
+        run.finetune(config, tmp_path / "b", text=parts, progress=lambda line: None)
     with pytest.raises(ValueError, match="rows_per_owner"):
         lists = dataclasses.replace(config, rows_per_owner=None)
         run.finetune(lists, tmp_path / "b", rows=rows, progress=lambda line: None)

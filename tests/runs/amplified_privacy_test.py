@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import amplified_banded, composition, facts
-from tff_dpftrl.mechanisms import table
+from tff_dpftrl.accounting import amplified_banded, composition, facts, statement_sentences
+from tff_dpftrl.mechanisms import serialization, table
 from tff_dpftrl.participation import observed, sampling, schema
 from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy, simulated_run
 
@@ -104,10 +104,24 @@ def test_a_larger_run_is_simulated_with_its_sampling():
     alone = dataclasses.replace(_CYCLIC, clients_per_round=40).plan(1000, 1000)
     assert plan.simulated.epsilon == alone.epsilon_after(20)
     assert plan.wanted_sampling == alone.sampling != plan.sampling
-    assert (plan.noise_multiplier, plan.wanted_noise_multiplier) == (0.5, 2.0)
+    assert (plan.noise_multiplier, plan.wanted_noise_multiplier) == (pytest.approx(0.5), 2.0)
     assert plan.epsilon_after(20) > alone.epsilon_after(20)
     again = dataclasses.replace(_CYCLIC, deployment=deployment).resumed(100, 1000, plan.derived())
     assert again == plan
+
+
+def test_bins_that_are_simulated_have_the_noise_on_their_averages():
+    # 19 clients have one bin of 19, not of 10; 990 have 24 bins of 41.25, not of 40.
+    plan = _plan(
+        num_clients=19,
+        sampling="bins",
+        mechanism="identity",
+        options=table.DEFAULTS,
+        num_rounds=24,
+        deployment=simulated_run.Deployment(40, 990),
+    )
+    assert (plan.sampling.num_bins, plan.wanted_sampling.num_bins) == (1, 24)
+    assert plan.noise_multiplier / plan.clients_per_round == pytest.approx(2.0 / 41.25)
 
 
 def test_the_statement_says_who_drew_and_how():
@@ -198,8 +212,21 @@ def test_bands_that_are_left_open_are_those_of_least_noise():
 
 def test_a_known_seed_is_no_guarantee():
     plan = _plan(deterministic_seed=1)
-    assert plan.epsilon_after(20) is None and not _state(plan).has_guarantee
+    assert plan.epsilon_after(20) is None
     assert "with a known seed" in plan.describe()[0]
+    # There was noise, and only it is said to be missing where it is.
+    assert _state(plan).no_guarantee == (statement_sentences.KNOWN_SEED,)
+    bins = {"sampling": "bins", "mechanism": "identity", "options": table.DEFAULTS}
+    for options in ({}, bins, {"sampling": "b-min-sep"}):
+        without = _state(_plan(noise_multiplier=0.0, **options))
+        assert without.no_guarantee == (statement_sentences.TOO_LITTLE_NOISE,)
+
+
+def test_what_the_author_of_a_mechanism_claims_is_said(monkeypatch):
+    monkeypatch.setattr(serialization, "is_built_in", lambda strategy: False)
+    statement = _state(_plan())
+    assert statement_sentences.CLAIMED_BY_AUTHOR in statement.assumptions
+    assert "the author of the mechanism" in statement.headline_caveats[0]
 
 
 def test_the_budget_guard_counts_rounds():

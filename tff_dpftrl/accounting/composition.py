@@ -56,6 +56,8 @@ class SampledSteps:
         Returns:
           The steps; None if there are none, or if they are not those by which ε is stated.
         """
+        if parameters.get("sampling") == "b-min-sep":  # Its rounds are no steps like these.
+            return None
         names = ("turns_charged", "num_steps_charged", "num_rounds_charged")
         number: Any = next((parameters[name] for name in names if name in parameters), None)
         of_user = parameters.get("pool_of_user", 1)

@@ -40,6 +40,7 @@ class Facts:
       same_users: Whether these trained on the same users as this run; None if that is not known.
       trust: Trust model of a run with other means than the usual ones, such as secure sums; None
         for the usual one.
+      rows_have_owners: Whether a row may be of several users, who are each protected.
     """
 
     parameters: Mapping[str, Scalar] = dataclasses.field(default_factory=dict)
@@ -52,6 +53,7 @@ class Facts:
     earlier_runs: Sequence[composition.Spent] = ()
     same_users: bool | None = None
     trust: Trust | None = None
+    rows_have_owners: bool = False
 
     def with_plan(
         self,

@@ -326,20 +326,25 @@ class BoundedRun:
 
     Attributes:
       zero_out: Run with a method `epsilon`.
-      method: How its epsilon is computed, a noun phrase; empty where `SampledSteps` says it.
+      method: How its epsilon is computed, a noun phrase.
       known_mu: μ of one user whose samples are known.
+      is_replaced: Whether another user takes the place of one who is removed: with known samples,
+        too, the sum then changes by both.
     """
 
     zero_out: Bounded
     method: str
     known_mu: float
+    is_replaced: bool = False
 
     def epsilon(self, delta: float, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> float:
         """Computes an upper bound of epsilon at `delta`."""
         changes = neighbours.num_changes
         if changes == 1:
             return self.zero_out.epsilon(delta)
-        return _by_chain(self.zero_out.epsilon, changes, changes * self.known_mu, delta)
+        both = self.is_replaced and neighbours.relation == "add-or-remove"
+        known_mu = changes * self.known_mu * (2 if both else 1)
+        return _by_chain(self.zero_out.epsilon, changes, known_mu, delta)
 
     def how(self, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> str:
         """Returns how epsilon is computed, a noun phrase."""
@@ -384,7 +389,8 @@ def account(
         known = strategy.sensitivity(sampling.schema).value
         known_mu = units_per_client * known / noise_multiplier
     if not isinstance(run, amplified_banded.AmplifiedBanded):
-        return BoundedRun(run, SAMPLINGS[sampling.kind].method, known_mu)
+        is_replaced = sampling.kind == "truncated"
+        return BoundedRun(run, SAMPLINGS[sampling.kind].method, known_mu, is_replaced)
     return SampledSteps(
         run.sampled.noise_multiplier,
         run.sampled.sampling_probability,

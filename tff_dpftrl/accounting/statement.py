@@ -187,6 +187,8 @@ class SampledClaim:
       secrecy: Sentence on the secrecy of the samples, which follows it.
       add_or_remove: Sentence on other neighbours than zero-out, if there is one.
       seed_is_known: Whether the seed of the noise or of the sampling was given by the user.
+      claimed_by_author: Whether the strategy is of a class outside this package, as of
+        `guarantee.Guarantee`.
       profile: Further pairs (ε, δ) that the run satisfies, from `trade_off.of_samples`. The
         odds of a guess follow from them; without any, from ε and δ alone.
     """
@@ -199,6 +201,7 @@ class SampledClaim:
     secrecy: str = sentences.SECRET_SAMPLING
     add_or_remove: str = ""
     seed_is_known: bool = False
+    claimed_by_author: bool = False
     profile: tuple[tuple[float, float], ...] = ()
 
 
@@ -263,8 +266,9 @@ def sampled_statement(
         ),
         assumptions=(
             f"{claim.sampling} {claim.secrecy}",
-            sentences.one_client(unit_of_privacy, data_in_one_place),
+            sentences.one_client(unit_of_privacy, data_in_one_place, facts.rows_have_owners),
             sentences.CLIPPED_AS_STATED,
+            *([sentences.CLAIMED_BY_AUTHOR] if claim.claimed_by_author else []),
             sentences.NOISE_USED_ONCE,
             *_vocabulary_assumed(facts),
         ),
@@ -274,6 +278,7 @@ def sampled_statement(
             *facts.caveats,
         ),
         headline_caveats=(
+            *([sentences.authors_sensitivity(claim.mechanism)] if claim.claimed_by_author else []),
             *sentences.delta_caveats(claim.delta, num_users, unit_of_privacy),
             *facts.headline_caveats,
         ),

@@ -181,8 +181,10 @@ def schema_kept(unit: str, recorded: bool) -> str:
     return f"Every {unit} keeps to the participation schema accounted for{record}."
 
 
-def one_client(unit: str, in_one_place: bool = False) -> str:
+def one_client(unit: str, in_one_place: bool = False, has_owners: bool = False) -> str:
     """Returns the assumption that nobody stands under the name of another, or under several."""
+    if has_owners:
+        return f"Every row names all {unit}s whose data stands in it, and each {unit} has one name."
     if unit == "example":
         return "Every example stands in the data once."
     if in_one_place:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import shutil
 import sqlite3
 import tempfile
 import threading
+import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tff_dpftrl import durable_files, validation
@@ -95,6 +97,7 @@ def group(
     finish: Callable[[int, int], None] = lambda num_repeated, num_users: None,
     cache: Cache = TEMPORARY,
     fingerprint: str = "",
+    co_owners: Mapping[str, Collection[str]] = types.MappingProxyType({}),
 ) -> user_text.UserText:
     """Groups texts by user.
 
@@ -107,6 +110,7 @@ def group(
         same user, and the number of users. What it raises ends the grouping, and no file is kept.
       cache: Place for the file of a corpus that is too large for memory.
       fingerprint: Fingerprint of what the texts are read from, and how.
+      co_owners: Who else owns texts of a user; it may be filled while `groups` are read.
 
     Returns:
       The corpus, users and the texts of each in the order of `groups`.
@@ -127,15 +131,16 @@ def group(
             about = {"format": _FORMAT, "fingerprint": fingerprint, "user_unit": user_unit}
             path = cache.path if cache.may_write else None
             reader = _Reader.temporary() if path is None else _Reader(path)
-            _write(reader.path, _both(examples_by_user, rest), about, finish)
+            _write(reader.path, _both(examples_by_user, rest), about, finish, co_owners)
             return reader.corpus(name, user_unit, is_tokenized)
     finish(
         sum(len(texts) - len(set(texts)) for texts in examples_by_user.values()),
         len(examples_by_user),
     )
-    return user_text.UserText.from_mapping(
+    corpus = user_text.UserText.from_mapping(
         name, examples_by_user, user_unit=user_unit, is_tokenized=is_tokenized
     )
+    return dataclasses.replace(corpus, co_owners=co_owners)
 
 
 def _both(first: dict[str, list[str]], rest: Iterable[Group]) -> Iterator[Group]:
@@ -150,6 +155,7 @@ def _write(
     groups: Iterable[Group],
     about: dict[str, Any],
     finish: Callable[[int, int], None],
+    co_owners: Mapping[str, Collection[str]],
 ) -> None:
     """Writes the file whole or not at all. What a killed process left, the run removes."""
     numbers: dict[str, int] = {}
@@ -178,6 +184,7 @@ def _write(
                 "INSERT INTO users VALUES (?, ?)",
                 ((number, _encode(user)) for user, number in numbers.items()),
             )
+            about = about | {"co_owners": json.dumps({k: [*v] for k, v in co_owners.items() if v})}
             database.executemany("INSERT INTO about VALUES (?, ?)", about.items())
             database.execute("COMMIT")
             database.executescript(_INDICES)
@@ -229,6 +236,7 @@ class _Reader:
             self.examples,
             is_tokenized,
             self.remember,
+            json.loads(self.about().get("co_owners", "{}")),
         )
 
     def examples(self, user_id: str) -> list[str]:

@@ -47,10 +47,14 @@ def of_cell(cell: Any) -> tuple[str, ...] | None:
     """Returns the distinct owners that a cell names; None if it names none, or is no such cell.
 
     Args:
-      cell: One id or a list of ids, which are text or integers.
+      cell: One id or a list of ids, which are text, integers or whole floats.
     """
     names = []
     for one in cell if isinstance(cell, (list, tuple)) else [cell]:
+        if isinstance(one, float) and one.is_integer():
+            one = int(one)  # pandas makes floats of integers beside empty cells.
+        elif isinstance(one, bytes):
+            one = one.decode("utf-8", "surrogateescape")
         if isinstance(one, bool) or not isinstance(one, (str, int)) or not str(one).strip():
             return None
         names.append(str(one))

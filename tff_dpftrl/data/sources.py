@@ -134,6 +134,7 @@ def load_user_text(
         finish=check.finish,
         cache=cache,
         fingerprint=fingerprint,
+        co_owners=check.co_owners,
     )
     return user_text.require_several_users(corpus)
 
@@ -183,6 +184,7 @@ def of_rows(
         is_tokenized=pretokenized,
         finish=check.finish,
         cache=cache,
+        co_owners=check.co_owners,
     )
     return user_text.require_several_users(corpus)
 

@@ -155,7 +155,11 @@ def _plain(name: str) -> str:
 
 
 class RowCheck:
-    """Check of the rows of one table, which counts those that cannot be used."""
+    """Check of the rows of one table, which counts those that cannot be used.
+
+    Attributes:
+      co_owners: Who else owns rows that were yielded, by the first owner of these.
+    """
 
     def __init__(
         self,
@@ -174,6 +178,7 @@ class RowCheck:
         """
         self._name, self._options, self._notice = name, options, notice
         self._selection = selection
+        self.co_owners: dict[str, set[str]] = {}
         self._num_rows = 0
         self._places: dict[str, list[str]] = {}
         self._bad: collections.Counter[str] = collections.Counter()
@@ -191,14 +196,19 @@ class RowCheck:
         """
         for number, user, text in rows:
             self._num_rows += 1
-            if self._selection is not None and (names := owners.of_cell(user)):
+            names = None if self._selection is None else owners.of_cell(user)
+            if names is not None:
                 if not self._selection.is_selected[self._num_rows - 1]:
                     continue
                 user = names[0]
+            elif self._selection is not None and type(user) is not Broken:
+                user = Broken("without a user or a list of users")  # Not selected, so never used.
             if type(user) is not str:
                 user = self._as_id(user)
             reason = _reason(user, text)
             if reason is None:
+                if names is not None:
+                    self.co_owners.setdefault(user, set()).update(names[1:])
                 yield user, (text,)
                 continue
             self._bad[reason] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from tff_dpftrl import validation
 
@@ -25,6 +25,8 @@ class UserText:
       is_tokenized: Whether texts are words separated by white space already.
       remember: Function that keeps values beside a large corpus: it takes a name, and a function
         that computes the value if it is not kept yet. None if nothing is kept.
+      co_owners: Who else owns texts of a user, where texts have several owners; empty if each
+        text is of its user alone.
     """
 
     name: str
@@ -35,6 +37,7 @@ class UserText:
     remember: Callable[[str, Callable[[], bytes]], bytes] | None = dataclasses.field(
         default=None, repr=False
     )
+    co_owners: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict, repr=False)
 
     def __post_init__(self):
         known = frozenset(self.user_ids)
@@ -128,6 +131,11 @@ class UserText:
                 f"user_id {user_id!r} is not a user of {self.name!r}; see user_ids."
             )
         return list(self.read_examples(user_id))
+
+    def count_owners(self, user_ids: Iterable[str]) -> int:
+        """Counts the owners of some users' texts, these users included."""
+        users = set(user_ids)
+        return len(users.union(*(self.co_owners.get(user, ()) for user in users)))
 
     def texts(self) -> Iterator[str]:
         """Yields the texts of all users, user after user."""

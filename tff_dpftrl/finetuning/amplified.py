@@ -278,6 +278,7 @@ def resumed(
     *,
     deterministic_seed: int | None,
     unit_of_privacy: statement.UnitOfPrivacy = "user",
+    workload: workload_lib.Workload | None = None,
 ) -> amplified_privacy.AmplifiedPlan:
     """Makes the plan of a run that has begun.
 
@@ -286,6 +287,7 @@ def resumed(
       num_users: Number of users.
       deterministic_seed: Seed of noise and samples if the caller gave one.
       unit_of_privacy: Unit that a user stands for.
+      workload: Workload that the recorded strategy was optimised for.
 
     Returns:
       The plan.
@@ -297,6 +299,7 @@ def resumed(
         clients_per_round=1,  # Follows from the sampling.
         clip_norm=derived["clip_norm"],
         delta=derived["delta"],
+        options=table.Options(workload=workload),
         deterministic_seed=deterministic_seed,
         unit_of_privacy=unit_of_privacy,
         pool=None if pool is None else amplified_privacy.Pool(**pool),

@@ -11,6 +11,7 @@ import pathlib
 import shlex
 from typing import Any
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import sources, split, tables, user_text
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.runs import manifest
@@ -83,6 +84,11 @@ def open_run(
             cache=output / manifest.TEXTS_CACHE,
             notice=progress,
             rows_per_owner=config.rows_per_owner,
+        )
+    elif config.rows_per_owner is not None:
+        raise validation.UsageError(
+            "rows_per_owner selects rows of a table by their lists of users, which text has not: "
+            "give the table as rows, or leave rows_per_owner out."
         )
     elif known is None:
         corpus.check_named(config.data, text.train)

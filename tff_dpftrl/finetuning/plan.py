@@ -37,7 +37,7 @@ class Plan:
       sampling: `EXAMPLE` or `USER`.
       group_size: G, the largest number of examples of one user in the pool (ELS) or in a
         step (ULS).
-      num_users: Number of users, N.
+      num_users: Number of users, N: of all owners, where rows have several.
       num_units: Number of units to sample from: the size of the pool (ELS) or N (ULS).
       units_are_declared: Whether `num_units` was declared, not counted on the data.
       expected_units: B examples (ELS) or M users (ULS), expected in a step: the constant

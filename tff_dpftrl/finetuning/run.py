@@ -305,7 +305,10 @@ def plan_of(
     facts, derived = known.facts, known.derived
     if config.is_amplified:
         return amplified.resumed(
-            derived, facts["training_users"], deterministic_seed=config.deterministic_noise_seed
+            derived,
+            facts["training_users"],
+            deterministic_seed=config.deterministic_noise_seed,
+            workload=config.model_workload,
         )
     options = config.part(choosing.SamplingOptions)
     asked = choosing.asked_of_passes(options, clip_norm=derived["clip_norm"])
@@ -461,7 +464,12 @@ def _choose(
             table=config.part(tables.TableOptions),
             users=opened.parts,
         )
-    return choosing.choose(options, users, public, trained.model.num_parameters)
+    chosen = choosing.choose(options, users, public, trained.model.num_parameters)
+    if config.rows_per_owner is None:
+        return chosen
+    assert isinstance(chosen.privacy, run_privacy.SampledFinetuning)
+    owners = opened.text.train.count_owners(users.ids)
+    return dataclasses.replace(chosen, privacy=chosen.privacy.of_users(owners))
 
 
 def _reader(train: sequences.SequenceCorpus) -> step_trainer.ReadExamples:

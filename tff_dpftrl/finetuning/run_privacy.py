@@ -143,6 +143,11 @@ class SampledFinetuning(privacy.PrivacyPlan):
             plan=plan,
         )
 
+    def of_users(self, num_users: int) -> SampledFinetuning:
+        """Returns the plan for so many users: the owners of all rows, if rows have several."""
+        plan = dataclasses.replace(self.plan, num_users=num_users)
+        return dataclasses.replace(self, num_clients=num_users, plan=plan)
+
     @property
     def declared(self) -> schema_lib.MinSep:
         """Only the number of steps is promised: a sampled user may be in all of them."""

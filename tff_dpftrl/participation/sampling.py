@@ -207,9 +207,9 @@ class BallsInBins(Sampling):
     @override
     def sentence(self, unit: str = "client", step: str = "round") -> str:
         return (
-            f"Every {unit} was put into one of {self.num_bins} bins, once, at random, in secret "
-            f"and independently of all data; the bins take turns, and a {unit} is in every {step} "
-            "of its bin."
+            f"Every {unit} was put into one of {self.num_bins} bins, once, at random, "
+            f"independently of all data; the bins take turns, and a {unit} is in every {step} of "
+            "its bin."
         )
 
 

@@ -321,7 +321,9 @@ class AmplifiedPrivacy(privacy.Privacy):
         """Returns the plan; sampling and noise multiplier are of the run that ε is wanted for."""
         scale, simulated, drawn = 1.0, None, wanted
         if self.deployment is not None:
-            drawn, scale = self._drawn(num_clients), self.deployment.scale(self.clients_per_round)
+            drawn, population = self._drawn(num_clients), self.deployment.population
+            # As many clients as each expects: whole bins may be larger than clients_per_round.
+            scale = drawn.share_per_round * num_clients / (wanted.share_per_round * population)
             spent = accounted(
                 wanted, strategy, noise_multiplier=noise_multiplier, num_rounds=self.num_rounds
             )
@@ -417,9 +419,13 @@ class AmplifiedPlan(privacy.FederatedPlan):
 
     @override
     def epsilon_after(self, rounds_done: int) -> float | None:
-        if not self.has_guarantee:
-            return None
-        return 0.0 if rounds_done == 0 else _epsilon(self._spent(rounds_done), self.delta)
+        return self._epsilon_spent(rounds_done) if self.has_guarantee else None
+
+    def _epsilon_spent(self, num_rounds: int) -> float:
+        """Computes ε of the first rounds, if seeds stay secret; inf without noise."""
+        if not self.has_noise:
+            return math.inf
+        return 0.0 if num_rounds == 0 else _epsilon(self._spent(num_rounds), self.delta)
 
     def _spent(self, num_rounds: int) -> samplings.Bounded:
         # In whole turns, so that not every round is accounted for anew; more rounds cost no less.
@@ -515,7 +521,6 @@ class AmplifiedPlan(privacy.FederatedPlan):
     ) -> statement.PrivacyStatement:
         unit = self.unit_of_privacy
         charged = self.num_rounds if charge_all_rounds else seen.num_rounds
-        epsilon = self.epsilon_after(charged)
         parameters: dict[str, statement.Scalar] = {
             "clip_norm": self.clip_norm,
             "clients_per_round": self.clients_per_round,
@@ -532,7 +537,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
             parameters |= self.simulated.parameters()
         claim = statement.SampledClaim(
             mechanism=self.strategy.name,
-            epsilon=math.inf if epsilon is None else epsilon,
+            epsilon=self._epsilon_spent(charged),
             delta=self.delta,
             accounting=samplings.SAMPLINGS[self.sampling.kind].sentences
             if self.pool is None
@@ -543,6 +548,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
                 unit, f"{unit}s" if self.pool is None else f"{unit}s and of examples in the pool"
             ),
             seed_is_known=self.deterministic_seed is not None,
+            claimed_by_author=not serialization.is_built_in(self.strategy),
             profile=self._profile(charged),
         )
         return statement.sampled_statement(

@@ -186,6 +186,7 @@ def _facts(known: manifest.Manifest, options: ReportOptions) -> facts_lib.Facts:
         caveats=known.facts.get("caveats", ()),
         earlier_runs=runs,
         same_users=same_users,
+        rows_have_owners=known.config.get("rows_per_owner") is not None,
     )
 
 

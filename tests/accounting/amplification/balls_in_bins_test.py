@@ -178,6 +178,21 @@ def test_calibration_meets_the_target():
     assert 3.0 * (1 - 0.005) <= run_of(BLT, noise, 40, 4).epsilon(1e-6) <= 3.0
 
 
+@pytest.mark.parametrize(
+    ("noise", "delta"),
+    [(0.0501, 1e-10), (0.055, 1e-15), (0.08, 1e-60), (0.1, 1e-100), (1.0, 1e-60)],
+)
+def test_huge_losses_are_not_lost(noise, delta):
+    # One of orthogonal bins is at least a tenth of the mean of ten: dP/dQ >= dP_j/dQ / 10.
+    run = balls_in_bins.BallsInBins.from_strategy(
+        identity.Identity(), noise_multiplier=noise, num_rounds=10, num_bins=10
+    )
+    least = gaussian.epsilon(1.0 / noise, 10.0 * delta) - math.log(10.0)
+    assert run.epsilon(delta) >= least
+    assert run.delta(least) >= min(delta, 1e-30)
+    assert run.delta(1000.0) >= 1e-30
+
+
 def test_one_bin_is_one_gaussian():
     run = run_of(identity.Identity(), 2.0, 9, 1)
     assert run.epsilon(1e-6) == pytest.approx(gaussian.epsilon(1.5, 1e-6), rel=1e-9)

@@ -71,6 +71,13 @@ def test_little_noise_has_the_plain_bound():
     assert allocated(0.0, 10, 2).epsilon(1e-6) == math.inf
 
 
+@pytest.mark.parametrize(("noise", "n", "k"), [(0.06, 100, 4), (0.1, 100, 20), (1.0, 4000, 2000)])
+def test_huge_losses_have_the_plain_bound(noise, n, k):
+    run = random_allocation.RandomAllocation(noise, n, k)
+    for delta in (1e-5, 1e-15):
+        assert run.epsilon(delta) == run.unamplified_epsilon(delta)
+
+
 @pytest.mark.parametrize("k", [0, 11, 1.5])
 def test_wrong_numbers_of_rounds_are_refused(k):
     with pytest.raises(ValueError, match="rounds_per_client"):

@@ -14,6 +14,7 @@ from tff_dpftrl.finetuning import example_sampling
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.participation import cohorts
 from tff_dpftrl.participation import sampling as sampling_lib
+from tff_dpftrl.training import config as config_lib
 
 _ROUNDS, _GROUP, _PROBABILITY = 30, 3, 0.1
 _USERS = example_sampling.of_sizes(np.random.default_rng(0).integers(1, 6, 80))
@@ -187,6 +188,28 @@ def test_turns_by_chance_are_consistent_without_the_secret(kind):
 def test_strides_are_all_that_is_seen_of_b_min_sep_without_the_secret():
     found = _found("b-min-sep", _amplified("b-min-sep"), has_seed=False)
     assert found.outcome == "not tested" and "strides are kept" in found.says
+
+
+@pytest.mark.parametrize("kind", ["bins", "cyclic", "b-min-sep"])
+def test_the_noise_of_a_simulation_is_recounted_by_what_its_rounds_expect(kind, tmp_path):
+    bands = {} if kind == "bins" else {"bands": 2, "min_sep": 2}
+    config = config_lib.TrainingConfig(
+        sampling=kind,
+        mechanism="identity" if kind == "bins" else "bandtoep",
+        noise_multiplier=2.0,
+        num_rounds=24,
+        clients_per_round=10,
+        simulate_report_goal=40,
+        simulate_population=990,
+        **bands,
+    )
+    plan = config.privacy().plan(53, 10)
+    facts = {"training_users": 53}
+    public = {"config": config.to_dict(), "derived": plan.derived(), "facts": facts}
+    run = records.Records(tmp_path, public, *[None] * 6, unreadable=())
+    found = terms_lib.of(run)
+    assert found.noise_multiplier == pytest.approx(plan.noise_multiplier, rel=1e-12)
+    assert found.sampling == plan.sampling.to_dict()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ of both directions at once, whatever ε:
    adversary r can only help it.
 
 All arithmetic is with positive numbers, so that masses have a small *relative* error however far
-in the tail they are; `_ROUNDING` is charged for it.
+in the tail they are; `_ROUNDING` is charged for it. Losses above `_LARGEST_LOSS` count as infinite,
+so that nothing overflows and no mass that matters vanishes: an epsilon beyond it is inf.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ from scipy import special
 
 _ROUNDING = 1e-8
 """Relative excess charged for floating-point rounding of delta."""
+_LARGEST_LOSS, _SMALLEST_LOSS = 250.0, -300.0
+"""Ends of every grid. With epsilon up to the largest loss, what is below the smallest is as 0."""
+_SMALLEST_DELTA = 1e-70
+"""Delta below which masses that vanish would matter: no epsilon is computed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +68,18 @@ class Ratio:
         return self.step * (self.first + np.arange(len(self.masses)))
 
     def trimmed(self) -> Ratio:
-        """Spreads the outermost atoms, which hardly matter, to 0 and infinity."""
-        means = self.masses * np.exp(np.minimum(self.losses, 700.0))
+        """Spreads atoms that hardly matter, or are beyond the ends, to 0 and infinity."""
+        losses = self.losses
+        means = self.masses * np.exp(losses)
         above = np.cumsum(means[::-1])[::-1]
         below = np.cumsum(self.masses)
-        high = int(np.searchsorted(-above, -self.negligible))  # Atoms from here on are dropped.
-        high = max(high, 1)
-        low = min(int(np.searchsorted(below, self.negligible)), high - 1)
+        # Atoms from `high` on, and below `low`, are dropped.
+        high = int(np.searchsorted(-above, -self.negligible))
+        high = min(high, int(np.searchsorted(losses, _LARGEST_LOSS, side="right")))
+        if high == 0:
+            return dataclasses.replace(self, first=0, masses=np.zeros(1), zero=1.0, lost=1.0)
+        low = int(np.searchsorted(below, self.negligible))
+        low = min(max(low, int(np.searchsorted(losses, _SMALLEST_LOSS))), high - 1)
         masses = self.masses[low:high].copy()
         # Below: from e^x to 0 and the lowest atom, so that the mean stays.
         share = np.exp((np.arange(low) - low) * self.step)
@@ -83,11 +93,13 @@ class Ratio:
         )
 
     def delta(self, epsilon: float) -> float:
-        """Computes the larger delta of both directions."""
+        """Computes the larger delta of both directions; 1 beyond the largest loss."""
+        if epsilon > _LARGEST_LOSS:
+            return 1.0
         return max(self._remove(epsilon), self._add(epsilon))
 
     def _remove(self, epsilon: float) -> float:
-        excess = np.maximum(np.exp(np.minimum(self.losses, 700.0)) - math.exp(epsilon), 0.0)
+        excess = np.maximum(np.exp(self.losses) - math.exp(epsilon), 0.0)
         return (self.lost + float(self.masses @ excess)) * (1.0 + _ROUNDING)
 
     def _add(self, epsilon: float) -> float:
@@ -96,8 +108,8 @@ class Ratio:
 
     def epsilon(self, delta: float) -> float:
         """Computes the smallest epsilon at a delta, rounded up; inf if there is none."""
-        high = max(abs(self.losses[0]), abs(self.losses[-1]))
-        if self.delta(high) > delta:
+        high = min(max(abs(self.losses[0]), abs(self.losses[-1])), _LARGEST_LOSS)
+        if delta < _SMALLEST_DELTA or not self.delta(high) <= delta:
             return math.inf
         low = 0.0
         if self.delta(0.0) <= delta:
@@ -128,8 +140,8 @@ def lognormal(variance: float, step: float, negligible: float) -> Ratio:
         return one(step, negligible)
     scale = math.sqrt(variance)
     reach = -float(special.ndtri(negligible))
-    low = math.floor((-variance / 2.0 - reach * scale) / step)
-    high = math.ceil((variance / 2.0 + reach * scale) / step)
+    low = math.floor(max(-variance / 2.0 - reach * scale, _SMALLEST_LOSS) / step)
+    high = min(math.ceil((variance / 2.0 + reach * scale) / step), int(_LARGEST_LOSS / step))
     edges = np.arange(low, high + 1) * step
     at_q = (edges + variance / 2.0) / scale
     at_p = at_q - scale
@@ -140,7 +152,7 @@ def lognormal(variance: float, step: float, negligible: float) -> Ratio:
     masses[:-1] += mass - to_high
     masses[1:] += to_high
     # Below the grid: to 0 and the lowest atom, with the mean; above: to 0 and infinity.
-    below = float(special.ndtr(at_p[0])) * math.exp(-edges[0])
+    below = math.exp(special.log_ndtr(at_p[0]) - edges[0])
     masses[0] += below
     zero = max(float(special.ndtr(at_q[0])) - below, 0.0) + float(special.ndtr(-at_q[-1]))
     return Ratio(step, low, masses, zero, float(special.ndtr(-at_p[-1])), negligible)
@@ -160,7 +172,7 @@ def grid_step(variance: float, num_factors: int, of_factor: float) -> float:
       largest losses would have too many points.
     """
     reach = num_factors * variance + 20.0 * math.sqrt(num_factors * variance)
-    return max(0.05 * math.sqrt(min(of_factor, variance)), reach / _MOST_ATOMS)
+    return max(0.05 * math.sqrt(min(of_factor, variance)), min(reach / _MOST_ATOMS, 1.0))
 
 
 _MOST_ATOMS = 30_000

@@ -230,6 +230,8 @@ def _other_facts(run: records.Records, parameters: records.Json) -> list[str]:
     """Lists differences in numbers that the statement copies."""
     clip_norm = run.derived.get("clip_norm", run.config.get("clip_norm"))
     expected = {"num_users": run.num_users}
+    if run.config.get("rows_per_owner") is not None:  # All owners, of whom users are the first.
+        expected["num_users"] = run.derived["plan"]["num_users"]
     expected |= {
         name: clip_norm for name in ("clip_norm", "initial_clip_norm") if name in parameters
     }

@@ -175,6 +175,9 @@ def _of(run: records.Records) -> Terms:
     scale = 1.0
     if config.get("simulate_report_goal") is not None:
         scale = config["clients_per_round"] / config["simulate_report_goal"]
+        if "sampling" in derived:  # By what each expects: bins have whole numbers.
+            there = _share(derived["sampling"]) * config["simulate_population"]
+            scale = _share(_sampling(run)) * run.num_users / there
     common = {
         "noise_multiplier": derived["noise_multiplier"] * scale,
         "delta": derived.get("delta", config["delta"]),
@@ -207,6 +210,14 @@ def _of(run: records.Records) -> Terms:
         num_rounds=derived["schema"]["num_rounds"],
         **common,
     )
+
+
+def _share(sampling: dict[str, Any]) -> float:
+    """Returns the expected share of all clients in a round."""
+    probability = sampling.get("sampling_probability", 1.0)
+    if sampling["kind"] == "b-min-sep":
+        return probability / (1.0 + (sampling["min_sep"] - 1) * probability)
+    return probability / sampling[_STRIDES[sampling["kind"]]]
 
 
 def _sampling(run: records.Records) -> dict[str, Any]:
