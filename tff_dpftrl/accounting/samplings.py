@@ -326,7 +326,7 @@ class BoundedRun:
 
     Attributes:
       zero_out: Run with a method `epsilon`.
-      method: How its epsilon is computed, a noun phrase; empty where `SampledSteps` says it.
+      method: How its epsilon is computed, a noun phrase.
       known_mu: μ of one user whose samples are known.
       is_replaced: Whether another user takes the place of one who is removed: with known samples,
         too, the sum then changes by both.
