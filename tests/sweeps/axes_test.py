@@ -87,7 +87,7 @@ def test_axes_are_options_of_the_kind_of_runs():
     with pytest.raises(ValueError, match="an option of train, .*: leave out --finetune"):
         parse("num_rounds=3")
     with pytest.raises(ValueError, match="must be among .*; got 'none'.$"):
-        parse("mechanism=none")
+        parse("sampling=none")
 
 
 def test_names_of_folders_are_short_and_differ():
