@@ -208,9 +208,24 @@ def test_bad_input_is_one_line_and_status_2(extra, message, capsys):
     assert error.count("\n") == 1
 
 
+def test_an_estimate_stands_beside_the_bound(capsys):
+    run = ["--noise-multiplier", "3", "--rounds", "12", "--delta", "1e-3", "--sampling", "bins"]
+    run += ["--bins", "4", "--mechanism", "bandfhu", "--bands", "2", "--estimate-draws", "4000"]
+    report = _json(capsys, *run)
+    stated = report["estimate"]
+    assert stated["low"] <= stated["epsilon"] <= stated["high"]
+    assert stated["low"] <= report["epsilon"] and stated["num_samples"] == 4000
+    assert main.main(["account", *run]) == 0
+    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("estimate"))
+    assert line.endswith("by 4000 Monte Carlo draws: no guarantee")
+    assert main.main(["account", *run, "--noise-multiplier", "0"]) == 0
+    assert "estimate" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "extra, message",
     [
+        (["--estimate-draws", "5000"], "--estimate-draws is for --sampling bins or b-min-sep"),
         (["--mechanism", "tree"], "poisson is accounted for with independent noise only"),
         (["--sampling-groups", "3"], "--sampling-groups is not for --sampling poisson"),
         (["--sampling-probability", "1.5"], "sampling_probability must be"),

@@ -143,6 +143,9 @@ def print_sampled(
         "method": sampled.how(),
         "epsilon_if_known": _finite(_known(args, strategy, sampling.schema, noise_multiplier)),
     }
+    estimated = sampling_flags.estimate(args, sampled)
+    if estimated is not None:
+        report["estimate"] = dataclasses.asdict(estimated)
     if others:
         report["neighbours"] = _others(
             neighbours, sampled.epsilon(args.delta, neighbours), sampled.how(neighbours)
@@ -161,6 +164,11 @@ def print_sampled(
         "was drawn",
         "by": sampled.how(),
     }
+    if estimated is not None:
+        lines["estimate"] = (
+            f"epsilon {estimated.epsilon:.4g}, from {estimated.low:.4g} to {estimated.high:.4g} at "
+            f"99 % confidence, by {estimated.num_samples} Monte Carlo draws: no guarantee"
+        )
     if report["epsilon_if_known"] is not None:
         known = display.round_up(report["epsilon_if_known"])
         lines["samples known"] = f"epsilon {known}, however clients are drawn"

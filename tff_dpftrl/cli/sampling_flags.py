@@ -12,6 +12,7 @@ from tff_dpftrl.accounting import samplings
 from tff_dpftrl.cli import mechanism_flags
 
 if TYPE_CHECKING:
+    from tff_dpftrl.accounting.amplification import estimate as estimate_lib
     from tff_dpftrl.mechanisms import strategy as strategy_lib
     from tff_dpftrl.participation import sampling as sampling_lib
 
@@ -19,6 +20,9 @@ _OPTIONS = (
     *("sampling_probability", "group_size", "sampling_groups", "min_sep", "bins"),
     *("rounds_per_client", "clients", "largest_cohort"),
 )
+
+_ESTIMATED = ("bins", "b-min-sep")
+"""Samplings whose bound is not tight, and whose privacy losses can be drawn."""
 
 
 class _Sampling(argparse.Action):
@@ -78,6 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ())
             metavar=letter,
             help=f"{text} For {', '.join(users)}.",
         )
+    group.add_argument(
+        "--estimate-draws",
+        type=int,
+        metavar="N",
+        help="Number of Monte Carlo draws for an estimate of epsilon beside the bound, which is no "
+        "guarantee: thousands for bins, many times 1 / delta for b-min-sep. For "
+        f"{', '.join(_ESTIMATED)}.",
+    )
 
 
 def add_neighbours(parser: argparse.ArgumentParser) -> None:
@@ -120,6 +132,13 @@ def options_from(args: argparse.Namespace) -> dict[str, Any] | None:
     Raises:
       UsageError: If one is missing, or is not for this sampling.
     """
+    if args.estimate_draws is not None:
+        validation.integer("--estimate-draws", args.estimate_draws, minimum=1)
+        if args.sampling not in _ESTIMATED:
+            raise validation.UsageError(
+                f"--estimate-draws is for --sampling {' or '.join(_ESTIMATED)}, whose bound is not "
+                "tight: leave it out."
+            )
     values = {name: getattr(args, name) for name in _OPTIONS}
     given = [name for name, value in values.items() if value is not None]
     if args.sampling is None:
@@ -201,3 +220,15 @@ def account(
         ),
         num_clients=options.get("clients"),
     )
+
+
+def estimate(
+    args: argparse.Namespace, sampled: samplings.SampledRun
+) -> estimate_lib.Estimate | None:
+    """Estimates epsilon of zero-out by --estimate-draws; None without it, or without noise."""
+    if args.estimate_draws is None or not isinstance(sampled, samplings.BoundedRun):
+        return None
+    run: Any = sampled.zero_out
+    if run.noise_multiplier == 0.0:
+        return None
+    return run.estimate(args.delta, num_samples=args.estimate_draws, seed=0)

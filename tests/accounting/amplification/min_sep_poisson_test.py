@@ -152,6 +152,12 @@ def test_the_estimate_agrees_with_all_patterns():
     assert mean - 5 * error <= 1e-2
 
 
+def test_few_draws_say_nothing_of_a_small_delta():
+    run = run_of(BANDED(3), 1.5, 9, 3, 0.4)
+    estimate = run.estimate(1e-6, 1000, 0)
+    assert estimate.low <= estimate.epsilon < estimate.high == run.epsilon(1e-6)
+
+
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="without negative entries"):
         run_of(banded_toeplitz.BandedToeplitz((1.0, -0.5)), 1.0, 20, 4, 0.1)

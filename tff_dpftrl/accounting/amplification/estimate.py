@@ -77,16 +77,19 @@ class Estimate:
     num_samples: int
 
 
-def _root(excess: Callable[[float], float], start: float) -> float:
+def _root(excess: Callable[[float], float], start: float, most: float = math.inf) -> float:
     """Finds where a function becomes 0 that falls, at least near there; 0 if it is not above 0.
 
     Args:
       excess: Function of epsilon.
       start: Epsilon from which the search goes up or down.
+      most: Largest result; the function need not become 0 before it.
     """
     low = high = start
     step = max(start, 0.1) / 64.0
     while excess(high) > 0.0:
+        if high >= most:
+            return most
         low, high, step = high, high + step, 1.5 * step
     while low == high or excess(low) <= 0.0:
         if low == 0.0:
@@ -95,7 +98,7 @@ def _root(excess: Callable[[float], float], start: float) -> float:
     for _ in range(40):
         middle = (low + high) / 2.0
         low, high = (middle, high) if excess(middle) > 0.0 else (low, middle)
-    return high
+    return min(high, most)
 
 
 def _one_direction(
@@ -122,7 +125,8 @@ def _one_direction(
 
     middle = _root(lambda epsilon: excess(epsilon, 0.0), bound)
     low = _root(lambda epsilon: excess(epsilon, -1.0), middle)
-    high = _root(lambda epsilon: excess(epsilon, 1.0), middle)
+    # Few draws say nothing of a small delta: then only the bound is above.
+    high = _root(lambda epsilon: excess(epsilon, 1.0), middle, max(middle, bound))
     return middle, low, high
 
 
