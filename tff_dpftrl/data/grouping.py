@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from tff_dpftrl import durable_files, validation
+from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.data import user_text
 
 Group: TypeAlias = tuple[str, Sequence[str]]
@@ -236,7 +236,7 @@ class _Reader:
             self.examples,
             is_tokenized,
             self.remember,
-            json.loads(self.about().get("co_owners", "{}")),
+            json_text.parse(self.about().get("co_owners", "{}")),
         )
 
     def examples(self, user_id: str) -> list[str]:
