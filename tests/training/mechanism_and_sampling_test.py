@@ -16,7 +16,7 @@ from tff_dpftrl.runs import privacy, sampled_privacy
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import process, run
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAGE = (_ROOT / "docs/explanation/which_mechanism.md").read_text("utf-8")
 _SECTION = _PAGE.partition("## Every mechanism with every sampling")[2].partition("\n## ")[0]
 _NUM_CLIENTS, _NUM_ROUNDS = 30, 8
