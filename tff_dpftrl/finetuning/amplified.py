@@ -95,11 +95,7 @@ class Amplified:
                 f"sampled_unit 'example' is for sampling {_CYCLIC!r}, not for {self.sampling!r}: "
                 "take that, or sample users."
             )
-        if (self.target_epsilon is None) == (self.noise_multiplier is None):
-            raise validation.UsageError(
-                f"Give exactly one of target_epsilon={self.target_epsilon!r} and "
-                f"noise_multiplier={self.noise_multiplier!r}."
-            )
+        plan_lib.check_one_given(self.target_epsilon, self.noise_multiplier)
         if self.target_epsilon is not None:
             validation.positive("target_epsilon", self.target_epsilon)
         elif self.chooses_bands:

@@ -17,6 +17,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import group_size as group_sizes
+from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy
@@ -53,11 +54,7 @@ class Passes:
         validation.delta(self.delta)
         example_sampling.check_group_size(self.group_size)
         table.check(self.mechanism)
-        if (self.target_epsilon is None) == (self.noise_multiplier is None):
-            raise validation.UsageError(
-                f"Give exactly one of target_epsilon={self.target_epsilon!r} and "
-                f"noise_multiplier={self.noise_multiplier!r}."
-            )
+        plan_lib.check_one_given(self.target_epsilon, self.noise_multiplier)
         if self.target_epsilon is not None:
             validation.positive("target_epsilon", self.target_epsilon)
         if self.noise_multiplier is not None:

@@ -367,6 +367,19 @@ class WhatIf:
         )
 
 
+def check_one_given(target_epsilon: float | None, noise_multiplier: float | None) -> None:
+    """Refuses both a target and a noise multiplier, and neither.
+
+    Raises:
+      UsageError: If not exactly one is given.
+    """
+    if (target_epsilon is None) == (noise_multiplier is None):
+        raise validation.UsageError(
+            f"Give exactly one of target_epsilon={target_epsilon!r} and "
+            f"noise_multiplier={noise_multiplier!r}."
+        )
+
+
 def default_delta(num_examples: float) -> float:
     """Returns δ = n^−1.1, the paper's; n counts all examples, before any are left out.
 
@@ -439,11 +452,7 @@ def make_plan(
     expected_units = validation.positive("expected_units", expected_units)
     num_steps = validation.integer("num_steps", num_steps, minimum=1)
     users_scale = validation.number("users_scale", users_scale, at_least=1)
-    if (target_epsilon is None) == (noise_multiplier is None):
-        raise validation.UsageError(
-            f"Give exactly one of target_epsilon={target_epsilon!r} and "
-            f"noise_multiplier={noise_multiplier!r}."
-        )
+    check_one_given(target_epsilon, noise_multiplier)
     if users_scale != 1.0 and target_epsilon is None:
         raise validation.UsageError(
             f"users_scale={users_scale:g} needs a target_epsilon: give one."

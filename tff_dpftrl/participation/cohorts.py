@@ -109,6 +109,10 @@ class CohortSampler(abc.ABC):
         label = f"tff_dpftrl/{type(self).__name__}/{self.seed}/{index}".encode()
         return np.frombuffer(hashlib.shake_256(label).digest(8 * count), dtype="<u8")
 
+    def _uniform_numbers(self, count: int, index: int) -> np.ndarray:
+        """Draws independent numbers of [0, 1), multiples of 2^-53, of those words."""
+        return (self._random_words(count, index) >> np.uint64(11)) * 2.0**-53
+
 
 class MinSepSampler(CohortSampler):
     """Sampler of cohorts of fixed size whose members return only after `min_sep` rounds.
@@ -309,8 +313,7 @@ class PoissonSampler(CohortSampler):
     @override
     def cohort(self, round_index: int) -> np.ndarray:
         """Returns the clients of one round, any number of them, in increasing order."""
-        words = self._random_words(self.num_clients, self._checked_round(round_index))
-        uniform = (words >> np.uint64(11)) * 2.0**-53
+        uniform = self._uniform_numbers(self.num_clients, self._checked_round(round_index))
         return np.flatnonzero(uniform < self.sampling_probability)
 
 

@@ -253,7 +253,7 @@ class MinSepPoisson(Sampling):
     @property
     @override
     def share_per_round(self) -> float:
-        return self.sampling_probability / (1.0 + (self.min_sep - 1) * self.sampling_probability)
+        return secret_cohorts.stationary_share(self.min_sep, self.sampling_probability)
 
     @property
     @override

@@ -15,7 +15,37 @@ from tff_dpftrl.participation import cohorts
 from tff_dpftrl.participation import schema as schema_lib
 
 
-class CyclicPoissonSampler(cohorts.CohortSampler):
+class _PartOfPoisson(cohorts.CohortSampler):
+    """Sampler whose cohorts are parts of those of a `cohorts.LazyPoissonSampler`."""
+
+    def __init__(
+        self, *, num_clients: int, sampling_probability: float, num_rounds: int, seed: int
+    ):
+        super().__init__(
+            num_clients=num_clients, num_rounds=num_rounds, clients_per_round=None, seed=seed
+        )
+        self._poisson = cohorts.LazyPoissonSampler(
+            num_clients=num_clients,
+            sampling_probability=sampling_probability,
+            num_rounds=num_rounds,
+            seed=seed,
+        )
+
+
+def stationary_share(min_sep: int, sampling_probability: float) -> float:
+    """Computes the expected share of the clients in a round of b-min-sep sampling.
+
+    Args:
+      min_sep: Least stride b of a client.
+      sampling_probability: Probability q of a client that was in none of the last b − 1 rounds.
+
+    Returns:
+      q / (1 + (b − 1) q), in (0, 1].
+    """
+    return sampling_probability / (1.0 + (min_sep - 1) * sampling_probability)
+
+
+class CyclicPoissonSampler(_PartOfPoisson):
     """Sampler that divides the clients into groups, which take turns with Poisson sampling.
 
     Each client draws its group once, uniformly. Round t takes each client of group t mod
@@ -45,15 +75,12 @@ class CyclicPoissonSampler(cohorts.CohortSampler):
           ValueError: If an argument is out of range.
         """
         super().__init__(
-            num_clients=num_clients, num_rounds=num_rounds, clients_per_round=None, seed=seed
-        )
-        self.num_groups = validation.integer("num_groups", num_groups, minimum=1)
-        self._poisson = cohorts.LazyPoissonSampler(
             num_clients=num_clients,
             sampling_probability=sampling_probability,
             num_rounds=num_rounds,
             seed=seed,
         )
+        self.num_groups = validation.integer("num_groups", num_groups, minimum=1)
         # A remainder is uniform up to num_groups · 2^-64.
         words = self._random_words(self.num_clients, 0)
         self.groups = (words % np.uint64(self.num_groups)).astype(np.int64)
@@ -71,7 +98,7 @@ class CyclicPoissonSampler(cohorts.CohortSampler):
         return sampled[self.groups[sampled] == round_index % self.num_groups]
 
 
-class MinSepPoissonSampler(cohorts.CohortSampler):
+class MinSepPoissonSampler(_PartOfPoisson):
     """Poisson sampler that leaves out who came in the last `min_sep` − 1 rounds (b-min-sep).
 
     Before round 0 each client is as it would be after infinitely many rounds, so that all rounds
@@ -102,15 +129,12 @@ class MinSepPoissonSampler(cohorts.CohortSampler):
           ValueError: If an argument is out of range.
         """
         super().__init__(
-            num_clients=num_clients, num_rounds=num_rounds, clients_per_round=None, seed=seed
-        )
-        self.min_sep = validation.integer("min_sep", min_sep, minimum=1)
-        self._poisson = cohorts.LazyPoissonSampler(
             num_clients=num_clients,
             sampling_probability=sampling_probability,
             num_rounds=num_rounds,
             seed=seed,
         )
+        self.min_sep = validation.integer("min_sep", min_sep, minimum=1)
         self._last_round, self._last_cohort = -1, np.zeros(0, np.int64)
         self._free_from = self._first_free()
 
@@ -134,11 +158,10 @@ class MinSepPoissonSampler(cohorts.CohortSampler):
 
     def _first_free(self) -> np.ndarray:
         """Draws the first round in which each client can be, in the stationary distribution."""
-        # A round before the first was a client's with the stationary share s = q / (1 + (b − 1) q),
-        # and of the last b − 1 rounds at most one was: round −j, which frees it from b − j on.
-        q = self._poisson.sampling_probability
-        share = q / (1.0 + (self.min_sep - 1) * q)
-        uniform = (self._random_words(self.num_clients, 0) >> np.uint64(11)) * 2.0**-53
+        # A round before the first was a client's with the stationary share, and of the last b − 1
+        # rounds at most one was: round −j, which frees it from b − j on.
+        share = stationary_share(self.min_sep, self._poisson.sampling_probability)
+        uniform = self._uniform_numbers(self.num_clients, 0)
         wait = np.floor(uniform / share).astype(np.int64) + 1
         return np.where(wait < self.min_sep, wait, 0)
 
@@ -193,7 +216,7 @@ class RandomAllocationSampler(cohorts.CohortSampler):
         return self._clients[first:end].copy()
 
 
-class TruncatedPoissonSampler(cohorts.CohortSampler):
+class TruncatedPoissonSampler(_PartOfPoisson):
     """Poisson sampler that keeps a uniformly random part of a cohort that is too large."""
 
     def __init__(
@@ -218,15 +241,12 @@ class TruncatedPoissonSampler(cohorts.CohortSampler):
           ValueError: If an argument is out of range.
         """
         super().__init__(
-            num_clients=num_clients, num_rounds=num_rounds, clients_per_round=None, seed=seed
-        )
-        self.largest_cohort = validation.integer("largest_cohort", largest_cohort, minimum=1)
-        self._poisson = cohorts.LazyPoissonSampler(
             num_clients=num_clients,
             sampling_probability=sampling_probability,
             num_rounds=num_rounds,
             seed=seed,
         )
+        self.largest_cohort = validation.integer("largest_cohort", largest_cohort, minimum=1)
 
     @property
     @override

@@ -45,10 +45,6 @@ _COARSE, _FINE = 0.02, 0.0025
 """Intervals of the grid, in standard deviations of one bin's privacy loss."""
 _REFINED = 3
 """Number of subsets whose bound is computed on the fine grid."""
-_LARGEST_VARIANCE = 400.0
-"""Variance of one bin's privacy loss from which on no amplification is counted: ε > 200."""
-_NEGLIGIBLE_SHARE = 1e-7
-"""Share of delta that an operation may send to infinity."""
 
 Levels = tuple[tuple[int, int], ...]
 """Subset of the bins: pairs (number, distance) of its levels, from single bins to the circle."""
@@ -149,7 +145,7 @@ class BallsInBins:
         """Computes epsilon at `delta`: a bound that holds, and never above the unamplified one."""
         validation.delta(delta)
         unamplified = self.unamplified_epsilon(delta)
-        laws = self._laws(lambda law: law.epsilon(delta), _NEGLIGIBLE_SHARE * delta)
+        laws = self._laws(lambda law: law.epsilon(delta), likelihood_ratio.NEGLIGIBLE_SHARE * delta)
         return min([unamplified, *laws])
 
     def delta(self, epsilon: float) -> float:
@@ -232,7 +228,7 @@ class BallsInBins:
         self, bound: Callable[[likelihood_ratio.Ratio], float], negligible: float
     ) -> list[float]:
         """Computes bounds by the laws of the best subsets of bins."""
-        if not 0.0 < self.variances[0] <= _LARGEST_VARIANCE or self.num_bins == 1:
+        if not 0.0 < self.variances[0] <= likelihood_ratio.LARGEST_VARIANCE or self.num_bins == 1:
             return []
 
         def rough(levels: Levels) -> float:

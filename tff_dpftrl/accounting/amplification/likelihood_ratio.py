@@ -34,6 +34,10 @@ import math
 import numpy as np
 from scipy import special
 
+LARGEST_VARIANCE = 400.0
+"""Variance of one Gaussian's privacy loss from which on no secrecy is counted: ε > 200."""
+NEGLIGIBLE_SHARE = 1e-7
+"""Share of delta that an operation may send to infinity."""
 _ROUNDING = 1e-8
 """Relative excess charged for floating-point rounding of delta."""
 _LARGEST_LOSS, _SMALLEST_LOSS = 250.0, -300.0

@@ -47,6 +47,7 @@ from tff_dpftrl.accounting.amplification import estimate as estimate_lib
 from tff_dpftrl.accounting.amplification import patterns
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.participation import secret_cohorts
 
 _ROUNDING = 1e-9
 """Relative error allowed for in probabilities."""
@@ -203,7 +204,7 @@ class MinSepPoisson:
     @property
     def _share(self) -> float:
         """Expected share of the clients in a round."""
-        return self.sampling_probability / (1.0 + (self.min_sep - 1) * self.sampling_probability)
+        return secret_cohorts.stationary_share(self.min_sep, self.sampling_probability)
 
     def count_tail(self) -> np.ndarray:
         """Computes the probabilities of at least k rounds, k = 0, 1, …, shape [most rounds + 1].

@@ -23,10 +23,6 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import gaussian
 from tff_dpftrl.accounting.amplification import likelihood_ratio
 
-_NEGLIGIBLE_SHARE = 1e-7
-_LARGEST_VARIANCE = 400.0
-"""Variance of one round's privacy loss from which on no amplification is counted: ε > 200."""
-
 
 @dataclasses.dataclass(frozen=True)
 class RandomAllocation:
@@ -59,7 +55,7 @@ class RandomAllocation:
         """Computes epsilon at `delta`: a bound that holds, and never above the unamplified one."""
         validation.delta(delta)
         unamplified = self.unamplified_epsilon(delta)
-        law = self._law(_NEGLIGIBLE_SHARE * delta / self.rounds_per_client)
+        law = self._law(likelihood_ratio.NEGLIGIBLE_SHARE * delta / self.rounds_per_client)
         return unamplified if law is None else min(unamplified, law.epsilon(delta))
 
     def delta(self, epsilon: float) -> float:
@@ -81,7 +77,7 @@ class RandomAllocation:
 
     def _law(self, negligible: float) -> likelihood_ratio.Ratio | None:
         """Computes the law of dP/dQ; None if there is too little noise for one."""
-        if self.noise_multiplier <= _LARGEST_VARIANCE**-0.5:
+        if self.noise_multiplier <= likelihood_ratio.LARGEST_VARIANCE**-0.5:
             return None
         variance = self.noise_multiplier**-2
         shorter, longer = divmod(self.num_rounds, self.rounds_per_client)

@@ -26,10 +26,6 @@ from tff_dpftrl.accounting import amplified_banded, calibrate
 from tff_dpftrl.accounting.amplification import likelihood_ratio
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 
-_NEGLIGIBLE_SHARE = 1e-7
-_LARGEST_VARIANCE = 400.0
-"""Variance of one turn's privacy loss from which on no secrecy is counted: ε > 200."""
-
 
 @dataclasses.dataclass(frozen=True)
 class SecretGroups:
@@ -83,11 +79,14 @@ class SecretGroups:
         validation.delta(delta)
         known = self.known.epsilon(delta)
         sampled = self.known.sampled
-        if self.num_apart < 2 or sampled.noise_multiplier <= _LARGEST_VARIANCE**-0.5:
+        if (
+            self.num_apart < 2
+            or sampled.noise_multiplier <= likelihood_ratio.LARGEST_VARIANCE**-0.5
+        ):
             return known
         probability, turns = sampled.sampling_probability, sampled.num_rounds
         variance = sampled.noise_multiplier**-2
-        negligible = _NEGLIGIBLE_SHARE * delta / turns
+        negligible = likelihood_ratio.NEGLIGIBLE_SHARE * delta / turns
         step = likelihood_ratio.grid_step(variance, turns, probability**2 * math.expm1(variance))
         turn = likelihood_ratio.lognormal(variance, step, negligible)
         if probability < 1.0:
