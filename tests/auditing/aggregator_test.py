@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 
 import tff_dpftrl
 from tests.auditing import planted_bugs
-from tests.auditing.fixed_seeds import fixed_seeds  # noqa: F401
+from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tff_dpftrl.auditing import aggregator as aggregator_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib

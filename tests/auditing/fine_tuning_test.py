@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.auditing.fixed_seeds import fixed_seeds  # noqa: F401
+from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tff_dpftrl.accounting import dp_fedavg
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import fine_tuning, training

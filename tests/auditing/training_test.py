@@ -11,7 +11,7 @@ pytest.importorskip("tensorflow_federated", reason="audits processes of TFF")
 
 import tensorflow_federated as tff
 
-from tests.auditing.fixed_seeds import fixed_seeds  # noqa: F401
+from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tff_dpftrl.accounting import guarantee
 from tff_dpftrl.aggregators import dp_ftrl, sampled_gaussian, secagg
 from tff_dpftrl.auditing import canaries as canaries_lib

@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("tensorflow_federated", reason="audits training with TFF")
 
+from tests import fixed_seeds
 from tests.training import toy_run
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.auditing import audit_report, configured
 from tff_dpftrl.cli import audit, main
 from tff_dpftrl.participation import ledger_file
-from tff_dpftrl.private_round import seeds
 from tff_dpftrl.training import run as run_lib
 
 corpus = toy_run.corpus
@@ -26,8 +26,7 @@ def trained(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("audit") / "run"
     config = toy_run.config(corpus, num_rounds=2, min_sep=2, deterministic_noise_seed=None)
     with pytest.MonkeyPatch.context() as patch:
-        # New noise each time would be called violated once in a thousand times, as is stated.
-        patch.setattr(seeds, "root_seed_from_os", lambda: seeds.root_seed(3**80))
+        fixed_seeds.fix(patch)
         run_lib.train(config, folder, progress=lambda line: None)
     return folder
 

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("tensorflow_federated", reason="trains with TFF")
 
+from tests import fixed_seeds
 from tests.cli import toy_corpus
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.auditing.recount import run_folder
@@ -54,6 +55,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
         begin(rounds, *args)
 
     with pytest.MonkeyPatch.context() as patch:
+        fixed_seeds.fix(patch)
         patch.setattr(committed_rounds.CommittedRounds, "begin", stop_after_two)
         with pytest.raises(KeyboardInterrupt):
             run_lib.train(config, folder / "run")

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import json
 import math
+import re
 import sys
 
 import numpy as np
@@ -256,6 +257,17 @@ def test_choices_have_all_splits_and_the_best_is_the_least():
     for one in plans[:3]:
         half = sum(min(size, one.asked.group_size) for size in (3, 10)) / 2
         assert one.expected_gradients(_USERS) == pytest.approx(one.asked.units_per_step * half)
+
+
+def test_choices_leave_out_cohorts_that_fill_more_bins_than_there_are_steps():
+    options = {"sampling": "bins", "target_epsilon": 8.0, "delta": 1e-5}
+    num_steps = len(_USERS) // 64
+    plans = amplified.choices(_USERS, compute_budget=64, num_steps=num_steps, **options)
+    assert [(one.asked.group_size, one.asked.units_per_step) for one in plans] == [(1, 64)]
+    with pytest.raises(ValueError, match="only 2 rounds") as error:
+        amplified.choices(_USERS, compute_budget=64, num_steps=2, **options)
+    cohort = int(re.search(r"clients_per_round to (\d+)", str(error.value))[1])
+    assert len(_USERS) // cohort <= 2 < len(_USERS) // (cohort - 1)
 
 
 def test_the_share_of_examples_used_is_that_of_batches():

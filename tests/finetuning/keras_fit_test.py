@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tff_dpftrl
+from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.finetuning import keras_fit
 from tff_dpftrl.models import keras_versions

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.finetuning import toy_finetuning
+from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.data import jsonl, owners, sequences, split, tables
 from tff_dpftrl.finetuning import (

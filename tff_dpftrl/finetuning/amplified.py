@@ -364,8 +364,11 @@ def choices(
     pairs = group_sizes.splits(
         compute_budget, num_users=len(users), smallest_cohort=smallest_cohort
     )
-    least = max(bands or 1, min_sep or 1)
-    fitting = [(g, m) for g, m in pairs if m * least <= len(users)] or pairs[-1:]
+    if sampling == _BINS:
+        fitting = [(g, m) for g, m in pairs if len(users) // m <= num_steps] or pairs[:1]
+    else:
+        least = max(bands or 1, min_sep or 1)
+        fitting = [(g, m) for g, m in pairs if m * least <= len(users)] or pairs[-1:]
     for group_size, cohort in fitting:
         asked = Amplified(
             sampling=sampling,

@@ -364,7 +364,7 @@ def _described(
             raise validation.UsageError(
                 f"sampling 'bins' would have {bins} bins of {clients_per_round} clients and only "
                 f"{num_rounds} rounds, so that some never come: raise num_rounds to {bins}, or "
-                f"clients_per_round to {num_clients // num_rounds}."
+                f"clients_per_round to {num_clients // (num_rounds + 1) + 1}."
             )
         return sampling_lib.BallsInBins(num_rounds, bins)
     kind = sampling_lib.CyclicPoisson if name == _CYCLIC else sampling_lib.MinSepPoisson

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import fixed_seeds
 from tests.finetuning import toy_finetuning
 from tests.training import toy_run
 from tff_dpftrl.accounting import gaussian, privacy_statement
@@ -23,7 +24,6 @@ from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.finetuning import run as finetuning_run
 from tff_dpftrl.participation import ledger as ledger_lib
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.private_round import seeds
 from tff_dpftrl.runs import committed_rounds
 from tff_dpftrl.training import report
 
@@ -77,8 +77,7 @@ def runs(corpus, tmp_path_factory):
         return commit(self, round_index, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        # New noise each time would be called violated once in a thousand times, as is stated.
-        patch.setattr(seeds, "root_seed_from_os", lambda: seeds.root_seed(3**80))
+        fixed_seeds.fix(patch)
         patch.setattr(committed_rounds.CommittedRounds, "commit", killed_commit)
         with pytest.raises(toy_run.Crash):
             _train(config, folder)
