@@ -88,11 +88,23 @@ def test_correlated_noise_of_the_identity_is_independent_noise():
     # Brute force: draws of the noise's prefix sums.
     plan = _planned(bands=4, noise_multiplier=3.0)
     matrix = plan.strategy.noise_matrix(60)
-    sums = np.cumsum(3.0 * matrix @ np.random.default_rng(1).standard_normal((60, 40_000)), axis=0)
+    steps = 3.0 * matrix @ np.random.default_rng(1).standard_normal((60, 40_000))
+    sums = np.cumsum(steps, axis=0)
     independent = math.sqrt(np.mean(np.arange(1, 61)))
     # 40,000 draws of 60 dependent sums: a mean square within a percent or two.
     drawn = math.sqrt(np.mean(sums**2)) / independent / 40
     assert run_privacy.noise_of_average(plan) == pytest.approx(drawn, rel=0.02)
+    ratio = math.sqrt(np.mean(steps**2)) / 40 / drawn
+    assert run_privacy.noise_of_step(plan) == pytest.approx(ratio, rel=0.02)
+
+
+def test_the_learning_rate_of_adam_is_for_the_noise_of_a_step():
+    assert run_privacy.noise_of_step(_planned(bands=1, noise_multiplier=3.0)) == 1.0
+    assert run_privacy.rate_hint(_planned(bands=1, noise_multiplier=3.0)) is None
+    plan = _planned(bands=16, noise_multiplier=3.0)
+    said = f"One step has {run_privacy.noise_of_step(plan):.1f} times the noise"
+    assert run_privacy.rate_hint(plan).startswith(said)
+    assert run_privacy.noise_of_step(plan) > 2.0
 
 
 @pytest.mark.parametrize("unit", ["user", "example"])

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -182,10 +182,22 @@ def _prepared(
         evaluator=report.TextEvaluator(task, {report.PRETRAINED: known.facts["pretrained_top1"]}),
         public_seed=config.seed if seed is None else seed,
         keep=functools.partial(_keep, part, task, plan, users, group_size),
-        announcement=startup.describe_plan(
-            plan, part.model.num_parameters, unit="step", swamped=run_privacy.SWAMPED
+        announcement=(
+            *startup.describe_plan(
+                plan, part.model.num_parameters, unit="step", swamped=run_privacy.SWAMPED
+            ),
+            *_rate_hint(config, plan),
         ),
     )
+
+
+def _rate_hint(
+    config: config_lib.FinetuningConfig, plan: run_privacy.FinetuningPlan
+) -> Iterator[str]:
+    divides = config.optimizer not in ("sgd", "momentum")
+    hint = run_privacy.rate_hint(plan) if divides else None
+    if hint is not None:
+        yield f"{hint} It is {config.learning_rate:g}."
 
 
 def write_report(output: pathlib.Path) -> report.TrainingResults:

@@ -105,6 +105,36 @@ def noise_of_average(plan: CorrelatedPlan) -> float:
     return plan.noise_multiplier * math.sqrt(correlated / independent) / plan.clients_per_round
 
 
+def noise_of_step(plan: FinetuningPlan) -> float:
+    """Computes how much more noise one step has than independent noise that is as much in sums.
+
+    Adam divides by the size of a step's noisy gradient, so that its learning rate for correlated
+    noise is larger by about this factor (`docs/experiments.md`, "Correlated noise with sampling").
+
+    Args:
+      plan: Plan of the run.
+
+    Returns:
+      Ratio of the root mean square, over the steps, of the noise of a step's average to
+      `noise_of_average`; 1 for independent noise, or none.
+    """
+    strategy, steps = strategy_of(plan), plan.num_rounds
+    one = float(np.mean(strategy.round_noise_variance(steps)))
+    return math.sqrt(one * (steps + 1) / 2 / float(np.mean(strategy.prefix_noise_variance(steps))))
+
+
+def rate_hint(plan: FinetuningPlan) -> str | None:
+    """Returns what correlated noise asks of the learning rate of Adam; None for little of it."""
+    ratio = noise_of_step(plan)
+    if plan.noise_multiplier == 0.0 or ratio < 1.5:
+        return None
+    return (
+        f"One step has {ratio:.1f} times the noise of independent noise that is as much in sums, "
+        "and Adam divides by it: a learning rate that is good for independent noise is too small "
+        "here, by about this factor."
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class SampledFinetuning(privacy.PrivacyPlan):
     """Plan of ELS or ULS as that of a run. Its rounds are steps, its clients users.
