@@ -141,7 +141,7 @@ class Corpus:
           **options: Options of `finetune`: data, initial_weights, learning_rate and others.
         """
         self.num_steps, self._looks, self._options = num_steps, looks, options
-        self._sums = {}
+        self._sums, self._best_turns = {}, {}
         config = self._config(sampling="user", group_size=1, cohort_size=1)
         text = corpus.read_users(config.part(corpus.UserOptions))
         initial = trained_model.find(pathlib.Path(config.initial_weights)).load()
@@ -245,16 +245,18 @@ class Corpus:
 
     def _turns(self, cell: Cell) -> tuple[int, int, privacy.PrivacyPlan]:
         """G, M and privacy of least noise, relative to the gradients, of users' turns."""
-        norms = self.proxies.gradient_norms
-        plans = amplified.choices(
-            self.users,
-            compute_budget=cell.budget,
-            num_steps=self.num_steps,
-            target_epsilon=cell.epsilon,
-            delta=self._delta(cell),
-            sampling=cell.method,
-        )
-        asked = amplified.best(plans, norms).asked
+        norms, setting = self.proxies.gradient_norms, (cell.method, cell.epsilon, cell.budget)
+        if setting not in self._best_turns:  # The seed makes no difference.
+            plans = amplified.choices(
+                self.users,
+                compute_budget=cell.budget,
+                num_steps=self.num_steps,
+                target_epsilon=cell.epsilon,
+                delta=self._delta(cell),
+                sampling=cell.method,
+            )
+            self._best_turns[setting] = amplified.best(plans, norms).asked
+        asked = self._best_turns[setting]
         request = asked.asked(
             self.users,
             clip_norm=choosing.CLIP_FACTOR * norms(asked.group_size),
@@ -380,6 +382,8 @@ def with_own_rates(
             wanted = key(asked).items()
             return next(float(row["loss"]) for row in read(path) if wanted <= row.items())
 
+        if cell.method == BINS:  # Close to cyclic, and longer to plan: its rates are taken.
+            found[BINS, cell.epsilon] = found[CYCLIC, cell.epsilon]
         if (cell.method, cell.epsilon) not in found:
             rate = starts.get(cell.method, _FIRST_RATE)
             while loss(2 * rate) < loss(rate):

@@ -1,8 +1,10 @@
 """The committed results are what the page says, and the configs can be run."""
 
 import csv
+import dataclasses
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -117,7 +119,21 @@ def test_losses_stand_crosswise_with_errors_over_seeds(tmp_path, monkeypatch):
     assert lines[3:5] == ["| 1 | 0.500 ± 0.500 | 0.500 ± 0.500 |", "| 4 |  | 0.000 |"]
 
 
-@pytest.mark.parametrize("figure", ["epsilon", "map", "group", "users", "large_map", "long"])
+def test_losses_are_those_of_the_rate_that_was_best_with_the_first_seed(tmp_path, monkeypatch):
+    page = _load("page")
+    monkeypatch.setattr(page, "_HERE", tmp_path)
+    found = [("0.1", "0", 4.0), ("0.2", "0", 3.0), ("0.2", "1", 5.0), ("0.1", "1", 1.0)]
+    rows = [
+        {"method": "ULS", "ε": "1", "seed": seed, "rate": rate, "loss": loss}
+        for rate, seed, loss in found
+    ]
+    _write(tmp_path / "results" / "toy.csv", rows)
+    block = "<!-- cross: toy, best=rate, {}ε, method -->\n<!-- end -->"
+    assert page.render(block.format("")).splitlines()[3] == "| 1 | 4.000 ± 1.000 |"
+    assert page.render(block.format("shown=rate, ")).splitlines()[3] == "| 1 | 0.2 |"
+
+
+@pytest.mark.parametrize("figure", ["epsilon", "map", "group", "users", "large_map", "long", "turns"])
 def test_every_cell_of_a_figure_can_be_told_from_the_others(figure):
     module = _load("finetuning_text")
     assert figure in module.FIGURES
@@ -133,6 +149,28 @@ def test_a_figure_that_was_interrupted_goes_on(tmp_path):
     module.append(path, module.key(first) | {"loss": "4.0"})
     module.append(path, module.key(second) | {"loss": "4.1"})
     assert module.done(path) == {tuple(module.key(cell).values()) for cell in (first, second)}
+
+
+def test_each_method_has_the_learning_rate_of_least_loss_with_the_first_seed(tmp_path):
+    module, path, tried = _load("finetuning_text"), tmp_path / "toy.csv", []
+    best = {("ULS", 1.0): 0.004, ("ULS", 2.0): 0.002, ("cyclic", 1.0): 0.032, ("cyclic", 2.0): 0.016}
+
+    def run(cell):
+        loss = abs(math.log2(cell.learning_rate / best[cell.method, cell.epsilon]))
+        tried.append(cell)
+        module.append(path, module.key(cell) | {"loss": loss})
+
+    cells = [
+        module.Cell(method, epsilon, 256, seed=seed)
+        for seed in (0, 1)
+        for method in ("ULS", "cyclic", "bins")
+        for epsilon in (1.0, 2.0)
+    ]
+    found = list(module.with_own_rates(cells, path, run))
+    rates = [0.004, 0.002, 0.032, 0.016, 0.032, 0.016]
+    assert [cell.learning_rate for cell in found] == rates * 2
+    assert [dataclasses.replace(cell, learning_rate=None) for cell in found] == cells
+    assert {cell.seed for cell in tried} == {0} and len(set(tried)) == len(tried)
 
 
 def test_what_choices_rest_on_is_kept_beside_the_losses(tmp_path, monkeypatch):
