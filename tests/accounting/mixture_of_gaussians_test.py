@@ -96,7 +96,11 @@ def test_large_group_and_little_noise_against_brute_force():
 
 @pytest.mark.parametrize(
     "stddev, group, steps, delta",
-    [(1.0, 1, 100, 1e-6), (2.0, 8, 20, 1e-5), (1.5, 2, 10, 1e-6)],
+    [
+        (1.0, 1, 100, 1e-6),
+        pytest.param(2.0, 8, 20, 1e-5, marks=pytest.mark.slow),
+        (1.5, 2, 10, 1e-6),
+    ],
 )
 def test_never_below_an_optimistic_and_close_to_a_pessimistic_estimate(stddev, group, steps, delta):
     ours = _epsilon(stddev, group, steps, delta)

@@ -79,6 +79,7 @@ _OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build, strategy, optimizer",
     [
@@ -118,6 +119,7 @@ def test_with_noise_weights_differ_by_the_noise():
     assert np.min(np.abs(difference)) > 0
 
 
+@pytest.mark.slow
 def test_estimated_clip_norm_is_among_the_metrics():
     adaptive = aggregators.build_adaptive_dp_ftrl_aggregator(
         _BLT,

@@ -165,10 +165,7 @@ def test_every_algorithm_has_a_row_and_a_test():
 # One of each kind that the table knows; the others are slow.
 _FAST = {
     "build_weighted_fed_avg",
-    "build_unweighted_fed_prox",
-    "build_unweighted_mime_lite",
     "build_fed_kmeans",
-    "build_fed_eval",
     "tff_dpftrl.build_dp_fedsgd",
 }
 
@@ -187,6 +184,7 @@ def test_the_table_of_algorithms_says_what_the_check_finds(name):
     assert len(check.releases) == (name not in _WITHOUT_RELEASE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, aggregator",
     [

@@ -199,6 +199,7 @@ def _movements(rng, claim, covariance, signal, noise=1.0):
     return training.Movements(moved, present, signals, 1.0, len(covariance))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_audits", "mu"),
     [(40, 0.5), pytest.param(300, 0.5, marks=pytest.mark.slow)]

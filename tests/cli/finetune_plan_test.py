@@ -92,6 +92,7 @@ def test_passes_are_compared_at_the_same_epsilon_and_compute(capsys):
     assert "--sampling passes --group-size 2 --cohort 64 --delta 3.98e-05" in _out(capsys, *_USERS)
 
 
+@pytest.mark.slow
 def test_bands_of_cyclic_sampling_are_compared_at_the_same_epsilon_and_compute(capsys):
     report = _json(capsys, *_USERS)
     for one in report["cyclic"]:

@@ -64,6 +64,7 @@ def test_contexts_start_one_watchdog_in_all():
         assert worker_watchdog.start() is first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

@@ -36,6 +36,7 @@ def test_clients_that_fill_the_cores_leave_one_thread(clients_per_round, expecte
     assert completed.stdout == f"{expected}\n", completed.stderr
 
 
+@pytest.mark.slow
 def test_the_environment_decides(monkeypatch):
     calls = []
     monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: 0)

@@ -193,6 +193,7 @@ def test_a_run_knows_its_examples_by_their_digest_and_keeps_it_private(tmp_path)
     assert "contents of the examples" not in (tmp_path / "run/config.json").read_text()
 
 
+@pytest.mark.slow
 def test_passes_keep_their_schema_and_go_on_with_their_noise(tmp_path):
     seed = {"deterministic_noise_seed": 7, "made": _passes()}
     whole = _finetune(tmp_path / "whole", **seed)
@@ -336,6 +337,7 @@ def test_a_run_that_ended_early_is_charged_as_a_whole_one(tmp_path):
     assert told["epsilon"] == made.epsilon > made.epsilon_after(2)
 
 
+@pytest.mark.slow
 def test_a_run_that_an_older_version_began_goes_on(tmp_path, monkeypatch):
     public = manifest.Manifest._public
 
@@ -380,6 +382,7 @@ def test_a_budget_ends_a_run_and_pays_for_what_was_run(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_reported_without_its_data(tmp_path, capsys):
     with pytest.raises(_Crash):
         _finetune(tmp_path / "run", crash_at=4)

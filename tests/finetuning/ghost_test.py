@@ -108,9 +108,7 @@ def _assert_same(found, expected, clip_norm):
     [
         pytest.param(
             *(rows_per_unit, name),
-            marks=[]
-            if rows_per_unit > 1 or name in ("lstm", "transformer")
-            else [pytest.mark.slow],
+            marks=[] if name in ("lstm", "transformer") else [pytest.mark.slow],
         )
         for rows_per_unit in _COUNTS
         for name in _MODELS
@@ -354,6 +352,7 @@ def test_rows_that_contradict_each_other_move_the_sum_by_no_more_than_the_clip_n
     _assert_same(found, expected, 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lstm", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_a_graph_computes_the_same_every_time(name):
     model, weights = _MODELS[name], _weights(_MODELS[name])

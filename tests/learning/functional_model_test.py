@@ -94,6 +94,7 @@ def test_training_metrics_are_sums_over_clients(process):
     assert measured["num_sequences"] == 16
 
 
+@pytest.mark.slow
 def test_it_learns(process):
     state = process.initialize()
     evaluate = evaluation.Evaluator(_MODEL, _SPECIAL, _rows(99, 100))

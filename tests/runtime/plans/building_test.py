@@ -178,6 +178,7 @@ def test_a_process_with_sums_in_the_clear_is_no_secure_one():
         )
 
 
+@pytest.mark.slow
 def test_variants_serve_devices_with_older_runtimes(process, monkeypatch):
     """Version 2 is the first one with `AddV2`; a variant takes `Add`, which is older."""
     everything = allowed_ops.allowed(allowed_ops.RUNTIME_VERSION)
