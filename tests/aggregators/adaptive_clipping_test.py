@@ -213,6 +213,7 @@ def test_estimate_reaches_the_target_quantile():
     assert _measured(outputs, "clip_norm")[-1] > 1.2
 
 
+@pytest.mark.slow
 def test_a_private_estimate_can_be_fixed_afterwards():
     # The recipe of README.md in tff_dpftrl/aggregators.
     rng = np.random.default_rng(1)

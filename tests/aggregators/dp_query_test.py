@@ -150,6 +150,7 @@ def _finite_records(t):
     return _records(t)[:3]
 
 
+@pytest.mark.slow
 def test_without_noise_the_sum_is_that_of_tfps_tree_query():
     ours = dp_query.DPFTRLSumQuery(_fixed(tree.Tree(4), noise_multiplier=0).private_round, _SPECS)
     theirs = tfp.TreeResidualSumQuery.build_l2_gaussian_query(1.0, 0.0, _SPECS)

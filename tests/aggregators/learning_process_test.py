@@ -84,8 +84,8 @@ _OPTIMIZERS = {
     "build, strategy, optimizer",
     [
         (_fed_avg, _BLT, "sgd"),
-        pytest.param(_fed_avg, tree.Tree(3), "momentum", marks=pytest.mark.slow),
-        pytest.param(_fed_sgd, identity.Identity(), "adam", marks=pytest.mark.slow),
+        (_fed_avg, tree.Tree(3), "momentum"),
+        (_fed_sgd, identity.Identity(), "adam"),
     ],
     ids=["fed-avg-blt-sgd", "fed-avg-tree-momentum", "fed-sgd-identity-adam"],
 )

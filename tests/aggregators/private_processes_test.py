@@ -189,10 +189,8 @@ def test_the_table_of_algorithms_says_what_the_check_finds(name):
     "name, aggregator",
     [
         ("build_unweighted_mime_lite", _OURS),
-        *(
-            pytest.param(name, _AS_WEIGHTED, marks=pytest.mark.slow)
-            for name in ("build_weighted_mime_lite", "build_mime_lite_with_optimizer_schedule")
-        ),
+        ("build_weighted_mime_lite", _AS_WEIGHTED),
+        ("build_mime_lite_with_optimizer_schedule", _AS_WEIGHTED),
     ],
 )
 def test_mime_lite_with_both_aggregators_leaves_but_the_metrics(name, aggregator):

@@ -117,6 +117,7 @@ def test_rotation_seeds_are_fresh():
     assert np.all(first.rotation_seed != second.rotation_seed)
 
 
+@pytest.mark.slow
 def test_dtypes_come_back():
     value_type = tff.to_type([tff.TensorType(np.float32, [10]), tff.TensorType(np.float16, [4])])
     process = secagg_sum.SecAggSumFactory(_ENCODING, _CLIP_NORM).create(value_type)

@@ -222,10 +222,8 @@ _BUILDERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n == "adaptive" else []) for n in _BUILDERS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _BUILDERS)
 def test_the_grid_follows_from_the_updates(name):
     build = _BUILDERS[name]
 

@@ -157,8 +157,8 @@ def _linear():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("builder", [pytest.param("fed_avg", marks=pytest.mark.slow), "fed_prox"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("builder", ["fed_avg", "fed_prox"])
 def test_tffs_weighted_algorithms_train_with_it(builder, compiled):
     algorithms = tff.learning.algorithms
     build, *more = {

@@ -224,15 +224,9 @@ _GAME = "distinguishing game, likelihood ratio"
     "aggregator, mu, options",
     [
         # Twice the noise that is needed where the denominator stays.
-        pytest.param(
-            *(_weighted(tff_dpftrl.ClippedDenominator(0.1, 200.0)), 2.0, {}),
-            marks=pytest.mark.slow,
-        ),
+        (_weighted(tff_dpftrl.ClippedDenominator(0.1, 200.0)), 2.0, {}),
         (_weighted(tff_dpftrl.FixedDenominator(0.1, 100.0), weight_cap=100.0), 4.0, {}),
-        pytest.param(
-            *(_half_precision(), 4.0, {"value_type": tff.to_type([(np.float16, [80])] * 2)}),
-            marks=pytest.mark.slow,
-        ),
+        (_half_precision(), 4.0, {"value_type": tff.to_type([(np.float16, [80])] * 2)}),
     ],
     ids=["clipped denominator", "weight cap", "half precision"],
 )

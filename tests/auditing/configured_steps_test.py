@@ -21,19 +21,15 @@ def _audit(toy, num_users=40, **options):
     return configured_steps.audit_config(config, num_users=num_users, error_rate=_ERROR_RATE)
 
 
+@pytest.mark.slow  # Below, the command audits one.
 @pytest.mark.parametrize(
     "options",
     [
         {},
-        *(
-            pytest.param(options, marks=pytest.mark.slow)
-            for options in (
-                {**_PASSES, "noise_multiplier": 0.7, "adapter_rank": 2},
-                {"sampling": "example", "compute_budget": 90, "target_epsilon": 4.0},
-                {"sampling": "auto", "compute_budget": 64, "target_epsilon": 4.0},
-                {"clip_norm": None, "normalised_clipping": False, "iterate_averaging": 0.9},
-            )
-        ),
+        {**_PASSES, "noise_multiplier": 0.7, "adapter_rank": 2},
+        {"sampling": "example", "compute_budget": 90, "target_epsilon": 4.0},
+        {"sampling": "auto", "compute_budget": 64, "target_epsilon": 4.0},
+        {"clip_norm": None, "normalised_clipping": False, "iterate_averaging": 0.9},
     ],
     ids=str,
 )

@@ -88,7 +88,7 @@ def _audit(build, plan=_SAMPLED, counts=tuple(_UNITS), error_rate=_ERROR_RATE):
     [
         pytest.param(_SAMPLED, _GHOST, _UNITS, id="ghost"),
         pytest.param(_SAMPLED, _LOOPED, _UNITS, id="looped", marks=pytest.mark.slow),
-        pytest.param(_PASSES, _GHOST, _UNITS, id="passes"),
+        pytest.param(_PASSES, _GHOST, _UNITS, id="passes", marks=pytest.mark.slow),
         pytest.param(_SAMPLED, _GHOST, [1], id="one unit", marks=pytest.mark.slow),
         pytest.param(_SAMPLED, _GHOST, [2] * 90, id="more than expected", marks=pytest.mark.slow),
     ],

@@ -237,6 +237,7 @@ def test_bad_input_is_one_clear_line(capsys, arguments, message):
     assert re.search(message, error) and error.count("\n") == 1, error
 
 
+@pytest.mark.slow
 def test_texts_are_read_as_finetune_reads_them(capsys, toy, monkeypatch):
     seen, read = [], corpus.read_users
 

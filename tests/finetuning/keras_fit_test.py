@@ -336,6 +336,7 @@ def test_what_would_break_the_promise_is_refused_before_a_folder_is_made(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
     text = (_DOCS / "how_to" / "finetuning.md").read_text(encoding="utf-8")
     examples = [

@@ -182,7 +182,7 @@ def test_clipped_denominator_without_clipping_is_tff_weighted_fed_avg():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [_fed_avg, pytest.param(_fed_sgd, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("build", [_fed_avg, _fed_sgd])
 def test_functional_and_variable_models_agree(build):
     clip = clipping.PerLayerClipping(0.3)
     processes = [build(clipping=clip, model_fn=m) for m in (_model_fn, _functional_model())]
@@ -278,6 +278,7 @@ def test_dp_ftrl_update_equals_sgd_on_the_residuals_of_tree_aggregation():
     np.testing.assert_allclose(paths[0], paths[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_state_round_trip():
     process = _fed_avg(
         noise_multiplier=1.0,

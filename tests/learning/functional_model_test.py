@@ -131,6 +131,7 @@ def test_it_takes_batches_of_ids():
     assert model.input_spec == (spec, spec)
 
 
+@pytest.mark.slow
 def test_somebody_s_functional_model_is_read_as_a_language_model():
     weights = _MODEL.initial_weights(0)
 

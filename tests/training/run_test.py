@@ -308,6 +308,7 @@ def test_adaptive_clipping_restarts_and_is_accounted_in_blocks(corpus, tmp_path,
     assert report.report(tmp_path / "run").statement == results.statement
 
 
+@pytest.mark.slow
 def test_secure_aggregation_charges_the_inflated_norm(corpus, tmp_path):
     options = {"secagg_bits": 20, "num_rounds": 2, "deterministic_noise_seed": None}
     before = tff.framework.get_context_stack().current

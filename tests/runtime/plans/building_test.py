@@ -79,6 +79,7 @@ def test_every_initialisation_draws_its_own_seed(plans):
     assert len(seeds) == 3
 
 
+@pytest.mark.slow
 def test_shuffling_takes_a_seed_of_the_device(process):
     plan = small_tasks.plans(process, shuffle=True).devices[0]
     assert plan.seed_policy == plan_pb2.DEVICE_DRAWS
