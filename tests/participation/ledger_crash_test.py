@@ -88,14 +88,14 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(tmp_path)
     moments = random.Random(5)
     kills, interrupted_rounds = 0, set()
     # The first of these is killed by its first statement, in round 0.
-    for kill_at in [1, *(moments.randint(1, 30) for _ in range(7))]:
+    for kill_at in [1, *(moments.randint(1, 30) for _ in range(14))]:
         kills += run_in_a_process(killed, kill_at) == -signal.SIGKILL
         with ledger.Ledger.open(killed / "ledger", SAMPLER.schema) as book:
             seen = book.observed()
             interrupted_rounds.add(book.pending_round)
         assert recount.recount(killed / "ledger").observed == seen
         assert not seen.breaches(SAMPLER.schema)
-    assert kills == 8
+    assert kills == 15
     assert len(interrupted_rounds - {None}) >= 3  # Killed between begin and commit.
     assert None in interrupted_rounds  # And before the begin was durable.
     assert run(killed) == expected
