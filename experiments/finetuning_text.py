@@ -28,7 +28,7 @@ import math
 import pathlib
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -52,7 +52,7 @@ from tff_dpftrl.training import corpus, text_task, trained_model
 _RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 _HELD_OUT = 4000
 _EPSILONS, _BUDGETS = (1.0, 4.0, 16.0, 64.0), (256, 1024, 64)
-_LARGEST_GROUP = 64
+_LARGEST_GROUP, _FIRST_RATE = 64, 0.004
 FIGURES = {
     "epsilon": 60,
     "map": 60,
@@ -80,6 +80,7 @@ class Cell:
         Estimate-and-Double (the others).
       users_scale: The accounting has so many times the users.
       seed: Of noise and samples.
+      learning_rate: Learning rate; that of all cells if None.
     """
 
     method: str
@@ -88,6 +89,7 @@ class Cell:
     group: int | None = None
     users_scale: int = 1
     seed: int = 0
+    learning_rate: float | None = None
 
 
 def cells(figure: str, seed: int) -> Iterator[Cell]:
@@ -270,11 +272,13 @@ class Corpus:
             group, cohort = self._split(cell)
             private = self._privacy(cell, group, cohort)
         rows = 1 if cell.method == ELS else group
+        rate = cell.learning_rate
         config = self._config(
             sampling="user",
             group_size=group,
             cohort_size=cohort,
             deterministic_noise_seed=cell.seed,
+            **({} if rate is None else {"learning_rate": rate}),
         )
         steps = run.steps_of(config, private, group, self.model, self.weights)
         # With a small model these are most of the time: a sum is traced once for all cells with as
@@ -339,13 +343,52 @@ def key(cell: Cell) -> dict[str, str]:
         "G asked": "" if cell.group is None else str(cell.group),
         "users": f"× {cell.users_scale}",
         "seed": str(cell.seed),
+        **({} if cell.learning_rate is None else {"learning rate": f"{cell.learning_rate:g}"}),
     }
 
 
 def done(path: pathlib.Path) -> set[tuple[str, ...]]:
     """The cells that a file has, by the values of `key`."""
-    names = list(key(Cell(ELS, 1.0, 1)))
-    return {tuple(row[name] for name in names) for row in read(path)}
+    names = list(key(Cell(ELS, 1.0, 1, learning_rate=1.0)))
+    return {tuple(row[name] for name in names if name in row) for row in read(path)}
+
+
+def with_own_rates(
+    cells: Iterable[Cell], path: pathlib.Path, run: Callable[[Cell], None]
+) -> Iterator[Cell]:
+    """Gives each cell the learning rate of least loss with seed 0, found by doubling and halving.
+
+    The noise of one step, by which Adam divides, is larger where it cancels in later ones: a rate
+    for all methods would be wrong for most of them.
+
+    Args:
+      cells: Cells, those of a method with growing ε.
+      path: File of results, from which the search goes on.
+      run: Runs a cell, and adds its row to the file.
+
+    Yields:
+      The cells, each with its rate; the search for it is done by then.
+    """
+    found, starts = {}, {}
+    for cell in cells:
+        tried = dataclasses.replace(cell, seed=0)
+
+        def loss(rate: float, tried: Cell = tried) -> float:
+            asked = dataclasses.replace(tried, learning_rate=rate)
+            if tuple(key(asked).values()) not in done(path):
+                run(asked)
+            wanted = key(asked).items()
+            return next(float(row["loss"]) for row in read(path) if wanted <= row.items())
+
+        if (cell.method, cell.epsilon) not in found:
+            rate = starts.get(cell.method, _FIRST_RATE)
+            while loss(2 * rate) < loss(rate):
+                rate *= 2
+            while loss(rate / 2) < loss(rate):
+                rate /= 2
+            found[cell.method, cell.epsilon] = starts[cell.method] = rate
+        rate = found[cell.method, cell.epsilon]
+        yield dataclasses.replace(cell, learning_rate=rate)
 
 
 def read(path: pathlib.Path) -> list[dict[str, str]]:
@@ -424,10 +467,15 @@ def main() -> None:
     if not facts.exists():
         for row in shared.facts:
             append(facts, row)
-    for cell in left:
-        row = shared.row(cell)
-        append(path, row)
-        print(*row.values(), flush=True)
+
+    def run_cell(cell: Cell) -> None:
+        if tuple(key(cell).values()) not in done(path):
+            row = shared.row(cell)
+            append(path, row)
+            print(*row.values(), flush=True)
+
+    for cell in with_own_rates(left, path, run_cell) if args.figure == "turns" else left:
+        run_cell(cell)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ The first has a row for each setting in results/NAME/summary.csv, with those axe
 each baseline; the second how many of a model's ten likeliest words are frequent ones; a third,
 `csv: NAME`, is results/NAME.csv as it is; `cross: NAME, ROW, COLUMN ...` has the losses in
 results/NAME.csv, means over seeds, for each value of one axis and each setting of others, or
-only those of AXIS=VALUE; with shown=COLUMN another column than the losses. With --check nothing
-is written; the exit status says whether the page is up to date.
+only those of AXIS=VALUE; with shown=COLUMN another column than the losses; with best=COLUMN only
+rows with the value of that column that has the least loss with seed 0. With --check nothing is
+written; the exit status says whether the page is up to date.
 """
 
 from __future__ import annotations
@@ -94,19 +95,20 @@ def cross(name: str, axes: list[str]) -> str:
       name: Of the file below results/, without its suffix.
       axes: The column that tells rows from each other, and those that tell columns; of
         "NAME=VALUE" only the settings with that value are taken, but "shown=NAME" names the column
-        that is averaged instead of "loss".
+        that is averaged instead of "loss", and "best=NAME" one that was searched in.
 
     Returns:
       Markdown, ending with a newline; a setting that was not run is left empty.
     """
     only = dict(axis.split("=") for axis in axes if "=" in axis)
-    shown = only.pop("shown", "loss")
+    shown, searched = only.pop("shown", "loss"), only.pop("best", None)
     row_axis, *column_axes = (axis for axis in axes if "=" not in axis)
     losses: dict[str, dict[tuple[str, ...], list[float]]] = {}
     columns: dict[tuple[str, ...], None] = {}
-    for row in _read(_HERE / "results" / f"{name}.csv"):
-        if not only.items() <= row.items():
-            continue
+    rows = [r for r in _read(_HERE / "results" / f"{name}.csv") if only.items() <= r.items()]
+    if searched is not None:
+        rows = _best(rows, searched, [row_axis, *column_axes])
+    for row in rows:
         column = tuple(row[axis] for axis in column_axes)
         columns[column] = None
         losses.setdefault(row[row_axis], {}).setdefault(column, []).append(float(row[shown]))
@@ -115,6 +117,16 @@ def cross(name: str, axes: list[str]) -> str:
     for value in sorted(losses, key=_order):
         lines.append([value, *(_mean(losses[value].get(column, [])) for column in in_order)])
     return _markdown(lines)
+
+
+def _best(
+    rows: Sequence[dict[str, str]], searched: str, axes: Sequence[str]
+) -> list[dict[str, str]]:
+    """Keeps the rows of each setting whose searched column is that of the least loss, seed 0."""
+    first = [row for row in rows if row["seed"] == "0"]
+    ordered = sorted(first, key=lambda row: float(row["loss"]), reverse=True)
+    best = {tuple(row[axis] for axis in axes): row[searched] for row in ordered}
+    return [row for row in rows if row[searched] == best[tuple(row[axis] for axis in axes)]]
 
 
 def _order(value: str) -> tuple[float, str]:
@@ -129,6 +141,8 @@ def _mean(values: Sequence[float]) -> str:
     """Mean and standard error."""
     if len(values) < 2:
         return "".join(f"{value:.3f}" for value in values)
+    if len(set(values)) == 1:
+        return f"{values[0]:g}"
     error = statistics.stdev(values) / math.sqrt(len(values))
     return f"{statistics.fmean(values):.3f} ± {error:.3f}"
 

@@ -14,6 +14,7 @@ toy, shared_sums = toy_finetuning.toy, toy_finetuning.shared_sums
 # Chance that a correct config is called violated in a test: the noise has no seed here.
 _ERROR_RATE = 1e-6
 _PASSES = {"sampling": "passes", "group_size": 2, "cohort_size": 8, "delta": 1e-5}
+_TURNS = {"group_size": 2, "cohort_size": 8, "noise_multiplier": 0.7}
 
 
 def _audit(toy, num_users=40, **options):
@@ -29,6 +30,9 @@ def _audit(toy, num_users=40, **options):
         {**_PASSES, "noise_multiplier": 0.7, "adapter_rank": 2},
         {"sampling": "example", "compute_budget": 90, "target_epsilon": 4.0},
         {"sampling": "auto", "compute_budget": 64, "target_epsilon": 4.0},
+        {**_TURNS, "sampling": "cyclic", "bands": 2},
+        {**_TURNS, "sampling": "bins"},
+        {**_TURNS, "sampling": "b-min-sep", "bands": 2},
         {"clip_norm": None, "normalised_clipping": False, "iterate_averaging": 0.9},
     ],
     ids=str,

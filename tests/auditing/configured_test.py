@@ -40,6 +40,8 @@ def test_a_config_that_promises_nothing_is_refused():
         {"mechanism": "blt", "secagg_bits": 18, **_RESTARTS},
         {"algorithm": "dp-fedavg"},
         {"algorithm": "dp-fedavg", "sampling": "cyclic", "mechanism": "bandtoep", "bands": 4},
+        {"algorithm": "dp-fedavg", "sampling": "bins", "mechanism": "blt"},
+        {"algorithm": "dp-fedavg", "sampling": "b-min-sep", "mechanism": "bandtoep", "bands": 4},
         {"algorithm": "dp-fedsgd", "per_layer_clipping": True},
     ],
     ids=str,
