@@ -20,6 +20,12 @@ def pytest_sessionstart(session):
     os.fsync = lambda descriptor: None  # No test cuts the power; a run has fifty of them.
 
 
+def pytest_collection_finish(session):
+    """Leaves modules and tests out of what rubbish is looked for in: a search took seconds."""
+    del session
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Leaves pictures empty in tests that are not about them: drawing took a fifth of all time."""

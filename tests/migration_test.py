@@ -66,6 +66,7 @@ def test_with_noise_both_examples_add_noise():
         assert np.std(_run(_aggregator(title, 7.0)) - _run(_aggregator(title, 0.0))) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_client_that_is_not_finite_spoils_the_round_before_only():
     before, after = (
         _run(_aggregator(title, 0.0), num_rounds=1, scales=(0.1, np.nan))

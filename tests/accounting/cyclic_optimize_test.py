@@ -110,6 +110,7 @@ def test_one_band_is_dp_sgd():
     assert first.best.error == pytest.approx(_dp_sgd_error(60, 20 / 300, 6.0), rel=2e-4)
 
 
+@pytest.mark.slow
 def test_few_bands_may_take_turns_in_more_groups():
     # 16 groups would take three turns, 20 groups only two, and nothing is sampled any more.
     runs = cyclic_optimize.best_cyclic(40, 20_000, 1000, 8.0, 1e-8).curve
@@ -131,6 +132,7 @@ def test_any_banded_matrix_has_less_error_than_toeplitz():
     assert general.accountant().epsilon(_DELTA) <= 6.0
 
 
+@pytest.mark.slow
 def test_the_worst_round_may_be_what_counts():
     run = cyclic_optimize.best_cyclic(60, 300, 20, 6.0, _DELTA, minimize_rms=False).best
     assert run.error == pytest.approx(run.noise_multiplier * run.strategy.max_error(60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import sys
 
@@ -96,7 +97,11 @@ def test_large_group_and_little_noise_against_brute_force():
 
 @pytest.mark.parametrize(
     "stddev, group, steps, delta",
-    [(1.0, 1, 100, 1e-6), (2.0, 8, 20, 1e-5), (1.5, 2, 10, 1e-6)],
+    [
+        (1.0, 1, 100, 1e-6),
+        pytest.param(2.0, 8, 20, 1e-5, marks=pytest.mark.slow),
+        (1.5, 2, 10, 1e-6),
+    ],
 )
 def test_never_below_an_optimistic_and_close_to_a_pessimistic_estimate(stddev, group, steps, delta):
     ours = _epsilon(stddev, group, steps, delta)
@@ -120,10 +125,17 @@ def test_never_below_an_optimistic_and_close_to_a_pessimistic_estimate(stddev, g
     assert ours <= theirs(True) * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("group", [1, 4])
-@pytest.mark.parametrize("stddev", [0.7, 2.0])
-@pytest.mark.parametrize("sampling", [1e-4, 0.03, 0.5])
-@pytest.mark.parametrize("epsilon", [0.0, 0.3])
+# Each of these takes seconds.
+_LONG = ((0.3, 1e-4, 2.0, 1), (0.0, 0.5, 0.7, 4))
+
+
+@pytest.mark.parametrize(
+    "epsilon, sampling, stddev, group",
+    [
+        pytest.param(*one, marks=[pytest.mark.slow] if one in _LONG else [])
+        for one in itertools.product((0.0, 0.3), (1e-4, 0.03, 0.5), (0.7, 2.0), (1, 4))
+    ],
+)
 def test_one_step_is_the_hockey_stick_integral(group, stddev, sampling, epsilon):
     weights = stats.binom.pmf(np.arange(group + 1), group, sampling)
     x = np.linspace(-10 * stddev, group + 10 * stddev, 200_001)

@@ -42,7 +42,7 @@ def _lines(axes):
     return {line.get_label().partition(":")[0]: line for line in axes.get_lines()}
 
 
-@pytest.mark.parametrize("make", [_gaussian, _sampled])
+@pytest.mark.parametrize("make", [_gaussian, pytest.param(_sampled, marks=pytest.mark.slow)])
 def test_the_picture_has_the_curves_of_the_statement(make):
     stated = make()
     left, right = privacy_plot.draw(stated).axes

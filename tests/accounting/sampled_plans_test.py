@@ -24,6 +24,7 @@ def test_poisson_is_dp_sgd():
     assert plan.noise_in_sum == pytest.approx(plan.noise_multiplier * rms / 40)
 
 
+@pytest.mark.slow
 def test_cyclic_plans_have_one_row_for_each_number_of_bands_that_fits():
     plans = sampled_plans.make_plans("cyclic", report_goals=(40, 200), **_RUN)
     tried = {(plan.report_goal, plan.sampling.num_groups) for plan in plans}

@@ -50,7 +50,7 @@ def _best_guess_by_integration(mixture, num_steps):
     [
         (1.0, 0.3, 1, 1),
         pytest.param(0.7, 0.2, 1, 2, marks=pytest.mark.slow),
-        (2.0, 0.5, 3, 2),
+        pytest.param(2.0, 0.5, 3, 2, marks=pytest.mark.slow),
         pytest.param(0.5, 1.0, 1, 1, marks=pytest.mark.slow),
     ],
 )

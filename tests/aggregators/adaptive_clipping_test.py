@@ -115,7 +115,7 @@ def test_missing_and_non_finite_clients_pull_the_fraction_to_one_half():
     "strategy, noise_multiplier",
     [
         (identity.Identity(), 1.5),
-        (_BLT, 1.5),
+        pytest.param(_BLT, 1.5, marks=pytest.mark.slow),
         pytest.param(_BLT, 0.0, marks=pytest.mark.slow),
         pytest.param(tree.Tree(4), 1.5, marks=pytest.mark.slow),
     ],
@@ -213,6 +213,7 @@ def test_estimate_reaches_the_target_quantile():
     assert _measured(outputs, "clip_norm")[-1] > 1.2
 
 
+@pytest.mark.slow
 def test_a_private_estimate_can_be_fixed_afterwards():
     # The recipe of README.md in tff_dpftrl/aggregators.
     rng = np.random.default_rng(1)

@@ -90,7 +90,7 @@ def _run(query, num_rounds=4, state=None, first=0, records=_records):
         pytest.param(
             name,
             build,
-            marks=[] if build is _fixed or name == "BLT" else [pytest.mark.slow],
+            marks=[] if name == "BLT" else [pytest.mark.slow],
         )
         for name in _STRATEGIES
         for build in (_fixed, _adaptive)
@@ -150,6 +150,7 @@ def _finite_records(t):
     return _records(t)[:3]
 
 
+@pytest.mark.slow
 def test_without_noise_the_sum_is_that_of_tfps_tree_query():
     ours = dp_query.DPFTRLSumQuery(_fixed(tree.Tree(4), noise_multiplier=0).private_round, _SPECS)
     theirs = tfp.TreeResidualSumQuery.build_l2_gaussian_query(1.0, 0.0, _SPECS)
@@ -259,6 +260,7 @@ def _fit(run_eagerly, aggregator):
     return np.array(steps)
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_tfp_trains_with_it():
     without = _fit(True, _fixed(noise_multiplier=0.0))
     np.testing.assert_allclose(without[2], [3.0 / 4, 1.5 / 4], rtol=2e-5)

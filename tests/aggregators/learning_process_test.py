@@ -79,12 +79,13 @@ _OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build, strategy, optimizer",
     [
         (_fed_avg, _BLT, "sgd"),
-        pytest.param(_fed_avg, tree.Tree(3), "momentum", marks=pytest.mark.slow),
-        pytest.param(_fed_sgd, identity.Identity(), "adam", marks=pytest.mark.slow),
+        (_fed_avg, tree.Tree(3), "momentum"),
+        (_fed_sgd, identity.Identity(), "adam"),
     ],
     ids=["fed-avg-blt-sgd", "fed-avg-tree-momentum", "fed-sgd-identity-adam"],
 )
@@ -118,6 +119,7 @@ def test_with_noise_weights_differ_by_the_noise():
     assert np.min(np.abs(difference)) > 0
 
 
+@pytest.mark.slow
 def test_estimated_clip_norm_is_among_the_metrics():
     adaptive = aggregators.build_adaptive_dp_ftrl_aggregator(
         _BLT,

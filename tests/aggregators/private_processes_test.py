@@ -165,10 +165,7 @@ def test_every_algorithm_has_a_row_and_a_test():
 # One of each kind that the table knows; the others are slow.
 _FAST = {
     "build_weighted_fed_avg",
-    "build_unweighted_fed_prox",
-    "build_unweighted_mime_lite",
     "build_fed_kmeans",
-    "build_fed_eval",
     "tff_dpftrl.build_dp_fedsgd",
 }
 
@@ -187,14 +184,13 @@ def test_the_table_of_algorithms_says_what_the_check_finds(name):
     assert len(check.releases) == (name not in _WITHOUT_RELEASE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, aggregator",
     [
         ("build_unweighted_mime_lite", _OURS),
-        *(
-            pytest.param(name, _AS_WEIGHTED, marks=pytest.mark.slow)
-            for name in ("build_weighted_mime_lite", "build_mime_lite_with_optimizer_schedule")
-        ),
+        ("build_weighted_mime_lite", _AS_WEIGHTED),
+        ("build_mime_lite_with_optimizer_schedule", _AS_WEIGHTED),
     ],
 )
 def test_mime_lite_with_both_aggregators_leaves_but_the_metrics(name, aggregator):

@@ -62,7 +62,9 @@ def sum_process():
     return secagg_sum.SecAggSumFactory(_ENCODING, _CLIP_NORM, rotation_seed=5).create(_TYPE)
 
 
-@pytest.mark.parametrize("num_clients", [0, 1, pytest.param(3, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize(
+    "num_clients", [*(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3)), 5]
+)
 def test_sum_of_clipped_updates(sum_process, num_clients):
     state = sum_process.initialize()
     updates = [_update(i) for i in range(num_clients)]
@@ -115,6 +117,7 @@ def test_rotation_seeds_are_fresh():
     assert np.all(first.rotation_seed != second.rotation_seed)
 
 
+@pytest.mark.slow
 def test_dtypes_come_back():
     value_type = tff.to_type([tff.TensorType(np.float32, [10]), tff.TensorType(np.float16, [4])])
     process = secagg_sum.SecAggSumFactory(_ENCODING, _CLIP_NORM).create(value_type)

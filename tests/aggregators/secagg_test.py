@@ -128,6 +128,7 @@ def _adaptive(encoding, strategy, count_stddev=None, **kwargs):
     return secure, plain
 
 
+@pytest.mark.slow
 def test_adaptive_clipping_is_the_plain_one_up_to_rounding():
     # A new block every second round: the active norm, and the grid with it, shrinks twofold.
     strategy = restarts.Restarted(identity.Identity(), (0, 2, 4))
@@ -195,6 +196,7 @@ def test_message_of_one_line_where_there_are_no_secure_sums():
     assert not isinstance(caught.value, validation.UsageError)
 
 
+@pytest.mark.slow
 def test_nothing_runs_while_it_is_built_and_compiled_processes_need_no_context():
     def make_model():
         return tf.keras.Sequential([tf.keras.layers.InputLayer([4]), tf.keras.layers.Dense(3)])
@@ -220,10 +222,8 @@ _BUILDERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n == "adaptive" else []) for n in _BUILDERS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _BUILDERS)
 def test_the_grid_follows_from_the_updates(name):
     build = _BUILDERS[name]
 
@@ -309,6 +309,7 @@ def _learning_process(make_model, batch_type, encoding):
     )
 
 
+@pytest.mark.slow
 def test_in_a_learning_process():
     def make_model():
         return tf.keras.Sequential([tf.keras.layers.InputLayer([4]), tf.keras.layers.Dense(3)])

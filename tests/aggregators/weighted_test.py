@@ -75,7 +75,13 @@ def _update(x: float):
 
 
 @pytest.mark.filterwarnings("ignore::tff_dpftrl.aggregators.ExpensiveClippingWarning")
-@pytest.mark.parametrize("name", _FACTORIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("adaptive", "secure") else [])
+        for name in _FACTORIES
+    ],
+)
 def test_it_is_the_inner_factory_on_scaled_updates(name):
     inner = _FACTORIES[name]()
     factory = aggregators.WeightedFactory(inner, weight_cap=_CAP)
@@ -150,8 +156,9 @@ def _linear():
     )
 
 
-@pytest.mark.parametrize("compiled", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("builder", [pytest.param("fed_avg", marks=pytest.mark.slow), "fed_prox"])
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("builder", ["fed_avg", "fed_prox"])
 def test_tffs_weighted_algorithms_train_with_it(builder, compiled):
     algorithms = tff.learning.algorithms
     build, *more = {

@@ -45,6 +45,7 @@ def test_a_correct_aggregator_is_consistent_and_its_mu_nearly_reached():
     assert "not tested" not in _outcomes(report).values()
 
 
+@pytest.mark.slow
 def test_a_client_that_counts_in_full_is_weighed_to_do_so():
     inner = planted_bugs.CORRECT["identity"].build()
     report = tff_dpftrl.audit_aggregator(
@@ -57,6 +58,7 @@ def test_a_client_that_counts_in_full_is_weighed_to_do_so():
     assert report.mu_at_least > 0.5 * report.claim.mu
 
 
+@pytest.mark.slow
 def test_fewer_rounds_are_held_to_what_the_claim_says_of_them():
     aggregator = planted_bugs.CORRECT["identity"].build()
     declared, played = tff_dpftrl.MinSep(12, 3, 4), tff_dpftrl.MinSep(6, 3, 4)
@@ -78,8 +80,14 @@ def test_fewer_rounds_are_held_to_what_the_claim_says_of_them():
             marks=pytest.mark.slow,
         ),
         ("norms from C to 1.5 C not clipped", "what one client adds"),
-        ("exact norm among the measurements", "measurements: noised, or declared exact"),
-        ("root seed of 24 bits", "entropy of the seed in the state"),
+        pytest.param(
+            "exact norm among the measurements",
+            "measurements: noised, or declared exact",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "root seed of 24 bits", "entropy of the seed in the state", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_planted_bugs_are_found_where_they_are(name, test):
@@ -211,19 +219,14 @@ _SHORT = tff_dpftrl.MinSep(4, 1, 4)
 _GAME = "distinguishing game, likelihood ratio"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "aggregator, mu, options",
     [
         # Twice the noise that is needed where the denominator stays.
-        pytest.param(
-            *(_weighted(tff_dpftrl.ClippedDenominator(0.1, 200.0)), 2.0, {}),
-            marks=pytest.mark.slow,
-        ),
+        (_weighted(tff_dpftrl.ClippedDenominator(0.1, 200.0)), 2.0, {}),
         (_weighted(tff_dpftrl.FixedDenominator(0.1, 100.0), weight_cap=100.0), 4.0, {}),
-        pytest.param(
-            *(_half_precision(), 4.0, {"value_type": tff.to_type([(np.float16, [80])] * 2)}),
-            marks=pytest.mark.slow,
-        ),
+        (_half_precision(), 4.0, {"value_type": tff.to_type([(np.float16, [80])] * 2)}),
     ],
     ids=["clipped denominator", "weight cap", "half precision"],
 )
@@ -238,6 +241,7 @@ def test_canaries_count_in_full_whatever_clients_are_weighted_with_or_made_of(
     assert 0.7 * mu < report.mu_at_least < mu
 
 
+@pytest.mark.slow
 def test_games_whose_canaries_hardly_count_test_nothing():
     aggregator = _weighted(tff_dpftrl.FixedDenominator(0.1, 100.0), weight_cap=100.0)
     believed = dataclasses.replace(mechanism_lib.Mechanism.of(aggregator), client_weight=1.0)

@@ -159,6 +159,7 @@ def test_a_canary_moves_the_model_along_its_direction_by_the_clip_norm(build):
         assert metrics_["client_work"]["train"]["mse"] == 0.0
 
 
+@pytest.mark.slow
 def test_a_canary_of_a_model_with_variables_moves_it_too():
     canaries = canaries_lib.Canaries(_mapping_model_fn, number=5, seed=2)
     process = compiled_process.compile_process(_fed_avg(canaries.model))

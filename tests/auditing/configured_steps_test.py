@@ -22,22 +22,18 @@ def _audit(toy, num_users=40, **options):
     return configured_steps.audit_config(config, num_users=num_users, error_rate=_ERROR_RATE)
 
 
+@pytest.mark.slow  # Below, the command audits one.
 @pytest.mark.parametrize(
     "options",
     [
         {},
         {**_PASSES, "noise_multiplier": 0.7, "adapter_rank": 2},
-        *(
-            pytest.param(options, marks=pytest.mark.slow)
-            for options in (
-                {"sampling": "example", "compute_budget": 90, "target_epsilon": 4.0},
-                {"sampling": "auto", "compute_budget": 64, "target_epsilon": 4.0},
-                {**_TURNS, "sampling": "cyclic", "bands": 2},
-                {**_TURNS, "sampling": "bins"},
-                {**_TURNS, "sampling": "b-min-sep", "bands": 2},
-                {"clip_norm": None, "normalised_clipping": False, "iterate_averaging": 0.9},
-            )
-        ),
+        {"sampling": "example", "compute_budget": 90, "target_epsilon": 4.0},
+        {"sampling": "auto", "compute_budget": 64, "target_epsilon": 4.0},
+        {**_TURNS, "sampling": "cyclic", "bands": 2},
+        {**_TURNS, "sampling": "bins"},
+        {**_TURNS, "sampling": "b-min-sep", "bands": 2},
+        {"clip_norm": None, "normalised_clipping": False, "iterate_averaging": 0.9},
     ],
     ids=str,
 )
@@ -58,6 +54,7 @@ def test_users_are_counted_in_the_corpus_and_their_texts_are_not_used(toy):
     assert found.claim == counted.claim
 
 
+@pytest.mark.slow
 def test_a_third_of_the_noise_is_found(toy, monkeypatch):
     of_plan = private_steps.round_of
 
@@ -69,6 +66,7 @@ def test_a_third_of_the_noise_is_found(toy, monkeypatch):
     assert "standard deviation" in _audit(toy).verdict
 
 
+@pytest.mark.slow
 def test_a_larger_clip_norm_is_found(toy, monkeypatch):
     def sums(model, rows_per_unit, *, normalised=False, **_):
         exact = clipped_sums.looped(clipped_sums.language_rows(model), normalised=normalised)

@@ -247,6 +247,7 @@ def _blocks():
     return re.findall(r"```python\n(.*?)```", _PAGE.read_text("utf-8"), re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_page_runs_and_its_mechanisms_pass(capsys):
     pytest.importorskip("tensorflow_federated", reason="the page builds aggregators of TFF")
     names = {"tf": tf}

@@ -121,6 +121,7 @@ def _served(tmp_path):
         yield served, folder
 
 
+@pytest.mark.slow
 def test_a_fleet_of_soak_fills_rounds_whatever_its_devices_do(served, tmp_path):
     soak = importlib.import_module("runtime_soak")
     server, folder = served

@@ -18,7 +18,7 @@ def run(tmp_path_factory):
     return toy_model.write(folder, last=toy_model.weights(1), best=toy_model.weights(2))
 
 
-@pytest.mark.parametrize("which", ["last", "best"])
+@pytest.mark.parametrize("which", ["last", pytest.param("best", marks=pytest.mark.slow)])
 def test_a_model_is_exported(run, tmp_path, capsys, which):
     output = tmp_path / "exported"
     command = ["export", str(run), str(output), "--model", which, "--top", "2"]

@@ -92,6 +92,7 @@ def test_passes_are_compared_at_the_same_epsilon_and_compute(capsys):
     assert "--sampling passes --group-size 2 --cohort 64 --delta 3.98e-05" in _out(capsys, *_USERS)
 
 
+@pytest.mark.slow
 def test_bands_of_cyclic_sampling_are_compared_at_the_same_epsilon_and_compute(capsys):
     report = _json(capsys, *_USERS)
     for one in report["cyclic"]:
@@ -236,6 +237,7 @@ def test_bad_input_is_one_clear_line(capsys, arguments, message):
     assert re.search(message, error) and error.count("\n") == 1, error
 
 
+@pytest.mark.slow
 def test_texts_are_read_as_finetune_reads_them(capsys, toy, monkeypatch):
     seen, read = [], corpus.read_users
 

@@ -58,6 +58,7 @@ def test_a_table_and_a_document_have_the_same_numbers(run, capsys):
     assert report["after"][1]["loss_gain"] == pytest.approx(gain) and gain > 0
 
 
+@pytest.mark.slow
 def test_other_text_and_users_can_be_named(run, tmp_path, capsys):
     copy = toy_model.write(tmp_path / "copy")
     flags = ("--learning-rates", "0.1", "--max-users", "2", "--format", "json")

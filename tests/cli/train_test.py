@@ -175,19 +175,24 @@ def test_a_command_without_mistakes_gets_as_far_as_tensorflow(folder):
     "mistake, message",
     [
         ("--rounds 0", "num_rounds"),
-        ("--model transformer --lstm-size 5", "lstm_size is for the model word-lstm"),
-        ("--config nowhere.toml", "nowhere.toml"),
         ("--config nonsense", "not valid TOML"),
         ("--data nowhere.jsonl", "nowhere.jsonl"),
-        ("--data broken.jsonl", "broken.jsonl is one JSON array"),
-        ("--vocabulary nowhere.txt", "nowhere.txt"),
-        ("--strategy nowhere.json", "nowhere.json"),
         ("--strategy nonsense", "nonsense"),
         ("--output used", "already holds a run"),
-        ("--output words.txt", "not a folder"),
         ("--clients-per-round 1000", "exceeds the"),
         ("--min-sep 30 --rounds 100", "largest feasible min_sep"),
-        ("--algorithm dp-fedavg --clients-per-round 1000", "exceeds the"),
+        *(
+            pytest.param(mistake, message, marks=pytest.mark.slow)  # Each starts an interpreter.
+            for mistake, message in (
+                ("--model transformer --lstm-size 5", "lstm_size is for the model word-lstm"),
+                ("--config nowhere.toml", "nowhere.toml"),
+                ("--data broken.jsonl", "broken.jsonl is one JSON array"),
+                ("--vocabulary nowhere.txt", "nowhere.txt"),
+                ("--strategy nowhere.json", "nowhere.json"),
+                ("--output words.txt", "not a folder"),
+                ("--algorithm dp-fedavg --clients-per-round 1000", "exceeds the"),
+            )
+        ),
     ],
 )
 def test_mistakes_are_found_before_tensorflow_is_imported(folder, mistake, message):

@@ -50,7 +50,10 @@ def test_every_string_is_spelled_by_bytes(corpus):
         assert words.bos not in ids and words.eos not in ids
 
 
-@pytest.mark.parametrize(("lower_case", "is_tokenized"), [(True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("lower_case", "is_tokenized"),
+    [pytest.param(True, False, marks=pytest.mark.slow), (False, True)],
+)
 def test_graphs_split_as_python_does(corpus, lower_case, is_tokenized):
     words = subword_learning.learn(
         corpus, 1500, kind="wordpiece", source="docstrings", lower_case=lower_case

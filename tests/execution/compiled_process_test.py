@@ -148,7 +148,7 @@ def _assert_close(one, other, atol):
 
 _SLOW = (
     *("adaptive", "dp_fedavg", "fed_prox", "fed_sgd", "mime_lite", "reduce", "robust"),
-    *("plain", "tff_gaussian", "tff_tree", "tree", "weighted"),
+    *("functional", "plain", "tff_gaussian", "tff_tree", "tree", "weighted"),
 )
 
 

@@ -64,10 +64,11 @@ def test_contexts_start_one_watchdog_in_all():
         assert worker_watchdog.start() is first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param("tff_dpftrl.execution.install_fast_state_transfer()", marks=pytest.mark.slow),
+        "tff_dpftrl.execution.install_fast_state_transfer()",
         "with tff_dpftrl.execution.local(): pass",
     ],
 )
@@ -82,6 +83,7 @@ def test_the_documented_lines_work_in_a_fresh_interpreter(line):
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
+@pytest.mark.slow
 def test_tffs_default_context_is_let_go_at_exit():
     code = (
         "import atexit\n"

@@ -49,7 +49,7 @@ def _expected():
         pytest.param(1, 1, marks=pytest.mark.slow),
         (4, 4),
         pytest.param(99, _ALL, marks=pytest.mark.slow),
-        (None, _ALL),
+        pytest.param(None, _ALL, marks=pytest.mark.slow),
     ],
 )
 def test_the_noise_has_the_same_bits(copies, kept, expected):
@@ -59,6 +59,7 @@ def test_the_noise_has_the_same_bits(copies, kept, expected):
     assert [noise(t) for t in range(_ROUNDS)] == expected
 
 
+@pytest.mark.slow
 def test_it_does_not_matter_what_was_run_before(expected):
     """Any round after any other, and rounds of another seed between: as resumed runs have it."""
     noise = _noise(_TREE, draw_memory.DrawMemory(6))

@@ -26,6 +26,7 @@ for num_clients in (40, 400):
 _SIZE = 200_000
 
 
+@pytest.mark.slow
 def test_four_hundred_clients_need_no_more_than_forty():
     completed = subprocess.run(
         [sys.executable, "-c", _PROGRAM.format(size=_SIZE)], check=True, stdout=subprocess.PIPE

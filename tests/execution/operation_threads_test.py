@@ -27,15 +27,17 @@ def _run(program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clients_per_round", "expected"),
-    [pytest.param(1, _CORES, marks=pytest.mark.slow), (10 * _CORES, 1)],
+    [(1, _CORES), (10 * _CORES, 1)],
 )
 def test_clients_that_fill_the_cores_leave_one_thread(clients_per_round, expected):
     completed = _run(f"execution.limit_operation_threads({clients_per_round}); {_REPORT}")
     assert completed.stdout == f"{expected}\n", completed.stderr
 
 
+@pytest.mark.slow
 def test_the_environment_decides(monkeypatch):
     calls = []
     monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: 0)

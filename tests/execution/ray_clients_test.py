@@ -372,6 +372,7 @@ def test_the_embedded_ray_is_on_loopback_and_ends_with_its_program(how):
     assert hosts <= {"127.0.0.1", "::ffff:127.0.0.1"} and hosts
 
 
+@pytest.mark.slow
 def test_without_ray_the_error_says_what_to_install():
     code = (
         "import sys; sys.modules['ray'] = None; from tff_dpftrl import execution; "

@@ -74,10 +74,7 @@ def _process(aggregation):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(n, marks=[] if n in ("secagg", "tff of integers") else [pytest.mark.slow])
-        for n in _FACTORIES
-    ],
+    [pytest.param(n, marks=[] if n == "secagg" else [pytest.mark.slow]) for n in _FACTORIES],
 )
 def test_sums_and_decoded_updates_are_tffs(name):
     build, value_type = _FACTORIES[name]
@@ -116,6 +113,7 @@ def test_modular_sums_of_many_clients_do_not_wrap_around(modulus):
     assert actual.dtype == np.int32
 
 
+@pytest.mark.slow
 def test_moduli_belong_to_their_tensors():
     value_type = tff.to_type(collections.OrderedDict(a=np.int32, b=(np.int32, _INTEGERS)))
 
@@ -132,7 +130,7 @@ def test_moduli_belong_to_their_tensors():
     tree.map_structure(np.testing.assert_array_equal, actual, expected)
 
 
-@pytest.mark.parametrize("limit", ["bits", "largest input"])
+@pytest.mark.parametrize("limit", [pytest.param("bits", marks=pytest.mark.slow), "largest input"])
 def test_a_client_that_sends_too_much_is_refused(limit):
     def round_fn(state, values):
         if limit == "bits":

@@ -19,7 +19,7 @@ from tff_dpftrl.execution import compiled_process, contexts
 
 _PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "compiled_processes.md"
 _CASES = {**tff_processes.ALGORITHMS, **tff_processes.AGGREGATORS}
-_FAST = ("build_fed_kmeans", "DifferentiallyPrivateFactory.gaussian_fixed")
+_FAST = ("DifferentiallyPrivateFactory.gaussian_fixed",)
 _NOT_COMPILED = {"build_personalization_eval_computation", "tff.learning.ddp_secure_aggregator"}
 # Functions that make an aggregation in place of a factory, and bases of factories.
 _NO_FACTORIES = {

@@ -32,7 +32,9 @@ def _is_running(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux's /proc")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_workers_and_only_workers_end_with_their_parent(tmp_path, how):
     worker_binary = tmp_path / "worker_binary"
     shutil.copy(shutil.which("sleep"), worker_binary)
@@ -81,7 +83,8 @@ _DROPPED_IN = textwrap.dedent("""
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux's /proc")
-@pytest.mark.parametrize("last", ["pass", pytest.param("raise ValueError", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("last", ["pass", "raise ValueError"])
 def test_the_pipe_of_a_program_in_tffs_own_context_ends_with_it(last):
     script = subprocess.Popen(
         [sys.executable, "-c", _DROPPED_IN.format(last=last)],

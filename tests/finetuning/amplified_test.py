@@ -54,7 +54,7 @@ def _ways(users, epsilon, **run):
     return sampled.noise_of_average, by_passes, curve
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 20.0])
+@pytest.mark.parametrize("epsilon", [0.5, pytest.param(20.0, marks=pytest.mark.slow)])
 def test_the_chosen_bands_have_no_more_noise_than_sampling_and_than_passes(epsilon):
     by_sampling, by_passes, curve = _ways(_USERS, epsilon, **_RUN)
     noise = [one.noise_of_average for one in curve]

@@ -46,7 +46,7 @@ def test_what_is_given_is_taken_and_what_it_needs_is_known_beforehand():
 
 @pytest.mark.parametrize(
     "sampling",
-    [pytest.param("user", marks=pytest.mark.slow), "example", "passes", "cyclic"],
+    [*(pytest.param(x, marks=pytest.mark.slow) for x in ("user", "cyclic")), "example", "passes"],
 )
 def test_a_group_size_in_which_the_users_had_a_say_is_not_covered(sampling):
     options = {"sampling": sampling, "compute_budget": 64, "group_size": 4, "delta": 1e-6}

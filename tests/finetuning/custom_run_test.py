@@ -149,13 +149,15 @@ def test_a_run_goes_on_with_the_way_of_clipping_that_it_began_with(began_in_one_
     assert "way of clipping" not in (tmp_path / "run" / "config.json").read_text()
 
 
-def test_a_private_run_goes_on_with_its_secret_samples(tmp_path):
+def test_a_run_that_ended_early_is_charged_as_a_whole_one_and_goes_on_with_its_samples(tmp_path):
+    made = _plan(_table())
     with pytest.raises(_Crash):
-        _finetune(tmp_path / "run", crash_at=3)
+        _finetune(tmp_path / "run", made=made, crash_at=3)
     seed = (tmp_path / "run" / "private" / "cohort_seed").read_text()
     told = json.loads((tmp_path / "run" / "privacy_statement.json").read_text())
     assert told["parameters"]["num_steps"] == 2
-    results = _finetune(tmp_path / "run")
+    assert told["epsilon"] == made.epsilon > made.epsilon_after(2)
+    results = _finetune(tmp_path / "run", made=made)
     assert len(results.rows) == _STEPS
     assert (tmp_path / "run" / "private" / "cohort_seed").read_text() == seed
 
@@ -193,6 +195,7 @@ def test_a_run_knows_its_examples_by_their_digest_and_keeps_it_private(tmp_path)
     assert "contents of the examples" not in (tmp_path / "run/config.json").read_text()
 
 
+@pytest.mark.slow
 def test_passes_keep_their_schema_and_go_on_with_their_noise(tmp_path):
     seed = {"deterministic_noise_seed": 7, "made": _passes()}
     whole = _finetune(tmp_path / "whole", **seed)
@@ -263,17 +266,20 @@ def test_passes_that_cannot_be_are_refused(changes, message, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_unknown_weights_are_a_caveat_beside_epsilon_and_random_ones_none(tmp_path):
-    for trained_on, is_known in ((None, False), ("nothing", True)):
-        results = _finetune(tmp_path / f"{is_known}", trained_on=trained_on)
-        headline = " ".join(results.statement.headline_caveats)
-        assert (sentences.INITIAL_WEIGHTS in headline) != is_known
+def _says_that_weights_are_unknown(results):
+    return sentences.INITIAL_WEIGHTS in " ".join(results.statement.headline_caveats)
+
+
+def test_unknown_weights_are_a_caveat_beside_epsilon(tmp_path):
+    """Random ones are none: the run of the next test begins with them."""
+    assert _says_that_weights_are_unknown(_finetune(tmp_path / "run", trained_on=None))
     with pytest.raises(ValueError, match="trained_on must name"):
         _finetune(tmp_path / "blank", trained_on=" ")
 
 
 def test_a_run_that_begins_with_another_s_weights_is_composed_with_it(tmp_path):
     first = _finetune(tmp_path / "first", trained_on="nothing")
+    assert not _says_that_weights_are_unknown(first)
     for _ in range(2):  # The second call goes on with the run.
         results = _finetune(tmp_path / "second", trained_on=tmp_path / "first")
         *_, says = results.statement.headline_caveats
@@ -328,14 +334,7 @@ def test_a_step_without_any_finite_gradient_is_not_committed(tmp_path):
     assert len(custom_run.write_report(tmp_path / "run").rows) == 2
 
 
-def test_a_run_that_ended_early_is_charged_as_a_whole_one(tmp_path):
-    made = _plan(_table())
-    with pytest.raises(_Crash):
-        _finetune(tmp_path / "run", made=made, crash_at=3)
-    told = json.loads((tmp_path / "run" / "privacy_statement.json").read_text())
-    assert told["epsilon"] == made.epsilon > made.epsilon_after(2)
-
-
+@pytest.mark.slow
 def test_a_run_that_an_older_version_began_goes_on(tmp_path, monkeypatch):
     public = manifest.Manifest._public
 
@@ -380,6 +379,7 @@ def test_a_budget_ends_a_run_and_pays_for_what_was_run(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_reported_without_its_data(tmp_path, capsys):
     with pytest.raises(_Crash):
         _finetune(tmp_path / "run", crash_at=4)
@@ -406,6 +406,15 @@ def test_an_interrupted_run_is_reported_without_its_data(tmp_path, capsys):
     assert len(_finetune(tmp_path / "run").rows) == _STEPS
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """The folder of a run that stopped after its first step, and that no call goes on with."""
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    with pytest.raises(_Crash):
+        _finetune(folder, crash_at=2)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -415,21 +424,17 @@ def test_an_interrupted_run_is_reported_without_its_data(tmp_path, capsys):
         ({"normalised_clipping": False}, "normalised_clipping = True, not False"),
     ],
 )
-def test_only_what_it_began_with_can_go_on(change, message, tmp_path):
-    with pytest.raises(_Crash):
-        _finetune(tmp_path / "run", crash_at=2)
+def test_only_what_it_began_with_can_go_on(change, message, begun):
     with pytest.raises(ValueError, match=message):
-        _finetune(tmp_path / "run", **change)
+        _finetune(begun, **change)
 
 
-def test_other_users_or_another_plan_are_refused(tmp_path):
-    with pytest.raises(_Crash):
-        _finetune(tmp_path / "run", crash_at=2)
+def test_other_users_or_another_plan_are_refused(begun):
     with pytest.raises(ValueError, match="began with plan"):
-        _finetune(tmp_path / "run", made=_plan(_table(), noise_multiplier=1.5))
+        _finetune(begun, made=_plan(_table(), noise_multiplier=1.5))
     renamed = {f"my {name}": rows for name, rows in _table().items()}
     with pytest.raises(ValueError, match="users are not those"):
-        _finetune(tmp_path / "run", table=renamed)
+        _finetune(begun, table=renamed)
 
 
 @pytest.mark.parametrize(

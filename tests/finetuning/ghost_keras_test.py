@@ -24,7 +24,7 @@ from tff_dpftrl.private_round import clipping
 _SPLITS = np.array([0, 3, 4, 4, 6])  # One unit has no rows.
 _LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # The rest takes half a minute.
-_IN_EVERY_RUN = ("dense-wide", "dense-steps", "einsum", "tied", "twice", "by-hand", "two-inputs")
+_IN_EVERY_RUN = ("dense-wide", "einsum", "tied", "twice")
 _SLOWLY = [
     pytest.param(name, marks=() if name in _IN_EVERY_RUN else pytest.mark.slow)
     for name in keras_models.ONE_PASS
@@ -189,6 +189,7 @@ def test_what_was_chosen_before_is_not_chosen_again_but_still_checked():
         resumed.check(weights, np.arange(16.0, dtype=np.float32).reshape([4, 4]))
 
 
+@pytest.mark.slow
 def test_any_function_of_tensorflow_will_do():
     rng = np.random.default_rng(0)
     table, kernel, offset = (
@@ -311,6 +312,7 @@ def test_no_unit_moves_the_sum_by_more_than_the_clip_norm():
     assert 0.1 * (1 - 2 * clipping.CLIP_MARGIN) < moved <= 0.1
 
 
+@pytest.mark.slow
 def test_clipped_gradients_may_be_normalised():
     _, rows, losses, weights = _made(keras_models.ONE_PASS["dense"], "dense")
     plain = _run(_booked(losses, weights, rows), weights, rows, _SPLITS, 0.1)
@@ -330,6 +332,7 @@ def test_many_tokens_are_one_pass_only_where_gradients_are_formed():
         assert (chosen.way == "Gradients are clipped in one pass.") == is_known
 
 
+@pytest.mark.slow
 def test_a_run_of_any_sampling_takes_a_model_of_keras(tmp_path):
     tf.keras.utils.set_random_seed(1)
     model = keras_models.ONE_PASS["dense"]()

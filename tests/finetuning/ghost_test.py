@@ -108,9 +108,7 @@ def _assert_same(found, expected, clip_norm):
     [
         pytest.param(
             *(rows_per_unit, name),
-            marks=[]
-            if rows_per_unit > 1 or name in ("lstm", "transformer")
-            else [pytest.mark.slow],
+            marks=[] if name in ("lstm", "transformer") else [pytest.mark.slow],
         )
         for rows_per_unit in _COUNTS
         for name in _MODELS
@@ -354,7 +352,8 @@ def test_rows_that_contradict_each_other_move_the_sum_by_no_more_than_the_clip_n
     _assert_same(found, expected, 1e-4)
 
 
-@pytest.mark.parametrize("name", ["lstm", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lstm", "transformer"])
 def test_a_graph_computes_the_same_every_time(name):
     model, weights = _MODELS[name], _weights(_MODELS[name])
     rows, splits = _rows(model, _COUNTS[3])
@@ -431,7 +430,16 @@ def test_a_weight_used_twice_in_another_way_is_refused():
         _run(ghost.booked(model, 1), _weights(model), *_rows(model, [1]), 1.0)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-wide", "transformer", "llama-wide-adapters"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-wide",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gpt2", "transformer", "llama-wide-adapters")
+        ),
+    ],
+)
 def test_in_bfloat16_what_is_added_is_what_was_clipped(name):
     model = _MODELS[name]
     weights, (rows, splits) = _weights(model), _rows(model, [2])
@@ -467,7 +475,16 @@ def test_what_bfloat16_and_recomputing_are_not_for_is_refused():
         ghost.fastest_clipped_sum(_LSTM, 100, recompute=True)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "transformer-deep", "gpt2-adapters"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("llama", "transformer-deep", "gpt2-adapters")
+        ),
+    ],
+)
 def test_recomputing_the_blocks_changes_no_gradient(name):
     model = _MODELS[name]
     weights, (rows, splits) = _weights(model), _rows(model, [3, 1])

@@ -28,7 +28,7 @@ def _noise(epsilon):
     [
         (1, (8, 128)),
         pytest.param(2, (4, 256), marks=pytest.mark.slow),
-        (4, (2, 512)),
+        pytest.param(4, (2, 512), marks=pytest.mark.slow),
         pytest.param(8, (2, 512), marks=pytest.mark.slow),
         pytest.param(16, (1, 1024), marks=pytest.mark.slow),
     ],

@@ -61,7 +61,9 @@ def _fit(model, output, x=None, y=None, **options):
     )
 
 
-@pytest.mark.parametrize("loss", ["mean_squared_error", "object"])
+@pytest.mark.parametrize(
+    "loss", [pytest.param("mean_squared_error", marks=pytest.mark.slow), "object"]
+)
 def test_without_noise_and_clipping_it_is_fit(loss, tmp_path):
     """In steps of all examples there is no order to differ in."""
     x, y = _data()
@@ -79,6 +81,7 @@ def test_without_noise_and_clipping_it_is_fit(loss, tmp_path):
         np.testing.assert_allclose(mine, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_pass_and_one_by_one_are_the_same_and_it_says_which(tmp_path):
     ids = np.arange(_NUM) // 3
     users = {
@@ -163,6 +166,7 @@ def test_users_are_the_unit_where_they_are_known(tmp_path):
     assert stated.declared == tff_dpftrl.MinSep(4, 2, 2)
 
 
+@pytest.mark.slow
 def test_a_target_is_met_and_the_model_learns(tmp_path):
     x, y = _data(200)
     model = _model()
@@ -214,6 +218,7 @@ def test_the_same_call_goes_on_with_the_same_noise(tmp_path, monkeypatch):
         _fit(resumed, tmp_path / "run", **options)
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_the_same_data_and_frozen_weights_only(tmp_path):
     """In another order, an example would be in more steps than ε is stated for."""
 
@@ -256,6 +261,7 @@ def test_a_digest_is_of_names_shapes_and_what_texts_say():
     assert keras_fit._digest(copies) == digests[3]
 
 
+@pytest.mark.slow
 def test_ids_may_be_bytes(tmp_path):
     ids = np.array([f"zoë {i % 6}".encode() for i in range(_NUM)])
     results = _fit(_model(), tmp_path / "run", user_ids=ids, examples_per_user=2, batch_size=3)
@@ -284,6 +290,7 @@ def test_frozen_layers_stay_as_they_are_and_a_recount_comes_to_the_statement(tmp
     assert not report.is_violated, report.to_text()
 
 
+@pytest.mark.slow
 def test_inputs_may_be_a_structure(tmp_path):
     tf.keras.utils.set_random_seed(3)
     first, second = tf.keras.Input([3], name="a"), tf.keras.Input([1], name="b")
@@ -329,6 +336,7 @@ def test_what_would_break_the_promise_is_refused_before_a_folder_is_made(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
     text = (_DOCS / "how_to" / "finetuning.md").read_text(encoding="utf-8")
     examples = [

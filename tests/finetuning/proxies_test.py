@@ -64,6 +64,7 @@ def test_norms_are_medians_over_users_of_their_first_examples(model):
     np.testing.assert_allclose(found.gradient_norms.norms, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_model_is_measured_on_the_text_of_a_file(tmp_path):
     corpus, weights = _corpus(), _MODEL.initial_weights(3)
     path = tmp_path / "public.jsonl"

@@ -203,7 +203,7 @@ def _assert_same_text(found: Any, recorded: Any, name: str) -> None:
     np.testing.assert_allclose(*numbers, rtol=1e-7, err_msg=name)
 
 
-_FAST = ("train", "train, own model", "finetune", "finetune, own model")
+_FAST = ("train", "finetune")
 
 
 @pytest.mark.parametrize(

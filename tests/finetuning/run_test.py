@@ -73,11 +73,7 @@ def _weights(output):
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "user",
-        "cyclic",
-        *(pytest.param(k, marks=pytest.mark.slow) for k in _KINDS if k not in ("user", "cyclic")),
-    ],
+    [pytest.param(k, marks=[] if k == "cyclic" else [pytest.mark.slow]) for k in _KINDS],
 )
 def test_a_run_killed_at_any_point_goes_on_with_the_same_batches_and_noise(
     kind, toy, tmp_path, monkeypatch
@@ -170,6 +166,7 @@ def test_adapters_alone_are_trained_and_the_model_is_whole(toy, tmp_path):
     _finetune(further, tmp_path / "further")
 
 
+@pytest.mark.slow
 def test_fixed_weights_must_be_those_that_a_run_began_with(toy, tmp_path):
     _finetune(toy_finetuning.config(toy, adapter_rank=2, num_steps=2), tmp_path / "run")
     kept, whole = tmp_path / "run" / "pretrained_model.npz", _weights(tmp_path / "run")
@@ -265,6 +262,7 @@ def test_the_books_have_the_users_of_every_batch(toy, tmp_path, monkeypatch):
     assert len({num_units for num_units, _ in trained}) > 1  # Poisson samples differ in size.
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_step_is_that_of_its_users_and_a_step_of_nobody_has_none(
     toy, tmp_path, monkeypatch
 ):
@@ -330,6 +328,7 @@ def test_a_chain_of_runs_on_the_same_users_is_composed(toy, tmp_path):
     assert parameters["delta_with_earlier_runs"] == pytest.approx(3 * results.statement.delta)
 
 
+@pytest.mark.slow
 def test_half_a_run_is_charged_as_a_whole_one(toy, tmp_path, monkeypatch):
     config = toy_finetuning.config(toy, deterministic_noise_seed=None)
 
@@ -444,7 +443,7 @@ def test_rows_of_several_owners_are_drawn_by_themselves_and_protect_each_owner(t
         "sampling": "example",
         "rows_per_owner": 3,
         "compute_budget": 8,
-        "noise_multiplier": 1.0,
+        "noise_multiplier": 4.0,  # With little noise, there are many losses to account for.
         "deterministic_noise_seed": None,
         "data": "rows",
     }

@@ -152,6 +152,7 @@ def test_clipping_every_step_differs_from_clipping_at_the_end():
     assert np.linalg.norm(ends[0] - ends[1]) > 0.01
 
 
+@pytest.mark.slow
 def test_fed_sgd_takes_one_batch_a_round_in_turn():
     process = _fed_sgd(
         clipping=clipping.FlatClipping(_CLIP_NORMS),
@@ -170,6 +171,7 @@ def test_fed_sgd_takes_one_batch_a_round_in_turn():
         np.testing.assert_allclose(update, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_clipped_denominator_without_clipping_is_tff_weighted_fed_avg():
     theirs = tff.learning.algorithms.build_weighted_fed_avg(
         _model_fn, tff.learning.optimizers.build_sgdm(_RATE)
@@ -179,7 +181,8 @@ def test_clipped_denominator_without_clipping_is_tff_weighted_fed_avg():
         np.testing.assert_allclose(mine, reference, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("build", [_fed_avg, pytest.param(_fed_sgd, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [_fed_avg, _fed_sgd])
 def test_functional_and_variable_models_agree(build):
     clip = clipping.PerLayerClipping(0.3)
     processes = [build(clipping=clip, model_fn=m) for m in (_model_fn, _functional_model())]
@@ -209,7 +212,7 @@ def test_nobody_shows_up(build):
     np.testing.assert_array_equal(_weights(quiet, output.state), _INITIAL)
 
 
-@pytest.mark.parametrize("build", [_fed_avg, _fed_sgd])
+@pytest.mark.parametrize("build", [_fed_avg, pytest.param(_fed_sgd, marks=pytest.mark.slow)])
 def test_a_client_that_diverges_is_dropped(build):
     diverging = _client(9, 6, scale=1e25)
     process = build(clipping=clipping.FlatClipping(0.5), report_non_finite_clients=True)
@@ -236,6 +239,7 @@ def test_one_client_moves_the_model_by_the_sensitivity_at_most(build, estimator)
     assert 0 < change <= clip_norm * estimator.unit_sensitivity + 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -274,6 +278,7 @@ def test_dp_ftrl_update_equals_sgd_on_the_residuals_of_tree_aggregation():
     np.testing.assert_allclose(paths[0], paths[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_state_round_trip():
     process = _fed_avg(
         noise_multiplier=1.0,

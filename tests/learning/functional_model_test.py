@@ -94,6 +94,7 @@ def test_training_metrics_are_sums_over_clients(process):
     assert measured["num_sequences"] == 16
 
 
+@pytest.mark.slow
 def test_it_learns(process):
     state = process.initialize()
     evaluate = evaluation.Evaluator(_MODEL, _SPECIAL, _rows(99, 100))
@@ -130,6 +131,7 @@ def test_it_takes_batches_of_ids():
     assert model.input_spec == (spec, spec)
 
 
+@pytest.mark.slow
 def test_somebody_s_functional_model_is_read_as_a_language_model():
     weights = _MODEL.initial_weights(0)
 

@@ -93,6 +93,7 @@ def test_bands_that_overlap_add_within_a_pattern():
     assert (result.squared, result.exact) == (9.0, True)
 
 
+@pytest.mark.slow
 def test_a_long_horizon_needs_no_dense_matrix():
     num_rounds, bands = 20_000, 4
     rows = np.tile([1.0, 0.5, 0.375, 0.3125], (num_rounds, 1))

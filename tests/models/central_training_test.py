@@ -67,6 +67,7 @@ def test_the_learning_rate_falls_to_zero():
     assert last < 0.2 * first
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_order():
     one, again, other = (_train(seed=seed)[-1].weights for seed in (1, 1, 2))
     for a, b, c in zip(one, again, other, strict=True):

@@ -51,7 +51,7 @@ _SMOL = {"vocabulary_size": 49_153, "sequence_length": 64}
             ),
             134_515_008,
         ),
-        (
+        pytest.param(
             llama.Llama(
                 **_SMOL,
                 embedding_size=960,
@@ -61,6 +61,7 @@ _SMOL = {"vocabulary_size": 49_153, "sequence_length": 64}
                 feed_forward_size=2_560,
             ),
             361_821_120,
+            marks=pytest.mark.slow,
         ),
         (
             llama.Llama(

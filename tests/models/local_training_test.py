@@ -50,7 +50,7 @@ def _train(local, learning_rate, batch_size=2):
     local.train(_ROWS, learning_rate=learning_rate, **options)
 
 
-@pytest.mark.parametrize("name", ["word-lstm", "transformer"])
+@pytest.mark.parametrize("name", ["word-lstm", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_every_epoch_takes_all_rows_once_in_batches(name):
     model, weights, local = _problem(name)
     _train(local, 0.5)

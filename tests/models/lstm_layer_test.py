@@ -62,7 +62,7 @@ _VARIANTS = pytest.mark.parametrize(
 _TWO_VARIANTS = pytest.mark.parametrize(
     "couple_gates, projected",
     [
-        (False, False),
+        pytest.param(False, False, marks=pytest.mark.slow),
         (True, True),
         pytest.param(False, True, marks=pytest.mark.slow),
         pytest.param(True, False, marks=pytest.mark.slow),

@@ -52,7 +52,7 @@ def _round_trip(updates, encoding, seed=_SEED):
     return discretize.decode(total, tf.constant(len(updates)), seed, encoding, _CLIP_NORM).numpy()
 
 
-@pytest.mark.parametrize("num_clients", [1, 2, 100, 6500])
+@pytest.mark.parametrize("num_clients", [1, 2, 100, pytest.param(6500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dim", [1, 40, 64])
 def test_round_trip_is_the_sum_within_the_rounding_error(num_clients, dim):
     encoding = grid.for_bits(dim, num_clients, 24)

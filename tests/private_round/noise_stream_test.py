@@ -150,7 +150,9 @@ def _emitted(recipe, num_rounds, size):
     return np.swapaxes(np.asarray(tensors, np.float64), 0, 1)
 
 
-@pytest.mark.parametrize("rounds_at_once", [2, 4, 7, 23])
+@pytest.mark.parametrize(
+    "rounds_at_once", [*(pytest.param(n, marks=pytest.mark.slow) for n in (2, 23)), 4, 7]
+)
 def test_blocks_of_any_size_have_the_same_noise_bit_for_bit(rounds_at_once):
     alone = _emitted(dense.Dense(_DENSE).noise_recipe(), 23, 50)
     together = dense.Dense(_DENSE, rounds_at_once=rounds_at_once)

@@ -183,6 +183,7 @@ def test_the_files_of_a_server_are_whole_or_not_there_on_a_disk_that_fills_up(di
     assert failures >= 5
 
 
+@pytest.mark.slow
 def test_a_task_is_whole_or_not_there_on_a_disk_that_fills_up(disk):
     plans = small_folder.plans(small_tasks.PROCESSES["blt"]())
 

@@ -171,6 +171,7 @@ def test_a_second_server_is_refused(task, folder, tmp_path):
         folder.address()
 
 
+@pytest.mark.slow
 def test_an_open_status_page_is_warned_of(task, folder, monkeypatch):
     bind = tornado.netutil.bind_sockets
     monkeypatch.setattr(
@@ -193,6 +194,7 @@ def test_an_open_status_page_is_warned_of(task, folder, monkeypatch):
         asyncio.run(started(status_address="10.0.0.1:0"))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_refused_leaves_the_files_of_the_other_alone(task, folder):
     store = memory_store.MemoryStore()
 

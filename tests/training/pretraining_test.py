@@ -75,6 +75,7 @@ def test_a_folder_has_the_best_model_and_what_it_was_trained_on(corpus, pretrain
     np.testing.assert_allclose(measured["loss"], min(losses), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_ends_when_nothing_improves(corpus, tmp_path):
     config = _config(corpus, epochs=50, learning_rate=100.0, patience=2)
     summary = pretraining.pretrain(config, toy_run.config(corpus), tmp_path / "out")
@@ -276,6 +277,7 @@ def test_what_an_interruption_left_before_the_first_model_is_not_in_the_way(pret
         pretraining.check_is_free(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_model_is_never_without_what_it_was_trained_on(corpus, tmp_path, monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt

@@ -35,7 +35,7 @@ def test_a_state_that_tff_cannot_send_is_refused():
             {"adaptive_clipping": True, "restart_warmup": 4, "clipped_count_stddev": 2.0},
             marks=pytest.mark.slow,
         ),
-        {"algorithm": "dp-fedavg"},
+        pytest.param({"algorithm": "dp-fedavg"}, marks=pytest.mark.slow),
         {"sampling": "cyclic", "mechanism": "bandtoep", "bands": 3},
         pytest.param(
             {

@@ -124,6 +124,7 @@ def _weights(released):
     return [np.asarray(leaf) for leaf in tree.flatten(last)]
 
 
+@pytest.mark.slow
 def test_the_program_equals_a_plain_loop_and_releases_weights_only(process, tmp_path):
     released, observed = _train(process, tmp_path)
     weights = _weights(released)

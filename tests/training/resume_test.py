@@ -123,6 +123,7 @@ def test_a_report_says_the_same_as_the_run_and_needs_no_tff(uninterrupted, tmp_p
     assert not leftover.exists()
 
 
+@pytest.mark.slow
 def test_a_run_under_way_and_one_without_a_round_are_not_reported(corpus, tmp_path, monkeypatch):
     output = tmp_path / "run"
 

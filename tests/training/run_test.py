@@ -149,6 +149,7 @@ def test_its_model_can_be_used_without_config_and_data(uninterrupted, tmp_path):
         assert found.unknown_in_text == ()
 
 
+@pytest.mark.slow
 def test_a_finished_run_of_an_older_version_is_completed_by_resuming(uninterrupted, tmp_path):
     output, results, _ = uninterrupted
     older = tmp_path / "older"
@@ -257,6 +258,7 @@ def test_zero_noise_and_huge_clip_norm_is_plain_federated_averaging(corpus, tmp_
     assert statement["epsilon"] is None and statement["no_guarantee"]
 
 
+@pytest.mark.slow
 def test_a_run_stops_before_its_budget_is_exceeded_and_says_so(corpus, tmp_path):
     options = {"mechanism": "identity", "buffers": None, "deterministic_noise_seed": None}
     plan = toy_run.config(corpus, **options).privacy().plan(num_clients=48, num_parameters=1)
@@ -306,6 +308,7 @@ def test_adaptive_clipping_restarts_and_is_accounted_in_blocks(corpus, tmp_path,
     assert report.report(tmp_path / "run").statement == results.statement
 
 
+@pytest.mark.slow
 def test_secure_aggregation_charges_the_inflated_norm(corpus, tmp_path):
     options = {"secagg_bits": 20, "num_rounds": 2, "deterministic_noise_seed": None}
     before = tff.framework.get_context_stack().current

@@ -172,6 +172,7 @@ def test_what_is_there_is_left_alone(trained, exported, tmp_path):
     assert (exported / "saved_model.pb").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_failure_leaves_the_one_before(trained, tmp_path, monkeypatch):
     folder = tmp_path / "exported"
     saved_model.write(folder, trained, top=3)

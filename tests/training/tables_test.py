@@ -70,6 +70,7 @@ def test_all_forms_of_a_table_give_the_same_run(corpus, rows, tmp_path, monkeypa
     assert "one value of the column 'author'" in statement
 
 
+@pytest.mark.slow
 def test_a_run_on_rows_goes_on_with_the_same_rows_only(corpus, rows, tmp_path):
     config = toy_run.config(corpus, data="mine", num_rounds=4, stop_at_accuracy=1e-6)
     run.train(config, tmp_path / "run", rows=rows)  # Stops at the first evaluation.
@@ -105,6 +106,7 @@ def test_pretraining_takes_rows_and_later_runs_recognise_them(corpus, rows, tmp_
         pretraining.pretrain(public, other, tmp_path / "x", text=text, rows=rows)
 
 
+@pytest.mark.slow
 def test_rows_that_weights_were_pretrained_on_are_refused(corpus, rows, tmp_path):
     _write_csv(tmp_path / "t.csv", rows)
     public = pretraining.PretrainingConfig(data=str(tmp_path / "t.csv"), epochs=1)
@@ -166,6 +168,7 @@ def test_a_run_on_a_cached_table_is_the_one_in_memory(corpus, rows, tmp_path, mo
     _assert_same(output, tmp_path / "in_memory")
 
 
+@pytest.mark.slow
 def test_what_an_unbegun_run_left_is_used_or_removed(corpus, rows, tmp_path, monkeypatch):
     path, private = tmp_path / "t.csv", tmp_path / "run" / "private"
     _write_csv(path, rows)

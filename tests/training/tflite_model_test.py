@@ -188,6 +188,7 @@ def test_words_of_the_users_are_said_to_be_theirs(tmp_path):
     assert "Leave capitals as they are" in text
 
 
+@pytest.mark.slow
 def test_what_is_there_is_left_alone(trained, tmp_path):
     (tmp_path / "mine").mkdir()
     with pytest.raises(ValueError, match="is no folder of a TensorFlow Lite model"):

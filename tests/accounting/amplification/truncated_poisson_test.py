@@ -31,7 +31,9 @@ def sums_of_one_round(values, probability, largest):
     return np.array(list(chances)), np.array(list(chances.values()))
 
 
-@pytest.mark.parametrize("others", [(-1, -1, -1, -1), (1, 1, 1, 1), (1, -1, 1, -1)])
+@pytest.mark.parametrize(
+    "others", [(-1, -1, -1, -1), (1, 1, 1, 1), pytest.param((1, -1, 1, -1), marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("probability", "largest"), [(0.1, 3), (0.3, 2), (0.2, 4), (0.5, 1)])
 def test_all_samples_of_five_clients_in_one_round(others, probability, largest):
     # The unit sends 1, or 0 as its neighbour; one round is one number, so this is an integral.

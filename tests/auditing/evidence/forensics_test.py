@@ -176,7 +176,8 @@ def test_half_precision_is_no_repeat_if_it_is_said():
         assert _violated([changed], 0.01) == expected
 
 
-@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 1.3])
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [1.0, 1.3])
 def test_rounding_to_few_bits_is_no_short_tail(scale):
     # Rounding moves the distribution function by about 1e-3: 8 standard errors of 4 million values.
     noise = np.random.default_rng(0).normal(size=(2, 10, 200_000))

@@ -116,7 +116,7 @@ def test_randomized_response_keeps_the_gaussian_claim_that_follows_from_it(epsil
 
 
 def test_bounds_of_mu_are_wrong_no_more_often_than_stated_and_above_those_of_epsilon():
-    mu, delta, rate, repetitions = 1.0, 1e-6, 0.1, 60
+    mu, delta, rate, repetitions = 1.0, 1e-6, 0.1, 25
     wrong, larger = 0, 0
     for scores, present in _runs(mu, 300, repetitions):
         bound, _ = one_run.mu_at_least(scores, present, error_rate=rate)

@@ -554,7 +554,14 @@ def _is_interrupted(server, device, plan):
     server.script = _waits_for_the_end(threading.Event(), end)
 
 
-@pytest.mark.parametrize("prepare", [_completes, _is_sent_away, _is_left, _is_interrupted])
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        _completes,
+        *(pytest.param(p, marks=pytest.mark.slow) for p in (_is_sent_away, _is_left)),
+        _is_interrupted,
+    ],
+)
 def test_a_session_leaves_no_circle_that_holds_a_model(server, device, plan, prepare):
     device.plans.load(plan)
     prepare(server, device, plan)

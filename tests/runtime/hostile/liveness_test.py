@@ -28,6 +28,7 @@ class _FullDisk(memory_store.MemoryStore):
         return super().commit(*args, **keywords)
 
 
+@pytest.mark.slow
 def test_few_devices_that_often_drop_out(tmp_path):
     """24 devices of which two in five drop out: attempts fail, and rounds are released."""
     served = text_service.Served(

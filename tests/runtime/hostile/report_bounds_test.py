@@ -109,6 +109,7 @@ def test_every_tensor_beyond_its_bound_costs_its_device_its_own_report(name, req
     assert (refused, result) == (len(attacks), honest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("label", "value"),
     [
@@ -134,6 +135,7 @@ def test_the_attacks_that_spoilt_a_task_change_no_bit_of_it(training, label, val
     assert 0.1 < found["aggregator/estimated_clip_norm"] < 10
 
 
+@pytest.mark.slow
 def test_the_most_that_a_device_can_report_is_finite_and_adds_up(training):
     """A device that lies within the bounds, in all metrics at once, does no more than that."""
     forged = training.changed("sum", 0)
@@ -158,6 +160,7 @@ def test_the_most_that_a_device_can_report_is_finite_and_adds_up(training):
     assert found.metrics["aggregator/non_finite_clients"] == reports
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [1e6, 1e30, np.nan])
 def test_a_device_whose_training_diverges_is_never_refused_for_its_metrics(training, weight):
     """Its update is clipped or counts as zero, and its metrics are cut by the plan."""

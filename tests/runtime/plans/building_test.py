@@ -79,6 +79,7 @@ def test_every_initialisation_draws_its_own_seed(plans):
     assert len(seeds) == 3
 
 
+@pytest.mark.slow
 def test_shuffling_takes_a_seed_of_the_device(process):
     plan = small_tasks.plans(process, shuffle=True).devices[0]
     assert plan.seed_policy == plan_pb2.DEVICE_DRAWS
@@ -178,6 +179,7 @@ def test_a_process_with_sums_in_the_clear_is_no_secure_one():
         )
 
 
+@pytest.mark.slow
 def test_variants_serve_devices_with_older_runtimes(process, monkeypatch):
     """Version 2 is the first one with `AddV2`; a variant takes `Add`, which is older."""
     everything = allowed_ops.allowed(allowed_ops.RUNTIME_VERSION)

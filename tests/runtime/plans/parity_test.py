@@ -112,6 +112,7 @@ except ImportError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_device_without_tff_computes_the_same_update(tmp_path):
     plans = small_tasks.plans(small_tasks.PROCESSES["blt"]())
     signed = plans.sign(small_tasks.KEY).devices[0].SerializeToString()

@@ -57,6 +57,7 @@ def test_a_good_task_passes_and_says_what_it_costs(plans):
     assert 0 < findings.cost.seconds < 60 and findings.cost.memory_bytes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("costs_little")
 def test_proxies_stand_for_many_devices(plans):
     changes = []
@@ -68,6 +69,7 @@ def test_proxies_stand_for_many_devices(plans):
     assert changes[2] == pytest.approx(5 * changes[0], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("costs_little")
 def test_the_loss_is_of_models_without_noise(plans):
     drowned = small_tasks.plans(small_tasks.federated_averaging(small_tasks.fixed(1e4)))
@@ -78,6 +80,7 @@ def test_the_loss_is_of_models_without_noise(plans):
     assert findings[1].losses == pytest.approx(findings[0].losses, rel=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("costs_little")
 def test_an_evaluation_leaves_the_model_as_it_is(evaluation, plans):
     found = predicates.check_task(evaluation.server, evaluation.devices, _PROXIES, _PREDICATES)

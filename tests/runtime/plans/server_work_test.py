@@ -55,7 +55,13 @@ def _by_label(server, state):
     return dict(zip([tensor.label for tensor in server.state], state, strict=True))
 
 
-@pytest.mark.parametrize("name", small_tasks.AGGREGATORS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "tree" else [])
+        for name in small_tasks.AGGREGATORS
+    ],
+)
 def test_a_skipped_round_passes_over_its_noise_and_keeps_the_model(name):
     server = _skipping(name)
     before = server.finish(server.initialize(), server.zero())[0]

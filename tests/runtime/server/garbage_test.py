@@ -23,6 +23,7 @@ def test_what_is_alive_is_left_alone(thresholds):
     assert gc.get_threshold()[0] > thresholds[0]
 
 
+@pytest.mark.slow
 def test_sessions_leave_next_to_no_cycles_behind(tmp_path):
     """Which `settle` relies on: a server's memory would grow."""
     task = example.served(goal_count=20)

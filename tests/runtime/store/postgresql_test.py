@@ -376,6 +376,7 @@ def test_a_user_without_rights_is_refused(server):
             store.add_task("keyboard", "task", model=b"", state=b"")
 
 
+@pytest.mark.slow
 def test_processes_that_make_the_tables_at_once_find_the_same(server):
     for _ in range(3):
         url = server.new_database()

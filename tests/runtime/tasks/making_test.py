@@ -84,6 +84,7 @@ def test_the_plans_follow_from_the_options(folder, lines):
     assert any("Tested for devices of version 1 and later: loss" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_task_with_secure_aggregation_sends_nothing_in_the_clear(corpora, tmp_path):
     config = tiny_task.config(
         corpora, secagg_bits=20, secure_aggregation="honest-but-curious", least_group=3

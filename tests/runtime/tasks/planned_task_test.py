@@ -308,10 +308,8 @@ def _assert_ten_rounds_are_those_of(name, process, simulation):
             np.testing.assert_allclose(found, np.asarray(expected), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["blt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tree", "adaptive"))],
-)
+@pytest.mark.slow  # By default, `wire_parity_test` compares rounds over the wire.
+@pytest.mark.parametrize("name", ["blt", "tree", "adaptive"])
 def test_ten_rounds_are_those_of_the_simulation(name):
     process = small_tasks.PROCESSES[name]()
     simulation = compiled_process.compile_process(process)

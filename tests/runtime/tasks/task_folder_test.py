@@ -62,6 +62,7 @@ def test_what_was_written_is_read(folder):
     }
 
 
+@pytest.mark.slow
 def test_terms_of_secure_aggregation_are_those_of_the_plans(tmp_path):
     stated = terms_lib.SecureAggregation("honest-but-curious", least_group=2, threshold=0.5)
     terms = dataclasses.replace(small_folder.TERMS, secure_aggregation=stated)
@@ -163,7 +164,10 @@ def test_terms_must_not_promise_less_participation_than_the_plans_allow(process,
         task_folder.read(tmp_path / "small")
 
 
-@pytest.mark.parametrize("changed", [{"min_sep_rounds": 1}, {"times_edges": [1, 2, 3, 6]}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"min_sep_rounds": 1}, pytest.param({"times_edges": [1, 2, 3, 6]}, marks=pytest.mark.slow)],
+)
 def test_device_plans_must_not_allow_more_participation_than_the_terms(process, tmp_path, changed):
     """Devices keep to their own plan, so ε would be of a schema that nobody enforces."""
     built = small_folder.plans(process)
