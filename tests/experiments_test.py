@@ -133,7 +133,9 @@ def test_losses_are_those_of_the_rate_that_was_best_with_the_first_seed(tmp_path
     assert page.render(block.format("shown=rate, ")).splitlines()[3] == "| 1 | 0.2 |"
 
 
-@pytest.mark.parametrize("figure", ["epsilon", "map", "group", "users", "large_map", "long", "turns"])
+@pytest.mark.parametrize(
+    "figure", ["epsilon", "map", "group", "users", "large_map", "long", "turns"]
+)
 def test_every_cell_of_a_figure_can_be_told_from_the_others(figure):
     module = _load("finetuning_text")
     assert figure in module.FIGURES
@@ -153,7 +155,12 @@ def test_a_figure_that_was_interrupted_goes_on(tmp_path):
 
 def test_each_method_has_the_learning_rate_of_least_loss_with_the_first_seed(tmp_path):
     module, path, tried = _load("finetuning_text"), tmp_path / "toy.csv", []
-    best = {("ULS", 1.0): 0.004, ("ULS", 2.0): 0.002, ("cyclic", 1.0): 0.032, ("cyclic", 2.0): 0.016}
+    best = {
+        ("ULS", 1.0): 0.004,
+        ("ULS", 2.0): 0.002,
+        ("cyclic", 1.0): 0.032,
+        ("cyclic", 2.0): 0.016,
+    }
 
     def run(cell):
         loss = abs(math.log2(cell.learning_rate / best[cell.method, cell.epsilon]))
