@@ -1,6 +1,7 @@
 """Kills a process that keeps a ledger, again and again, and resumes it."""
 
 import hashlib
+import multiprocessing
 import os
 import pathlib
 import random
@@ -69,18 +70,17 @@ def killer(kill_at):
     return before_statement
 
 
-def run_in_a_process(directory, kill_at):
-    """Forks, which is quick; no ledger is open at that moment."""
-    child = os.fork()
-    if child == 0:
-        try:
-            run(directory, kill_at)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def run_in_a_process(processes, directory, kill_at):
+    """Forks a server without threads: among those of TFF a child may crash as it begins."""
+    child = processes.Process(target=run, args=(directory, kill_at))
+    child.start()
+    child.join()
+    return child.exitcode
 
 
 def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(tmp_path):
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([__name__])
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
@@ -89,7 +89,7 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(tmp_path)
     kills, interrupted_rounds = 0, set()
     # The first of these is killed by its first statement, in round 0.
     for kill_at in [1, *(moments.randint(1, 30) for _ in range(14))]:
-        kills += run_in_a_process(killed, kill_at) == -signal.SIGKILL
+        kills += run_in_a_process(processes, killed, kill_at) == -signal.SIGKILL
         with ledger.Ledger.open(killed / "ledger", SAMPLER.schema) as book:
             seen = book.observed()
             interrupted_rounds.add(book.pending_round)
