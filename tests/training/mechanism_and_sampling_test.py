@@ -105,7 +105,7 @@ def test_what_does_not_run_is_refused_with_the_message_of_the_page(mechanism, sa
 @pytest.mark.parametrize(("mechanism", "sampling", "says"), _RUNS)
 def test_what_runs_is_trained(corpus, tmp_path, mechanism, sampling, says):
     options = {"mechanism": "blt", "buffers": None, "min_sep": None}
-    options |= _options(mechanism, sampling) | {"num_rounds": 2, "deterministic_noise_seed": None}
+    options |= _options(mechanism, sampling) | {"num_rounds": 8, "deterministic_noise_seed": None}
     results = run.train(toy_run.config(corpus, **options), tmp_path / "run")
     assert results.statement.has_guarantee
     assert results.statement.data_in_one_place == ("sampling" in sampling)
