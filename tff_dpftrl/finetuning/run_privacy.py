@@ -109,7 +109,8 @@ def noise_of_step(plan: FinetuningPlan) -> float:
     """Computes how much more noise one step has than independent noise that is as much in sums.
 
     Adam divides by the size of a step's noisy gradient, so that its learning rate for correlated
-    noise is larger by about this factor (docs/experiments.md, "Correlated noise with secret samples").
+    noise is larger by about this factor (docs/experiments.md, "Correlated noise with secret
+    samples").
 
     Args:
       plan: Plan of the run.
