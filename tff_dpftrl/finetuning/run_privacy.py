@@ -99,10 +99,15 @@ def noise_of_average(plan: CorrelatedPlan) -> float:
       Its standard deviation for a clip norm of 1: both kinds of noise have the same root mean
       square over the steps of the standard deviation of the sum of all noise up to the step.
     """
+    return plan.noise_multiplier * _noise_of_sums(plan) / plan.clients_per_round
+
+
+def _noise_of_sums(plan: FinetuningPlan) -> float:
+    """Computes `noise_of_average` for the noise multiplier 1 and one unit in a step."""
     steps = plan.num_rounds
     correlated = float(np.mean(strategy_of(plan).prefix_noise_variance(steps)))
     independent = (steps + 1) / 2
-    return plan.noise_multiplier * math.sqrt(correlated / independent) / plan.clients_per_round
+    return math.sqrt(correlated / independent)
 
 
 def noise_of_step(plan: FinetuningPlan) -> float:
@@ -119,9 +124,8 @@ def noise_of_step(plan: FinetuningPlan) -> float:
       Ratio of the root mean square, over the steps, of the noise of a step's average to
       `noise_of_average`; 1 for independent noise, or none.
     """
-    strategy, steps = strategy_of(plan), plan.num_rounds
-    one = float(np.mean(strategy.round_noise_variance(steps)))
-    return math.sqrt(one * (steps + 1) / 2 / float(np.mean(strategy.prefix_noise_variance(steps))))
+    one_step = float(np.mean(strategy_of(plan).round_noise_variance(plan.num_rounds)))
+    return math.sqrt(one_step) / _noise_of_sums(plan)
 
 
 def rate_hint(plan: FinetuningPlan) -> str | None:
