@@ -26,7 +26,7 @@ _DTYPES = {"int": "iub", "float": "fiub"}
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """What an example holds under a name.
+    """Values that an example holds under a name.
 
     Attributes:
       kind: Kind of the entries: int (64 bits), float (32 bits) or text (UTF-8, or bytes).
