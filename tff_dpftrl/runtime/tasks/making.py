@@ -129,6 +129,8 @@ def make(
     parts = _prepare(config, _define(config, definition, progress), progress)
     learning, plan = config.learning, _privacy_plan(config.privacy(), parts, progress)
     defined = parts.definition
+    if defined.algorithm is not None:
+        config.check_own_algorithm()
     terms = terms_lib.of_training(
         plan,
         population=parts.demands.population,
