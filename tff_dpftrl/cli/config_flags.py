@@ -30,6 +30,7 @@ SHORT_FLAGS = {
 METAVARS = {
     "data": "CORPUS",
     "proxy_data": "CORPUS",
+    "expect": "COMPARISONS",
     "vocabulary": "SOURCE",
     "without_near_duplicates_of": "CORPUS",
     "strategy": "FILE",

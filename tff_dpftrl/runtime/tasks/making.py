@@ -28,6 +28,7 @@ from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import (
     bounding,
     building,
+    expectations,
     plan_pb2,
     predicates,
     text_pipeline,
@@ -325,7 +326,11 @@ def _tests(config: task_config.TaskConfig, num_proxies: int) -> predicates.Predi
     # After the task's last round, a decay has stopped the server's learning.
     num_rounds = max(min(config.proxy_rounds, config.num_rounds), 2)
     per_proxy = -(-config.clients_per_round // num_proxies)
-    return predicates.Predicates(num_rounds, devices_per_proxy=per_proxy)
+    return predicates.Predicates(
+        num_rounds,
+        devices_per_proxy=per_proxy,
+        expectations=expectations.from_text(config.expect) if config.expect else (),
+    )
 
 
 def _read_language(
