@@ -51,7 +51,7 @@ async def _serve(
             return fault_injection.ArmedFactory(trigger, actor_factory, *args, **kwargs)
 
     with store_type(place.store) as store:
-        made = ArmedServer(
+        made = ArmedServer.of(
             tiny_tasks.served_population(tasks),
             tasks,
             store,

@@ -145,7 +145,7 @@ def make(folder, tasks, store, *, attestation=None, limits=_LIMITS, **changes):
         "randomness": random.Random(1),
         "progress": lambda line: None,
     }
-    return server.Server(
+    return server.Server.of(
         population.Population(POPULATION, members, **times),
         {task.task.name: task for task in tasks},
         store,
