@@ -121,7 +121,7 @@ def test_rounds_are_committed_told_and_gone_on_with(task, folder):
     assert lines[0] == f"small: goes on after round {done} of 6."
     assert lines[-1] == "small: no further round: all 6 declared rounds are done."
     plan = task.folder.terms.server_plan
-    assert json.loads(folder.rounds.read_text()) == {"small": [plan, 6]}
+    assert json.loads(folder.rounds.read_text()) == {"tests/small": [plan, 6]}
     history = store.history("tests", "small")
     assert [row["round"] for row in history] == list(range(6))
     assert all(row["participation/min_sep"] in (None, 2, 3, 4, 5) for row in history)
@@ -129,8 +129,8 @@ def test_rounds_are_committed_told_and_gone_on_with(task, folder):
 
 def test_a_store_that_was_set_back_is_refused(task, folder):
     plan = task.folder.terms.server_plan
-    folder.keep_rounds({"small": (plan, 2)})
-    folder.keep_rounds({"another": ("its plan", 5)})
+    folder.keep_rounds({"tests/small": (plan, 2)})
+    folder.keep_rounds({"tests/another": ("its plan", 5)})
 
     async def start():
         served = _serving(task, memory_store.MemoryStore(), folder)
@@ -143,11 +143,11 @@ def test_a_store_that_was_set_back_is_refused(task, folder):
         asyncio.run(start())
     assert not folder.endpoint.exists()
     # As many, or more, or a task that was made anew.
-    folder.check_rounds("small", plan, 2)
-    folder.check_rounds("small", "another plan", 0)
+    folder.check_rounds("tests", "small", plan, 2)
+    folder.check_rounds("tests", "small", "another plan", 0)
     folder.rounds.write_text("{")
     with pytest.raises(ValueError, match="rounds.json is damaged"):
-        folder.check_rounds("small", plan, 9)
+        folder.check_rounds("tests", "small", plan, 9)
 
 
 def test_a_second_server_is_refused(task, folder, tmp_path):
@@ -204,14 +204,14 @@ def test_a_server_that_is_refused_leaves_the_files_of_the_other_alone(task, fold
         try:
             with pytest.raises(server.ServerError, match="two servers for one population"):
                 second = _serving(task, store, folder)
-                second.seen.session_table.add("-v[]+^")
+                second.seen["tests"].session_table.add("-v[]+^")
                 await second.start()
             assert folder.address() == first.address
-            first.seen.session_table.add("-v[]+^")
-            first.seen.session_table.add("-v[]+#")
+            first.seen["tests"].session_table.add("-v[]+^")
+            first.seen["tests"].session_table.add("-v[]+#")
         finally:
             await first.stop()
-        assert first.seen.session_table.total == 2
+        assert first.seen["tests"].session_table.total == 2
 
     asyncio.run(run())
     assert not folder.endpoint.exists()
@@ -219,7 +219,7 @@ def test_a_server_that_is_refused_leaves_the_files_of_the_other_alone(task, fold
 
 def test_a_line_is_said_once(task, folder):
     lines = []
-    seen = _serving(task, memory_store.MemoryStore(), folder, lines).seen
+    seen = _serving(task, memory_store.MemoryStore(), folder, lines).seen["tests"]
 
     def released(index):
         return events.RoundReleased("small", index, f"attempt {index}", {"devices/reports": 3})
@@ -241,7 +241,7 @@ def test_a_line_is_said_once(task, folder):
 
 def test_a_commit_says_what_contradicts_the_declared_participation(task, folder):
     lines = []
-    seen = _serving(task, memory_store.MemoryStore(), folder, lines).seen
+    seen = _serving(task, memory_store.MemoryStore(), folder, lines).seen["tests"]
     metrics = {"devices/reports": 3, "participation/contradicting_reports": 2}
 
     async def run():
