@@ -22,6 +22,7 @@ from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import factory
 from tff_dpftrl.runtime.cluster import cluster, deployment, observed, placement
 from tff_dpftrl.runtime.protocol import attestation
+from tff_dpftrl.runtime.server import served_population
 from verification.campaign import engines, fault_injection, stage, tiny_tasks
 from verification.campaign import events as events_lib
 
@@ -51,9 +52,11 @@ def build(deployed: deployment.ClusterDeployment) -> deployment.Parts:
     tasks = tiny_tasks.served_tasks(fault_injection.ArmedStep(tiny_tasks.NoisyStep(), trigger))
     issuer = signing_keys.load_public(place.server_folder.issuer_public)
     return deployment.Parts(
-        tiny_tasks.served_population(tasks),
-        tasks,
-        tiny_tasks.pace,
+        [
+            served_population.ServedPopulation(
+                tiny_tasks.served_population(tasks), tasks, tiny_tasks.pace
+            )
+        ],
         attestation=attestation.SignedTokens([issuer], clock=time.time),
         limits=tiny_tasks.LIMITS,
         actor_factory=functools.partial(
@@ -132,7 +135,8 @@ class RayServers(engines.Engines):
         events = events_lib.Events(self._place.events / "hosts.jsonl")
         while True:
             try:
-                await reader.replay(await self._cluster.observed(), events)
+                (recordings,) = (await self._cluster.observed()).values()
+                await reader.replay(recordings, events)
                 places = await asyncio.to_thread(self._cluster.processes)
                 self._processes = {host: at.pid for host, at in sorted(places.items())}
             except ray.exceptions.RayError as error:  # Of a host that has just died.

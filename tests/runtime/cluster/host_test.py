@@ -112,7 +112,7 @@ async def running(deployed):
     for name in deployed.placement.permanent:
         await network.start(name)
     selectors = [network.hosts[name] for name in deployed.placement.selectors]
-    await example.until(lambda: all(one._service.opening.task for one in selectors), 60)
+    await example.until(lambda: all(one._service._first.opening.task for one in selectors), 60)
     try:
         yield network
     finally:
@@ -247,7 +247,9 @@ def test_devices_of_a_selector_that_is_lost_are_not_waited_for(tmp_path):
         again = await network.start("selector-1")
         assert again.status().address == "127.0.0.1:" + network.kept["selector-1"]
         # It is told what devices are chosen for although that was said before.
-        await example.until(lambda: again._service.opening == events.SelectionOpened("sum", 1))
+        await example.until(
+            lambda: again._service._first.opening == events.SelectionOpened("sum", 1)
+        )
 
     play(tmp_path, story, deployed)
     (row,) = rows(deployed)
@@ -430,7 +432,7 @@ def test_a_host_that_has_read_other_tasks_takes_part_in_nothing(tmp_path):
                 *(example.take_part(channels[0], b"5") for _ in range(2))
             )
             assert all(answer.accepted for _, answer in answers)
-        assert other.status().leader == "" and not other._service.opening.task
+        assert other.status().leader == "" and not other._service._first.opening.task
         assert other.status().tasks != network.hosts["worker-0"].status().tasks
         async with example.channel_to(tmp_path, network.address(1)) as channel:
             told, answer = await example.take_part(channel, b"5")

@@ -79,10 +79,10 @@ def served(name="sum", goal_count=2, largest=LARGEST, weight=1.0, **changes):
     return served_task.ServedTask(task, plans.get, largest)
 
 
-def store_with(*tasks, store=None, model=b"0"):
+def store_with(*tasks, store=None, model=b"0", population=POPULATION):
     store = memory_store.MemoryStore() if store is None else store
     for task in tasks:
-        store.add_task(POPULATION, task.task.name, model=model, state=b"0")
+        store.add_task(population, task.task.name, model=model, state=b"0")
     return store
 
 
