@@ -42,10 +42,10 @@ def _folder(tmp_path):
     return folder
 
 
-def _serving(task, store, folder, lines=None, **changes):
+def _serving(tasks, store, folder, lines=None, **changes):
     issuer = signing_keys.load_public(folder.issuer_public)
     return serving.Serving(
-        [task],
+        tasks if isinstance(tasks, tuple) else [tasks],
         store,
         folder,
         dataclasses.replace(_SETTINGS, **changes),
@@ -256,7 +256,54 @@ def test_a_commit_says_what_contradicts_the_declared_participation(task, folder)
     assert "1 rounds with impossible participation histograms so far" in second
 
 
+@pytest.mark.slow  # It makes a second task.
+def test_devices_in_two_populations_of_one_server_are_served_in_both(task, folder, tmp_path):
+    other = {"population": "others"}
+    small_folder.write_plans(
+        tmp_path / "other",
+        small_folder.plans(small_tasks.PROCESSES["blt"](), **other),
+        terms=dataclasses.replace(small_folder.TERMS, **other),
+        config=dataclasses.replace(_CONFIG, **other),
+    )
+    store, lines = memory_store.MemoryStore(), []
+    served = _serving(
+        (task, planned_task.load(tmp_path / "other")),
+        store,
+        folder,
+        lines,
+        population_size={"tests": 8.0, "others": 4.0},
+        shares={"others": 0.2},
+    )
+
+    def is_done():
+        return all(store.last_commit(name, "small").rounds_done >= 2 for name in served.seen)
+
+    async def run():
+        await served.start()
+        try:
+            with number_devices.running(folder, count=4, populations=("tests", "others")):
+                await _until(is_done)
+                front = urllib.request.urlopen
+                first = await asyncio.to_thread(lambda: front(served.page_address).read().decode())
+                assert '<a href="0/">tests</a>' in first and '<a href="1/">others</a>' in first
+                for i, name in enumerate(served.seen):
+                    url = f"{served.page_address}/{i}/data.json"
+                    data = await asyncio.to_thread(lambda url=url: json.load(front(url)))
+                    assert data["population"] == name and data["totals"]["reports"] >= 3
+                await served.stop()
+        finally:
+            await served.stop()
+
+    asyncio.run(run())
+    assert lines[:2] == ["tests, small: 6 rounds.", "others, small: 6 rounds."]
+    assert any(line.startswith("others, small: round 1 of 6 committed") for line in lines)
+    assert set(json.loads(folder.rounds.read_text())) == {"tests/small", "others/small"}
+    assert all(folder.sessions_of(name).exists() for name in served.seen)
+
+
 def test_what_cannot_be_served_is_named(task, folder):
+    with pytest.raises(ValueError, match=r"shares name the populations \['others'\]"):
+        _serving(task, memory_store.MemoryStore(), folder, shares={"others": 0.5})
     with pytest.raises(ValueError, match="has a name twice"):
         serving.Serving(
             [task, task], memory_store.MemoryStore(), folder, _SETTINGS, progress=lambda line: None
