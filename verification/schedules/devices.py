@@ -183,6 +183,7 @@ class Device:
     def _report(self, faults_now: faults.Faults) -> None:
         if not self.reports_to:
             return
+        self._turn.give_back(self)
         if self._random.random() < faults_now.dropped:
             self.disconnect(self._random.uniform(0, _REST))
             return

@@ -116,7 +116,8 @@ class Turn:
 
     They wait to be selected side by side: otherwise one that its server holds for an hour would
     keep the device from all other populations. One that is selected while another trains goes on
-    when that one has reported.
+    when that one has trained. Reports may overlap: in a secure sum a device waits for others, and
+    two devices that each held the turn for another sum would wait for each other.
     """
 
     def __init__(self):
@@ -127,7 +128,7 @@ class Turn:
 
     @property
     def is_taken(self) -> bool:
-        """Whether a session trains or reports now."""
+        """Whether a session trains now."""
         return self._lock.locked()
 
     @contextlib.contextmanager
@@ -338,26 +339,15 @@ def _run_steps(
         return outcome, come_back.turns, come_back.reason
     keep_going()
     with turn.taken(keep_going):
-        return _work(population, steps, timer, shape, keep_going)
-
-
-def _work(
-    population: str,
-    steps: SessionSteps,
-    timer: participation_timer.Timer,
-    shape: SessionShape,
-    keep_going: KeepGoing,
-) -> tuple[SessionOutcome, tuple[float, ...], str]:
-    """Runs the steps of a selected device, from the plan to the answer to its report."""
-    work = steps.fetch(keep_going)
-    shape.add(Event.PLAN_DOWNLOADED)
-    key = (population, work.task, work.round_index)
-    if work.rule is not None:
-        timer.check(*key, work.rule)
-    keep_going()
-    shape.add(Event.TRAINING_STARTED)
-    update = steps.train(work, keep_going)
-    shape.add(Event.TRAINING_ENDED)
+        work = steps.fetch(keep_going)
+        shape.add(Event.PLAN_DOWNLOADED)
+        key = (population, work.task, work.round_index)
+        if work.rule is not None:
+            timer.check(*key, work.rule)
+        keep_going()
+        shape.add(Event.TRAINING_STARTED)
+        update = steps.train(work, keep_going)
+        shape.add(Event.TRAINING_ENDED)
     keep_going()
     participation = None
     if work.rule is not None:
