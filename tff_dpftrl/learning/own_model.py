@@ -38,7 +38,7 @@ def read(
       UsageError: If it is of no such kind, cannot be used, or takes other batches.
     """
     is_keras = isinstance(model, keras_versions.Model)
-    if is_keras and not isinstance(loss, tf.keras.losses.Loss):
+    if is_keras and not isinstance(loss, keras_versions.Loss):
         raise validation.UsageError(
             "loss must be a tf.keras.losses.Loss, such as "
             f"SparseCategoricalCrossentropy(from_logits=True), got {loss!r}."
@@ -111,7 +111,7 @@ def _from_keras(
     model: keras_versions.Model, batch_spec: Any, loss: Any, metrics: Callable[[], Any] | None
 ) -> tff.learning.models.FunctionalModel:
     def make_metrics() -> collections.OrderedDict[str, Any]:
-        mean = tf.keras.metrics.MeanMetricWrapper(loss.call, name="loss")
+        mean = keras_versions.MeanMetric(loss.call, name="loss")
         return collections.OrderedDict(loss=mean, **(metrics() if metrics is not None else {}))
 
     return tff.learning.models.functional_model_from_keras(model, loss, batch_spec, make_metrics)
