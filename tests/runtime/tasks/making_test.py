@@ -82,7 +82,9 @@ def test_the_plans_follow_from_the_options(folder, lines):
     assert "- As expected: loss < 4 (loss 3.5" in readme
     assert "- As expected: update > 0.01 (update 0." in readme
     assert any("Testing the plans" in line for line in lines)
-    assert any("Tested for devices of version 1 and later: loss" in line for line in lines)
+    assert any(
+        "Tested for devices of version 1 and later: TensorFlow 2.14" in line for line in lines
+    )
 
 
 @pytest.mark.slow
@@ -126,6 +128,12 @@ def test_a_decay_does_not_stop_the_test_of_a_short_task(corpora, tmp_path):
 def test_a_budget_must_pay_for_a_round(corpora, tmp_path):
     config = tiny_task.config(corpora, max_epsilon=0.1)
     with pytest.raises(ValueError, match="max_epsilon=0.1 does not pay for one round"):
+        making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
+
+
+def test_an_interpreter_without_tensorflow_is_refused_before_plans_are_built(corpora, tmp_path):
+    config = tiny_task.config(corpora, test_python=f"{sys.executable},/nowhere/python")
+    with pytest.raises(ValueError, match="test_python '/nowhere/python' cannot be started"):
         making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
 
 
