@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.runtime.fleet import server_thread
 from tests.runtime.plans import small_tasks
@@ -76,6 +77,8 @@ def test_the_plans_follow_from_the_options(folder, lines):
     assert device.seed_policy == plan_pb2.DEVICE_DRAWS
     assert folder.terms.noise_multiplier == 0.5
     assert folder.terms.strategy.name == "identity"
+    served = planned_task.PlannedTask(folder).served.task
+    assert served.tested_tensorflow == tuple(device.tested_tensorflow) == (tf.__version__,)
     assert folder.words.words == tuple(dict.fromkeys(folder.words.words))
     readme = (folder.path / "README.md").read_text()
     assert "ε at most" in readme and "65 devices are chosen" in readme

@@ -483,6 +483,10 @@ def _finish(
     """Tests, signs and writes a task."""
     progress(f"Testing the plans on {len(parts.proxies)} proxies of devices ...")
     findings = predicates.check_task(plans.server, plans.devices, parts.proxies, parts.tests)
+    for device in plans.devices:
+        if found := findings.get(device.least_runtime_version):
+            versions = (found.tensorflow, *(other.tensorflow for other in found.elsewhere))
+            device.tested_tensorflow[:] = dict.fromkeys(versions)
     tested = readme.test_results(findings)
     for line in tested:
         progress(line)
