@@ -286,7 +286,7 @@ def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
         "observer": observer,
         "randomness": random.Random(1),
     }
-    with server_thread.running(lambda: server.Server(**options)) as address:
+    with server_thread.running(lambda: server.Server.of(**options)) as address:
         devices = fleet.Fleet(
             fleet.ConnectionSettings(
                 address,
