@@ -283,6 +283,8 @@ class Task:
         like a spent privacy budget, or None.
       secure_sum: Settings of the secure sum; None if the server sees reports in the clear.
       min_sep: Smallest stride between two rounds of one device, in rounds.
+      tested_tensorflow: Versions of TensorFlow with which the devices' part was tested; empty if
+        unknown.
     """
 
     name: str
@@ -297,6 +299,7 @@ class Task:
     refusal: Callable[[interface.Commit], str | None] = _no_refusal
     secure_sum: SecureSumSettings | None = None
     min_sep: int = 1
+    tested_tensorflow: tuple[str, ...] = ()
 
     def __post_init__(self):
         validation.positive("weight", self.weight)

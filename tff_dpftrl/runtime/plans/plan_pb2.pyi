@@ -133,7 +133,7 @@ class ReportBound(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[int]] = ..., entries: _Optional[_Union[ReportBound.Entries, _Mapping]] = ..., norm: _Optional[_Union[ReportBound.Norm, _Mapping]] = ...) -> None: ...
 
 class DevicePlan(_message.Message):
-    __slots__ = ("population", "task", "kind", "least_runtime_version", "graph", "secure_sums", "ops", "selection", "batch_size", "epochs", "seed_policy", "limits", "participation", "secure_aggregation")
+    __slots__ = ("population", "task", "kind", "least_runtime_version", "graph", "secure_sums", "ops", "selection", "batch_size", "epochs", "seed_policy", "limits", "participation", "secure_aggregation", "tested_tensorflow")
     POPULATION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class DevicePlan(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     PARTICIPATION_FIELD_NUMBER: _ClassVar[int]
     SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
+    TESTED_TENSORFLOW_FIELD_NUMBER: _ClassVar[int]
     population: str
     task: str
     kind: TaskKind
@@ -162,7 +163,8 @@ class DevicePlan(_message.Message):
     limits: Limits
     participation: Participation
     secure_aggregation: SecureAggregation
-    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., least_runtime_version: _Optional[int] = ..., graph: _Optional[_Union[Graph, _Mapping]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., ops: _Optional[_Iterable[str]] = ..., selection: _Optional[_Union[Selection, _Mapping]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., seed_policy: _Optional[_Union[SeedPolicy, str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ...) -> None: ...
+    tested_tensorflow: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., least_runtime_version: _Optional[int] = ..., graph: _Optional[_Union[Graph, _Mapping]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., ops: _Optional[_Iterable[str]] = ..., selection: _Optional[_Union[Selection, _Mapping]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., seed_policy: _Optional[_Union[SeedPolicy, str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., tested_tensorflow: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ServerPlan(_message.Message):
     __slots__ = ("population", "task", "kind", "initialize", "prepare", "zero", "accumulate", "merge", "finish", "update", "secure_sums", "get_weights", "set_weights", "device_plans", "participation", "secure_aggregation", "skip", "report_bounds")

@@ -24,7 +24,14 @@ from tff_dpftrl.runs import dp_ftrl_privacy, privacy
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population
-from tff_dpftrl.runtime.plans import bounding, building, expectations, plan_pb2, predicates
+from tff_dpftrl.runtime.plans import (
+    bounding,
+    building,
+    expectations,
+    measured_run,
+    plan_pb2,
+    predicates,
+)
 from tff_dpftrl.runtime.tasks import definition as definition_lib
 from tff_dpftrl.runtime.tasks import (
     language_task,
@@ -290,11 +297,15 @@ def _tests(
     num_rounds = max(min(config.proxy_rounds, config.num_rounds), 2)
     per_proxy = -(-config.clients_per_round // num_proxies)
     label = f"{_TRAINING_METRICS}/{loss}" if loss else ""
+    pythons = config.test_python.split(",") if config.test_python else []
+    for python in pythons:
+        measured_run.check_interpreter(python)
     return predicates.Predicates(
         num_rounds,
         devices_per_proxy=per_proxy,
         loss=label,
         expectations=(*wanted, *(expectations.from_text(config.expect) if config.expect else ())),
+        pythons=pythons,
     )
 
 
@@ -478,6 +489,10 @@ def _finish(
     """Tests, signs and writes a task."""
     progress(f"Testing the plans on {len(parts.proxies)} proxies of devices ...")
     findings = predicates.check_task(plans.server, plans.devices, parts.proxies, parts.tests)
+    for device in plans.devices:
+        if found := findings.get(device.least_runtime_version):
+            versions = (found.tensorflow, *(other.tensorflow for other in found.elsewhere))
+            device.tested_tensorflow[:] = dict.fromkeys(versions)
     tested = readme.test_results(findings)
     for line in tested:
         progress(line)

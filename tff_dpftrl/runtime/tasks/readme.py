@@ -79,14 +79,24 @@ def test_results(findings: Mapping[int, predicates.Findings]) -> list[str]:
     """
     lines = []
     for least, result in findings.items():
-        loss = f"loss {result.losses[0]:.3f} to {result.losses[-1]:.3f}, " if result.losses else ""
-        lines.append(
-            f"Tested for devices of version {least} and later: {loss}largest change "
-            f"{max(result.changes):.3g}, {result.cost.seconds:.2g} s and "
-            f"{result.cost.memory_bytes / 1e6:.0f} MB on a device."
-        )
+        lines.append(f"Tested for devices of version {least} and later: {_measured(result)}.")
         lines += [f"As expected: {expectation}." for expectation in result.expectations]
+        lines += [f"The same was tested, and found, with {_measured(o)}." for o in result.elsewhere]
     return lines
+
+
+def _measured(result: predicates.Findings) -> str:
+    """Describes what was measured with one version of TensorFlow."""
+    parts = [f"TensorFlow {result.tensorflow}"]
+    if result.losses:
+        parts.append(f"loss {result.losses[0]:.3f} to {result.losses[-1]:.3f}")
+    parts.append(f"largest change {max(result.changes):.3g}")
+    parts.append(
+        f"{result.cost.seconds:.2g} s and {result.cost.memory_bytes / 1e6:.0f} MB on a device"
+    )
+    if result.difference is not None:
+        parts.append(f"updates that differ by {result.difference:.1g} of their norm at most")
+    return ", ".join(parts)
 
 
 def _who_sees(secure: terms_lib.SecureAggregation | None) -> str:

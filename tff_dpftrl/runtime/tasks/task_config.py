@@ -187,6 +187,13 @@ class TaskConfig(config_lib.TrainingConfig):
         "< or >, and a number. The task is refused unless all are met.",
         _TESTS,
     )
+    test_python: str | None = _option(
+        None,
+        "Python interpreters, with commas between, of environments with other versions of "
+        "TensorFlow that devices may have: the devices' part is tested there, too, and must give "
+        "the same updates.",
+        _TESTS,
+    )
 
     def __post_init__(self):
         problems = []
