@@ -7,9 +7,9 @@
 Real servers in processes of their own, over gRPC with TLS, a store on disk, and devices that
 speak the real protocol. Every fault follows from its number: `--seed` is the first one's, and
 `--only` tries one again, as far as processes can be repeated. `--hostile` has as many of the
-devices be hostile, in ways that follow from the seed. With `--populations 2` the two tasks are of a
-population each, in one server, and all devices are in both. `--store postgresql` starts a PostgreSQL of
-its own, which ends with the campaign. Ends with 1 if a law was broken.
+devices be hostile, in ways that follow from the seed. With `--populations 2` the two tasks are of
+a population each, in one server, and all devices are in both. `--store postgresql` starts a
+PostgreSQL of its own, which ends with the campaign. Ends with 1 if a law was broken.
 `--report` writes FILE as Markdown, and the same with the ending .json.
 """
 

@@ -89,7 +89,7 @@ _ENDS = (
 
 
 class Own:
-    """What a device has in common with itself in other populations.
+    """State that a device has in common with itself in other populations.
 
     Attributes:
       reports: Number of its reports.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import re
 import sys
+import threading
+import time
 
 import hypothesis
 import pytest
@@ -236,6 +239,48 @@ def test_work_without_a_rule_needs_no_timer(device):
     assert not device.has_participated()
     with pytest.raises(ValueError, match="rule and buckets"):
         session.Work("task", 0, _RULE, None, plan=None)
+
+
+def test_sessions_train_one_at_a_time_and_report_side_by_side(device):
+    """Two devices in two secure sums would wait for each other, if a report kept the turn."""
+    turn, log, both = session.Turn(), [], threading.Barrier(2, timeout=10)
+
+    def meet(_):
+        both.wait()
+
+    def train(name):
+        log.append(f"{name} trains")
+        time.sleep(0.02)
+        log.append(f"{name} has trained")
+
+    def run(name):
+        steps = _Steps(
+            device,
+            rule=None,
+            check_in=meet,
+            train=lambda _: train(name),
+            upload=meet,
+        )
+        clock, settable = device.clock, eligibility.SettableEligibility()
+        return session.run(name, steps, None, settable, clock=clock, turn=turn)
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        ended = list(threads.map(run, "ab"))
+    assert [one.outcome for one in ended] == [session.SessionOutcome.COMPLETED] * 2
+    first = log[0][0]
+    second = "b" if first == "a" else "a"
+    assert log == [f"{who} {what}" for who in (first, second) for what in ("trains", "has trained")]
+    assert not turn.is_taken
+
+
+def test_a_session_that_waits_for_its_turn_is_interrupted_when_the_runtime_ends(device):
+    turn = session.Turn()
+    with turn.taken(lambda: None):
+        turn.is_over = True
+        steps = _Steps(device)
+        settable = eligibility.SettableEligibility()
+        ended = session.run("p", steps, None, settable, clock=device.clock, turn=turn)
+    assert ended.outcome is session.SessionOutcome.INTERRUPTED and "check_in" not in device.done
 
 
 def test_who_is_not_believed_is_told_apart(device):

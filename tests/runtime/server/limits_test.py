@@ -26,6 +26,31 @@ def test_a_slow_bucket_lets_one_pass_now_and_then():
     assert bucket.take()
 
 
+def test_a_population_has_its_share_and_the_rest_is_for_whoever_comes_first():
+    quota = limits.Quota(10, 20.0, {"a": 0.2, "b": 0.5}, lambda: 0.0)
+    assert [quota.take_place("a") for _ in range(7)] == [True] * 5 + [False] * 2  # Two, and three.
+    assert [quota.take_place("b") for _ in range(6)] == [True] * 5 + [False]
+    quota.give_back_place("a")  # One of the common places.
+    assert quota.take_place("b") and not quota.take_place("a")
+    quota.give_back_place("b")
+    assert quota.take_place("a")
+    # Of the check-ins in a second, 4 are of "a", 10 of "b", and 6 of both.
+    assert [quota.arrives("a") for _ in range(11)] == [True] * 10 + [False]
+    assert [quota.arrives("b") for _ in range(11)] == [True] * 10 + [False]
+
+
+def test_a_population_alone_has_all_places():
+    quota = limits.Quota(3, 2.0, {"a": 0.0}, lambda: 0.0)
+    assert [quota.take_place("a") for _ in range(4)] == [True] * 3 + [False]
+    assert [quota.arrives("a") for _ in range(3)] == [True] * 2 + [False]
+
+
+def test_shares_of_a_whole_leave_nothing_in_common():
+    quota = limits.Quota(4, 4.0, {"a": 0.5, "b": 0.5}, lambda: 0.0)
+    assert [quota.take_place("a") for _ in range(3)] == [True] * 2 + [False]
+    assert [quota.arrives("b") for _ in range(3)] == [True] * 2 + [False]
+
+
 def test_room_is_given_in_order_and_to_nobody_who_is_gone():
     async def story():
         room = limits.Room(10)

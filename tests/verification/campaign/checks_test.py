@@ -45,7 +45,7 @@ def play(request, tmp_path):
 
 def test_the_book_has_every_lease_and_commit_in_order(play):
     lines = toy_evidence.lines(play.place)
-    found = [(line.kind, line.task or line.owner, line.rounds) for line in lines]
+    found = [(line.kind, line.owner or line.task, line.rounds) for line in lines]
     assert found == [
         (database_log.LEASE, "first", 0),
         (database_log.COMMIT, tiny_tasks.CLEAR, 1),

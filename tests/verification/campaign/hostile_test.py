@@ -36,13 +36,13 @@ def test_seeds_that_follow_one_another_have_all_kinds_in_turn():
 
 
 def _device(kind):
-    return hostile.HostileDevice(4, SETTING, lambda record: None, kind)
+    return hostile.HostileDevice(4, SETTING, lambda record: None, kind=kind)
 
 
 @pytest.mark.parametrize("kind, is_usable", [(Kind.DUPLICATE, True), (Kind.HUGE, False)])
 def test_no_sum_takes_a_vector_that_is_none_of_one_device(kind, is_usable):
     device, summation = _device(kind), tiny_tasks.VectorSum()
-    device._reports = 1
+    device._own.reports = 1
     for _ in range(30):
         vector = device._vector(tiny_tasks.SECURE)
         report = wire_pb2.Report(update=device._packed(vector))

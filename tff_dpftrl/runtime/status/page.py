@@ -67,7 +67,7 @@ _DAY = "day"
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """What the page shows of a population.
+    """Content of the page for one population.
 
     Attributes:
       seen: Observations to show.
