@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import status_flags
+from tff_dpftrl.cli import status_flags, trust_flags
 from tff_dpftrl.runtime import addresses
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ def add_parser(subparsers) -> None:
             "this flag."
         ),
     )
+    trust_flags.add_reviewers(parser, "Serve only tasks that were approved by (task approve)")
     listening = parser.add_argument_group("where it listens, and how it is known")
     listening.add_argument(
         "--address",
@@ -264,6 +265,7 @@ def run(args: argparse.Namespace) -> int:
     if args.stop:
         return _stop(args, folder)
     keys = [signing_keys.load_public(path) for path in args.plan_keys]
+    reviewers = trust_flags.reviewers(args)
     _progress("Loading TensorFlow and the tasks ...")
     from tff_dpftrl.runtime.store import sql
     from tff_dpftrl.runtime.tasks import planned_task, task_folder
@@ -277,6 +279,10 @@ def run(args: argparse.Namespace) -> int:
                 f"{args.population!r}."
             )
     _check_secure_aggregation(args, tasks, folder)
+    if reviewers is not None:
+        for task in tasks:
+            given = reviewers.check(task.folder.signed.server, task.name)
+            _progress(f"{task.name}: approved by {', '.join(given)}.")
     folder.make(
         args.names or serving.Settings.names,
         certificate=args.certificate is None,

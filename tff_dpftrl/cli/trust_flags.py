@@ -13,6 +13,7 @@ from tff_dpftrl import validation
 if TYPE_CHECKING:
     from tff_dpftrl.runtime.device import attester, server_connection
     from tff_dpftrl.runtime.fleet import fleet
+    from tff_dpftrl.runtime.plans import approvals
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
@@ -78,6 +79,47 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
             "of --attestation-key."
         ),
     )
+
+
+def add_reviewers(parser: argparse._ActionsContainer, what: str) -> None:
+    """Adds the flags that `reviewers` reads.
+
+    Args:
+      parser: Parser or group of flags.
+      what: Beginning of the help text, before "reviewers".
+    """
+    parser.add_argument(
+        "--reviewers",
+        metavar="FILE",
+        help=f"{what} reviewers of this list: public keys in PEM, each after a line with the "
+        "reviewer's name. Default: approvals are not asked for.",
+    )
+    parser.add_argument(
+        "--approvals",
+        type=int,
+        metavar="K",
+        help="Number of --reviewers that must have approved. Default: 1.",
+    )
+
+
+def reviewers(args: argparse.Namespace) -> approvals.Reviewers | None:
+    """Reads the reviewers whose approvals are required; None if none are.
+
+    Args:
+      args: Parsed arguments of the command.
+
+    Raises:
+      ValueError: If the list cannot be used, or has fewer reviewers than must approve.
+    """
+    from tff_dpftrl.runtime.plans import approvals
+
+    if args.reviewers is None:
+        if args.approvals is not None:
+            raise validation.UsageError(
+                f"--approvals {args.approvals}: name the list of --reviewers, too."
+            )
+        return None
+    return approvals.read_reviewers(args.reviewers, 1 if args.approvals is None else args.approvals)
 
 
 class Trust:

@@ -23,6 +23,7 @@ from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.tasks import (
     making,
     planned_task,
+    provenance,
     summation_sentences,
     task_config,
     task_report,
@@ -62,7 +63,11 @@ def folder(corpora, lines, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "read_users", fail)
         return making.make(
-            tiny_task.config(corpora), output, small_tasks.KEY, progress=lines.append
+            tiny_task.config(corpora),
+            output,
+            small_tasks.KEY,
+            built=provenance.of_package("Ada"),
+            progress=lines.append,
         )
 
 
@@ -80,6 +85,9 @@ def test_the_plans_follow_from_the_options(folder, lines):
     assert folder.words.words == tuple(dict.fromkeys(folder.words.words))
     readme = (folder.path / "README.md").read_text()
     assert "ε at most" in readme and "65 devices are chosen" in readme
+    assert folder.server.provenance == provenance.of_package("Ada")
+    assert device.provenance.package_version and not device.provenance.builder
+    assert "Built by Ada with tff_dpftrl" in readme
     assert any("Testing the plans" in line for line in lines)
     assert any("Tested for devices of version 1 and later: loss" in line for line in lines)
 

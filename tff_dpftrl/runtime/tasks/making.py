@@ -33,6 +33,7 @@ from tff_dpftrl.runtime.plans import (
     text_pipeline,
 )
 from tff_dpftrl.runtime.tasks import (
+    provenance,
     proxies,
     readme,
     secure_groups,
@@ -157,6 +158,7 @@ def make(
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
     *,
+    built: plan_pb2.Provenance | None = None,
     progress: progress_lib.Progress,
 ) -> task_folder.TaskFolder:
     """Makes a training task: plans, tests, signatures, folder.
@@ -167,6 +169,7 @@ def make(
       config: Options of the task.
       output: New folder. Its name is the task's if the options give none.
       key: Private key that signs plans and terms.
+      built: Provenance that the plans name; None to name none.
       progress: Callback for progress lines.
 
     Returns:
@@ -206,7 +209,7 @@ def make(
             private_round = process.build_aggregator(learning, plan).private_round
         limits = _report_limits(parts, plan)
         plans = _build(parts, training, terms, limits, private_round=private_round)
-    return _finish(parts, plans, terms, output, key, progress)
+    return _finish(parts, plans, terms, output, key, built, progress)
 
 
 def make_evaluation(
@@ -215,6 +218,7 @@ def make_evaluation(
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
     *,
+    built: plan_pb2.Provenance | None = None,
     progress: progress_lib.Progress,
 ) -> task_folder.TaskFolder:
     """Makes a task that evaluates the model of another task while that one trains.
@@ -224,6 +228,7 @@ def make_evaluation(
       config: Options of that task, with another name, goal, number of rounds or weight.
       output: New folder. Its name is the task's if the options give none.
       key: Private key that signs plans and terms.
+      built: Provenance that the plans name; None to name none.
       progress: Callback for progress lines.
 
     Returns:
@@ -268,7 +273,7 @@ def make_evaluation(
         )
         limits, broadcast = _report_limits(parts, None), of.server.prepare.outputs
         plans = _build(parts, evaluation, terms, limits, broadcast=broadcast)
-    return _finish(parts, plans, terms, output, key, progress)
+    return _finish(parts, plans, terms, output, key, built, progress)
 
 
 def _prepare(
@@ -484,9 +489,13 @@ def _finish(
     terms: terms_lib.Terms,
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
+    built: plan_pb2.Provenance | None,
     progress: progress_lib.Progress,
 ) -> task_folder.TaskFolder:
     """Tests, signs and writes a task."""
+    if built is not None:
+        provenance.put_into(built, plans.server, plans.devices)
+        progress(provenance.sentence(built))
     progress(f"Testing the plans on public text, {len(parts.proxies)} devices ...")
     findings = predicates.check_task(plans.server, plans.devices, parts.proxies, parts.tests)
     tested = readme.test_results(findings)
@@ -509,6 +518,7 @@ def _finish(
             model=parts.language.summary,
             sequence_length=parts.language.model.sequence_length,
             tested=tested,
+            built=None if built is None else provenance.sentence(built),
         ),
     )
     return task_folder.read(output, [key.public_key()])
