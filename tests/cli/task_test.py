@@ -72,7 +72,7 @@ def test_flags_overrule_the_file(made, options, tmp_path, capsys):
 def test_a_reviewer_approves_what_is_shown(tmp_path, capsys):
     task, key = tmp_path / "small", tmp_path / "alice.key"
     plans = small_folder.plans(small_tasks.PROCESSES["blt"]())
-    provenance.put_into(provenance.of_package("Ada"), plans.server, plans.devices)
+    provenance.put_into(provenance.find(builder="Ada"), plans.server, plans.devices)
     small_folder.write_plans(task, plans)
     assert main.main(["task", "show", str(task)]) == 0
     shown = capsys.readouterr().out
@@ -87,6 +87,19 @@ def test_a_reviewer_approves_what_is_shown(tmp_path, capsys):
     name = signing.key_name(signing_keys.load_public(f"{key}.pub"))
     assert shown["approved_by"] == [name.hex()]
     assert shown["server_plan"] == task_folder.read(task).terms.server_plan
+
+
+def test_code_that_is_not_committed_is_refused_unless_forced(made, options, tmp_path, capsys):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "digits.py").write_text("")
+    more = ["--build", tmp_path / "digits.py:build", "--output", tmp_path / "digits"]
+    (tmp_path / "build.toml").write_text("population = 'keyboard'\nnum_devices = 300\n")
+    assert _new("--config", tmp_path / "build.toml", *more) == 2
+    error = capsys.readouterr().err.strip()
+    assert "since any commit: nobody could find" in error and "\n" not in error
+    assert not made and not (tmp_path / "signing_key").exists()
+    assert _new("--config", tmp_path / "build.toml", *more, "--allow-dirty") == 0
+    assert len(made) == 1
 
 
 def test_a_task_that_is_not_there_is_not_approved(tmp_path, capsys):

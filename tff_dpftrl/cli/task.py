@@ -154,6 +154,12 @@ def _add_new(parts) -> None:
         help="Name and address of who builds the task, for its server's plan; '' for nobody. "
         "Default: user.name and user.email of git.",
     )
+    parser.add_argument(
+        "--allow-dirty",
+        action="store_true",
+        help="Build from a file of --build although its git repository has code that is not "
+        "committed; the plan then says so.",
+    )
     groups: dict[str, argparse._ArgumentGroup] = {}
     hints = typing.get_type_hints(task_config.TaskConfig)
     for field in dataclasses.fields(task_config.TaskConfig):
@@ -341,7 +347,7 @@ def _new(args: argparse.Namespace) -> int:
     group = [("", config)]
     if args.grid:
         group = task_config.grid(config, *_grid(args.grid))
-    built = provenance.of_package(args.builder)
+    built = provenance.find(config.build, args.builder, allow_dirty=args.allow_dirty)
     folders = [(pathlib.Path(f"{output}{suffix}"), options) for suffix, options in group]
     for folder, _ in folders:
         task_folder.check_is_free(folder)

@@ -66,7 +66,7 @@ def folder(corpora, lines, tmp_path_factory):
             tiny_task.config(corpora),
             output,
             small_tasks.KEY,
-            built=provenance.of_package("Ada"),
+            built=provenance.find(builder="Ada"),
             progress=lines.append,
         )
 
@@ -85,7 +85,7 @@ def test_the_plans_follow_from_the_options(folder, lines):
     assert folder.words.words == tuple(dict.fromkeys(folder.words.words))
     readme = (folder.path / "README.md").read_text()
     assert "ε at most" in readme and "65 devices are chosen" in readme
-    assert folder.server.provenance == provenance.of_package("Ada")
+    assert folder.server.provenance == provenance.find(builder="Ada")
     assert device.provenance.package_version and not device.provenance.builder
     assert "Built by Ada with tff_dpftrl" in readme
     assert any("Testing the plans" in line for line in lines)

@@ -40,7 +40,7 @@ def _repository(tmp_path, monkeypatch):
 
 
 def _of(repository, **options):
-    return provenance.of_file(repository / "tasks/digits.py", "build", **options)
+    return provenance.find(f"{repository}/tasks/digits.py:build", **options)
 
 
 def test_a_clean_repository_is_named(repository):
@@ -97,7 +97,7 @@ def test_data_keys_and_finished_tasks_are_no_code(repository):
 def test_a_file_in_no_repository_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     (tmp_path / "digits.py").write_text("")
-    made = provenance.of_file(tmp_path / "digits.py", "build", "Ada")
+    made = provenance.find(f"{tmp_path}/digits.py:build", "Ada")
     assert not made.HasField("build") and made.package_version == version.__version__
     assert "from digits.py:build (in no git repository)" in provenance.sentence(made)
 
@@ -106,7 +106,7 @@ def test_a_repository_without_a_commit_or_without_git_is_dirty(repository, tmp_p
     _git(tmp_path, "init", "-q", "empty")
     (tmp_path / "empty/digits.py").write_text("")
     with pytest.raises(validation.UsageError, match="since any commit"):
-        provenance.of_file(tmp_path / "empty/digits.py", "build")
+        provenance.find(f"{tmp_path}/empty/digits.py:build")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(validation.UsageError, match="since any commit"):
         _of(repository)
@@ -123,7 +123,7 @@ def test_a_hook_of_another_repository_does_not_mislead(repository, tmp_path, mon
 def test_the_package_alone_is_never_refused(repository, monkeypatch):
     _change(repository)
     monkeypatch.chdir(repository)
-    made = provenance.of_package()
+    made = provenance.find()
     assert made.builder == "Ada <ada@example.org>"  # But nothing of the repository.
     assert not made.HasField("build") and not made.build_file
     assert f"with tff_dpftrl {version.__version__}" in provenance.sentence(made)
@@ -135,17 +135,23 @@ def test_a_package_inside_of_an_environment_has_no_commit(repository, monkeypatc
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     monkeypatch.setattr(provenance.tff_dpftrl, "__file__", str(package / "__init__.py"))
-    assert not provenance.of_package().HasField("package")
+    assert not provenance.find().HasField("package")
 
 
-@pytest.mark.parametrize("builder", ["two\nlines", " Ada", "x" * 201, "\x1b[1m"])
+@pytest.mark.parametrize("builder", ["two\nlines", "x" * 201, "\x1b[1m"])
 def test_a_builder_is_one_line(builder):
     with pytest.raises(validation.UsageError, match="builder must be a name"):
-        provenance.of_package(builder)
+        provenance.find(builder=builder)
+
+
+@pytest.mark.parametrize("build", ["nowhere.py:build", "digits", "in memory"])
+def test_a_file_that_is_not_there_is_left_to_who_loads_it(repository, monkeypatch, build):
+    monkeypatch.chdir(repository)
+    assert not provenance.find(build).build_file
 
 
 def test_devices_are_not_told_the_builder():
-    made = provenance.of_package("Ada <ada@example.org>")
+    made = provenance.find(builder="Ada <ada@example.org>")
     server, device = plan_pb2.ServerPlan(), plan_pb2.DevicePlan()
     provenance.put_into(made, server, [device])
     assert server.provenance == made

@@ -19,70 +19,47 @@ from tff_dpftrl.runtime.plans import plan_pb2
 _MAX_BUILDER = 200
 
 
-def of_package(builder: str | None = None) -> plan_pb2.Provenance:
-    """Names the code of a task that is built by this package alone.
+def find(
+    build: str | None = None, builder: str | None = None, *, allow_dirty: bool = False
+) -> plan_pb2.Provenance:
+    """Names the code that a task is about to be built from.
 
-    All options of such a task are signed with it. So the repository that the user is in does not
-    matter. The package's own does, if it is run from a checkout.
+    Without `build`, this package builds the task alone, from options that are signed with it. Then
+    the repository of the current folder does not matter, and that of the package is only named.
 
     Args:
-      builder: Name and address of who builds the task; None for those that git is configured with
-        in the current folder.
+      build: File and function that define the task, like "my_task.py:build"; None without.
+      builder: Name and address of who builds the task; None for those that git is configured with,
+        in the file's folder or the current one.
+      allow_dirty: Whether the file's repository may have code that is not committed; the plan then
+        says so.
 
     Returns:
-      The package's version, the commit of its checkout if there is one, and the builder.
+      Version and commit of the package, the file and its commit, and the builder. Commits are
+      absent where there is no repository.
 
     Raises:
-      ValueError: If `builder` is not one short line.
+      ValueError: If the file's repository has code that is not committed, or `builder` is not one
+        short line.
     """
     made = plan_pb2.Provenance(package_version=version.__version__)
-    here = pathlib.Path(tff_dpftrl.__file__)
+    here, folder = pathlib.Path(tff_dpftrl.__file__), pathlib.Path.cwd()
     commit = _commit(here)
     if commit is not None and _is_tracked(here):  # Not in an environment inside of a repository.
         made.package.CopyFrom(commit)
-    return _with_builder(made, builder, pathlib.Path.cwd())
-
-
-def of_file(
-    path: str | os.PathLike[str],
-    function: str,
-    builder: str | None = None,
-    *,
-    allow_dirty: bool = False,
-) -> plan_pb2.Provenance:
-    """Names the code of a task that is built by a file of the engineer's.
-
-    Args:
-      path: Python file.
-      function: Name of the function in it.
-      builder: Name and address of who builds the task; None for those that git is configured with
-        in the file's folder.
-      allow_dirty: Whether code may differ from the last commit; the plan then says so.
-
-    Returns:
-      The file, the commit of its repository if there is one, and what `of_package` names.
-
-    Raises:
-      ValueError: If the repository has code that is not committed, or `builder` is not one short
-        line.
-    """
-    path = pathlib.Path(path).resolve()
-    made, commit = of_package(""), _commit(path)
-    is_dirty = any((folder / ".git").exists() for folder in path.parents)  # Git has no commit.
-    name = path.name
-    if commit is not None:
-        is_dirty = commit.is_dirty = commit.is_dirty or not _is_tracked(path)
-        made.build.CopyFrom(commit)
-        name = _git(path.parent, "rev-parse", "--show-prefix") + name
-    if is_dirty and not allow_dirty:
-        last = "any commit" if commit is None else f"its last commit, {commit.name}"
+    if build is not None:
+        file, _, function = build.rpartition(":")
+        path = pathlib.Path(file).resolve()
+        if path.is_file():  # Another one is refused when it is loaded.
+            folder = path.parent
+            _add_build(made, path, function, allow_dirty)
+    made.builder = _builder(folder) if builder is None else builder
+    if not (len(made.builder) <= _MAX_BUILDER and made.builder.isprintable()):
         raise validation.UsageError(
-            f"The git repository of {path} has changed files, or new Python files, since {last}: "
-            "nobody could find the code of this task again. Commit them, or give --allow-dirty, "
-            "and the task says so."
+            f"builder must be a name and an address in one line, got "
+            f"{made.builder[:_MAX_BUILDER]!r}: give --builder 'Name <address>'."
         )
-    made.build_file = f"{name}:{function}"
-    return _with_builder(made, builder, path.parent)
+    return made
 
 
 def put_into(
@@ -118,19 +95,30 @@ def _describe(commit: plan_pb2.Provenance.Commit) -> str:
     return f"commit {commit.name}{', DIRTY: with uncommitted code' if commit.is_dirty else ''}"
 
 
-def _with_builder(
-    made: plan_pb2.Provenance, builder: str | None, folder: pathlib.Path
-) -> plan_pb2.Provenance:
-    if builder is None:
-        name, address = (_git(folder, "config", f"user.{key}") or "" for key in ("name", "email"))
-        builder = f"{name} <{address}>" if address else name
-    if len(builder) > _MAX_BUILDER or not (builder.isprintable() and builder == builder.strip()):
+def _add_build(
+    made: plan_pb2.Provenance, path: pathlib.Path, function: str, allow_dirty: bool
+) -> None:
+    """Names a file and its commit, and refuses code that is not committed."""
+    commit, name = _commit(path), path.name
+    is_dirty = any((folder / ".git").exists() for folder in path.parents)  # Git has no commit.
+    if commit is not None:
+        is_dirty = commit.is_dirty = commit.is_dirty or not _is_tracked(path)
+        made.build.CopyFrom(commit)
+        name = f"{_git(path.parent, 'rev-parse', '--show-prefix')}{name}"
+    if is_dirty and not allow_dirty:
+        last = "any commit" if commit is None else f"its last commit, {commit.name}"
         raise validation.UsageError(
-            f"builder must be a name and an address in one line, got {builder[:_MAX_BUILDER]!r}: "
-            "give --builder 'Name <address>'."
+            f"The git repository of {path} has changed files, or new Python files, since {last}: "
+            "nobody could find the code of this task again. Commit them, or give --allow-dirty, "
+            "and the task says so."
         )
-    made.builder = builder
-    return made
+    made.build_file = f"{name}:{function}"
+
+
+def _builder(folder: pathlib.Path) -> str:
+    """Returns the name and address that git is configured with; "" without."""
+    name, address = (_git(folder, "config", f"user.{key}") or "" for key in ("name", "email"))
+    return f"{name} <{address}>".strip() if address else name
 
 
 def _commit(path: pathlib.Path) -> plan_pb2.Provenance.Commit | None:
