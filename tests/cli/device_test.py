@@ -14,13 +14,14 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.runtime.device import wire_server
 from tests.runtime.plans import plain_plans
+from tests.runtime.protocol import certificates
 from tff_dpftrl.cli import main
 from tff_dpftrl.data import tables
 from tff_dpftrl.runtime import server_bundle, signing_keys
 from tff_dpftrl.runtime.device import example_store, scheduler
 from tff_dpftrl.runtime.fleet import fleet
 from tff_dpftrl.runtime.plans import approvals, plan_pb2, signing, tensor_values
-from tff_dpftrl.runtime.protocol import attestation
+from tff_dpftrl.runtime.protocol import attestation, certificate_attestation
 
 _PARTICIPATION = plan_pb2.Participation(min_sep_rounds=2, stride_edges=[1, 2], times_edges=[1, 2])
 _SHAPE = "-v[]+^"
@@ -103,6 +104,24 @@ def test_a_device_can_ask_for_approvals(folder, server, capsys):
     _serve(server, plan_key, approve=alice)
     assert main.main(_arguments(folder, server, *more)) == 0
     assert _SHAPE in capsys.readouterr().out
+
+
+def test_a_device_can_show_certificates_of_its_platform(folder, server, capsys):
+    platform = certificates.Platform()
+    platform.write(folder)
+    server.tokens = certificate_attestation.CertificateTokens(
+        [platform.root], clock=lambda: certificates.NOW
+    )
+    chain = ("--attestation-chain", str(folder / "chain.pem"))
+    more = (*chain, "--attestation-key", str(folder / "device.key"), "--once")
+    assert main.main(_arguments(folder, server, *more)) == 0
+    assert _SHAPE in capsys.readouterr().out
+    without_key = [one for one in _arguments(folder, server, *chain) if "attestation-key" not in one]
+    without_key.remove(str(folder / "issuer.pem"))
+    assert main.main(without_key) == 2
+    assert "name the private key of its first certificate" in capsys.readouterr().err
+    assert main.main(_arguments(folder, server, *chain)) == 2
+    assert "is not that of the key" in capsys.readouterr().err
 
 
 _BLOCKED = """

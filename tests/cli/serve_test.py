@@ -56,6 +56,12 @@ def _arguments(task, folder, *more):
         (("--status-names", "http://a/"), "--status-names: 'http://a/' is no name of a server"),
         (("--certificate", "a.pem"), "--certificate and --private-key must both be given"),
         (("--no-attestation", "--attestation-keys", "a"), "exclude each other"),
+        (
+            ("--attestation-roots", "a", "--attestation-keys", "b"),
+            "--attestation-keys and --attestation-roots exclude each other",
+        ),
+        (("--attestation-revoked", "a"), "is of --attestation-roots: name them, too"),
+        (("--attestation-roots", "nothing.pem"), "nothing.pem cannot be read: No such file"),
         (("--round-seconds", "0"), "--round-seconds must be"),
         (("--sessions-per-address", "0"), "--sessions-per-address must be"),
         (("--sessions-per-connection", "-1"), "--sessions-per-connection must be"),
@@ -124,6 +130,8 @@ def test_devices_of_an_active_server_need_attestation(secure_plans, tmp_path, ca
     terms = dataclasses.replace(small_folder.TERMS, secure_aggregation=stated)
     small_folder.write_plans(tmp_path / "secure", secure_plans, terms=terms)
     arguments = _arguments(tmp_path / "secure", tmp_path, "--secure-aggregation")
+    assert main.main([*arguments, "--attestation-roots", "roots.pem"]) == 2
+    assert "would show each other their certificates" in capsys.readouterr().err
     assert main.main([*arguments, "--no-attestation"]) == 2
     said = capsys.readouterr().err
     assert "summed securely, against an active server, 2 devices or more" in said

@@ -93,7 +93,9 @@ def test_code_that_is_not_committed_is_refused_unless_forced(made, options, tmp_
     (tmp_path / ".git").mkdir()
     (tmp_path / "digits.py").write_text("")
     more = ["--build", tmp_path / "digits.py:build", "--output", tmp_path / "digits"]
-    (tmp_path / "build.toml").write_text("population = 'keyboard'\nnum_devices = 300\n")
+    (tmp_path / "build.toml").write_text(
+        "population = 'keyboard'\nnum_devices = 300\n[privacy]\nnoise_multiplier = 1.0\n"
+    )
     assert _new("--config", tmp_path / "build.toml", *more) == 2
     error = capsys.readouterr().err.strip()
     assert "since any commit: nobody could find" in error and "\n" not in error
