@@ -31,6 +31,13 @@ IN_MEMORY = "(given in Python)"
 
 _OF_DEFINITION = ("client_epochs", "shuffle", "text_feature", "proxy_data", "proxy_devices")
 
+_OF_ALGORITHM = tuple(
+    field.name
+    for field in dataclasses.fields(config_lib.TrainingConfig)
+    if field.name.startswith("server_")
+    or field.name in ("client_learning_rate", "iterate_averaging", "restart_optimizer")
+)
+
 MEANINGLESS = {
     "simulate_report_goal": "devices take part themselves",
     "simulate_population": "devices take part themselves",
@@ -224,6 +231,18 @@ class TaskConfig(config_lib.TrainingConfig):
                     f"{field.name} has no meaning with build, whose TaskDefinition says what "
                     "devices store and how they train on it: leave it out."
                 )
+
+    def check_own_algorithm(self) -> None:
+        """Refuses options of learning that an algorithm of a definition's own has itself.
+
+        Raises:
+          UsageError: If one is given.
+        """
+        for name in filter(self._is_given, _OF_ALGORITHM):
+            raise validation.UsageError(
+                f"{name} has no meaning with the algorithm of a TaskDefinition, which has its own "
+                "optimizers: leave it out."
+            )
 
     @override
     def with_defaults(self) -> TaskConfig:
