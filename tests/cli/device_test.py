@@ -116,7 +116,9 @@ def test_a_device_can_show_certificates_of_its_platform(folder, server, capsys):
     more = (*chain, "--attestation-key", str(folder / "device.key"), "--once")
     assert main.main(_arguments(folder, server, *more)) == 0
     assert _SHAPE in capsys.readouterr().out
-    without_key = [one for one in _arguments(folder, server, *chain) if "attestation-key" not in one]
+    without_key = [
+        one for one in _arguments(folder, server, *chain) if "attestation-key" not in one
+    ]
     without_key.remove(str(folder / "issuer.pem"))
     assert main.main(without_key) == 2
     assert "name the private key of its first certificate" in capsys.readouterr().err
