@@ -303,8 +303,6 @@ def run(args: argparse.Namespace) -> int:
         return _stop(args, folder)
     keys = [signing_keys.load_public(path) for path in args.plan_keys]
     reviewers = trust_flags.reviewers(args)
-    if args.attestation_roots:  # Before anything is made.
-        attesting.from_files(None, args.attestation_roots, args.attestation_revoked)
     _progress("Loading TensorFlow and the tasks ...")
     from tff_dpftrl.runtime.store import sql
     from tff_dpftrl.runtime.tasks import planned_task, task_folder
@@ -313,6 +311,8 @@ def run(args: argparse.Namespace) -> int:
     keys = keys or [task_folder.bundled_key(path) for path in args.task]
     _check_populations(args, tasks)
     _check_secure_aggregation(args, tasks, folder)
+    if args.attestation_roots:  # Before anything is made.
+        attesting.from_files(None, args.attestation_roots, args.attestation_revoked)
     if reviewers is not None:
         for task in tasks:
             given = reviewers.check(task.folder.signed.server, task.name)
