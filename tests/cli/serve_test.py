@@ -182,6 +182,7 @@ def test_a_task_is_served_only_if_enough_reviewers_approved_it(task, tmp_path, c
     assert main.main([*arguments, "--approvals", "2"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "The task 'small' has 1 of the 2 approvals that are required, by Bob; reviewers" in line
+    assert f"approve it by tff-dpftrl task approve {copied} --key FILE." in line
     assert not (tmp_path / "store").exists()
     assert main.main(arguments) == 1
     assert "small: approved by Bob." in capsys.readouterr().err

@@ -315,7 +315,13 @@ def run(args: argparse.Namespace) -> int:
         attesting.from_files(None, args.attestation_roots, args.attestation_revoked)
     if reviewers is not None:
         for task in tasks:
-            given = reviewers.check(task.folder.signed.server, task.name)
+            try:
+                given = reviewers.check(task.folder.signed.server, task.name)
+            except validation.UsageError as error:
+                path = shlex.quote(str(task.folder.path))
+                raise validation.UsageError(
+                    f"{error} Reviewers approve it by tff-dpftrl task approve {path} --key FILE."
+                ) from None
             _progress(f"{task.name}: approved by {', '.join(given)}.")
     folder.make(
         args.names or serving.Settings.names,

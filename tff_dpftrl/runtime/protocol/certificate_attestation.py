@@ -272,14 +272,13 @@ def read_device(
             f"{chain_path} has {len(chain)} certificates, more than {MAX_CERTIFICATES}: leave out "
             "the root."
         )
+    content = private_files.read(key_path)
     try:
-        key = serialization.load_pem_private_key(private_files.read(key_path), password=None)
-        is_accepted = _is_accepted(key.public_key())
-    except (ValueError, TypeError, exceptions.UnsupportedAlgorithm) as error:
-        if isinstance(error, validation.UsageError):
-            raise
-        is_accepted = False
-    if not is_accepted:
+        key = serialization.load_pem_private_key(content, password=None)
+    except (ValueError, TypeError, exceptions.UnsupportedAlgorithm):
+        key = None
+    kinds = (ec.EllipticCurvePrivateKey, rsa.RSAPrivateKey, ed25519.Ed25519PrivateKey)
+    if not isinstance(key, kinds) or not _is_accepted(key.public_key()):
         raise validation.UsageError(
             f"{key_path} holds no private key, in unencrypted PEM, of an accepted kind: {KEYS}."
         )
