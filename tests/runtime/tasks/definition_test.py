@@ -150,6 +150,10 @@ def _other_batch(rows):
     return rows["window"], rows["movement"]
 
 
+def _fails():
+    raise RuntimeError("of no use")
+
+
 def _wrong_name(rows):
     return rows["windows"]
 
@@ -170,7 +174,13 @@ def _broken(**changes):
         ({"model": 3, **_NO_LOSS}, "model must be a tf.keras.Model, .* got a int"),
         (
             {"model": lambda: 3, **_NO_LOSS},
-            "must make a tff.learning.models.VariableModel; it made a int",
+            "function that makes a tff.learning.models.VariableModel, got a int",
+        ),
+        ({"model": _fails, **_NO_LOSS}, "does not take .*: RuntimeError: of no use"),
+        ({"proxies": {"window": 1}}, "proxies must be a list of devices"),
+        (
+            {"loss": tf.keras.losses.CategoricalCrossentropy(from_logits=True)},
+            r"model does not take the pipeline's batches .*int64\[None\]",
         ),
         ({"loss": "mse"}, "loss must be a tf.keras.losses.Loss"),
         ({"model": _functional_model}, "loss and metrics are for a tf.keras.Model"),

@@ -93,6 +93,11 @@ class TaskDefinition:
                 "pipeline must be a plans.example_pipeline.ExamplePipeline, got a "
                 f"{type(self.pipeline).__name__}."
             )
+        if isinstance(self.proxies, str | bytes) or not isinstance(self.proxies, Sequence):
+            raise validation.UsageError(
+                "proxies must be a list of devices, each a list of examples, got a "
+                f"{type(self.proxies).__name__}."
+            )
         for name in ("data", "description"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name).strip():
                 raise validation.UsageError(f"{name} must be some words, got an empty one.")
