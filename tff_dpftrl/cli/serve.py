@@ -9,12 +9,11 @@ import os
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import status_flags
+from tff_dpftrl.cli import status_flags, trust_flags
 from tff_dpftrl.runtime import addresses
 
 if TYPE_CHECKING:
@@ -128,6 +127,7 @@ def add_parser(subparsers) -> None:
             "this flag."
         ),
     )
+    trust_flags.add_reviewers(parser, "Serve only tasks that were approved by (task approve)")
     listening = parser.add_argument_group("where it listens, and how it is known")
     listening.add_argument(
         "--address",
@@ -176,6 +176,19 @@ def add_parser(subparsers) -> None:
             "Accept devices without attestation. One program can then pose as any "
             "number of devices."
         ),
+    )
+    who.add_argument(
+        "--attestation-roots",
+        metavar="FILE",
+        help="Certificates (PEM) of a platform's roots, in place of issuers: devices show "
+        "certificates that lead to one of them. A certificate of a single device identifies it in "
+        "every round: they must be of large batches.",
+    )
+    who.add_argument(
+        "--attestation-revoked",
+        metavar="FILE",
+        help="Serial numbers, in hexadecimal, one in each line, of certificates below "
+        "--attestation-roots that are refused.",
     )
     for what in ("address", "connection"):
         who.add_argument(
@@ -282,13 +295,14 @@ def run(args: argparse.Namespace) -> int:
     """Serves until a signal ends it, and returns the exit status."""
     _check(args)
     from tff_dpftrl.runtime import core_files, serving, signing_keys
-    from tff_dpftrl.runtime.server import limits
+    from tff_dpftrl.runtime.server import attesting, limits
     from tff_dpftrl.runtime.server import server as server_lib
 
     folder = serving.folder_for(args.store, args.server_folder)
     if args.stop:
         return _stop(args, folder)
     keys = [signing_keys.load_public(path) for path in args.plan_keys]
+    reviewers = trust_flags.reviewers(args)
     _progress("Loading TensorFlow and the tasks ...")
     from tff_dpftrl.runtime.store import sql
     from tff_dpftrl.runtime.tasks import planned_task, task_folder
@@ -297,10 +311,22 @@ def run(args: argparse.Namespace) -> int:
     keys = keys or [task_folder.bundled_key(path) for path in args.task]
     _check_populations(args, tasks)
     _check_secure_aggregation(args, tasks, folder)
+    if args.attestation_roots:  # Before anything is made.
+        attesting.from_files(None, args.attestation_roots, args.attestation_revoked)
+    if reviewers is not None:
+        for task in tasks:
+            try:
+                given = reviewers.check(task.folder.signed.server, task.name)
+            except validation.UsageError as error:
+                path = shlex.quote(str(task.folder.path))
+                raise validation.UsageError(
+                    f"{error} Reviewers approve it by tff-dpftrl task approve {path} --key FILE."
+                ) from None
+            _progress(f"{task.name}: approved by {', '.join(given)}.")
     folder.make(
         args.names or serving.Settings.names,
         certificate=args.certificate is None,
-        issuer=not args.attestation_keys and not args.no_attestation,
+        issuer=_issuers(args, folder) == [folder.issuer_public],
     )
     folder.keep_plan_keys(keys)
     sizes = {name: 0.0 for name in args.population}
@@ -364,13 +390,14 @@ def _deployment(args: argparse.Namespace, folder, settings):
     """Returns the description that hosts on a Ray cluster are built from."""
     from tff_dpftrl.runtime.cluster import serving as cluster_serving
 
-    issuers = args.attestation_keys or [folder.issuer_public]
     files = cluster_serving.Files(
         tasks=args.task,
         plan_keys=args.plan_keys,
         certificate=args.certificate or folder.certificate,
         private_key=args.private_key or folder.private_key,
-        attestation_keys=None if args.no_attestation else issuers,
+        attestation_keys=_issuers(args, folder),
+        attestation_roots=args.attestation_roots,
+        attestation_revoked=args.attestation_revoked,
     )
     return cluster_serving.deployment(
         tuple(args.population),
@@ -421,8 +448,14 @@ def _check(args: argparse.Namespace) -> None:
         raise validation.UsageError(
             "--names are for a certificate that is made: leave out --certificate."
         )
-    if args.no_attestation and args.attestation_keys:
-        raise validation.UsageError("--no-attestation and --attestation-keys exclude each other.")
+    kinds = ("no_attestation", "attestation_keys", "attestation_roots")
+    given = [f"--{kind.replace('_', '-')}" for kind in kinds if getattr(args, kind)]
+    if len(given) > 1:
+        raise validation.UsageError(f"{' and '.join(given)} exclude each other.")
+    if args.attestation_revoked and not args.attestation_roots:
+        raise validation.UsageError(
+            "--attestation-revoked is of --attestation-roots: name them, too."
+        )
     _check_engine(args)
     names = args.population
     if len(set(names)) != len(names):
@@ -531,6 +564,12 @@ def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:
                 f"--no-attestation: devices of {name!r} know each other by their attestation "
                 "tokens, as its server may be active. Leave it out."
             )
+        if args.attestation_roots:
+            raise validation.UsageError(
+                f"--attestation-roots: devices of {name!r} would show each other their "
+                "certificates, as its server may be active. Name issuers of tokens by "
+                "--attestation-keys in place of the roots."
+            )
         if not args.attestation_keys:
             _progress(
                 f"{name}: the issuer of attestation tokens is in {folder.path}: whoever has it can "
@@ -539,16 +578,21 @@ def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:
             )
 
 
+def _issuers(args: argparse.Namespace, folder) -> list[Any] | None:
+    """Returns the files of the issuers' public keys; None if devices show no issuer's tokens."""
+    if args.no_attestation or args.attestation_roots:
+        return None
+    return args.attestation_keys or [folder.issuer_public]
+
+
 def _attestation(args: argparse.Namespace, folder):
     """Returns the verifier of devices' tokens; None if they are not verified."""
-    from tff_dpftrl.runtime import signing_keys
-    from tff_dpftrl.runtime.protocol import attestation
+    from tff_dpftrl.runtime.server import attesting
 
     if args.no_attestation:
         _progress(_NO_ATTESTATION)
-        return None
-    paths = args.attestation_keys or [folder.issuer_public]
-    return attestation.SignedTokens(map(signing_keys.load_public, paths), clock=time.time)
+    issuers = _issuers(args, folder)
+    return attesting.from_files(issuers, args.attestation_roots, args.attestation_revoked)
 
 
 def _write_bundle(served: serving.Serving, folder, args: argparse.Namespace, keys) -> None:
@@ -558,13 +602,12 @@ def _write_bundle(served: serving.Serving, folder, args: argparse.Namespace, key
     if not served.address:  # No Selector has begun yet.
         return
     server = _address_for_devices(served.address, args)
-    issuers = args.attestation_keys or [folder.issuer_public]
     server_bundle.ServerBundle.of(
         args.population[0] if len(args.population) == 1 else "",  # Devices name theirs.
         server,
         None if args.certificate else folder.certificate,
         keys,
-        () if args.no_attestation else issuers,
+        _issuers(args, folder) or (),
     ).write(folder.bundle)
     hosts = (addresses.split(address)[0] for address in server.split(","))
     if not all(map(addresses.is_loopback, hosts)):

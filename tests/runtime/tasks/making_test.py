@@ -24,6 +24,7 @@ from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.tasks import (
     making,
     planned_task,
+    provenance,
     summation_sentences,
     task_config,
     task_report,
@@ -62,8 +63,13 @@ def folder(corpora, lines, tmp_path_factory):
     output = tmp_path_factory.mktemp("tasks") / "toy"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "read_users", fail)
-        options = tiny_task.config(corpora, expect="loss < 4, update > 0.01")
-        return making.make(options, output, small_tasks.KEY, progress=lines.append)
+        return making.make(
+            tiny_task.config(corpora, expect="loss < 4, update > 0.01"),
+            output,
+            small_tasks.KEY,
+            built=provenance.find(builder="Ada"),
+            progress=lines.append,
+        )
 
 
 def test_the_plans_follow_from_the_options(folder, lines):
@@ -82,6 +88,9 @@ def test_the_plans_follow_from_the_options(folder, lines):
     assert folder.words.words == tuple(dict.fromkeys(folder.words.words))
     readme = (folder.path / "README.md").read_text()
     assert "ε at most" in readme and "65 devices are chosen" in readme
+    assert folder.server.provenance == provenance.find(builder="Ada")
+    assert device.provenance.package_version and not device.provenance.builder
+    assert "Built by Ada with tff_dpftrl" in readme
     assert "- As expected: loss < 4 (loss 3.5" in readme
     assert "- As expected: update > 0.01 (update 0." in readme
     assert any("Testing the plans" in line for line in lines)

@@ -35,6 +35,7 @@ from tff_dpftrl.runtime.plans import (
 from tff_dpftrl.runtime.tasks import definition as definition_lib
 from tff_dpftrl.runtime.tasks import (
     language_task,
+    provenance,
     readme,
     secure_groups,
     task_config,
@@ -110,6 +111,7 @@ def make(
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
     *,
+    built: plan_pb2.Provenance | None = None,
     progress: progress_lib.Progress,
     definition: definition_lib.TaskDefinition | None = None,
 ) -> task_folder.TaskFolder:
@@ -121,6 +123,7 @@ def make(
       config: Options of the task.
       output: New folder. Its name is the task's if the options give none.
       key: Private key that signs plans and terms.
+      built: Provenance that the plans name; None to name none.
       progress: Callback for progress lines.
       definition: Model and data of the task; None for what the option `build` names, or the
         language model of the options.
@@ -160,7 +163,7 @@ def make(
             private_round = process.build_aggregator(learning, plan).private_round
         limits = _report_limits(parts, plan)
         plans = _build(parts, training, terms, limits, private_round=private_round)
-    return _finish(parts, plans, terms, output, key, progress)
+    return _finish(parts, plans, terms, output, key, built, progress)
 
 
 def make_evaluation(
@@ -169,6 +172,7 @@ def make_evaluation(
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
     *,
+    built: plan_pb2.Provenance | None = None,
     progress: progress_lib.Progress,
     definition: definition_lib.TaskDefinition | None = None,
 ) -> task_folder.TaskFolder:
@@ -179,6 +183,7 @@ def make_evaluation(
       config: Options of that task, with another name, goal, number of rounds or weight.
       output: New folder. Its name is the task's if the options give none.
       key: Private key that signs plans and terms.
+      built: Provenance that the plans name; None to name none.
       progress: Callback for progress lines.
       definition: Model and data of the task; None for what the option `build` names, or the
         language model of the options.
@@ -230,7 +235,7 @@ def make_evaluation(
         )
         limits, broadcast = _report_limits(parts, None), of.server.prepare.outputs
         plans = _build(parts, evaluation, terms, limits, broadcast=broadcast)
-    return _finish(parts, plans, terms, output, key, progress)
+    return _finish(parts, plans, terms, output, key, built, progress)
 
 
 def _resolved(
@@ -484,9 +489,13 @@ def _finish(
     terms: terms_lib.Terms,
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
+    built: plan_pb2.Provenance | None,
     progress: progress_lib.Progress,
 ) -> task_folder.TaskFolder:
     """Tests, signs and writes a task."""
+    if built is not None:
+        provenance.put_into(built, plans.server, plans.devices)
+        progress(provenance.sentence(built))
     progress(f"Testing the plans on {len(parts.proxies)} proxies of devices ...")
     findings = predicates.check_task(plans.server, plans.devices, parts.proxies, parts.tests)
     for device in plans.devices:
@@ -514,6 +523,7 @@ def _finish(
             max_rows=parts.definition.pipeline.max_rows,
             model=f"{parts.definition.description}, {parts.num_parameters} weights",
             tested=tested,
+            built=None if built is None else provenance.sentence(built),
         ),
     )
     return task_folder.read(output, [key.public_key()])

@@ -22,6 +22,7 @@ def text(
     max_rows: int | None,
     model: str,
     tested: Sequence[str],
+    built: str | None = None,
 ) -> str:
     """Writes what a task does, asks of devices and promises of privacy.
 
@@ -33,6 +34,7 @@ def text(
       max_rows: Largest number of a device's rows that a round uses; None for all.
       model: Name and sizes of the model.
       tested: Results of the task's tests, one sentence each.
+      built: Sentence about the code that the task was built from; None to name the package only.
 
     Returns:
       The text, in Markdown.
@@ -42,7 +44,7 @@ def text(
     lines = [
         f"# Task {terms.task} of the population {terms.population}",
         "",
-        f"It {purpose}: {model}. Made by tff_dpftrl {version.__version__}.",
+        f"It {purpose}: {model}. {built or f'Built with tff_dpftrl {version.__version__}.'}",
         "",
         f"- Rounds: {schema.num_rounds}, of {rounds.goal_count} reports ({rounds.least} are "
         f"enough when time is over; {rounds.wanted} devices are chosen).",
