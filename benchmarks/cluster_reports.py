@@ -10,7 +10,8 @@ shown by kind, and that of Ray's own processes. MB/s are those of updates, one w
 
 With `--aggregators` two tasks of the same hosts take turns instead: all sums of so many Aggregators
 go to one Master Aggregator, or through a tree of merges. Of each round, it shows the bytes that the
-busiest worker received after the last report, and the seconds from there to the whole sum.
+busiest worker received after the last report, the seconds from there to the whole sum, and the
+processor time of the busiest process meanwhile: what it would take with a processor for each.
 """
 
 from __future__ import annotations
@@ -195,14 +196,14 @@ async def _on_hosts(given: argparse.Namespace, folder: pathlib.Path) -> None:
 async def _merge(given: argparse.Namespace, folder: pathlib.Path) -> None:
     """Compares merging at one Master Aggregator with merging in a tree."""
     names = list(_fan_ins(given.aggregators))
-    seconds, received = collections.defaultdict(list), collections.defaultdict(list)
+    seconds, busiest, received = (collections.defaultdict(list) for _ in range(3))
     async with _hosts(given, folder, dict.fromkeys(names, b"")) as (deployed, running, loads):
         done = dict.fromkeys(names, 0)
         for _ in range(given.rounds * len(names)):
-            places = running.processes()
-            before = {name: _seconds(place.pid) for name, place in places.items()}
             await asyncio.gather(*(load.rounds(1) for load in loads))
             begin = time.time()
+            places = running.processes()
+            before = {host: _seconds(place.pid) for host, place in places.items()}
             while not (changed := [n for n in names if len(_history(deployed, n)) > done[n]]):
                 await asyncio.sleep(0.05)
             (name,) = changed
@@ -212,16 +213,18 @@ async def _merge(given: argparse.Namespace, folder: pathlib.Path) -> None:
                 file.stem: sum(_bytes_between(file, begin, end)) / 1e6
                 for file in folder.glob("worker-*.received")
             }
-            used = max(_seconds(place.pid) - before[name] for name, place in places.items())
+            used = max(_seconds(place.pid) - before[host] for host, place in places.items())
             seconds[name].append(end - begin)
+            busiest[name].append(used)
             received[name].append(max(mb.values()))
             print(
                 f"{name:12s} {end - begin:6.2f} s to the whole sum, {max(mb.values()):8.1f} MB to "
                 f"the busiest of {len(mb)} workers, {sum(mb.values()):8.1f} MB to all, "
-                f"{used:6.2f} s of processor time of the busiest process in the round",
+                f"{used:6.2f} s of processor time of the busiest process",
                 flush=True,
             )
-    for what, found in (("seconds", seconds), ("MB", received)):
+    measured = {"seconds": seconds, "processor seconds": busiest, "MB": received}
+    for what, found in measured.items():
         flat, tree = (statistics.median(found[name]) for name in names)
         print(f"{what}: {flat:.2f} with one Master, {tree:.2f} in a tree, ratio {flat / tree:.2f}")
 

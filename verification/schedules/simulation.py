@@ -95,14 +95,10 @@ def merging_population() -> population.Population:
 
 
 def secure_merging_population() -> population.Population:
-    """Makes both tasks, with the training task summed securely, in three groups below a tree."""
-    return _merging(
-        secure_population(),
-        goal_count=6,
-        over_selection=1.0,
-        least_fraction=0.3,
-        devices_per_aggregator=2,
-    )
+    """Makes a training task alone, summed securely in three groups below a tree of merges."""
+    sizes = {"goal_count": 6, "over_selection": 1.0, "least_fraction": 0.3}
+    served = _merging(secure_population(), devices_per_aggregator=2, **sizes)
+    return dataclasses.replace(served, tasks=served.tasks[:1])
 
 
 def _merging(served: population.Population, **sizes: float) -> population.Population:
