@@ -49,7 +49,7 @@ class Costs:
     merge_ms: float = _cost(0.02, "two sums merged: `runtime_reports.py`")
     merge_mb_ms: float = _cost(0.15, "and for each MB of one: `runtime_reports.py`")
     carry_mb_ms: float = _cost(
-        15.0, "a MB of a sum to another worker: `cluster_reports.py --aggregators 64`"
+        1.8, "a MB of a sum received from a worker: `cluster_reports.py --aggregators 64`"
     )
     choose_us: float = _cost(2.6, "a device chosen by the Coordinator: `runtime_reports.py`")
     hand_on_us: float = _cost(1.4, "and handed on by the Master Aggregator: `runtime_reports.py`")
@@ -141,18 +141,17 @@ def rows(who: Population, costs: Costs) -> Iterator[tuple[str, str, float]]:
     yield "Aggregators of a round", "its devices / devices of a group", aggregators
     rounds = population.RoundSettings(goal_count=1)
     fan_in, levels = rounds.fan_in(aggregators), rounds.merge_levels(aggregators)
-    yield (
-        "sums that one actor merges",
-        f"fan-in: at most {rounds.max_fan_in}, same everywhere",
-        fan_in,
-    )
+    how = f"fewest with which no actor merges more than {rounds.max_fan_in} sums"
+    yield "levels of merges", how, levels
+    how = "fewest whose power of the levels is not below Aggregators"
+    yield "sums that one actor merges (fan-in)", how, fan_in
     total = who.parameters * _SUM_BYTES / 1e6
     how = "fan-in · 8 bytes a weight"
     yield "MB of sums to the Master Aggregator", how, fan_in * total
     mergers = sum(math.ceil(aggregators / fan_in**level) for level in range(1, levels + 1))
     busiest = fan_in * math.ceil(mergers / processors)
     how = "fan-in · (actors that merge / processors of Aggregators, rounded up) · 8 bytes a weight"
-    yield "MB of sums to the busiest worker", how, busiest * total
+    yield "MB of sums to the busiest worker, at most", how, busiest * total
     merge = (costs.merge_ms + total * (costs.merge_mb_ms + costs.carry_mb_ms)) / 1e3
     how = (
         "sums, levels · fan-in or those to the busiest worker if more, "
