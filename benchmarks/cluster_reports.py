@@ -34,7 +34,7 @@ import runtime_sessions
 from tff_dpftrl.runtime import tls
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.cluster import cluster, deployment, host
-from tff_dpftrl.runtime.server import garbage, served_task
+from tff_dpftrl.runtime.server import garbage, served_population, served_task
 from tff_dpftrl.runtime.store import sql
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -85,8 +85,9 @@ def _build_merging(deployed: deployment.ClusterDeployment) -> deployment.Parts:
         made[name] = served_task.ServedTask(
             task, lambda version: b"a plan", options["parameters"] * 8 + 1000
         )
-    served = population.Population(deployed.population, tuple(one.task for one in made.values()))
-    return deployment.Parts(served, made, _pace)
+    (whose,) = deployed.populations
+    served = population.Population(whose, tuple(one.task for one in made.values()))
+    return deployment.Parts([served_population.ServedPopulation(served, made, _pace)])
 
 
 def build(deployed: deployment.ClusterDeployment) -> deployment.Parts:
@@ -102,8 +103,13 @@ def build(deployed: deployment.ClusterDeployment) -> deployment.Parts:
         name, rounds, runtime_sessions._Sum(parameters), runtime_sessions._Step()
     )
     served = served_task.ServedTask(task, lambda version: b"a plan", parameters * 8 + 1000)
+    (whose,) = deployed.populations
     return deployment.Parts(
-        population.Population(deployed.population, (task,)), {name: served}, _pace
+        [
+            served_population.ServedPopulation(
+                population.Population(whose, (task,)), {name: served}, _pace
+            )
+        ]
     )
 
 
@@ -136,7 +142,7 @@ async def _hosts(
         for task, model in models.items():
             store.add_task(runtime_sessions._POPULATION, task, model=model, state=b"")
     deployed = deployment.ClusterDeployment(
-        population=runtime_sessions._POPULATION,
+        populations=(runtime_sessions._POPULATION,),
         builder="cluster_reports:build",
         store=str(folder / "store"),
         certificate=str(folder / "server.pem"),
@@ -240,7 +246,7 @@ def _history(
     deployed: deployment.ClusterDeployment, task: str = runtime_sessions._TASK
 ) -> list[dict[str, Any]]:
     with sql.SqlStore(deployed.store) as store:
-        return store.history(deployed.population, task)
+        return store.history(deployed.populations[0], task)
 
 
 def _show(title: str, given: argparse.Namespace, seconds: float, used: float, more: str) -> None:
