@@ -115,9 +115,9 @@ def test_who_arrives_is_counted_until_reporting_is_closed():
     made = Group().send("a", "b")
     assert made.sent[-1] == messages.ReportsCounted("sums", 2, 3, is_short=True)
     made.gone("c")
-    assert made.sent[-1] == messages.ReportsCounted("sums", 2, 2)
+    assert made.sent[-1] == messages.ReportsCounted("sums", 2, 2, is_short=True)
     made.gone("a")
-    assert made.sent[-1] == messages.ReportsCounted("sums", 1, 2)
+    assert made.sent[-1] == messages.ReportsCounted("sums", 1, 2, is_short=True)
     made.send("d", "e").deliver(CLOSE)
     made.deliver(messages.DeviceGone("a"))
     for _ in range(3):
