@@ -18,8 +18,8 @@ from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import pace_steering
+from tff_dpftrl.runtime.server import day_curve, served_task, service
 from tff_dpftrl.runtime.server import limits as limits_lib
-from tff_dpftrl.runtime.server import served_task
 from tff_dpftrl.runtime.server import server as server_lib
 from tff_dpftrl.runtime.server import server_folder as server_folder_lib
 from tff_dpftrl.runtime.status import access, observations, page
@@ -27,6 +27,7 @@ from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import planned_task, task_folder
 
 _HOUR = 3600.0
+_LEARN_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +39,10 @@ class Settings:
       status_address: Host and port for the status page; None for no page.
       status_access: Who may read the status page.
       names: Host names and addresses that devices connect to, for a certificate made here.
-      population_size: Approximate number of devices that are available at a time. The waiting
-        times that devices get follow from it.
+      population_size: Approximate number of devices that are available at a time, to begin with.
+        The waiting times that devices get follow from it, until check-ins show the number.
+      availability: Relative numbers of available devices at each full hour of UTC, to begin with;
+        shape [24].
       round_seconds: Approximate seconds from one selection to the next.
       limits: Limits on what devices may use.
       most_over_selection: Largest number of devices chosen for each report of a round's goal,
@@ -51,6 +54,7 @@ class Settings:
     status_access: access.Access = access.Access()
     names: Sequence[str] = addresses.LOOPBACK_NAMES
     population_size: float = 1000.0
+    availability: Sequence[float] = (1.0,) * 24
     round_seconds: float = 60.0
     limits: limits_lib.Limits = dataclasses.field(default_factory=limits_lib.Limits)
     most_over_selection: float = 3.0
@@ -114,7 +118,9 @@ def put_together(tasks: Sequence[planned_task.PlannedTask], settings: Settings) 
         populations.pop(), tuple(task.task for task in served.values())
     )
     wanted = max(task.rounds.wanted for task in population.tasks)
-    steering = pace_steering.PaceSteering(wanted, settings.round_seconds, settings.population_size)
+    steering = pace_steering.PaceSteering(
+        wanted, settings.round_seconds, settings.population_size, tuple(settings.availability)
+    )
     return Served(population, served, pace_steering.TurnsAhead(steering))
 
 
@@ -163,12 +169,15 @@ class Serving:
             clock=clock,
             progress=progress,
             released=self._released,
+            checked_in=self._checked_in,
         )
         """Observations of devices and rounds."""
         self.done = asyncio.Event()
         """Set when no task may have another round."""
         self._server: Engine | None = None
         self._page: page.StatusServer | None = None
+        self._day: day_curve.DayCurve | None = None
+        self._learning: asyncio.Task | None = None
         self._looks: set[asyncio.Task] = set()
         self._looking = asyncio.Lock()
 
@@ -192,6 +201,7 @@ class Serving:
         """
         self._folder.make(self._settings.names, certificate=self._certificate is None, issuer=False)
         self.seen.load_counts(self._folder.sessions)
+        self._day = self._known_day()
         for task in self._tasks.values():
             commit = await asyncio.to_thread(task.add_to, self._store)
             self._folder.check_rounds(task.name, task.folder.terms.server_plan, commit.rounds_done)
@@ -208,7 +218,28 @@ class Serving:
         except BaseException:
             await self.stop()
             raise
+        if self._day is not None:
+            self._learning = asyncio.get_running_loop().create_task(self._learn_day(self._day))
         self._released("")
+
+    def _known_day(self) -> day_curve.DayCurve | None:
+        """Loads the curve of the day, which this process learns; None if it sees no check-ins."""
+        pace = self._served.pace
+        day = day_curve.DayCurve.load(self._folder.day_curve, pace.steering, self._clock())
+        pace.steering = day.steering
+        return day
+
+    def _checked_in(self) -> None:
+        """Counts a device for the curve of the day."""
+        if self._day is not None and self._day.came(self._clock()):
+            self._served.pace.steering = self._day.steering
+
+    async def _learn_day(self, day: day_curve.DayCurve) -> None:
+        while True:
+            await asyncio.sleep(_LEARN_SECONDS)
+            if day.advance(self._clock()):
+                self._served.pace.steering = day.steering
+            await asyncio.to_thread(self._write, lambda: day.save(self._folder.day_curve))
 
     def _make_engine(self) -> Engine:
         """Makes the engine that runs the actors."""
@@ -237,19 +268,24 @@ class Serving:
         """Stops engine and page. Commits stay; a round that is not committed is abandoned."""
         for look in list(self._looks):
             look.cancel()
+        if self._learning is not None:
+            self._learning.cancel()
         if self._server is not None:
             has_served = bool(self._server.address)  # Otherwise the files may be another server's.
             if has_served:
                 self._write(self._remove_endpoint)
             await self._server.stop()
             if has_served:
-                await asyncio.to_thread(
-                    self._write, lambda: self.seen.save_counts(self._folder.sessions)
-                )
+                await asyncio.to_thread(self._write, self._save_counts)
             self._server = None
         if self._page is not None:
             await self._page.stop()
             self._page = None
+
+    def _save_counts(self) -> None:
+        self.seen.save_counts(self._folder.sessions)
+        if self._day is not None:
+            self._day.save(self._folder.day_curve)
 
     def _write(self, write: Callable[[], None]) -> None:
         """Writes a file; a failure is reported and stops nothing."""
@@ -368,9 +404,10 @@ class LoggedObservations(observations.Observations):
         clock: Callable[[], float],
         progress: Callable[[str], None],
         released: Callable[[str], None],
+        checked_in: Callable[[], None] = lambda: None,
     ):
         super().__init__(served, population_size=population_size, clock=clock)
-        self._progress, self._after = progress, released
+        self._progress, self._after, self._checked_in = progress, released, checked_in
         self._last = ""
         self.is_quiet = False
 
@@ -389,6 +426,17 @@ class LoggedObservations(observations.Observations):
             self._progress(line)
         if is_commit:
             self._after(event.task)
+
+    @override
+    def waiting(self) -> None:
+        super().waiting()
+        self._checked_in()
+
+    @override
+    def sent_away(self, reason: str, has_waited: bool) -> None:
+        super().sent_away(reason, has_waited)
+        if not has_waited and reason != service.RESTS:
+            self._checked_in()
 
     def _commits(self) -> int:
         return sum(task.committed + task.skipped for task in self.tasks.values())

@@ -97,6 +97,7 @@ def deployment(
             "plan_keys": plan_keys,
             "attestation_keys": None if files.attestation_keys is None else issuers,
             "population_size": settings.population_size,
+            "availability": tuple(settings.availability),
             "round_seconds": settings.round_seconds,
             "limits": settings.limits,
             "most_over_selection": settings.most_over_selection,
@@ -126,6 +127,7 @@ def build(deployed: deployment_lib.ClusterDeployment) -> deployment_lib.Parts:
         tasks,
         serving_lib.Settings(
             population_size=options["population_size"],
+            availability=options["availability"],
             round_seconds=options["round_seconds"],
             most_over_selection=options["most_over_selection"],
         ),
@@ -179,6 +181,10 @@ class ClusterServing(serving_lib.Serving):
         super().__init__(tasks, store, folder, settings, progress=progress, clock=self._reader.now)
         self._cluster = cluster_lib.RayCluster(deployed, ray_address=ray_address)
         self._leave = leave
+
+    @override
+    def _known_day(self) -> None:
+        """Returns None: Selectors in other processes draw the turns by the curve that was given."""
 
     @override
     def _make_engine(self) -> serving_lib.Engine:

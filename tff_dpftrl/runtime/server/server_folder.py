@@ -8,6 +8,7 @@
     device_bundle.json     what devices have to know of the server, all of it public
     endpoint.json          while a server runs: addresses of its service and its status page
     sessions.json          counts of devices' sessions by shape, of no single device
+    day_curve.json         counts of check-ins by hour of the day, of no single device
     rounds.json            how many rounds of each task were committed when last looked at
 
 `tff-dpftrl serve` makes all of them, so that devices on the same machine can be tried out with
@@ -65,6 +66,11 @@ class ServerFolder:
     def sessions(self) -> pathlib.Path:
         """Path of the counts of sessions by shape."""
         return self.path / "sessions.json"
+
+    @property
+    def day_curve(self) -> pathlib.Path:
+        """Path of the learned curve of the day."""
+        return self.path / "day_curve.json"
 
     @property
     def rounds(self) -> pathlib.Path:
