@@ -53,7 +53,8 @@ class Population:
         return total
 
     def tell(self, steering, count):
-        self.told = [one for one in self.told if one[1] > 1]
+        least = 1 if self.rng is None else 0  # Fractions of a device that none will be.
+        self.told = [one for one in self.told if one[1] > least]
         if not self.told or self.told[-1][0] is not steering:
             self.told.append([steering, 0.0])
         self.told[-1][1] += count
@@ -208,6 +209,23 @@ def test_a_failed_load_is_one_clear_line(tmp_path):
             day_curve.DayCurve.load(path, first_steering(), DAY)
     fresh = day_curve.DayCurve.load(tmp_path / "none", first_steering(), DAY)
     assert fresh.available == pytest.approx(250_000)
+
+
+def test_a_source_of_turns_follows_the_curve_that_its_file_keeps(tmp_path):
+    now, path = [DAY], tmp_path / "day_curve.json"
+    pace = pace_steering.TurnsAhead(first_steering(population_size=1_000.0))
+    learned_pace = day_curve.LearnedPace(pace, path, lambda: now[0])
+    for _ in range(7):  # Of 1,000 devices ten times as many would come as are needed.
+        now[0] += 600.0
+        for _ in range(5_000):
+            learned_pace.checked_in()
+    learned_pace.learn()
+    size = pace.steering.population_size
+    assert size > 2_000
+    learned_pace.save()
+    again = pace_steering.TurnsAhead(first_steering(population_size=1_000.0))
+    day_curve.LearnedPace(again, path, lambda: now[0])
+    assert again.steering.population_size == pytest.approx(size, rel=0.05)
 
 
 def test_hours_without_devices_and_a_clock_that_is_set_back_have_an_end():

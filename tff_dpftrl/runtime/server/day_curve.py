@@ -21,6 +21,7 @@ import json
 import math
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -233,6 +234,49 @@ class DayCurve:
         curve._was_away(min(content["looked_at"], now), now)
         curve._steer()
         return curve
+
+
+class LearnedPace:
+    """Curve of the day behind a source of turns, and the file that it is kept in."""
+
+    def __init__(
+        self,
+        pace: pace_steering.TurnsAhead,
+        path: pathlib.Path,
+        clock: Callable[[], float],
+    ):
+        """Loads the curve, and has turns drawn by it.
+
+        Args:
+          pace: Source of the turns; it begins with the steering that was given.
+          path: Path of the file, which need not exist.
+          clock: Function that returns the seconds since 1970.
+
+        Raises:
+          OSError: If the file cannot be read.
+          ValueError: If the file has other content.
+        """
+        self._pace, self._path, self._clock = pace, path, clock
+        self._curve = DayCurve.load(path, pace.steering, clock())
+        pace.steering = self._curve.steering
+
+    def checked_in(self) -> None:
+        """Counts a device."""
+        if self._curve.came(self._clock()):
+            self._pace.steering = self._curve.steering
+
+    def learn(self) -> None:
+        """Learns from the time that has passed; to be called every minute."""
+        if self._curve.advance(self._clock()):
+            self._pace.steering = self._curve.steering
+
+    def save(self) -> None:
+        """Writes the file.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+        self._curve.save(self._path)
 
 
 def _available(steering: pace_steering.PaceSteering) -> np.ndarray:
