@@ -249,7 +249,7 @@ class Day:
         speed = _BYTES_A_SECOND * self._random.lognormvariate(0, math.log(2))
         training = _TRAINING_SECONDS * self._random.lognormvariate(0, _SPREAD)
         steps = {
-            "-v": 0.0,
+            "-v": 0.0,  # The plan comes first.
             "-v[": _DOWN_BYTES / speed,
             "-v[]+": training + one.behaviour.delay_s,
             "report": _UP_BYTES / speed,
