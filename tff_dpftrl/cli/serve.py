@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
+import pathlib
 import shlex
 import signal
 import sys
@@ -215,7 +217,18 @@ def add_parser(subparsers) -> None:
         metavar="N",
         help=(
             "Approximate number of devices that are available at a time, of each population in "
-            "the order of --population. Default: the tasks' num_devices."
+            "the order of --population, to begin with. One that is too low is soon corrected by "
+            "what comes. Default: the tasks' num_devices."
+        ),
+    )
+    pace.add_argument(
+        "--availability",
+        metavar="CURVE",
+        help=(
+            "Relative numbers of available devices at each full hour of UTC, to begin with: 24 "
+            "numbers separated by commas, or a file with them. Default: the same at all hours. "
+            "The server learns both from check-ins within days (with --engine ray it keeps to "
+            "what it is given)."
         ),
     )
     pace.add_argument(
@@ -294,6 +307,7 @@ def add_parser(subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal ends it, and returns the exit status."""
     _check(args)
+    availability = _availability(args.availability)
     from tff_dpftrl.runtime import core_files, serving, signing_keys
     from tff_dpftrl.runtime.server import attesting, limits
     from tff_dpftrl.runtime.server import server as server_lib
@@ -337,6 +351,7 @@ def run(args: argparse.Namespace) -> int:
         status_address=args.status_address,
         status_access=status_flags.made(args),
         population_size={**sizes, **_by_population(args, args.population_size)},
+        availability=availability,
         round_seconds=args.round_seconds,
         limits=limits.Limits(
             sessions_per_address=args.sessions_per_address,
@@ -517,6 +532,28 @@ def _check_populations(args: argparse.Namespace, tasks) -> None:
         raise validation.UsageError(
             f"There is no --task for {_named(idle)}: add one, or leave the population out."
         )
+
+
+def _availability(given: str | None) -> tuple[float, ...]:
+    """Reads the curve of the day of a flag's value: numbers, or the name of a file."""
+    if given is None:
+        return (1.0,) * 24
+    path = pathlib.Path(given)
+    text = path.read_text(encoding="utf-8") if path.is_file() else given
+    try:
+        numbers = tuple(float(word) for word in text.replace(",", " ").split())
+    except ValueError:
+        raise validation.UsageError(
+            f"--availability {given[:80]!r} is no file, and has a word that is no number: give 24 "
+            "numbers separated by commas, or a file with them."
+        ) from None
+    if len(numbers) != 24 or not all(0 <= n < math.inf for n in numbers) or not any(numbers):
+        raise validation.UsageError(
+            f"--availability has {len(numbers)} numbers, from {min(numbers, default=0):g} to "
+            f"{max(numbers, default=0):g}: give 24, one for each hour of UTC, none negative or "
+            "infinite, and not all zero."
+        )
+    return numbers
 
 
 def _check_engine(args: argparse.Namespace) -> None:

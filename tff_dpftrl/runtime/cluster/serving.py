@@ -21,7 +21,7 @@ from tff_dpftrl.runtime import serving as serving_lib
 from tff_dpftrl.runtime.cluster import cluster as cluster_lib
 from tff_dpftrl.runtime.cluster import deployment as deployment_lib
 from tff_dpftrl.runtime.cluster import observed
-from tff_dpftrl.runtime.server import attesting, served_population
+from tff_dpftrl.runtime.server import attesting, day_curve, served_population
 from tff_dpftrl.runtime.server import server_folder as server_folder_lib
 from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import planned_task
@@ -107,6 +107,7 @@ def deployment(
             "attestation_keys": None if files.attestation_keys is None else issuers,
             **platform,
             "population_size": settings.population_size,
+            "availability": tuple(settings.availability),
             "round_seconds": settings.round_seconds,
             "limits": settings.limits,
             "most_over_selection": settings.most_over_selection,
@@ -137,6 +138,7 @@ def build(deployed: deployment_lib.ClusterDeployment) -> deployment_lib.Parts:
         tasks,
         serving_lib.Settings(
             population_size=options["population_size"],
+            availability=options["availability"],
             round_seconds=options["round_seconds"],
             most_over_selection=options["most_over_selection"],
             shares=options["shares"],
@@ -194,6 +196,11 @@ class ClusterServing(serving_lib.Serving):
         """Makes the observations of a population, whose time is that of what is replayed."""
         reader = self._readers[served.name] = observed.Reader(clock=clock)
         return super()._observe(served, reader.now)
+
+    @override
+    def _learned_paces(self) -> dict[str, day_curve.LearnedPace]:
+        """Returns none: Selectors in other processes draw turns by the curve that was given."""
+        return {}
 
     @override
     def _make_engine(self) -> serving_lib.Engine:
