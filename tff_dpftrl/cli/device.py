@@ -99,8 +99,8 @@ def add_parser(subparsers) -> None:
         "--state-folder",
         metavar="DIR",
         help=(
-            "Folder for the record of this device's participations. Default: "
-            "FILE.device, beside the examples."
+            "Folder for the record of this device's participations, and the plans that it keeps. "
+            "Default: FILE.device, beside the examples."
         ),
     )
     here.add_argument(
@@ -225,6 +225,7 @@ def _take_part(args: argparse.Namespace) -> int:
         device_runtime,
         eligibility,
         example_store,
+        known_plans,
         loaded_plans,
         participation_timer,
         scheduler,
@@ -258,6 +259,7 @@ def _take_part(args: argparse.Namespace) -> int:
             if args.eligible == "always"
             else eligibility.LinuxEligibility(max_load_per_core=args.max_load),
             issuers=trust.issuers,
+            known_plans=known_plans.PlanFolder(folder / "plans"),
         )
         sessions = _Sessions(own)
         schedule = scheduler.Schedule(

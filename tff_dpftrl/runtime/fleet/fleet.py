@@ -24,6 +24,7 @@ from tff_dpftrl.runtime.device import (
     background_loop,
     backoff,
     eligibility,
+    known_plans,
     loaded_plans,
     participation_timer,
     server_connection,
@@ -172,8 +173,12 @@ class Fleet:
             plans = loaded_plans.LoadedPlans(keys, max_running=self.max_training)
             plans.load_tensorflow()
             spent = simulated_device.SpentToken()
+            contents: dict[bytes, bytes] = {}
             made = [
-                self._device(i, corpus, connections[i % len(connections)], plans, spent, stop)
+                dataclasses.replace(
+                    self._device(i, corpus, connections[i % len(connections)], plans, spent, stop),
+                    known_plans=known_plans.MemoryPlans(contents),
+                )
                 for i in devices
             ]
             runner.Runner(

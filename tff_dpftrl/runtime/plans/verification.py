@@ -18,6 +18,7 @@ from tff_dpftrl.execution import graph_function
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
     plan_pb2,
+    rounded_updates,
     secure_report,
     signing,
     tensor_values,
@@ -111,6 +112,10 @@ def check_device_plan(
     _check_limits(plan.limits, ceiling)
     if secure_report.is_asked_for(plan):
         _check_secure_aggregation(plan)
+    try:
+        rounded_updates.check_places(plan.rounded, plan.graph.outputs, len(plan.secure_sums))
+    except ValueError as error:
+        raise signing.PlanRefusedError(f"The plan cannot be met: {error}") from None
     try:
         graph_def = tf.compat.v1.GraphDef.FromString(plan.graph.graph_def)
     except message.DecodeError:
