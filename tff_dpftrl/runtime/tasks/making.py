@@ -30,6 +30,7 @@ from tff_dpftrl.runtime.plans import (
     building,
     plan_pb2,
     predicates,
+    rounded_updates,
     text_pipeline,
 )
 from tff_dpftrl.runtime.tasks import (
@@ -475,6 +476,7 @@ def _build(
         broadcast=broadcast,
         private_round=private_round,
         report_limits=limits,
+        rounds_updates=parts.options["update_bits"] == rounded_updates.BITS,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import population as population_lib
+from tff_dpftrl.runtime.plans import rounded_updates
 from tff_dpftrl.runtime.tasks import secure_groups as secure_groups_lib
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
@@ -89,6 +90,13 @@ class TaskConfig(config_lib.TrainingConfig):
     )
     min_sep_hours: float = _option(
         0.0, "Hours that a device rests after it took part, besides min_sep rounds.", _GROUP, 0.0
+    )
+    update_bits: int = _option(
+        rounded_updates.BITS,
+        "Bits of a weight in a report in the clear: 16, rounded by the device such that no update "
+        "gets longer, so that the guarantee stays; or 64, as computed. Secure sums have "
+        "secagg_bits.",
+        _GROUP,
     )
     collection: str = _option("text", "Collection of the devices' example stores.", _GROUP)
     text_feature: str = _option(
@@ -191,6 +199,10 @@ class TaskConfig(config_lib.TrainingConfig):
         for name in ("population", "task", "collection", "text_feature"):
             if getattr(self, name) or name != "task":
                 check_name(name, getattr(self, name))
+        if self.update_bits not in (rounded_updates.BITS, 64):
+            raise validation.UsageError(
+                f"update_bits must be {rounded_updates.BITS} or 64, got {self.update_bits}."
+            )
         for name in ("weight", "work_seconds"):
             validation.positive(name, getattr(self, name))
         self._check_rounds()
