@@ -128,6 +128,7 @@ def _round_in_process(folder, device, state, cohort, *, rounds):
     return work.finish(state, sums)[0]
 
 
+@pytest.mark.slow  # Plans are built once more.
 def test_a_round_of_rounded_updates_is_that_of_a_simulation_that_rounds(tmp_path):
     folder = small_folder.folder_of(small_tasks.PROCESSES["blt"](), rounds_updates=True)
     assert folder.server.rounded == folder.devices[0].rounded != []
@@ -143,6 +144,9 @@ def test_a_round_of_rounded_updates_is_that_of_a_simulation_that_rounds(tmp_path
     before, cohort = committed(), _cohort(0)
     with server_thread.running(lambda: _make_server(tmp_path, task, store)) as address:
         _run_round(tmp_path, address, cohort)
+        ends = time.monotonic() + 60
+        while not store.last_commit("tests", "small").rounds_done and time.monotonic() < ends:
+            time.sleep(0.01)
     rounded, exact = (
         _round_in_process(folder, device, before, cohort, rounds=rounds) for rounds in (True, False)
     )
