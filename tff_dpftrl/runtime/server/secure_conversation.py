@@ -72,7 +72,7 @@ class SecureConversation:
           first: First message of the device, as it was read. Untrusted.
         """
         self.num_bytes = self.num_bytes_sent = 0
-        self._first = first
+        self._first: Any = first
         self._session, self._context, self._attempt = session, context, attempt
         self._deliver, self._receiving = deliver, receiving
         self._transfer_ends = transfer_ends
@@ -98,7 +98,7 @@ class SecureConversation:
         raise AssertionError  # Steps do not end.
 
     async def _step(self, step: int) -> messages.SecureSumAnswer | Answer:
-        raw, self._first = self._first, None
+        raw, self._first = self._first, b""
         if step:
             raw = await self._context.read()
         if self._session.has_mail:  # The group went on without this message.
