@@ -19,6 +19,7 @@ import hashlib
 import logging
 import os
 import pathlib
+import threading
 
 from typing_extensions import override
 
@@ -30,7 +31,7 @@ _SUFFIX = ".plan"
 
 
 class KnownPlans(abc.ABC):
-    """Serialised signed plans by their SHA-256, the most recently used ones."""
+    """Serialised signed plans by their SHA-256, the most recently used ones; thread-safe."""
 
     @abc.abstractmethod
     def get(self, sha256: bytes) -> bytes | None:
@@ -55,22 +56,25 @@ class MemoryPlans(KnownPlans):
         self._contents = {} if contents is None else contents
         self._most_plans = validation.integer("most_plans", most_plans, minimum=1)
         self._own: collections.OrderedDict[bytes, None] = collections.OrderedDict()
+        self._lock = threading.Lock()
 
     @override
     def get(self, sha256: bytes) -> bytes | None:
-        if sha256 not in self._own:
-            return None
-        self._own.move_to_end(sha256)
-        return self._contents.get(sha256)
+        with self._lock:
+            if sha256 not in self._own:
+                return None
+            self._own.move_to_end(sha256)
+            return self._contents.get(sha256)
 
     @override
     def add(self, content: bytes) -> None:
         sha256 = hashlib.sha256(content).digest()
-        self._contents.setdefault(sha256, content)
-        self._own[sha256] = None
-        self._own.move_to_end(sha256)
-        if len(self._own) > self._most_plans:
-            self._own.popitem(last=False)
+        with self._lock:
+            self._contents.setdefault(sha256, content)
+            self._own[sha256] = None
+            self._own.move_to_end(sha256)
+            if len(self._own) > self._most_plans:
+                self._own.popitem(last=False)
 
 
 class PlanFolder(KnownPlans):
@@ -97,6 +101,7 @@ class PlanFolder(KnownPlans):
         self._folder = pathlib.Path(folder)
         self._most_plans = validation.integer("most_plans", most_plans, minimum=1)
         self._most_bytes = validation.integer("most_bytes", most_bytes, minimum=1)
+        self._lock = threading.Lock()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         durable_files.remove_leftovers(self._folder)
 
@@ -121,9 +126,10 @@ class PlanFolder(KnownPlans):
         if len(content) > self._most_bytes:
             return
         try:
-            self._make_room(len(content))
-            path = self._path(hashlib.sha256(content).digest())
-            durable_files.write(path, content, private=True)
+            with self._lock:
+                self._make_room(len(content))
+                path = self._path(hashlib.sha256(content).digest())
+                durable_files.write(path, content, private=True)
         except OSError as error:
             _logger.info("a plan cannot be kept: %s", type(error).__name__)
 
