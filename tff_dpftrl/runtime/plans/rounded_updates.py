@@ -35,9 +35,6 @@ import numpy as np
 from tff_dpftrl import array_files, validation
 from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
 
-BITS = 16
-"""Bits of an entry; the other choice is to send all tensors as they are."""
-
 _DTYPE = "int16"
 _LARGEST = 32767
 _MARGIN = 2e-7

@@ -30,7 +30,6 @@ from tff_dpftrl.runtime.plans import (
     expectations,
     plan_pb2,
     predicates,
-    rounded_updates,
 )
 from tff_dpftrl.runtime.tasks import definition as definition_lib
 from tff_dpftrl.runtime.tasks import (
@@ -471,7 +470,7 @@ def _build(
         broadcast=broadcast,
         private_round=private_round,
         report_limits=limits,
-        rounds_updates=parts.options["update_bits"] == rounded_updates.BITS,
+        rounds_updates=parts.options["update_bits"] == task_config.ROUNDED_BITS,
     )
 
 

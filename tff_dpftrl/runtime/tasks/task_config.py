@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import population as population_lib
-from tff_dpftrl.runtime.plans import expectations, rounded_updates
+from tff_dpftrl.runtime.plans import expectations
 from tff_dpftrl.runtime.tasks import secure_groups as secure_groups_lib
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
@@ -38,6 +38,9 @@ _OF_ALGORITHM = tuple(
     if field.name.startswith("server_")
     or field.name in ("client_learning_rate", "iterate_averaging", "restart_optimizer")
 )
+
+ROUNDED_BITS = 16
+"""Value of `update_bits` with which devices round their updates (`plans.rounded_updates`)."""
 
 MEANINGLESS = {
     "simulate_report_goal": "devices take part themselves",
@@ -107,7 +110,7 @@ class TaskConfig(config_lib.TrainingConfig):
         0.0, "Hours that a device rests after it took part, besides min_sep rounds.", _GROUP, 0.0
     )
     update_bits: int = _option(
-        rounded_updates.BITS,
+        ROUNDED_BITS,
         "Bits of a weight in a report in the clear: 16, rounded by the device such that no update "
         "gets longer, so that the guarantee stays; or 64, as computed. Secure sums have "
         "secagg_bits.",
@@ -233,9 +236,9 @@ class TaskConfig(config_lib.TrainingConfig):
         for name in ("population", "task", "collection", "text_feature"):
             if getattr(self, name) or name != "task":
                 check_name(name, getattr(self, name))
-        if self.update_bits not in (rounded_updates.BITS, 64):
+        if self.update_bits not in (ROUNDED_BITS, 64):
             raise validation.UsageError(
-                f"update_bits must be {rounded_updates.BITS} or 64, got {self.update_bits}."
+                f"update_bits must be {ROUNDED_BITS} or 64, got {self.update_bits}."
             )
         for name in ("weight", "work_seconds"):
             validation.positive(name, getattr(self, name))
