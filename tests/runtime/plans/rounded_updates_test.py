@@ -76,7 +76,7 @@ def test_no_list_of_numbers_gets_longer_or_moves_far(entries, unit):
     (found,) = _sent_and_read(array)
     assert _squared(found) <= _squared(array)
     largest = np.abs(array).max()
-    shrunk = 1e-6 + len(entries) / (8 * 32767**2) * 4
+    shrunk = 1e-6 + np.sqrt(len(entries)) * _STEP / 2 + len(entries) * _STEP**2 / 8
     np.testing.assert_allclose(found, array, rtol=0, atol=largest * (_STEP / 2 + shrunk) + 1e-290)
 
 
