@@ -18,10 +18,10 @@ a few 2⁻⁵³ more (2⁻²⁴ for float32): less than 2e-7 in all for d ≤ 10
 is below 1e-290 is sent as zero.
 
 **Error.** An entry moves by s / 2 at most, by max|x| / 65534; with independent errors a tensor
-moves by √d max|x| / 113,500. Entries below max|x| / 65534 are lost. Over the n devices of a round that is
-n C / 65534 at most in one entry of the sum, whose noise has the standard deviation z C. The scale
-shrinks by d / (24 · 32767²), 5e-5 for 1.35M entries, if errors are independent and one entry is
-nearly all of the norm; by √d / 65534 (1.8 %) at most, if all entries are rounded up by half a step.
+moves by √d max|x| / 113,500. Entries below max|x| / 65534 are lost. Over the n devices of a round
+that is n C / 65534 at most in one entry of the sum, whose noise has the standard deviation z C. The
+scale shrinks by d / (24 · 32767²), 5e-5 for 1.35M entries, if errors are independent and one entry
+is nearly all of the norm; by √d / 65534 (1.8 %) at most, if all are rounded up by half a step.
 
 Needs NumPy, and no TensorFlow.
 """
