@@ -6,10 +6,10 @@
 
 Prints two tables in Markdown, by default those of docs/explanation/runtime.md: the costs, with
 where they are from, and what a population needs. A device a minute is one that takes part; it
-makes a connection of its own, is sent plan and model, and reports. Who drops out is counted as if
-it did not. A model is its number of weights, ":secure" for secure aggregation. `--cost` puts in
-another cost, of your machine or your task: runtime_sessions.py, runtime_reports.py,
-store_commits.py and secure_sums.py measure them.
+makes a connection of its own, is sent the model, and reports; it has the plan already. Who drops
+out is counted as if it did not. A model is its number of weights, ":secure" for secure aggregation.
+`--cost` puts in another cost, of your machine or your task: runtime_sessions.py,
+runtime_reports.py, store_commits.py and secure_sums.py measure them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ class Costs:
     )
     session_kb: float = _cost(26.0, "memory of a session that waits: `runtime_sessions.py memory`")
     connection_kb: float = _cost(70.0, "memory of a connection: `runtime_sessions.py connections`")
-    plan_mb: float = _cost(0.41, "a plan on the wire, MB: task of `gboard-cifg`")
     report_ms: float = _cost(0.44, "a report added, whatever its size: `runtime_reports.py`")
-    report_mb_ms: float = _cost(1.0, "and for each MB of it: `runtime_reports.py`")
+    report_mb_ms: float = _cost(1.0, "and for each MB of its sum: `runtime_reports.py`")
     group_ms: float = _cost(
         94.0, "a group's sum of 100 devices, 10 % gone: `secure_sums.py costs` (2³²)"
     )
@@ -87,7 +86,7 @@ class Population:
 _DEVICES = (10_000, 1_000_000)
 _MODELS = ((100_000, False), (1_350_000, False), (1_350_000, True))
 _WEIGHT_BYTES = 4  # Of a model on its way down.
-_ENTRY_BYTES = {False: 8, True: 4}  # Of an update on its way up; secure: a word of 2**32.
+_ENTRY_BYTES = {False: 2, True: 4}  # Of an update on its way up; secure: a word of 2**32.
 _SUM_BYTES = 8  # Of an entry of an Aggregator's sum.
 _STORED_BYTES = 16  # Of a weight in the store: the model, and the state with BLT noise.
 _SECURE_UP = 1.03  # Bytes of a masked vector and the protocol, over those of the vector.
@@ -106,10 +105,10 @@ def rows(who: Population, costs: Costs) -> Iterator[tuple[str, str, float]]:
     """
     a = who.devices_per_minute / 60
     yield "devices a second", "a = devices a minute / 60", a
-    down = costs.plan_mb + who.parameters * _WEIGHT_BYTES / 1e6
-    yield "MB down for each", "plan + 4 bytes a weight", down
+    down = who.parameters * _WEIGHT_BYTES / 1e6
+    yield "MB down for each", "4 bytes a weight", down
     up = who.parameters * _ENTRY_BYTES[who.secure] / 1e6 * (_SECURE_UP if who.secure else 1.0)
-    yield "MB up for each", "8 bytes a weight; secure: 4, times 1.03", up
+    yield "MB up for each", "2 bytes a weight; secure: 4, times 1.03", up
     yield "Gbit/s down", "a · down · 8 / 1000", a * down * 8e-3
     yield "Gbit/s up", "a · up · 8 / 1000", a * up * 8e-3
     each = costs.session_ms + costs.token_ms + costs.connection_ms + (down + up) * costs.mb_ms
@@ -127,9 +126,11 @@ def rows(who: Population, costs: Costs) -> Iterator[tuple[str, str, float]]:
     if who.secure:
         each = (costs.group_ms + costs.group_entry_us * who.parameters / 1e3) / _GROUP
     else:
-        each = costs.report_ms + up * costs.report_mb_ms
+        summed = who.parameters * _SUM_BYTES / 1e6
+        each = costs.report_ms + summed * costs.report_mb_ms
     how = (
-        "`report_ms` + up · `report_mb_ms`; secure: (`group_ms` + weights · `group_entry_us`) / 100"
+        "`report_ms` + 8 bytes a weight · `report_mb_ms`; "
+        "secure: (`group_ms` + weights · `group_entry_us`) / 100"
     )
     yield "ms of an Aggregator for each", how, each
     processors = math.ceil(a * each / 1e3 / who.busy)

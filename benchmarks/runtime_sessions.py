@@ -1,7 +1,8 @@
 """What a session of a device costs the server, for empty updates and for those of a model.
 
     PYTHONPATH=. python benchmarks/runtime_sessions.py [empty] [connections] [model] [memory]
-        [--num-devices 10000] [--parameters 1350000] [--model-devices 48] [--attested] [--uvloop]
+        [bytes] [--num-devices 10000] [--parameters 1350000] [--model-devices 48] [--attested]
+        [--uvloop] [--task FOLDER]
 
 Server and load each have a process of their own; they speak the real protocol over gRPC with
 TLS on loopback, a stream for each device, over `--channels` connections.
@@ -17,6 +18,10 @@ TLS on loopback, a stream for each device, over `--channels` connections.
   beside an echo: a gRPC method of the same server process that sends back the bytes of an
   update, over as many connections, with as many calls at a time as there are devices in a
   round. MB are those of both directions; the ratio is the median of the ratios of neighbours.
+- "bytes": bytes of the messages of a session, up and down, for each weight: of a device's first
+  and second session, with updates as they are and rounded to 16 bits, and in a secure sum of 100
+  devices; then rounds of both kinds of updates, checked against the clip norm and summed, beside
+  each other. The plan is that of the task in `--task`, without which plans are left out.
 - "memory": peak memory of a new server for rounds of more and more devices, in MB; 128 MiB of
   models and as many of updates may be on their way at a time.
 """
@@ -41,10 +46,14 @@ from typing import Any
 import grpc
 import numpy as np
 
+from tff_dpftrl.discretization import grid
 from tff_dpftrl.runtime import signing_keys, tls
 from tff_dpftrl.runtime.actors import events, population
+from tff_dpftrl.runtime.plans import plan_pb2, report_bounds, rounded_updates, tensor_values
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
 from tff_dpftrl.runtime.server import garbage, limits, observer, served_task, server
+from tff_dpftrl.secure_sums import device, group, secure_sum_pb2, vectors
+from tff_dpftrl.secure_sums import parameters as parameters_lib
 from verification import memory_store
 
 _POPULATION, _TASK = "measured", "sum"
@@ -55,17 +64,33 @@ _REPETITIONS = 5  # Of a comparison.
 _CONNECTIONS = 1000  # That are new in a round.
 
 
+def _plan_of(parameters: int) -> plan_pb2.ServerPlan:
+    """Makes the part of a plan that reports depend on, with a bound that none of them meets."""
+    norm = plan_pb2.ReportBound.Norm(largest=1e9)
+    return plan_pb2.ServerPlan(
+        update=[plan_pb2.Tensor(label="update", dtype="float64", shape=[parameters])],
+        report_bounds=[plan_pb2.ReportBound(tensors=[0], norm=norm)],
+        rounded=[0],
+    )
+
+
 class _Sum(population.Summation):
-    """Sums arrays of float64; empty ones too."""
+    """Sums arrays of float64, rounded or not, after checking their norm; empty ones too."""
 
     def __init__(self, parameters: int):
         self._parameters = parameters
+        self._plan = _plan_of(parameters)
+        self._bounds = report_bounds.ReportBounds(self._plan, 10_000)
 
     def zero(self):
         return np.zeros(self._parameters)
 
     def accumulate(self, total, payload):
-        total += np.frombuffer(payload.update)
+        update = rounded_updates.read(payload.update, payload.scales, self._plan)
+        if not np.isfinite(update[0]).all():
+            raise population.UnusableReport("not finite")
+        self._bounds.check(update)
+        total += update[0]
         return total
 
     def merge(self, total, other):
@@ -171,7 +196,11 @@ class _Load:
         self._credentials = credentials
         self._attempt = ""
         self._messages: list[bytes] = []
-        self._update = np.full(given.parameters, 1e-3).tobytes()
+        update = [np.random.default_rng(0).normal(size=given.parameters)]
+        self._update = tensor_values.to_bytes(update)
+        rounded, self._scales = rounded_updates.rounded(update, [0])
+        self._rounded = tensor_values.to_bytes(rounded)
+        self._is_rounded = False
 
         # Connections are shared by channels of the same options: these have a number.
         self._numbers = itertools.count()
@@ -198,6 +227,13 @@ class _Load:
             )
         return time.perf_counter() - begin
 
+    async def rounded(self, count: int) -> float:
+        """The same as `rounds`, with updates of 16 bits."""
+        self._is_rounded, self._attempt = True, ""
+        seconds = await self.rounds(count)
+        self._is_rounded, self._attempt = False, ""
+        return seconds
+
     async def connections(self, count: int) -> float:
         """The same, each device with a connection that is made for it."""
 
@@ -214,6 +250,8 @@ class _Load:
         """The same for all devices of a round, which would make it on as many machines."""
         if attempt != self._attempt:
             report = wire_pb2.Report(attempt=attempt, update=self._update)
+            if self._is_rounded:
+                report.update, report.scales[:] = self._rounded, self._scales
             messages = session_stream.report_messages(report)
             self._attempt = attempt
             self._messages = [message.SerializeToString() for message in messages]
@@ -408,6 +446,98 @@ def _model(given: argparse.Namespace) -> None:
         print(f"ratio {statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")
 
 
+_SUMMED = 100  # Devices of a secure sum,
+_ROOM_FOR = 130  # of as many as a round chooses,
+_SECURE_BITS = 16  # whose integers have so many bits.
+
+
+def _show_bytes(title: str, up: int, down: int, weights: int) -> None:
+    print(f"{title:44s} {up / weights:7.3f} up {down / weights:8.3f} down, bytes a weight")
+
+
+def _bytes(given: argparse.Namespace) -> None:
+    weights = given.parameters
+    update = [np.random.default_rng(0).normal(size=weights)]
+    model = tensor_values.to_bytes([update[0].astype(np.float32)])
+    plan = b""
+    if given.task:
+        from tff_dpftrl.runtime.tasks import task_folder  # With TensorFlow.
+
+        plan = task_folder.read(given.task).signed.devices[0].SerializeToString()
+    deflated = wire_pb2.Plan(deflated=session_stream.deflated_plan(plan))
+    print(f"plan: {len(plan)} bytes, deflated {len(deflated.deflated)}; model: {len(model)} bytes")
+    common = {"attempt": "a" * 40, "task": "task", "broadcast": model}
+    old = wire_pb2.Configuration(plan=plan, **common)
+    new = wire_pb2.Configuration(plan_sha256=bytes(32), **common)
+    sizes = [
+        wire_pb2.FromServer(configuration=old).ByteSize(),
+        wire_pb2.FromServer(configuration=new).ByteSize()
+        + wire_pb2.FromServer(plan=deflated).ByteSize(),
+        wire_pb2.FromServer(configuration=new).ByteSize(),
+    ]
+    rounded, scales = rounded_updates.rounded(update, [0])
+    ups = []
+    for report, parts in (
+        (wire_pb2.Report(attempt="a" * 40), update),
+        (wire_pb2.Report(attempt="a" * 40, scales=scales), rounded),
+    ):
+        messages = session_stream.report_messages(report, tensor_values.to_parts(parts))
+        ups.append(sum(message.ByteSize() for message in messages))
+    _show_bytes("protocol 1, every session", ups[0], sizes[0], weights)
+    _show_bytes("protocol 2, first session", ups[1], sizes[1], weights)
+    _show_bytes("protocol 2, later sessions", ups[1], sizes[2], weights)
+    encoding = grid.for_bits(weights, _ROOM_FOR, _SECURE_BITS)
+    vector = vectors.packed_bytes(
+        (vectors.Segment(encoding.padded_dim, encoding.sum_modulus),), in_bits=True
+    )
+    up, down = _conversation_bytes()
+    _show_bytes(
+        f"secure sum of {_SUMMED}, {_SECURE_BITS} bits", up + vector, down + sizes[2], weights
+    )
+    print(f"norm inflation of {_SECURE_BITS} bits: {encoding.inflation:.6f}")
+    with started(given.model_devices, weights, **_options(given)) as pair:
+        kinds = {"rounds": ups[0], "rounded": ups[1]}
+        figures: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for repetition in range(_REPETITIONS + 1):
+            for kind in kinds:
+                server_us = pair.measure(kind, 2 if repetition else 1)["server_us"]
+                if repetition:  # The first one is to warm up.
+                    figures[kind].append(server_us)
+        for kind, up in kinds.items():
+            taken = statistics.median(figures[kind]) / 1000
+            megabytes = (up + 8 * weights) * 1e-6  # This server's model is of float64.
+            print(
+                f"{kind:8s} {taken:6.1f} ms of the server's processor for each session, "
+                f"{megabytes:5.1f} MB: {taken / megabytes:.2f} ms a MB"
+            )
+        ratios = [new / old for old, new in zip(*figures.values(), strict=True)]
+        print(f"ratio {statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")
+
+
+def _conversation_bytes() -> tuple[int, int]:
+    """Bytes of a device's secure sum but for its vector: keys and shares, up and down."""
+    demanded = parameters_lib.Parameters(
+        (vectors.Segment(1, 2**8),), parameters_lib.ThreatModel.HONEST_BUT_CURIOUS, least_devices=2
+    )
+    session = parameters_lib.new_session()
+    server_side = group.Group(demanded, session)
+    devices = [
+        device.Participant(demanded, session, [np.ones(1, np.uint8)]) for _ in range(_SUMMED)
+    ]
+    up = down = 0
+
+    def send(name: int, message: secure_sum_pb2.ToServer) -> int:
+        server_side.receive(name, message)
+        return message.ByteSize()
+
+    for name, one in enumerate(devices):
+        up += send(name, one.advertise())
+    while answers := server_side.advance():
+        down += sum(message.ByteSize() for message in answers.values())
+        up += sum(send(name, devices[name].answer(answers[name])) for name in answers)
+    return up // _SUMMED, down // _SUMMED
+
+
 def _memory(given: argparse.Namespace) -> None:
     for parameters, goals in ((0, (1000, 3000, 10_000)), (given.parameters, (12, 48, 192))):
         for goal in goals:
@@ -418,10 +548,11 @@ def _memory(given: argparse.Namespace) -> None:
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="empty|connections|model|memory")
+    parser.add_argument("parts", nargs="*", metavar="empty|connections|model|memory|bytes")
     parser.add_argument("--num-devices", type=int, default=10_000)
     parser.add_argument("--parameters", type=int, default=1_350_000)
     parser.add_argument("--model-devices", type=int, default=48)
+    parser.add_argument("--task", default="", help="folder of a task, for the size of its plan")
     parser.add_argument("--channels", type=int, default=4)
     parser.add_argument("--attested", action="store_true", help="with signed tokens")
     parser.add_argument("--uvloop", action="store_true", help="on uvloop, which is to be installed")
@@ -438,7 +569,13 @@ def main() -> None:
             run = uvloop.run
         run(roles[given.role](given, pathlib.Path(given.folder)))
         return
-    parts = {"empty": _empty, "connections": _connections, "model": _model, "memory": _memory}
+    parts = {
+        "empty": _empty,
+        "connections": _connections,
+        "model": _model,
+        "memory": _memory,
+        "bytes": _bytes,
+    }
     for name in given.parts or parts:
         parts[name](given)
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from tff_dpftrl.runtime.device import server_connection
-from tff_dpftrl.runtime.plans import allowed_ops, plan_pb2, signing, verification
+from tff_dpftrl.runtime.plans import allowed_ops, plan_pb2, rounded_updates, signing, verification
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
 from tff_dpftrl.secure_sums import keys, masks, parameters, secure_sum_pb2, vectors
 
@@ -66,7 +66,7 @@ def test_the_page_names_no_field_that_is_not_there():
         ("transfer included | 3,600 s", server_connection.Patience().selection_s),
         ("32,000,000 with their envelope", verification.DEFAULT_CEILING.plan_bytes),
         ("2,000,000,000, 600 and 64,000,000", verification.DEFAULT_CEILING.memory_bytes),
-        ("This page is version 1 ", max(session_stream.VERSIONS)),
+        ("This page is version 2 ", max(session_stream.VERSIONS)),
         ("today 2:", allowed_ops.RUNTIME_VERSION),
         ("The built-in token has 129 bytes", attestation.TOKEN_BYTES),
         ("an attestation token of 4,096 bytes", keys.MAX_PROOF_BYTES),
@@ -158,6 +158,25 @@ def test_masks():
     expected = words.copy()
     expected[rejected] = spare[spare < limit][: rejected.sum()]
     np.testing.assert_array_equal(odd, expected % 1000)
+
+
+def test_packed_vectors():
+    layout = tuple(vectors.Segment(size, m) for size, m in ((9, 1000), (2, 2**15), (5, 2**16)))
+    vector = [np.arange(9) + 990, np.array([1, 2]), np.arange(5) * 1000]
+    vector = [part.astype(segment.dtype) for part, segment in zip(vector, layout, strict=True)]
+    ten_bits = sum(int(entry) << 10 * i for i, entry in enumerate(vector[0])).to_bytes(12, "little")
+    # Two entries of 15 bits take as many bytes as they do one by one.
+    expected = ten_bits + b"".join(part.astype("<u2").tobytes() for part in vector[1:])
+    assert vectors.pack(vector, layout, in_bits=True) == expected
+
+
+def test_rounded_tensors():
+    x = np.array([[0.5, -2.0], [1e-9, 2 / 3]])
+    (q,), (scale,) = rounded_updates.rounded([x], [0])
+    largest = np.abs(x).max()
+    np.testing.assert_array_equal(q, np.rint(32767 * x / largest))
+    longer = np.linalg.norm(q.astype(float)) * largest / (32767 * np.linalg.norm(x))
+    assert scale == pytest.approx((1 - 2e-7) * largest / 32767 / max(1, longer), rel=1e-12)
 
 
 if __name__ == "__main__":

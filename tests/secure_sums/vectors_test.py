@@ -36,16 +36,46 @@ def test_sums_and_packing(layout, seed):
     vectors.add(total, b, layout)
     _assert_equal(total, conversations.plain_sum(layout, [a, b]))
     vectors.check(total, layout)
-    packed = vectors.pack(a, layout)
-    assert len(packed) == vectors.packed_bytes(layout)
-    _assert_equal(vectors.unpack(packed, layout), a)
+    packed = [vectors.pack(a, layout, in_bits=in_bits) for in_bits in (False, True)]
+    lengths = [vectors.packed_bytes(layout, in_bits=in_bits) for in_bits in (False, True)]
+    assert [*map(len, packed)] == lengths
+    assert lengths[1] <= lengths[0]
+    for content in packed:
+        _assert_equal(vectors.unpack(content, layout), a)
+    if lengths[0] == lengths[1]:  # Whoever reads it does not know which it is.
+        assert packed[0] == packed[1]
     zero = vectors.zeros(layout)
     vectors.check(zero, layout)
     vectors.add(zero, a, layout)
     _assert_equal(zero, a)
-    for other in (packed + b"\0", packed[:-1], b""):
-        with pytest.raises(ValueError, match=f"must have {len(packed)} bytes, got {len(other)}"):
+    wanted = " or ".join(map(str, dict.fromkeys(lengths)))
+    for other in (packed[0] + b"\0", packed[1][:-1], b""):
+        with pytest.raises(ValueError, match=f"must have {wanted} bytes, got {len(other)}"):
             vectors.unpack(other, layout)
+
+
+def _by_python(entries, bits):
+    """Entries as one large integer, the first ones in its lowest bits."""
+    number = sum(int(entry) << i * bits for i, entry in enumerate(entries))
+    return number.to_bytes(-(-len(entries) * bits // 8), "little")
+
+
+@pytest.mark.parametrize("bits", [1, 3, 7, 11, 13, 17, 20, 25, 26, 31, 33, 45, 57])
+@pytest.mark.parametrize("size", [8, 63, 64, 65, 1001])
+def test_bits_follow_one_another(bits, size):
+    layout = (vectors.Segment(size, 2**bits),)
+    entries = np.random.default_rng(bits).integers(0, 2**bits, size).astype(layout[0].dtype)
+    entries[:2] = 0, 2**bits - 1
+    packed = vectors.pack([entries], layout, in_bits=True)
+    assert packed == _by_python(entries, bits)
+    _assert_equal(vectors.unpack(packed, layout), [entries])
+
+
+def test_bits_of_no_entry_are_refused():
+    layout = (vectors.Segment(16, 1000),)
+    wrong = _by_python([*range(15), 1000], 10)
+    with pytest.raises(ValueError, match="below 1000 in segment 0, got 1000"):
+        vectors.unpack(wrong, layout)
 
 
 def test_entries_take_the_fewest_whole_bytes_little_endian():

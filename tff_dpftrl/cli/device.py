@@ -113,8 +113,8 @@ def add_parser(subparsers) -> None:
         "--state-folder",
         metavar="DIR",
         help=(
-            "Folder for the record of this device's participations. Default: "
-            "FILE.device, beside the examples."
+            "Folder for the record of this device's participations, and the plans that it keeps. "
+            "Default: FILE.device, beside the examples."
         ),
     )
     here.add_argument(
@@ -252,6 +252,7 @@ def _take_part(args: argparse.Namespace) -> int:
         device_runtime,
         eligibility,
         example_store,
+        known_plans,
         loaded_plans,
         participation_timer,
         scheduler,
@@ -285,6 +286,7 @@ def _take_part(args: argparse.Namespace) -> int:
             if args.eligible == "always"
             else eligibility.LinuxEligibility(max_load_per_core=args.max_load),
             issuers=trust.issuers,
+            known_plans=known_plans.PlanFolder(folder / "plans"),
         )
         sessions = _Sessions(own)
         schedule = scheduler.Schedule(

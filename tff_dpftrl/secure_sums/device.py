@@ -91,6 +91,7 @@ class Participant:
         *,
         identity: Identity | None = None,
         context: bytes = b"",
+        packs_bits: bool = False,
     ):
         """Takes a copy of the vector.
 
@@ -101,6 +102,7 @@ class Participant:
           identity: Proof system for identity keys; for an active server only.
           context: Bytes that must be the same on all devices, such as the model that they begin
             with. Devices with other contexts share no masks.
+          packs_bits: Whether the masked vector is packed bit by bit (`vectors.pack`).
 
         Raises:
           ValueError: If the vector does not have the layout, the session's name has the wrong
@@ -117,6 +119,7 @@ class Participant:
         self._session = parameters.bound_session(session, context)
         self._identity = identity
         self._is_active = is_active
+        self._packs_bits = packs_bits
         self._stage = _Stage.UNUSED
         self._survivors: bytes | None = None  # The bitmap from the server; public.
         self._sum = masks.MaskedSum(demanded.layout)
@@ -274,7 +277,7 @@ class Participant:
         added = [key for index, key in mask_keys.items() if self._index < index]
         self._sum.add_masks([self_mask_key, *added])
         self._sum.subtract_masks([key for index, key in mask_keys.items() if self._index > index])
-        content = vectors.pack(self._sum.value(), self._demanded.layout)
+        content = vectors.pack(self._sum.value(), self._demanded.layout, in_bits=self._packs_bits)
         self._sum.wipe()
         self._mask_keys = self._seed = None
         self._stage = _Stage.SURVIVORS

@@ -8,6 +8,7 @@ one protocol sums them all under the same masks.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy as np
 from tff_dpftrl import validation
 
 Vector = list[np.ndarray]
+
+_MOST_BITS = 57  # That are in one word of 64 bits, wherever in a byte they begin.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,21 +50,50 @@ class Segment:
     @property
     def dtype(self) -> np.dtype:
         """Smallest unsigned, little-endian dtype that holds an entry."""
-        bits = (self.modulus - 1).bit_length()
-        return np.dtype(f"<u{next(size for size in (1, 2, 4, 8) if bits <= 8 * size)}")
+        sizes = (1, 2, 4, 8)
+        return np.dtype(f"<u{next(size for size in sizes if self.bits_per_entry <= 8 * size)}")
+
+    @property
+    def bits_per_entry(self) -> int:
+        """Number of bits that hold an entry."""
+        return (self.modulus - 1).bit_length()
 
     @property
     def bytes_per_entry(self) -> int:
-        """Number of bytes of an entry in `pack`."""
-        return ((self.modulus - 1).bit_length() + 7) // 8
+        """Number of whole bytes that hold an entry."""
+        return (self.bits_per_entry + 7) // 8
+
+    @property
+    def has_shorter_bits(self) -> bool:
+        """Whether the entries take fewer bytes one bit after the other than in whole bytes.
+
+        Where they do not, packing does not pack bits: so two packed vectors of one layout and one
+        length have the same format.
+        """
+        is_shorter = _bytes_of_bits(self) < self.size * self.bytes_per_entry
+        return is_shorter and self.bits_per_entry <= _MOST_BITS
 
 
 Layout = tuple[Segment, ...]
 
 
-def packed_bytes(layout: Layout) -> int:
-    """Computes the number of bytes of a packed vector."""
-    return sum(segment.size * segment.bytes_per_entry for segment in layout)
+def packed_bytes(layout: Layout, *, in_bits: bool = False) -> int:
+    """Computes the number of bytes of a packed vector.
+
+    Args:
+      layout: Layout of the vector.
+      in_bits: Whether entries take bits rather than whole bytes, as in `pack`.
+    """
+    return sum(
+        _bytes_of_bits(segment)
+        if in_bits and segment.has_shorter_bits
+        else segment.size * segment.bytes_per_entry
+        for segment in layout
+    )
+
+
+def _bytes_of_bits(segment: Segment) -> int:
+    return (segment.size * segment.bits_per_entry + 7) // 8
 
 
 def zeros(layout: Layout) -> Vector:
@@ -116,20 +148,26 @@ def add(vector: Vector, other: Vector, layout: Layout) -> None:
             entries[:] = total % np.uint64(segment.modulus)
 
 
-def pack(vector: Vector, layout: Layout) -> bytes:
-    """Packs a vector as bytes: each entry little-endian in the fewest whole bytes.
+def pack(vector: Vector, layout: Layout, *, in_bits: bool = False) -> bytes:
+    """Packs a vector as bytes.
 
     Args:
       vector: Vector whose entries are below their modulus, which `check` checks.
       layout: Layout of the vector.
+      in_bits: Whether entries of a segment follow each other bit by bit, the least significant bit
+        first, where that takes fewer bytes; otherwise each takes the fewest whole bytes,
+        little-endian.
 
     Returns:
-      `packed_bytes(layout)` bytes.
+      `packed_bytes(layout, in_bits=in_bits)` bytes.
     """
     parts = []
     for entries, segment in zip(vector, layout, strict=True):
         entries = np.ascontiguousarray(entries, segment.dtype)
         width = segment.bytes_per_entry
+        if in_bits and segment.has_shorter_bits:
+            parts.append(_to_bits(entries, segment))
+            continue
         if width != segment.dtype.itemsize:
             entries = _columns(entries.view(np.uint8).reshape(segment.size, -1), width, width)
         parts.append(entries.tobytes())
@@ -147,11 +185,65 @@ def _columns(array: np.ndarray, count: int, out_of: int) -> np.ndarray:
     return result
 
 
-def unpack(content: bytes, layout: Layout) -> Vector:
-    """Unpacks a vector that `pack` made bytes of.
+def _to_bits(entries: np.ndarray, segment: Segment) -> bytes:
+    """Packs entries bit by bit."""
+    # So many entries are a whole number of words of 64 bits: words of different groups, into which
+    # their i-th entries are written, do not overlap.
+    group = 64
+    buffer, words = _words_of_bits(segment, group)
+    for i, (word, shift) in enumerate(words):
+        part = entries[i::group].astype(word.dtype)
+        part <<= shift
+        word[: len(part)] |= part
+    return buffer[: _bytes_of_bits(segment)].tobytes()
+
+
+def _from_bits(content: memoryview, segment: Segment) -> np.ndarray:
+    """Unpacks what `_to_bits` packed. Bits after the last entry are not looked at."""
+    group = 8 // math.gcd(segment.bits_per_entry, 8)  # The fewest with a whole number of bytes.
+    buffer, words = _words_of_bits(segment, group)
+    buffer[: len(content)] = np.frombuffer(content, np.uint8)
+    entries = np.empty(segment.size, segment.dtype)
+    for i, (word, shift) in enumerate(words):
+        column = entries[i::group]
+        part = word[: len(column)] >> shift
+        part &= part.dtype.type(2**segment.bits_per_entry - 1)
+        column[:] = part
+    return entries
+
+
+def _words_of_bits(
+    segment: Segment, group: int
+) -> tuple[np.ndarray, list[tuple[np.ndarray, np.integer]]]:
+    """Makes a buffer of zeros for the bits of entries, and views of it as words.
 
     Args:
-      content: Packed vector. Untrusted.
+      segment: Segment of the entries.
+      group: Number of entries whose bits are a whole number of bytes.
+
+    Returns:
+      The buffer of bytes; and for each entry in a group the words that have the entries of this
+      place of all groups, and the number of bits before the entry in a word.
+    """
+    bits, num_groups = segment.bits_per_entry, -(-segment.size // group)
+    dtype = np.dtype("<u4" if bits + 7 <= 32 else "<u8")
+    group_bytes = group * bits // 8
+    buffer = np.zeros(num_groups * group_bytes + dtype.itemsize, np.uint8)
+    words = [
+        (
+            np.ndarray((num_groups,), dtype, buffer, i * bits // 8, (group_bytes,)),
+            dtype.type(i * bits % 8),
+        )
+        for i in range(group)
+    ]
+    return buffer, words
+
+
+def unpack(content: bytes, layout: Layout) -> Vector:
+    """Unpacks a vector that `pack` made bytes of, in whole bytes or in bits.
+
+    Args:
+      content: Packed vector, whose length tells its format. Untrusted.
       layout: Layout that the vector should have.
 
     Returns:
@@ -160,17 +252,24 @@ def unpack(content: bytes, layout: Layout) -> Vector:
     Raises:
       ValueError: If there are more or fewer bytes, or an entry is not below its modulus.
     """
-    if len(content) != packed_bytes(layout):
+    lengths = [packed_bytes(layout, in_bits=in_bits) for in_bits in (False, True)]
+    if len(content) not in lengths:
         raise validation.UsageError(
-            f"content must have {packed_bytes(layout)} bytes, got {len(content)}."
+            f"content must have {' or '.join(map(str, dict.fromkeys(lengths)))} bytes, got "
+            f"{len(content)}."
         )
+    in_bits = len(content) != lengths[0]
     vector, offset = [], 0
     for i, segment in enumerate(layout):
         width, itemsize = segment.bytes_per_entry, segment.dtype.itemsize
-        if width == itemsize:
+        num_bytes = segment.size * width
+        if in_bits and segment.has_shorter_bits:
+            num_bytes = _bytes_of_bits(segment)
+            entries = _from_bits(memoryview(content)[offset : offset + num_bytes], segment)
+        elif width == itemsize:
             entries = np.frombuffer(content, segment.dtype, segment.size, offset)
         else:
-            narrow = np.frombuffer(content, np.uint8, segment.size * width, offset)
+            narrow = np.frombuffer(content, np.uint8, num_bytes, offset)
             padded = _columns(narrow.reshape(segment.size, width), width, itemsize)
             entries = padded.view(segment.dtype).reshape(segment.size)
         if segment.modulus < 256**itemsize and int(entries.max()) >= segment.modulus:
@@ -179,5 +278,5 @@ def unpack(content: bytes, layout: Layout) -> Vector:
                 f"{int(entries.max())}."
             )
         vector.append(entries)
-        offset += segment.size * width
+        offset += num_bytes
     return vector

@@ -257,6 +257,7 @@ def test_every_call_of_an_observer_arrives(method):
         "session_refused": ("used token",),
         "sent_away": ("enough devices wait", True),
         "configured": ("train", 1000),
+        "sent": ("train", 10),
         "reported": ("train", "late", 100),
         "session_closed": ("training",),
         "session_summarized": (

@@ -28,8 +28,9 @@ from tff_dpftrl.runtime.device import (
     session,
 )
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing, tensor_values
-from tff_dpftrl.runtime.protocol import attestation
+from tff_dpftrl.runtime.protocol import attestation, session_stream
 from tff_dpftrl.runtime.server import served_task, server
+from tff_dpftrl.secure_sums import device as participant_lib
 from tff_dpftrl.secure_sums import secure_sum_pb2, vectors
 from verification import memory_store
 
@@ -45,7 +46,12 @@ def _sum_and_count(examples, scale):
     return [total[None], tf.size(numbers)[None]]
 
 
-def _plan(threat_model="honest-but-curious", **fields):
+def _sums_and_count(examples, scale):
+    total, count = _sum_and_count(examples, scale)
+    return [tf.repeat(total, 40), count]
+
+
+def _plan(threat_model="honest-but-curious", function=_sum_and_count, **fields):
     wanted = plan_pb2.SecureAggregation(
         threat_model=_MODELS[threat_model], least_devices=3, most_devices=10
     )
@@ -57,7 +63,7 @@ def _plan(threat_model="honest-but-curious", **fields):
             min_sep_rounds=2, stride_edges=[1, 2, 4], times_edges=[1, 2, 3]
         ),
     }
-    return plain_plans.plan(_sum_and_count, **(values | fields))
+    return plain_plans.plan(function, **(values | fields))
 
 
 class _Numbers(example_store.ExampleStore):
@@ -195,6 +201,37 @@ def test_a_proof_for_another_key_is_refused_alone(tmp_path, monkeypatch):
     reasons = sorted(result.reason for result in results)
     unproven = "unusable: An identity key not proven to be a genuine device's."
     assert reasons == ["group lost", "group lost", unproven]  # Two are too few.
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_masked_vectors_are_packed_bit_by_bit_for_servers_that_read_them(
+    tmp_path, monkeypatch, version
+):
+    contents = []
+    answer = participant_lib.Participant.answer
+
+    def kept(self, message):
+        sent = answer(self, message)
+        contents.append(sent.masked_vector.content)
+        return sent
+
+    monkeypatch.setattr(participant_lib.Participant, "answer", kept)
+    monkeypatch.setattr(session_stream, "VERSIONS", tuple(range(1, version + 1)))
+    plan = _plan(function=_sums_and_count)
+    store = memory_store.MemoryStore()
+    with server_thread.running(lambda: _serve(tmp_path, plan, store)) as address:
+        connection = server_connection.ServerConnection(
+            address, (tmp_path / "server.pem").read_bytes()
+        )
+        results = _run(connection, [_device(connection, [i]) for i in (1, 2, 3)])
+        connection.close()
+    assert [result.report.shape for result in results] == ["-v[]+^"] * 3, results
+    layout = secure_report.parameters_of(plan).layout
+    wanted = vectors.packed_bytes(layout, in_bits=version == 2)
+    assert [len(content) for content in contents if content] == [wanted] * 3
+    assert vectors.packed_bytes(layout, in_bits=True) < vectors.packed_bytes(layout)
+    (row,) = store.history("tests", "plain")
+    assert row["vector"][3] == [12] * 40
 
 
 # A server that lies.

@@ -27,7 +27,7 @@ from tff_dpftrl.runtime.device import (
     participation_timer,
     server_connection,
 )
-from tff_dpftrl.runtime.plans import tensor_values
+from tff_dpftrl.runtime.plans import rounded_updates, server_work, tensor_values
 from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.tasks import planned_task, task_state
 from verification import memory_store
@@ -118,6 +118,48 @@ def test_rounds_over_the_wire_are_those_of_the_simulation(tmp_path, name, max_fa
     found = tensor_values.from_bytes(state.tensors, task.folder.server.prepare.inputs)
     for mine, expected in zip(found, tree.flatten(reference), strict=True):
         np.testing.assert_allclose(mine, np.asarray(expected), rtol=1e-6, atol=1e-6)
+
+
+def _round_in_process(folder, device, state, cohort, *, rounds):
+    """A round without a server, whose updates may be rounded and read again."""
+    work, plan = server_work.ServerWork(folder.server), folder.server
+    sums = work.zero()
+    for seed, count in cohort:
+        update = device.run(small_tasks.examples(seed, count), work.broadcast(state))
+        if rounds:
+            sent, scales = rounded_updates.rounded(update, plan.rounded)
+            assert all(sent[place].dtype == np.int16 for place in plan.rounded)
+            update = rounded_updates.read(tensor_values.to_bytes(sent), scales, plan)
+        sums = work.accumulate(sums, update)
+    return work.finish(state, sums)[0]
+
+
+@pytest.mark.slow  # Plans are built once more.
+def test_a_round_of_rounded_updates_is_that_of_a_simulation_that_rounds(tmp_path):
+    folder = small_folder.folder_of(small_tasks.PROCESSES["blt"](), rounds_updates=True)
+    assert folder.server.rounded == folder.devices[0].rounded != []
+    task = planned_task.PlannedTask(folder)
+    device, store = small_folder.device_of(task), memory_store.MemoryStore()
+    task.add_to(store)
+
+    def committed():
+        state = store.last_commit("tests", "small").state
+        read = task_state.TaskState.from_bytes(state, folder.terms.digest())
+        return tensor_values.from_bytes(read.tensors, folder.server.prepare.inputs)
+
+    before, cohort = committed(), _cohort(0)
+    with server_thread.running(lambda: _make_server(tmp_path, task, store)) as address:
+        _run_round(tmp_path, address, cohort)
+        ends = time.monotonic() + 60
+        while not store.last_commit("tests", "small").rounds_done and time.monotonic() < ends:
+            time.sleep(0.01)
+    rounded, exact = (
+        _round_in_process(folder, device, before, cohort, rounds=rounds) for rounds in (True, False)
+    )
+    for mine, expected, unrounded in zip(committed(), rounded, exact, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(mine, unrounded, rtol=1e-4, atol=1e-4)
+    assert any(np.any(mine != other) for mine, other in zip(rounded, exact, strict=True))
 
 
 @pytest.mark.slow

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import hashlib
 import itertools
 import random
 import sys
 import threading
 import time
 import weakref
+import zlib
 
 import grpc
 import numpy as np
@@ -24,6 +26,7 @@ from tff_dpftrl.runtime.device import (
     device_runtime,
     eligibility,
     example_store,
+    known_plans,
     loaded_plans,
     participation_timer,
     server_connection,
@@ -31,13 +34,14 @@ from tff_dpftrl.runtime.device import (
     watcher,
     wire_session,
 )
-from tff_dpftrl.runtime.plans import plan_pb2, signing, tensor_values
-from tff_dpftrl.runtime.protocol import attestation, wire_pb2
+from tff_dpftrl.runtime.plans import plan_pb2, rounded_updates, signing, tensor_values
+from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
 
 _PARTICIPATION = plan_pb2.Participation(
     min_sep_rounds=2, min_sep_hours=1.0, stride_edges=[1, 2, 4], times_edges=[1, 2, 3]
 )
 _KEY = wire_server.ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+_OTHER = wire_server.ed25519.Ed25519PrivateKey.generate()
 _NOW = 1_700_000_000.0
 _UPDATE = [plan_pb2.Tensor(dtype="float32"), plan_pb2.Tensor(dtype="int32", shape=[1])]
 
@@ -81,6 +85,7 @@ class _Device:
         self.examples = example_store.SqliteExampleStore.open(folder / "examples", clock=_clock)
         self.examples.add("numbers", plain_plans.examples(1.0, 2.0, 4.0), recorded=_NOW - 90)
         self.plans = loaded_plans.LoadedPlans([_KEY.public_key()])
+        self.known = known_plans.MemoryPlans()
         self.attester = attester.IssuingAttester(
             attestation.TokenIssuer(wire_server.ISSUER_KEY, clock=_clock)
         )
@@ -100,6 +105,7 @@ class _Device:
             examples=self.examples,
             clock=_clock,
             check_rest=self.check_rest,
+            known=self.known,
         )
 
     def check_rest(self, *which):
@@ -172,7 +178,7 @@ def test_a_session_over_the_wire(server, device, plan):
     assert (result.outcome, result.report.shape) == (session.SessionOutcome.COMPLETED, "-v[]+^")
     assert result.turns == (60.0, 90.0)
     check_in, report = came
-    assert (check_in.population, check_in.protocol_version) == ("tests", 1)
+    assert (check_in.population, check_in.protocol_version) == ("tests", 2)
     assert report.attempt == "a-1"
     total, count = tensor_values.from_bytes(report.update, _UPDATE)
     assert (total, count.tolist()) == (np.float32(14.0), [3])
@@ -209,6 +215,120 @@ def test_a_plan_is_loaded_once_for_many_sessions(server, device, plan, monkeypat
     assert not device.has_participated()
 
 
+def _offer(server, plan, *, answer=None, versions=(1, 2), **fields):
+    """Names a plan by its hash, and sends it (or another answer) if it is wanted."""
+    came = []
+    content = session_stream.deflated_plan(plan) if answer is None else answer
+
+    def script(served):
+        yield wire_server.challenge_of(versions=versions)
+        came.append(served.receive("check_in"))
+        yield _configuration(b"", plan_sha256=hashlib.sha256(plan).digest(), **fields)
+        came.append(served.next_message())
+        if came[-1].WhichOneof("message") == "plan_wanted":
+            yield wire_pb2.FromServer(plan=wire_pb2.Plan(deflated=content))
+            came.append(served.next_message())
+        yield wire_server.answer(True)
+
+    server.script = script
+    return came
+
+
+def _kinds(came):
+    return [message.WhichOneof("message") for message in came[1:]]
+
+
+def test_a_plan_is_sent_once_to_a_device(server, make_device, tmp_path):
+    plan = _plan(kind=plan_pb2.EVALUATION, participation=None)
+    for kinds in (["plan_wanted", "report"], ["report"]):
+        device = make_device()  # The same files, as after a restart.
+        device.known = known_plans.PlanFolder(tmp_path / "plans")
+        came = _offer(server, plan)
+        assert device.run().outcome is session.SessionOutcome.COMPLETED
+        assert _kinds(came) == kinds
+        # Which plans a device has had is not in what it says of itself.
+        (check_in, *_) = came
+        assert {field.name for field, _ in check_in.ListFields()} == {
+            *("population", "protocol_version", "runtime_version", "token")
+        }
+
+
+def test_a_kept_plan_that_was_altered_is_fetched_anew(server, device, tmp_path):
+    plan = _plan(kind=plan_pb2.EVALUATION, participation=None)
+    device.known = known_plans.PlanFolder(tmp_path / "plans")
+    device.known.add(plan)
+    (file,) = (tmp_path / "plans").iterdir()
+    file.write_bytes(plan[:-1] + bytes([plan[-1] ^ 1]))
+    came = _offer(server, plan)
+    assert device.run().outcome is session.SessionOutcome.COMPLETED
+    assert _kinds(came) == ["plan_wanted", "report"]
+    assert file.read_bytes() == plan
+
+
+def test_a_kept_plan_that_nobody_signed_is_refused(server, device, tmp_path):
+    """Whoever can write the folder, and has the server name the hash, gets no further."""
+    forged = _plan(key=_OTHER, kind=plan_pb2.EVALUATION, participation=None)
+    device.known = known_plans.PlanFolder(tmp_path / "plans")
+    device.known.add(forged)
+    _offer(server, forged)
+    result = device.run()
+    assert result.outcome is session.SessionOutcome.FAILED
+    assert "The plan is signed with the key" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"no zlib", "The plan cannot be inflated."),
+        (zlib.compress(b"another plan"), "another plan than the one whose hash it named"),
+        (zlib.compress(bytes(33_000_000)), "The plan has more than 32000000 bytes"),
+        (zlib.compress(b"half")[:-2], "it ends too early"),
+        (zlib.compress(b"whole") + b"and more", "or too late"),
+    ],
+    ids=["garbage", "other", "bomb", "short", "long"],
+)
+def test_a_plan_that_is_not_the_one_named_is_refused(server, device, plan, answer, reason):
+    _offer(server, plan, answer=answer)
+    result = device.run()
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.FAILED, "-*")
+    assert reason in result.reason
+    assert not device.has_participated()
+    assert device.known.get(hashlib.sha256(plan).digest()) is None
+
+
+def test_an_older_server_gets_what_it_knows(server, device):
+    plan = _plan(rounded=[0])
+    came = []
+
+    def script(served):
+        yield wire_server.challenge_of(versions=[1])
+        came.append(served.receive("check_in"))
+        yield _configuration(plan)
+        came.append(served.receive("report"))
+        yield wire_server.answer(True)
+
+    server.script = script
+    assert device.run().outcome is session.SessionOutcome.COMPLETED
+    check_in, report = came
+    assert (check_in.protocol_version, list(report.scales)) == (1, [])
+    total, _ = tensor_values.from_bytes(report.update, _UPDATE)
+    assert total == np.float32(14.0)
+
+
+def test_an_update_is_rounded_if_its_plan_says_so(server, device):
+    came = _serve(server, _configuration(_plan(rounded=[0])), wire_server.answer(True))
+    assert device.run().outcome is session.SessionOutcome.COMPLETED
+    plan = plan_pb2.ServerPlan(update=_UPDATE, rounded=[0])
+    total, count = rounded_updates.read(came[1].update, came[1].scales, plan)
+    assert 14 * (1 - 1e-6) < total <= 14
+    assert count.tolist() == [3]
+
+
+def test_a_plan_that_rounds_what_is_summed_securely_is_refused(server, device):
+    _serve(server, _configuration(_plan(rounded=[1])))
+    assert "The plan cannot be met: rounded names" in device.run().reason
+
+
 def test_a_late_report_has_its_reason(server, device, plan):
     _serve(server, _configuration(plan), wire_server.answer(False, 5.0, reason="late"))
     result = device.run()
@@ -239,9 +359,6 @@ def test_a_device_that_knows_that_it_rests_does_not_check_in(server, device, pla
     result = device.run()
     assert (result.outcome, result.report.shape) == (session.SessionOutcome.RESTING, "-!")
     assert not checked_in
-
-
-_OTHER = wire_server.ed25519.Ed25519PrivateKey.generate()
 
 
 @pytest.mark.parametrize(
@@ -355,7 +472,7 @@ def test_a_replayed_token_is_an_attestation_failure(server, device):
 
 def test_no_common_version_is_told(server, device):
     server.script = lambda served: iter([wire_server.challenge_of(versions=[7, 9])])
-    assert "has the protocol versions [7, 9] and this device [1]" in device.run().reason
+    assert "has the protocol versions [7, 9] and this device [1, 2]" in device.run().reason
 
 
 @pytest.mark.parametrize(
@@ -382,7 +499,7 @@ def test_a_server_that_keeps_no_order_is_left(server, device, messages, reason):
 def test_a_server_that_sends_for_ever_fills_no_memory(server, device):
     server.script = lambda served: itertools.repeat(wire_server.challenge_of())
     stream = device.connection.open_stream()
-    for _ in range(7):  # Of a session with a secure sum.
+    for _ in range(8):  # Of a session with a secure sum that wanted the plan.
         stream.receive(lambda: None, seconds=30, wanted="challenge")
     with pytest.raises(session.StepFailed, match="more messages than a session has"):
         stream.receive(lambda: None, seconds=30, wanted="challenge")

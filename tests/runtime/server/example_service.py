@@ -105,6 +105,9 @@ class Notes(observer.Observer):
     def configured(self, task, num_bytes):
         self.calls.append(("configured", task))
 
+    def sent(self, task, num_bytes):
+        self.calls.append(("sent", task, num_bytes))
+
     def reported(self, task, refusal, num_bytes):
         self.calls.append(("reported", refusal))
 

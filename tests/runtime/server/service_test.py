@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import sys
 import time
@@ -46,7 +47,7 @@ async def refused_at_check_in(channel, **check_in):
         (
             {"protocol_version": 7},
             Status.FAILED_PRECONDITION,
-            "speaks versions [1] of the protocol, not 7",
+            "speaks versions [1, 2] of the protocol, not 7",
             "no common version",
         ),
         (
@@ -187,7 +188,54 @@ def test_challenges_differ(tmp_path):
     async def story(channel, notes, store):
         streams = [await example.connect(channel) for _ in range(5)]
         assert len({stream.challenge.challenge for stream in streams}) == 5
-        assert all(list(s.challenge.protocol_versions) == [1] for s in streams)
+        assert all(list(s.challenge.protocol_versions) == [1, 2] for s in streams)
+
+    play(tmp_path, story)
+
+
+# Plans by their hash.
+
+
+async def _offered(channel):
+    """Checks in as a device that knows plans by their hash."""
+    stream = await example.connect(channel)
+    await stream.check_in(protocol_version=2)
+    return stream, await stream.receive()
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_a_plan_is_sent_if_it_is_wanted(tmp_path, is_wanted):
+    async def story(channel, notes, store):
+        streams = await asyncio.gather(*(_offered(channel) for _ in range(2)))
+        for stream, configuration in streams:
+            assert configuration.plan == b"" and configuration.broadcast == b"0"
+            assert configuration.plan_sha256 == hashlib.sha256(b"plan of now").digest()
+            if is_wanted:
+                await stream.send(plan_wanted=wire_pb2.PlanWanted())
+                plan = await stream.receive()
+                assert session_stream.inflated_plan(plan.deflated, 100) == b"plan of now"
+            await stream.report(configuration.attempt, b"1")
+        for stream, _ in streams:
+            assert (await stream.receive()).accepted
+
+    notes = play(tmp_path, story)
+    sizes = [num_bytes for _, _, num_bytes in notes.named("sent")]
+    message = wire_pb2.Plan(deflated=session_stream.deflated_plan(b"plan of now"))
+    assert sizes == [wire_pb2.FromServer(plan=message).ByteSize()] * (2 * is_wanted)
+
+
+@pytest.mark.parametrize(("version", "questions"), [(1, 1), (2, 2)])
+def test_a_plan_is_sent_once_and_to_who_may_ask(tmp_path, version, questions):
+    async def story(channel, notes, store):
+        stream = await example.connect(channel)
+        other = await example.connect(channel)
+        for one in (stream, other):
+            await one.check_in(protocol_version=version)
+        await stream.receive()
+        for _ in range(questions):
+            await stream.send(plan_wanted=wire_pb2.PlanWanted())
+        code, details = await stream.status()
+        assert (code, details) == (Status.INVALID_ARGUMENT, "a report was expected")
 
     play(tmp_path, story)
 

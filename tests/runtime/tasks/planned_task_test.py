@@ -13,8 +13,9 @@ from tests.runtime.tasks import small_folder
 from tff_dpftrl.execution import compiled_process, contexts
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population as population_lib
-from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
-from tff_dpftrl.runtime.tasks import planned_task, task_privacy, task_state
+from tff_dpftrl.runtime.plans import plan_pb2, rounded_updates, server_work, tensor_values
+from tff_dpftrl.runtime.protocol import wire_pb2
+from tff_dpftrl.runtime.tasks import planned_task, summations, task_privacy, task_state
 from verification import memory_store
 
 _PROCESS = small_tasks.PROCESSES["blt"]
@@ -43,6 +44,51 @@ def _reports(device, rounds, **participation):
 def _weights(task, commit):
     state = task_state.TaskState.from_bytes(commit.state, task.folder.terms.digest())
     return tensor_values.from_bytes(state.tensors, task.folder.server.prepare.inputs)
+
+
+@pytest.fixture(name="rounding", scope="module")
+def _rounding(task):
+    """The sums of the same task, if its plan let devices round."""
+    server = plan_pb2.ServerPlan()
+    server.CopyFrom(task.folder.server)
+    server.rounded.extend(rounded_updates.places_in(server.report_bounds, server.update))
+    return summations.PlanSummation(server_work.ServerWork(server), 3)
+
+
+def _rounded(report, plan, times=1.0):
+    """The report as a device sends it that rounds, and its update as the server reads it."""
+    update = tensor_values.from_bytes(report.update, plan.update)
+    sent, scales = rounded_updates.rounded(update, plan.rounded)
+    made = wire_pb2.Report()
+    made.CopyFrom(report)
+    made.update, made.scales[:] = tensor_values.to_bytes(sent), [times * s for s in scales]
+    return made, rounded_updates.read(made.update, made.scales, plan)
+
+
+def test_rounded_reports_are_added_as_they_are_read(device, rounds, rounding):
+    plan = rounding._work.plan
+    report, exact = _reports(device, rounds)[0], tensor_values.from_bytes
+    sent, read = _rounded(report, plan)
+    for whole in (False, True):  # A device of the older protocol does not round.
+        total = rounding.accumulate(rounding.zero(), report if whole else sent)
+        expected = exact(report.update, plan.update) if whole else read
+        for mine, wanted in zip(total.sums, expected, strict=True):
+            np.testing.assert_array_equal(mine, wanted)
+    assert len(plan.rounded) > 0
+    for place in plan.rounded:
+        unrounded = exact(report.update, plan.update)[place]
+        assert 0 < np.linalg.norm(read[place]) <= np.linalg.norm(unrounded)
+
+
+def test_a_rounded_report_that_is_longer_than_the_clip_norm_is_refused(device, rounds, rounding):
+    total = rounding.zero()
+    longer, _ = _rounded(_reports(device, rounds)[0], rounding._work.plan, times=1e4)
+    with pytest.raises(population_lib.UnusableReport, match="not clipped to the norm"):
+        rounding.accumulate(total, longer)
+    longer.scales[0] = np.nan
+    with pytest.raises(population_lib.UnusableReport, match="is not finite: its scale is nan"):
+        rounding.accumulate(total, longer)
+    assert not any(np.any(tensor) for tensor in total.sums)
 
 
 def test_rounds_go_on_from_what_was_committed(task, device, rounds):

@@ -42,6 +42,7 @@ _METHODS = (
     "waiting",
     "sent_away",
     "configured",
+    "sent",
     "reported",
     "session_closed",
     "session_summarized",
@@ -250,6 +251,10 @@ class Recorder(observer.Observer):
         self._count("configured", task, num_bytes=num_bytes)
 
     @override
+    def sent(self, task: str, num_bytes: int) -> None:
+        self._count("sent", task, num_bytes=num_bytes)
+
+    @override
     def reported(self, task: str, refusal: str, num_bytes: int) -> None:
         self._sessions = self._sessions.moved(idle=1, training=-1)
         self._count("reported", task, refusal, num_bytes=num_bytes)
@@ -454,7 +459,7 @@ def _call(to: observer.Observer, calls: Calls) -> None:
             arguments = [summary]
         each, rest = divmod(num_bytes, count)
         for i in range(count):
-            if method in ("configured", "reported"):
+            if method in ("configured", "sent", "reported"):
                 call(*arguments, each + (i < rest))
             else:
                 call(*arguments)

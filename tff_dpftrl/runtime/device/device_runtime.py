@@ -15,6 +15,7 @@ from tff_dpftrl.runtime.device import attester as attester_lib
 from tff_dpftrl.runtime.device import eligibility as eligibility_lib
 from tff_dpftrl.runtime.device import (
     example_store,
+    known_plans,
     loaded_plans,
     participation_timer,
     server_connection,
@@ -55,6 +56,7 @@ class DeviceRuntime:
       rules: Participation rules of the tasks seen so far, by population and task.
       issuers: Public keys of the issuers whose tokens prove that other devices are genuine.
         Without them, the device refuses plans that do not trust the server.
+      known_plans: Plans that the device keeps.
       turn: Turn to train, which sessions that run side by side take one at a time.
     """
 
@@ -71,6 +73,7 @@ class DeviceRuntime:
         default_factory=dict
     )
     issuers: tuple[ed25519.Ed25519PublicKey, ...] = ()
+    known_plans: known_plans.KnownPlans = dataclasses.field(default_factory=known_plans.MemoryPlans)
     turn: session.Turn = dataclasses.field(default_factory=session.Turn)
 
     def steps(self, population: str) -> wire_session.WireSession:
@@ -85,6 +88,7 @@ class DeviceRuntime:
             check_rest=self.check_rest,
             issuers=self.issuers,
             generator=self.generator,
+            known=self.known_plans,
         )
 
     def check_rest(self, population: str, task: str, round_index: int) -> None:

@@ -94,6 +94,7 @@ class SecureUpload:
         attester: attester_lib.Attester,
         issuers: Iterable[ed25519.Ed25519PublicKey],
         clock: Callable[[], float],
+        packs_bits: bool = False,
     ):
         """Checks plan and session, before the device trains.
 
@@ -106,12 +107,14 @@ class SecureUpload:
           issuers: Public keys of the issuers whose tokens prove that another device is genuine;
             may be empty.
           clock: Clock that returns seconds since 1970.
+          packs_bits: Whether the server reads masked vectors that are packed bit by bit.
 
         Raises:
           signing.PlanRefusedError: If the plan or the session name is invalid, or the plan does
             not trust the server and there are no issuers.
         """
         self._plan, self._session, self._context = plan, session_name, context
+        self._packs_bits = packs_bits
         self._identity = None
         try:
             self._parameters = secure_report.parameters_of(plan)
@@ -173,6 +176,7 @@ class SecureUpload:
             vector,
             identity=self._identity,
             context=self._context,
+            packs_bits=self._packs_bits,
         )
         del vector
         try:

@@ -28,8 +28,8 @@ from tff_dpftrl.runtime.device import background_loop, session, watcher
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 
 _MAX_MESSAGE_BYTES = 128_000_000  # A plan and a model, or an update; see `plans.Ceiling`.
-# Challenge, configuration, up to four of a secure sum, answer; more would only fill the memory.
-_MAX_MESSAGES = 7
+# Challenge, configuration, plan, up to four of a secure sum, answer; more would fill the memory.
+_MAX_MESSAGES = 8
 _MAX_TEXT = 200
 _CLOSE_S = 5.0
 _CHANNEL_S = 60.0  # Time to create a channel, which does not connect yet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from tff_dpftrl.runtime import participation_histograms as histograms
 from tff_dpftrl.runtime.device import attester as attester_lib
 from tff_dpftrl.runtime.device import (
     example_store,
+    known_plans,
     loaded_plans,
     participation_timer,
     secure_upload,
@@ -23,6 +25,7 @@ from tff_dpftrl.runtime.device import (
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
     plan_pb2,
+    rounded_updates,
     secure_report,
     signing,
     tensor_values,
@@ -49,6 +52,7 @@ class WireSession(session.SessionSteps):
         seed_for: Callable[[str, int], tuple[int, int]] | None = None,
         issuers: Iterable[ed25519.Ed25519PublicKey] = (),
         generator: random.Random | None = None,
+        known: known_plans.KnownPlans | None = None,
     ):
         """Prepares a session; `session.run` runs it.
 
@@ -67,6 +71,7 @@ class WireSession(session.SessionSteps):
             for plans that do not trust the server.
           generator: Source of the choice among the server's addresses; the operating system's
             randomness if None.
+          known: Plans that the device keeps; none if None.
         """
         self._connection, self._population = connection, population
         self._attester, self._plans = attester, plans
@@ -74,6 +79,9 @@ class WireSession(session.SessionSteps):
         self._check_rest = check_rest
         self._issuers = tuple(issuers)
         self._generator = random.SystemRandom() if generator is None else generator
+        self._known = known_plans.MemoryPlans() if known is None else known
+        self._sends_less = False
+        self._scales: list[float] = []
         self._secure_upload: secure_upload.SecureUpload | None = None
         self._stream: server_connection.Stream | None = None
         self._configuration = wire_pb2.Configuration()
@@ -103,6 +111,7 @@ class WireSession(session.SessionSteps):
         nonce = session_stream.attested_nonce(
             challenge.challenge, self._stream.server_name, self._population
         )
+        self._sends_less = session_stream.sends_less(max(versions))
         check_in = wire_pb2.CheckIn(
             population=self._population,
             protocol_version=max(versions),
@@ -145,12 +154,14 @@ class WireSession(session.SessionSteps):
 
     @override
     def fetch(self, keep_going: session.KeepGoing) -> session.Work:
-        """Verifies and loads the plan and the model, which have arrived at check-in."""
-        del keep_going  # Loading takes a second or two, and TensorFlow cannot be interrupted.
+        """Verifies and loads the model, which has arrived at check-in, and the plan.
+
+        The plan has arrived too, or the device keeps it from an earlier session, or asks for it.
+        """
         configuration, self._configuration = self._configuration, wire_pb2.Configuration()
         self._attempt = configuration.attempt
         try:
-            loaded = self._plans.load(configuration.plan)
+            loaded = self._load_plan(configuration, keep_going)
             plan = loaded.plan
             self._check_names(plan, configuration.task)
             rule, buckets = _participation(plan)
@@ -167,6 +178,38 @@ class WireSession(session.SessionSteps):
             plan.task, configuration.round_index, rule, buckets, (loaded, broadcast)
         )
         return self.work
+
+    def _load_plan(
+        self, configuration: wire_pb2.Configuration, keep_going: session.KeepGoing
+    ) -> loaded_plans.LoadedPlan:
+        """Verifies and loads the plan of a configuration, and keeps one that was asked for."""
+        # Loading takes a second or two, and TensorFlow cannot be interrupted.
+        if configuration.plan or not self._sends_less:
+            return self._plans.load(configuration.plan)
+        content = self._known.get(configuration.plan_sha256)
+        if content is not None:
+            return self._plans.load(content)
+        content = self._fetch_plan(configuration.plan_sha256, keep_going)
+        loaded = self._plans.load(content)
+        self._known.add(content)
+        return loaded
+
+    def _fetch_plan(self, sha256: bytes, keep_going: session.KeepGoing) -> bytes:
+        from tff_dpftrl.runtime.plans import verification
+
+        self._stream.send(wire_pb2.FromDevice(plan_wanted=wire_pb2.PlanWanted()))
+        sent = self._receive("plan", keep_going, seconds=self._connection.patience.upload_s)
+        try:
+            content = session_stream.inflated_plan(
+                sent.deflated, verification.DEFAULT_CEILING.plan_bytes
+            )
+        except ValueError as error:
+            raise signing.PlanRefusedError(str(error)) from None
+        if hashlib.sha256(content).digest() != sha256:
+            raise signing.PlanRefusedError(
+                "The server has sent another plan than the one whose hash it named."
+            )
+        return content
 
     def _secure_upload_for(
         self, plan: plan_pb2.DevicePlan, configuration: wire_pb2.Configuration
@@ -192,6 +235,7 @@ class WireSession(session.SessionSteps):
             attester=self._attester,
             issuers=self._issuers,
             clock=self._clock,
+            packs_bits=self._sends_less,
         )
 
     def secure_upload(self, *args: Any, **options: Any) -> secure_upload.SecureUpload:
@@ -218,6 +262,8 @@ class WireSession(session.SessionSteps):
                 raise session.StepFailed(str(error)) from None
         if self._secure_upload is not None:
             return update
+        if self._sends_less:
+            update, self._scales = rounded_updates.rounded(update, loaded.plan.rounded)
         return contents.InMemory(tensor_values.to_parts(update))
 
     @override
@@ -243,7 +289,7 @@ class WireSession(session.SessionSteps):
     def _send_report(
         self, update: contents.Content, participation: tuple[np.ndarray, np.ndarray] | None
     ) -> None:
-        report = wire_pb2.Report(attempt=self._attempt)
+        report = wire_pb2.Report(attempt=self._attempt, scales=self._scales)
         if participation is not None:
             strides, times = participation
             report.strides.extend(strides.tolist())

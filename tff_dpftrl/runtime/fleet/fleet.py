@@ -25,6 +25,7 @@ from tff_dpftrl.runtime.device import (
     background_loop,
     backoff,
     eligibility,
+    known_plans,
     loaded_plans,
     named_tensors,
     participation_timer,
@@ -187,8 +188,12 @@ class Fleet:
             plans = loaded_plans.LoadedPlans(keys, max_running=self.max_training)
             plans.load_tensorflow()
             spent = simulated_device.SpentToken()
+            contents: dict[bytes, bytes] = {}
             made = [
-                self._device(i, corpus, connections[i % len(connections)], plans, spent, stop)
+                dataclasses.replace(
+                    self._device(i, corpus, connections[i % len(connections)], plans, spent, stop),
+                    known_plans=known_plans.MemoryPlans(contents),
+                )
                 for i in devices
             ]
             runner.Runner(

@@ -270,6 +270,7 @@ class SimulatedDevice(device_runtime.DeviceRuntime):
             stop=self.stop,
             issuers=self.issuers,
             generator=self.generator,
+            known=self.known_plans,
         )
 
     def _seed_for(self, task: str, round_index: int) -> tuple[int, int]:

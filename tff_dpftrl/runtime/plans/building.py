@@ -19,6 +19,7 @@ from tff_dpftrl.runtime.plans import (
     example_pipeline,
     graphs,
     plan_pb2,
+    rounded_updates,
     secure_report,
     signing,
     tensor_values,
@@ -106,6 +107,7 @@ def build_plans(
     broadcast: Sequence[plan_pb2.Tensor] | None = None,
     private_round: interface.PrivateRound | None = None,
     report_limits: bounding.ReportLimits | None = None,
+    rounds_updates: bool = False,
 ) -> Plans:
     """Builds the plans of a learning process.
 
@@ -132,6 +134,8 @@ def build_plans(
       report_limits: Upper limits of what an honest device reports. Devices cut their metrics to
         them, and the server refuses reports beyond them. None for an update that is not clipped
         and metrics of unknown size.
+      rounds_updates: Whether devices send their updates as integers of 16 bits
+        (`rounded_updates`). Only updates in the clear are; metrics never are.
 
     Returns:
       The plans, not signed.
@@ -162,6 +166,8 @@ def build_plans(
         graph = _device_graph(process, form, pipeline, server)
         del server.update[:]
         server.update.extend(graph.outputs)
+        if rounds_updates:
+            server.rounded.extend(rounded_updates.places_in(server.report_bounds, server.update))
     except bounding.UnboundedError as error:
         raise CannotPlanError(f"Reports of the process cannot be bounded: {error}") from None
     except graph_function.UnsupportedGraphError as error:
@@ -177,6 +183,7 @@ def build_plans(
         epochs=pipeline.epochs,
         seed_policy=shuffled,
         limits=terms.limits,
+        rounded=server.rounded,
         **common,
     )
     _check_numbers([*server.prepare.inputs, *server.prepare.outputs, *graph.outputs])

@@ -154,7 +154,7 @@ class Provenance(_message.Message):
     def __init__(self, package_version: _Optional[str] = ..., package: _Optional[_Union[Provenance.Commit, _Mapping]] = ..., build_file: _Optional[str] = ..., build: _Optional[_Union[Provenance.Commit, _Mapping]] = ..., builder: _Optional[str] = ...) -> None: ...
 
 class DevicePlan(_message.Message):
-    __slots__ = ("population", "task", "kind", "least_runtime_version", "graph", "secure_sums", "ops", "selection", "batch_size", "epochs", "seed_policy", "limits", "participation", "secure_aggregation", "tested_tensorflow", "provenance")
+    __slots__ = ("population", "task", "kind", "least_runtime_version", "graph", "secure_sums", "ops", "selection", "batch_size", "epochs", "seed_policy", "limits", "participation", "secure_aggregation", "tested_tensorflow", "rounded", "provenance")
     POPULATION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,7 @@ class DevicePlan(_message.Message):
     PARTICIPATION_FIELD_NUMBER: _ClassVar[int]
     SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     TESTED_TENSORFLOW_FIELD_NUMBER: _ClassVar[int]
+    ROUNDED_FIELD_NUMBER: _ClassVar[int]
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     population: str
     task: str
@@ -186,11 +187,12 @@ class DevicePlan(_message.Message):
     participation: Participation
     secure_aggregation: SecureAggregation
     tested_tensorflow: _containers.RepeatedScalarFieldContainer[str]
+    rounded: _containers.RepeatedScalarFieldContainer[int]
     provenance: Provenance
-    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., least_runtime_version: _Optional[int] = ..., graph: _Optional[_Union[Graph, _Mapping]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., ops: _Optional[_Iterable[str]] = ..., selection: _Optional[_Union[Selection, _Mapping]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., seed_policy: _Optional[_Union[SeedPolicy, str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., tested_tensorflow: _Optional[_Iterable[str]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
+    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., least_runtime_version: _Optional[int] = ..., graph: _Optional[_Union[Graph, _Mapping]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., ops: _Optional[_Iterable[str]] = ..., selection: _Optional[_Union[Selection, _Mapping]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., seed_policy: _Optional[_Union[SeedPolicy, str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., tested_tensorflow: _Optional[_Iterable[str]] = ..., rounded: _Optional[_Iterable[int]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
 
 class ServerPlan(_message.Message):
-    __slots__ = ("population", "task", "kind", "initialize", "prepare", "zero", "accumulate", "merge", "finish", "update", "secure_sums", "get_weights", "set_weights", "device_plans", "participation", "secure_aggregation", "skip", "report_bounds", "provenance")
+    __slots__ = ("population", "task", "kind", "initialize", "prepare", "zero", "accumulate", "merge", "finish", "update", "secure_sums", "get_weights", "set_weights", "device_plans", "participation", "secure_aggregation", "skip", "report_bounds", "rounded", "provenance")
     POPULATION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +211,7 @@ class ServerPlan(_message.Message):
     SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     REPORT_BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDED_FIELD_NUMBER: _ClassVar[int]
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     population: str
     task: str
@@ -228,8 +231,9 @@ class ServerPlan(_message.Message):
     secure_aggregation: SecureAggregation
     skip: Graph
     report_bounds: _containers.RepeatedCompositeFieldContainer[ReportBound]
+    rounded: _containers.RepeatedScalarFieldContainer[int]
     provenance: Provenance
-    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., initialize: _Optional[_Union[Graph, _Mapping]] = ..., prepare: _Optional[_Union[Graph, _Mapping]] = ..., zero: _Optional[_Union[Graph, _Mapping]] = ..., accumulate: _Optional[_Union[Graph, _Mapping]] = ..., merge: _Optional[_Union[Graph, _Mapping]] = ..., finish: _Optional[_Union[Graph, _Mapping]] = ..., update: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., get_weights: _Optional[_Union[Graph, _Mapping]] = ..., set_weights: _Optional[_Union[Graph, _Mapping]] = ..., device_plans: _Optional[_Iterable[bytes]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., skip: _Optional[_Union[Graph, _Mapping]] = ..., report_bounds: _Optional[_Iterable[_Union[ReportBound, _Mapping]]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
+    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., initialize: _Optional[_Union[Graph, _Mapping]] = ..., prepare: _Optional[_Union[Graph, _Mapping]] = ..., zero: _Optional[_Union[Graph, _Mapping]] = ..., accumulate: _Optional[_Union[Graph, _Mapping]] = ..., merge: _Optional[_Union[Graph, _Mapping]] = ..., finish: _Optional[_Union[Graph, _Mapping]] = ..., update: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., get_weights: _Optional[_Union[Graph, _Mapping]] = ..., set_weights: _Optional[_Union[Graph, _Mapping]] = ..., device_plans: _Optional[_Iterable[bytes]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., skip: _Optional[_Union[Graph, _Mapping]] = ..., report_bounds: _Optional[_Iterable[_Union[ReportBound, _Mapping]]] = ..., rounded: _Optional[_Iterable[int]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
 
 class Approvals(_message.Message):
     __slots__ = ("terms", "server_plan", "device_plans", "approvals")

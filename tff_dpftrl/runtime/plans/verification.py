@@ -19,6 +19,7 @@ from tff_dpftrl.runtime.plans import (
     allowed_ops,
     approvals,
     plan_pb2,
+    rounded_updates,
     secure_report,
     signing,
     tensor_values,
@@ -116,6 +117,10 @@ def check_device_plan(
     _check_limits(plan.limits, ceiling)
     if secure_report.is_asked_for(plan):
         _check_secure_aggregation(plan)
+    try:
+        rounded_updates.check_places(plan.rounded, plan.graph.outputs, len(plan.secure_sums))
+    except ValueError as error:
+        raise signing.PlanRefusedError(f"The plan cannot be met: {error}") from None
     try:
         graph_def = tf.compat.v1.GraphDef.FromString(plan.graph.graph_def)
     except message.DecodeError:

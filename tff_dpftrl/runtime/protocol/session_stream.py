@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterable, Iterator
 
+from tff_dpftrl import validation
 from tff_dpftrl.runtime.protocol import attestation, wire_pb2
 from tff_dpftrl.runtime.store import contents
 from tff_dpftrl.secure_sums import secure_sum_pb2
 
-VERSIONS = (1,)
+VERSIONS = (1, 2)
 """Versions of the protocol that this package speaks."""
+
+_SENDS_LESS_SINCE = 2
 
 _DEVICES = wire_pb2.DESCRIPTOR.services_by_name["Devices"]
 SERVICE = _DEVICES.full_name
@@ -33,6 +37,15 @@ PART_BYTES = 1 << 20
 FIRST_PART_BYTES = 1 << 10
 """Largest size of the first part of an update in parts, in bytes. A server must hold it before it
 has room for the rest."""
+
+
+def sends_less(version: int) -> bool:
+    """Returns whether a version of the protocol has what saves bytes.
+
+    It names a plan by its hash, and deflates the plan if the device wants it; updates are rounded
+    where their plan says so; masked vectors are packed bit by bit.
+    """
+    return version >= _SENDS_LESS_SINCE
 
 
 def report_messages(
@@ -76,6 +89,40 @@ def secure_sum_messages(message: secure_sum_pb2.ToServer) -> Iterator[wire_pb2.F
 def _parts(content: Iterable[bytes | memoryview]) -> Iterator[wire_pb2.FromDevice]:
     for part in contents.in_pieces(content, FIRST_PART_BYTES, PART_BYTES):
         yield wire_pb2.FromDevice(update_part=part)
+
+
+def deflated_plan(plan: bytes) -> bytes:
+    """Deflates a serialised plan for the wire.
+
+    gRPC's own compression would deflate it again for each device, and models and updates, which
+    hardly get smaller, as well.
+    """
+    return zlib.compress(plan, 9)
+
+
+def inflated_plan(content: bytes, most_bytes: int) -> bytes:
+    """Inflates what `deflated_plan` deflated.
+
+    Args:
+      content: Deflated plan. Untrusted.
+      most_bytes: Largest number of bytes of the plan.
+
+    Returns:
+      The serialised plan.
+
+    Raises:
+      ValueError: If it is no deflated plan, has more bytes, or something follows it.
+    """
+    inflater = zlib.decompressobj()
+    try:
+        plan = inflater.decompress(content, most_bytes)
+    except zlib.error:
+        raise validation.UsageError("The plan cannot be inflated.") from None
+    if inflater.unconsumed_tail:
+        raise validation.UsageError(f"The plan has more than {most_bytes} bytes.")
+    if not inflater.eof or inflater.unused_data:
+        raise validation.UsageError("The plan cannot be inflated: it ends too early, or too late.")
+    return plan
 
 
 def attested_nonce(challenge: bytes, server_name: str, population: str) -> bytes:

@@ -6,30 +6,34 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromServer(_message.Message):
-    __slots__ = ("challenge", "come_back", "configuration", "report_answer", "secure_sum")
+    __slots__ = ("challenge", "come_back", "configuration", "report_answer", "secure_sum", "plan")
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     COME_BACK_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
     REPORT_ANSWER_FIELD_NUMBER: _ClassVar[int]
     SECURE_SUM_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     challenge: Challenge
     come_back: ComeBack
     configuration: Configuration
     report_answer: ReportAnswer
     secure_sum: bytes
-    def __init__(self, challenge: _Optional[_Union[Challenge, _Mapping]] = ..., come_back: _Optional[_Union[ComeBack, _Mapping]] = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ..., report_answer: _Optional[_Union[ReportAnswer, _Mapping]] = ..., secure_sum: _Optional[bytes] = ...) -> None: ...
+    plan: Plan
+    def __init__(self, challenge: _Optional[_Union[Challenge, _Mapping]] = ..., come_back: _Optional[_Union[ComeBack, _Mapping]] = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ..., report_answer: _Optional[_Union[ReportAnswer, _Mapping]] = ..., secure_sum: _Optional[bytes] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
 
 class FromDevice(_message.Message):
-    __slots__ = ("check_in", "report", "update_part", "secure_sum")
+    __slots__ = ("check_in", "report", "update_part", "secure_sum", "plan_wanted")
     CHECK_IN_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     UPDATE_PART_FIELD_NUMBER: _ClassVar[int]
     SECURE_SUM_FIELD_NUMBER: _ClassVar[int]
+    PLAN_WANTED_FIELD_NUMBER: _ClassVar[int]
     check_in: CheckIn
     report: Report
     update_part: bytes
     secure_sum: bytes
-    def __init__(self, check_in: _Optional[_Union[CheckIn, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., update_part: _Optional[bytes] = ..., secure_sum: _Optional[bytes] = ...) -> None: ...
+    plan_wanted: PlanWanted
+    def __init__(self, check_in: _Optional[_Union[CheckIn, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., update_part: _Optional[bytes] = ..., secure_sum: _Optional[bytes] = ..., plan_wanted: _Optional[_Union[PlanWanted, _Mapping]] = ...) -> None: ...
 
 class Challenge(_message.Message):
     __slots__ = ("challenge", "protocol_versions", "task", "round_index")
@@ -66,32 +70,46 @@ class ComeBack(_message.Message):
     def __init__(self, turns: _Optional[_Iterable[float]] = ..., reason: _Optional[str] = ..., finished: bool = ...) -> None: ...
 
 class Configuration(_message.Message):
-    __slots__ = ("attempt", "task", "round_index", "plan", "broadcast", "secure_sum_session")
+    __slots__ = ("attempt", "task", "round_index", "plan", "broadcast", "secure_sum_session", "plan_sha256")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     ROUND_INDEX_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     BROADCAST_FIELD_NUMBER: _ClassVar[int]
     SECURE_SUM_SESSION_FIELD_NUMBER: _ClassVar[int]
+    PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
     attempt: str
     task: str
     round_index: int
     plan: bytes
     broadcast: bytes
     secure_sum_session: bytes
-    def __init__(self, attempt: _Optional[str] = ..., task: _Optional[str] = ..., round_index: _Optional[int] = ..., plan: _Optional[bytes] = ..., broadcast: _Optional[bytes] = ..., secure_sum_session: _Optional[bytes] = ...) -> None: ...
+    plan_sha256: bytes
+    def __init__(self, attempt: _Optional[str] = ..., task: _Optional[str] = ..., round_index: _Optional[int] = ..., plan: _Optional[bytes] = ..., broadcast: _Optional[bytes] = ..., secure_sum_session: _Optional[bytes] = ..., plan_sha256: _Optional[bytes] = ...) -> None: ...
+
+class PlanWanted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("deflated",)
+    DEFLATED_FIELD_NUMBER: _ClassVar[int]
+    deflated: bytes
+    def __init__(self, deflated: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("attempt", "update", "strides", "times")
+    __slots__ = ("attempt", "update", "strides", "times", "scales")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     STRIDES_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    SCALES_FIELD_NUMBER: _ClassVar[int]
     attempt: str
     update: bytes
     strides: _containers.RepeatedScalarFieldContainer[int]
     times: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, attempt: _Optional[str] = ..., update: _Optional[bytes] = ..., strides: _Optional[_Iterable[int]] = ..., times: _Optional[_Iterable[int]] = ...) -> None: ...
+    scales: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, attempt: _Optional[str] = ..., update: _Optional[bytes] = ..., strides: _Optional[_Iterable[int]] = ..., times: _Optional[_Iterable[int]] = ..., scales: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ReportAnswer(_message.Message):
     __slots__ = ("accepted", "reason", "turns")

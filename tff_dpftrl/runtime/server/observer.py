@@ -47,6 +47,14 @@ class Observer:
           num_bytes: Size of the configuration that is sent to the device.
         """
 
+    def sent(self, task: str, num_bytes: int) -> None:
+        """Counts what a device that takes part is sent besides its configuration.
+
+        Args:
+          task: Name of the task.
+          num_bytes: Size of the message.
+        """
+
     def reported(self, task: str, refusal: str, num_bytes: int) -> None:
         """Counts a report.
 

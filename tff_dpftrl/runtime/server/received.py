@@ -16,6 +16,7 @@ END: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue]
 """Result of reading from a stream that the device has ended."""
 
 _PART_TAG = wire_pb2.FromDevice.UPDATE_PART_FIELD_NUMBER << 3 | 2  # Tag of a field of bytes.
+_MOST_QUESTION = 64  # Bytes of a question for the plan.
 _LEAST_PART = 16  # Bytes of the smallest message that is parsed without a copy.
 
 
@@ -29,11 +30,13 @@ class LargeReport:
       update: Serialised tensors of the update. Untrusted.
       strides: First participation vector.
       times: Second participation vector.
+      scales: Scales of the tensors that are sent as integers. Untrusted.
     """
 
     update: bytearray = dataclasses.field(repr=False)
     strides: Sequence[int] = dataclasses.field(repr=False)
     times: Sequence[int] = dataclasses.field(repr=False)
+    scales: Sequence[float] = dataclasses.field(default=(), repr=False)
 
     def ByteSize(self) -> int:  # noqa: N802
         """Returns the number of bytes of the update, nearly all of the report."""
@@ -72,6 +75,21 @@ def parse(raw: Any, kinds: tuple[str, ...], most_bytes: int) -> wire_pb2.FromDev
             grpc.StatusCode.INVALID_ARGUMENT, f"a {name} was expected", "unexpected message"
         )
     return message
+
+
+def is_plan_wanted(raw: Any) -> bool:
+    """Returns whether a message of a device asks for the plan.
+
+    Args:
+      raw: Bytes that the device sent, or `END`. Untrusted.
+    """
+    if raw is END or len(raw) > _MOST_QUESTION:
+        return False
+    try:
+        message = wire_pb2.FromDevice.FromString(raw)
+    except protobuf_message.DecodeError:
+        return False
+    return message.WhichOneof("message") == "plan_wanted"
 
 
 def too_large(name: str, most_bytes: int) -> Refused:

@@ -43,6 +43,7 @@ class SecureConversation:
 
     Attributes:
       num_bytes: Number of bytes received so far.
+      num_bytes_sent: Number of bytes sent so far.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class SecureConversation:
         deliver: Callable[[str, Any], None],
         receiving: limits_lib.Room,
         transfer_ends: Callable[[], float],
+        first: Any,
     ):
-        """Begins with the device's next message.
+        """Begins with a message that was read already.
 
         Args:
           session: The session.
@@ -67,8 +69,10 @@ class SecureConversation:
           receiving: Room for vectors that come in parts.
           transfer_ends: Function that returns the deadline of a transfer that begins now, in
             seconds of the event loop's clock.
+          first: First message of the device, as it was read. Untrusted.
         """
-        self.num_bytes = 0
+        self.num_bytes = self.num_bytes_sent = 0
+        self._first: Any = first
         self._session, self._context, self._attempt = session, context, attempt
         self._deliver, self._receiving = deliver, receiving
         self._transfer_ends = transfer_ends
@@ -88,12 +92,15 @@ class SecureConversation:
             answer = await self._step(step)
             if not isinstance(answer, messages.SecureSumAnswer):
                 return answer
-            sent = wire_pb2.FromServer(secure_sum=answer.content)
-            await self._session.write(self._context, sent.SerializeToString())
+            sent = wire_pb2.FromServer(secure_sum=answer.content).SerializeToString()
+            self.num_bytes_sent += len(sent)
+            await self._session.write(self._context, sent)
         raise AssertionError  # Steps do not end.
 
     async def _step(self, step: int) -> messages.SecureSumAnswer | Answer:
-        raw = await self._context.read()
+        raw, self._first = self._first, b""
+        if step:
+            raw = await self._context.read()
         if self._session.has_mail:  # The group went on without this message.
             return await self._session.next_message()
         kinds = ("secure_sum", "report", *(("update_part",) if step == _VECTOR else ()))

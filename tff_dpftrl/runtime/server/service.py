@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
+import hashlib
 import itertools
 import logging
 import random
@@ -106,7 +108,7 @@ class Service:
         self._sessions: dict[str, Session] = {}
         self._peers = peers_lib.Peers(limits)
         self._numbers = itertools.count(1)
-        self._configurations: collections.OrderedDict[tuple[str, bytes], bytes]
+        self._configurations: collections.OrderedDict[tuple[str, bytes, bool], bytes]
         self._configurations = collections.OrderedDict()
         self._sending = limits_lib.Room(limits.sending_bytes)
         self._receiving = limits_lib.Room(limits.receiving_bytes)
@@ -331,12 +333,18 @@ class Service:
         session.phase = Phase.TRAINING
         ends = self._loop_time() + desk.tasks[answer.task].task.longest
         session.deadline = ends
-        await self._configure(session, context, answer, plans[answer.task])
+        plan, by_hash = plans[answer.task], session_stream.sends_less(check_in.protocol_version)
+        await self._configure(session, context, answer, plan, by_hash)
         session.deadline = ends
+        raw = await context.read()
+        if by_hash and received.is_plan_wanted(raw):
+            await self._send_plan(session, context, answer.task, plan)
+            session.deadline = ends
+            raw = await context.read()
         if answer.secure_sum_session:
-            await self._converse_securely(session, context, answer)
+            await self._converse_securely(session, context, answer, raw)
         else:
-            await self._take_report(session, context, answer.task)
+            await self._take_report(session, context, answer.task, raw)
 
     async def _send_away(
         self,
@@ -358,10 +366,9 @@ class Service:
         await session.write(context, answer.SerializeToString())
 
     async def _take_report(
-        self, session: Session, context: grpc.aio.ServicerContext, task: str
+        self, session: Session, context: grpc.aio.ServicerContext, task: str, raw: Any
     ) -> None:
         limit = session.desk.tasks[task].largest_report_bytes + limits_lib.MESSAGE_MARGIN_BYTES
-        raw = await context.read()
         message = received.parse(raw, ("report", "update_part"), limit)
         if message.WhichOneof("message") == "report":
             await self._sum(session, context, task, message.report, len(raw))
@@ -376,7 +383,9 @@ class Service:
                 context, message.update_part, limit, "report"
             )
             sent, num_bytes = message.report, len(update)
-            report = received.LargeReport(update, list(sent.strides), list(sent.times))
+            report = received.LargeReport(
+                update, list(sent.strides), list(sent.times), list(sent.scales)
+            )
             del message, update
             self._engine.deliver(
                 session.report_to, messages.Report(session.address, sent.attempt, report)
@@ -392,6 +401,7 @@ class Service:
         session: Session,
         context: grpc.aio.ServicerContext,
         configure: messages.Configure,
+        first: Any,
     ) -> None:
         conversation = secure_conversation.SecureConversation(
             session,
@@ -401,8 +411,12 @@ class Service:
             deliver=self._engine.deliver,
             receiving=self._receiving,
             transfer_ends=lambda: self._loop_time() + self._limits.transfer_seconds,
+            first=first,
         )
-        answer = await conversation.take()
+        try:
+            answer = await conversation.take()
+        finally:
+            session.desk.observer.sent(configure.task, conversation.num_bytes_sent)
         num_bytes = conversation.num_bytes
         await self._answer_report(session, context, configure.task, answer, num_bytes)
 
@@ -459,8 +473,9 @@ class Service:
         context: grpc.aio.ServicerContext,
         configure: messages.Configure,
         plan: bytes,
+        by_hash: bool,
     ) -> None:
-        configuration = self._configuration(configure, plan)
+        configuration = self._configuration(configure, plan, by_hash)
         num_bytes = len(configuration)
         session.desk.observer.configured(configure.task, num_bytes)
         session.desk.summaries.session_configured()
@@ -469,20 +484,33 @@ class Service:
         if configure.secure_sum_session:
             added = wire_pb2.Configuration(secure_sum_session=configure.secure_sum_session)
             session_of_group = wire_pb2.FromServer(configuration=added).SerializeToString()
-        if num_bytes <= _SMALL:
-            await session.write(context, configuration + session_of_group)
+        await self._send(session, context, configuration + session_of_group)
+
+    async def _send_plan(
+        self, session: Session, context: grpc.aio.ServicerContext, task: str, plan: bytes
+    ) -> None:
+        message = _plan_message(plan)
+        session.desk.observer.sent(task, len(message))
+        await self._send(session, context, message)
+
+    async def _send(
+        self, session: Session, context: grpc.aio.ServicerContext, message: bytes
+    ) -> None:
+        """Sends a message that may be large, and sets the deadline of its transfer."""
+        if len(message) <= _SMALL:
+            await session.write(context, message)
             return
         # gRPC copies each message that it sends: the room bounds the copies.
-        await self._sending.take(num_bytes)
+        await self._sending.take(len(message))
         try:
             self._allow_transfer(session)
-            await session.write(context, configuration + session_of_group)
+            await session.write(context, message)
         finally:
-            self._sending.give_back(num_bytes)
+            self._sending.give_back(len(message))
 
-    def _configuration(self, configure: messages.Configure, plan: bytes) -> bytes:
+    def _configuration(self, configure: messages.Configure, plan: bytes, by_hash: bool) -> bytes:
         """Returns the bytes that all devices of an attempt and a variant of the plan get."""
-        key = (configure.attempt, plan)
+        key = (configure.attempt, plan, by_hash)
         serialized = self._configurations.get(key)
         if serialized is None:
             message = wire_pb2.FromServer(
@@ -490,7 +518,8 @@ class Service:
                     attempt=configure.attempt,
                     task=configure.task,
                     round_index=configure.round_index,
-                    plan=plan,
+                    plan=b"" if by_hash else plan,
+                    plan_sha256=hashlib.sha256(plan).digest() if by_hash else b"",
                     broadcast=configure.model,
                 )
             )
@@ -518,6 +547,13 @@ class Service:
             context.set_code(refused.code)
             context.set_details(refused.text)
         return b""
+
+
+@functools.lru_cache(maxsize=_KEPT_CONFIGURATIONS)
+def _plan_message(plan: bytes) -> bytes:
+    """Returns the message with a plan, which is deflated once."""
+    deflated = wire_pb2.Plan(deflated=session_stream.deflated_plan(plan))
+    return wire_pb2.FromServer(plan=deflated).SerializeToString()
 
 
 class _Handler(grpc.GenericRpcHandler):

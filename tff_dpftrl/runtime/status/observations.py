@@ -219,6 +219,11 @@ class Observations(observer.Observer):
         self.series.add("configured")
         self.series.shift("waiting", -1)
         self.series.shift("participating", 1)
+        self.sent(task, num_bytes)
+
+    @override
+    def sent(self, task: str, num_bytes: int) -> None:
+        self.now()
         self.series.add("bytes_sent", num_bytes)
         if task in self.tasks:
             self.tasks[task].bytes_sent += num_bytes

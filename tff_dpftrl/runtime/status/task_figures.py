@@ -63,7 +63,8 @@ class TaskFigures:
         round has begun since.
       reports: Numbers of reports by outcome, one of `OUTCOMES`.
       groups: Numbers of groups of secure aggregation by outcome, one of `GROUPS`.
-      bytes_sent: Size of all plans and models sent to devices, in bytes.
+      bytes_sent: Size of all plans, models and messages of secure sums sent to devices, in
+        bytes.
       bytes_received: Size of all reports of devices, in bytes.
       round_seconds: Durations from the selection of devices to the commit.
       report_seconds: Durations from the selection of devices to each accepted report.

@@ -480,6 +480,7 @@ def _build(
         broadcast=broadcast,
         private_round=private_round,
         report_limits=limits,
+        rounds_updates=parts.options["update_bits"] == task_config.ROUNDED_BITS,
     )
 
 

@@ -10,7 +10,12 @@ from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import population as population_lib
-from tff_dpftrl.runtime.plans import report_bounds, secure_report, server_work, tensor_values
+from tff_dpftrl.runtime.plans import (
+    report_bounds,
+    rounded_updates,
+    secure_report,
+    server_work,
+)
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.secure_sums import vectors
 
@@ -41,10 +46,13 @@ class PlanSummation(population_lib.Summation):
           most_reports: Largest number of reports in the sum of a round.
 
         Raises:
-          ValueError: If the plan does not bound reports so that their sum has room.
+          ValueError: If the plan does not bound reports so that their sum has room, or rounds
+            tensors that cannot be rounded.
         """
         self._work = work
-        self._bounds = report_bounds.ReportBounds(work.plan, most_reports)
+        plan = work.plan
+        rounded_updates.check_places(plan.rounded, plan.update, len(plan.secure_sums))
+        self._bounds = report_bounds.ReportBounds(plan, most_reports)
         self._buckets = secure_report.buckets_of(work.plan.participation)
         self._too_soon = self._buckets.below(work.plan.participation.min_sep_rounds)
 
@@ -68,7 +76,7 @@ class PlanSummation(population_lib.Summation):
             )
             self._buckets.check_one_hot(strides, times)
             self._check_stride(strides)
-            update = tensor_values.from_bytes(payload.update, self._work.plan.update, "update")
+            update = rounded_updates.read(payload.update, payload.scales, self._work.plan)
             self._work.check_update(update)
             self._bounds.check(update)
             total.sums = self._work.add(total.sums, update, keeps_sums=False)

@@ -38,6 +38,9 @@ _OF_ALGORITHM = tuple(
     or field.name in ("client_learning_rate", "iterate_averaging", "restart_optimizer")
 )
 
+ROUNDED_BITS = 16
+"""Value of `update_bits` with which devices round their updates (`plans.rounded_updates`)."""
+
 MEANINGLESS = {
     "simulate_report_goal": "devices take part themselves",
     "simulate_population": "devices take part themselves",
@@ -104,6 +107,13 @@ class TaskConfig(config_lib.TrainingConfig):
     )
     min_sep_hours: float = _option(
         0.0, "Hours that a device rests after it took part, besides min_sep rounds.", _GROUP, 0.0
+    )
+    update_bits: int = _option(
+        ROUNDED_BITS,
+        "Bits of a weight in a report in the clear: 16, rounded by the device such that no update "
+        "gets longer, so that the guarantee stays; or 64, as computed. Secure sums have "
+        "secagg_bits.",
+        _GROUP,
     )
     collection: str = _option("text", "Collection of the devices' example stores.", _GROUP)
     text_feature: str = _option(
@@ -232,6 +242,10 @@ class TaskConfig(config_lib.TrainingConfig):
         for name in ("population", "task", "collection", "text_feature"):
             if getattr(self, name) or name != "task":
                 check_name(name, getattr(self, name))
+        if self.update_bits not in (ROUNDED_BITS, 64):
+            raise validation.UsageError(
+                f"update_bits must be {ROUNDED_BITS} or 64, got {self.update_bits}."
+            )
         for name in ("weight", "work_seconds"):
             validation.positive(name, getattr(self, name))
         if self.expect is not None:
