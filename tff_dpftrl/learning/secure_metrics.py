@@ -113,11 +113,14 @@ def secure_sum_then_finalize(
 
 def build_evaluation_process(
     model: tff.learning.models.FunctionalModel,
+    *,
+    is_secure: bool = True,
 ) -> tff.templates.AggregationProcess:
-    """Builds secure metrics, as the `metrics_aggregation_process` of an evaluation.
+    """Builds the `metrics_aggregation_process` of an evaluation.
 
     Args:
       model: Model whose metrics have a type that `SecureMetricsSumFactory` takes.
+      is_secure: Whether metrics are summed by secure sums.
 
     Returns:
       A process for `tff.learning.algorithms.build_fed_eval`.
@@ -128,7 +131,8 @@ def build_evaluation_process(
             model.initialize_metrics_state(),
         )
     factory = tff.learning.metrics.SumThenFinalizeFactory(
-        model.finalize_metrics, inner_summation_factory=SecureMetricsSumFactory()
+        model.finalize_metrics,
+        inner_summation_factory=SecureMetricsSumFactory() if is_secure else None,
     )
     return factory.create(tff_names.tensorflow_to_type(specs))
 

@@ -17,8 +17,8 @@ from tff_dpftrl import validation
 from tff_dpftrl.data import tables, vocabulary
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import contexts, tff_names
-from tff_dpftrl.learning import functional_model, secure_metrics
-from tff_dpftrl.models import language_model, metrics, table
+from tff_dpftrl.learning import functional_model, metric_histograms, secure_metrics
+from tff_dpftrl.models import language_model, metric_grid, metrics, table
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import interface
 from tff_dpftrl.runs import dp_ftrl_privacy, privacy
@@ -142,6 +142,7 @@ class _Parts:
       batches: How the texts of a device become batches.
       demands: What the task asks of devices.
       options: All options, as the task's folder keeps them.
+      grids: Grids of the metrics of which order statistics are recorded, by name.
     """
 
     proxies: Sequence[Sequence[bytes]]
@@ -150,6 +151,7 @@ class _Parts:
     batches: _Batches
     demands: _Demands
     options: Mapping[str, Any]
+    grids: metric_histograms.Grids = dataclasses.field(default_factory=dict)
 
 
 def make(
@@ -192,6 +194,9 @@ def make(
         server_optimizer=learning.server_optimizer,
         secure_aggregation=parts.demands.stated,
     )
+    if parts.grids:
+        listed = {terms_lib.ORDER_STATISTICS: ", ".join(parts.grids)}
+        terms = dataclasses.replace(terms, parameters={**terms.parameters, **listed})
     _check_budget(terms)
     progress("Building the plans ...")
     with contexts.compiled_only():
@@ -317,7 +322,19 @@ def _prepare(
         ),
         demands=_demands(config, language),
         options=dataclasses.asdict(config),
+        grids=_grids(config, epochs) if config.order_statistics else {},
     )
+
+
+def _grids(config: task_config.TaskConfig, epochs: int) -> metric_histograms.Grids:
+    """Returns the grids of a language model's metrics, and of the seconds of a device's work."""
+    logarithmic = metric_grid.MetricGrid.logarithmic
+    return {
+        "loss": logarithmic(2.0**-6, _LARGEST_LOSS, per_octave=16),
+        "top1_in_vocab": metric_grid.MetricGrid.linear(0.0, 1.0, 50),
+        "num_sequences": logarithmic(1.0, 2.0 * config.max_sequences_per_client * epochs),
+        metric_grid.SECONDS: logarithmic(2.0**-6, max(config.work_seconds, 1.0)),
+    }
 
 
 def _tests(config: task_config.TaskConfig, num_proxies: int) -> predicates.Predicates:
@@ -396,16 +413,28 @@ def _privacy_plan(
 
 def _metrics_aggregator(parts: _Parts) -> Callable[..., tff_names.Computation]:
     """Chooses how metrics of training are summed: securely, if updates are."""
-    if parts.demands.secure_groups is None:
-        return tff.learning.metrics.sum_then_finalize
-    return secure_metrics.secure_sum_then_finalize
+    is_secure = parts.demands.secure_groups is not None
+    summing = (
+        secure_metrics.secure_sum_then_finalize
+        if is_secure
+        else tff.learning.metrics.sum_then_finalize
+    )
+    if not parts.grids:
+        return summing
+    return metric_histograms.with_histograms(summing, parts.grids, is_secure=is_secure)
 
 
 def _metrics_process(parts: _Parts) -> tff.templates.AggregationProcess | None:
     """Chooses how metrics of an evaluation are summed; None for TFF's default."""
-    if parts.demands.secure_groups is None:
+    is_secure, model = parts.demands.secure_groups is not None, parts.language.functional
+    if not is_secure and not parts.grids:
         return None
-    return secure_metrics.build_evaluation_process(parts.language.functional)
+    process = secure_metrics.build_evaluation_process(model, is_secure=is_secure)
+    if not parts.grids:
+        return process
+    return metric_histograms.evaluation_with_histograms(
+        process, model.finalize_metrics, parts.grids, is_secure=is_secure
+    )
 
 
 def _report_limits(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan | None) -> bounding.ReportLimits:
@@ -426,6 +455,7 @@ def _report_limits(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan | None) -> bo
         encoding=None if plan is None else plan.encoding,
         metrics=largest | {"num_sequences": float(num_rows)},
         most_reports=parts.demands.rounds.wanted,
+        grids=parts.grids,
     )
 
 

@@ -90,6 +90,13 @@ class TaskConfig(config_lib.TrainingConfig):
     min_sep_hours: float = _option(
         0.0, "Hours that a device rests after it took part, besides min_sep rounds.", _GROUP, 0.0
     )
+    order_statistics: bool = _option(
+        False,
+        "Record median, p10 and p90 of the devices' loss, accuracy, number of sequences and "
+        "seconds of work in each round: exact figures, which ε does not cover. Devices report the "
+        "bucket of each, and only sums of buckets are used.",
+        _GROUP,
+    )
     collection: str = _option("text", "Collection of the devices' example stores.", _GROUP)
     text_feature: str = _option(
         "tokens", "Name of the feature of a stored example that holds its text.", _GROUP

@@ -67,6 +67,9 @@ One row for each committed round, for `pandas.read_csv`. An empty cell: not know
 - `participation/...`: smallest stride and largest number of times that devices reported so far;
   number of reports that contradict the declared participation, and of rounds whose histograms
   no devices could have made
+- `.../p10`, `.../median`, `.../p90`: order statistics of the devices' own values, with
+  `order_statistics` only, from histograms: half the width of the widest bucket is `.../resolution`.
+  Devices without examples, or whose training diverged, have no value
 - all others: sums and means over the devices of the round
 
 **Do not publish columns but `round`, `privacy/...` and `participation/...`**: they are exact

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["training", "evaluation"]
 
+ORDER_STATISTICS = "order_statistics"
+"""Name of the parameter that lists the metrics of which rounds record order statistics."""
+
 _FORMAT = 1
 _PLAIN = {"str": str, "bool": bool, "str | None": str | None}
 _DOMAIN = b"tff_dpftrl.runtime.tasks.Terms 1:"
