@@ -14,6 +14,7 @@ from tests.fuzzing import files, judging, messages, mutations, plans, secure_sum
 from tests.runtime.plans import secure_plans
 from tff_dpftrl import validation
 from tff_dpftrl.data import tokenizer, vocabulary
+from tff_dpftrl.runtime.device import named_tensors
 from tff_dpftrl.runtime.plans import plan_pb2, signing
 from tff_dpftrl.runtime.tasks import task_config, task_folder
 from tff_dpftrl.runtime.tasks import terms as terms_lib
@@ -52,6 +53,7 @@ def _write(folder: pathlib.Path, number: int) -> None:
         signed=signing.sign_task(server, devices, plans.KEY),
         terms=terms,
         options=_CONFIG.to_dict(),
+        features={"text": named_tensors.Feature("text", None)},
         words=vocabulary.Vocabulary(("a", "b"), "nothing"),
         rule=tokenizer.Tokenizer(),
         key=plans.KEY,

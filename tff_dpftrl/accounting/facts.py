@@ -31,7 +31,8 @@ class Facts:
       parameters: Parameters of the run that the claim does not have, by name.
       vocabulary_source: Text that the vocabulary was counted on; None if unknown.
       vocabulary_is_public: Whether the operator declares this text to be public. The statement
-        lists the vocabulary among the assumptions then, and otherwise as not covered.
+        lists the vocabulary among the assumptions then, and otherwise as not covered. None for a
+        model without one.
       hyperparameter_tuning: Data that the hyperparameters were chosen on; None if unknown.
       not_covered: Further data accesses that the guarantee does not cover, a sentence each.
       caveats: Further caveats, a sentence each.
@@ -45,7 +46,7 @@ class Facts:
 
     parameters: Mapping[str, Scalar] = dataclasses.field(default_factory=dict)
     vocabulary_source: str | None = None
-    vocabulary_is_public: bool = False
+    vocabulary_is_public: bool | None = False
     hyperparameter_tuning: str | None = None
     not_covered: Sequence[str] = ()
     caveats: Sequence[str] = ()

@@ -154,7 +154,7 @@ def _with_earlier_runs(statement: PrivacyStatement, facts: facts_lib.Facts) -> P
 
 
 def _vocabulary_not_covered(facts: facts_lib.Facts) -> list[str]:
-    if facts.vocabulary_is_public:
+    if facts.vocabulary_is_public is not False:
         return []
     return [sentences.vocabulary_choice(facts.vocabulary_source)]
 

@@ -38,6 +38,9 @@ examples:
   tff-dpftrl device --examples my.sqlite --add texts.txt
   tff-dpftrl device --examples my.sqlite --add docs --user numpy
 
+  # Or examples of named tensors, as the task's folder describes them.
+  tff-dpftrl device --examples my.sqlite --add windows.npz --features tasks/own/examples.json
+
   # Take part until all rounds are done, or Ctrl-C; the server is on this machine.
   tff-dpftrl device --server-folder store/server --population keyboard --examples my.sqlite
 
@@ -74,8 +77,15 @@ def add_parser(subparsers) -> None:
         metavar="FILE",
         help=(
             "File of texts to add, one a line, the newest last; - is standard "
-            "input. With --user, a corpus as for train --data."
+            "input. With --user, a corpus as for train --data. With --features, examples: JSON "
+            "lines of values by name, or a NumPy archive (.npz) of arrays whose first axis counts "
+            "examples."
         ),
+    )
+    filling.add_argument(
+        "--features",
+        metavar="FILE",
+        help="examples.json of a task's folder: what the examples to add must hold.",
     )
     filling.add_argument("--user", metavar="ID", help="User of the corpus whose texts are added.")
     config_flags.add_table_options(filling)
@@ -162,27 +172,40 @@ def run(args: argparse.Namespace) -> int:
     """Takes part, or fills the store, and returns the exit status."""
     if args.add is not None:
         return _add(args)
-    if args.user is not None:
-        raise validation.UsageError(
-            "--user says whose texts of a corpus are added: give --add, too."
-        )
+    for name, meaning in (
+        ("user", "whose texts of a corpus are added"),
+        ("features", "what the examples to add must hold"),
+    ):
+        if getattr(args, name) is not None:
+            raise validation.UsageError(f"--{name} says {meaning}: give --add, too.")
     return _take_part(args)
 
 
 def _add(args: argparse.Namespace) -> int:
     from tff_dpftrl.data import table_files
-    from tff_dpftrl.runtime.device import example_store, text_examples
+    from tff_dpftrl.runtime.device import example_store, named_tensors, text_examples
 
     if args.server is not None:
         raise validation.UsageError(
             "--add only fills the store: start the device without it afterwards."
         )
     is_table = table_files.kind_of(args.add) or config_flags.table_options(args).given
-    if args.user is None and is_table:
+    is_corpus = args.user is not None or config_flags.table_options(args).given
+    if args.features is not None and is_corpus:
+        raise validation.UsageError(
+            "--features is for examples of one device, not for a corpus: leave it out, or --user "
+            "and the options of tables."
+        )
+    if args.features is None and args.user is None and is_table:
         raise validation.UsageError(
             f"--add {args.add} is a table of several users: give --user, too. Without it, --add "
             "takes a file with a text in each line."
         )
+    if args.features is not None:
+        features = named_tensors.read_features(args.features)
+        encoded = named_tensors.encode_all(named_tensors.read(args.add), features)
+    elif args.user is None:
+        encoded = [text_examples.encode_text(line) for line in _lines(args.add)]
     with contextlib.closing(
         example_store.SqliteExampleStore.open(args.examples, clock=time.time)
     ) as store:
@@ -194,10 +217,10 @@ def _add(args: argparse.Namespace) -> int:
             corpus = sources.load_user_text(args.add, table=config_flags.table_options(args))
             text_examples.add_user(store, corpus, args.user, collection=args.collection)
         else:
-            texts = map(text_examples.encode_text, _lines(args.add))
-            store.add(args.collection, texts)
+            store.add(args.collection, encoded)
         after = store.counts().get(args.collection, 0)
-    print(f"{after - before} texts were added; {args.examples} has {after} in {args.collection!r}")
+    kind = "texts" if args.features is None else "examples"
+    print(f"{after - before} {kind} were added; {args.examples} has {after} in {args.collection!r}")
     _progress(
         f"Take part with:\n  tff-dpftrl device --examples {shlex.quote(args.examples)} "
         "--server-bundle device_bundle.json (and --attestation-key, for a demonstration)"

@@ -19,8 +19,8 @@ from tff_dpftrl.execution import tff_names
 from tff_dpftrl.models import metric_grid
 
 Grids = Mapping[str, metric_grid.MetricGrid]
-"""Grids by the names of final metrics. A name that is no metric has no values here: whoever runs
-the client's graph may fill its histogram in, as devices do for the seconds of their work."""
+"""Grids by the names of final metrics. `metric_grid.SECONDS` has no values here: whoever runs the
+client's graph fills its histogram in, as devices do."""
 
 
 def with_histograms(
@@ -91,6 +91,11 @@ def _summed(metrics: Any, finalizers: Any, grids: Grids, is_secure: bool) -> Any
         numbers = tf.nest.flatten(unfinalized)
         has_values = tf.reduce_any([tf.math.count_nonzero(number) > 0 for number in numbers])
         final = _finalized(finalizers, unfinalized)
+        unknown = sorted(set(grids) - set(final) - {metric_grid.SECONDS})
+        if unknown:
+            raise validation.UsageError(
+                f"grids names {unknown}, and the model has the metrics {sorted(final)}."
+            )
         return collections.OrderedDict(
             (name + metric_grid.SUFFIX, _one_hot(grid, final.get(name), has_values))
             for name, grid in grids.items()

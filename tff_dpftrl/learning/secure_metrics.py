@@ -112,29 +112,22 @@ def secure_sum_then_finalize(
 
 
 def build_evaluation_process(
-    model: tff.learning.models.FunctionalModel,
-    *,
-    is_secure: bool = True,
+    finalizers: Any, metrics_type: tff_names.Type, *, is_secure: bool = True
 ) -> tff.templates.AggregationProcess:
     """Builds the `metrics_aggregation_process` of an evaluation.
 
     Args:
-      model: Model whose metrics have a type that `SecureMetricsSumFactory` takes.
+      finalizers: What makes metrics of their sums, as `sum_then_finalize` takes it.
+      metrics_type: Type of a client's metrics, one that `SecureMetricsSumFactory` takes.
       is_secure: Whether metrics are summed by secure sums.
 
     Returns:
       A process for `tff.learning.algorithms.build_fed_eval`.
     """
-    with tf.Graph().as_default():
-        specs = tf.nest.map_structure(
-            lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
-            model.initialize_metrics_state(),
-        )
     factory = tff.learning.metrics.SumThenFinalizeFactory(
-        model.finalize_metrics,
-        inner_summation_factory=SecureMetricsSumFactory() if is_secure else None,
+        finalizers, inner_summation_factory=SecureMetricsSumFactory() if is_secure else None
     )
-    return factory.create(tff_names.tensorflow_to_type(specs))
+    return factory.create(metrics_type)
 
 
 def _is_finite(number: tf.Tensor) -> tf.Tensor:

@@ -44,6 +44,7 @@ FILES = {
     "strategy": (None,),
     "initial_weights": (None,),
     "proxy_data": ("standard-library",),
+    "build": (None,),
 }
 """Options that name files, and those of their values that do not."""
 

@@ -16,7 +16,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.learning import dp_fedavg, secure_metrics
+from tff_dpftrl.learning import dp_fedavg, own_model, secure_metrics
 from tff_dpftrl.mechanisms import blt
 from tff_dpftrl.mechanisms import tree as tree_mechanism
 from tff_dpftrl.private_round import clipping, estimators
@@ -142,7 +142,9 @@ def secure_evaluation():
     own = model()
     return tff.learning.algorithms.build_fed_eval(
         own,
-        metrics_aggregation_process=secure_metrics.build_evaluation_process(own),
+        metrics_aggregation_process=secure_metrics.build_evaluation_process(
+            own_model.metrics_finalizers(own), own_model.metrics_type(own)
+        ),
         loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
     )
 

@@ -13,6 +13,7 @@ from tff_dpftrl.data import tokenizer, vocabulary
 from tff_dpftrl.mechanisms import blt
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import participation_histograms
+from tff_dpftrl.runtime.device import named_tensors
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
     device_work,
@@ -99,6 +100,7 @@ def write_plans(path, built, *, key=small_tasks.KEY, terms=TERMS, config=CONFIG)
         signed=built.sign(key),
         terms=terms,
         options=config.to_dict(),
+        features={"text": named_tensors.Feature("text", None)},
         words=_WORDS,
         rule=tokenizer.Tokenizer(),
         key=key,

@@ -58,7 +58,7 @@ def test_what_was_written_is_read(folder):
     assert signing_keys.raw(key) == signing_keys.raw(small_tasks.KEYS[0])
     assert {file.name for file in folder.iterdir()} == {
         *("task.pb", "terms.json", "terms.sig", "signing_key.pub"),
-        *("config.json", "vocabulary.json", "README.md"),
+        *("config.json", "examples.json", "vocabulary.json", "README.md"),
     }
 
 

@@ -30,7 +30,7 @@ class ReportLimits:
       clip_norm: L2 norm that the update is clipped to. For a norm that the process learns, the
         name of the broadcast scalar that holds it. None if the update is not clipped.
       encoding: Encoding of the update for secure sums; None if it is summed as it is.
-      metrics: Largest value of each metric in one report, by the last part of its label; such a
+      metrics: Largest value of each metric in one report, by the last parts of its label; such a
         metric is never negative. Where metrics are summed securely, the largest integer that
         encodes it. Other metrics are cut to `LARGEST_METRIC`, or less where the sum of
         `most_reports` has no room for that.
@@ -48,6 +48,12 @@ class ReportLimits:
     def histograms(self) -> dict[str, metric_grid.MetricGrid]:
         """Grids of the histograms, by the last part of their labels."""
         return {name + metric_grid.SUFFIX: grid for name, grid in self.grids.items()}
+
+    def of_metric(self, label: str) -> float | None:
+        """Returns the largest value of a metric by its label; None if there is none."""
+        parts = label.split("/")
+        ends = ("/".join(parts[first:]) for first in range(len(parts)))
+        return next((self.metrics[end] for end in ends if end in self.metrics), None)
 
 
 class UnboundedError(validation.UsageError):
@@ -153,11 +159,11 @@ def _largest_norm(
 
 
 def _metric(tensor: plan_pb2.Tensor, place: int, limits: ReportLimits) -> plan_pb2.ReportBound:
-    name = _name(tensor)
-    if name in limits.histograms:
+    known = limits.of_metric(tensor.label)
+    if _name(tensor) in limits.histograms:
         least, largest = 0.0, 1.0
-    elif name in limits.metrics:
-        least, largest = 0.0, limits.metrics[name]
+    elif known is not None:
+        least, largest = 0.0, known
     elif tensor.label.replace("/", "").isdigit() and not tensor.shape:
         # A metric would have a name. The bit of adaptive clipping is ±1/2; other tensors without
         # a name are weights of clients and counts of devices.
@@ -176,8 +182,9 @@ def _secure_bound(
 ) -> plan_pb2.ReportBound:
     name, encoding = _name(tensor), limits.encoding
     if rule.HasField("largest_entry"):
-        largest = min(limits.metrics.get(name, math.inf), rule.largest_entry)
-        if name in limits.metrics:
+        known = limits.of_metric(tensor.label)
+        largest = rule.largest_entry if known is None else min(known, rule.largest_entry)
+        if known is not None:
             rule.largest_entry = int(largest)
         return _entries(place, 0.0, _rounded_down(largest, tensor.dtype))
     if encoding is not None and name == _VECTOR:

@@ -93,6 +93,23 @@ class ExamplePipeline:
 
         return tf.data.Dataset.from_tensor_slices(order).batch(self.batch_size).map(batch)
 
+    def batch_spec(self) -> Any:
+        """Returns the structure of `tf.TensorSpec` of a batch.
+
+        Raises:
+          UsageError: If a function of the pipeline fails.
+        """
+        try:
+            with tf.Graph().as_default():
+                examples = tf.compat.v1.placeholder(tf.string, [None])
+                seed = tf.compat.v1.placeholder(tf.int64, [2]) if self.shuffle else None
+                return self.batches(examples, seed).element_spec
+        except Exception as error:  # Anybody's functions may raise anything.
+            raise validation.UsageError(
+                f"pipeline fails on the features {sorted(self.features)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
     def _parse(self, examples: tf.Tensor) -> dict[str, Any]:
         wanted = {
             name: tf.io.RaggedFeature(feature.dtype, row_splits_dtype=tf.int64)

@@ -7,33 +7,28 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow_federated as tff
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import tables, vocabulary
+from tff_dpftrl.aggregators import check_process
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.execution import contexts, tff_names
-from tff_dpftrl.learning import functional_model, metric_histograms, secure_metrics
-from tff_dpftrl.models import language_model, metric_grid, metrics, table
+from tff_dpftrl.execution import contexts
+from tff_dpftrl.learning import metric_histograms, own_model, secure_metrics
+from tff_dpftrl.models import metric_grid
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import interface
 from tff_dpftrl.runs import dp_ftrl_privacy, privacy
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population
-from tff_dpftrl.runtime.plans import (
-    bounding,
-    building,
-    plan_pb2,
-    predicates,
-    text_pipeline,
-)
+from tff_dpftrl.runtime.plans import bounding, building, plan_pb2, predicates
+from tff_dpftrl.runtime.tasks import definition as definition_lib
 from tff_dpftrl.runtime.tasks import (
-    proxies,
+    language_task,
     readme,
     secure_groups,
     task_config,
@@ -41,64 +36,12 @@ from tff_dpftrl.runtime.tasks import (
     task_privacy,
 )
 from tff_dpftrl.runtime.tasks import terms as terms_lib
-from tff_dpftrl.training import corpus, process, startup, warm_start
+from tff_dpftrl.training import learning_options, process, startup
 
 _METRICS_BYTES = 1_000_000  # Room for metrics in an upload, besides the update.
-_LARGEST_LOSS = 100.0  # Largest mean loss of a device's targets, in nats.
+_TRAINING_METRICS = "client_work/train"
 _LEARNED_NORM = "active"  # Field of `adaptive_clipping.ClipState` that holds the norm of a round.
 _KINDS = {"training": plan_pb2.TRAINING, "evaluation": plan_pb2.EVALUATION}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Language:
-    """A model and its words.
-
-    Attributes:
-      name: Name of the model, a key of `models.table.MODELS`.
-      words: Vocabulary.
-      rule: Rule by which texts become words.
-      model: Language model.
-      initial_weights: Weights of an earlier model to begin with; None for random ones.
-      functional: The model as TFF takes it, with its initial weights.
-    """
-
-    name: str
-    words: vocabulary.Vocabulary
-    rule: vocabulary.Rule
-    model: language_model.LanguageModel
-    initial_weights: warm_start.InitialWeights | None
-    functional: tff.learning.models.FunctionalModel
-
-    @property
-    def summary(self) -> str:
-        """Name and sizes of the model."""
-        return f"{self.name}, {self.model.num_parameters} weights, {len(self.words.words)} words"
-
-    @property
-    def upload_bytes(self) -> int:
-        """Room for a report; with secure aggregation an update is padded to a power of two."""
-        return 8 * self.model.num_parameters + _METRICS_BYTES
-
-
-@dataclasses.dataclass(frozen=True)
-class _Batches:
-    """Batching of the texts of a device: arguments of `text_pipeline.text_pipeline`.
-
-    Attributes:
-      feature: Name of the feature of an example that holds texts.
-      is_tokenized: Whether texts are words already, separated by white space.
-      batch_size: Number of sequences in a batch.
-      epochs: Number of passes over the sequences.
-      shuffle: Whether each pass has a new order.
-      max_rows: Largest number of sequences used.
-    """
-
-    feature: str
-    is_tokenized: bool
-    batch_size: int
-    epochs: int
-    shuffle: bool
-    max_rows: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,19 +79,21 @@ class _Parts:
     """Parts of a task of either kind.
 
     Attributes:
-      proxies: Serialized examples of each simulated device, from public text.
+      definition: Model, examples and bounds of metrics.
+      model: The model, as TFF takes it.
+      num_parameters: Number of its trainable weights.
+      proxies: Serialized examples of each simulated device.
       tests: What the task has to show on them.
-      language: The model and its words.
-      batches: How the texts of a device become batches.
       demands: What the task asks of devices.
       options: All options, as the task's folder keeps them.
       grids: Grids of the metrics of which order statistics are recorded, by name.
     """
 
+    definition: definition_lib.TaskDefinition
+    model: own_model.Model
+    num_parameters: int
     proxies: Sequence[Sequence[bytes]]
     tests: predicates.Predicates
-    language: _Language
-    batches: _Batches
     demands: _Demands
     options: Mapping[str, Any]
     grids: metric_histograms.Grids = dataclasses.field(default_factory=dict)
@@ -160,16 +105,19 @@ def make(
     key: ed25519.Ed25519PrivateKey,
     *,
     progress: progress_lib.Progress,
+    definition: definition_lib.TaskDefinition | None = None,
 ) -> task_folder.TaskFolder:
     """Makes a training task: plans, tests, signatures, folder.
 
-    The devices' data is not read. Tests use public text.
+    The devices' data is not read. Tests use proxies of it.
 
     Args:
       config: Options of the task.
       output: New folder. Its name is the task's if the options give none.
       key: Private key that signs plans and terms.
       progress: Callback for progress lines.
+      definition: Model and data of the task; None for what the option `build` names, or the
+        language model of the options.
 
     Returns:
       The task, as it was read back.
@@ -180,18 +128,21 @@ def make(
       OSError: If the folder cannot be written.
     """
     task_folder.check_is_free(output)
-    config = config.resolved(pathlib.Path(output).name)
-    parts = _prepare(config, config.client_epochs, progress)
+    config = _resolved(config, output, definition)
+    parts = _prepare(config, _define(config, definition, progress), progress)
     learning, plan = config.learning, _privacy_plan(config.privacy(), parts, progress)
+    defined = parts.definition
+    if defined.algorithm is not None:
+        config.check_own_algorithm()
     terms = terms_lib.of_training(
         plan,
         population=parts.demands.population,
         task=parts.demands.task,
-        data=pathlib.PurePath(config.data).name,
-        words=parts.language.words,
-        initial_weights=parts.language.initial_weights,
+        data=defined.data,
+        words=None if defined.language is None else defined.language.words,
+        initial_weights=defined.initial_weights(),
         max_epsilon=config.max_epsilon,
-        server_optimizer=learning.server_optimizer,
+        server_optimizer=learning.server_optimizer if defined.algorithm is None else "own",
         secure_aggregation=parts.demands.stated,
     )
     if parts.grids:
@@ -200,12 +151,7 @@ def make(
     _check_budget(terms)
     progress("Building the plans ...")
     with contexts.compiled_only():
-        training = process.build_process(
-            plan,
-            learning,
-            parts.language.functional,
-            metrics_aggregator=_metrics_aggregator(parts),
-        )
+        training = _process(parts, plan, learning)
         private_round = None
         if plan.strategy is not None:
             private_round = process.build_aggregator(learning, plan).private_round
@@ -221,6 +167,7 @@ def make_evaluation(
     key: ed25519.Ed25519PrivateKey,
     *,
     progress: progress_lib.Progress,
+    definition: definition_lib.TaskDefinition | None = None,
 ) -> task_folder.TaskFolder:
     """Makes a task that evaluates the model of another task while that one trains.
 
@@ -230,6 +177,8 @@ def make_evaluation(
       output: New folder. Its name is the task's if the options give none.
       key: Private key that signs plans and terms.
       progress: Callback for progress lines.
+      definition: Model and data of the task; None for what the option `build` names, or the
+        language model of the options.
 
     Returns:
       The task, as it was read back.
@@ -242,13 +191,16 @@ def make_evaluation(
     task_folder.check_is_free(output)
     schema = schema_lib.MinSep.unrestricted(config.num_rounds)
     config = dataclasses.replace(config, min_sep=1, max_participations=config.num_rounds)
-    config = config.resolved(pathlib.Path(output).name)
+    config = _resolved(config, output, definition)
     if config.task == of.name:
         raise validation.UsageError(
             f"task {config.task!r} is the task that is evaluated: give another name."
         )
-    parts = _prepare(config, 1, progress)
-    if parts.language.words != of.words:
+    once = dataclasses.replace(config, client_epochs=1)
+    defined = _define(once, definition, progress)
+    pipeline = dataclasses.replace(defined.pipeline, epochs=1)
+    parts = _prepare(config, dataclasses.replace(defined, pipeline=pipeline), progress)
+    if of.words != (None if defined.language is None else defined.language.words):
         raise validation.UsageError(
             f"vocabulary is not that of the task {of.name!r}: give the same one."
         )
@@ -267,7 +219,7 @@ def make_evaluation(
     progress("Building the plans ...")
     with contexts.compiled_only():
         evaluation = tff.learning.algorithms.build_fed_eval(
-            parts.language.functional,
+            parts.model,
             metrics_aggregation_process=_metrics_process(parts),
             loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
         )
@@ -276,104 +228,75 @@ def make_evaluation(
     return _finish(parts, plans, terms, output, key, progress)
 
 
+def _resolved(
+    config: task_config.TaskConfig,
+    output: str | pathlib.Path,
+    definition: definition_lib.TaskDefinition | None,
+) -> task_config.TaskConfig:
+    """Fills in the options that follow from others, or from the new folder's name."""
+    if definition is not None:
+        config = dataclasses.replace(config, build=task_config.IN_MEMORY)
+    return config.resolved(pathlib.Path(output).name)
+
+
+def _define(
+    config: task_config.TaskConfig,
+    given: definition_lib.TaskDefinition | None,
+    progress: progress_lib.Progress,
+) -> definition_lib.TaskDefinition:
+    """Returns the definition that is given, or the options name."""
+    if given is not None:
+        return given
+    if config.build is not None:
+        return definition_lib.load(config.build)
+    return language_task.define(config, progress)
+
+
 def _prepare(
-    config: task_config.TaskConfig, epochs: int, progress: progress_lib.Progress
+    config: task_config.TaskConfig,
+    definition: definition_lib.TaskDefinition,
+    progress: progress_lib.Progress,
 ) -> _Parts:
-    """Reads and checks what the options name; `epochs` are passes over a device's sequences."""
-    public = proxies.read(
-        config.proxy_data,
-        num_devices=config.proxy_devices,
-        max_examples=config.max_examples,
-        text_feature=config.text_feature,
-        pretokenized=config.pretokenized,
-        protected=config.data,
-        table=config.part(tables.TableOptions),
+    """Checks that the parts of a definition fit each other."""
+    public = definition.encoded_proxies()
+    model = own_model.read(
+        definition.model,
+        definition.pipeline.batch_spec(),
+        loss=definition.loss,
+        metrics=definition.metrics,
     )
-    words = corpus.public_vocabulary(
-        config.vocabulary,
-        config.vocabulary_size,
-        tokenizer=config.tokenizer,
-        lower_case=config.lower_case,
-        pretokenized=config.pretokenized,
-        data=config.data,
-    )
-    language = _read_language(
-        words,
-        config.model,
-        {"sequence_length": config.sequence_length, **config.model_sizes},
-        pretokenized=config.pretokenized,
-        weights_folder=config.initial_weights,
-        seed=config.seed,
-        protected=config.data,
-        reading=config.part(tables.TableOptions),
-        progress=progress,
-    )
+    num_parameters = own_model.num_parameters(model)
+    progress(f"Model: {definition.description}, {num_parameters} weights.")
     return _Parts(
+        definition=definition,
+        model=model,
+        num_parameters=num_parameters,
         proxies=public,
-        tests=_tests(config, len(public)),
-        language=language,
-        batches=_Batches(
-            feature=config.text_feature,
-            is_tokenized=config.pretokenized,
-            batch_size=config.batch_size,
-            epochs=epochs,
-            shuffle=config.shuffle,
-            max_rows=config.max_sequences_per_client,
-        ),
-        demands=_demands(config, language),
+        tests=_tests(config, len(public), definition.loss_metric),
+        demands=_demands(config, num_parameters),
         options=dataclasses.asdict(config),
-        grids=_grids(config, epochs) if config.order_statistics else {},
+        grids=_grids(config, definition) if config.order_statistics else {},
     )
 
 
-def _grids(config: task_config.TaskConfig, epochs: int) -> metric_histograms.Grids:
-    """Returns the grids of a language model's metrics, and of the seconds of a device's work."""
-    logarithmic = metric_grid.MetricGrid.logarithmic
-    return {
-        "loss": logarithmic(2.0**-6, _LARGEST_LOSS, per_octave=16),
-        "top1_in_vocab": metric_grid.MetricGrid.linear(0.0, 1.0, 50),
-        "num_sequences": logarithmic(1.0, 2.0 * config.max_sequences_per_client * epochs),
-        metric_grid.SECONDS: logarithmic(2.0**-6, max(config.work_seconds, 1.0)),
-    }
+def _grids(
+    config: task_config.TaskConfig, definition: definition_lib.TaskDefinition
+) -> metric_histograms.Grids:
+    """Returns the grids of a definition's metrics, and of the seconds of a device's work."""
+    seconds = metric_grid.MetricGrid.logarithmic(2.0**-6, max(config.work_seconds, 1.0))
+    return {**definition.grids, metric_grid.SECONDS: seconds}
 
 
-def _tests(config: task_config.TaskConfig, num_proxies: int) -> predicates.Predicates:
+def _tests(config: task_config.TaskConfig, num_proxies: int, loss: str) -> predicates.Predicates:
     """Chooses the tests of a task, in which proxies stand for the devices of a round."""
     # After the task's last round, a decay has stopped the server's learning.
     num_rounds = max(min(config.proxy_rounds, config.num_rounds), 2)
     per_proxy = -(-config.clients_per_round // num_proxies)
-    return predicates.Predicates(num_rounds, devices_per_proxy=per_proxy)
+    label = f"{_TRAINING_METRICS}/{loss}" if loss else ""
+    return predicates.Predicates(num_rounds, devices_per_proxy=per_proxy, loss=label)
 
 
-def _read_language(
-    words: vocabulary.Vocabulary,
-    name: str,
-    sizes: Mapping[str, Any],
-    *,
-    pretokenized: bool,
-    weights_folder: str | None,
-    seed: int,
-    protected: str,
-    reading: tables.TableOptions,
-    progress: progress_lib.Progress,
-) -> _Language:
-    """Builds the model of a name, and reads its initial weights if a folder is given."""
-    progress(f"Vocabulary: {len(words.words)} {words.unit} ({words.source}).")
-    model = table.build(name, vocabulary_size=words.size, **sizes)
-    progress(f"Model: {name}, {model.num_parameters} weights.")
-    initial = None
-    if weights_folder is not None:
-        folder = pathlib.Path(weights_folder)
-        initial = warm_start.read(folder, model, words, seed, protected=protected, table=reading)
-        progress(f"Initial weights: {initial.source}.")
-    rule = words.rule(pretokenized)
-    special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
-    weights = None if initial is None else initial.weights
-    functional = functional_model.build(model, special, seed, weights)
-    return _Language(name, words, rule, model, initial, functional)
-
-
-def _demands(config: task_config.TaskConfig, language: _Language) -> _Demands:
+def _demands(config: task_config.TaskConfig, num_parameters: int) -> _Demands:
     return _Demands(
         population=config.population,
         task=config.task,
@@ -387,7 +310,8 @@ def _demands(config: task_config.TaskConfig, language: _Language) -> _Demands:
         limits=plan_pb2.Limits(
             memory_bytes=config.memory_bytes,
             seconds=config.work_seconds,
-            upload_bytes=language.upload_bytes,
+            # With secure aggregation an update is padded to a power of two.
+            upload_bytes=8 * num_parameters + _METRICS_BYTES,
         ),
         min_sep_hours=config.min_sep_hours,
         secure_groups=config.secure_groups,
@@ -400,7 +324,7 @@ def _privacy_plan(
     """Plans the noise; a sum has room for the reports of all devices that a round chooses."""
     if not isinstance(wanted, dp_ftrl_privacy.DpFtrlPrivacy):
         raise TypeError("The noise of a task is that of DP-FTRL.")
-    num_parameters = parts.language.model.num_parameters
+    num_parameters = parts.num_parameters
     plan = wanted.plan(parts.demands.num_devices, num_parameters)
     if wanted.secagg_bits is not None:
         most_reports = parts.demands.rounds.wanted
@@ -411,52 +335,102 @@ def _privacy_plan(
     return plan
 
 
-def _metrics_aggregator(parts: _Parts) -> Callable[..., tff_names.Computation]:
-    """Chooses how metrics of training are summed: securely, if updates are."""
+def _process(
+    parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan, learning: learning_options.LearningOptions
+) -> tff.learning.templates.LearningProcess:
+    """Builds the learning process; that of an own algorithm must release all privately."""
     is_secure = parts.demands.secure_groups is not None
-    summing = (
-        secure_metrics.secure_sum_then_finalize
-        if is_secure
-        else tff.learning.metrics.sum_then_finalize
-    )
-    if not parts.grids:
-        return summing
-    return metric_histograms.with_histograms(summing, parts.grids, is_secure=is_secure)
+    metrics_aggregator = tff.learning.metrics.sum_then_finalize
+    if is_secure:
+        metrics_aggregator = secure_metrics.secure_sum_then_finalize
+    if parts.grids:
+        metrics_aggregator = metric_histograms.with_histograms(
+            metrics_aggregator, parts.grids, is_secure=is_secure
+        )
+    algorithm = parts.definition.algorithm
+    if algorithm is None:
+        return process.build_process(
+            plan, learning, parts.model, metrics_aggregator=metrics_aggregator
+        )
+    try:
+        made = algorithm(
+            parts.model,
+            model_aggregator=process.build_aggregator(learning, plan),
+            metrics_aggregator=metrics_aggregator,
+        )
+    except Exception as error:  # Anybody's code may raise anything.
+        raise validation.UsageError(f"algorithm raises {type(error).__name__}: {error}") from error
+    if not isinstance(made, tff.learning.templates.LearningProcess):
+        raise validation.UsageError(
+            "algorithm must return a tff.learning.templates.LearningProcess, got a "
+            f"{type(made).__name__}."
+        )
+    if plan.strategy is not None:
+        _check_private(made, plan.noise_multiplier)
+    return made
+
+
+def _check_private(made: tff.learning.templates.LearningProcess, noise_multiplier: float) -> None:
+    """Refuses a process that releases more than metrics and one noised sum."""
+    found = check_process.check_process(made)
+    found.raise_if_any(["metrics"])
+    if [release.noise_multiplier for release in found.releases] != [noise_multiplier]:
+        raise validation.UsageError(
+            f"algorithm has {len(found.releases)} private releases in a round, and the statement "
+            f"charges one, of noise multiplier {noise_multiplier:g}: give model_aggregator to the "
+            "algorithm once, and no other aggregator of this package."
+        )
 
 
 def _metrics_process(parts: _Parts) -> tff.templates.AggregationProcess | None:
     """Chooses how metrics of an evaluation are summed; None for TFF's default."""
-    is_secure, model = parts.demands.secure_groups is not None, parts.language.functional
+    is_secure = parts.demands.secure_groups is not None
     if not is_secure and not parts.grids:
         return None
-    process = secure_metrics.build_evaluation_process(model, is_secure=is_secure)
+    finalizers = own_model.metrics_finalizers(parts.model)
+    process = secure_metrics.build_evaluation_process(
+        finalizers, own_model.metrics_type(parts.model), is_secure=is_secure
+    )
     if not parts.grids:
         return process
     return metric_histograms.evaluation_with_histograms(
-        process, model.finalize_metrics, parts.grids, is_secure=is_secure
+        process, finalizers, parts.grids, is_secure=is_secure
     )
 
 
 def _report_limits(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan | None) -> bounding.ReportLimits:
     """Bounds what an honest device reports; `plan` is None for an evaluation."""
-    num_rows = parts.batches.max_rows * parts.batches.epochs
-    num_targets = num_rows * parts.language.model.sequence_length
-    is_secure = parts.demands.secure_groups is not None
-    unit = 2.0**secure_metrics.FRACTION_BITS if is_secure else 1.0
-    largest = {
-        name: _LARGEST_LOSS * num_targets * unit if zero.dtype.is_floating else float(num_targets)
-        for name, zero in metrics.zero_counts().items()
-    }
     clip_norm: float | str | None = None
     if plan is not None and plan.strategy is not None:
         clip_norm = _LEARNED_NORM if plan.adaptive_clipping else plan.clip_norm
     return bounding.ReportLimits(
         clip_norm=clip_norm,
         encoding=None if plan is None else plan.encoding,
-        metrics=largest | {"num_sequences": float(num_rows)},
+        metrics=_largest_metrics(parts),
         most_reports=parts.demands.rounds.wanted,
         grids=parts.grids,
     )
+
+
+def _largest_metrics(parts: _Parts) -> dict[str, float]:
+    """Returns the largest entry of each tensor of metrics, as it is summed, by its path."""
+    given, largest = parts.definition.largest_metrics, {}
+    is_secure = parts.demands.secure_groups is not None
+    for path, spec in own_model.metric_specs(parts.model).items():
+        name = next((part for part in path.split("/") if part in given), None)
+        if name is None:
+            raise validation.UsageError(
+                f"largest_metrics has no bound of the metric {path.partition('/')[0]!r}, which a "
+                f"device could make as large as it likes; it names {sorted(given)}."
+            )
+        scaled = is_secure and spec.dtype.is_floating
+        largest[path] = given[name] * (2.0**secure_metrics.FRACTION_BITS if scaled else 1.0)
+        if is_secure and largest[path] > secure_metrics.LARGEST_ENTRY:
+            raise validation.UsageError(
+                f"largest_metrics[{name!r}]={given[name]:g} is more than secure sums have room "
+                f"for: {given[name] * secure_metrics.LARGEST_ENTRY / largest[path]:.6g}."
+            )
+    return largest
 
 
 def _check_budget(terms: terms_lib.Terms) -> None:
@@ -480,14 +454,9 @@ def _build(
     demands, schema = parts.demands, terms.schema
     buckets = participation_histograms.ParticipationBuckets.for_schema(schema)
     groups = demands.secure_groups
-    pipeline = text_pipeline.text_pipeline(
-        parts.language.words,
-        parts.language.model.sequence_length,
-        **dataclasses.asdict(parts.batches),
-    )
     return building.build_plans(
         learning_process,
-        pipeline,
+        parts.definition.pipeline,
         building.DeviceTerms(
             population=demands.population,
             task=demands.task,
@@ -517,27 +486,28 @@ def _finish(
     progress: progress_lib.Progress,
 ) -> task_folder.TaskFolder:
     """Tests, signs and writes a task."""
-    progress(f"Testing the plans on public text, {len(parts.proxies)} devices ...")
+    progress(f"Testing the plans on {len(parts.proxies)} proxies of devices ...")
     findings = predicates.check_task(plans.server, plans.devices, parts.proxies, parts.tests)
     tested = readme.test_results(findings)
     for line in tested:
         progress(line)
+    features, language = parts.definition.features(), parts.definition.language
     task_folder.write(
         output,
         signed=plans.sign(key),
         terms=terms,
         options=parts.options,
-        words=parts.language.words,
-        rule=parts.language.rule,
+        features=features,
+        words=None if language is None else language.words,
+        rule=None if language is None else language.rule,
         key=key,
         readme=readme.text(
             terms,
             plans.devices,
             parts.demands.rounds,
-            feature=parts.batches.feature,
-            max_sequences=parts.batches.max_rows,
-            model=parts.language.summary,
-            sequence_length=parts.language.model.sequence_length,
+            features=features,
+            max_rows=parts.definition.pipeline.max_rows,
+            model=f"{parts.definition.description}, {parts.num_parameters} weights",
             tested=tested,
         ),
     )

@@ -1,10 +1,9 @@
-"""Examples of simulated devices, from public text, for the tests of a task."""
+"""Texts of simulated devices, from public text, for the tests of a task."""
 
 from __future__ import annotations
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import docstrings, sources, tables, user_text
-from tff_dpftrl.runtime.device import text_examples
 
 _STANDARD_LIBRARY = "standard-library"
 
@@ -18,8 +17,8 @@ def read(
     pretokenized: bool,
     protected: str,
     table: tables.TableOptions,
-) -> list[list[bytes]]:
-    """Reads public text and encodes it as the examples of a few devices.
+) -> list[list[dict[str, str]]]:
+    """Reads public text as the examples of a few devices.
 
     Args:
       source: 'standard-library' for its docstrings, or a file of text by user.
@@ -31,7 +30,7 @@ def read(
       table: Options of reading `protected`, if it is a table.
 
     Returns:
-      Serialized `tf.train.Example`s of each device.
+      The examples of each device: texts by the name of the feature.
 
     Raises:
       ValueError: If the source cannot be read, or is the protected data.
@@ -39,7 +38,7 @@ def read(
     text = _public_text(source, pretokenized, protected, table)
     every = max(1, len(text) // num_devices)
     return [
-        [text_examples.encode({text_feature: [one]}) for one in text.examples(user)[-max_examples:]]
+        [{text_feature: one} for one in text.examples(user)[-max_examples:]]
         for user in text.user_ids[::every][:num_devices]
     ]
 

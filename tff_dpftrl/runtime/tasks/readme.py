@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tff_dpftrl import version
 from tff_dpftrl.accounting import display
 from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.device import named_tensors
 from tff_dpftrl.runtime.plans import plan_pb2, predicates
 from tff_dpftrl.runtime.tasks import summation_sentences, task_folder, task_privacy
 from tff_dpftrl.runtime.tasks import terms as terms_lib
@@ -17,10 +18,9 @@ def text(
     devices: Sequence[plan_pb2.DevicePlan],
     rounds: population.RoundSettings,
     *,
-    feature: str,
-    max_sequences: int,
+    features: Mapping[str, named_tensors.Feature],
+    max_rows: int | None,
     model: str,
-    sequence_length: int,
     tested: Sequence[str],
 ) -> str:
     """Writes what a task does, asks of devices and promises of privacy.
@@ -29,10 +29,9 @@ def text(
       terms: Privacy terms of the task.
       devices: Variants of the devices' plan.
       rounds: Sizes of a round.
-      feature: Name of the feature of an example that holds texts.
-      max_sequences: Largest number of a device's sequences that a round uses.
+      features: What an example of a device holds, by name.
+      max_rows: Largest number of a device's rows that a round uses; None for all.
       model: Name and sizes of the model.
-      sequence_length: Number of words in a sequence.
       tested: Results of the task's tests, one sentence each.
 
     Returns:
@@ -50,8 +49,8 @@ def text(
         f"- A device takes part at most {schema.max_participations} times, {schema.min_sep} "
         f"rounds (stride) and {plan.participation.min_sep_hours:g} hours apart.",
         f"- It takes the newest {plan.selection.max_examples} examples of its collection "
-        f"{plan.selection.collection!r}: texts, in the feature {feature!r}. Up to "
-        f"{max_sequences} sequences of {sequence_length} words are used.",
+        f"{plan.selection.collection!r}, each with {named_tensors.describe(features)}"
+        f"{'' if max_rows is None else f'; up to {max_rows} rows made of them are used'}.",
         f"- Its work takes up to {plan.limits.seconds:g} s and "
         f"{plan.limits.memory_bytes / 1e6:.0f} MB, and needs runtime version "
         f"{min(variant.least_runtime_version for variant in devices)}.",

@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.tasks import secure_groups as secure_groups_lib
@@ -16,12 +18,25 @@ from tff_dpftrl.training import language_config
 _option = language_config.option
 _GROUP = "rounds with devices"
 _SECURE = "secure aggregation of the devices' reports"
+_DEFINITION = "model and data of your own"
 _TESTS = "tests of the task"
 
 _SHARE_THAT_MAY_REST = 0.7
 """Share of the devices that may rest if `min_sep` is not given; the others can fill a round."""
 
 _ONLY_SECURE = ("secure_threshold", "secure_neighbours", "secure_corrupt_fraction", "least_group")
+
+IN_MEMORY = "(given in Python)"
+"""Value of the option `build` where a definition was given in Python."""
+
+_OF_DEFINITION = ("client_epochs", "shuffle", "text_feature", "proxy_data", "proxy_devices")
+
+_OF_ALGORITHM = tuple(
+    field.name
+    for field in dataclasses.fields(config_lib.TrainingConfig)
+    if field.name.startswith("server_")
+    or field.name in ("client_learning_rate", "iterate_averaging", "restart_optimizer")
+)
 
 MEANINGLESS = {
     "simulate_report_goal": "devices take part themselves",
@@ -153,6 +168,14 @@ class TaskConfig(config_lib.TrainingConfig):
         30.0, "Seconds that devices have for each step of a secure sum.", _SECURE, 0.0
     )
 
+    build: str | None = _option(
+        None,
+        "A model and data of your own instead of a language model: a file and a function of it "
+        "that returns a TaskDefinition, like my_task.py:build (docs/how_to/add_a_task.md). Options "
+        "of text, model and a device's passes have no meaning then: the definition has them.",
+        _DEFINITION,
+    )
+
     proxy_data: str = _option(
         "standard-library",
         "Public text by user that the task is tested on before it is signed: 'standard-library', "
@@ -193,8 +216,11 @@ class TaskConfig(config_lib.TrainingConfig):
             )
         if self.model == "own":
             raise validation.UsageError(
-                "model 'own' cannot be named in a task's config: choose another."
+                "model 'own' cannot be named in a task's config: give build, the function that "
+                "returns a TaskDefinition, instead."
             )
+        if self.build is not None:
+            self._check_own()
         for name in ("population", "task", "collection", "text_feature"):
             if getattr(self, name) or name != "task":
                 check_name(name, getattr(self, name))
@@ -202,6 +228,33 @@ class TaskConfig(config_lib.TrainingConfig):
             validation.positive(name, getattr(self, name))
         self._check_rounds()
         self._check_secure_aggregation()
+
+    def _check_own(self) -> None:
+        """Refuses options that a definition has itself."""
+        for field in dataclasses.fields(self):
+            is_of_language = field.metadata["group"] in ("data", "model")
+            if (is_of_language or field.name in _OF_DEFINITION) and self._is_given(field.name):
+                raise validation.UsageError(
+                    f"{field.name} has no meaning with build, whose TaskDefinition says what "
+                    "devices store and how they train on it: leave it out."
+                )
+
+    def check_own_algorithm(self) -> None:
+        """Refuses options of learning that an algorithm of a definition's own has itself.
+
+        Raises:
+          UsageError: If one is given.
+        """
+        for name in filter(self._is_given, _OF_ALGORITHM):
+            raise validation.UsageError(
+                f"{name} has no meaning with the algorithm of a TaskDefinition, which has its own "
+                "optimizers: leave it out."
+            )
+
+    @override
+    def with_defaults(self) -> TaskConfig:
+        """Returns options that name what follows from others; a definition needs no vocabulary."""
+        return super().with_defaults() if self.build is None else self
 
     def _check_rounds(self) -> None:
         if self.num_devices is None:

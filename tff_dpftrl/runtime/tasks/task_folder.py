@@ -4,16 +4,18 @@
     terms.json, .sig   what the task promises of privacy, bound to plans and files, signed
     signing_key.pub    the public key of both signatures; devices must be given it
     config.json        the options, resolved
-    vocabulary.json    the words of the model, and how text is split into them
+    examples.json      what devices store: kinds and shapes by name
+    vocabulary.json    the words of the model, and how text is split into them; not of own models
     README.md          all of it in words
 
 Nothing in it is secret, and nothing is changed after it was made; `tff-dpftrl task report` adds a
 folder report/. The initial weights are in the server's plan.
 
 What devices store: every example is a serialized `tf.train.Example` in the collection
-`config.collection`, whose bytes feature `config.text_feature` holds a plain text, UTF-8 (or
-several). Splitting it into words and their ids is part of the plan: a device needs no
-vocabulary and nothing else beside its plan and the key to trust.
+`config.collection`, with the features of `examples.json`. For a language model, the bytes feature
+`config.text_feature` holds a plain text, UTF-8 (or several). Preprocessing, such as splitting it
+into words and their ids, is part of the plan: a device needs no vocabulary and nothing else beside
+its plan and the key to trust.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from google.protobuf import message
 from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.data import vocabulary, vocabulary_file
 from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime.device import named_tensors
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.runtime.tasks import terms as terms_lib
@@ -46,11 +49,14 @@ _SIGNATURE = "terms.sig"
 _CONFIG = "config.json"
 _README = "README.md"
 
+EXAMPLES = "examples.json"
+"""Name of the file that says what devices store."""
+
 REPORT = "report"
 """Name of the folder that `tff-dpftrl task report` adds."""
 
-FILES = (_TASK, _TERMS, _SIGNATURE, PUBLIC_KEY, _CONFIG, vocabulary_file.NAME, _README)
-"""Names of all files of a task."""
+FILES = (_TASK, _TERMS, _SIGNATURE, PUBLIC_KEY, _CONFIG, EXAMPLES, vocabulary_file.NAME, _README)
+"""Names of all files that a task may have."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,8 +70,8 @@ class TaskFolder:
       devices: Plans of devices, one for each runtime version that needs a variant of its own.
       terms: Privacy terms of the task.
       config: Options of the task.
-      words: Vocabulary of the model.
-      rule: Rule by which texts become words.
+      words: Vocabulary of the model; None if it is not a language model of this package.
+      rule: Rule by which texts become words; None with `words`.
     """
 
     path: pathlib.Path
@@ -74,8 +80,8 @@ class TaskFolder:
     devices: tuple[plan_pb2.DevicePlan, ...]
     terms: terms_lib.Terms
     config: task_config.TaskConfig
-    words: vocabulary.Vocabulary
-    rule: vocabulary.Rule
+    words: vocabulary.Vocabulary | None = None
+    rule: vocabulary.Rule | None = None
 
     @property
     def name(self) -> str:
@@ -118,8 +124,9 @@ def write(
     signed: plan_pb2.SignedTask,
     terms: terms_lib.Terms,
     options: Mapping[str, Any],
-    words: vocabulary.Vocabulary,
-    rule: vocabulary.Rule,
+    features: Mapping[str, named_tensors.Feature],
+    words: vocabulary.Vocabulary | None = None,
+    rule: vocabulary.Rule | None = None,
     key: ed25519.Ed25519PrivateKey,
     readme: str,
 ) -> None:
@@ -130,8 +137,9 @@ def write(
       signed: Signed plans.
       terms: Privacy terms; the hashes of plan and files are filled in here.
       options: All options of the task, resolved, as JSON-compatible values.
-      words: Vocabulary of the model.
-      rule: Rule by which texts become words.
+      features: What an example of a device holds, by name.
+      words: Vocabulary of the model; None if it is not a language model of this package.
+      rule: Rule by which texts become words; None with `words`.
       key: Private key that signed the plans.
       readme: Text of README.md.
 
@@ -145,11 +153,15 @@ def write(
     with durable_files.new_folder(path) as folder:
         text = json.dumps(options, indent=2) + "\n"
         (folder / _CONFIG).write_text(text, encoding="utf-8")
-        vocabulary_file.write(folder / vocabulary_file.NAME, words, rule)
+        (folder / EXAMPLES).write_bytes(named_tensors.to_json(features))
+        names = [_CONFIG, EXAMPLES]
+        if words is not None and rule is not None:
+            vocabulary_file.write(folder / vocabulary_file.NAME, words, rule)
+            names.append(vocabulary_file.NAME)
         bound = dataclasses.replace(
             terms,
             server_plan=signed.server.sha256.hex(),
-            files={name: _digest(folder / name) for name in (_CONFIG, vocabulary_file.NAME)},
+            files={name: _digest(folder / name) for name in names},
         )
         content, signature = bound.signed(key)
         (folder / _TASK).write_bytes(signed.SerializeToString(deterministic=True))
@@ -192,7 +204,9 @@ def read(
         server.ClearField("initialize")
         signed.server.ClearField("plan")
         server, signed = _again(server), _again(signed)
-        words, rule = vocabulary_file.read(path / vocabulary_file.NAME)
+        words = rule = None
+        if vocabulary_file.NAME in terms.files:
+            words, rule = vocabulary_file.read(path / vocabulary_file.NAME)
         values = json_text.parse((path / _CONFIG).read_text(encoding="utf-8"))
         config = options_lib.config_from_mapping(values, _CONFIG, task_config.TaskConfig)
     except message.DecodeError:

@@ -224,7 +224,9 @@ class TaskPrivacy:
                     **terms.parameters,
                 },
                 vocabulary_source=terms.vocabulary_source,
-                vocabulary_is_public=terms.vocabulary_is_public,
+                vocabulary_is_public=(
+                    None if terms.vocabulary_source is None else terms.vocabulary_is_public
+                ),
                 not_covered=(
                     *self._initial_weights(),
                     *_NOT_COVERED,

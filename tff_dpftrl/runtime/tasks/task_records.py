@@ -67,7 +67,7 @@ def write(
       OSError: If a file cannot be written.
     """
     with durable_files.new_folder(output / TASK, replace=True) as copy:
-        for name in task_folder.FILES:
+        for name in filter(lambda name: (folder / name).exists(), task_folder.FILES):
             shutil.copyfile(folder / name, copy / name)
     durable_files.write(output / OTHERS, _as_json(dict(others)))
     content = {

@@ -12,12 +12,14 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tff_dpftrl import durable_files, validation
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.data import sequences
 from tff_dpftrl.mechanisms import strategy as strategy_lib
-from tff_dpftrl.models import evaluation, export, metrics, table
+from tff_dpftrl.models import evaluation, export, language_model, metrics, table
 from tff_dpftrl.reports import readme
 from tff_dpftrl.runs import checkpoint, curves, released_model, reporting, statement_subject
 from tff_dpftrl.runtime.actors import population as population_lib
@@ -152,7 +154,7 @@ def write(
         `privacy_statement.json` and `.md`, `model.npz` and `vocabulary.json`; with `sessions`
         also `sessions.md`.
       with_held_out: Whether the model is evaluated on the held-out users of the options' data,
-        who never train.
+        who never train; a model that is not of this package is not evaluated.
       sessions: Counts of the shapes of the devices' sessions, for `sessions.md`; None if they are
         not known.
       rows_of_store: Rows of the task in the store, to be reported and written too, for an audit;
@@ -197,8 +199,8 @@ def write(
         return TaskReport(rows, None, None, summary)
     accounting = task_privacy.TaskPrivacy(terms)
     spent_by_others = others(store, terms.population, terms.task)
-    model, weights = _released(folder, state)
-    export.write(output / "model.npz", model, weights)
+    weights = _released(folder, state)
+    model = _write_model(folder, weights, output)
     name = f"{terms.population}/{terms.task}"
     statement = dataclasses.replace(
         accounting.statement(state.observed, others=spent_by_others),
@@ -208,10 +210,9 @@ def write(
     reporting.write_statement(output, statement)
     if rows_of_store is not None:
         task_records.write(output, folder.path, rows_of_store, spent_by_others)
-    trained_model.write_vocabulary(output, folder.words, folder.rule.is_tokenized)
     shown = _shown(released, _CURVES)
     held_out = None
-    if with_held_out:
+    if with_held_out and model is not None:
         held_out = _evaluate(folder, model, weights)
         shown[-1] |= {f"eval_{name}": value for name, value in held_out.items()}
     title = f"{terms.population}/{terms.task}: {statement.mechanism}, {_epsilon(statement)}"
@@ -264,27 +265,44 @@ def _shown(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> lis
     ]
 
 
-def _released(folder: task_folder.TaskFolder, state: task_state.TaskState) -> tuple[Any, list[Any]]:
-    """Returns the model and the weights to release: the last ones or their average."""
-    config, leaves = folder.config, folder.server.prepare.inputs
+def _released(folder: task_folder.TaskFolder, state: task_state.TaskState) -> list[np.ndarray]:
+    """Returns the weights to release: the last ones or their average."""
+    leaves = folder.server.prepare.inputs
     snapshot = checkpoint.Snapshot(
         tuple(leaf.label for leaf in leaves),
         tuple(tensor_values.from_bytes(state.tensors, leaves, "state")),
     )
+    return released_model.weights(folder.config.iterate_averaging, snapshot)
+
+
+def _write_model(
+    folder: task_folder.TaskFolder, weights: Sequence[np.ndarray], output: pathlib.Path
+) -> language_model.LanguageModel | None:
+    """Writes the model, with its words; of one that is not of this package, the weights."""
+    path, config = output / "model.npz", folder.config
+    if folder.words is None or folder.rule is None:
+        with durable_files.replacing(path) as file:
+            np.savez(file, **{f"weight_{index}": weight for index, weight in enumerate(weights)})
+        return None
     model = table.build(
         config.model,
         vocabulary_size=folder.words.size,
         sequence_length=config.sequence_length,
         **config.model_sizes,
     )
-    return model, released_model.weights(config.iterate_averaging, snapshot)
+    export.write(path, model, weights)
+    trained_model.write_vocabulary(output, folder.words, folder.rule.is_tokenized)
+    return model
 
 
 def _evaluate(
-    folder: task_folder.TaskFolder, model: Any, weights: Sequence[Any]
+    folder: task_folder.TaskFolder,
+    model: language_model.LanguageModel,
+    weights: Sequence[np.ndarray],
 ) -> dict[str, float]:
     """Measures what `train` measures on held-out users, on the same sequences."""
     config, words = folder.config, folder.words
+    assert words is not None  # A language model has some.
     parts = corpus.read_users(config.part(corpus.UserOptions))
     text = text_task.sequences_of(
         parts.train,

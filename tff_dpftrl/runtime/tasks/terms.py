@@ -95,7 +95,7 @@ class Terms:
       max_epsilon: Budget: no round begins that would bring ε above it. None for the ε of the
         declared rounds.
       data: Name of the devices' data in statements.
-      vocabulary_source: Source of the vocabulary.
+      vocabulary_source: Source of the vocabulary; None if the model reads no words.
       vocabulary_is_public: Whether the maker of the task declared this source public.
       initial_weights_source: Source of the initial weights; None if they are drawn at random.
       initial_weights_are_public: Whether it is recorded that they come from public text alone.
@@ -119,7 +119,7 @@ class Terms:
     adaptive_clipping: bool
     max_epsilon: float | None
     data: str
-    vocabulary_source: str
+    vocabulary_source: str | None
     vocabulary_is_public: bool
     initial_weights_source: str | None
     initial_weights_are_public: bool
@@ -197,7 +197,7 @@ def of_training(
     population: str,
     task: str,
     data: str,
-    words: vocabulary.Vocabulary,
+    words: vocabulary.Vocabulary | None,
     initial_weights: warm_start.InitialWeights | None,
     max_epsilon: float | None,
     server_optimizer: str,
@@ -210,7 +210,7 @@ def of_training(
       population: Name of the population of devices.
       task: Name of the task.
       data: Name of the devices' data in statements.
-      words: Vocabulary of the model.
+      words: Vocabulary of the model; None if it reads no words.
       initial_weights: Weights of an earlier model to begin with; None for random ones.
       max_epsilon: Budget: no round begins that would bring ε above it. None for the ε of the
         declared rounds.
@@ -246,8 +246,8 @@ def of_training(
         adaptive_clipping=plan.adaptive_clipping,
         max_epsilon=max_epsilon,
         data=data,
-        vocabulary_source=words.source,
-        vocabulary_is_public=words.is_public,
+        vocabulary_source=None if words is None else words.source,
+        vocabulary_is_public=words is None or words.is_public,
         initial_weights_source=None if initial is None else initial.source,
         initial_weights_are_public=initial is not None and initial.is_public,
         earlier_runs=() if initial is None else initial.runs,

@@ -1,0 +1,160 @@
+"""Models of any kind as TFF's algorithms take them, and what they report."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_dpftrl import validation
+from tff_dpftrl.execution import leaves, tff_names
+from tff_dpftrl.models import keras_versions
+
+Model: TypeAlias = (
+    "tff.learning.models.FunctionalModel | Callable[[], tff.learning.models.VariableModel]"
+)
+"""What TFF's algorithms take."""
+
+
+def read(
+    model: Any, batch_spec: Any, *, loss: Any = None, metrics: Callable[[], Any] | None = None
+) -> Model:
+    """Makes what TFF's algorithms take of a model of any kind.
+
+    Args:
+      model: Functional model, function that makes a variable model, or Keras model.
+      batch_spec: Structure of `tf.TensorSpec` of the batches that the model will get.
+      loss: Loss of a Keras model; None for other models.
+      metrics: Function that makes further metrics of a Keras model, by name; None for none.
+
+    Returns:
+      The model, as it is unless it is a Keras model.
+
+    Raises:
+      UsageError: If it is of no such kind, cannot be used, or takes other batches.
+    """
+    if isinstance(model, keras_versions.Model):
+        return _from_keras(model, batch_spec, loss, metrics)
+    if loss is not None or metrics is not None:
+        raise validation.UsageError(
+            "loss and metrics are for a tf.keras.Model: a model of tff.learning has its own."
+        )
+    if isinstance(model, tff.learning.models.FunctionalModel):
+        wanted = model.input_spec
+    elif callable(model):
+        with tf.Graph().as_default():
+            made = model()
+        if not isinstance(made, tff.learning.models.VariableModel):
+            raise validation.UsageError(
+                "model is a function, and must make a tff.learning.models.VariableModel; it made a "
+                f"{type(made).__name__}."
+            )
+        wanted = made.input_spec
+    else:
+        raise validation.UsageError(
+            "model must be a tf.keras.Model, a tff.learning.models.FunctionalModel or a function "
+            f"that makes a tff.learning.models.VariableModel, got a {type(model).__name__}."
+        )
+    _check_batches(wanted, batch_spec)
+    return model
+
+
+def num_parameters(model: Model) -> int:
+    """Counts the trainable weights of a model."""
+    if isinstance(model, tff.learning.models.FunctionalModel):
+        shapes = [np.shape(weight) for weight in tf.nest.flatten(model.initial_weights[0])]
+    else:
+        with tf.Graph().as_default():
+            shapes = [tuple(weight.shape) for weight in model().trainable_variables]
+    return sum(int(np.prod(shape)) for shape in shapes)
+
+
+def metrics_type(model: Model) -> tff_names.Type:
+    """Returns the type of the metrics that a client sends, before they are finalised."""
+    return _metrics(model)[1]
+
+
+def metrics_finalizers(model: Model) -> Any:
+    """Returns what makes metrics of their sums, as TFF takes it."""
+    return _metrics(model)[0]
+
+
+def metric_specs(model: Model) -> dict[str, tf.TensorSpec]:
+    """Returns the specs of the tensors that a client's metrics are made of, by their paths.
+
+    Raises:
+      UsageError: If metrics have no names.
+    """
+    structure = metrics_type(model)
+    names = leaves.paths(structure)
+    for path in names:
+        if path.partition("/")[0].isdigit() or not path:
+            raise validation.UsageError(
+                "model has metrics without a name: let their state be an OrderedDict."
+            )
+    return dict(zip(names, leaves.specs(structure), strict=True))
+
+
+def _metrics(model: Model) -> tuple[Any, tff_names.Type]:
+    with tf.Graph().as_default():
+        if isinstance(model, tff.learning.models.FunctionalModel):
+            finalizers, state = model.finalize_metrics, model.initialize_metrics_state()
+        else:
+            made = model()
+            finalizers, state = made.metric_finalizers(), made.report_local_unfinalized_metrics()
+        specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), state)
+    return finalizers, tff_names.tensorflow_to_type(specs)
+
+
+def _from_keras(
+    model: keras_versions.Model, batch_spec: Any, loss: Any, metrics: Callable[[], Any] | None
+) -> tff.learning.models.FunctionalModel:
+    if not isinstance(loss, tf.keras.losses.Loss):
+        raise validation.UsageError(
+            "loss must be a tf.keras.losses.Loss, such as "
+            f"SparseCategoricalCrossentropy(from_logits=True), got {loss!r}."
+        )
+
+    def make_metrics() -> collections.OrderedDict[str, Any]:
+        mean = tf.keras.metrics.MeanMetricWrapper(loss.call, name="loss")
+        return collections.OrderedDict(loss=mean, **(metrics() if metrics is not None else {}))
+
+    try:
+        functional = tff.learning.models.functional_model_from_keras(
+            model, loss, batch_spec, make_metrics
+        )
+        x = batch_spec["x"] if isinstance(batch_spec, Mapping) else batch_spec[0]
+        with tf.Graph().as_default():
+            example = tf.nest.map_structure(
+                lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), x
+            )
+            functional.predict_on_batch(functional.initial_weights, example, training=True)
+    except Exception as error:  # Layers may raise anything.
+        raise validation.UsageError(
+            f"model does not take the pipeline's batches {_shown(batch_spec)}: {error}"
+        ) from error
+    return functional
+
+
+def _check_batches(wanted: Any, batch_spec: Any) -> None:
+    """Refuses batches that a model does not take."""
+    try:
+        tf.nest.assert_same_structure(wanted, batch_spec)
+        pairs = zip(tf.nest.flatten(wanted), tf.nest.flatten(batch_spec), strict=True)
+        fits = all(one.is_compatible_with(other) for one, other in pairs)
+    except (ValueError, TypeError):
+        fits = False
+    if not fits:
+        raise validation.UsageError(
+            f"model takes batches {_shown(wanted)}, and the pipeline makes {_shown(batch_spec)}."
+        )
+
+
+def _shown(spec: Any) -> str:
+    """Writes the spec of a batch in one line."""
+    short = tf.nest.map_structure(lambda s: f"{s.dtype.name}{list(s.shape)}", spec)
+    return str(short).replace("'", "")

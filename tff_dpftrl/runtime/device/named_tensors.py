@@ -1,0 +1,202 @@
+"""Examples of named tensors: numbers, texts and small images, as devices store them.
+
+An example maps names to arrays. What arrays a task takes is in `examples.json` of its folder.
+Needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from tff_dpftrl import array_files, json_text, validation
+from tff_dpftrl.runtime.device import text_examples
+
+Kind = Literal["int", "float", "text"]
+
+_DTYPES = {"int": "iub", "float": "fiub"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """Values that an example holds under a name.
+
+    Attributes:
+      kind: Kind of the entries: int (64 bits), float (32 bits) or text (UTF-8, or bytes).
+      shape: Shape; None for any number of entries in a row.
+      is_optional: Whether an example may leave it out.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...] | None
+    is_optional: bool = False
+
+    def __post_init__(self):
+        if self.kind not in get_args(Kind):
+            raise validation.UsageError(
+                f"kind must be one of {', '.join(get_args(Kind))}, got {self.kind!r}."
+            )
+        for size in self.shape or ():
+            validation.integer("shape", size, minimum=1)
+
+
+def encode(example: Mapping[str, Any], features: Mapping[str, Feature]) -> bytes:
+    """Serializes an example as the `tf.train.Example` that plans parse.
+
+    Args:
+      example: Arrays, numbers or texts, or nested lists of them, by name.
+      features: What the example must hold.
+
+    Returns:
+      The serialized example.
+
+    Raises:
+      UsageError: If a name is missing or unknown, or a value has another kind or shape.
+    """
+    unknown = sorted(set(example) - set(features))
+    if unknown:
+        raise validation.UsageError(
+            f"it has {unknown[0]!r}, and the task's features are {sorted(features)}."
+        )
+    flat = {}
+    for name, feature in features.items():
+        if name in example:
+            flat[name] = _flat(name, example[name], feature)
+        elif not feature.is_optional:
+            raise validation.UsageError(f"it has no {name!r}: the task needs it.")
+    return text_examples.encode(flat)
+
+
+def encode_all(
+    examples: Iterable[Mapping[str, Any]], features: Mapping[str, Feature]
+) -> list[bytes]:
+    """Serializes examples, and says which one cannot be.
+
+    Args:
+      examples: Examples, oldest first.
+      features: What each must hold.
+
+    Returns:
+      The serialized examples.
+
+    Raises:
+      UsageError: If one does not have these features.
+    """
+    encoded = []
+    for index, example in enumerate(examples):
+        try:
+            if not isinstance(example, Mapping):
+                raise validation.UsageError(
+                    f"it is a {type(example).__name__}, and must map names to values."
+                )
+            encoded.append(encode(example, features))
+        except validation.UsageError as error:
+            raise validation.UsageError(f"example {index + 1}: {error}") from None
+    return encoded
+
+
+def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Reads examples from a file.
+
+    Args:
+      path: File of JSON lines, an object of names and values each, or a NumPy archive (.npz) of
+        arrays whose first axis counts examples.
+
+    Returns:
+      The examples, in order.
+
+    Raises:
+      UsageError: If the file cannot be read, or arrays have different numbers of examples.
+    """
+    path = pathlib.Path(path)
+    try:
+        if path.suffix != ".npz":
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return [json_text.parse(line) for line in lines if line.strip()]
+        arrays = array_files.read(path)
+    except (OSError, ValueError) as error:
+        raise validation.UsageError(f"{path} cannot be read: {error}") from None
+    counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(counts.values())) > 1:
+        raise validation.UsageError(
+            f"{path}: the first axis of each array counts examples, and they have {counts}."
+        )
+    return [
+        {name: array[index] for name, array in arrays.items()}
+        for index in range(max(counts.values(), default=0))
+    ]
+
+
+def describe(features: Mapping[str, Feature]) -> str:
+    """Describes what an example holds, as in "'label' (int) and 'window' (float, 32 × 3)"."""
+    described = []
+    for name, feature in sorted(features.items()):
+        shape = "any number" if feature.shape is None else " × ".join(map(str, feature.shape))
+        described.append(f"{name!r} ({', '.join(filter(None, [feature.kind, shape]))})")
+    return " and ".join(filter(None, [", ".join(described[:-1]), described[-1]]))
+
+
+def to_json(features: Mapping[str, Feature]) -> bytes:
+    """Serializes a description of examples."""
+    values = {name: dataclasses.asdict(feature) for name, feature in sorted(features.items())}
+    return (json.dumps(values, indent=2) + "\n").encode()
+
+
+def read_features(path: str | os.PathLike[str]) -> dict[str, Feature]:
+    """Reads a description of examples.
+
+    Args:
+      path: File, such as `examples.json` of a task's folder.
+
+    Returns:
+      Features by name.
+
+    Raises:
+      UsageError: If the file cannot be read.
+    """
+    try:
+        values = json_text.parse(pathlib.Path(path).read_text(encoding="utf-8"))
+        return {
+            name: Feature(
+                kind=one["kind"],
+                shape=None if one["shape"] is None else tuple(one["shape"]),
+                is_optional=one.get("is_optional", False),
+            )
+            for name, one in values.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise validation.UsageError(
+            f"{path} does not describe examples, as the examples.json of a task does: {error!r}."
+        ) from None
+
+
+def _flat(name: str, value: Any, feature: Feature) -> list[Any]:
+    """Checks one value of an example, and returns its entries in a row."""
+    try:
+        # NumPy's own texts end before their last null characters.
+        array = np.array(value, dtype=object if feature.kind == "text" else None)
+    except ValueError:
+        raise validation.UsageError(f"{name!r} is a list of lists of different lengths.") from None
+    if feature.shape is not None and array.shape != feature.shape:
+        raise validation.UsageError(
+            f"{name!r} has the shape {list(array.shape)}, and the task takes {list(feature.shape)}."
+        )
+    entries = array.ravel().tolist()
+    if feature.kind == "text":
+        if not all(isinstance(entry, str | bytes) for entry in entries):
+            raise validation.UsageError(f"{name!r} must hold texts or bytes.")
+        return entries
+    if array.size and array.dtype.kind not in _DTYPES[feature.kind]:
+        raise validation.UsageError(
+            f"{name!r} is of {array.dtype}, and the task takes {feature.kind}."
+        )
+    if not all(map(math.isfinite, entries)):
+        raise validation.UsageError(f"{name!r} has entries that are not finite.")
+    return [(float if feature.kind == "float" else int)(entry) for entry in entries]

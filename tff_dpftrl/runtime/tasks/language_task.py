@@ -1,0 +1,97 @@
+"""The task of a language model of this package, as one more definition of a task. Needs TFF."""
+
+from __future__ import annotations
+
+import pathlib
+
+from tff_dpftrl.data import tables
+from tff_dpftrl.learning import functional_model
+from tff_dpftrl.models import metric_grid, metrics, table
+from tff_dpftrl.runs import progress as progress_lib
+from tff_dpftrl.runtime.plans import text_pipeline
+from tff_dpftrl.runtime.tasks import definition, proxies, task_config
+from tff_dpftrl.training import corpus, warm_start
+
+_LARGEST_LOSS = 100.0  # Largest mean loss of a device's targets, in nats.
+
+
+def define(
+    config: task_config.TaskConfig, progress: progress_lib.Progress
+) -> definition.TaskDefinition:
+    """Reads and checks what the options name.
+
+    Args:
+      config: Options of the task, resolved.
+      progress: Callback for progress lines.
+
+    Returns:
+      The definition of the task.
+
+    Raises:
+      ValueError: If an option cannot be used.
+    """
+    reading = config.part(tables.TableOptions)
+    public = proxies.read(
+        config.proxy_data,
+        num_devices=config.proxy_devices,
+        max_examples=config.max_examples,
+        text_feature=config.text_feature,
+        pretokenized=config.pretokenized,
+        protected=config.data,
+        table=reading,
+    )
+    words = corpus.public_vocabulary(
+        config.vocabulary,
+        config.vocabulary_size,
+        tokenizer=config.tokenizer,
+        lower_case=config.lower_case,
+        pretokenized=config.pretokenized,
+        data=config.data,
+    )
+    progress(f"Vocabulary: {len(words.words)} {words.unit} ({words.source}).")
+    model = table.build(
+        config.model,
+        vocabulary_size=words.size,
+        sequence_length=config.sequence_length,
+        **config.model_sizes,
+    )
+    initial = None
+    if config.initial_weights is not None:
+        folder = pathlib.Path(config.initial_weights)
+        initial = warm_start.read(
+            folder, model, words, config.seed, protected=config.data, table=reading
+        )
+        progress(f"Initial weights: {initial.source}.")
+    special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
+    weights = None if initial is None else initial.weights
+    pipeline = text_pipeline.text_pipeline(
+        words,
+        config.sequence_length,
+        feature=config.text_feature,
+        is_tokenized=config.pretokenized,
+        batch_size=config.batch_size,
+        epochs=config.client_epochs,
+        shuffle=config.shuffle,
+        max_rows=config.max_sequences_per_client,
+    )
+    num_rows = config.max_sequences_per_client * config.client_epochs
+    num_targets = num_rows * config.sequence_length
+    counts = {
+        name: float(num_targets) * (_LARGEST_LOSS if zero.dtype.is_floating else 1)
+        for name, zero in metrics.zero_counts().items()
+    }
+    return definition.TaskDefinition(
+        model=functional_model.build(model, special, config.seed, weights),
+        pipeline=pipeline,
+        proxies=public,
+        largest_metrics=counts | {"num_sequences": float(num_rows)},
+        grids={
+            "loss": metric_grid.MetricGrid.logarithmic(2.0**-6, _LARGEST_LOSS, per_octave=16),
+            "top1_in_vocab": metric_grid.MetricGrid.linear(0.0, 1.0, 50),
+            "num_sequences": metric_grid.MetricGrid.logarithmic(1.0, 2.0 * num_rows),
+        },
+        data=pathlib.PurePath(config.data).name,
+        description=f"{config.model} of {len(words.words)} words, in sequences of "
+        f"{config.sequence_length}",
+        language=definition.Language(words, words.rule(config.pretokenized), initial),
+    )
