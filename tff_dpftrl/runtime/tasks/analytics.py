@@ -7,6 +7,8 @@ to the clip norm, and reports them like an update. The estimates are the noised 
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -82,7 +84,6 @@ def define(
         description=description,
         loss_metric="",
         algorithm=bucket_counts.build_process,
-        trained_on="nothing",
         buckets={name: tuple(names) for name, names in buckets.items()},
     )
 
@@ -134,7 +135,7 @@ def define_words(
     Raises:
       ValueError: If an option cannot be used.
     """
-    words = language_task.read_words(config, progress)
+    public, words = language_task.read_public(config, progress)
     ids_of = text_pipeline.ids_of_texts(words, is_tokenized=config.pretokenized)
     lengths = _length_edges()
     feature, texts = config.text_feature, "texts"
@@ -147,21 +148,23 @@ def define_words(
         num_words = tf.cast(ids.row_lengths(), tf.int32)
         place = tf.searchsorted(tf.constant(lengths), num_words, side="right") - 1
         return {
-            # Words have the ids 1, 2, ...; all others are unknown.
-            "words": _counts(tf.minimum(ids.values, len(words.words) + 1) - 1, len(words.words) + 1),
+            # Words have the ids 1, 2, ..., and all others the next one.
+            "words": _counts(ids.values - 1, len(words.words) + 1),
             "lengths": _counts(place, len(lengths)),
         }
 
-    return define(
+    made = define(
         buckets={"words": [*words.words, OTHER_WORDS], "lengths": _length_names(lengths)},
         features={feature: example_pipeline.Values(tf.string)},
         count=count,
-        proxies=language_task.read_proxies(config),
+        proxies=public,
         max_examples=config.max_examples,
-        data=language_task.name_of_data(config),
+        data=pathlib.PurePath(config.data).name,
         description=f"counts of {len(words.words)} words, and of lengths of texts",
         to_rows=to_rows,
     )
+    language = definition.Language(words, words.rule(config.pretokenized), None)
+    return dataclasses.replace(made, language=language)
 
 
 def _counts(places: tf.Tensor, size: int) -> tf.Tensor:

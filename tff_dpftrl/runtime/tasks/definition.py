@@ -74,6 +74,8 @@ class TaskDefinition:
         weights; None if unknown, which the privacy statement says.
       expectations: What else the task must show on the proxies.
       language: Words of a language model of this package; None for all other models.
+      buckets: Buckets of the histograms that are estimated, by the histograms' names, for a task
+        that counts and has no model (`analytics.define`); None for a model.
     """
 
     model: Any
@@ -90,6 +92,7 @@ class TaskDefinition:
     expectations: Sequence[Any] = ()
     grids: Mapping[str, metric_grid.MetricGrid] = dataclasses.field(default_factory=dict)
     language: Language | None = None
+    buckets: Mapping[str, Sequence[str]] | None = None
 
     def __post_init__(self):
         if not isinstance(self.pipeline, example_pipeline.ExamplePipeline):
@@ -109,6 +112,8 @@ class TaskDefinition:
 
     def initial_weights(self) -> warm_start.InitialWeights | None:
         """Returns what is known of the weights to begin with; None for random ones."""
+        if self.buckets is not None:
+            return None  # Counts begin at zero.
         if self.language is not None:
             return self.language.initial_weights
         facts = custom_models.weights_facts(self.trained_on, ())

@@ -26,8 +26,8 @@ from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import bounding, building, plan_pb2, predicates
-from tff_dpftrl.runtime.tasks import definition as definition_lib
 from tff_dpftrl.runtime.tasks import (
+    analytics,
     language_task,
     readme,
     secure_groups,
@@ -35,6 +35,7 @@ from tff_dpftrl.runtime.tasks import (
     task_folder,
     task_privacy,
 )
+from tff_dpftrl.runtime.tasks import definition as definition_lib
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import learning_options, process, startup
 
@@ -134,6 +135,8 @@ def make(
     defined = parts.definition
     if defined.algorithm is not None:
         config.check_own_algorithm()
+    if defined.buckets is not None:
+        _check_counts(plan)
     terms = terms_lib.of_training(
         plan,
         population=parts.demands.population,
@@ -145,6 +148,9 @@ def make(
         server_optimizer=learning.server_optimizer if defined.algorithm is None else "own",
         secure_aggregation=parts.demands.stated,
     )
+    if defined.buckets is not None:
+        counted = _counted(defined.buckets, defined.pipeline.max_rows)
+        terms = dataclasses.replace(terms, parameters={**terms.parameters, **counted})
     if parts.grids:
         listed = {terms_lib.ORDER_STATISTICS: ", ".join(parts.grids)}
         terms = dataclasses.replace(terms, parameters={**terms.parameters, **listed})
@@ -192,6 +198,10 @@ def make_evaluation(
     schema = schema_lib.MinSep.unrestricted(config.num_rounds)
     config = dataclasses.replace(config, min_sep=1, max_participations=config.num_rounds)
     config = _resolved(config, output, definition)
+    if of.buckets is not None:
+        raise validation.UsageError(
+            f"The task {of.name!r} counts, and has no model that could be evaluated."
+        )
     if config.task == of.name:
         raise validation.UsageError(
             f"task {config.task!r} is the task that is evaluated: give another name."
@@ -228,6 +238,28 @@ def make_evaluation(
     return _finish(parts, plans, terms, output, key, progress)
 
 
+def _check_counts(plan: dp_ftrl_privacy.DpFtrlPlan) -> None:
+    """Refuses noise with which counts would have no known scale, or no known error."""
+    if plan.strategy is None:
+        raise validation.UsageError(
+            "mechanism 'none' has no clip norm, and divides by the number of devices that report: "
+            "give a mechanism, whose sums are divided by clients_per_round."
+        )
+    if plan.adaptive_clipping:
+        raise validation.UsageError(
+            "adaptive_clipping changes the noise with the clip norm, so that estimates would have "
+            "no known standard error: leave it out, and give clip_norm."
+        )
+
+
+def _counted(
+    buckets: Mapping[str, Sequence[str]], max_examples: int | None
+) -> dict[str, str | int | None]:
+    """Returns what the statement says of a task that counts."""
+    histograms = ", ".join(f"{name} ({len(names)} buckets)" for name, names in buckets.items())
+    return {terms_lib.COUNTS: histograms, "max_examples_of_a_device_in_a_round": max_examples}
+
+
 def _resolved(
     config: task_config.TaskConfig,
     output: str | pathlib.Path,
@@ -249,6 +281,8 @@ def _define(
         return given
     if config.build is not None:
         return definition_lib.load(config.build)
+    if config.analytics is not None:
+        return analytics.define_words(config, progress)
     return language_task.define(config, progress)
 
 
@@ -500,6 +534,7 @@ def _finish(
         features=features,
         words=None if language is None else language.words,
         rule=None if language is None else language.rule,
+        buckets=parts.definition.buckets,
         key=key,
         readme=readme.text(
             terms,
