@@ -60,6 +60,7 @@ def _made(path, definition=None, **changes):
     )
 
 
+@pytest.mark.slow
 def test_the_standard_error_is_that_of_the_noise():
     num_buckets, noise = 4000, 0.5
     rounds = [[[[1.0] + [0.0] * (num_buckets - 1)]]] * 3
@@ -71,14 +72,13 @@ def test_the_standard_error_is_that_of_the_noise():
         noise_multiplier=noise,
     )
     stated = bucket_estimates.noise_stddev(terms, [False] * 3)
-    # The standard deviation of 4,000 draws has a relative error of 1/√8000; six of them. In two
-    # rounds, or in four, the noise of these prefix sums differs by more than that.
+    # The standard deviation of 4,000 draws has a relative error of 1/√8000; six of them. The noise
+    # of one round, or independent noise of three, differs by more than that.
     error = sums - np.array([3.0] + [0.0] * (num_buckets - 1))
     margin = 6 / math.sqrt(2 * num_buckets)
     assert abs(np.std(error) / stated - 1) < margin
-    for other in (2, 4):
-        wrong = bucket_estimates.noise_stddev(terms, [False] * other)
-        assert abs(np.std(error) / wrong - 1) > margin
+    for wrong in (1.0, math.sqrt(3.0)):
+        assert abs(np.std(error) / (wrong * noise * counts.CLIP_NORM) - 1) > margin
 
 
 def test_skipped_rounds_have_no_part_in_the_error():

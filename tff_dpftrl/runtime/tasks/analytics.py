@@ -146,7 +146,7 @@ def define_words(
     def count(rows: Mapping[str, Any]) -> Mapping[str, tf.Tensor]:
         ids = ids_of(rows[texts])
         num_words = tf.cast(ids.row_lengths(), tf.int32)
-        place = tf.searchsorted(tf.constant(lengths), num_words, side="right") - 1
+        place = tf.searchsorted(tf.constant(lengths), num_words + 1) - 1  # Edges up to it.
         return {
             # Words have the ids 1, 2, ..., and all others the next one.
             "words": _counts(ids.values - 1, len(words.words) + 1),
