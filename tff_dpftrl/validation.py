@@ -182,3 +182,11 @@ def seed(name: str, value: Any) -> int | None:
         wanted = "None or an integer in [0, 2**128)"
         raise UsageError(_message(name, wanted, value, "Leave it None for a private run."))
     return as_int
+
+
+def one_line(error: BaseException) -> str:
+    """Writes an error of somebody else's code in one line, as in "KeyError: 'window'"."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith("in user code:"):  # TensorFlow's, of traced code.
+        return lines[-1]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

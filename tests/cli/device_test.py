@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
@@ -17,7 +18,7 @@ from tests.runtime.plans import plain_plans
 from tff_dpftrl.cli import main
 from tff_dpftrl.data import tables
 from tff_dpftrl.runtime import server_bundle, signing_keys
-from tff_dpftrl.runtime.device import example_store, scheduler
+from tff_dpftrl.runtime.device import example_store, named_tensors, scheduler
 from tff_dpftrl.runtime.fleet import fleet
 from tff_dpftrl.runtime.plans import plan_pb2, signing, tensor_values
 from tff_dpftrl.runtime.protocol import attestation
@@ -214,6 +215,32 @@ def test_texts_are_added_to_the_store(tmp_path, capsys):
     store.close()
     assert main.main([*command, "--user", "c"]) == 2
     assert "user_id 'c' is not a user" in capsys.readouterr().err
+
+
+def test_examples_of_named_tensors_are_added_if_they_fit_the_task(tmp_path, capsys):
+    path, features = tmp_path / "store", tmp_path / "examples.json"
+    described = {"window": named_tensors.Feature("float", (2,))}
+    features.write_bytes(named_tensors.to_json(described))
+    np.savez(tmp_path / "windows.npz", window=np.ones([3, 2], np.float32))
+    (tmp_path / "more.jsonl").write_text('{"window": [1, 2.5]}\n')
+    (tmp_path / "other.jsonl").write_text('{"window": [1, 2]}\n{"window": [1]}\n')
+    command = ["device", "--examples", str(path), "--features", str(features), "--add"]
+    for name, message in (("windows.npz", "3 examples were"), ("more.jsonl", "1 examples were")):
+        assert main.main([*command, str(tmp_path / name)]) == 0
+        assert message in capsys.readouterr().out
+    assert main.main([*command, str(tmp_path / "other.jsonl")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "example 2: 'window' has the shape [1], and the task takes [2]" in line
+    assert main.main([*command, str(tmp_path / "more.jsonl"), "--user", "a"]) == 2
+    assert "--features is for examples of one device" in capsys.readouterr().err
+    assert main.main(command[:-1]) == 2
+    assert "--features says what the examples to add must hold" in capsys.readouterr().err
+    store = example_store.SqliteExampleStore.open(path, clock=time.time)
+    assert store.select("text", max_examples=1) == [
+        named_tensors.encode({"window": [1, 2.5]}, described)
+    ]
+    assert store.counts() == {"text": 4}
+    store.close()
 
 
 def test_texts_of_a_table_are_added_and_fleets_read_one(tmp_path, capsys):

@@ -27,6 +27,9 @@ examples:
   tff-dpftrl fleet --server-folder store/server --population keyboard --data docs \\
       --devices 300 --until-rounds 50
 
+  # Examples of a model of your own.
+  tff-dpftrl fleet ... --data devices.jsonl --features tasks/own/examples.json
+
   # One in twenty devices attacks, and devices are there at night only, a night every 10 minutes.
   tff-dpftrl fleet ... --malicious 0.05 --attacks nan shape --day-seconds 600
 """
@@ -48,6 +51,11 @@ def add_parser(subparsers) -> None:
     devices = parser.add_argument_group("devices")
     _add(devices, "--population", str, "NAME", None, "Population that they take part in.")
     _add(devices, "--data", str, "CORPUS", "docs", "Texts by user, as for train --data.")
+    _add(
+        devices, "--features", str, "FILE", None,
+        "The examples.json of a task's folder, for examples that are not texts: the data is then "
+        'JSON lines of {"user_id", "examples"}, an example an object of names and values.',
+    )  # fmt: skip
     config_flags.add_table_options(devices)
     _add(devices, "--devices", int, "N", 300, "Number of devices, a user each.")
     _add(devices, "--seed", int, "N", 0, "Decides users, behaviour and order of examples.")
@@ -91,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the fleet, and returns the exit status: 1 if no report counted."""
     trust = trust_flags.Trust(args)
     (population,) = trust.populations([args.population] if args.population else [])
+    from tff_dpftrl.runtime.device import named_tensors
     from tff_dpftrl.runtime.fleet import behaviour, fleet, tally
 
     made = fleet.Fleet(
@@ -112,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
         max_sessions=args.sessions,
         max_training=args.training,
         table=config_flags.table_options(args),
+        features=None if args.features is None else named_tensors.read_features(args.features),
     )
     for flag, value in (("--until-rounds", args.until_rounds), ("--processes", args.processes)):
         if value is not None:

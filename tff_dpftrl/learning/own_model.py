@@ -135,7 +135,8 @@ def _from_keras(
             functional.predict_on_batch(functional.initial_weights, example, training=True)
     except Exception as error:  # Layers may raise anything.
         raise validation.UsageError(
-            f"model does not take the pipeline's batches {_shown(batch_spec)}: {error}"
+            f"model does not take the pipeline's batches {_shown(batch_spec)}: "
+            f"{validation.one_line(error)}"
         ) from error
     return functional
 

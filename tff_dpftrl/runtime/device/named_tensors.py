@@ -11,7 +11,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -77,7 +77,7 @@ def encode(example: Mapping[str, Any], features: Mapping[str, Feature]) -> bytes
 def encode_all(
     examples: Iterable[Mapping[str, Any]], features: Mapping[str, Feature]
 ) -> list[bytes]:
-    """Serializes examples, and says which one cannot be.
+    """Serializes examples, and says which one has other features.
 
     Args:
       examples: Examples, oldest first.
@@ -90,6 +90,10 @@ def encode_all(
       UsageError: If one does not have these features.
     """
     encoded = []
+    if isinstance(examples, Mapping | str | bytes) or not isinstance(examples, Iterable):
+        raise validation.UsageError(
+            f"examples must be a list of objects, got a {type(examples).__name__}."
+        )
     for index, example in enumerate(examples):
         try:
             if not isinstance(example, Mapping):
@@ -116,10 +120,9 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
       UsageError: If the file cannot be read, or arrays have different numbers of examples.
     """
     path = pathlib.Path(path)
+    if path.suffix != ".npz":
+        return _json_lines(path)
     try:
-        if path.suffix != ".npz":
-            lines = path.read_text(encoding="utf-8").splitlines()
-            return [json_text.parse(line) for line in lines if line.strip()]
         arrays = array_files.read(path)
     except (OSError, ValueError) as error:
         raise validation.UsageError(f"{path} cannot be read: {error}") from None
@@ -132,6 +135,60 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         {name: array[index] for name, array in arrays.items()}
         for index in range(max(counts.values(), default=0))
     ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UserExamples:
+    """Examples by user, for devices that are simulated.
+
+    Attributes:
+      by_user: Serialized examples of each user, the oldest first.
+    """
+
+    by_user: Mapping[str, Sequence[bytes]]
+
+    @property
+    def user_ids(self) -> tuple[str, ...]:
+        """Ids of the users, in order."""
+        return tuple(self.by_user)
+
+    def __len__(self) -> int:
+        return len(self.by_user)
+
+    def examples(self, user_id: str) -> Sequence[bytes]:
+        """Returns the serialized examples of a user, the oldest first."""
+        return self.by_user[user_id]
+
+
+def read_users(path: str | os.PathLike[str], features: Mapping[str, Feature]) -> UserExamples:
+    """Reads the examples of many users.
+
+    Args:
+      path: File of JSON lines with a "user_id" and "examples", a list of objects of names and
+        values, the oldest first.
+      features: What each example must hold.
+
+    Returns:
+      The examples, serialized.
+
+    Raises:
+      UsageError: If the file cannot be read, or an example does not have these features.
+    """
+    by_user: dict[str, Sequence[bytes]] = {}
+    for number, line in enumerate(_json_lines(pathlib.Path(path))):
+        try:
+            user, examples = line["user_id"], line["examples"]
+        except (TypeError, KeyError):
+            raise validation.UsageError(
+                f'{path}: object {number + 1} is no {{"user_id": ..., "examples": [...]}}.'
+            ) from None
+        try:
+            by_user[str(user)] = encode_all(examples, features)
+        except validation.UsageError as error:
+            raise validation.UsageError(f"{path}: user {user!r}: {error}") from None
+    if not by_user:
+        raise validation.UsageError(f"{path} has no users.")
+    return UserExamples(by_user)
 
 
 def describe(features: Mapping[str, Feature]) -> str:
@@ -177,6 +234,14 @@ def read_features(path: str | os.PathLike[str]) -> dict[str, Feature]:
         ) from None
 
 
+def _json_lines(path: pathlib.Path) -> list[Any]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [json_text.parse(line) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
+        raise validation.UsageError(f"{path} cannot be read: {error}") from None
+
+
 def _flat(name: str, value: Any, feature: Feature) -> list[Any]:
     """Checks one value of an example, and returns its entries in a row."""
     try:
@@ -192,7 +257,7 @@ def _flat(name: str, value: Any, feature: Feature) -> list[Any]:
     if feature.kind == "text":
         if not all(isinstance(entry, str | bytes) for entry in entries):
             raise validation.UsageError(f"{name!r} must hold texts or bytes.")
-        return entries
+        return [entry if isinstance(entry, bytes) else str(entry) for entry in entries]
     if array.size and array.dtype.kind not in _DTYPES[feature.kind]:
         raise validation.UsageError(
             f"{name!r} is of {array.dtype}, and the task takes {feature.kind}."

@@ -13,7 +13,8 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
@@ -25,6 +26,7 @@ from tff_dpftrl.runtime.device import (
     backoff,
     eligibility,
     loaded_plans,
+    named_tensors,
     participation_timer,
     server_connection,
     session,
@@ -34,6 +36,9 @@ from tff_dpftrl.runtime.fleet import availability, runner, simulated_device, tal
 from tff_dpftrl.runtime.fleet import behaviour as behaviour_lib
 from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import server_folder
+
+Corpus: TypeAlias = user_text.UserText | named_tensors.UserExamples
+"""Texts, or serialized examples, by user."""
 
 _logger = logging.getLogger(__name__)
 _QUIET_S = 5.0  # Seconds without a report after which the last round counts as over.
@@ -106,6 +111,8 @@ class Fleet:
       max_sessions: Largest number of concurrent sessions, and of threads, in each process.
       max_training: Largest number of devices that train at the same time, in each process.
       table: Options of reading the corpus, if it is a table.
+      features: What an example holds, by name, where `data` is a file of examples by user, for
+        `named_tensors.read_users`, all of whom train; None where it is a corpus of texts.
     """
 
     server: ConnectionSettings
@@ -121,6 +128,7 @@ class Fleet:
     max_sessions: int = 1000
     max_training: int = 2
     table: tables.TableOptions = tables.TableOptions()
+    features: Mapping[str, named_tensors.Feature] | None = None
 
     def __post_init__(self):
         for name in ("num_devices", "num_connections", "max_sessions", "max_training"):
@@ -131,12 +139,14 @@ class Fleet:
         if self.day_s is not None:
             validation.positive("day_s", self.day_s)
 
-    def corpus(self) -> user_text.UserText:
+    def corpus(self) -> Corpus:
         """Loads the users who train.
 
         Raises:
           ValueError: If there is no such corpus, or it has no training users.
         """
+        if self.features is not None:
+            return named_tensors.read_users(self.data, self.features)
         corpus = split.by_user(sources.load_user_text(self.data, table=self.table)).train
         if not len(corpus):
             raise validation.UsageError(
@@ -146,7 +156,7 @@ class Fleet:
 
     def run_part(
         self,
-        corpus: user_text.UserText,
+        corpus: Corpus,
         devices: Sequence[int],
         *,
         on_session_end: Callable[[tally.SessionEnd], None],
@@ -193,7 +203,7 @@ class Fleet:
     def _device(
         self,
         number: int,
-        corpus: user_text.UserText,
+        corpus: Corpus,
         connection: server_connection.ServerConnection,
         plans: loaded_plans.LoadedPlans,
         spent: simulated_device.SpentToken,

@@ -18,6 +18,7 @@ from tff_dpftrl.runtime.device import attester as attester_lib
 from tff_dpftrl.runtime.device import (
     device_runtime,
     example_store,
+    named_tensors,
     secure_upload,
     server_connection,
     session,
@@ -34,13 +35,13 @@ _POLL_S = 0.5
 
 
 class UserTexts(example_store.ExampleStore):
-    """Example store with the texts of one user of a corpus, in any collection."""
+    """Example store with the texts or examples of one user of a corpus, in any collection."""
 
-    def __init__(self, corpus: user_text.UserText, user_id: str):
+    def __init__(self, corpus: user_text.UserText | named_tensors.UserExamples, user_id: str):
         """Wraps a corpus.
 
         Args:
-          corpus: Texts by user.
+          corpus: Texts, or serialized examples, by user.
           user_id: Id of the user.
         """
         self._corpus, self._user_id = corpus, user_id
@@ -52,7 +53,10 @@ class UserTexts(example_store.ExampleStore):
         del collection, recorded_since  # Texts of a corpus have no age; the last is the newest.
         limit = validation.integer("max_examples", max_examples, minimum=1)
         texts = self._corpus.examples(self._user_id)[-limit:]
-        return [text_examples.encode_text(text) for text in reversed(texts)]
+        return [
+            one if isinstance(one, bytes) else text_examples.encode_text(one)
+            for one in reversed(texts)
+        ]
 
 
 class SpentToken:

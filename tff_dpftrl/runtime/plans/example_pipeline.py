@@ -107,7 +107,7 @@ class ExamplePipeline:
         except Exception as error:  # Anybody's functions may raise anything.
             raise validation.UsageError(
                 f"pipeline fails on the features {sorted(self.features)}: "
-                f"{type(error).__name__}: {error}"
+                f"{validation.one_line(error)}"
             ) from error
 
     def _parse(self, examples: tf.Tensor) -> dict[str, Any]:

@@ -196,7 +196,7 @@ def load(build: str) -> TaskDefinition:
             made = function() if callable(function) else None
     except Exception as error:  # Anybody's code may raise anything.
         raise validation.UsageError(
-            f"build {build!r} raises {type(error).__name__}: {error}"
+            f"build {build!r} raises {validation.one_line(error)}"
         ) from error
     if not callable(function):
         raise validation.UsageError(

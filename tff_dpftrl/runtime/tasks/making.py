@@ -83,6 +83,7 @@ class _Parts:
       definition: Model, examples and bounds of metrics.
       model: The model, as TFF takes it.
       num_parameters: Number of its trainable weights.
+      largest_metrics: Largest entry of each tensor of metrics, as it is summed, by its path.
       proxies: Serialized examples of each simulated device.
       tests: What the task has to show on them.
       demands: What the task asks of devices.
@@ -93,6 +94,7 @@ class _Parts:
     definition: definition_lib.TaskDefinition
     model: own_model.Model
     num_parameters: int
+    largest_metrics: Mapping[str, float]
     proxies: Sequence[Sequence[bytes]]
     tests: predicates.Predicates
     demands: _Demands
@@ -305,6 +307,9 @@ def _prepare(
         definition=definition,
         model=model,
         num_parameters=num_parameters,
+        largest_metrics=_largest_metrics(
+            model, definition.largest_metrics, is_secure=config.secure_groups is not None
+        ),
         proxies=public,
         tests=_tests(config, len(public), definition.loss_metric),
         demands=_demands(config, num_parameters),
@@ -393,7 +398,7 @@ def _process(
             metrics_aggregator=metrics_aggregator,
         )
     except Exception as error:  # Anybody's code may raise anything.
-        raise validation.UsageError(f"algorithm raises {type(error).__name__}: {error}") from error
+        raise validation.UsageError(f"algorithm raises {validation.one_line(error)}") from error
     if not isinstance(made, tff.learning.templates.LearningProcess):
         raise validation.UsageError(
             "algorithm must return a tff.learning.templates.LearningProcess, got a "
@@ -440,17 +445,18 @@ def _report_limits(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan | None) -> bo
     return bounding.ReportLimits(
         clip_norm=clip_norm,
         encoding=None if plan is None else plan.encoding,
-        metrics=_largest_metrics(parts),
+        metrics=parts.largest_metrics,
         most_reports=parts.demands.rounds.wanted,
         grids=parts.grids,
     )
 
 
-def _largest_metrics(parts: _Parts) -> dict[str, float]:
+def _largest_metrics(
+    model: own_model.Model, given: Mapping[str, float], *, is_secure: bool
+) -> dict[str, float]:
     """Returns the largest entry of each tensor of metrics, as it is summed, by its path."""
-    given, largest = parts.definition.largest_metrics, {}
-    is_secure = parts.demands.secure_groups is not None
-    for path, spec in own_model.metric_specs(parts.model).items():
+    largest = {}
+    for path, spec in own_model.metric_specs(model).items():
         name = next((part for part in path.split("/") if part in given), None)
         if name is None:
             raise validation.UsageError(
