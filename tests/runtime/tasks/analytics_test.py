@@ -183,7 +183,7 @@ def test_words_and_lengths_of_texts_are_counted(tmp_path):
         ({"buckets": {}}, "buckets must name at least one histogram, got none"),
         ({"buckets": {"kinds": []}}, r"buckets\['kinds'\] must be a list of names, at least one"),
         ({"buckets": {"kinds": "abc"}}, "must be a list of names, at least one, got 'abc'"),
-        ({"buckets": {"kinds": ["a", "b", "a"]}}, r"buckets\['kinds'\] has the bucket 'a' twice"),
+        ({"buckets": {"kinds": ["a", "b", "a"]}}, r"buckets\['kinds'\] has the bucket 'a' 2 times"),
         ({"max_examples": 0}, "max_examples must be at least 1"),
     ],
 )

@@ -7,6 +7,7 @@ to the clip norm, and reports them like an update. The estimates are the noised 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -94,9 +95,9 @@ def _checked(name: str, names: Sequence[str]) -> Sequence[str]:
         raise validation.UsageError(
             f"buckets[{name!r}] must be a list of names, at least one, got {names!r}."
         )
-    twice = sorted({bucket for bucket in names if list(names).count(bucket) > 1})
-    if twice:
-        raise validation.UsageError(f"buckets[{name!r}] has the bucket {twice[0]!r} twice.")
+    bucket, times = collections.Counter(names).most_common(1)[0]
+    if times > 1:
+        raise validation.UsageError(f"buckets[{name!r}] has the bucket {bucket!r} {times} times.")
     return names
 
 
