@@ -25,7 +25,7 @@ import runtime_sessions
 from tff_dpftrl.runtime import tls
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.cluster import cluster, deployment
-from tff_dpftrl.runtime.server import garbage, served_task
+from tff_dpftrl.runtime.server import garbage, served_population, served_task
 from tff_dpftrl.runtime.store import sql
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -46,8 +46,13 @@ def build(deployed: deployment.ClusterDeployment) -> deployment.Parts:
         name, rounds, runtime_sessions._Sum(parameters), runtime_sessions._Step()
     )
     served = served_task.ServedTask(task, lambda version: b"a plan", parameters * 8 + 1000)
+    (whose,) = deployed.populations
     return deployment.Parts(
-        population.Population(deployed.population, (task,)), {name: served}, _pace
+        [
+            served_population.ServedPopulation(
+                population.Population(whose, (task,)), {name: served}, _pace
+            )
+        ]
     )
 
 
@@ -80,7 +85,7 @@ async def _on_hosts(given: argparse.Namespace, folder: pathlib.Path) -> None:
             state=b"",
         )
     deployed = deployment.ClusterDeployment(
-        population=runtime_sessions._POPULATION,
+        populations=(runtime_sessions._POPULATION,),
         builder="cluster_reports:build",
         store=str(folder / "store"),
         certificate=str(folder / "server.pem"),
@@ -128,7 +133,7 @@ async def _on_hosts(given: argparse.Namespace, folder: pathlib.Path) -> None:
 
 def _history(deployed: deployment.ClusterDeployment) -> list:
     with sql.SqlStore(deployed.store) as store:
-        return store.history(deployed.population, runtime_sessions._TASK)
+        return store.history(deployed.populations[0], runtime_sessions._TASK)
 
 
 def _show(title: str, given: argparse.Namespace, seconds: float, used: float, more: str) -> None:

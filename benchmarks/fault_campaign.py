@@ -1,13 +1,14 @@
 """Kills, stops and cuts off parts of a server, and checks what must hold all the same.
 
     PYTHONPATH=. python benchmarks/fault_campaign.py --engine asyncio|ray --faults 500 --seed 0
-        [--store sqlite|postgresql] [--hostile NUMBER]
+        [--store sqlite|postgresql] [--hostile NUMBER] [--populations 1|2]
         [--report FILE] [--folder FOLDER] [--only NUMBER] [--minutes MINUTES]
 
 Real servers in processes of their own, over gRPC with TLS, a store on disk, and devices that
 speak the real protocol. Every fault follows from its number: `--seed` is the first one's, and
 `--only` tries one again, as far as processes can be repeated. `--hostile` has as many of the
-devices be hostile, in ways that follow from the seed. `--store postgresql` starts a PostgreSQL of
+devices be hostile, in ways that follow from the seed. With `--populations 2` the two tasks are of a
+population each, in one server, and all devices are in both. `--store postgresql` starts a PostgreSQL of
 its own, which ends with the campaign. Ends with 1 if a law was broken.
 `--report` writes FILE as Markdown, and the same with the ending .json.
 """
@@ -51,6 +52,7 @@ def main() -> int:
         metavar="NUMBER",
         help=f"number of hostile devices, of {tiny_tasks.NUM_DEVICES}; 0 if not given",
     )
+    parser.add_argument("--populations", type=int, choices=(1, 2), default=1)
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="number of the one fault to try")
@@ -68,7 +70,8 @@ def main() -> int:
             database = postgresql.Server(postgresql.programs(), "fsync=off")
             stack.callback(database.stop)
             url = database.new_database()
-        place.make(given.seed, url)
+        both = (tiny_tasks.ONE_POPULATION, tiny_tasks.TWO_POPULATIONS)
+        place.make(given.seed, url, both[given.populations - 1])
         runs, options = _servers(given.engine, place)
         left = asyncio.run(
             supervisor.run(
@@ -87,7 +90,11 @@ def main() -> int:
             database.copy_files(url, folder / "postgresql")
         verdict = checks.judge(checks.collect(left))
         told = report.as_json(
-            f"{given.engine} with {given.store}", left, verdict, seconds=time.monotonic() - begin
+            f"{given.engine} with {given.store}"
+            + (", two populations" if given.populations == 2 else ""),
+            left,
+            verdict,
+            seconds=time.monotonic() - begin,
         )
         if given.report is not None:
             given.report.write_text(report.as_markdown(told))

@@ -131,7 +131,7 @@ async def _serve(given: argparse.Namespace, folder: pathlib.Path) -> None:
         [signing_keys.load_public(folder / "issuer.pub")], clock=time.time
     )
     rounds_seen = _Rounds()
-    made = server.Server(
+    made = server.Server.of(
         population.Population(_POPULATION, (task,)),
         {_TASK: served_task.ServedTask(task, lambda version: b"a plan", num_bytes + 1000)},
         store,

@@ -46,7 +46,14 @@ def _arguments(task, folder, *more):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (("--population", "others"), "for the population 'tests', not 'others'"),
+        (("--population", "others"), "There is no --task for the population 'others': add one"),
+        (("--population", "tests"), "--population has a name twice (the populations 'tests' and"),
+        (("--shares", "0.5"), "--shares are of several populations, and there is one"),
+        (("--population", "b", "--shares", "0.6", "0.6"), "--shares are 1.2 together, and may be"),
+        (("--population", "b", "--shares", "0.6", "-1"), "--shares must be"),
+        (("--population", "b", "--shares", "0.6"), "--shares has 1 values for 2 populations: give"),
+        (("--population-size", "1", "2"), "--population-size has 2 values for 1 populations"),
+        (("--population-size", "0"), "--population-size must be"),
         (("--address", "8443"), "--address must be HOST:PORT, like 127.0.0.1:8443"),
         (("--status-address", "localhost:port"), "--status-address must be HOST:PORT"),
         (("--status-address", "0.0.0.0:0"), "is for other machines: say who may read the page"),
@@ -77,6 +84,15 @@ def test_what_is_wrong_is_named_before_anything_is_made(task, tmp_path, capsys, 
     assert main.main([*_arguments(task, tmp_path), *changed]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("tff-dpftrl serve: ") and message in line
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_task_of_a_population_that_is_not_served_is_named(task, tmp_path, capsys):
+    arguments = _arguments(task, tmp_path)
+    arguments[arguments.index("tests")] = "others"
+    assert main.main(arguments) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "for the population 'tests', not 'others': add --population tests, or leave" in line
     assert not (tmp_path / "store").exists()
 
 

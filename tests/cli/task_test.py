@@ -98,6 +98,7 @@ def test_a_grid_makes_a_group(made, options, tmp_path, capsys):
         (["--rounds", "x"], "invalid int value: 'x'"),
         (["--deterministic-noise-seed", "3"], "unknown option --deterministic-noise-seed"),
         (["--population", "a b"], "population must be a name"),
+        (["--expect", "loss = 3"], "got 'loss = 3': give the name of a metric, < or >, and a num"),
         (["--num-devices", "3"], "num_devices=3 is below the 52 devices"),
         (["--grid", "clip_norm"], "--grid must be like"),
         (["--grid", "clip_nrom=1,2"], "unknown option 'clip_nrom'"),

@@ -151,7 +151,7 @@ def test_what_is_known_of_released_rounds_may_be_damaged(tmp_path, content):
     here = server_folder.of(tmp_path)
     here.rounds.write_text(content)
     if content != "[]":
-        _refuses(ValueError, "is damaged", here.check_rounds, "task", "plan", 1)
+        _refuses(ValueError, "is damaged", here.check_rounds, "population", "task", "plan", 1)
     _refuses(ValueError, "is damaged", here.keep_rounds, {})
 
 

@@ -354,7 +354,7 @@ KINDS = (
     kind(
         "summary",
         summaries_of_devices,
-        lambda content: summaries.parse(content, "toys"),
+        lambda content: summaries.parse(content, ("toys",)),
         refusals=(Refused,),
     ),
     kind(

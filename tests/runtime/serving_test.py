@@ -42,10 +42,10 @@ def _folder(tmp_path):
     return folder
 
 
-def _serving(task, store, folder, lines=None, **changes):
+def _serving(tasks, store, folder, lines=None, **changes):
     issuer = signing_keys.load_public(folder.issuer_public)
     return serving.Serving(
-        [task],
+        tasks if isinstance(tasks, tuple) else [tasks],
         store,
         folder,
         dataclasses.replace(_SETTINGS, **changes),
@@ -121,7 +121,7 @@ def test_rounds_are_committed_told_and_gone_on_with(task, folder):
     assert lines[0] == f"small: goes on after round {done} of 6."
     assert lines[-1] == "small: no further round: all 6 declared rounds are done."
     plan = task.folder.terms.server_plan
-    assert json.loads(folder.rounds.read_text()) == {"small": [plan, 6]}
+    assert json.loads(folder.rounds.read_text()) == {"tests/small": [plan, 6]}
     history = store.history("tests", "small")
     assert [row["round"] for row in history] == list(range(6))
     assert all(row["participation/min_sep"] in (None, 2, 3, 4, 5) for row in history)
@@ -129,8 +129,8 @@ def test_rounds_are_committed_told_and_gone_on_with(task, folder):
 
 def test_a_store_that_was_set_back_is_refused(task, folder):
     plan = task.folder.terms.server_plan
-    folder.keep_rounds({"small": (plan, 2)})
-    folder.keep_rounds({"another": ("its plan", 5)})
+    folder.keep_rounds({"tests/small": (plan, 2)})
+    folder.keep_rounds({"tests/another": ("its plan", 5)})
 
     async def start():
         served = _serving(task, memory_store.MemoryStore(), folder)
@@ -143,11 +143,11 @@ def test_a_store_that_was_set_back_is_refused(task, folder):
         asyncio.run(start())
     assert not folder.endpoint.exists()
     # As many, or more, or a task that was made anew.
-    folder.check_rounds("small", plan, 2)
-    folder.check_rounds("small", "another plan", 0)
+    folder.check_rounds("tests", "small", plan, 2)
+    folder.check_rounds("tests", "small", "another plan", 0)
     folder.rounds.write_text("{")
     with pytest.raises(ValueError, match="rounds.json is damaged"):
-        folder.check_rounds("small", plan, 9)
+        folder.check_rounds("tests", "small", plan, 9)
 
 
 def test_a_second_server_is_refused(task, folder, tmp_path):
@@ -204,14 +204,14 @@ def test_a_server_that_is_refused_leaves_the_files_of_the_other_alone(task, fold
         try:
             with pytest.raises(server.ServerError, match="two servers for one population"):
                 second = _serving(task, store, folder)
-                second.seen.session_table.add("-v[]+^")
+                second.seen["tests"].session_table.add("-v[]+^")
                 await second.start()
             assert folder.address() == first.address
-            first.seen.session_table.add("-v[]+^")
-            first.seen.session_table.add("-v[]+#")
+            first.seen["tests"].session_table.add("-v[]+^")
+            first.seen["tests"].session_table.add("-v[]+#")
         finally:
             await first.stop()
-        assert first.seen.session_table.total == 2
+        assert first.seen["tests"].session_table.total == 2
 
     asyncio.run(run())
     assert not folder.endpoint.exists()
@@ -219,7 +219,7 @@ def test_a_server_that_is_refused_leaves_the_files_of_the_other_alone(task, fold
 
 def test_a_line_is_said_once(task, folder):
     lines = []
-    seen = _serving(task, memory_store.MemoryStore(), folder, lines).seen
+    seen = _serving(task, memory_store.MemoryStore(), folder, lines).seen["tests"]
 
     def released(index):
         return events.RoundReleased("small", index, f"attempt {index}", {"devices/reports": 3})
@@ -241,7 +241,7 @@ def test_a_line_is_said_once(task, folder):
 
 def test_a_commit_says_what_contradicts_the_declared_participation(task, folder):
     lines = []
-    seen = _serving(task, memory_store.MemoryStore(), folder, lines).seen
+    seen = _serving(task, memory_store.MemoryStore(), folder, lines).seen["tests"]
     metrics = {"devices/reports": 3, "participation/contradicting_reports": 2}
 
     async def run():
@@ -256,7 +256,54 @@ def test_a_commit_says_what_contradicts_the_declared_participation(task, folder)
     assert "1 rounds with impossible participation histograms so far" in second
 
 
+@pytest.mark.slow  # It makes a second task.
+def test_devices_in_two_populations_of_one_server_are_served_in_both(task, folder, tmp_path):
+    other = {"population": "others"}
+    small_folder.write_plans(
+        tmp_path / "other",
+        small_folder.plans(small_tasks.PROCESSES["blt"](), **other),
+        terms=dataclasses.replace(small_folder.TERMS, **other),
+        config=dataclasses.replace(_CONFIG, **other),
+    )
+    store, lines = memory_store.MemoryStore(), []
+    served = _serving(
+        (task, planned_task.load(tmp_path / "other")),
+        store,
+        folder,
+        lines,
+        population_size={"tests": 8.0, "others": 4.0},
+        shares={"others": 0.2},
+    )
+
+    def is_done():
+        return all(store.last_commit(name, "small").rounds_done >= 2 for name in served.seen)
+
+    async def run():
+        await served.start()
+        try:
+            with number_devices.running(folder, count=4, populations=("tests", "others")):
+                await _until(is_done)
+                front = urllib.request.urlopen
+                first = await asyncio.to_thread(lambda: front(served.page_address).read().decode())
+                assert '<a href="0/">tests</a>' in first and '<a href="1/">others</a>' in first
+                for i, name in enumerate(served.seen):
+                    url = f"{served.page_address}/{i}/data.json"
+                    data = await asyncio.to_thread(lambda url=url: json.load(front(url)))
+                    assert data["population"] == name and data["totals"]["reports"] >= 3
+                await served.stop()
+        finally:
+            await served.stop()
+
+    asyncio.run(run())
+    assert lines[:2] == ["tests, small: 6 rounds.", "others, small: 6 rounds."]
+    assert any(line.startswith("others, small: round 1 of 6 committed") for line in lines)
+    assert set(json.loads(folder.rounds.read_text())) == {"tests/small", "others/small"}
+    assert all(folder.sessions_of(name).exists() for name in served.seen)
+
+
 def test_what_cannot_be_served_is_named(task, folder):
+    with pytest.raises(ValueError, match=r"shares name the populations \['others'\]"):
+        _serving(task, memory_store.MemoryStore(), folder, shares={"others": 0.5})
     with pytest.raises(ValueError, match="has a name twice"):
         serving.Serving(
             [task, task], memory_store.MemoryStore(), folder, _SETTINGS, progress=lambda line: None

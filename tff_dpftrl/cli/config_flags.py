@@ -30,6 +30,7 @@ SHORT_FLAGS = {
 METAVARS = {
     "data": "CORPUS",
     "proxy_data": "CORPUS",
+    "expect": "COMPARISONS",
     "build": "FILE.py:NAME",
     "vocabulary": "SOURCE",
     "without_near_duplicates_of": "CORPUS",

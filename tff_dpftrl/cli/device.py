@@ -18,7 +18,9 @@ from tff_dpftrl.cli import config_flags, trust_flags
 from tff_dpftrl.runtime.device import backoff
 
 if TYPE_CHECKING:
-    from tff_dpftrl.runtime.device import device_runtime
+    from collections.abc import Sequence
+
+    from tff_dpftrl.runtime.device import device_runtime, session
 
 _DESCRIPTION = """\
 Take part in the rounds of a server (`tff-dpftrl serve`) as one device: check in when the server
@@ -102,7 +104,8 @@ def add_parser(subparsers) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="Population to take part in; may be given several times.",
+        help="Population to take part in; may be given several times. The device waits to be "
+        "selected in all of them at once, and trains for one at a time.",
     )
     here = parser.add_argument_group("this device")
     here.add_argument(
@@ -296,18 +299,33 @@ def _take_part(args: argparse.Namespace) -> int:
                     raise OSError(
                         f"another process of this device has a session ({lock_file} is locked)"
                     )
-                return max(map(sessions.run_and_tell, populations))
+                return _run_each_once(sessions, own.turn, populations)
         scheduler.run_jobs(
             schedule,
             lambda population: sessions.run(population).result,
             own.eligibility,
             wait=example_store.DailyExpiry(examples, time.sleep),
             should_stop=lambda: schedule.is_finished and not args.stay,
+            turn=own.turn,
             lock_file=lock_file,
             progress=_progress,
         )
     _progress(f"{', '.join(populations)}: all rounds of all tasks are done: nothing is left.")
     return 0
+
+
+def _run_each_once(sessions: _Sessions, turn: session.Turn, populations: Sequence[str]) -> int:
+    """Runs one session for each population, side by side, and returns the worst status."""
+    from tff_dpftrl.runtime.device import scheduler
+
+    status = 0
+    with scheduler.SideBySide(sessions.run_and_tell, turn, populations) as running:
+        for population in populations:
+            running.begin(population)
+        while len(running):
+            if (ended := running.next_ended(1.0)) is not None:
+                status = max(status, ended[1])
+    return status
 
 
 class _Sessions:

@@ -1,4 +1,4 @@
-"""`tff-dpftrl serve`: the server of a population of devices."""
+"""`tff-dpftrl serve`: the server of one population of devices, or of several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
@@ -27,6 +27,10 @@ sum their reports as they come, add the noise, commit, and only then release the
 What is committed is in the store: after a crash or Ctrl-C, the same command goes on with the
 committed round. The store holds the seed of the noise: keep it as secret as the devices' reports.
 Nothing about a single device is written anywhere: if the process crashes, it leaves no core file.
+
+Several populations share the port, the processes and the store of one server. Each has a leader, a
+pace and rounds of its own, and a share of sessions and check-ins that the others leave to it
+(--shares). A device that is in several names its population when it connects.
 
 Devices connect with gRPC over TLS, and show a token that an issuer signed for them. Unless told
 otherwise, certificate and issuer's key are made in the server's folder, for devices here.
@@ -48,6 +52,10 @@ examples:
       --store postgresql://user@host/name --server-folder server/ \\
       --address 0.0.0.0:8443 --certificate fullchain.pem --private-key key.pem \\
       --attestation-keys issuer.pub
+
+  # Two populations, of which the second one is smaller and keeps a tenth for itself.
+  tff-dpftrl serve --population keyboard --population speech --task tasks/nwp tasks/asr \
+      --population-size 10000 500 --shares 0.5 0.1 --store store/
 
   # On two machines, with the same files at the same paths, in a network of their own: as it
   # comes, Ray has neither passwords nor encryption. First `ray start` on each of them.
@@ -82,7 +90,12 @@ def add_parser(subparsers) -> None:
     )
     parser.set_defaults(run=run)
     parser.add_argument(
-        "--population", required=True, metavar="NAME", help="Name of the population."
+        "--population",
+        required=True,
+        action="extend",
+        nargs="+",
+        metavar="NAME",
+        help="Name of the population; several names, or the option several times, for several.",
     )
     parser.add_argument(
         "--task",
@@ -90,7 +103,8 @@ def add_parser(subparsers) -> None:
         action="extend",
         nargs="+",
         metavar="DIR",
-        help=("Folders of the population's tasks, which share the rounds by their weights."),
+        help="Folders of the populations' tasks. Tasks of one population share its rounds by their "
+        "weights.",
     )
     parser.add_argument(
         "--store",
@@ -170,14 +184,25 @@ def add_parser(subparsers) -> None:
             metavar="N",
             help=_SESSIONS_PER[what],
         )
+    who.add_argument(
+        "--shares",
+        type=float,
+        nargs="+",
+        metavar="SHARE",
+        help="Share of open sessions and of check-ins a second that each population has for "
+        "itself, in the order of --population, at each Selector. What the shares leave is for "
+        "whoever comes first, so that one population cannot shut out another. Default: even "
+        "shares of one half.",
+    )
     pace = parser.add_argument_group("how often devices come")
     pace.add_argument(
         "--population-size",
         type=float,
+        nargs="+",
         metavar="N",
         help=(
-            "Approximate number of devices that are available at a time. Default: "
-            "the tasks' num_devices."
+            "Approximate number of devices that are available at a time, of each population in "
+            "the order of --population. Default: the tasks' num_devices."
         ),
     )
     pace.add_argument(
@@ -244,7 +269,7 @@ def add_parser(subparsers) -> None:
     machines.add_argument(
         "--stop",
         action="store_true",
-        help=("Only stop the population's server on the cluster, however it was started."),
+        help="Only stop the server of these populations on the cluster, however it was started.",
     )
     parser.add_argument(
         "--until-done",
@@ -270,12 +295,7 @@ def run(args: argparse.Namespace) -> int:
 
     tasks = [planned_task.load(path, keys or None) for path in args.task]
     keys = keys or [task_folder.bundled_key(path) for path in args.task]
-    for task in tasks:
-        if task.population != args.population:
-            raise validation.UsageError(
-                f"The task {task.name!r} is for the population {task.population!r}, not "
-                f"{args.population!r}."
-            )
+    _check_populations(args, tasks)
     _check_secure_aggregation(args, tasks, folder)
     folder.make(
         args.names or serving.Settings.names,
@@ -283,18 +303,21 @@ def run(args: argparse.Namespace) -> int:
         issuer=not args.attestation_keys and not args.no_attestation,
     )
     folder.keep_plan_keys(keys)
-    sizes = [task.folder.config.num_devices for task in tasks]
+    sizes = {name: 0.0 for name in args.population}
+    for task in tasks:
+        sizes[task.population] = max(sizes[task.population], task.folder.config.num_devices)
     settings = serving.Settings(
         address=args.address,
         status_address=args.status_address,
         status_access=status_flags.made(args),
-        population_size=args.population_size or max(sizes),
+        population_size={**sizes, **_by_population(args, args.population_size)},
         round_seconds=args.round_seconds,
         limits=limits.Limits(
             sessions_per_address=args.sessions_per_address,
             sessions_per_connection=args.sessions_per_connection,
         ),
         most_over_selection=args.most_over_selection,
+        shares=_by_population(args, args.shares),
     )
     core_files.forbid()
     is_one_process = args.engine != "ray"  # Other processes get states as messages.
@@ -350,7 +373,7 @@ def _deployment(args: argparse.Namespace, folder, settings):
         attestation_keys=None if args.no_attestation else issuers,
     )
     return cluster_serving.deployment(
-        args.population,
+        tuple(args.population),
         args.store,
         files,
         settings,
@@ -371,7 +394,7 @@ def _stop(args: argparse.Namespace, folder) -> int:
     _progress(
         f"Stopped {', '.join(stopped)}. What is committed is in the store."
         if stopped
-        else f"No server of the population {args.population!r} runs on the cluster."
+        else f"No server of {_named(args.population)} runs on the cluster."
     )
     return 0
 
@@ -401,13 +424,66 @@ def _check(args: argparse.Namespace) -> None:
     if args.no_attestation and args.attestation_keys:
         raise validation.UsageError("--no-attestation and --attestation-keys exclude each other.")
     _check_engine(args)
+    names = args.population
+    if len(set(names)) != len(names):
+        raise validation.UsageError(f"--population has a name twice ({_named(names)}): once each.")
+    for flag in ("population_size", "shares"):
+        given = getattr(args, flag)
+        if given is not None and len(given) != len(names):
+            raise validation.UsageError(
+                f"--{flag.replace('_', '-')} has {len(given)} values for {len(names)} populations: "
+                "give one for each, in the order of --population."
+            )
+    _check_shares(args)
     validation.positive("--round-seconds", args.round_seconds)
     validation.number("--most-over-selection", args.most_over_selection, at_least=1, at_most=1000)
     for flag in ("sessions_per_address", "sessions_per_connection"):
         if getattr(args, flag) is not None:
             validation.integer(f"--{flag.replace('_', '-')}", getattr(args, flag), minimum=1)
-    if args.population_size is not None:
-        validation.positive("--population-size", args.population_size)
+    for size in args.population_size or ():
+        validation.positive("--population-size", size)
+
+
+def _named(populations: Sequence[str]) -> str:
+    """Returns the names of populations in a sentence, like "the population 'a'"."""
+    names = " and ".join(map(repr, populations))
+    return f"the population{'s' * (len(populations) > 1)} {names}"
+
+
+def _by_population(args: argparse.Namespace, values: Sequence[float] | None) -> dict[str, float]:
+    """Returns values by population; none if they are not given."""
+    return {} if values is None else dict(zip(args.population, values, strict=True))
+
+
+def _check_shares(args: argparse.Namespace) -> None:
+    if args.shares is None:
+        return
+    if len(args.population) == 1:
+        raise validation.UsageError(
+            "--shares are of several populations, and there is one: leave them out."
+        )
+    for share in args.shares:
+        validation.number("--shares", share, at_least=0, at_most=1)
+    if sum(args.shares) > 1 + 1e-9:
+        raise validation.UsageError(
+            f"--shares are {sum(args.shares):g} together, and may be 1 at most: lower them."
+        )
+
+
+def _check_populations(args: argparse.Namespace, tasks) -> None:
+    """Refuses tasks of populations that are not served, and populations without a task."""
+    for task in tasks:
+        if task.population not in args.population:
+            raise validation.UsageError(
+                f"The task {task.name!r} is for the population {task.population!r}, not "
+                f"{' or '.join(map(repr, args.population))}: add --population {task.population}, "
+                "or leave the task out."
+            )
+    idle = [name for name in args.population if name not in {task.population for task in tasks}]
+    if idle:
+        raise validation.UsageError(
+            f"There is no --task for {_named(idle)}: add one, or leave the population out."
+        )
 
 
 def _check_engine(args: argparse.Namespace) -> None:
@@ -484,7 +560,7 @@ def _write_bundle(served: serving.Serving, folder, args: argparse.Namespace, key
     server = _address_for_devices(served.address, args)
     issuers = args.attestation_keys or [folder.issuer_public]
     server_bundle.ServerBundle.of(
-        args.population,
+        args.population[0] if len(args.population) == 1 else "",  # Devices name theirs.
         server,
         None if args.certificate else folder.certificate,
         keys,

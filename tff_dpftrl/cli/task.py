@@ -263,7 +263,8 @@ def _new(args: argparse.Namespace) -> int:
 def _evaluating(config: task_config.TaskConfig, flags: dict[str, Any]) -> task_config.TaskConfig:
     """Returns the options of an evaluation: those of the evaluated task, with its changes."""
     values = {**config.to_dict(), "task": "", "max_epsilon": None, "weight": 1.0}
-    values |= {"min_sep": None, "max_participations": None, "least_group": None, **flags}
+    values |= {"min_sep": None, "max_participations": None, "least_group": None}
+    values |= {"expect": None, **flags}
     return task_config.TaskConfig(**values)
 
 

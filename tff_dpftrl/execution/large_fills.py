@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+OPS = frozenset({"FakeParam"})
+"""Operations that `compute` adds, beside those of every graph; no bit of their values is used."""
+
 _MIN_BYTES = 65_536
 
 

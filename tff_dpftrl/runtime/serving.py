@@ -1,4 +1,4 @@
-"""A population as `tff-dpftrl serve` serves it: tasks, store, devices' service, status page."""
+"""Populations as `tff-dpftrl serve` serves them: tasks, store, devices' service, status page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from typing_extensions import override
@@ -19,7 +19,7 @@ from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import pace_steering
 from tff_dpftrl.runtime.server import limits as limits_lib
-from tff_dpftrl.runtime.server import served_task
+from tff_dpftrl.runtime.server import served_population
 from tff_dpftrl.runtime.server import server as server_lib
 from tff_dpftrl.runtime.server import server_folder as server_folder_lib
 from tff_dpftrl.runtime.status import access, observations, page
@@ -31,29 +31,37 @@ _HOUR = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of a population's server.
+    """Settings of a server.
 
     Attributes:
       address: Host and port for devices; port 0 takes a free one.
       status_address: Host and port for the status page; None for no page.
       status_access: Who may read the status page.
       names: Host names and addresses that devices connect to, for a certificate made here.
-      population_size: Approximate number of devices that are available at a time. The waiting
-        times that devices get follow from it.
+      population_size: Approximate number of devices that are available at a time, of each
+        population or by its name. The waiting times that devices get follow from it.
       round_seconds: Approximate seconds from one selection to the next.
       limits: Limits on what devices may use.
       most_over_selection: Largest number of devices chosen for each report of a round's goal,
         where many have not reported.
+      shares: Shares of sessions and check-ins that populations have for themselves, by name; see
+        `served_population.ServedPopulation`.
     """
 
     address: str = addresses.DEFAULT_ADDRESS
     status_address: str | None = addresses.DEFAULT_ADDRESS
     status_access: access.Access = access.Access()
     names: Sequence[str] = addresses.LOOPBACK_NAMES
-    population_size: float = 1000.0
+    population_size: float | Mapping[str, float] = 1000.0
     round_seconds: float = 60.0
     limits: limits_lib.Limits = dataclasses.field(default_factory=limits_lib.Limits)
     most_over_selection: float = 3.0
+    shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def size_of(self, population: str) -> float:
+        """Returns the approximate number of devices of a population."""
+        size = self.population_size
+        return size[population] if isinstance(size, Mapping) else size
 
 
 class Engine(Protocol):
@@ -71,55 +79,54 @@ class Engine(Protocol):
         """Stops serving devices."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Served:
-    """A population in the form that actors and the devices' service take.
-
-    Attributes:
-      population: Population with the tasks' settings of rounds.
-      tasks: Tasks of the population, by name.
-      pace: Pace steering, which says when devices are to check in again.
-    """
-
-    population: population_lib.Population
-    tasks: dict[str, served_task.ServedTask]
-    pace: pace_steering.TurnsAhead
-
-
-def put_together(tasks: Sequence[planned_task.PlannedTask], settings: Settings) -> Served:
-    """Makes a population of tasks.
+def put_together(
+    tasks: Sequence[planned_task.PlannedTask], settings: Settings
+) -> list[served_population.ServedPopulation]:
+    """Makes populations of tasks.
 
     Args:
-      tasks: Tasks of one population.
+      tasks: Tasks of all populations.
       settings: Settings of the server.
 
     Returns:
-      The population, its tasks and its pace.
+      The populations with their tasks and pace, in the order of the tasks.
 
     Raises:
       ValueError: If they cannot be served together, or a setting is out of range.
     """
-    populations = {task.population for task in tasks}
-    if len(populations) != 1:
+    by_population: dict[str, list[planned_task.PlannedTask]] = {}
+    for task in tasks:
+        by_population.setdefault(task.population, []).append(task)
+    if strangers := sorted(set(settings.shares) - set(by_population)):
         raise validation.UsageError(
-            f"tasks must be of one population, got {sorted(populations)}: start a server for "
-            "each, with its own store or the same."
+            f"shares name the populations {strangers}, which have no task: leave them out."
         )
+    made = [_populate(name, own, settings) for name, own in by_population.items()]
+    served_population.check(made)
+    return made
+
+
+def _populate(
+    name: str, tasks: Sequence[planned_task.PlannedTask], settings: Settings
+) -> served_population.ServedPopulation:
     served = {task.name: _resting(task, settings) for task in tasks}
     if len(served) != len(tasks):
         raise validation.UsageError(
             f"tasks has a name twice: {sorted(task.name for task in tasks)}."
         )
-    population = population_lib.Population(
-        populations.pop(), tuple(task.task for task in served.values())
-    )
+    population = population_lib.Population(name, tuple(task.task for task in served.values()))
     wanted = max(task.rounds.wanted for task in population.tasks)
-    steering = pace_steering.PaceSteering(wanted, settings.round_seconds, settings.population_size)
-    return Served(population, served, pace_steering.TurnsAhead(steering))
+    steering = pace_steering.PaceSteering(wanted, settings.round_seconds, settings.size_of(name))
+    return served_population.ServedPopulation(
+        population,
+        served,
+        pace_steering.TurnsAhead(steering),
+        share=settings.shares.get(name),
+    )
 
 
 class Serving:
-    """A population that is served, from `start` to `stop`, on one event loop."""
+    """Populations that are served, from `start` to `stop`, on one event loop."""
 
     def __init__(
         self,
@@ -137,7 +144,7 @@ class Serving:
         """Puts the parts together; nothing runs yet, and nothing is written.
 
         Args:
-          tasks: Tasks of one population; new ones are added to the store.
+          tasks: Tasks of all populations; new ones are added to the store.
           store: Store of leases and commits; left open.
           folder: Folder of the certificate, if none is given, and of what lasts over a restart.
           settings: Settings of the server.
@@ -150,27 +157,42 @@ class Serving:
         Raises:
           ValueError: If the tasks cannot be served together, or a setting is out of range.
         """
-        self._tasks = {task.name: task for task in tasks}
+        self._tasks = {(task.population, task.name): task for task in tasks}
         self._store, self._folder, self._settings = store, folder, settings
         self._certificate, self._private_key = certificate, private_key
         self._attestation, self._progress, self._clock = attestation, progress, clock
-        self._served = put_together(tasks, settings)
-        self.population = self._served.population
-        """Population that is served."""
-        self.seen = LoggedObservations(
-            self.population,
-            population_size=settings.population_size,
-            clock=clock,
-            progress=progress,
-            released=self._released,
-        )
-        """Observations of devices and rounds."""
+        served = put_together(tasks, settings)
+        self._is_alone = len(served) == 1
+        self.seen = {one.name: self._observe(one, clock) for one in served}
+        """Observations of devices and rounds, by population."""
+        self._served = [dataclasses.replace(one, observer=self.seen[one.name]) for one in served]
         self.done = asyncio.Event()
         """Set when no task may have another round."""
         self._server: Engine | None = None
         self._page: page.StatusServer | None = None
         self._looks: set[asyncio.Task] = set()
         self._looking = asyncio.Lock()
+
+    def _observe(
+        self, served: served_population.ServedPopulation, clock: Callable[[], float]
+    ) -> LoggedObservations:
+        """Makes the observations of a population."""
+        before = self._label(served.name)
+        return LoggedObservations(
+            served.population,
+            population_size=self._settings.size_of(served.name),
+            clock=clock,
+            progress=lambda line: self._progress(f"{before}{line}"),
+            released=lambda task: self._look_at(served.name, task),
+        )
+
+    def _label(self, population: str) -> str:
+        """Returns what a population's progress lines begin with: its name, where there are more."""
+        return "" if self._is_alone else f"{population}, "
+
+    def _sessions(self, population: str) -> pathlib.Path:
+        """Returns the file of a population's counts of sessions."""
+        return self._folder.sessions if self._is_alone else self._folder.sessions_of(population)
 
     @property
     def address(self) -> str:
@@ -183,7 +205,7 @@ class Serving:
         return "" if self._page is None else self._page.address
 
     async def start(self) -> None:
-        """Adds new tasks to the store, takes the lease, and serves devices and page.
+        """Adds new tasks to the store, takes the leases, and serves devices and page.
 
         Raises:
           server_lib.ServerError: If another server leads, or an address cannot be bound.
@@ -191,14 +213,17 @@ class Serving:
           OSError: If a file, the store or the status page's address cannot be used.
         """
         self._folder.make(self._settings.names, certificate=self._certificate is None, issuer=False)
-        self.seen.load_counts(self._folder.sessions)
+        for name, seen in self.seen.items():
+            seen.load_counts(self._sessions(name))
         for task in self._tasks.values():
             commit = await asyncio.to_thread(task.add_to, self._store)
-            self._folder.check_rounds(task.name, task.folder.terms.server_plan, commit.rounds_done)
-            self._progress(_where_it_stands(task, commit))
-        for served in self.population.tasks:
-            if advice := served.rests_advice(self._settings.population_size):
-                self._progress(f"{served.name}: {advice}")
+            plan, done = task.folder.terms.server_plan, commit.rounds_done
+            self._folder.check_rounds(task.population, task.name, plan, done)
+            self._progress(f"{self._label(task.population)}{_where_it_stands(task, commit)}")
+        for one in self._served:
+            for task in one.population.tasks:
+                if advice := task.rests_advice(self._settings.size_of(one.name)):
+                    self._progress(f"{self._label(one.name)}{task.name}: {advice}")
         self._server = self._make_engine()
         try:
             if self._settings.status_address is not None:
@@ -208,13 +233,12 @@ class Serving:
         except BaseException:
             await self.stop()
             raise
-        self._released("")
+        self._look_at("", "")
 
     def _make_engine(self) -> Engine:
         """Makes the engine that runs the actors."""
         return server_lib.Server(
-            self.population,
-            self._served.tasks,
+            self._served,
             self._store,
             endpoint=server_lib.Endpoint(
                 self._certificate or self._folder.certificate,
@@ -223,8 +247,6 @@ class Serving:
                 limits=self._settings.limits,
                 address=self._settings.address,
             ),
-            pace=self._served.pace,
-            observer=self.seen,
             clock=self._clock,
             progress=self._progress,
         )
@@ -243,9 +265,7 @@ class Serving:
                 self._write(self._remove_endpoint)
             await self._server.stop()
             if has_served:
-                await asyncio.to_thread(
-                    self._write, lambda: self.seen.save_counts(self._folder.sessions)
-                )
+                await asyncio.to_thread(self._write, self._save_counts)
             self._server = None
         if self._page is not None:
             await self._page.stop()
@@ -258,16 +278,17 @@ class Serving:
         except OSError as error:
             self._progress(f"Cannot write to {self._folder.path}: {error}")
 
+    def _save_counts(self) -> None:
+        for name, seen in self.seen.items():
+            seen.save_counts(self._sessions(name))
+
     def _remove_endpoint(self) -> None:
         self._folder.remove_endpoint()
 
     async def _start_page(self, address: str) -> None:
         host, port = addresses.split(address, "status_address", can_listen=True)
         self._page = page.StatusServer(
-            self.seen,
-            privacy=self._privacy,
-            history=lambda task: self._store.history(self.population.name, task),
-            reports=lambda task: self._tasks[task].folder.path / task_folder.REPORT,
+            [self._shown(one.name) for one in self._served],
             host=host,
             port=port,
             allowed=self._settings.status_access,
@@ -278,10 +299,19 @@ class Serving:
                 f"Warning: whoever reaches {self.page_address} can read the status page."
             )
 
-    def _privacy(self, name: str) -> dict[str, Any]:
+    def _shown(self, population: str) -> page.Shown:
+        """Returns what the status page shows of a population."""
+        tasks = {name: task for (whose, name), task in self._tasks.items() if whose == population}
+        return page.Shown(
+            self.seen[population],
+            privacy=lambda task: self._privacy(tasks[task]),
+            history=lambda task: self._store.history(population, task),
+            reports=lambda task: tasks[task].folder.path / task_folder.REPORT,
+        )
+
+    def _privacy(self, task: planned_task.PlannedTask) -> dict[str, Any]:
         """Returns what a task has spent by its last commit, for the status page."""
-        task = self._tasks[name]
-        commit = self._store.last_commit(self.population.name, name)
+        commit = self._store.last_commit(task.population, task.name)
         so_far = task.privacy(commit)
         reasons = [] if so_far.budget_epsilon is not None else [_no_guarantee(task)]
         return {
@@ -293,37 +323,35 @@ class Serving:
             "stopped": task.refusal(commit),
         }
 
-    def _released(self, name: str) -> None:
+    def _look_at(self, population: str, task: str) -> None:
         """Starts a check of which tasks may go on after a commit, beside the event loop."""
-        look = asyncio.get_running_loop().create_task(self._look(name))
+        look = asyncio.get_running_loop().create_task(self._look(population, task))
         self._looks.add(look)
         look.add_done_callback(self._looks.discard)
 
-    async def _look(self, name: str) -> None:
+    async def _look(self, population: str, task: str) -> None:
         try:
             async with self._looking:
                 reasons = await asyncio.to_thread(self._refusals)
-                await asyncio.to_thread(self.seen.save_counts, self._folder.sessions)
+                await asyncio.to_thread(self._save_counts)
         except OSError as error:
             self._progress(f"Cannot look at the store, or write counts: {error}")
             return
-        if name and reasons[name] is not None:
-            self._progress(f"{name}: no further round: {reasons[name]}.")
+        if task and (reason := reasons[population, task]) is not None:
+            self._progress(f"{self._label(population)}{task}: no further round: {reason}.")
         if all(reason is not None for reason in reasons.values()):
             self.done.set()
 
-    def _refusals(self) -> dict[str, str | None]:
+    def _refusals(self) -> dict[tuple[str, str], str | None]:
         """Returns why each task may have no further round, and records the number of commits."""
-        commits = {
-            name: self._store.last_commit(self.population.name, name) for name in self._tasks
-        }
+        commits = {key: self._store.last_commit(*key) for key in self._tasks}
         self._folder.keep_rounds(
             {
-                name: (task.folder.terms.server_plan, commits[name].rounds_done)
-                for name, task in self._tasks.items()
+                "/".join(key): (task.folder.terms.server_plan, commits[key].rounds_done)
+                for key, task in self._tasks.items()
             }
         )
-        return {name: task.refusal(commits[name]) for name, task in self._tasks.items()}
+        return {key: task.refusal(commits[key]) for key, task in self._tasks.items()}
 
 
 def _resting(task: planned_task.PlannedTask, settings: Settings) -> Any:

@@ -60,13 +60,14 @@ class Evidence:
       rounds: Rows of the store's history: task, round, epoch, metrics.
       commits: Rows of the tasks: task, rounds done, epoch, model.
       told: What left the servers.
-      leading: Who said that it leads, and under which epoch.
+      leading: Population that somebody said to lead, and under which epoch.
       records: The devices' own.
       outcomes: Outcomes of the faults, in order.
       found: Devices' vectors that were found, by place.
       num_pieces: Pieces of vectors that were looked for.
       hostile: Numbers of the hostile devices, which keep no timer.
       after_faults: Number of the last line of the log when the last fault was over.
+      populations: Tasks by population.
     """
 
     seed: int
@@ -81,6 +82,9 @@ class Evidence:
     num_pieces: int = 0
     hostile: Collection[int] = ()
     after_faults: int = 0
+    populations: Mapping[str, Sequence[str]] = dataclasses.field(
+        default_factory=lambda: tiny_tasks.ONE_POPULATION
+    )
 
     @property
     def released(self) -> list[tuple[str, int, dict]]:
@@ -157,13 +161,18 @@ def collect(left: supervisor.Campaign) -> Evidence:
         [(task, number, epoch, json.loads(text)) for task, number, epoch, text in rounds],
         commits,
         told,
-        [(name, event["epoch"]) for name, event in events if event["kind"] == "leading"],
+        [
+            (event["population"], event["epoch"])
+            for _, event in events
+            if event["kind"] == "leading"
+        ],
         left.records,
         left.outcomes,
         found,
         num_pieces,
         left.hostile,
         left.after_faults,
+        left.place.populations,
     )
 
 
@@ -228,20 +237,24 @@ def _check_order(evidence: Evidence, verdict: Verdict) -> None:
 
 
 def _check_epochs(evidence: Evidence, verdict: Verdict) -> None:
-    latest, owner = 0, ""
+    population_of = {task: name for name, tasks in evidence.populations.items() for task in tasks}
+    latest, owner = collections.Counter(), {}
     for line in evidence.lines:
         if line.kind == database_log.LEASE:
-            is_new = bool(line.owner) and line.owner != owner
-            holds = line.epoch > latest if is_new else line.epoch == latest
-            what = f"line {line.number}: epoch {line.epoch} of {line.owner} after {latest}"
+            name = line.task
+            is_new = bool(line.owner) and line.owner != owner.get(name)
+            holds = line.epoch > latest[name] if is_new else line.epoch == latest[name]
+            what = f"line {line.number}: epoch {line.epoch} of {line.owner} after {latest[name]}"
             verdict.note(Law.GROWING_EPOCHS, holds, what)
-            latest, owner = max(latest, line.epoch), line.owner or owner
+            latest[name] = max(latest[name], line.epoch)
+            owner[name] = line.owner or owner.get(name)
         elif line.kind == database_log.ROUND:
-            what = f"line {line.number}: epoch {line.epoch} commits under {latest}"
-            verdict.note(Law.FRESH_EPOCH, line.epoch == latest, what)
-    leaders = collections.Counter(epoch for _, epoch in evidence.leading)
-    for epoch, count in leaders.items():
-        verdict.note(Law.GROWING_EPOCHS, count == 1, f"{count} leaders under epoch {epoch}")
+            last = latest[population_of[line.task]]
+            what = f"line {line.number}: epoch {line.epoch} commits under {last}"
+            verdict.note(Law.FRESH_EPOCH, line.epoch == last, what)
+    for (name, epoch), count in collections.Counter(evidence.leading).items():
+        what = f"{count} leaders of {name} under epoch {epoch}"
+        verdict.note(Law.GROWING_EPOCHS, count == 1, what)
 
 
 def _digest(content: bytes) -> str:

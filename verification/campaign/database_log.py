@@ -38,7 +38,7 @@ _TRIGGERS = (  # What happens, to rows of which table, when, and the line that i
         "UPDATE",
         "leases",
         "NEW.epoch <> OLD.epoch OR NEW.owner <> OLD.owner",
-        "(kind, epoch, owner) VALUES ('lease', NEW.epoch, NEW.owner)",
+        "(kind, task, epoch, owner) VALUES ('lease', NEW.population, NEW.epoch, NEW.owner)",
     ),
     (
         "UPDATE",
@@ -99,7 +99,7 @@ class Line:
       number: Its place in the order of transactions.
       kind: `LEASE`: another owner or epoch; `COMMIT`: a task's row was replaced; `ROUND`: a
         row was added to the history; `CHANGED`: what was committed was changed or removed.
-      task: Name of the task; of `CHANGED`, of the table.
+      task: Name of the task; of `CHANGED`, of the table; of `LEASE`, of the population.
       rounds: Rounds done with it.
       epoch: The epoch.
       owner: Who leads; empty if nobody.

@@ -88,18 +88,42 @@ _ENDS = (
 )
 
 
-class Device:
-    """One device, over a connection of its own."""
+class Own:
+    """What a device has in common with itself in other populations.
 
-    def __init__(self, number: int, setting: Setting, note: Callable[[Record], None]):
+    Attributes:
+      reports: Number of its reports.
+      turn: Its turn to train.
+    """
+
+    def __init__(self):
+        """Begins without reports."""
+        self.reports = 0
+        self.turn = asyncio.Lock()
+
+
+class Device:
+    """One device in one population, over a connection of its own."""
+
+    def __init__(
+        self,
+        number: int,
+        setting: Setting,
+        note: Callable[[Record], None],
+        population: str = tiny_tasks.POPULATION,
+        own: Own | None = None,
+    ):
         """Does nothing before `run`.
 
         Args:
           number: Its number, from 0.
           setting: Options that all devices share.
           note: Takes its records.
+          population: Name of the population.
+          own: What it has in common with itself in other populations; None if it is in one.
         """
         self._number, self._setting, self._note = number, setting, note
+        self._population, self._own = population, own or Own()
         self._random = random.Random(f"{setting.seed} device {number}")
         self._vectors = {
             name: tiny_tasks.sentinel(setting.seed, name, number) for name in tiny_tasks.TASKS
@@ -107,7 +131,6 @@ class Device:
         self._attester = attester_lib.IssuingAttester(
             attestation.TokenIssuer(setting.issuer, clock=time.time)
         )
-        self._reports = 0
         self._last_rounds: dict[str, int] = {}  # The device's timer: its last round, by task.
 
     async def run(self) -> None:
@@ -134,7 +157,8 @@ class Device:
     async def _session(self, channel: grpc.aio.Channel) -> float:
         """Takes part once; returns in how many seconds it is to come back."""
         patience = self._random.uniform(_LEAST_PATIENCE, LONGEST_PATIENCE)
-        call = channel.stream_stream(session_stream.SESSION_METHOD)()
+        named = (session_stream.POPULATION_KEY, self._population.encode())
+        call = channel.stream_stream(session_stream.SESSION_METHOD)(metadata=(named,))
         try:
             return await self._converse(self._stream(call, patience))
         finally:
@@ -151,7 +175,7 @@ class Device:
         return self._random.uniform(0.05, _LONGEST_PAUSE)
 
     def _vector(self, task: str) -> vectors.Vector:
-        return tiny_tasks.vector(self._vectors[task], self._number, self._reports)
+        return tiny_tasks.vector(self._vectors[task], self._number, self._own.reports)
 
     def _packed(self, vector: vectors.Vector) -> bytes:
         return tiny_tasks.packed(vector)
@@ -161,11 +185,9 @@ class Device:
         if challenge.task and self._has_to_rest(challenge.task, challenge.round_index):
             await stream.leave()
             return self._pause()
-        nonce = session_stream.attested_nonce(
-            challenge.challenge, _SERVER_NAME, tiny_tasks.POPULATION
-        )
+        nonce = session_stream.attested_nonce(challenge.challenge, _SERVER_NAME, self._population)
         check_in = tiny_tasks.check_in(
-            max(challenge.protocol_versions), self._attester.token(nonce)
+            max(challenge.protocol_versions), self._attester.token(nonce), self._population
         )
         await stream.send(wire_pb2.FromDevice(check_in=check_in))
         told = await stream.receive("configuration", "come_back")
@@ -181,13 +203,14 @@ class Device:
             hashlib.sha256(told.broadcast).hexdigest(),
         )
         self._note(record)
-        await asyncio.sleep(self._random.uniform(0.0, 0.05))
+        async with self._own.turn:
+            await asyncio.sleep(self._random.uniform(0.0, 0.05))
         has_to_rest = self._has_to_rest(told.task, told.round_index)
         if has_to_rest or self._random.random() < _DROP_OUTS:
             raise Ended
         self._last_rounds[told.task] = told.round_index  # Before anything of it leaves.
-        self._reports += 1
-        record = dataclasses.replace(record, what=SENT, number=self._reports)
+        self._own.reports += 1
+        record = dataclasses.replace(record, what=SENT, number=self._own.reports)
         vector = self._vector(told.task)
         if bool(told.secure_sum_session) != (told.task == tiny_tasks.SECURE):
             raise Ended  # As a plan would have it.
@@ -210,7 +233,7 @@ class Device:
             parameters.check_session(told.secure_sum_session),
             vector,
             identity=secure_upload.AttestedIdentity(
-                tiny_tasks.POPULATION,
+                self._population,
                 told.secure_sum_session,
                 self._attester,
                 [self._setting.issuer.public_key()],

@@ -29,7 +29,7 @@ class Events(observer.Observer):
     def on_event(self, now: float, event: Any) -> None:
         match event:
             case events.Leading():
-                self.write("leading", epoch=event.epoch)
+                self.write("leading", epoch=event.epoch, population=event.population)
             case events.RoundReleased():
                 self.write(
                     "released",

@@ -10,6 +10,7 @@ import asyncio
 import enum
 import random
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import numpy as np
@@ -57,6 +58,7 @@ class HostileDevice(devices.Device):
         number: int,
         setting: devices.Setting,
         note: Callable[[devices.Record], None],
+        *options: Any,
         kind: Kind,
     ):
         """Does nothing before `run`.
@@ -65,9 +67,10 @@ class HostileDevice(devices.Device):
           number: Number of the device, from 0.
           setting: What all devices have in common.
           note: Callback for the device's records.
+          *options: Further arguments of `devices.Device`.
           kind: What it does.
         """
-        super().__init__(number, setting, note)
+        super().__init__(number, setting, note, *options)
         self._kind = kind
         self._sent: list[bytes] = []  # Serialized messages, for replays.
 

@@ -48,12 +48,10 @@ def build(deployed: deployment.ClusterDeployment) -> deployment.Parts:
     place = stage.Stage(pathlib.Path(deployed.options["folder"]))
     trigger = fault_injection.Trigger(place.folder)
     fault_injection.watch_transactions(trigger)
-    tasks = tiny_tasks.served_tasks(fault_injection.ArmedStep(tiny_tasks.NoisyStep(), trigger))
+    step = fault_injection.ArmedStep(tiny_tasks.NoisyStep(), trigger)
     issuer = signing_keys.load_public(place.server_folder.issuer_public)
     return deployment.Parts(
-        tiny_tasks.served_population(tasks),
-        tasks,
-        tiny_tasks.pace,
+        tiny_tasks.served_populations(place.populations, step),
         attestation=attestation.SignedTokens([issuer], clock=time.time),
         limits=tiny_tasks.LIMITS,
         actor_factory=functools.partial(
@@ -95,7 +93,7 @@ class RayServers(engines.Engines):
         self._start_nodes()  # Not in a thread: it sets a signal's handler.
         self._cluster = cluster.RayCluster(
             deployment.ClusterDeployment(
-                tiny_tasks.POPULATION,
+                tuple(self._place.populations),
                 f"{__name__}:build",
                 str(self._place.store),
                 str(self._place.server_folder.certificate),
@@ -128,11 +126,12 @@ class RayServers(engines.Engines):
 
     async def _follow(self) -> None:
         """Looks at what the hosts observe, and where they run."""
-        reader = observed.Reader()
+        readers = {name: observed.Reader() for name in self._place.populations}
         events = events_lib.Events(self._place.events / "hosts.jsonl")
         while True:
             try:
-                await reader.replay(await self._cluster.observed(), events)
+                for name, recordings in (await self._cluster.observed()).items():
+                    await readers[name].replay(recordings, events)
                 places = await asyncio.to_thread(self._cluster.processes)
                 self._processes = {host: at.pid for host, at in sorted(places.items())}
             except ray.exceptions.RayError as error:  # Of a host that has just died.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import importlib
 import logging
 import os
@@ -41,7 +42,11 @@ async def _serve(
     store_type: type,
 ) -> None:
     trigger = fault_injection.Trigger(place.folder)
-    tasks = tiny_tasks.served_tasks(fault_injection.ArmedStep(tiny_tasks.NoisyStep(), trigger))
+    step = fault_injection.ArmedStep(tiny_tasks.NoisyStep(), trigger)
+    served = [
+        dataclasses.replace(one, observer=events)
+        for one in tiny_tasks.served_populations(place.populations, step)
+    ]
     issuer = signing_keys.load_public(place.server_folder.issuer_public)
     fault_injection.watch_transactions(trigger)
 
@@ -52,8 +57,7 @@ async def _serve(
 
     with store_type(place.store) as store:
         made = ArmedServer(
-            tiny_tasks.served_population(tasks),
-            tasks,
+            served,
             store,
             endpoint=server.Endpoint(
                 place.server_folder.certificate,
@@ -61,8 +65,6 @@ async def _serve(
                 attestation=attestation.SignedTokens([issuer], clock=time.time),
                 limits=tiny_tasks.LIMITS,
             ),
-            pace=tiny_tasks.pace,
-            observer=events,
         )
         await made.start()
         events.write("serves", address=made.address)

@@ -157,12 +157,16 @@ async def run(
             left.records.append(record)
             records.write(json.dumps(dataclasses.asdict(record)) + "\n")
 
-        made = [
-            hostile.HostileDevice(number, setting, note, left.hostile[number])
-            if number in left.hostile
-            else devices.Device(number, setting, note)
-            for number in range(tiny_tasks.NUM_DEVICES)
-        ]
+        made = []
+        for number in range(tiny_tasks.NUM_DEVICES):
+            own = devices.Own()
+            for name in place.populations:
+                options = number, setting, note, name, own
+                made.append(
+                    hostile.HostileDevice(*options, kind=left.hostile[number])
+                    if number in left.hostile
+                    else devices.Device(*options)
+                )
         fleet = await stack.enter_async_context(devices.fleet(made))
         runner = await stack.enter_async_context(
             _runner(left, servers, proxies, fleet, start_seconds)
@@ -263,10 +267,10 @@ class _Runner:
             await self._look()
 
     async def has_progress(self, after: int, seconds: float) -> bool:
-        """Returns whether two rounds are released after a line of the log, in time."""
+        """Returns whether each population releases two rounds after a line of the log, in time."""
         until = time.time() + seconds
         while time.time() < until:
-            if len(self._log.releases_after(after)) > 1:
+            if self._second_after(after) is not None:
                 return True
             await self._look()
         return False
@@ -396,8 +400,19 @@ class _Runner:
         if not await self.has_progress(after, self._left.bound + at - time.time()):
             return None
         self._note_rounds()
-        second = sorted(number for number in self._seen if number > after)[1]
-        return self._seen[second] - at
+        return self._seen[self._second_after(after)] - at
+
+    def _second_after(self, after: int) -> int | None:
+        """Returns the line by which each population has released two rounds; None before that."""
+        seconds = []
+        for tasks in self._left.place.populations.values():
+            lines = sorted(
+                number for task in tasks for number in self._log.releases_after(after, task)
+            )
+            if len(lines) < 2:
+                return None
+            seconds.append(lines[1])
+        return max(seconds)
 
 
 async def _end_searches(searches: Sequence[_Search]) -> tuple[int, tuple[str, ...]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,14 @@ from typing_extensions import override
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.server import limits, served_task
+from tff_dpftrl.runtime.server import served_population as served_population_lib
 from tff_dpftrl.secure_sums import parameters, vectors
 
 POPULATION = "campaign"
 CLEAR, SECURE = "clear", "secure"
 TASKS = (CLEAR, SECURE)
+ONE_POPULATION = {POPULATION: TASKS}
+TWO_POPULATIONS = {POPULATION: (CLEAR,), "second": (SECURE,)}
 NUM_DEVICES = 16
 MIN_SEP = 2  # Rounds from one participation of a device in a task to its next one.
 SIZE = 48  # Of what no other device has.
@@ -182,15 +186,35 @@ def served_tasks(step: population.ServerStep | None = None) -> dict[str, served_
     return made
 
 
-def served_population(tasks: dict[str, served_task.ServedTask]) -> population.Population:
-    """Returns the population: its leases are short, since they are what faults are about."""
+def served_population(
+    tasks: dict[str, served_task.ServedTask], name: str = POPULATION
+) -> population.Population:
+    """Returns a population: its leases are short, since they are what faults are about."""
     return population.Population(
-        POPULATION,
+        name,
         tuple(task.task for task in tasks.values()),
         lease_seconds=2.5,
         heartbeat_seconds=0.5,
         silence_seconds=1.5,
     )
+
+
+def served_populations(
+    populations: Mapping[str, Sequence[str]], step: population.ServerStep
+) -> list[served_population_lib.ServedPopulation]:
+    """Returns populations as a server takes them.
+
+    Args:
+      populations: Names of the tasks by population.
+      step: What makes models of sums.
+    """
+    all_tasks = served_tasks(step)
+    served = []
+    for name, own in populations.items():
+        tasks = {task: all_tasks[task] for task in own}
+        made = served_population(tasks, name)
+        served.append(served_population_lib.ServedPopulation(made, tasks, pace))
+    return served
 
 
 def pace(now: float, randomness: random.Random) -> tuple[float, ...]:
@@ -199,10 +223,12 @@ def pace(now: float, randomness: random.Random) -> tuple[float, ...]:
     return (randomness.uniform(0.02, 0.2),)
 
 
-def check_in(protocol_version: int, token: bytes) -> wire_pb2.CheckIn:
-    """Returns the check-in of a device of the population."""
+def check_in(
+    protocol_version: int, token: bytes, population_name: str = POPULATION
+) -> wire_pb2.CheckIn:
+    """Returns the check-in of a device of a population."""
     return wire_pb2.CheckIn(
-        population=POPULATION,
+        population=population_name,
         protocol_version=protocol_version,
         runtime_version=_RUNTIME_VERSION,
         token=token,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import random
 from collections.abc import Callable
@@ -17,8 +18,34 @@ _LONGEST_TRAINING = 4.0
 _LONGEST_STEP = 1.0  # Of a secure sum.
 
 
+class Turn:
+    """The turn to train of a device that is in several populations; see `device.session.Turn`."""
+
+    def __init__(self):
+        """Begins with the turn free."""
+        self._queue: collections.deque[tuple[Device, Callable[[], None]]] = collections.deque()
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the device trains."""
+        return bool(self._queue)
+
+    def take(self, whose: Device, train: Callable[[], None]) -> None:
+        """Calls a function when the turn of a population comes, perhaps now."""
+        self._queue.append((whose, train))
+        if len(self._queue) == 1:
+            train()
+
+    def give_back(self, whose: Device) -> None:
+        """Ends the turn of a population, or its wait for it."""
+        was_first = bool(self._queue) and self._queue[0][0] is whose
+        self._queue = collections.deque(one for one in self._queue if one[0] is not whose)
+        if was_first and self._queue:
+            self._queue[0][1]()
+
+
 class Device:
-    """One device; every connection it makes has a new address.
+    """One device in one population; every connection it makes has a new address.
 
     Attributes:
       address: Address of the device's connection; empty while it has none.
@@ -35,6 +62,7 @@ class Device:
         send: Callable[[str, str, object], None],
         later: Callable[[float, Device, str], None],
         opening: Callable[[], events.SelectionOpened],
+        turn: Turn,
     ):
         """Makes a device that is not connected.
 
@@ -46,6 +74,7 @@ class Device:
           send: Sends from an address to another.
           later: Has `wake` called with a text, after some seconds.
           opening: Returns the round that the server says devices are chosen for.
+          turn: Its turn to train, which it has in common with itself in other populations.
         """
         self._name = name
         self._selectors = selectors
@@ -54,6 +83,7 @@ class Device:
         self._send = send
         self._later = later
         self._opening = opening
+        self._turn = turn
         self._last_round: dict[str, int] = {}  # Its participation timer.
         self._connections = 0
         self.address = ""
@@ -91,6 +121,7 @@ class Device:
         self.address = self.selector = self.reports_to = ""
         self._participant = None
         self._later(seconds, self, "connect")
+        self._turn.give_back(self)
 
     def wake(self, what: str, faults_now: faults.Faults) -> None:
         """Does a delayed action.
@@ -100,7 +131,9 @@ class Device:
           faults_now: Probabilities of the device's faults.
         """
         if what == "connect":
-            if not self.address:
+            if not self.address and self._turn.is_taken:
+                self._later(self._random.uniform(0.1, _REST), self, "connect")
+            elif not self.address:
                 self.connect()
         elif what == f"{self.address} reports":
             self._report(faults_now)
@@ -112,15 +145,7 @@ class Device:
         if isinstance(message, messages.Configure):
             if not self.reports_to:
                 self.reports_to = message.report_to
-                if self._has_to_rest(message.task, message.round_index):
-                    self.disconnect(self._random.uniform(0.1, _REST))
-                    return
-                self._last_round[message.task] = message.round_index
-                self._attempt = message.attempt
-                self._join(message)
-                self._later(
-                    self._random.uniform(0.1, _LONGEST_TRAINING), self, f"{self.address} reports"
-                )
+                self._turn.take(self, lambda: self._train(message))
         elif isinstance(message, messages.ComeBack):
             if not self.reports_to:
                 self.disconnect(message.turns[0] + self._random.uniform(0.1, _REST))
@@ -134,6 +159,15 @@ class Device:
                 )
         elif message.attempt == self._attempt:
             self.disconnect(self._random.uniform(0.1, _REST))
+
+    def _train(self, message: messages.Configure) -> None:
+        if self._has_to_rest(message.task, message.round_index):
+            self.disconnect(self._random.uniform(0.1, _REST))
+            return
+        self._last_round[message.task] = message.round_index
+        self._attempt = message.attempt
+        self._join(message)
+        self._later(self._random.uniform(0.1, _LONGEST_TRAINING), self, f"{self.address} reports")
 
     def _report_in(self, seconds: float) -> None:
         self._later(seconds, self, f"{self.address} reports")
@@ -149,6 +183,7 @@ class Device:
     def _report(self, faults_now: faults.Faults) -> None:
         if not self.reports_to:
             return
+        self._turn.give_back(self)
         if self._random.random() < faults_now.dropped:
             self.disconnect(self._random.uniform(0, _REST))
             return

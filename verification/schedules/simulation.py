@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from tff_dpftrl.runtime.actors import actor, events, factory, messages, population
+from tff_dpftrl.runtime.actors import actor, events, factory, messages, population, roles
 from tff_dpftrl.runtime.store import interface
 from verification import memory_store
 from verification.schedules import devices, faults, toy_task, watch
@@ -23,7 +23,7 @@ FAULTY_SECONDS = 30.0
 PROGRESS_SECONDS = 90.0
 
 
-def small_population() -> population.Population:
+def small_population(name: str = "simulated") -> population.Population:
     """Makes a training task, and an evaluation of its model, with rounds of a few devices."""
     sizes = {
         "over_selection": 1.3,
@@ -50,7 +50,7 @@ def small_population() -> population.Population:
         pipelined=False,
     )
     return population.Population(
-        "simulated",
+        name,
         (training, evaluation),
         lease_seconds=8.0,
         heartbeat_seconds=2.0,
@@ -73,9 +73,11 @@ def resting_population(min_sep: int, *, is_secure: bool = False) -> population.P
     return dataclasses.replace(plain, tasks=(training,))
 
 
-def secure_population() -> population.Population:
+def secure_population(
+    name: str = "simulated", num_devices: int = NUM_DEVICES
+) -> population.Population:
     """Makes both tasks, with the training task summed securely, in rounds of one group or two."""
-    plain = small_population()
+    plain = small_population(name)
     training, evaluation = plain.tasks
     rounds = dataclasses.replace(
         training.rounds, goal_count=5, least_fraction=0.4, devices_per_aggregator=3
@@ -84,7 +86,7 @@ def secure_population() -> population.Population:
         training,
         rounds=rounds,
         summation=toy_task.SecureNameSum(),
-        secure_sum=toy_task.secure_sum_settings(NUM_DEVICES),
+        secure_sum=toy_task.secure_sum_settings(num_devices),
     )
     return dataclasses.replace(plain, tasks=(training, evaluation))
 
@@ -98,7 +100,8 @@ class Simulation:
     """One schedule.
 
     Attributes:
-      watch: What happened in it.
+      watch: What happened in it, in its first population.
+      watches: What happened in each population, by name.
       time: Virtual seconds since its beginning.
     """
 
@@ -110,6 +113,7 @@ class Simulation:
         store: interface.Store | None = None,
         going_wrong: faults.Faults | None = None,
         served: population.Population | None = None,
+        beside: Sequence[population.Population] = (),
         num_devices: int = NUM_DEVICES,
     ):
         """Sets the stage.
@@ -120,41 +124,58 @@ class Simulation:
           store: A store without tasks; one in memory if None.
           going_wrong: What goes wrong; drawn from the seed if None.
           served: What is served; `small_population` if None.
+          beside: Further populations of the same server, with other names. All devices are in all
+            populations; in the k-th one, the number of device i is `k * num_devices + i`.
           num_devices: Number of devices.
         """
         self._random = random.Random(seed)
         served = small_population() if served is None else served
-        self.watch = watch.Watch(served)
-        self._store = watch.WatchedStore(store or memory_store.MemoryStore(), self.watch)
-        for task in served.tasks:
-            seed_of_noise = f"{task.name} noise"
-            state = toy_task.initial_state(task.name, seed_of_noise)
-            self._store.add_task(served.name, task.name, model=b"", state=state)
-        self._served = served
-        self._factory = actor_factory(served, selectors=SELECTORS, pace=_pace, store_address=STORE)
+        self._populations = {one.name: one for one in (served, *beside)}
+        self._num_devices = num_devices
+        self.watches = {
+            name: watch.Watch(one, range(k * num_devices, (k + 1) * num_devices))
+            for k, (name, one) in enumerate(self._populations.items())
+        }
+        self.watch = self.watches[served.name]
+        self._store = watch.WatchedStore(store or memory_store.MemoryStore(), self.watches)
+        self._factories: dict[str, factory.ActorFactory] = {}
+        self._places: dict[str, str] = {}  # Populations by the addresses of permanent actors.
+        for name, one in self._populations.items():
+            for task in one.tasks:
+                seed_of_noise = f"{task.name} noise"
+                state = toy_task.initial_state(task.name, seed_of_noise)
+                self._store.add_task(name, task.name, model=b"", state=state)
+            selectors, place = SELECTORS, STORE
+            if beside:
+                selectors, place = tuple(f"{each}/{name}" for each in SELECTORS), f"{STORE}/{name}"
+            self._places |= dict.fromkeys((place, *selectors), name)
+            self._factories[name] = actor_factory(
+                one, selectors=selectors, pace=_pace, store_address=place
+            )
         self._faults = faults.draw(self._random) if going_wrong is None else going_wrong
         self.time = 0.0
-        self._opening = events.SelectionOpened("", 0)
+        self._openings = dict.fromkeys(self._populations, events.SelectionOpened("", 0))
         self._serial = 0
         self._queue: list[tuple] = []
         self._actors: dict[str, actor.Actor] = {}
         self._parents: dict[str, str] = {}
         self._skews: dict[str, float] = {}
         self._stopped_until: dict[str, float] = {}
-        self._restart(STORE)
-        for selector in SELECTORS:
-            self._restart(selector)
-        tasks = {task.name: task for task in served.tasks}
+        for place in self._places:
+            self._restart(place)
+        turns = [devices.Turn() for _ in range(num_devices)]
         self._devices = [
             devices.Device(
-                f"{i}",
-                SELECTORS,
-                tasks,
+                f"{k * num_devices + i}",
+                self._factories[name].selectors,
+                {task.name: task for task in one.tasks},
                 self._random,
                 self._send,
                 self._wake_later,
-                lambda: self._opening,
+                lambda name=name: self._openings[name],
+                turns[i],
             )
+            for k, (name, one) in enumerate(self._populations.items())
             for i in range(num_devices)
         ]
         for device in self._devices:
@@ -164,35 +185,54 @@ class Simulation:
         """Runs it: a time in which things go wrong, then one in which they must go right.
 
         Returns:
-          What happened.
+          What happened in the first population.
         """
         self._run_until(FAULTY_SECONDS)
         self._faults = faults.NONE
-        goal = {
-            task.name: self.watch.rounds_committed(task.name) + 1 for task in self._served.tasks
+        goals = {
+            name: {task.name: seen.rounds_committed(task.name) + 1 for task in one.tasks}
+            for (name, one), seen in zip(
+                self._populations.items(), self.watches.values(), strict=True
+            )
         }
 
-        def is_reached() -> bool:
-            return all(self.watch.rounds_committed(name) >= goal[name] for name in goal)
+        def is_reached(name: str) -> bool:
+            seen, goal = self.watches[name], goals[name]
+            return all(seen.rounds_committed(task) >= goal[task] for task in goal)
 
-        self._run_until(FAULTY_SECONDS + PROGRESS_SECONDS, is_reached)
-        if not is_reached():
-            self.watch.no_progress(f"within {PROGRESS_SECONDS} seconds")
+        self._run_until(
+            FAULTY_SECONDS + PROGRESS_SECONDS, lambda: all(map(is_reached, self._populations))
+        )
+        for name, seen in self.watches.items():
+            if not is_reached(name):
+                seen.no_progress(f"within {PROGRESS_SECONDS} seconds")
         return self.watch
 
     def _run_until(self, end: float, is_over: Callable[[], bool] | None = None) -> None:
         queue = self._queue
-        commits = self.watch.num_commits
+        commits = self._num_commits
         while queue and queue[0][0] <= end:
             self.time, _, to, only, message = heapq.heappop(queue)
             if to:
                 self._deliver(to, only, message)
             else:
                 message()
-            if is_over is not None and commits != self.watch.num_commits:
-                commits = self.watch.num_commits
+            if is_over is not None and commits != self._num_commits:
+                commits = self._num_commits
                 if is_over():
                     return
+
+    @property
+    def _num_commits(self) -> int:
+        return sum(seen.num_commits for seen in self.watches.values())
+
+    def _population_of(self, address: str) -> str:
+        """Returns the population of an actor or of a device's connection."""
+        name = self._places.get(address) or roles.population_of(address)
+        if name:
+            return name
+        device = int(address.partition(".")[0])
+        return list(self._populations)[device // self._num_devices]
 
     # Messages.
 
@@ -207,10 +247,11 @@ class Simulation:
         self._put(seconds, "", None, lambda: device.wake(what, self._faults))
 
     def _send(self, sender: str, to: str, message: object, held: float = 0.0) -> None:
-        self.watch.sent(sender, message)
+        population_name = self._population_of(sender)
+        self.watches[population_name].sent(sender, message)
         if to == events.OBSERVER:
             if isinstance(message, events.SelectionOpened):
-                self._opening = message
+                self._openings[population_name] = message
             return
         wrong = self._faults
         draw = self._random.random
@@ -251,7 +292,7 @@ class Simulation:
             # Stopped after the step; half of the time before its effects are out.
             held = wrong.longest_stop * self._random.random()
             self._stopped_until[to] = self.time + held
-            self.watch.seen["actors stopped"] += 1
+            self.watches[self._population_of(to)].seen["actors stopped"] += 1
             held *= self._random.randrange(2)
         self._carry_out(member, effects, held)
 
@@ -275,7 +316,8 @@ class Simulation:
             elif kind is actor.After:
                 self._put(held + effect.seconds, member.address, member, effect.message)
             elif kind is actor.Spawn:
-                made = self._factory.build(effect.address, effect.role, self._random)
+                actors = self._factories[self._population_of(effect.address)]
+                made = actors.build(effect.address, effect.role, self._random)
                 self._parents[effect.address] = member.address
                 self._start(made)
             else:
@@ -307,15 +349,19 @@ class Simulation:
 
     def _bury(self, address: str) -> None:
         role = address.rpartition("/")[0].rpartition("/")[2] or address
-        self.watch.seen[f"killed: {role}"] += 1
+        if address in self._places:
+            role = address.partition("/")[0]
+        self.watches[self._population_of(address)].seen[f"killed: {role}"] += 1
         parent = self._parents.get(address)
         self._forget(address)
         if self._random.random() < self._faults.noticed:
-            told = SELECTORS if parent in SELECTORS else (parent,)
+            told = (parent,)
+            if parent in self._places:
+                told = self._factories[self._places[parent]].selectors
             for one in told:
                 if one is not None:
                     self._put(_NOTICE_SECONDS, one, None, messages.Lost(address))
-        if address in SELECTORS or address == STORE:
+        if address in self._places:
             # A supervisor starts it again, with nothing remembered; its connections are lost.
             self._put(_RESTART_SECONDS, "", None, lambda: self._restart(address))
         for device in self._devices:
@@ -323,7 +369,8 @@ class Simulation:
                 device.disconnect(self._random.uniform(0, _RESTART_SECONDS))
 
     def _restart(self, address: str) -> None:
-        if address == STORE:
-            self._start(self._factory.store_actor(self._store))
+        actors = self._factories[self._places[address]]
+        if address == actors.store_address:
+            self._start(actors.store_actor(self._store))
         else:
-            self._start(self._factory.selector(address, self._random))
+            self._start(actors.selector(address, self._random))

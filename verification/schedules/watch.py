@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from typing_extensions import override
@@ -30,6 +30,7 @@ class Law(enum.Enum):
     EXACT_SUM = "a sum is of others than those that have sent their vectors for it"
     COMMIT_FIRST = "a result left the server that is not the committed one"
     ONE_COHORT = "released results of one noise have different cohorts"
+    OWN_DEVICES = "a sum has a device of another population"
     SEPARATION = "a device is in two released rounds that are closer than the task allows"
     FEW_SKIPS = "more rounds were skipped in a row than devices have to rest"
     PROGRESS = "no round was released in time after the faults ended"
@@ -44,13 +45,15 @@ class Watch:
       seen: How often things happened, by name.
     """
 
-    def __init__(self, served: population.Population):
+    def __init__(self, served: population.Population, members: Container[int]):
         """Begins with empty books.
 
         Args:
           served: The population.
+          members: Numbers of its devices.
         """
         self._served = served
+        self._members = members
         self._owners: dict[int, str] = {}
         self._leaders: dict[int, str] = {}
         self._committed: dict[tuple[str, int], str] = {}
@@ -114,6 +117,8 @@ class Watch:
         devices = toy_task.Noised.parse(text).devices
         if len(set(devices)) != len(devices):
             self._break(Law.COUNTED_ONCE, text)
+        if any(int(device.partition(".")[0]) not in self._members for device in devices):
+            self._break(Law.OWN_DEVICES, text)
         rounds = self._served.task(task).rounds
         if not rounds.least <= len(devices) <= rounds.wanted:
             self._break(Law.ENOUGH_REPORTS, text)
@@ -193,24 +198,24 @@ class Watch:
 
 
 class WatchedStore(interface.Store):
-    """A store whose leases and commits are noted in a watch's books."""
+    """A store whose leases and commits are noted in the books of their populations' watches."""
 
-    def __init__(self, store: interface.Store, watch: Watch):
+    def __init__(self, store: interface.Store, watches: Mapping[str, Watch]):
         """Watches a store.
 
         Args:
           store: The store.
-          watch: The books.
+          watches: The books, by population.
         """
         self._store = store
-        self._watch = watch
+        self._watches = watches
 
     @override
     def acquire(
         self, population: str, owner: str, *, now: float, duration: float
     ) -> interface.Lease:
         lease = self._store.acquire(population, owner, now=now, duration=duration)
-        self._watch.leased(lease)
+        self._watches[population].leased(lease)
         return lease
 
     @override
@@ -255,7 +260,7 @@ class WatchedStore(interface.Store):
         done = self._store.commit(
             population, task, round_index=round_index, epoch=epoch, metrics=metrics, **values
         )
-        self._watch.committed(task, round_index, epoch, metrics)
+        self._watches[population].committed(task, round_index, epoch, metrics)
         return done
 
     @override

@@ -8,6 +8,7 @@ from tests.runtime.server import example_secure_task
 from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.cluster import deployment as deployment_lib
+from tff_dpftrl.runtime.server import served_population
 from tff_dpftrl.runtime.store import sql
 
 TIMES = {"heartbeat_seconds": 0.2, "silence_seconds": 30.0, "lease_seconds": 60.0}
@@ -22,10 +23,18 @@ def build(deployed: deployment_lib.ClusterDeployment) -> deployment_lib.Parts:
     """Builds the parts of example tasks that sum integers, from the options of the deployment."""
     times = {**TIMES, **deployed.options["times"]}
     tasks = _served(deployed.options)
-    served = population.Population(deployed.population, tuple(task.task for task in tasks), **times)
     digest = deployed.options.get("digest", "")
     tasks = [dataclasses.replace(task, digest=digest) for task in tasks]
-    return deployment_lib.Parts(served, {task.task.name: task for task in tasks}, pace)
+    members = tuple(task.task for task in tasks)
+    by_name = {task.task.name: task for task in tasks}
+    return deployment_lib.Parts(
+        [
+            served_population.ServedPopulation(
+                population.Population(name, members, **times), by_name, pace
+            )
+            for name in deployed.populations
+        ]
+    )
 
 
 def _served(options):
@@ -47,10 +56,11 @@ def deployment(
     place = str(folder / "store")
     options = {"tasks": tasks, "times": times or {}, "secure": secure}
     with sql.SqlStore(place) as store:
-        if not store.tasks(example.POPULATION):
-            example.store_with(*_served(options), store=store)
+        for name in changes.get("populations", (example.POPULATION,)):
+            if not store.tasks(name):
+                example.store_with(*_served(options), store=store, population=name)
     given = {
-        "population": example.POPULATION,
+        "populations": (example.POPULATION,),
         "builder": "tests.runtime.cluster.example_cluster:build",
         "store": place,
         "certificate": str(paths["certificate"]),

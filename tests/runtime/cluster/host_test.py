@@ -18,6 +18,7 @@ from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import (
     host_kinds,
     mail,
+    observed,
     sealing,
     selector_host,
     transport,
@@ -112,7 +113,12 @@ async def running(deployed):
     for name in deployed.placement.permanent:
         await network.start(name)
     selectors = [network.hosts[name] for name in deployed.placement.selectors]
-    await example.until(lambda: all(one._service.opening.task for one in selectors), 60)
+    await example.until(
+        lambda: all(
+            desk.opening.task for one in selectors for desk in one._service._desks.values()
+        ),
+        60,
+    )
     try:
         yield network
     finally:
@@ -174,6 +180,40 @@ def test_rounds_go_over_hosts_and_nothing_of_a_device_is_in_the_clear(tmp_path):
     senders = {(sender, to) for sender, to, _ in network.carried}
     assert ("selector-0", "worker-0") in senders and ("worker-0", "worker-1") in senders
     assert not any(sentinel in sealed for _, _, sealed in network.carried)
+
+
+def test_populations_share_hosts_and_both_go_on_when_their_coordinators_are_lost(tmp_path):
+    times = {"heartbeat_seconds": 0.2, "silence_seconds": 0.5, "lease_seconds": 1.0}
+    deployed = example_cluster.deployment(
+        tmp_path, ({"devices_per_aggregator": 1},), times=times, populations=("a", "b")
+    )
+
+    def done(name):
+        with sql.SqlStore(deployed.store) as store:
+            return [row["total"] for row in example.released(store, whose=name)]
+
+    async def rounds(channels, number):
+        for name, update in (("a", b"1"), ("b", b"20")):
+            while len(done(name)) < number:
+                parts = (example.take_part(one, update, population=name) for one in channels)
+                await asyncio.gather(*parts)
+
+    async def story(network, channels):
+        await rounds(channels, 2)
+        leaders = network.hosts["selector-0"].status().leader
+        assert [roles.population_of(one) for one in leaders.split(",")] == ["a", "b"]
+        await network.cut("coordinator")
+        await rounds(channels, 3)
+        seen = network.hosts["selector-1"].take_observed()
+        for name in ("a", "b"):
+            assert events.RoundReleased in {
+                type(item.named.event)
+                for item in seen[name].items
+                if isinstance(item, observed.TimedEvent)
+            }
+
+    play(tmp_path, story, deployed)
+    assert done("a")[:3] == [2] * 3 and done("b")[:3] == [40] * 3
 
 
 def test_secure_sums_go_over_hosts(tmp_path):
@@ -247,7 +287,9 @@ def test_devices_of_a_selector_that_is_lost_are_not_waited_for(tmp_path):
         again = await network.start("selector-1")
         assert again.status().address == "127.0.0.1:" + network.kept["selector-1"]
         # It is told what devices are chosen for although that was said before.
-        await example.until(lambda: again._service.opening == events.SelectionOpened("sum", 1))
+        await example.until(
+            lambda: again._service._first.opening == events.SelectionOpened("sum", 1)
+        )
 
     play(tmp_path, story, deployed)
     (row,) = rows(deployed)
@@ -430,7 +472,7 @@ def test_a_host_that_has_read_other_tasks_takes_part_in_nothing(tmp_path):
                 *(example.take_part(channels[0], b"5") for _ in range(2))
             )
             assert all(answer.accepted for _, answer in answers)
-        assert other.status().leader == "" and not other._service.opening.task
+        assert other.status().leader == "" and not other._service._first.opening.task
         assert other.status().tasks != network.hosts["worker-0"].status().tasks
         async with example.channel_to(tmp_path, network.address(1)) as channel:
             told, answer = await example.take_part(channel, b"5")

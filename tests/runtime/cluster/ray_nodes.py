@@ -116,7 +116,8 @@ class Seen:
         self.notes = example.Notes()
 
     async def look(self):
-        await self._reader.replay(await self._running.observed(), self.notes)
+        (recordings,) = (await self._running.observed()).values()
+        await self._reader.replay(recordings, self.notes)
 
     def released(self):
         """Attempts by round, of all rounds that were released."""
@@ -129,7 +130,7 @@ class Seen:
 def commits(deployed, task="sum"):
     """Rows of all committed rounds, skipped ones included."""
     with sql.SqlStore(deployed.store) as store:
-        return store.history(deployed.population, task)
+        return store.history(deployed.populations[0], task)
 
 
 def history(deployed, task="sum"):
@@ -139,7 +140,7 @@ def history(deployed, task="sum"):
 
 def lease(deployed):
     with sql.SqlStore(deployed.store) as store:
-        return store.lease(deployed.population)
+        return store.lease(deployed.populations[0])
 
 
 async def progress(deployed, seen, rounds=2, seconds=120.0):
@@ -164,7 +165,7 @@ def check(deployed, devices, seen):
     assert len(set(attempts.values())) == len(rows)
     assert [row["epoch"] for row in committed] == sorted(row["epoch"] for row in committed)
     with sql.SqlStore(deployed.store) as store:
-        commit = store.last_commit(deployed.population, "sum")
+        commit = store.last_commit(deployed.populations[0], "sum")
     assert commit.rounds_done == len(committed)
     # The example step adds each round's sum and 1000: no round is in the model twice.
     assert int(commit.model) == sum(row["total"] for row in rows) + 1000 * len(rows)

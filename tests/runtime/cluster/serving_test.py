@@ -53,7 +53,7 @@ def _deployment(files=_FILES, address="127.0.0.1:0", store="store", num_selector
         settings, limits=limits.Limits(sessions_per_address=7), most_over_selection=2.0
     )
     return serving.deployment(
-        "tests", store, files, settings, num_selectors=num_selectors, num_workers=2
+        ("tests",), store, files, settings, num_selectors=num_selectors, num_workers=2
     )
 
 
@@ -66,20 +66,21 @@ def test_hosts_build_what_is_served_from_files_of_their_node(tmp_path):
         _FILES, tasks=[tmp_path / "small"], plan_keys=[], attestation_keys=[issuer]
     )
     parts = pickle.loads(pickle.dumps(_deployment(files))).build()
-    assert parts.population.name == "tests" and list(parts.tasks) == ["small"]
+    (served,) = parts.populations
+    assert served.name == "tests" and list(served.tasks) == ["small"]
     # Hosts that have read other terms are told from this one.
     assert (
-        parts.tasks["small"].digest == planned_task.load(tmp_path / "small").folder.terms.digest()
+        served.tasks["small"].digest == planned_task.load(tmp_path / "small").folder.terms.digest()
     )
-    expected = serving_lib.put_together(
+    (expected,) = serving_lib.put_together(
         [planned_task.load(tmp_path / "small")],
         serving_lib.Settings(population_size=500.0, round_seconds=2.0, most_over_selection=2.0),
     )
     assert parts.limits.sessions_per_address == 7
-    (task,), (known,) = parts.population.tasks, expected.population.tasks
+    (task,), (known,) = served.population.tasks, expected.population.tasks
     assert task.rest_seconds == known.rest_seconds == 2.0
     assert (task.rounds, task.num_rounds) == (known.rounds, known.num_rounds)
-    turns = [one.pace(1000.0, random.Random(0)) for one in (parts, expected)]
+    turns = [one.pace(1000.0, random.Random(0)) for one in (served, expected)]
     assert turns[0] == turns[1]
     assert isinstance(parts.attestation, attestation.SignedTokens)
 

@@ -8,6 +8,8 @@ import os
 import random
 import signal
 import sys
+import threading
+import time as time_lib
 
 import hypothesis
 import pytest
@@ -272,6 +274,141 @@ def test_an_error_of_the_runtime_itself_frees_the_lock(tmp_path):
         _run_jobs(_Time(), sessions(), lock_file=tmp_path / "lock")
     done = iter([(1.0, _result(session.SessionOutcome.COMPLETED, 1e5))])
     assert len(_run_jobs(_Time(), done, lock_file=tmp_path / "lock", stop_at=900.0)) == 1
+
+
+class _Held:
+    """Sessions that a server holds until a test selects the device for them."""
+
+    def __init__(self):
+        self.turn = session.Turn()
+        self.waiting, self.training, self.log = set(), [], []
+        self._selected = {name: threading.Event() for name in "ab"}
+
+    def select(self, population):
+        self._selected[population].set()
+
+    def run(self, population):
+        self.waiting.add(population)
+
+        def keep_going():
+            if self.turn.is_over:
+                raise InterruptedError
+
+        try:
+            while not self._selected[population].wait(0.005):
+                keep_going()
+            with self.turn.taken(keep_going):
+                self.waiting.discard(population)
+                self.training.append(population)
+                assert len(self.training) == 1, "two trainings at a time"
+                time_lib.sleep(0.02)
+                self.training.remove(population)
+        except InterruptedError:
+            self.log.append(f"{population} interrupted")
+            return _result(session.SessionOutcome.INTERRUPTED)
+        self._selected[population].clear()
+        self.log.append(population)
+        return _result(session.SessionOutcome.COMPLETED, 0.0)
+
+
+def _run_held(held, should_stop):
+    schedule = scheduler.Schedule(
+        "ab",
+        clock=time_lib.monotonic,
+        generator=random.Random(0),
+        waits=backoff.Waits(first_s=0.0),
+    )
+    scheduler.run_jobs(
+        schedule,
+        held.run,
+        eligibility.SettableEligibility(),
+        wait=time_lib.sleep,
+        should_stop=should_stop,
+        turn=held.turn,
+    )
+
+
+def test_a_population_whose_server_holds_the_device_does_not_hold_up_another_one():
+    held = _Held()
+
+    def should_stop():
+        if len(held.log) < 5 and "b" in held.waiting:
+            held.select("b")  # And never for the first one.
+        return len(held.log) >= 5
+
+    _run_held(held, should_stop)
+    assert held.log == ["b"] * 5 + ["a interrupted"]
+
+
+def test_a_device_that_is_selected_in_two_populations_trains_for_one_after_the_other():
+    held = _Held()
+
+    def should_stop():
+        if held.waiting == {"a", "b"}:
+            held.select("a")
+            held.select("b")
+        return len(held.log) >= 4
+
+    _run_held(held, should_stop)
+    assert {"a", "b"} <= set(held.log[:4])
+
+
+def test_no_session_begins_while_another_one_trains(monkeypatch):
+    monkeypatch.setattr(scheduler, "_LOOK_S", 0.01)
+    schedule = scheduler.Schedule(
+        "ab",
+        clock=time_lib.monotonic,
+        generator=random.Random(0),
+        waits=backoff.Waits(first_s=0.0),
+    )
+    turn, begun, looks = session.Turn(), [], []
+    is_reported = threading.Event()
+
+    def run_session(population):
+        begun.append(population)
+        if len(begun) == 1:
+            with turn.taken(lambda: None):
+                is_training.set()
+                is_reported.wait(10)
+        return _result(session.SessionOutcome.COMPLETED, 1e3)
+
+    is_training = threading.Event()
+
+    def should_stop():
+        if not looks:  # Before the first session.
+            looks.append(0)
+            return False
+        is_training.wait(10)  # Before the next one may begin.
+        looks.append(len(begun))
+        if len(looks) == 6:
+            is_reported.set()
+        return len(begun) == 2
+
+    scheduler.run_jobs(
+        schedule,
+        run_session,
+        eligibility.SettableEligibility(),
+        wait=time_lib.sleep,
+        should_stop=should_stop,
+        turn=turn,
+    )
+    assert looks[:6] == [0] + [1] * 5 and sorted(begun) == ["a", "b"]
+
+
+def test_an_error_of_a_session_in_a_thread_ends_the_loop_and_the_other_sessions():
+    held = _Held()
+    run = held.run
+
+    def run_session(population):
+        if population == "b":
+            raise OSError("the disk is gone")
+        return run(population)
+
+    held.run = run_session
+    with pytest.raises(OSError, match="the disk is gone"):
+        _run_held(held, lambda: False)
+    assert held.log in ([], ["a interrupted"])
+    assert held.turn.is_over
 
 
 @pytest.mark.parametrize("populations", [(), ("a", "a")])

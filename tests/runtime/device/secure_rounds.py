@@ -100,7 +100,7 @@ def _make_server(folder, run):
     member = dataclasses.replace(run.task.served.task, rounds=rounds)
     member.summation.__class__ = _Noted
     member.summation.sums = run.sums
-    return server.Server(
+    return server.Server.of(
         population.Population(
             "tests", (member,), heartbeat_seconds=0.2, silence_seconds=30, lease_seconds=60
         ),

@@ -108,7 +108,7 @@ def _serve(folder, plan, store):
     served = served_task.ServedTask(
         task, lambda version: signed, vectors.packed_bytes(demanded.layout)
     )
-    return server.Server(
+    return server.Server.of(
         population.Population(
             "tests", (task,), heartbeat_seconds=0.1, silence_seconds=30, lease_seconds=60
         ),

@@ -56,7 +56,7 @@ def _make_server(folder, task, store):
     )  # fmt: skip
     member = dataclasses.replace(task.served.task, rounds=rounds)
     served = dataclasses.replace(task.served, task=member)
-    return server.Server(
+    return server.Server.of(
         population.Population(
             "tests", (member,), heartbeat_seconds=0.2, silence_seconds=30, lease_seconds=60
         ),

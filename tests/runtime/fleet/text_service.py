@@ -189,4 +189,4 @@ class Served:
 
     def running(self):
         """Runs the server in a thread; yields its address."""
-        return server_thread.running(lambda: server.Server(**self._options))
+        return server_thread.running(lambda: server.Server.of(**self._options))

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 pytest.importorskip("tensorflow_federated", reason="makes plans with TFF")
 
@@ -11,7 +12,7 @@ import tensorflow_federated as tff
 
 from tests.runtime.plans import small_tasks
 from tff_dpftrl import aggregators
-from tff_dpftrl.execution import contexts, graph_function
+from tff_dpftrl.execution import contexts, graph_function, large_fills
 from tff_dpftrl.mechanisms import blt, table
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
@@ -203,6 +204,13 @@ def test_variants_serve_devices_with_older_runtimes(process, monkeypatch):
     ]
     for one, other in zip(*updates, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_the_server_may_compute_large_zeros(process, monkeypatch):
+    monkeypatch.setattr(large_fills, "_MIN_BYTES", 8)
+    server = small_tasks.plans(process).server
+    graph_def = tf.compat.v1.GraphDef.FromString(server.finish.graph_def)
+    assert large_fills.OPS.issubset(verification.operations(graph_def))
 
 
 def test_operations_that_no_device_runs_are_refused(process, monkeypatch):

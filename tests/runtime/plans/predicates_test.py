@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.runtime.plans import small_tasks
-from tff_dpftrl.runtime.plans import measured_run, plan_pb2, predicates
+from tff_dpftrl.runtime.plans import expectations, measured_run, plan_pb2, predicates
 
 _PROXIES = [small_tasks.examples(seed, 8) for seed in range(3)]
 _PREDICATES = predicates.Predicates(num_rounds=4, loss="client_work/train/mse", largest_change=10.0)
@@ -113,6 +113,39 @@ def test_a_metric_that_is_not_there_is_named(plans):
     assert "no metric 'client_work/train/loss'; the task has ['client_work/train/mse'" in reason
 
 
+@pytest.mark.usefixtures("costs_little")
+def test_expectations_of_the_engineer_are_tested(plans):
+    """Batches of two make the order of examples matter, and the task has no accuracy."""
+    met = [
+        expectations.metric_below("mse", 6.0),
+        expectations.same_in_every_run(),
+        expectations.unknown_features_are_ignored(),
+        expectations.expect("two entries", lambda trial: len(trial.update_of([])) == 4),
+    ]
+    options = dataclasses.replace(_PREDICATES, expectations=met)
+    findings = predicates.check_task(plans.server, plans.devices, _PROXIES, options)[1]
+    assert len(findings.expectations) == 4
+    assert findings.expectations[0].startswith("mse < 6 (mse ")
+    reasons = _reasons(
+        plans,
+        expectations=[
+            *met,
+            *expectations.from_text("mse < 1e-3, accuracy > 0.1"),
+            expectations.update_norm_between(5.0, 6.0),
+            expectations.order_of_examples_is_ignored(),
+        ],
+    )
+    wanted = (
+        "'mse < 0.001' is not met; measured: mse ",
+        "'accuracy > 0.1' cannot be evaluated: there is no metric 'accuracy'; the task has ['cl",
+        "'5 <= update <= 6' is not met; measured: update ",
+        "'the order of examples is ignored' is not met; measured: relative difference of two",
+    )
+    assert len(reasons) == 4
+    for reason, part in zip(reasons, wanted, strict=True):
+        assert reason.startswith(f"On version 2: The expectation {part}")
+
+
 def test_what_a_device_refuses_is_refused(plans):
     (reason,) = _reasons(plans, _changed(plans.devices[0], ops=["ReadFile"]))
     assert "declares other operations" in reason
@@ -143,6 +176,7 @@ def test_proxies_must_have_examples(plans):
         {"least_change": -1.0},
         {"largest_change": 0.0},
         {"runtime_versions": ()},
+        {"expectations": ["loss < 3"]},
     ],
 )
 def test_bad_predicates_are_refused(options):

@@ -68,9 +68,9 @@ def play(story, **changes):
         stage = Stage()
         received = []
         made = engine.Engine(
-            stage,
+            [stage],
             example.store_with(),
-            on_event=lambda now, event: received.append(event),
+            on_event=lambda now, event, population: received.append(event),
             **changes,
         )
         made.start()
@@ -360,12 +360,12 @@ def test_only_the_last_count_of_a_hop_is_delivered():
 
 
 def test_an_observer_that_fails_stops_nothing(caplog):
-    def on_event(now, event):
+    def on_event(now, event, population):
         raise RuntimeError("secret words")
 
     async def run():
         stage = Stage()
-        made = engine.Engine(stage, example.store_with(), on_event=on_event)
+        made = engine.Engine([stage], example.store_with(), on_event=on_event)
         made.start()
         received = []
         made.connect("device", received.append)
@@ -383,7 +383,7 @@ def test_a_lease_that_was_granted_to_a_lost_coordinator_is_released():
 
     async def run():
         real = factory.ActorFactory(SERVED, selectors=("selector",), pace=lambda *_: (0.0,))
-        made = engine.Engine(real, store, on_event=lambda *_: None, randomness=random.Random(0))
+        made = engine.Engine([real], store, on_event=lambda *_: None, randomness=random.Random(0))
         made.start()
         await example.until(lambda: made._coordinators)
         (leader,) = made._coordinators

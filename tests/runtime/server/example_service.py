@@ -79,10 +79,10 @@ def served(name="sum", goal_count=2, largest=LARGEST, weight=1.0, **changes):
     return served_task.ServedTask(task, plans.get, largest)
 
 
-def store_with(*tasks, store=None, model=b"0"):
+def store_with(*tasks, store=None, model=b"0", population=POPULATION):
     store = memory_store.MemoryStore() if store is None else store
     for task in tasks:
-        store.add_task(POPULATION, task.task.name, model=model, state=b"0")
+        store.add_task(population, task.task.name, model=model, state=b"0")
     return store
 
 
@@ -145,7 +145,7 @@ def make(folder, tasks, store, *, attestation=None, limits=_LIMITS, **changes):
         "randomness": random.Random(1),
         "progress": lambda line: None,
     }
-    return server.Server(
+    return server.Server.of(
         population.Population(POPULATION, members, **times),
         {task.task.name: task for task in tasks},
         store,
@@ -227,9 +227,12 @@ class Stream:
         return await self.call.code(), await self.call.details()
 
 
-async def connect(channel):
-    """Opens a session and reads the challenge."""
-    stream = Stream(channel.stream_stream(session_stream.SESSION_METHOD)(), None)
+async def connect(channel, population=None):
+    """Opens a session, of a population that is named if it is not None; reads the challenge."""
+    key = session_stream.POPULATION_KEY
+    metadata = () if population is None else ((key, population.encode()),)
+    call = channel.stream_stream(session_stream.SESSION_METHOD)(metadata=metadata)
+    stream = Stream(call, None)
     stream.challenge = await stream.receive()
     return stream
 
@@ -240,7 +243,7 @@ async def take_part(channel, update=b"1", **check_in):
     Returns:
       The configuration, or what came instead of it; and the answer to the report, or None.
     """
-    stream = await connect(channel)
+    stream = await connect(channel, check_in.get("population"))
     await stream.check_in(**check_in)
     configuration = await stream.receive()
     if not isinstance(configuration, wire_pb2.Configuration):
@@ -260,9 +263,9 @@ async def until(is_so, seconds=10.0):
     raise AssertionError("it has not happened in time")
 
 
-def released(store, task="sum"):
+def released(store, task="sum", whose=POPULATION):
     """Rows of the rounds that were not skipped."""
-    return [row for row in store.history(POPULATION, task) if not row.get(population.SKIPPED)]
+    return [row for row in store.history(whose, task) if not row.get(population.SKIPPED)]
 
 
 def totals(store, task="sum"):

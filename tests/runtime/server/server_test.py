@@ -169,8 +169,8 @@ def test_tasks_have_to_be_those_of_the_population(tmp_path):
     other = dataclasses.replace(task, task=dataclasses.replace(task.task, name="other"))
     made = example.make(tmp_path, [task], memory_store.MemoryStore())
     with pytest.raises(ValueError, match="must have those of the population"):
-        server.Server(
-            made._population,
+        server.Server.of(
+            made._populations[0].population,
             {"sum": other},
             memory_store.MemoryStore(),
             endpoint=example.endpoint(tmp_path),

@@ -9,7 +9,7 @@ from tff_dpftrl.runtime.server import session
 
 def test_a_device_that_takes_part_is_not_sent_away_by_who_does_not_know():
     async def run():
-        made = session.Session("device", 0.0)
+        made = session.Session("device", 0.0, None)
         away = messages.ComeBack("device", (0.0,), "the round was abandoned")
         configure = messages.Configure("device", "sum", "attempt", "task", 0, b"")
         made.receive(away)

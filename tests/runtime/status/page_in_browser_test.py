@@ -28,12 +28,13 @@ class ServerThread:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        self.status = page.StatusServer(
+        shown = page.Shown(
             self.told.seen,
             privacy=self._privacy,
             history=self._history,
             reports=lambda task: self.reports,
         )
+        self.status = page.StatusServer([shown])
         self.wait_for(self.status.start())
 
     def _privacy(self, task):

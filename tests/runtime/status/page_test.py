@@ -17,8 +17,11 @@ HISTORY = [{"round": 0, "committed_at": watched.START, "epoch": 1, "loss": 2.5}]
 
 
 @contextlib.asynccontextmanager
-async def served(told, *, privacy=lambda task: None, history=lambda task: [], **changes):
-    status = page.StatusServer(told.seen, privacy=privacy, history=history, **changes)
+async def served(
+    *told, privacy=lambda task: None, history=lambda task: [], reports=None, **changes
+):
+    shown = [page.Shown(one.seen, privacy, history, reports) for one in told]
+    status = page.StatusServer(shown, **changes)
     await status.start()
     try:
         yield status

@@ -57,11 +57,12 @@ def test_what_devices_do_is_seen_and_what_they_leave_is_nothing(tmp_path):
                 )
                 await tell(summary.SerializeToString())
                 await example.until(lambda: levels(seen) == (0, 0, 0))
-                status = page.StatusServer(
+                shown = page.Shown(
                     seen,
                     privacy=lambda name: None,
                     history=lambda name: store.history(example.POPULATION, name),
                 )
+                status = page.StatusServer([shown])
                 await status.start()  # Beside the server, on its loop.
                 try:
                     client = tornado.httpclient.AsyncHTTPClient(force_instance=True)

@@ -61,9 +61,8 @@ def folder(corpora, lines, tmp_path_factory):
     output = tmp_path_factory.mktemp("tasks") / "toy"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "read_users", fail)
-        return making.make(
-            tiny_task.config(corpora), output, small_tasks.KEY, progress=lines.append
-        )
+        options = tiny_task.config(corpora, expect="loss < 4, update > 0.01")
+        return making.make(options, output, small_tasks.KEY, progress=lines.append)
 
 
 def test_the_plans_follow_from_the_options(folder, lines):
@@ -80,6 +79,8 @@ def test_the_plans_follow_from_the_options(folder, lines):
     assert folder.words.words == tuple(dict.fromkeys(folder.words.words))
     readme = (folder.path / "README.md").read_text()
     assert "ε at most" in readme and "65 devices are chosen" in readme
+    assert "- As expected: loss < 4 (loss 3.5" in readme
+    assert "- As expected: update > 0.01 (update 0." in readme
     assert any("Testing the plans" in line for line in lines)
     assert any("Tested for devices of version 1 and later: loss" in line for line in lines)
 
@@ -107,10 +108,11 @@ def test_nothing_is_overwritten(folder, corpora):
 
 @pytest.mark.slow
 def test_a_task_that_fails_its_tests_is_refused_with_the_reasons(corpora, tmp_path):
-    config = tiny_task.config(corpora, client_learning_rate=1e-12)
+    config = tiny_task.config(corpora, client_learning_rate=1e-12, expect="loss < 1")
     with pytest.raises(predicates.TaskRefusedError) as caught:
         making.make(config, tmp_path / "new" / "toy", small_tasks.KEY, progress=lambda line: None)
     assert any("The update is zero" in reason for reason in caught.value.reasons)
+    assert any("'loss < 1' is not met; measured: loss 3." in r for r in caught.value.reasons)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -314,7 +316,7 @@ def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
         "observer": observer,
         "randomness": random.Random(1),
     }
-    with server_thread.running(lambda: server.Server(**options)) as address:
+    with server_thread.running(lambda: server.Server.of(**options)) as address:
         devices = fleet.Fleet(
             fleet.ConnectionSettings(
                 address,

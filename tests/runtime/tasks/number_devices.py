@@ -12,11 +12,13 @@ from tests.runtime.tasks import small_folder
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.device import (
     attester,
+    backoff,
     device_runtime,
     eligibility,
     example_store,
     loaded_plans,
     participation_timer,
+    scheduler,
     server_connection,
 )
 from tff_dpftrl.runtime.protocol import attestation
@@ -32,9 +34,19 @@ class Numbers(example_store.ExampleStore):
         return small_folder.examples(self._seed)[:max_examples]
 
 
+class _Quick:
+    """A clock for devices that come as soon as they may, whatever the server says."""
+
+    def __init__(self):
+        self._begin = time.monotonic()
+
+    def __call__(self):
+        return 1e6 * (time.monotonic() - self._begin)
+
+
 @contextlib.contextmanager
-def running(folder, count=8):
-    """Devices that come again and again, and rest when they have to."""
+def running(folder, count=8, populations=("tests",)):
+    """Devices that come again and again to all populations, and rest when they have to."""
     plans = loaded_plans.LoadedPlans(small_tasks.KEYS, max_running=2)
     key = signing_keys.load_private(folder.issuer)
     connection = server_connection.ServerConnection(
@@ -52,9 +64,20 @@ def running(folder, count=8):
             eligibility.SettableEligibility(),
             generator=random.Random(seed),
         )
-        while not stop.is_set():
-            own.run_session("tests")
-            stop.wait(0.05)
+        schedule = scheduler.Schedule(
+            populations,
+            clock=_Quick(),
+            generator=own.generator,
+            waits=backoff.Waits(first_s=0.0),
+        )
+        scheduler.run_jobs(
+            schedule,
+            lambda population: own.run_session(population).result,
+            own.eligibility,
+            wait=lambda seconds: stop.wait(min(seconds, 0.05)) and None,
+            should_stop=stop.is_set,
+            turn=own.turn,
+        )
 
     threads = [threading.Thread(target=run, args=(seed,)) for seed in range(count)]
     for thread in threads:

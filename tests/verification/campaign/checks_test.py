@@ -130,7 +130,7 @@ def _gives_an_epoch_again(play):
 
 
 def _two_lead(play):
-    play.leading.append(("third", play.epoch))
+    play.leading.append((tiny_tasks.POPULATION, play.epoch))
 
 
 def _comes_too_early(play):

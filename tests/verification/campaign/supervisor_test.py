@@ -44,9 +44,9 @@ def _shortest_of(settings):
     return numbers
 
 
-def _run(folder, num_faults, *, numbers=None, options=(), seed=0):
+def _run(folder, num_faults, *, numbers=None, options=(), seed=0, **made):
     place = stage.Stage(folder)
-    place.make(seed)
+    place.make(seed, **made)
     lines = []
     left = asyncio.run(
         supervisor.run(
@@ -72,6 +72,12 @@ def _check(left, num_faults):
 @pytest.mark.slow
 def test_a_few_faults_break_no_law(tmp_path):
     _check(_run(tmp_path, len(A_FEW), numbers=_numbers_of(A_FEW)), len(A_FEW))
+
+
+@pytest.mark.slow
+def test_faults_break_no_law_with_two_populations_in_one_server(tmp_path):
+    left = _run(tmp_path, 10, seed=7, populations=tiny_tasks.TWO_POPULATIONS)
+    _check(left, 10)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ class Play:
         self._now += 10.0
         lease = self.store.acquire(tiny_tasks.POPULATION, owner, now=self._now, duration=5.0)
         self.epoch = lease.epoch
-        self.leading.append((owner, lease.epoch))
+        self.leading.append((tiny_tasks.POPULATION, lease.epoch))
 
     def last(self, task=tiny_tasks.CLEAR):
         return self.store.last_commit(tiny_tasks.POPULATION, task)

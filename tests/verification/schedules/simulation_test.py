@@ -13,6 +13,7 @@ SCHEDULES = 10_000  # 42 seconds of one core of the machine that this was writte
 SCHEDULES_BY_DEFAULT = 250
 SECURE_SCHEDULES = 1_000
 SECURE_BY_DEFAULT = 100
+TWO_BY_DEFAULT = 20
 SCHEDULES_PER_MISTAKE = 400
 RESTING_SCHEDULES = 25
 
@@ -68,6 +69,54 @@ def test_secure_sums_are_exact_or_lost_in_every_schedule(schedules):
         "reports refused: group lost",
     ):
         assert seen[what] > schedules // 20, what
+
+
+@pytest.mark.parametrize(
+    ("is_secure", "schedules"),
+    [
+        (False, TWO_BY_DEFAULT),
+        (True, TWO_BY_DEFAULT // 2),
+        pytest.param(False, SCHEDULES, marks=pytest.mark.slow),
+        pytest.param(True, SECURE_SCHEDULES, marks=pytest.mark.slow),
+    ],
+)
+def test_the_laws_hold_with_two_populations_in_every_schedule(is_secure, schedules):
+    """All devices are in both populations, and train for one at a time."""
+    second = simulation.small_population("second")
+    if is_secure:
+        second = simulation.secure_population("second", 2 * simulation.NUM_DEVICES)
+    seen = {"simulated": collections.Counter(), "second": collections.Counter()}
+    for seed in range(schedules):
+        simulated = simulation.Simulation(seed, beside=[second])
+        simulated.run()
+        for name, watched in simulated.watches.items():
+            assert not watched.broken, f"schedule {seed}, {name}: {watched.broken}"
+            seen[name].update(watched.seen)
+    for name in seen:
+        for what in ("rounds of training", "rounds of evaluation", "RoundLost", "killed: selector"):
+            assert seen[name][what] > schedules // 20, (name, what)
+    assert bool(seen["second"]["summed_groups"]) == is_secure
+
+
+def test_a_device_that_gets_into_another_populations_sum_is_found():
+    simulated = simulation.Simulation(
+        0, going_wrong=faults.NONE, beside=[simulation.small_population("second")]
+    )
+    for device in simulated._devices[: simulation.NUM_DEVICES]:
+        device._selectors = simulated._factories["second"].selectors
+    simulated.run()
+    assert watch.Law.OWN_DEVICES in {law for law, _ in simulated.watches["second"].broken}
+
+
+def test_two_populations_whose_devices_are_the_same_both_go_on_when_nothing_goes_wrong():
+    for seed in range(5):
+        simulated = simulation.Simulation(
+            seed, going_wrong=faults.NONE, beside=[simulation.small_population("second")]
+        )
+        simulated.run()
+        for watched in simulated.watches.values():
+            assert not watched.broken and watched.seen["leases"] == 1
+            assert watched.rounds_committed("training") >= 3
 
 
 @pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "secure"])

@@ -6,6 +6,23 @@ import dataclasses
 
 from tff_dpftrl.runtime.store import interface
 
+_COORDINATOR = "/coordinator/"
+
+
+def coordinator_address(population: str, name: str) -> str:
+    """Returns the address of a Coordinator; those of the actors below it begin with it.
+
+    Args:
+      population: Name of the population that it leads.
+      name: Name of the Coordinator, without a slash.
+    """
+    return f"{population}{_COORDINATOR}{name}"
+
+
+def population_of(address: str) -> str:
+    """Returns the population of a Coordinator, or of an actor below it; empty for other actors."""
+    return address.rpartition(_COORDINATOR)[0]
+
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorRole:

@@ -76,8 +76,9 @@ class Selector(actor.Actor):
 
     def _spawn_coordinator(self) -> None:
         # No earlier start of this process, and no other one, has used the name.
-        name = f"{self._served.name}/coordinator/{self._random.getrandbits(64):016x}"
-        self.spawn(name, roles.CoordinatorRole())
+        name = f"{self._random.getrandbits(64):016x}"
+        address = roles.coordinator_address(self._served.name, name)
+        self.spawn(address, roles.CoordinatorRole())
         self._heartbeat_at = self.now
 
     def _check_in(self, message: messages.CheckIn) -> None:

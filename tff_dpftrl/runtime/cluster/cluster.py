@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.2
 
 
 class RayCluster:
-    """The hosts of a population, on a Ray cluster or on this machine.
+    """The hosts of a server, on a Ray cluster or on this machine.
 
     Hosts are detached: they go on when this program ends, and another one finds them. The
     exception is a Ray cluster that this program started, which ends with it.
@@ -60,7 +60,7 @@ class RayCluster:
         return self._addresses
 
     async def start(self, *, seconds: float = 120.0) -> None:
-        """Starts the missing hosts, and waits until a Coordinator leads.
+        """Starts the missing hosts, and waits until Coordinators lead.
 
         Args:
           seconds: Timeout in seconds, which includes waiting for the lease of another server.
@@ -87,14 +87,15 @@ class RayCluster:
         deployment = self._deployment
         self._check_nodes()
         with sql.SqlStore(deployment.store) as store:
-            if not store.tasks(deployment.population):
-                raise binding.ServerError(
-                    f"The store has no task of the population {deployment.population!r}: add them "
-                    "first."
-                )
+            for population in deployment.populations:
+                if not store.tasks(population):
+                    raise binding.ServerError(
+                        f"The store has no task of the population {population!r}: add them first."
+                    )
             is_new = not self._has_hosts()
             if is_new:
-                self._wait_for_lease(store, until)
+                for population in deployment.populations:
+                    self._wait_for_lease(store, population, until)
         if self._gives_up.is_set():
             return
         self._is_new = is_new
@@ -102,13 +103,12 @@ class RayCluster:
             self._handles[host] = ray_hosts.create(deployment, host)
         self._wait(until)
 
-    def _wait_for_lease(self, store: interface.Store, until: float) -> None:
+    def _wait_for_lease(self, store: interface.Store, name: str, until: float) -> None:
         """Waits until the lease of a crashed server expires; refuses one that is renewed."""
-        name = self._deployment.population
         first = lease = store.lease(name)
         while lease is not None and interface.is_held(lease, time.time()):
             if lease != first or time.monotonic() > until:
-                raise binding.another_leads(self._deployment.population)
+                raise binding.another_leads(name)
             if self._gives_up.wait(_POLL_SECONDS):
                 return
             lease = store.lease(name)
@@ -154,7 +154,7 @@ class RayCluster:
     def _has_hosts(self) -> bool:
         """Returns whether hosts run already; raises if they are of another deployment."""
         hosts = (*self._deployment.placement.permanent, placement_lib.COORDINATOR)
-        handles = ray_hosts.find_all(self._deployment.population, hosts)
+        handles = ray_hosts.find_all(self._deployment.name, hosts)
         if not handles:
             return False
         statuses = ray_hosts.ask_all(handles, lambda handle: handle.status.remote(), _NODE_SECONDS)
@@ -162,7 +162,7 @@ class RayCluster:
         others = sorted(host for host, one in statuses.items() if one.fingerprint != fingerprint)
         if others:
             raise binding.ServerError(
-                f"Hosts of the population {self._deployment.population!r} run already with other "
+                f"Hosts of the population {self._deployment.name!r} run already with other "
                 f"settings ({', '.join(others)}): stop that server (tff-dpftrl serve --stop), or "
                 "start this one as it was started."
             )
@@ -196,7 +196,7 @@ class RayCluster:
                 return
 
     def _too_late(self, statuses: dict[str, Any]) -> binding.ServerError:
-        name = self._deployment.population
+        name = self._deployment.name
         missing = [
             host
             for host in self._deployment.placement.permanent
@@ -207,7 +207,7 @@ class RayCluster:
                 f"The hosts {missing} of the population {name!r} have not started in time: check "
                 "whether the nodes have enough memory for them."
             )
-        return binding.another_leads(self._deployment.population)
+        return binding.another_leads(name)
 
     def _statuses(self) -> dict[str, Any]:
         statuses = ray_hosts.ask_all(
@@ -220,24 +220,27 @@ class RayCluster:
         )
         return statuses
 
-    async def observed(self) -> list[observed.Recording]:
-        """Takes what the Selectors' hosts have recorded, for an `observed.Reader`.
+    async def observed(self) -> dict[str, list[observed.Recording]]:
+        """Takes what the Selectors' hosts have recorded, by population, for `observed.Reader`s.
 
         Hosts that do not answer within seconds are left out; the next call gets their records.
         """
         return await asyncio.to_thread(self._observed)
 
-    def _observed(self) -> list[observed.Recording]:
+    def _observed(self) -> dict[str, list[observed.Recording]]:
         self._statuses()
         selectors = {host: self._handles[host] for host in self._deployment.placement.selectors}
         taken = ray_hosts.ask_all(
             selectors, lambda handle: handle.take_observed.remote(), _ANSWER_SECONDS
         )
-        return [taken[host] for host in sorted(taken)]
+        return {
+            name: [taken[host][name] for host in sorted(taken)]
+            for name in self._deployment.populations
+        }
 
     def processes(self) -> dict[str, ray_hosts.Place]:
         """Returns node and process id of each running host, whether or not it answers."""
-        return ray_hosts.places(self._deployment.population)
+        return ray_hosts.places(self._deployment.name)
 
     async def stop(self) -> tuple[str, ...]:
         """Ends all hosts, including those of another program or another deployment.
@@ -253,24 +256,24 @@ class RayCluster:
         return await asyncio.to_thread(self._stop)
 
     def _stop(self) -> tuple[str, ...]:
-        population = self._deployment.population
+        server = self._deployment.name
         if not ray.is_initialized():
             self._connect()
         try:
-            running = ray_hosts.names(population)
+            running = ray_hosts.names(server)
             # Selectors first, or they would start another Coordinator.
             for is_one in (
                 placement_lib.is_selector,
                 lambda host: host == placement_lib.COORDINATOR,
                 placement_lib.is_worker,
             ):
-                handles = ray_hosts.find_all(population, filter(is_one, running))
+                handles = ray_hosts.find_all(server, filter(is_one, running))
                 if not handles:
                     continue
                 ray_hosts.ask_all(handles, lambda handle: handle.stop.remote(), _STOP_SECONDS)
                 for handle in handles.values():
                     ray_hosts.kill(handle)
-            ray_hosts.forget_ports(population, filter(placement_lib.is_selector, running))
+            ray_hosts.forget_ports(server, filter(placement_lib.is_selector, running))
             return running
         finally:
             self._disconnect()

@@ -1,4 +1,4 @@
-"""The host of the Coordinator."""
+"""The host of the Coordinators, of which each population has one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from tff_dpftrl.runtime.actors import events
+from tff_dpftrl.runtime.actors import events, roles
 from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import mail as mail_lib
 
@@ -15,7 +15,7 @@ _IDLE_SECONDS = 60.0  # Time after which a host without a Coordinator ends.
 
 
 class CoordinatorHost(host_lib.Host):
-    """Host of the Coordinator, which outlives it for a minute.
+    """Host of the Coordinators, which outlives them for a minute.
 
     A Coordinator stops if the lease of a former one has not expired. The next Coordinator then
     starts quickly, because the tasks are loaded.
@@ -24,7 +24,7 @@ class CoordinatorHost(host_lib.Host):
     @override
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self._opening: mail_lib.EventNotice | None = None
+        self._openings: dict[str, mail_lib.EventNotice] = {}  # By population.
         self._ending: asyncio.Task | None = None
 
     @override
@@ -34,8 +34,9 @@ class CoordinatorHost(host_lib.Host):
 
     @override
     def _begin_actor(self, begin: mail_lib.Begin) -> None:
-        """Starts a Coordinator, unless one runs here."""
-        if not self._engine.coordinators:
+        """Starts a Coordinator, unless one of its population runs here."""
+        led = map(roles.population_of, self._engine.coordinators)
+        if roles.population_of(begin.address) not in led:
             super()._begin_actor(begin)
 
     @override
@@ -45,20 +46,21 @@ class CoordinatorHost(host_lib.Host):
         return super().spawn(parent, address, role)
 
     @override
-    def _on_event(self, now: float, event: Any) -> mail_lib.EventNotice:
-        notice = super()._on_event(now, event)
+    def _on_event(self, now: float, event: Any, population: str) -> mail_lib.EventNotice:
+        notice = super()._on_event(now, event, population)
         if isinstance(event, events.SelectionOpened):
-            self._opening = notice
+            self._openings[population] = notice
         return notice
 
     @override
     def _note_process(self, host: str, life: str) -> None:
-        """Notes a process, and sends the opening of selection to a new Selector."""
+        """Notes a process, and sends the openings of selection to a new Selectors' host."""
         known = self._lives.get(host)
         super()._note_process(host, life)
         is_new = self._lives.get(host) != known  # False while this host stops.
-        if is_new and self._opening is not None and host in self._placement.selectors:
-            self._outbox.post(host, self._opening)
+        if is_new and host in self._placement.selectors:
+            for opening in self._openings.values():
+                self._outbox.post(host, opening)
 
     @override
     def _actor_gone(self, address: str) -> None:

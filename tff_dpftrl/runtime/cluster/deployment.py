@@ -6,17 +6,16 @@ import dataclasses
 import hashlib
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.runtime.actors import factory, selector
-from tff_dpftrl.runtime.actors import population as population_lib
+from tff_dpftrl.runtime.actors import factory
 from tff_dpftrl.runtime.addresses import DEFAULT_ADDRESS
 from tff_dpftrl.runtime.cluster import placement as placement_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
-from tff_dpftrl.runtime.server import served_task
+from tff_dpftrl.runtime.server import served_population
 from tff_dpftrl.runtime.store import database
 
 
@@ -25,9 +24,7 @@ class Parts:
     """The parts of the server that a host needs.
 
     Attributes:
-      population: Population that is served.
-      tasks: Tasks of the population by name; the store must have them.
-      pace: Pace steering, which decides when devices check in again.
+      populations: Populations that are served; the store must have their tasks.
       attestation: Verifier of devices' tokens; None to accept every client as a device.
       limits: Resource limits for the devices of one Selector.
       server_names: Names by which devices may know the server; those in the certificate if
@@ -35,9 +32,7 @@ class Parts:
       actor_factory: Class that builds the actors.
     """
 
-    population: population_lib.Population
-    tasks: Mapping[str, served_task.ServedTask]
-    pace: selector.Pace
+    populations: Sequence[served_population.ServedPopulation]
     attestation: attestation_lib.Attestation | None = None
     limits: limits_lib.Limits = dataclasses.field(default_factory=limits_lib.Limits)
     server_names: tuple[str, ...] = ()
@@ -46,10 +41,10 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True)
 class ClusterDeployment:
-    """A population's server on many machines. It is sent unencrypted and must have no secrets.
+    """A server on many machines. It is sent unencrypted and must have no secrets.
 
     Attributes:
-      population: Name of the population.
+      populations: Names of the populations.
       builder: Function from the deployment to its `Parts`, which every host calls; or the name
         of such a function, like "package.module:function".
       store: Store of leases and commits: a database URL without a password, or a folder if all
@@ -64,7 +59,7 @@ class ClusterDeployment:
       answer_seconds: Seconds after which a host that does not answer is restarted.
     """
 
-    population: str
+    populations: tuple[str, ...]
     builder: Callable[[ClusterDeployment], Parts] | str
     store: str
     certificate: str
@@ -77,6 +72,10 @@ class ClusterDeployment:
 
     def __post_init__(self):
         validation.positive("answer_seconds", self.answer_seconds)
+        if isinstance(self.populations, str) or not self.populations:
+            raise validation.UsageError(
+                f"populations={self.populations!r} must be a list of at least one name."
+            )
         if isinstance(self.addresses, str) or not self.addresses:
             raise validation.UsageError(
                 f"addresses={self.addresses!r} must be a list of at least one 'host:port'."
@@ -92,6 +91,11 @@ class ClusterDeployment:
                 "password file on every node, such as ~/.pgpass."
             )
         self.placement  # noqa: B018 (It checks the numbers.)
+
+    @property
+    def name(self) -> str:
+        """Name of the server, which its hosts have in common."""
+        return "+".join(self.populations)
 
     @property
     def placement(self) -> placement_lib.Placement:

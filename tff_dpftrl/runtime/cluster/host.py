@@ -1,4 +1,4 @@
-"""A host: a process that runs some of a population's actors and sends messages to the others.
+"""A host: a process that runs some of a server's actors and sends messages to the others.
 
 An engine runs the actors of this host; its host carries messages to actors elsewhere. If mail
 does not arrive, or another host is lost, the host sends the failure messages that actors and
@@ -26,7 +26,7 @@ from tff_dpftrl.runtime.cluster import mail as mail_lib
 from tff_dpftrl.runtime.cluster import observed, sealing
 from tff_dpftrl.runtime.cluster.deployment import ClusterDeployment, Parts
 from tff_dpftrl.runtime.cluster.transport import Transport
-from tff_dpftrl.runtime.server import attesting
+from tff_dpftrl.runtime.server import attesting, served_population
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.store import interface, sql
 
@@ -36,6 +36,7 @@ _SMALL = 1 << 16  # Largest size in bytes that is sealed and opened on the event
 _SLOWEST = 1e6  # Assumed transfer rate for the timeout of an answer, in bytes a second.
 _TO_START = 4  # Factor of the timeout for the first answer of a process.
 _FLUSH_SECONDS = 2.0
+_STORE = "store"
 _ABANDONED = "the round was abandoned"
 
 
@@ -48,9 +49,10 @@ class HostStatus:
       is_serving: Whether the host has started.
       failure: Reason why the host could not start; empty if it did, or has not tried yet.
       address: HOST:PORT for devices, on a Selector's host; empty on others.
-      leader: Address of the Coordinator that a Selector follows; empty if there is none.
+      leader: Addresses of the Coordinators that a Selectors' host follows, with commas; empty
+        unless all populations have one.
       store_failure: The last failure that a StoreActor reported; empty if a Coordinator leads.
-      tasks: Digests of the tasks that the host has read, by name; empty before that.
+      tasks: Digests of the tasks that the host has read, by population and task; empty before.
     """
 
     fingerprint: str
@@ -107,12 +109,12 @@ class Host(engine_lib.RemoteActors):
         self._transport = transport
         self._clock = clock
         self._identity = tls.load(deployment.certificate, deployment.private_key)
-        self._seal = sealing.Seal(self._identity.key, deployment.population)
-        self._recorder = observed.Recorder(clock=clock)
+        self._seal = sealing.Seal(self._identity.key, deployment.name)
+        self._recorders = {name: observed.Recorder(clock=clock) for name in deployment.populations}
         self._outbox = mail_lib.Outbox(self._carry, self._failed)
         self._engine: engine_lib.Engine | None = None
         self._store: interface.Store | None = None
-        self._tasks: dict[str, str] = {}  # What `served_task` calls digests, by name.
+        self._tasks: dict[str, str] = {}  # What `served_task` calls digests.
         self._has_started = False
         self._early: list[mail_lib.Batch] = []  # Before it has started.
         self._lives: dict[str, str] = {}  # Of the other hosts.
@@ -133,14 +135,26 @@ class Host(engine_lib.RemoteActors):
           OSError: If the store or a file cannot be used.
         """
         parts = await asyncio.to_thread(self._load)
-        self._tasks = {name: task.digest for name, task in parts.tasks.items()}
+        self._tasks = {
+            f"{one.name}/{name}": task.digest
+            for one in parts.populations
+            for name, task in one.tasks.items()
+        }
         attestation = parts.attestation and attesting.LockedAttestation(parts.attestation)
-        actors = parts.actor_factory(
-            parts.population,
-            selectors=self._placement.selectors,
-            pace=parts.pace,
-            verify_identity=attesting.verifier(attestation, parts.population.name),
-        )
+
+        def address(place: str, name: str) -> str:
+            return served_population.address(place, name, parts.populations)
+
+        actors = [
+            parts.actor_factory(
+                one.population,
+                selectors=tuple(address(host, one.name) for host in self._placement.selectors),
+                pace=one.pace,
+                store_address=address(_STORE, one.name),
+                verify_identity=attesting.verifier(attestation, one.name),
+            )
+            for one in parts.populations
+        ]
         self._engine = self._made_engine(actors)  # From now on mail may fail.
         await self._begin(parts, attestation)
         self._has_started = True
@@ -152,24 +166,26 @@ class Host(engine_lib.RemoteActors):
     def _load(self) -> Parts:
         """Builds the parts, which takes seconds; to be run in a thread."""
         parts = self._deployment.build()
-        if parts.population.name != self._deployment.population:
+        made = tuple(one.name for one in parts.populations)
+        if made != self._deployment.populations:
             raise validation.UsageError(
-                f"builder makes the population {parts.population.name!r}, and the deployment is "
-                f"of {self._deployment.population!r}: name the same."
+                f"builder makes the populations {made}, and the deployment is of "
+                f"{self._deployment.populations}: name the same, in the same order."
             )
+        served_population.check(parts.populations)
         if self._keeps_store:
             self._store = sql.SqlStore(self._deployment.store)
         return parts
 
     _keeps_store = True
 
-    def _made_engine(self, actors: factory.ActorFactory) -> engine_lib.Engine:
+    def _made_engine(self, actors: list[factory.ActorFactory]) -> engine_lib.Engine:
         return engine_lib.Engine(
             actors,
             self._store,
             on_event=self._on_event,
             clock=self._clock,
-            permanent=(actors.store_address,),
+            permanent=[one.store_address for one in actors],
             on_actor_gone=self._actor_gone,
             remote=self,
         )
@@ -180,7 +196,7 @@ class Host(engine_lib.RemoteActors):
         self._engine.start()
 
     async def stop(self) -> None:
-        """Ends all actors and releases the lease; does nothing the second time."""
+        """Ends all actors and releases the leases; does nothing the second time."""
         if self._is_stopping:
             return
         self._is_stopping = True
@@ -198,9 +214,9 @@ class Host(engine_lib.RemoteActors):
         fingerprint = self._deployment.fingerprint()
         return HostStatus(fingerprint, self._has_started, tasks=self._tasks)
 
-    def take_observed(self) -> observed.Recording:
-        """Returns the recording of this host since the last call."""
-        return self._recorder.take()
+    def take_observed(self) -> dict[str, observed.Recording]:
+        """Returns the recordings of this host since the last call, by population."""
+        return {name: recorder.take() for name, recorder in self._recorders.items()}
 
     # Mail of other hosts.
 
@@ -218,7 +234,7 @@ class Host(engine_lib.RemoteActors):
           sender must seal it for this one.
 
         Raises:
-          sealing.NotSealed: If no host of this population sealed the batch.
+          sealing.NotSealed: If no host of this server sealed the batch.
           mail_lib.Replayed: If the batch was received before.
           mail_lib.OtherTasks: If the sender has read other tasks; then its mail is dropped.
         """
@@ -290,9 +306,10 @@ class Host(engine_lib.RemoteActors):
         if host not in ("", self.name):
             self._outbox.post(host, mail_lib.End(address))
 
-    def _on_event(self, now: float, event: Any) -> mail_lib.EventNotice:
-        """Tells the Selectors of an event, so that it outlives this process."""
-        notice = mail_lib.EventNotice(now, self._recorder.note(now, event))
+    def _on_event(self, now: float, event: Any, population: str) -> mail_lib.EventNotice:
+        """Tells the Selectors' hosts of an event, so that it outlives this process."""
+        named = self._recorders[population].note(now, event)
+        notice = mail_lib.EventNotice(now, named, population)
         for selector in self._placement.selectors:
             self._outbox.post(selector, notice)
         return notice

@@ -58,10 +58,11 @@ class Ended:
 
 @dataclasses.dataclass(frozen=True)
 class EventNotice:
-    """An event, and when it was noted, in seconds since 1970."""
+    """An event of a population, and when it was noted, in seconds since 1970."""
 
     at: float
     named: observed.NamedEvent
+    population: str
 
 
 Mail: TypeAlias = Deliver | Begin | End | Ended | EventNotice

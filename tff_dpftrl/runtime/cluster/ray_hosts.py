@@ -74,7 +74,7 @@ class _HostActor:
             return host_lib.HostStatus(self._fingerprint, False, self._failure)
         return self._host.status()
 
-    async def take_observed(self) -> observed.Recording:
+    async def take_observed(self) -> dict[str, observed.Recording]:
         return self._host.take_observed()
 
     async def stop(self) -> None:
@@ -84,7 +84,7 @@ class _HostActor:
 
 
 class _RayTransport(transport.Transport):
-    """Connection from one host of a population to the others, by Ray."""
+    """Connection from one host of a server to the others, by Ray."""
 
     def __init__(self, deployment: ClusterDeployment):
         self._deployment = deployment
@@ -94,7 +94,7 @@ class _RayTransport(transport.Transport):
         handle = self._handles.get(host)
         if handle is None:
             try:
-                handle = await asyncio.to_thread(find, self._deployment.population, host)
+                handle = await asyncio.to_thread(find, self._deployment.name, host)
             except (ValueError, ray.exceptions.RayError):
                 raise mail.Unreachable from None
             self._handles[host] = handle
@@ -156,7 +156,7 @@ class _RayTransport(transport.Transport):
         return "" if value is None else value.decode()
 
     def _key(self, name: str) -> bytes:
-        return f"{self._deployment.population}/{name}".encode()
+        return f"{self._deployment.name}/{name}".encode()
 
 
 def _kv() -> Any:
@@ -165,25 +165,25 @@ def _kv() -> Any:
     return internal_kv
 
 
-def _full_name(population: str, host: str) -> str:
-    return f"{population}/{host}"
+def _full_name(server: str, host: str) -> str:
+    return f"{server}/{host}"
 
 
-def find(population: str, host: str) -> Any:
+def find(server: str, host: str) -> Any:
     """Returns Ray's handle of a host; blocks until Ray answers.
 
     Raises:
       ValueError: If there is no such host.
     """
-    return ray.get_actor(_full_name(population, host), namespace=_NAMESPACE)
+    return ray.get_actor(_full_name(server, host), namespace=_NAMESPACE)
 
 
-def find_all(population: str, hosts: Iterable[str]) -> dict[str, Any]:
+def find_all(server: str, hosts: Iterable[str]) -> dict[str, Any]:
     """Returns Ray's handles of those of the hosts that exist, by name; blocks likewise."""
     handles = {}
     for host in hosts:
         with contextlib.suppress(ValueError):
-            handles[host] = find(population, host)
+            handles[host] = find(server, host)
     return handles
 
 
@@ -199,7 +199,7 @@ def create(deployment: ClusterDeployment, host: str) -> Any:
     """
     actor_class = ray.remote(_HostActor)
     return actor_class.options(
-        name=_full_name(deployment.population, host),
+        name=_full_name(deployment.name, host),
         namespace=_NAMESPACE,
         get_if_exists=True,
         lifetime="detached",
@@ -210,10 +210,10 @@ def create(deployment: ClusterDeployment, host: str) -> Any:
     ).remote(host, deployment)
 
 
-def forget_ports(population: str, selectors: Iterable[str]) -> None:
+def forget_ports(server: str, selectors: Iterable[str]) -> None:
     """Deletes the stored ports of Selectors."""
     for host in selectors:
-        key = _full_name(population, host).encode()
+        key = _full_name(server, host).encode()
         _kv()._internal_kv_del(key, namespace=_NAMESPACE.encode())
 
 
@@ -229,24 +229,24 @@ class Place(NamedTuple):
     pid: int
 
 
-def places(population: str) -> dict[str, Place]:
-    """Returns the locations of a population's running hosts, whether or not they answer."""
+def places(server: str) -> dict[str, Place]:
+    """Returns the locations of a server's running hosts, whether or not they answer."""
     return {
         host: Place(actor["Address"]["NodeID"], actor["Pid"])
-        for host, actor in _actors(population)
+        for host, actor in _actors(server)
         if actor["State"] == "ALIVE"
     }
 
 
-def names(population: str) -> tuple[str, ...]:
-    """Returns the names of a population's hosts that run or are being restarted."""
-    return tuple(sorted(host for host, actor in _actors(population) if actor["State"] != "DEAD"))
+def names(server: str) -> tuple[str, ...]:
+    """Returns the names of a server's hosts that run or are being restarted."""
+    return tuple(sorted(host for host, actor in _actors(server) if actor["State"] != "DEAD"))
 
 
-def _actors(population: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _actors(server: str) -> Iterator[tuple[str, dict[str, Any]]]:
     from ray._private import state
 
-    prefix = _full_name(population, "")
+    prefix = _full_name(server, "")
     for actor in state.actors().values():
         if actor["Name"].startswith(prefix):
             yield actor["Name"][len(prefix) :], actor

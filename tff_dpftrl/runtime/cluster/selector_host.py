@@ -16,7 +16,7 @@ from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import mail as mail_lib
 from tff_dpftrl.runtime.cluster import placement as placement_lib
 from tff_dpftrl.runtime.cluster.deployment import Parts
-from tff_dpftrl.runtime.server import admission, binding
+from tff_dpftrl.runtime.server import binding
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import service as service_lib
 
@@ -24,7 +24,7 @@ _KEPT_ATTEMPTS = 4
 
 
 class SelectorHost(host_lib.Host):
-    """Host of a Selector and of the gRPC service of its devices."""
+    """Host of a Selector for each population, and of the gRPC service of their devices."""
 
     _keeps_store = False
 
@@ -33,20 +33,23 @@ class SelectorHost(host_lib.Host):
         super().__init__(*args, **options)
         self._service: service_lib.Service | None = None
         self._grpc: grpc.aio.Server | None = None
+        self._selectors: dict[str, str] = {}  # Addresses of this host's, by population.
         self._address = ""
-        self._leader = ""
+        self._leaders: dict[str, str] = {}  # By population.
         self._store_failure = ""
-        self._seeking: asyncio.Task | None = None
+        self._seeking: dict[str, asyncio.Task] = {}  # By population.
         self._forwarded: dict[str, tuple[str, ...]] = {}  # Devices by attempt, the last few.
 
     @override
-    def _made_engine(self, actors: factory.ActorFactory) -> engine_lib.Engine:
+    def _made_engine(self, actors: list[factory.ActorFactory]) -> engine_lib.Engine:
+        place = self._placement.selectors.index(self.name)
+        self._selectors = {one.served.name: one.selectors[place] for one in actors}
         return engine_lib.Engine(
             actors,
             None,
             on_event=self._on_event,
             clock=self._clock,
-            permanent=(self.name,),
+            permanent=list(self._selectors.values()),
             on_selector_lost=lambda address: self._service.selector_lost(address),
             on_actor_gone=self._actor_gone,
             remote=self,
@@ -55,17 +58,14 @@ class SelectorHost(host_lib.Host):
     @override
     async def _begin(self, parts, attestation):
         self._service = service_lib.Service(
-            parts.tasks,
+            [
+                dataclasses.replace(one, observer=self._recorders[one.name])
+                for one in parts.populations
+            ],
             self._engine,
-            admission.Admission(
-                parts.population.name,
-                parts.tasks,
-                attestation,
-                parts.server_names or self._identity.names,
-            ),
             selector_address=self.name,
-            pace=parts.pace,
-            observer=self._recorder,
+            attestation=attestation,
+            server_names=parts.server_names or self._identity.names,
             limits=parts.limits,
             clock=self._clock,
             randomness=random.SystemRandom(),
@@ -112,7 +112,9 @@ class SelectorHost(host_lib.Host):
         return dataclasses.replace(
             super().status(),
             address=self._address,
-            leader=self._leader,
+            leader=",".join(self._leaders.values())
+            if len(self._leaders) == len(self._recorders)
+            else "",
             store_failure=self._store_failure,
         )
 
@@ -130,8 +132,11 @@ class SelectorHost(host_lib.Host):
         if not isinstance(role, roles.CoordinatorRole):
             return super().spawn(parent, address, role)
         self._forget_children(parent)  # The former Coordinator.
-        if self._seeking is None or self._seeking.done():
-            self._seeking = self._job(self._seek_leader(mail_lib.Begin(address, role, parent)))
+        population = roles.population_of(address)
+        seeking = self._seeking.get(population)
+        if seeking is None or seeking.done():
+            begin = mail_lib.Begin(address, role, parent)
+            self._seeking[population] = self._job(self._seek_leader(begin))
         return True
 
     async def _seek_leader(self, begin: mail_lib.Begin) -> None:
@@ -142,7 +147,8 @@ class SelectorHost(host_lib.Host):
     @override
     def _deliver(self, to: str, message: Any) -> None:
         if type(message) is messages.SelectDevices:
-            self._leader, self._store_failure = message.coordinator, ""
+            self._leaders[roles.population_of(message.coordinator)] = message.coordinator
+            self._store_failure = ""
         super()._deliver(to, message)
 
     @override
@@ -152,15 +158,16 @@ class SelectorHost(host_lib.Host):
             return
         event = mail.named.event
         if isinstance(event, events.SelectionOpened):
-            self._service.opening = event
+            self._service.opened(mail.population, event)
         elif isinstance(event, events.StoreFailed):
             self._store_failure = event.reason
-        self._recorder.relay(mail.at, mail.named)
+        self._recorders[mail.population].relay(mail.at, mail.named)
 
     @override
     def _do_without(self, host: str, life: str) -> None:
         if host == placement_lib.COORDINATOR:
-            self._engine.deliver(self.name, messages.Lost(self._leader))
+            for population, leader in self._leaders.items():
+                self._engine.deliver(self._selectors[population], messages.Lost(leader))
         elif placement_lib.is_worker(host):
             self._service.actors_lost(lambda actor: self._placement.host_of(actor) == host)
             for attempt, devices in self._forwarded.items():

@@ -1,4 +1,4 @@
-"""Serving of a population on a Ray cluster, for `tff-dpftrl serve --engine ray`.
+"""Serving of populations on a Ray cluster, for `tff-dpftrl serve --engine ray`.
 
 Hosts read tasks and keys from files on their node. This process starts the hosts and shows what
 they observe; it can end without ending them.
@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from typing_extensions import override
 
@@ -22,6 +22,7 @@ from tff_dpftrl.runtime.cluster import cluster as cluster_lib
 from tff_dpftrl.runtime.cluster import deployment as deployment_lib
 from tff_dpftrl.runtime.cluster import observed
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
+from tff_dpftrl.runtime.server import served_population
 from tff_dpftrl.runtime.server import server_folder as server_folder_lib
 from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import planned_task
@@ -52,7 +53,7 @@ class Files:
 
 
 def deployment(
-    population: str,
+    populations: tuple[str, ...],
     store: str,
     files: Files,
     settings: serving_lib.Settings,
@@ -63,7 +64,7 @@ def deployment(
     """Builds the description of the server for its hosts.
 
     Args:
-      population: Name of the population.
+      populations: Names of the populations, in the order of their tasks.
       store: Folder or URL of the store.
       files: Paths of the files that hosts read.
       settings: Settings of the server. If the port is not 0, each further Selector has the next
@@ -84,7 +85,7 @@ def deployment(
     tasks, plan_keys = _absolute(files.tasks), _absolute(files.plan_keys)
     issuers = _absolute(files.attestation_keys or ())
     return deployment_lib.ClusterDeployment(
-        population=population,
+        populations=populations,
         builder=_BUILDER,
         store=store if "://" in store else deployment_lib.absolute(store),
         certificate=deployment_lib.absolute(files.certificate),
@@ -100,6 +101,7 @@ def deployment(
             "round_seconds": settings.round_seconds,
             "limits": settings.limits,
             "most_over_selection": settings.most_over_selection,
+            "shares": settings.shares,
         },
     )
 
@@ -122,12 +124,13 @@ def build(deployed: deployment_lib.ClusterDeployment) -> deployment_lib.Parts:
     options = deployed.options
     keys = [signing_keys.load_public(path) for path in options["plan_keys"]]
     tasks = [planned_task.load(path, keys or None) for path in options["tasks"]]
-    served = serving_lib.put_together(
+    populations = serving_lib.put_together(
         tasks,
         serving_lib.Settings(
             population_size=options["population_size"],
             round_seconds=options["round_seconds"],
             most_over_selection=options["most_over_selection"],
+            shares=options["shares"],
         ),
     )
     issuers = options["attestation_keys"]
@@ -136,13 +139,11 @@ def build(deployed: deployment_lib.ClusterDeployment) -> deployment_lib.Parts:
         attestation = attestation_lib.SignedTokens(
             map(signing_keys.load_public, issuers), clock=time.time
         )
-    return deployment_lib.Parts(
-        served.population, served.tasks, served.pace, attestation, options["limits"]
-    )
+    return deployment_lib.Parts(populations, attestation, options["limits"])
 
 
 class ClusterServing(serving_lib.Serving):
-    """Serving of a population by hosts of a Ray cluster, from `start` to `stop`."""
+    """Serving of populations by hosts of a Ray cluster, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class ClusterServing(serving_lib.Serving):
 
         Args:
           deployed: Result of `deployment` for these tasks and settings.
-          tasks: Tasks of one population.
+          tasks: Tasks of all populations.
           store: Store of leases and commits, as opened by this process.
           folder: Folder of the certificate, if none is given, and of the files that outlast a
             restart.
@@ -175,17 +176,24 @@ class ClusterServing(serving_lib.Serving):
         Raises:
           ValueError: If the tasks cannot be served together, or a setting is out of range.
         """
-        self._reader = observed.Reader(clock=clock)
-        super().__init__(tasks, store, folder, settings, progress=progress, clock=self._reader.now)
+        self._readers: dict[str, observed.Reader] = {}
+        super().__init__(tasks, store, folder, settings, progress=progress, clock=clock)
         self._cluster = cluster_lib.RayCluster(deployed, ray_address=ray_address)
         self._leave = leave
+
+    @override
+    def _observe(
+        self, served: served_population.ServedPopulation, clock: Callable[[], float]
+    ) -> serving_lib.LoggedObservations:
+        """Makes the observations of a population, whose time is that of what is replayed."""
+        reader = self._readers[served.name] = observed.Reader(clock=clock)
+        return super()._observe(served, reader.now)
 
     @override
     def _make_engine(self) -> serving_lib.Engine:
         return _Hosts(
             self._cluster,
-            self._reader,
-            self.seen,
+            {name: (reader, self.seen[name]) for name, reader in self._readers.items()},
             moved=self._write_endpoint,
             progress=self._progress,
             leave=self._leave,
@@ -205,14 +213,13 @@ class _Hosts:
     def __init__(
         self,
         cluster: cluster_lib.RayCluster,
-        reader: observed.Reader,
-        seen: serving_lib.LoggedObservations,
+        readers: Mapping[str, tuple[observed.Reader, serving_lib.LoggedObservations]],
         *,
         moved: Callable[[], None],
         progress: Callable[[str], None],
         leave: bool,
     ):
-        self._cluster, self._reader, self._seen = cluster, reader, seen
+        self._cluster, self._readers = cluster, readers
         self._moved, self._progress, self._leave = moved, progress, leave
         self._has_started = False
         self._polling: asyncio.Task | None = None
@@ -225,13 +232,17 @@ class _Hosts:
     async def start(self) -> None:
         await self._cluster.start(seconds=_START_SECONDS)
         self._has_started = True
-        self._seen.is_quiet = True  # The first events may be old.
+        for _, seen in self._readers.values():
+            seen.is_quiet = True  # The first events may be old.
         await self._read()
-        self._seen.is_quiet = False
+        for _, seen in self._readers.values():
+            seen.is_quiet = False
         self._polling = asyncio.get_running_loop().create_task(self._poll())
 
     async def _read(self) -> None:
-        await self._reader.replay(await self._cluster.observed(), self._seen)
+        for name, recordings in (await self._cluster.observed()).items():
+            reader, seen = self._readers[name]
+            await reader.replay(recordings, seen)
 
     async def _poll(self) -> None:
         while True:

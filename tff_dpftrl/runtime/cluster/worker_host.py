@@ -27,7 +27,9 @@ class WorkerHost(host_lib.Host):
 
     @override
     async def _begin(self, parts, attestation):
-        self._has_secure_sums = any(task.secure_sum for task in parts.population.tasks)
+        self._has_secure_sums = any(
+            task.secure_sum for one in parts.populations for task in one.population.tasks
+        )
         await super()._begin(parts, attestation)
 
     @override

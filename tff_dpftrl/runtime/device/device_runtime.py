@@ -55,6 +55,7 @@ class DeviceRuntime:
       rules: Participation rules of the tasks seen so far, by population and task.
       issuers: Public keys of the issuers whose tokens prove that other devices are genuine.
         Without them, the device refuses plans that do not trust the server.
+      turn: Turn to train, which sessions that run side by side take one at a time.
     """
 
     connection: server_connection.ServerConnection
@@ -70,6 +71,7 @@ class DeviceRuntime:
         default_factory=dict
     )
     issuers: tuple[ed25519.Ed25519PublicKey, ...] = ()
+    turn: session.Turn = dataclasses.field(default_factory=session.Turn)
 
     def steps(self, population: str) -> wire_session.WireSession:
         """Creates the steps of a session."""
@@ -101,7 +103,7 @@ class DeviceRuntime:
             self.timer.check(population, task, round_index, rule)
 
     def run_session(self, population: str) -> EndedSession:
-        """Runs one session to its end and sends the server a summary of it.
+        """Runs one session to its end and sends the server a summary of it; thread-safe.
 
         Args:
           population: Name of the population.
@@ -119,6 +121,7 @@ class DeviceRuntime:
             self.eligibility,
             clock=self.steady_clock,
             versions={} if tensorflow is None else {"tensorflow": tensorflow},
+            turn=self.turn,
         )
         summary_sent = self.connection.send_summary(population, result.report, steps.address)
         if steps.work is not None and steps.work.rule is not None:

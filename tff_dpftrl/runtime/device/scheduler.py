@@ -1,11 +1,14 @@
-"""Schedule of a device's sessions: the populations take turns, one session at a time.
+"""Schedule of a device's sessions: each population has one at a time, and one of them trains.
 
 The schedule is a plain state machine: `Schedule.next_job` returns the population that is due
 next, and `Schedule.finished` takes the result of its session. `run_jobs` is the loop around it.
 Clock, randomness and waiting are arguments.
 
+A server may hold a device for an hour until it selects it. So the sessions of several populations
+wait side by side, and whichever is selected first trains. A population that comes due meanwhile
+checks in when the training is over; one that was selected already trains next (`session.Turn`).
 Fair means first due, first served: no population, however often its server asks for the device,
-delays another one by more than one session of each. The server assigns a few turns, in seconds;
+delays another one by more than one training of each. The server assigns a few turns, in seconds;
 a device never comes before them. It takes the first turn at which it is eligible and drops the
 others; a turn at which it is not eligible is lost. It does not come as soon as it becomes
 eligible: in the evening, all devices of the day would come at once. With no turn left it draws
@@ -21,15 +24,22 @@ import fcntl
 import math
 import os
 import pathlib
+import queue
 import random
-from collections.abc import Callable, Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Generic, TypeVar
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.device import backoff, session
 from tff_dpftrl.runtime.device import eligibility as eligibility_lib
 
+_Result = TypeVar("_Result")
 _FAILURES = (session.SessionOutcome.FAILED, session.SessionOutcome.ATTESTATION_FAILED)
 _MAX_TURNS = 100
+_LOOK_S = 1.0  # Seconds between two looks at a session that trains.
+_END_S = 10.0  # Seconds in which sessions end when the runtime does.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +97,19 @@ class Schedule:
             for name in names
         }
 
-    def next_job(self) -> Job:
-        """Returns the session that is due first."""
-        population = min(self._appointments, key=self._due)
+    @property
+    def populations(self) -> tuple[str, ...]:
+        """Names of the populations."""
+        return tuple(self._appointments)
+
+    def next_job(self, busy: Container[str] = ()) -> Job:
+        """Returns the session that is due first.
+
+        Args:
+          busy: Populations that have a session now; there must be others.
+        """
+        free = [name for name in self._appointments if name not in busy]
+        population = min(free, key=self._due)
         return Job(population, max(0.0, self._due(population) - self._clock()))
 
     @property
@@ -141,6 +161,89 @@ class Schedule:
         return self._appointments[population].turns[0]
 
 
+class SideBySide(Generic[_Result]):
+    """Sessions of a device's populations, one of each population at a time.
+
+    The session of a device with one population runs in the thread that begins it. Those of
+    several run in threads of their own, which end with the context.
+    """
+
+    def __init__(
+        self,
+        run_session: Callable[[str], _Result],
+        turn: session.Turn,
+        populations: Iterable[str],
+    ):
+        """Begins without sessions.
+
+        Args:
+          run_session: Runs one session of the named population to its end.
+          turn: Turn to train of the sessions; it is over when the context ends.
+          populations: Names of the populations.
+        """
+        self._run_session, self._turn = run_session, turn
+        self._is_alone = len(tuple(populations)) == 1
+        self._threads: dict[str, threading.Thread] = {}
+        self._ended: queue.SimpleQueue[tuple[str, _Result | BaseException]] = queue.SimpleQueue()
+
+    @property
+    def running(self) -> Container[str]:
+        """Populations whose session was begun and not returned by `next_ended`."""
+        return self._threads
+
+    def __len__(self) -> int:
+        """Returns the number of these populations."""
+        return len(self._threads)
+
+    def begin(self, population: str) -> None:
+        """Begins a session; if the device has one population, returns at its end."""
+        thread = threading.Thread(
+            target=self._run, args=(population,), name=f"session of {population}", daemon=True
+        )
+        self._threads[population] = thread
+        if self._is_alone:
+            self._ended.put((population, self._run_session(population)))
+        else:
+            thread.start()
+
+    def _run(self, population: str) -> None:
+        try:
+            self._ended.put((population, self._run_session(population)))
+        except BaseException as error:  # A fault of the runtime itself, for `next_ended`.
+            self._ended.put((population, error))
+
+    def next_ended(self, seconds: float) -> tuple[str, _Result] | None:
+        """Waits for a session to end.
+
+        Args:
+          seconds: Longest time to wait.
+
+        Returns:
+          Population and result of a session that has ended; None if none has.
+
+        Raises:
+          BaseException: Any exception of `run_session`.
+        """
+        try:
+            population, result = self._ended.get(timeout=max(seconds, 1e-3))
+        except queue.Empty:
+            return None
+        del self._threads[population]
+        if isinstance(result, BaseException):
+            raise result
+        return population, result
+
+    def __enter__(self) -> SideBySide[_Result]:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._turn.is_over = True
+        until = time.monotonic() + _END_S
+        for thread in self._threads.values():
+            if thread.ident is not None:
+                thread.join(max(0.0, until - time.monotonic()))
+
+
 def run_jobs(
     schedule: Schedule,
     run_session: Callable[[str], session.SessionResult],
@@ -148,42 +251,64 @@ def run_jobs(
     *,
     wait: Callable[[float], None],
     should_stop: Callable[[], bool],
+    turn: session.Turn | None = None,
     lock_file: str | os.PathLike[str] | None = None,
     look_again_s: float = 30.0,
     progress: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Runs sessions, one at a time, until `should_stop` returns True.
+    """Runs sessions until `should_stop` returns True: of each population one, side by side.
 
     Args:
       schedule: Schedule of the populations.
-      run_session: Runs one session of the named population to its end.
+      run_session: Runs one session of the named population to its end. With several populations
+        it is called in several threads.
       eligibility: Conditions under which the device may work. They are checked at each turn,
         which is lost if one does not hold.
       wait: Sleeps for a number of seconds, or less.
-      should_stop: Returns whether to stop; called before each session and after each wait.
-      lock_file: File by which the processes of the device make sure that only one of them has a
-        session at a time; None if there is one process.
-      look_again_s: Seconds to wait while another process has a session.
+      should_stop: Returns whether to stop; called before each session and after each wait. It
+        ends the sessions that run.
+      turn: Turn to train of the device's sessions: none begins while it is taken. A new one if
+        None.
+      lock_file: File by which the processes of the device make sure that only one of them has
+        sessions at a time; None if there is one process.
+      look_again_s: Seconds to wait while another process has sessions.
       progress: Callback for progress lines; drops them by default.
 
     Raises:
       OSError: If the lock file cannot be used.
     """
-    while not should_stop():
-        job = schedule.next_job()
-        if job.seconds > 0:
-            progress(f"The next session of {job.population} is in {job.seconds:.0f} s.")
-            wait(job.seconds)
-        elif unmet := eligibility.unmet():
-            progress(
-                f"No session of {job.population} now: the device is not {' and '.join(unmet)}."
-            )
-            schedule.missed(job.population)
-        else:
-            with lock(lock_file) as is_ours:
-                if is_ours:
-                    schedule.finished(job.population, run_session(job.population))
-            if not is_ours:
+    turn = session.Turn() if turn is None else turn
+    with (
+        contextlib.ExitStack() as locked,  # Held while there are sessions.
+        SideBySide(run_session, turn, schedule.populations) as sessions,
+    ):
+        while not should_stop():
+            if len(sessions):
+                seconds = _LOOK_S
+                if len(sessions) < len(schedule.populations) and not turn.is_taken:
+                    seconds = min(seconds, schedule.next_job(sessions.running).seconds)
+                if (ended := sessions.next_ended(seconds)) is not None:
+                    schedule.finished(*ended)
+                    if not len(sessions):
+                        locked.close()
+                    continue
+                wait(0.0)  # It may have something to do.
+                if len(sessions) == len(schedule.populations) or turn.is_taken:
+                    continue
+            job = schedule.next_job(sessions.running)
+            if job.seconds > 0:
+                if not len(sessions):
+                    progress(f"The next session of {job.population} is in {job.seconds:.0f} s.")
+                    wait(job.seconds)
+            elif unmet := eligibility.unmet():
+                progress(
+                    f"No session of {job.population} now: the device is not {' and '.join(unmet)}."
+                )
+                schedule.missed(job.population)
+            elif len(sessions) or locked.enter_context(lock(lock_file)):
+                sessions.begin(job.population)
+            else:
+                locked.close()
                 progress("Another process of this device has a session: waiting for its end.")
                 wait(look_again_s)
 

@@ -139,13 +139,15 @@ class ServerConnection:
         """Makes sessions try other addresses before this one, for a minute."""
         self._avoided[address] = time.monotonic() + _AVOIDED_S
 
-    def open_stream(self, address: str | None = None) -> Stream:
+    def open_stream(self, address: str | None = None, population: str = "") -> Stream:
         """Opens the stream of a session.
 
         Args:
           address: One of `addresses`; the first configured one if None.
+          population: Name of the session's population.
         """
-        return Stream(self, self._loop, self._channel(address or self._addresses[0]))
+        channel = self._channel(address or self._addresses[0])
+        return Stream(self, self._loop, channel, population)
 
     def send_summary(
         self, population: str, report: session.SessionReport, address: str | None = None
@@ -307,8 +309,10 @@ class Stream:
         connection: ServerConnection,
         loop: background_loop.BackgroundLoop,
         channel: _Channel,
+        population: str,
     ):
         """Internal; use `ServerConnection.open_stream`."""
+        self._metadata = ((session_stream.POPULATION_KEY, population.encode()),)
         self._connection, self._loop, self._channel = connection, loop, channel
         self.address = channel.address
         self.server_name = channel.server_name
@@ -390,7 +394,7 @@ class Stream:
     async def _receive_all(self) -> None:
         end: _End = EOFError
         try:
-            self._call = self._channel.open()
+            self._call = self._channel.open(metadata=self._metadata)
             num_messages = 0
             while (content := await self._call.read()) is not grpc.aio.EOF:
                 num_messages += 1

@@ -3,8 +3,9 @@
 The steps are an argument (`SessionSteps`: a client of the server's protocol, and an executor of
 plans). The session enforces their order, on which privacy rests:
 
-- the device's participation timer is checked before the device trains, and
-- the participation is durable before the upload begins (`participation_timer`).
+- the device's participation timer is checked before the device trains,
+- the participation is durable before the upload begins (`participation_timer`), and
+- one session of the device trains at a time (`Turn`), while others wait to be selected.
 
 It stops as soon as the device is no longer eligible: between steps, and inside of steps that
 call `keep_going`. An error in a step ends this session only. Only a shape and health counters
@@ -14,6 +15,7 @@ leave the device (`SessionReport`), never an error message, which may quote an e
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import enum
 import logging
@@ -21,7 +23,8 @@ import math
 import platform
 import resource
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,7 @@ from tff_dpftrl.runtime.device.session_shape import Event, SessionShape
 
 _logger = logging.getLogger(__name__)
 _MIN_REST_S = 1.0  # For a device that came back too soon to measure the rate of rounds.
+_LOOK_S = 0.2  # Seconds between two checks of a session that waits for its turn.
 
 
 class Interrupted(Exception):
@@ -105,6 +109,47 @@ class UploadAnswer:
 
 KeepGoing = Callable[[], None]
 """Check that raises `Interrupted` if the device is no longer eligible; cheap to call often."""
+
+
+class Turn:
+    """The turn to train, which the sessions of a device's populations take one at a time.
+
+    They wait to be selected side by side: otherwise one that its server holds for an hour would
+    keep the device from all other populations. One that is selected while another trains goes on
+    when that one has trained. Reports may overlap: in a secure sum a device waits for others, and
+    two devices that each held the turn for another sum would wait for each other.
+    """
+
+    def __init__(self):
+        """Begins with the turn free."""
+        self._lock = threading.Lock()
+        self.is_over = False
+        """Whether sessions are to end, since the device's runtime does."""
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a session trains now."""
+        return self._lock.locked()
+
+    @contextlib.contextmanager
+    def taken(self, keep_going: KeepGoing) -> Iterator[None]:
+        """Waits for the turn, and holds it for the block.
+
+        Args:
+          keep_going: Check that is called while waiting; it raises to end the waiting.
+
+        Yields:
+          Nothing.
+
+        Raises:
+          Exception: Any exception of `keep_going`.
+        """
+        while not self._lock.acquire(timeout=_LOOK_S):
+            keep_going()
+        try:
+            yield
+        finally:
+            self._lock.release()
 
 
 class SessionSteps(abc.ABC):
@@ -210,6 +255,7 @@ def run(
     *,
     clock: Callable[[], float],
     versions: dict[str, str] | None = None,
+    turn: Turn | None = None,
 ) -> SessionResult:
     """Runs one session to its end and never raises for an error in a step.
 
@@ -220,13 +266,16 @@ def run(
       eligibility: Conditions under which the device may work.
       clock: Monotonic clock in seconds.
       versions: Further versions to report by name, such as TensorFlow's.
+      turn: Turn to train of the device's sessions; None if it has one session at a time.
 
     Returns:
       The result. It contains the exceptions of steps, which are also logged on the device.
     """
     shape, begin = SessionShape(), clock()
     try:
-        outcome, turns, reason = _run_steps(population, steps, timer, eligibility, shape)
+        outcome, turns, reason = _run_steps(
+            population, steps, timer, eligibility, shape, Turn() if turn is None else turn
+        )
     except Interrupted as error:
         shape.add(Event.INTERRUPTED)
         outcome, turns, reason = SessionOutcome.INTERRUPTED, (), str(error)
@@ -271,8 +320,11 @@ def _run_steps(
     timer: participation_timer.Timer,
     eligibility: eligibility_lib.Eligibility,
     shape: SessionShape,
+    turn: Turn,
 ) -> tuple[SessionOutcome, tuple[float, ...], str]:
     def keep_going() -> None:
+        if turn.is_over:
+            raise Interrupted("The device's runtime ends.")
         unmet = eligibility.unmet()
         if unmet:
             raise Interrupted(f"The device is no longer {' and '.join(unmet)}.")
@@ -286,15 +338,16 @@ def _run_steps(
         outcome = SessionOutcome.FINISHED if finished else SessionOutcome.NOT_SELECTED
         return outcome, come_back.turns, come_back.reason
     keep_going()
-    work = steps.fetch(keep_going)
-    shape.add(Event.PLAN_DOWNLOADED)
-    key = (population, work.task, work.round_index)
-    if work.rule is not None:
-        timer.check(*key, work.rule)
-    keep_going()
-    shape.add(Event.TRAINING_STARTED)
-    update = steps.train(work, keep_going)
-    shape.add(Event.TRAINING_ENDED)
+    with turn.taken(keep_going):
+        work = steps.fetch(keep_going)
+        shape.add(Event.PLAN_DOWNLOADED)
+        key = (population, work.task, work.round_index)
+        if work.rule is not None:
+            timer.check(*key, work.rule)
+        keep_going()
+        shape.add(Event.TRAINING_STARTED)
+        update = steps.train(work, keep_going)
+        shape.add(Event.TRAINING_ENDED)
     keep_going()
     participation = None
     if work.rule is not None:

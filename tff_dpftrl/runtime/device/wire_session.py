@@ -127,7 +127,7 @@ class WireSession(session.SessionSteps):
         seconds = self._connection.patience.answer_s
         addresses = self._connection.addresses(self._generator)
         for address in addresses:
-            self._stream = self._connection.open_stream(address)
+            self._stream = self._connection.open_stream(address, self._population)
             try:
                 return self._receive("challenge", keep_going, seconds=seconds)
             except session.StepFailed as error:

@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
-from tff_dpftrl.execution import graph_function, leaves, process_form, tff_names
+from tff_dpftrl.execution import graph_function, large_fills, leaves, process_form, tff_names
 from tff_dpftrl.models import metric_grid
 from tff_dpftrl.private_round import interface
 from tff_dpftrl.runtime import participation_histograms
@@ -403,6 +403,7 @@ def _check_repeatable(name: str, graph: plan_pb2.Graph) -> None:
     """Refuses a part of the server that could draw other noise for the same state."""
     ops = set(verification.operations(tf.compat.v1.GraphDef.FromString(graph.graph_def)))
     repeatable = allowed_ops.allowed(allowed_ops.RUNTIME_VERSION) - allowed_ops.DRAWS_ANEW
+    repeatable |= large_fills.OPS
     if ops - repeatable:
         raise CannotPlanError(
             f"The server's {name} has the operations {sorted(ops - repeatable)}: a round that is "

@@ -23,6 +23,7 @@ from tff_dpftrl.runtime.plans import (
     tensor_values,
     verification,
 )
+from tff_dpftrl.runtime.plans import expectations as expectations_lib
 
 
 class TaskRefusedError(validation.UsageError):
@@ -54,6 +55,7 @@ class Predicates:
       largest_change: Largest L2 norm by which the proxies change the model in a round, without
         noise.
       runtime_versions: Runtime versions of the devices that the task is meant for.
+      expectations: Expectations of the engineer, on every variant.
     """
 
     num_rounds: int = 5
@@ -62,6 +64,7 @@ class Predicates:
     least_change: float = 1e-9
     largest_change: float = 1e3
     runtime_versions: tuple[int, ...] = (allowed_ops.RUNTIME_VERSION,)
+    expectations: Sequence[expectations_lib.Expectation] = ()
 
     def __post_init__(self):
         validation.integer("num_rounds", self.num_rounds, minimum=2)
@@ -72,6 +75,12 @@ class Predicates:
             raise validation.UsageError(
                 "runtime_versions must name at least one version of devices."
             )
+        for expectation in self.expectations:
+            if not isinstance(expectation, expectations_lib.Expectation):
+                raise validation.UsageError(
+                    f"expectations must be made by `expect`, `loss_below` and the like, got "
+                    f"{expectation!r}."
+                )
 
 
 DEFAULT_PREDICATES = Predicates()
@@ -85,11 +94,13 @@ class Findings:
       losses: Loss in each round; empty if none was asked for.
       changes: L2 norm by which the proxies changed the model in each round, without noise.
       cost: Cost of a run on the proxy with most examples.
+      expectations: Expectations that were met, each with the measured numbers.
     """
 
     losses: tuple[float, ...]
     changes: tuple[float, ...]
     cost: measured_run.Cost
+    expectations: tuple[str, ...] = ()
 
 
 def check_task(
@@ -168,29 +179,35 @@ class _Trial:
                 self._plan, ceiling=self._ceiling, runtime_version=self._version
             )
             device = device_work.DeviceWork(self._plan)
-            losses, changes = self._simulate(device, proxies)
+            trial = self._simulate(device, proxies)
             most = max(proxies, key=len)
             state = self._server.initialize()
             cost = measured_run.measure(self._plan, most, self._server.broadcast(state))
         except (ValueError, device_work.WorkFailedError) as error:
             self.reasons.append(str(error))
             return None
+        losses = [
+            float(metrics[self._predicates.loss])
+            for metrics in trial.metrics
+            if self._predicates.loss in metrics
+        ]
         self._check_losses(losses)
-        self._check_changes(changes)
+        self._check_changes(trial.changes)
         self._check_cost(cost)
-        return Findings(tuple(losses), tuple(changes), cost)
+        met = self._check_expectations(trial)
+        return Findings(tuple(losses), tuple(trial.changes), cost, met)
 
     def _simulate(
         self, device: device_work.DeviceWork, proxies: Sequence[Sequence[bytes]]
-    ) -> tuple[list[float], list[float]]:
+    ) -> expectations_lib.Trial:
         """Runs rounds whose model takes the changes of the devices, and not the noise.
 
         The noise is scaled for all rounds of a task. In a few rounds from a good model it can
         outweigh what is learned, and chance would decide.
         """
-        losses, changes = [], []
+        metrics_of_rounds, changes = [], []
         state = self._server.initialize()
-        model = self._server.weights(state)
+        first, model = self._server.broadcast(state), self._server.weights(state)
         for _ in range(self._predicates.num_rounds):
             broadcast = self._server.broadcast(state)
             bounds = self._bounds.for_round(tensor_values.to_bytes(broadcast))
@@ -210,9 +227,14 @@ class _Trial:
                 name: (model[name] + change[name]).astype(w.dtype) for name, w in model.items()
             }
             state = self._server.with_weights(state, model)
-            if self._predicates.loss in metrics:
-                losses.append(float(metrics[self._predicates.loss]))
-        return losses, changes
+            metrics_of_rounds.append(metrics)
+        return expectations_lib.Trial(
+            plan=self._plan,
+            proxies=proxies,
+            metrics=metrics_of_rounds,
+            changes=changes,
+            update_of=lambda examples: device.run(examples, first, seed=(0, 0)),
+        )
 
     def _times(self, sums: server_work.Sums, count: int) -> server_work.Sums:
         """Returns the sums of `count` equal sets of updates, by doubling."""
@@ -267,6 +289,26 @@ class _Trial:
                 f"The update's norm is between {smallest:.3g} and {greatest:.3g}, outside "
                 f"[{least:g}, {largest:g}]."
             )
+
+    def _check_expectations(self, trial: expectations_lib.Trial) -> tuple[str, ...]:
+        """Evaluates the engineer's expectations; returns those that are met, with numbers."""
+        met = []
+        for expectation in self._predicates.expectations:
+            description = expectation.description
+            try:
+                holds, measured = expectation.outcome(trial)
+            except expectations_lib.CannotEvaluateError as error:
+                self.reasons.append(
+                    f"The expectation {description!r} cannot be evaluated: {error}."
+                )
+                continue
+            if holds:
+                met.append(f"{description} ({measured})")
+            else:
+                self.reasons.append(
+                    f"The expectation {description!r} is not met; measured: {measured}."
+                )
+        return tuple(met)
 
     def _check_cost(self, cost: measured_run.Cost) -> None:
         limits = self._plan.limits

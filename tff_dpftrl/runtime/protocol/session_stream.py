@@ -17,6 +17,11 @@ SERVICE = _DEVICES.full_name
 SESSION_METHOD, TELL_METHOD = (f"/{SERVICE}/{method.name}" for method in _DEVICES.methods)
 """Paths of the two methods, for handlers and stubs that are not generated."""
 
+POPULATION_KEY = "population-bin"
+"""Key of a session's metadata whose value is the population's name in UTF-8. A server of several
+populations has to know it before the check-in: the challenge names the round, and the quota of the
+population counts the session."""
+
 KEEPALIVE_S = 60.0
 """Interval in seconds at which a waiting device pings the server. A server must allow half of it
 (`grpc.http2.min_recv_ping_interval_without_data_ms`), or it ends streams with "too many pings"."""

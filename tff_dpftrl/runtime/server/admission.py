@@ -13,6 +13,15 @@ from tff_dpftrl.runtime.server import served_task
 from tff_dpftrl.runtime.server.errors import Refused
 
 
+def unknown_population() -> Refused:
+    """Makes the refusal of a device of another population than the server's, or the session's."""
+    return Refused(
+        grpc.StatusCode.NOT_FOUND,
+        "there is no such population here: correct its name, or the server's address",
+        "unknown population",
+    )
+
+
 class Admission:
     """Checks of a check-in, up to the plans that the device can run."""
 
@@ -52,11 +61,7 @@ class Admission:
           Refused: If the device cannot take part.
         """
         if check_in.population != self.population:
-            raise Refused(
-                grpc.StatusCode.NOT_FOUND,
-                "there is no such population here: correct its name, or the server's address",
-                "unknown population",
-            )
+            raise unknown_population()
         if check_in.protocol_version not in session_stream.VERSIONS:
             raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION,

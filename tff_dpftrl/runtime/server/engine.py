@@ -1,4 +1,4 @@
-"""Runs the server's actors on asyncio, in one process.
+"""Runs the server's actors on asyncio, in one process: those of all its populations.
 
 Selectors run on the event loop, where a device's message takes a few microseconds. The other
 actors wait for disk, TensorFlow or the accountant, and run in threads. A hop to a thread costs
@@ -78,6 +78,7 @@ class _Member:
 
     __slots__ = (
         "address",
+        "actors",
         "build",
         "actor",
         "parent",
@@ -92,11 +93,13 @@ class _Member:
     def __init__(
         self,
         address: str,
+        actors: factory.ActorFactory,  # Of its population.
         build: Callable[[], actor.Actor],
         parent: str,
         threads: futures.Executor | None,  # None on the event loop.
     ):
         self.address = address
+        self.actors = actors
         self.build = build
         self.actor: actor.Actor | None = None
         self.parent = parent
@@ -116,10 +119,10 @@ class Engine:
 
     def __init__(
         self,
-        actors: factory.ActorFactory,
+        actors: Sequence[factory.ActorFactory],
         store: interface.Store | None,
         *,
-        on_event: Callable[[float, Any], None],
+        on_event: Callable[[float, Any, str], None],
         permanent: Sequence[str] | None = None,
         remote: RemoteActors | None = None,
         clock: Callable[[], float] = time.time,
@@ -130,11 +133,12 @@ class Engine:
         """Stores the parts; nothing runs before `start`.
 
         Args:
-          actors: Factory of the actors.
-          store: The population's store; used in one thread only. None where no StoreActor runs.
+          actors: Factories of the actors, one for each population; their permanent actors have
+            distinct addresses.
+          store: Store of all populations; used in one thread only. None where no StoreActor runs.
           on_event: Callback for each event that an actor sends to `events.OBSERVER`. It is called
-            on the event loop with the time in seconds and the event.
-          permanent: Addresses of the StoreActor and Selectors that run here; all of them if None.
+            on the event loop with the time in seconds, the event, and the population's name.
+          permanent: Addresses of the StoreActors and Selectors that run here; all of them if None.
           remote: Interface to the actors of other processes; there are none if None.
           clock: Function that returns the seconds since 1970.
           randomness: Source of the choices of Selectors, Coordinators and Aggregators; the
@@ -144,16 +148,17 @@ class Engine:
           on_actor_gone: Callback for the address of any other actor that has ended or is lost.
             Devices that wait for its answer get none.
         """
-        self._factory = actors
+        self._factories = {one.served.name: one for one in actors}
+        self._places = {
+            address: one for one in actors for address in (one.store_address, *one.selectors)
+        }
         self._store = store
         self._on_event = on_event
         self._clock = clock
         self._random = random.SystemRandom() if randomness is None else randomness
         self._on_selector_lost = on_selector_lost
         self._on_actor_gone = on_actor_gone
-        if permanent is None:
-            permanent = (actors.store_address, *actors.selectors)
-        self._permanent = tuple(permanent)
+        self._permanent = tuple(self._places if permanent is None else permanent)
         self._remote = RemoteActors() if remote is None else remote
         self._members: dict[str, _Member] = {}
         self._coordinators: set[str] = set()  # Addresses of Coordinators that live.
@@ -161,10 +166,10 @@ class Engine:
         self._connections: dict[str, Receive] = {}
         self._timer_numbers = itertools.count()
         self._is_stopping = False
-        # One thread for the store, since a store need not be thread-safe; one for Coordinators, so
-        # that the lease is renewed while other actors compute.
+        # One thread for the store, since a store need not be thread-safe; one for each Coordinator,
+        # so that its lease is renewed while other actors compute.
         self._storing = futures.ThreadPoolExecutor(1, "store")
-        self._leading = futures.ThreadPoolExecutor(1, "coordinator")
+        self._leading = futures.ThreadPoolExecutor(len(self._factories), "coordinator")
         self._summing = futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1), "aggregator")
 
     def start(self) -> None:
@@ -176,17 +181,15 @@ class Engine:
     def _begin_permanent(self, address: str) -> None:
         if self._is_stopping:
             return
-        if address == self._factory.store_address:
+        actors = self._places[address]
+        if address == actors.store_address:
             store = self._store
             if store is None:
                 raise ValueError(f"store is None, and permanent names its actor {address!r}.")
-            self._begin(
-                _Member(address, lambda: self._factory.store_actor(store), "", self._storing)
-            )
+            threads, build = self._storing, lambda: actors.store_actor(store)
         else:
-            self._begin(
-                _Member(address, lambda: self._factory.selector(address, self._random), "", None)
-            )
+            threads, build = None, lambda: actors.selector(address, self._random)
+        self._begin(_Member(address, actors, build, "", threads))
 
     @property
     def coordinators(self) -> frozenset[str]:
@@ -206,7 +209,7 @@ class Engine:
         return await asyncio.get_running_loop().run_in_executor(self._storing, query)
 
     async def stop(self, seconds: float = 10.0) -> None:
-        """Has the Coordinator release its lease, and ends all actors.
+        """Has the Coordinators release their leases, and ends all actors.
 
         A running attempt is abandoned; a commit that is on its way is made first.
 
@@ -218,9 +221,10 @@ class Engine:
         deadline = loop.time() + seconds
         for address in self._coordinators:
             self.deliver(address, messages.Shutdown())
-        storing = self._members.get(self._factory.store_address)
+        storing = [self._members.get(one.store_address) for one in self._factories.values()]
         while loop.time() < deadline and (
-            self._coordinators or (storing is not None and not storing.is_gone and storing.is_busy)
+            self._coordinators
+            or any(one is not None and not one.is_gone and one.is_busy for one in storing)
         ):
             await asyncio.sleep(0.01)
         for member in list(self._members.values()):
@@ -228,17 +232,17 @@ class Engine:
         store = self._store
         if store is not None:
             with contextlib.suppress(interface.StoreError):
-                await self.in_store_thread(lambda: self._release_lease(store))
+                await self.in_store_thread(lambda: self._release_leases(store))
         for threads in (self._leading, self._summing, self._storing):
             # Not on the loop: a step of TensorFlow may still run.
             await loop.run_in_executor(None, threads.shutdown)
 
-    def _release_lease(self, store: interface.Store) -> None:
+    def _release_leases(self, store: interface.Store) -> None:
         """Releases a lease that its Coordinator did not: it failed, or was granted it late."""
-        name = self._factory.served.name
-        lease = store.lease(name)
-        if lease is not None and lease.owner in self._owners:
-            store.release(name, lease.owner, lease.epoch)
+        for name in self._factories:
+            lease = store.lease(name)
+            if lease is not None and lease.owner in self._owners:
+                store.release(name, lease.owner, lease.epoch)
 
     # Messages.
 
@@ -256,7 +260,7 @@ class Engine:
         self._connections.pop(device, None)
 
     def deliver(self, to: str, message: Any) -> None:
-        """Delivers a message to an actor's mailbox, a connection or the observer."""
+        """Delivers a message to an actor's mailbox or a connection."""
         member = self._members.get(to)
         if member is not None:
             member.mailbox.append(message)
@@ -266,8 +270,6 @@ class Engine:
         receive = self._connections.get(to)
         if receive is not None:
             receive(message)
-        elif to == events.OBSERVER:
-            self._notify_observer(message)
         elif not self._remote.send(to, message):
             self.undeliverable(message)
 
@@ -285,9 +287,9 @@ class Engine:
         late = messages.ReportRefused(report.device, report.attempt, messages.Refusal.LATE)
         self.deliver(report.device, late)
 
-    def _notify_observer(self, event: Any) -> None:
+    def _notify_observer(self, event: Any, population: str) -> None:
         try:
-            self._on_event(self._clock(), event)
+            self._on_event(self._clock(), event, population)
         except Exception as error:  # A failing observer must not stop the server.
             _logger.error("the observer failed with %s", type(error).__name__)
 
@@ -371,7 +373,9 @@ class Engine:
 
     def _carry_out(self, member: _Member, effects: list[actor.Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, actor.Send):
+            if isinstance(effect, actor.Send) and effect.to == events.OBSERVER:
+                self._notify_observer(effect.message, member.actors.served.name)
+            elif isinstance(effect, actor.Send):
                 self.deliver(effect.to, effect.message)
             elif isinstance(effect, actor.After):
                 self._after(member, effect)
@@ -415,13 +419,21 @@ class Engine:
         if leads:
             self._coordinators.add(address)
             self._owners.add(address)
+        actors = self._actors_of(address)
         made = _Member(
             address,
-            lambda: self._factory.build(address, role, self._random),
+            actors,
+            lambda: actors.build(address, role, self._random),
             parent,
             self._leading if leads else self._summing,
         )
         self._begin(made)
+
+    def _actors_of(self, address: str) -> factory.ActorFactory:
+        """Returns the factory of a spawned actor's population."""
+        if len(self._factories) == 1:
+            return next(iter(self._factories.values()))
+        return self._factories[roles.population_of(address)]
 
     # Ends.
 
@@ -474,7 +486,7 @@ class Engine:
                 self._on_selector_lost(member.address)
             self._loop.call_later(_RESTART_SECONDS, self._begin_permanent, member.address)
             return
-        for address in self._factory.selectors if leads else (member.parent,):
+        for address in member.actors.selectors if leads else (member.parent,):
             self.deliver(address, messages.Lost(member.address))
         if not leads:  # No actor will ask its Aggregators for their sums any more.
             self.end_children(lambda parent: parent == member.address)

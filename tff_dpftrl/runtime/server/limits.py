@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tff_dpftrl import validation
 
@@ -23,14 +23,14 @@ class Limits:
     """Limits of a server; beyond them devices are sent away, and rounds go on.
 
     Attributes:
-      sessions: Largest number of open sessions.
+      sessions: Largest number of open sessions of all populations.
       sessions_per_address: Largest number of open sessions of one address (IPv4), or of one network
         of 64 bits (IPv6). None is `SESSIONS_PER_ADDRESS`, and no limit for loopback, where a fleet
         is many devices. A number also holds for loopback.
       sessions_per_connection: Largest number of open sessions of one connection. None is
         `SESSIONS_PER_CONNECTION`, and no limit for loopback. A number also holds for loopback.
-      check_ins_per_second: Largest rate of check-ins that are checked; further devices are asked to
-        come back. A second's worth of check-ins may come at once.
+      check_ins_per_second: Largest rate of check-ins that are checked, of all populations; further
+        devices are asked to come back. A second's worth of check-ins may come at once.
       summaries_per_second: Largest rate of sessions' summaries that are counted; a second's worth
         may come at once.
       check_in_seconds: Time limit for the check-in of a connected device, in seconds.
@@ -106,6 +106,57 @@ class TokenBucket:
             return False
         self._level -= 1
         return True
+
+
+class Quota:
+    """Places and a rate of arrivals that populations share, so that none can use up all of them.
+
+    Each population has its share for itself. What the shares leave is for whoever comes first.
+    """
+
+    def __init__(
+        self,
+        places: int,
+        per_second: float,
+        shares: Mapping[str, float],
+        clock: Callable[[], float],
+    ):
+        """Begins with all places free.
+
+        Args:
+          places: Number of places of all populations together.
+          per_second: Largest rate of arrivals of all populations together, per second.
+          shares: Share that each population has for itself, by name; at most 1 together.
+          clock: Function that returns seconds and never goes back.
+        """
+        self._own = {name: int(share * places) for name, share in shares.items()}
+        self._common = places - sum(self._own.values())
+        self._taken = dict.fromkeys(shares, 0)
+        rates = {name: share * per_second for name, share in shares.items()}
+        rates[""] = per_second - sum(rates.values())
+        self._arrivals = {
+            name: TokenBucket(rate, clock)
+            for name, rate in rates.items()
+            if rate > 1e-9 * per_second
+        }
+
+    def take_place(self, name: str) -> bool:
+        """Takes a place for a population; returns whether there was one."""
+        if self._taken[name] >= self._own[name]:
+            beyond = (max(0, taken - self._own[one]) for one, taken in self._taken.items())
+            if sum(beyond) >= self._common:
+                return False
+        self._taken[name] += 1
+        return True
+
+    def give_back_place(self, name: str) -> None:
+        """Gives a place back."""
+        self._taken[name] -= 1
+
+    def arrives(self, name: str) -> bool:
+        """Counts an arrival of a population; returns whether it is within the rate."""
+        buckets = (self._arrivals.get(whose) for whose in (name, ""))
+        return any(bucket is not None and bucket.take() for bucket in buckets)
 
 
 class Room:

@@ -1,4 +1,4 @@
-"""The server of a population on one machine: one call starts it, one stops it."""
+"""The server of some populations on one machine: one call starts it, one stops it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from typing import Any
 
 import grpc
 
-from tff_dpftrl import validation
 from tff_dpftrl.runtime import addresses, tls
 from tff_dpftrl.runtime.actors import events, factory, selector
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
-from tff_dpftrl.runtime.server import admission, attesting, binding, served_task, service
+from tff_dpftrl.runtime.server import attesting, binding, served_population, served_task, service
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import observer as observer_lib
@@ -26,7 +25,7 @@ from tff_dpftrl.runtime.store import interface
 
 _logger = logging.getLogger(__name__)
 
-_SELECTOR = "selector"
+_SELECTOR, _STORE = "selector", "store"
 _LOOK_SECONDS = 0.5  # Seconds between two looks at another server's lease.
 
 ServerError = binding.ServerError
@@ -57,7 +56,7 @@ class Endpoint:
 
 
 class Server:
-    """Actors, store and gRPC service of one population, on the running event loop.
+    """Actors, store and gRPC service of one population or several, on the running event loop.
 
     A committed round is never lost: whatever ends the server, the next one goes on from there. Two
     servers never lead one population.
@@ -65,13 +64,10 @@ class Server:
 
     def __init__(
         self,
-        population: population_lib.Population,
-        tasks: Mapping[str, served_task.ServedTask],
+        populations: Sequence[served_population.ServedPopulation],
         store: interface.Store,
         *,
         endpoint: Endpoint,
-        pace: selector.Pace,
-        observer: observer_lib.Observer | None = None,
         clock: Callable[[], float] = time.time,
         randomness: random.Random | None = None,
         progress: Callable[[str], None] = _logger.warning,
@@ -79,31 +75,21 @@ class Server:
         """Sets a server up; nothing runs, and nothing is bound, before `start`.
 
         Args:
-          population: The population.
-          tasks: The population's tasks by name; the store must have them.
-          store: Store of the population's lease and commits; `stop` leaves it open.
+          populations: The populations; the store must have their tasks.
+          store: Store of the populations' leases and commits; `stop` leaves it open.
           endpoint: Address to listen on, certificate, and what is let in there.
-          pace: Function that draws when a device is to check in again, like a
-            `pace_steering.TurnsAhead`.
-          observer: Callbacks for events and counts; none if None.
           clock: Function that returns the seconds since 1970.
           randomness: Source of choices among devices; the operating system's if None.
-          progress: Callback for progress lines of `start`, while it waits for the lease.
+          progress: Callback for progress lines of `start`, while it waits for a lease.
 
         Raises:
-          ValueError: If `tasks` are not those of the population, or the certificate or key
+          ValueError: If the populations cannot be served together, or the certificate or key
             cannot be used.
           OSError: If the certificate or key cannot be read.
         """
-        if [task.task for task in tasks.values()] != [
-            population.task(name) for name in tasks
-        ] or len(tasks) != len(population.tasks):
-            raise validation.UsageError(
-                f"tasks has {sorted(tasks)}, and must have those of the population, by name: "
-                f"{sorted(task.name for task in population.tasks)}."
-            )
-        self._population = population
-        self._tasks = dict(tasks)
+        served_population.check(populations)
+        self._populations = tuple(populations)
+        self._observers = {one.name: one.observer for one in populations}
         self._store = store
         self._identity = tls.load(endpoint.certificate, endpoint.key)
         self._attestation = (
@@ -111,8 +97,6 @@ class Server:
             if endpoint.attestation is None
             else attesting.LockedAttestation(endpoint.attestation)
         )
-        self._pace = pace
-        self._observer = observer_lib.Observer() if observer is None else observer
         self._wanted_address = endpoint.address
         self._names = tuple(endpoint.names) or self._identity.names
         self._limits = endpoint.limits
@@ -123,7 +107,35 @@ class Server:
         self._grpc: grpc.aio.Server | None = None
         self._service: service.Service | None = None
         self._engine: engine_lib.Engine | None = None
-        self._first: asyncio.Future | None = None
+        self._first: dict[str, asyncio.Future] = {}  # First event of each population's leader.
+
+    @classmethod
+    def of(
+        cls,
+        population: population_lib.Population,
+        tasks: Mapping[str, served_task.ServedTask],
+        store: interface.Store,
+        *,
+        pace: selector.Pace,
+        observer: observer_lib.Observer | None = None,
+        **options: Any,
+    ) -> Server:
+        """Sets up a server of one population.
+
+        Args:
+          population: The population.
+          tasks: The population's tasks by name.
+          store: Store of the population's lease and commits.
+          pace: Function that draws when a device is to check in again.
+          observer: Callbacks for events and counts; none if None.
+          **options: Further arguments of `Server`.
+
+        Returns:
+          The server, not started.
+        """
+        observer = observer_lib.Observer() if observer is None else observer
+        served = served_population.ServedPopulation(population, tasks, pace, observer)
+        return cls([served], store, **options)
 
     @property
     def address(self) -> str:
@@ -131,22 +143,28 @@ class Server:
         return self._address
 
     async def start(self) -> None:
-        """Listens, acquires the lease of the population, and serves.
+        """Listens, acquires the lease of each population, and serves.
 
-        If another server holds the lease, it waits until the lease ends. If the lease is renewed
+        If another server holds a lease, it waits until the lease ends. If the lease is renewed
         in the meantime, its holder lives, and this raises an error.
 
         Raises:
-          ServerError: If another server leads the population, the store cannot be used or lacks
+          ServerError: If another server leads a population, the store cannot be used or lacks
             tasks, or the address cannot be bound.
         """
-        actors = self._actor_factory(
-            self._population,
-            selectors=(_SELECTOR,),
-            pace=self._pace,
-            verify_identity=attesting.verifier(self._attestation, self._population.name),
-        )
-        first = self._first = asyncio.get_running_loop().create_future()
+        populations = self._populations
+        actors = [
+            self._actor_factory(
+                one.population,
+                selectors=(served_population.address(_SELECTOR, one.name, populations),),
+                pace=one.pace,
+                store_address=served_population.address(_STORE, one.name, populations),
+                verify_identity=attesting.verifier(self._attestation, one.name),
+            )
+            for one in populations
+        ]
+        loop = asyncio.get_running_loop()
+        self._first = {one.name: loop.create_future() for one in populations}
         engine = self._engine = engine_lib.Engine(
             actors,
             self._store,
@@ -157,12 +175,11 @@ class Server:
             on_actor_gone=lambda address: devices.actor_gone(address),
         )
         devices = self._service = service.Service(
-            self._tasks,
+            populations,
             engine,
-            admission.Admission(self._population.name, self._tasks, self._attestation, self._names),
             selector_address=_SELECTOR,
-            pace=self._pace,
-            observer=self._observer,
+            attestation=self._attestation,
+            server_names=self._names,
             limits=self._limits,
             clock=self._clock,
             randomness=self._random,
@@ -171,10 +188,12 @@ class Server:
             self._grpc, port = binding.bind(
                 devices, self._identity, self._wanted_address, self._limits
             )
-            await self._check_store(engine)
-            await self._wait_for_lease(engine)
+            for one in populations:
+                await self._check_store(engine, one)
+                await self._wait_for_lease(engine, one.population)
             engine.start()
-            await self._lead(engine, first)
+            for one in populations:
+                await self._lead(engine, one.population)
             await self._grpc.start()
         except BaseException:
             await self.stop()
@@ -182,11 +201,11 @@ class Server:
         self._address = f"{self._wanted_address.rpartition(':')[0]}:{port}"
 
     def _actor_factory(self, *args: Any, **kwargs: Any) -> factory.ActorFactory:
-        """Makes the factory of the actors."""
+        """Makes the factory of a population's actors."""
         return factory.ActorFactory(*args, **kwargs)
 
     async def stop(self) -> None:
-        """Sends devices away, releases the lease, and closes what `start` opened.
+        """Sends devices away, releases the leases, and closes what `start` opened.
 
         A round that is not committed is abandoned; nothing of it was released.
         """
@@ -198,60 +217,67 @@ class Server:
             await self._grpc.stop(1.0)
         self._service = self._engine = self._grpc = None
 
-    def _on_event(self, now: float, event: Any) -> None:
-        if self._first is not None and not self._first.done():
-            if isinstance(event, (events.Leading, events.StoreFailed)):
-                self._first.set_result(event)
+    def _on_event(self, now: float, event: Any, population: str) -> None:
+        first = self._first[population]
+        if not first.done() and isinstance(event, (events.Leading, events.StoreFailed)):
+            first.set_result(event)
         if isinstance(event, events.SelectionOpened) and self._service is not None:
-            self._service.opening = event
-        self._observer.on_event(now, event)
+            self._service.opened(population, event)
+        self._observers[population].on_event(now, event)
 
-    async def _check_store(self, engine: engine_lib.Engine) -> None:
+    async def _check_store(
+        self, engine: engine_lib.Engine, served: served_population.ServedPopulation
+    ) -> None:
         try:
-            known = await engine.in_store_thread(lambda: self._store.tasks(self._population.name))
+            known = await engine.in_store_thread(lambda: self._store.tasks(served.name))
         except interface.StoreError as error:
             raise ServerError(str(error)) from None
-        missing = sorted(set(self._tasks) - set(known))
+        missing = sorted(set(served.tasks) - set(known))
         if missing:
             raise ServerError(
-                f"The store has no tasks {missing} of the population "
-                f"{self._population.name!r}: add them first."
+                f"The store has no tasks {missing} of the population {served.name!r}: add them "
+                "first."
             )
 
-    async def _foreign_lease(self, engine: engine_lib.Engine) -> interface.Lease | None:
-        """Returns the lease that another server holds now, or None."""
+    async def _foreign_lease(
+        self, engine: engine_lib.Engine, population: str
+    ) -> interface.Lease | None:
+        """Returns the lease of a population that another server holds now, or None."""
         try:
-            lease = await engine.in_store_thread(lambda: self._store.lease(self._population.name))
+            lease = await engine.in_store_thread(lambda: self._store.lease(population))
         except interface.StoreError as error:
             raise ServerError(str(error)) from None
         if lease is None or engine.has_led(lease.owner):
             return None
         return lease if interface.is_held(lease, self._clock()) else None
 
-    async def _wait_for_lease(self, engine: engine_lib.Engine) -> None:
+    async def _wait_for_lease(
+        self, engine: engine_lib.Engine, population: population_lib.Population
+    ) -> None:
         first_seen = None
         while True:
-            lease = await self._foreign_lease(engine)
+            lease = await self._foreign_lease(engine, population.name)
             if lease is None:
                 return
             if first_seen is None:
                 first_seen = lease
                 self._progress(
-                    f"The population {self._population.name!r} is led by another server, or one "
+                    f"The population {population.name!r} is led by another server, or one "
                     f"that has crashed: waiting for its lease to end, for up to "
                     f"{lease.expires_at - self._clock():.0f} seconds."
                 )
             elif lease != first_seen:
-                raise binding.another_leads(self._population.name)
-            await asyncio.sleep(min(_LOOK_SECONDS, self._population.heartbeat_seconds))
+                raise binding.another_leads(population.name)
+            await asyncio.sleep(min(_LOOK_SECONDS, population.heartbeat_seconds))
 
-    async def _lead(self, engine: engine_lib.Engine, first: asyncio.Future) -> None:
-        """Waits until a Coordinator of this server leads, which is the first event."""
-        deadline = asyncio.get_running_loop().time() + 2 * self._population.lease_seconds
+    async def _lead(self, engine: engine_lib.Engine, population: population_lib.Population) -> None:
+        """Waits until a Coordinator of this server leads a population, which is the first event."""
+        first = self._first[population.name]
+        deadline = asyncio.get_running_loop().time() + 2 * population.lease_seconds
         while not first.done():
             await asyncio.wait([first], timeout=_LOOK_SECONDS)
-            if not first.done() and await self._foreign_lease(engine) is not None:
-                raise binding.another_leads(self._population.name)  # It was faster.
+            if not first.done() and await self._foreign_lease(engine, population.name) is not None:
+                raise binding.another_leads(population.name)  # It was faster.
             if asyncio.get_running_loop().time() > deadline:
                 raise ServerError("No Coordinator has taken the lease: the store does not answer.")
         if isinstance(first.result(), events.StoreFailed):

@@ -7,7 +7,8 @@
     plan_keys/*.pub        the public keys with which tasks were signed
     device_bundle.json     what devices have to know of the server, all of it public
     endpoint.json          while a server runs: addresses of its service and its status page
-    sessions.json          counts of devices' sessions by shape, of no single device
+    sessions.json          counts of devices' sessions by shape, of no single device; of further
+                           populations in sessions-*.json
     rounds.json            how many rounds of each task were committed when last looked at
 
 `tff-dpftrl serve` makes all of them, so that devices on the same machine can be tried out with
@@ -63,8 +64,12 @@ class ServerFolder:
 
     @property
     def sessions(self) -> pathlib.Path:
-        """Path of the counts of sessions by shape."""
+        """Path of the counts of sessions by shape, of a server of one population."""
         return self.path / "sessions.json"
+
+    def sessions_of(self, population: str) -> pathlib.Path:
+        """Returns the path of these counts of one of a server's populations."""
+        return self.path / f"sessions-{population.encode().hex()}.json"
 
     @property
     def rounds(self) -> pathlib.Path:
@@ -128,7 +133,8 @@ class ServerFolder:
         """Records how many rounds are committed, for `check_rounds`.
 
         Args:
-          done: Hash of the server's plan and number of committed rounds, by task.
+          done: Hash of the server's plan and number of committed rounds, by population and task,
+            "population/task".
 
         Raises:
           OSError: If the folder cannot be written.
@@ -136,13 +142,14 @@ class ServerFolder:
         kept = {**self._known_rounds(), **{task: list(values) for task, values in done.items()}}
         durable_files.write(self.rounds, (json.dumps(kept) + "\n").encode())
 
-    def check_rounds(self, task: str, plan: str, rounds_done: int) -> None:
+    def check_rounds(self, population: str, task: str, plan: str, rounds_done: int) -> None:
         """Refuses a store that was set back: its rounds would be released a second time.
 
         They would have the same noise and other cohorts, so that the difference of the two
         models would have no noise at all.
 
         Args:
+          population: Name of the population.
           task: Name of the task.
           plan: Hash of the server's plan of the task.
           rounds_done: Number of committed rounds in the store.
@@ -151,7 +158,8 @@ class ServerFolder:
           ValueError: If more rounds are recorded than the store has.
           OSError: If the folder cannot be read.
         """
-        known_plan, known = self._known_rounds().get(task, ["", 0])
+        recorded = self._known_rounds()  # Before there were populations, by task only.
+        known_plan, known = recorded.get(f"{population}/{task}", recorded.get(task, ["", 0]))
         if known_plan == plan and rounds_done < known:
             raise validation.UsageError(
                 f"The store has {rounds_done} rounds of the task {task!r}, and {known} were "

@@ -12,25 +12,25 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
 
-from tff_dpftrl.runtime.actors import events, messages, selector
+from tff_dpftrl.runtime.actors import events, messages
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
-from tff_dpftrl.runtime.server import admission as admission_lib
-from tff_dpftrl.runtime.server import engine as engine_lib
-from tff_dpftrl.runtime.server import limits as limits_lib
-from tff_dpftrl.runtime.server import observer as observer_lib
-from tff_dpftrl.runtime.server import peers as peers_lib
 from tff_dpftrl.runtime.server import (
+    admission,
     received,
     secure_conversation,
-    served_task,
+    served_population,
     summaries,
 )
+from tff_dpftrl.runtime.server import desk as desk_lib
+from tff_dpftrl.runtime.server import engine as engine_lib
+from tff_dpftrl.runtime.server import limits as limits_lib
+from tff_dpftrl.runtime.server import peers as peers_lib
 from tff_dpftrl.runtime.server.errors import Refused, TimeIsOver
 from tff_dpftrl.runtime.server.session import Phase, Session
 
@@ -43,17 +43,20 @@ _KEPT_CONFIGURATIONS = 4  # Pairs of attempt and plan; a population has few at a
 
 
 class Service:
-    """Service for the devices of one population; all methods must be called on its event loop."""
+    """Service for the devices of all populations; for its event loop only.
+
+    A device names its population when it opens a session, which counts against that population's
+    quota from then on.
+    """
 
     def __init__(
         self,
-        tasks: Mapping[str, served_task.ServedTask],
+        populations: Sequence[served_population.ServedPopulation],
         engine: engine_lib.Engine,
-        admission: admission_lib.Admission,
         *,
         selector_address: str,
-        pace: selector.Pace,
-        observer: observer_lib.Observer,
+        attestation: attestation_lib.Attestation | None,
+        server_names: Sequence[str],
         limits: limits_lib.Limits,
         clock: Callable[[], float],
         randomness: random.Random,
@@ -62,32 +65,41 @@ class Service:
         """Begins without sessions, on the running event loop.
 
         Args:
-          tasks: The population's tasks by name.
+          populations: The populations.
           engine: Engine that runs the actors.
-          admission: Checks of the population's devices when they check in.
-          selector_address: Address of the Selector that gets this service's devices.
-          pace: Function that draws when a device is to check in again.
-          observer: Callbacks for sessions.
+          selector_address: Address of the Selector that gets this service's devices; with several
+            populations, of their Selectors (`served_population.address`).
+          attestation: Verifier of devices' tokens; with None, every connection counts as a device.
+          server_names: Names under which devices may know the server, for their tokens.
           limits: Limits on what devices may use.
           clock: Function that returns the seconds since 1970.
-          randomness: Source of randomness for `pace`.
+          randomness: Source of randomness for the populations' pace.
           device_prefix: Prefix of devices' addresses. Where there are several services, no other
             one and no earlier start may have it.
         """
         self._device_prefix = device_prefix
-        self._tasks = tasks
         self._engine = engine
-        self._selector = selector_address
-        self._admission = admission
-        self._pace = pace
-        self._observer = observer
         self._limits = limits
-        self._clock = clock
-        self._random = randomness
-        self._check_ins = limits_lib.TokenBucket(limits.check_ins_per_second, time.monotonic)
+        self._desks = {
+            one.name: desk_lib.Desk(
+                one,
+                served_population.address(selector_address, one.name, populations),
+                attestation=attestation,
+                server_names=server_names,
+                limits=limits,
+                clock=clock,
+                randomness=randomness,
+            )
+            for one in populations
+        }
+        self._first = next(iter(self._desks.values()))
+        self._quota = limits_lib.Quota(
+            limits.sessions,
+            limits.check_ins_per_second,
+            served_population.shares(populations),
+            time.monotonic,
+        )
         self._summaries = limits_lib.TokenBucket(limits.summaries_per_second, time.monotonic)
-        longest = limits.waiting_seconds + max(task.task.longest for task in tasks.values())
-        self._shares = summaries.Shares(longest, time.monotonic)
         self._sessions: dict[str, Session] = {}
         self._peers = peers_lib.Peers(limits)
         self._numbers = itertools.count(1)
@@ -96,11 +108,12 @@ class Service:
         self._sending = limits_lib.Room(limits.sending_bytes)
         self._receiving = limits_lib.Room(limits.receiving_bytes)
         self._is_stopping = False
-        self._has_secure_sums = any(task.task.secure_sum for task in tasks.values())
         self._loop_time: Callable[[], float] = asyncio.get_running_loop().time
         self._sweeping = asyncio.ensure_future(self._sweep())
-        self.opening = events.SelectionOpened("", 0)
-        """The open selection, as far as known; the challenge of each session names it."""
+
+    def opened(self, population: str, opening: events.SelectionOpened) -> None:
+        """Notes the open selection of a population, which the challenge of each session names."""
+        self._desks[population].opening = opening
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns the handler for a gRPC server."""
@@ -115,8 +128,9 @@ class Service:
     @property
     def largest_message(self) -> int:
         """Size of the largest message that a device may send, in bytes."""
-        parts = max(task.largest_report_bytes for task in self._tasks.values())
-        of_groups = max(secure_conversation.most_bytes(task) for task in self._tasks.values())
+        tasks = [task for desk in self._desks.values() for task in desk.tasks.values()]
+        parts = max(task.largest_report_bytes for task in tasks)
+        of_groups = max(secure_conversation.most_bytes(task) for task in tasks)
         largest = max(min(parts, session_stream.PART_BYTES), of_groups)
         return largest + limits_lib.MESSAGE_MARGIN_BYTES
 
@@ -134,16 +148,16 @@ class Service:
         self._sweeping.cancel()
         for session in self._sessions.values():
             if session.phase is Phase.WAITING:
-                session.receive(self._come_back(session, _STOPS))
+                session.receive(session.desk.come_back(session.address, _STOPS))
             elif session.phase in (Phase.CONNECTING, Phase.TRAINING):
                 session.interrupt(Refused(grpc.StatusCode.UNAVAILABLE, _STOPS, _STOPS))
 
     def selector_lost(self, address: str) -> None:
         """Sends away the waiting devices of a Selector that was lost."""
-        del address  # A service has one Selector.
         for session in self._sessions.values():
-            if session.phase is Phase.WAITING:
-                session.receive(self._come_back(session, "the server has lost its place"))
+            if session.phase is Phase.WAITING and session.desk.selector == address:
+                lost = session.desk.come_back(session.address, "the server has lost its place")
+                session.receive(lost)
 
     def actor_gone(self, address: str) -> None:
         """Refuses the devices of an Aggregator that is gone, in a secure sum.
@@ -151,7 +165,7 @@ class Service:
         Args:
           address: Address of the actor that is gone.
         """
-        if not self._has_secure_sums:
+        if not any(desk.has_secure_sums for desk in self._desks.values()):
             return
         for session in self._sessions.values():
             if session.report_to == address and session.is_in_secure_sum:
@@ -170,23 +184,46 @@ class Service:
     def _refuse_late(self, session: Session) -> None:
         session.receive(messages.ReportRefused(session.address, "", messages.Refusal.LATE))
 
-    def _come_back(self, session: Session, reason: str) -> messages.ComeBack:
-        return messages.ComeBack(session.address, self._turns(), reason)
-
-    def _turns(self) -> tuple[float, ...]:
-        return self._pace(self._clock(), self._random)
-
     # A session.
 
+    def _desk_of(self, context: grpc.aio.ServicerContext) -> desk_lib.Desk:
+        """Returns the desk of the population that a call names.
+
+        Raises:
+          Refused: If there is no such population, or the call names none of several.
+        """
+        if len(self._desks) == 1:  # The check-in names it, too.
+            return self._first
+        for key, value in context.invocation_metadata() or ():
+            if key == session_stream.POPULATION_KEY and isinstance(value, bytes):
+                desk = self._desks.get(value.decode("utf-8", "replace"))
+                if desk is None:
+                    raise admission.unknown_population()
+                return desk
+        raise Refused(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "this server has several populations, and the session does not name its own when it "
+            "opens: update the device",
+            "no population named",
+        )
+
     async def _session(self, unused_requests: Any, context: grpc.aio.ServicerContext) -> None:
+        desk, stranger = self._first, None  # The first one's observer hears of strangers.
+        try:
+            desk = self._desk_of(context)
+        except Refused as refused:
+            stranger = refused
         session = Session(
             f"{self._device_prefix}{next(self._numbers)}",
             self._loop_time() + self._limits.check_in_seconds,
+            desk,
         )
-        self._observer.session_opened()
-        self._shares.session_opened()
+        session.desk.observer.session_opened()
+        session.desk.summaries.session_opened()
         try:
             try:
+                if stranger is not None:
+                    raise stranger
                 await self._converse(session, context)
             except asyncio.CancelledError:
                 error = session.interruption()
@@ -196,14 +233,14 @@ class Service:
         except Refused as refused:
             if session.phase is Phase.CONNECTING:
                 session.phase = Phase.REFUSED
-            self._observer.session_refused(refused.reason)
+            session.desk.observer.session_refused(refused.reason)
             context.set_code(refused.code)
             context.set_details(refused.text)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # The error's text may quote a device's message.
             _logger.error("a session failed with %s", type(error).__name__)
-            self._observer.session_refused("error of the server")
+            session.desk.observer.session_refused("error of the server")
             context.set_code(grpc.StatusCode.INTERNAL)
             context.set_details("error of the server")
         finally:
@@ -212,13 +249,14 @@ class Service:
     def _close(self, session: Session) -> None:
         if self._sessions.pop(session.address, None) is not None:
             self._engine.disconnect(session.address)
+            self._quota.give_back_place(session.desk.name)
         if session.peer is not None:
             self._peers.leave(session.peer)
         if session.phase is Phase.WAITING:
-            self._engine.deliver(self._selector, messages.DeviceGone(session.address))
+            self._engine.deliver(session.desk.selector, messages.DeviceGone(session.address))
         if session.report_to:
             self._engine.deliver(session.report_to, messages.DeviceGone(session.address))
-        self._observer.session_closed(session.phase.value)
+        session.desk.observer.session_closed(session.phase.value)
 
     async def _interrupted(
         self, session: Session, context: grpc.aio.ServicerContext, error: Exception
@@ -227,16 +265,16 @@ class Service:
         if session.is_writing:  # gRPC sends one message at a time, so not even a status now.
             if session.phase is Phase.CONNECTING:
                 session.phase = Phase.REFUSED
-                self._observer.session_refused("no check-in in time")
+                session.desk.observer.session_refused("no check-in in time")
             raise asyncio.CancelledError
         if not isinstance(error, TimeIsOver):
             raise error
         if session.phase is Phase.WAITING:
-            self._engine.deliver(self._selector, messages.DeviceGone(session.address))
-            await self._send_away(session, context, self._turns(), "no round has begun")
+            self._engine.deliver(session.desk.selector, messages.DeviceGone(session.address))
+            await self._send_away(session, context, session.desk.turns(), "no round has begun")
         elif session.phase is Phase.TRAINING:
             await session.write(
-                context, self._answer(False, messages.Refusal.LATE.value, self._turns())
+                context, self._answer(False, messages.Refusal.LATE.value, session.desk.turns())
             )
         elif session.phase is Phase.CONNECTING:
             raise Refused(
@@ -248,38 +286,39 @@ class Service:
     async def _converse(self, session: Session, context: grpc.aio.ServicerContext) -> None:
         if self._is_stopping:
             raise Refused(grpc.StatusCode.UNAVAILABLE, _STOPS, _STOPS)
-        if len(self._sessions) >= self._limits.sessions:
+        desk = session.desk
+        session.peer = self._peers.enter(context.peer())
+        if not self._quota.take_place(desk.name):
             raise Refused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "too many sessions at a time: try again later",
                 "too many sessions",
             )
-        session.peer = self._peers.enter(context.peer())
         self._sessions[session.address] = session
         challenge = attestation_lib.new_challenge()
         opening = wire_pb2.FromServer()
         opening.challenge.challenge = challenge
         opening.challenge.protocol_versions.extend(session_stream.VERSIONS)
-        opening.challenge.task = self.opening.task
-        opening.challenge.round_index = self.opening.round_index
+        opening.challenge.task = desk.opening.task
+        opening.challenge.round_index = desk.opening.round_index
         await session.write(context, opening.SerializeToString())
         raw = await context.read()
         if raw is received.END:  # The device knows the round, so it has to rest.
             session.phase = Phase.SENT_AWAY
-            self._engine.deliver(self._selector, messages.DeviceRests())
-            self._observer.sent_away("it has to rest", False)
+            self._engine.deliver(desk.selector, messages.DeviceRests())
+            desk.observer.sent_away("it has to rest", False)
             return
         check_in = received.parse(raw, ("check_in",), limits_lib.CHECK_IN_BYTES).check_in
-        if not self._check_ins.take():
-            await self._send_away(session, context, self._turns(), "too many devices check in")
+        if not self._quota.arrives(desk.name):
+            await self._send_away(session, context, desk.turns(), "too many devices check in")
             return
-        plans = self._admission.admit(check_in, challenge)
+        plans = desk.admission.admit(check_in, challenge)
         session.phase = Phase.WAITING
         session.deadline = self._loop_time() + self._limits.waiting_seconds
-        self._observer.waiting()
+        desk.observer.waiting()
         self._engine.connect(session.address, session.receive)
         ready = messages.CheckIn(session.address, frozenset(plans), session.peer.source)
-        self._engine.deliver(self._selector, ready)
+        self._engine.deliver(desk.selector, ready)
         answer = await session.next_message()
         if type(answer) is messages.ComeBack:
             await self._send_away(
@@ -287,7 +326,7 @@ class Service:
             )
             return
         session.phase = Phase.TRAINING
-        ends = self._loop_time() + self._tasks[answer.task].task.longest
+        ends = self._loop_time() + desk.tasks[answer.task].task.longest
         session.deadline = ends
         await self._configure(session, context, answer, plans[answer.task])
         session.deadline = ends
@@ -308,7 +347,7 @@ class Service:
         has_waited = session.phase is Phase.WAITING
         session.phase = Phase.SENT_AWAY
         session.deadline = self._loop_time() + self._limits.check_in_seconds
-        self._observer.sent_away(reason, has_waited)
+        session.desk.observer.sent_away(reason, has_waited)
         answer = wire_pb2.FromServer()
         answer.come_back.turns.extend(turns)
         answer.come_back.reason = reason
@@ -318,7 +357,7 @@ class Service:
     async def _take_report(
         self, session: Session, context: grpc.aio.ServicerContext, task: str
     ) -> None:
-        limit = self._tasks[task].largest_report_bytes + limits_lib.MESSAGE_MARGIN_BYTES
+        limit = session.desk.tasks[task].largest_report_bytes + limits_lib.MESSAGE_MARGIN_BYTES
         raw = await context.read()
         message = received.parse(raw, ("report", "update_part"), limit)
         if message.WhichOneof("message") == "report":
@@ -354,7 +393,7 @@ class Service:
         conversation = secure_conversation.SecureConversation(
             session,
             context,
-            self._tasks[configure.task],
+            session.desk.tasks[configure.task],
             configure.attempt,
             deliver=self._engine.deliver,
             receiving=self._receiving,
@@ -391,13 +430,13 @@ class Service:
         session.deadline = self._loop_time() + self._limits.check_in_seconds
         if isinstance(answer, messages.ReportAccepted):
             session.report_to = ""
-            self._observer.reported(task, "", num_bytes)
+            session.desk.observer.reported(task, "", num_bytes)
             await session.write(context, self._answer(True, "", answer.turns))
             return
         refusal = answer.refusal.value
         reason = f"{refusal}: {answer.reason}" if answer.reason else refusal
-        self._observer.reported(task, refusal, num_bytes)
-        await session.write(context, self._answer(False, reason, self._turns()))
+        session.desk.observer.reported(task, refusal, num_bytes)
+        await session.write(context, self._answer(False, reason, session.desk.turns()))
 
     def _answer(self, is_accepted: bool, reason: str, turns: tuple[float, ...]) -> bytes:
         answer = wire_pb2.FromServer()
@@ -420,8 +459,8 @@ class Service:
     ) -> None:
         configuration = self._configuration(configure, plan)
         num_bytes = len(configuration)
-        self._observer.configured(configure.task, num_bytes)
-        self._shares.session_configured()
+        session.desk.observer.configured(configure.task, num_bytes)
+        session.desk.summaries.session_configured()
         # Concatenated protobuf messages are merged: groups differ in their sessions only.
         session_of_group = b""
         if configure.secure_sum_session:
@@ -454,7 +493,7 @@ class Service:
             )
             serialized = message.SerializeToString()
             self._configurations[key] = serialized
-            if len(self._configurations) > _KEPT_CONFIGURATIONS:
+            if len(self._configurations) > _KEPT_CONFIGURATIONS * len(self._desks):
                 self._configurations.popitem(last=False)
         return serialized
 
@@ -468,9 +507,10 @@ class Service:
                     "too many summaries at a time: do not try again",
                     "too many summaries",
                 )
-            summary = summaries.parse(raw, self._admission.population)
-            self._shares.check(summary)
-            self._observer.session_summarized(summary)
+            summary = summaries.parse(raw, self._desks)
+            desk = self._desks[summary.population]
+            desk.summaries.check(summary)
+            desk.observer.session_summarized(summary)
         except Refused as refused:
             context.set_code(refused.code)
             context.set_details(refused.text)

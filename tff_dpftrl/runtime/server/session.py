@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.server import desk as desk_lib
 from tff_dpftrl.runtime.server import peers
 
 
@@ -29,6 +30,7 @@ class Session:
 
     Attributes:
       address: Address to which actors send messages for this device.
+      desk: Desk of the session's population.
       phase: Current phase.
       deadline: Time at which the phase is over, in seconds of the event loop's clock.
       report_to: Address of the Aggregator that is notified when the session ends; empty if there
@@ -40,6 +42,7 @@ class Session:
 
     __slots__ = (
         "address",
+        "desk",
         "phase",
         "deadline",
         "report_to",
@@ -52,17 +55,19 @@ class Session:
         "_ending",
     )
 
-    def __init__(self, address: str, deadline: float):
+    def __init__(self, address: str, deadline: float, desk: desk_lib.Desk):
         """Begins a session of the running asyncio task.
 
         Args:
           address: New address of the session.
           deadline: Time at which the first phase is over, in seconds of the event loop's clock.
+          desk: Desk of the session's population.
         """
         coroutine = asyncio.current_task()
         if coroutine is None:
             raise RuntimeError("A session must be made in an asyncio task.")
         self.address = address
+        self.desk = desk
         self.phase = Phase.CONNECTING
         self.deadline = deadline
         self.report_to = ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import grpc
 from google.protobuf import message as protobuf_message
@@ -28,12 +28,12 @@ _MOST_VERSIONS = 8
 _NAME = re.compile(r"[\w.+-]{1,32}", re.ASCII)
 
 
-def parse(raw: bytes, population: str) -> wire_pb2.SessionSummary:
+def parse(raw: bytes, populations: Container[str]) -> wire_pb2.SessionSummary:
     """Parses a summary.
 
     Args:
       raw: Bytes that a device sent. Untrusted.
-      population: Name of the population that is served.
+      populations: Names of the populations that are served.
 
     Returns:
       The summary; its shape is one of `session_shape.SHAPES`, or `OTHER`.
@@ -49,7 +49,7 @@ def parse(raw: bytes, population: str) -> wire_pb2.SessionSummary:
         summary = wire_pb2.SessionSummary.FromString(raw)
     except protobuf_message.DecodeError:
         raise _refused("the summary cannot be read") from None
-    if summary.population != population:
+    if summary.population not in populations:
         raise Refused(
             grpc.StatusCode.NOT_FOUND, "there is no such population here", "unknown population"
         )

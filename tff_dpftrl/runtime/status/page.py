@@ -7,6 +7,9 @@
     /report/0/...  the report of task 0, as far as it was written (`report_files`)
     /metrics       the figures for Prometheus
 
+A server of several populations has all of this for each of them, under /0/, /1/ and so on, and
+at / a list of links.
+
 It listens on loopback by default, and has no TLS: to read it from another machine, use a tunnel
 or a proxy with TLS. On other addresses it needs a token, unless the operator opens it to all. It
 answers only to names of the server (`access`), so that no web site can read it through a browser
@@ -16,7 +19,8 @@ by DNS rebinding. It loads nothing from other servers, and inserts names and val
 from __future__ import annotations
 
 import asyncio
-import functools
+import dataclasses
+import html
 import json
 import pathlib
 import socket
@@ -61,16 +65,38 @@ _FRESH_SECONDS = 0.5  # Smallest time between computations of the same figures.
 _DAY = "day"
 
 
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """What the page shows of a population.
+
+    Attributes:
+      seen: Observations to show.
+      privacy: Function from a task to its privacy figures; None if the task is not private.
+        It runs on a thread. The page shows these keys, if present: "epsilon" (None without a
+        guarantee), "delta", "rho_zcdp", "unit_of_privacy", "num_rounds" and "skipped_rounds"
+        (what "epsilon" charges), "next_epsilon" (with one more round), "declared_epsilon" (of
+        all declared rounds), "budget_epsilon" (an upper limit), "no_guarantee" and
+        "headline_caveats" (lists of sentences), "stopped" (the reason why there is no further
+        round), and "declared" and "observed", each with "num_rounds", "min_sep" and
+        "max_participations" (observed ones may be top-level keys).
+      history: Function from a task to its `Store.history`. It runs on the same thread.
+      reports: Function from a task to the folder in which its report is written; None if no
+        report is to be shown. It runs on another thread.
+    """
+
+    seen: observations_lib.Observations
+    privacy: Callable[[str], Mapping[str, Any] | None]
+    history: Callable[[str], Sequence[Mapping[str, Any]]]
+    reports: Callable[[str], pathlib.Path] | None = None
+
+
 class StatusServer:
     """HTTP server of the page, on the event loop on which it is started."""
 
     def __init__(
         self,
-        seen: observations_lib.Observations,
+        shown: Sequence[Shown],
         *,
-        privacy: Callable[[str], Mapping[str, Any] | None],
-        history: Callable[[str], Sequence[Mapping[str, Any]]],
-        reports: Callable[[str], pathlib.Path] | None = None,
         host: str = addresses.LOOPBACK_HOST,
         port: int = 0,
         allowed: access_lib.Access | None = None,
@@ -78,18 +104,7 @@ class StatusServer:
         """Creates the server, which does not listen yet.
 
         Args:
-          seen: Observations to show.
-          privacy: Function from a task to its privacy figures; None if the task is not private.
-            It runs on a thread. The page shows these keys, if present: "epsilon" (None without a
-            guarantee), "delta", "rho_zcdp", "unit_of_privacy", "num_rounds" and "skipped_rounds"
-            (what "epsilon" charges), "next_epsilon" (with one more round), "declared_epsilon" (of
-            all declared rounds), "budget_epsilon" (an upper limit), "no_guarantee" and
-            "headline_caveats" (lists of sentences), "stopped" (the reason why there is no further
-            round), and "declared" and "observed", each with "num_rounds", "min_sep" and
-            "max_participations" (observed ones may be top-level keys).
-          history: Function from a task to its `Store.history`. It runs on the same thread.
-          reports: Function from a task to the folder in which its report is written; None if no
-            report is to be shown. It runs on another thread.
+          shown: What to show of each population.
           host: Address to listen at.
           port: Port to listen at; 0 for any free one.
           allowed: Access rules; None for all users of this machine.
@@ -99,19 +114,10 @@ class StatusServer:
         """
         self._allowed = access_lib.Access() if allowed is None else allowed
         self._allowed.check(host)
-        self.seen = seen
         self._host = host
         self._port = port
-        self._reports = reports
         self._executor = futures.ThreadPoolExecutor(1, thread_name_prefix="status")
-        self._privacy = read_behind.ReadBehind(
-            lambda task: snapshot.plain(privacy(task)), self._executor
-        )
-        self._history = read_behind.ReadBehind(
-            lambda task: history_lib.columns(history(task)), self._executor
-        )
-        self._registry = metrics.registry(seen, self._known_privacy)
-        self._made: dict[Any, tuple[float, bytes]] = {}
+        self._parts = [_Part(one, self._executor, self.check) for one in shown]
         self._server: tornado.httpserver.HTTPServer | None = None
         self.address = ""
 
@@ -138,21 +144,21 @@ class StatusServer:
         port = sockets[0].getsockname()[1]
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.address = f"http://{host}:{port}"
-        handler = functools.partial(dict, status=self)
+        several = len(self._parts) > 1
+        routes = [
+            route
+            for i, part in enumerate(self._parts)
+            for route in part.routes(f"/{i}/" if several else "/")
+        ]
+        common = {"status": self._parts[0]}
+        if several:
+            routes.append(
+                ("/", _File, {**common, "content": self._list(), "kind": _TYPES[".html"]})
+            )
         application = tornado.web.Application(
-            [
-                *(
-                    ("/" if path.name == _FRONT else f"/{path.name}", _File, {**handler(), **file})
-                    for path, file in _files()
-                ),
-                ("/data.json", _Data, handler()),
-                ("/task.json", _Task, handler()),
-                ("/history.json", _History, handler()),
-                (r"/report/(\d{1,4})/([a-z_.]{1,40})", _Report, handler()),
-                ("/metrics", _Metrics, handler()),
-            ],
+            routes,
             default_handler_class=_Missing,
-            default_handler_args=handler(),
+            default_handler_args=common,
             log_function=lambda _: None,
         )
         self._server = tornado.httpserver.HTTPServer(
@@ -170,11 +176,17 @@ class StatusServer:
             self._server.stop()
             await self._server.close_all_connections()
             self._server = None
-        await self._privacy.settle()
-        await self._history.settle()
+        for part in self._parts:
+            await part.settle()
         self._executor.shutdown()
 
-    # Methods of the request handlers.
+    def _list(self) -> bytes:
+        """Returns the page of links to the populations' pages."""
+        names = [html.escape(part.seen.served.name) for part in self._parts]
+        links = "".join(f'<li><a href="{i}/">{name}</a></li>' for i, name in enumerate(names))
+        head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Populations</title>'
+        sheet = '<link rel="stylesheet" href="0/page.css">'
+        return f"{head}{sheet}<main><h1>Populations</h1><ul>{links}</ul></main></html>".encode()
 
     def check(self, request: httputil.HTTPServerRequest) -> None:
         """Checks the host name of a request, and its token if one is needed.
@@ -190,6 +202,48 @@ class StatusServer:
             raise tornado.web.HTTPError(403, reason=reason)
         if not self._allowed.admits(request.headers.get("Authorization", "")):
             raise tornado.web.HTTPError(401)
+
+
+class _Part:
+    """The page of one population: what the request handlers call."""
+
+    def __init__(
+        self,
+        shown: Shown,
+        executor: futures.Executor,
+        check: Callable[[httputil.HTTPServerRequest], None],
+    ):
+        self.seen = shown.seen
+        self.check = check
+        self._reports = shown.reports
+        self._privacy = read_behind.ReadBehind(
+            lambda task: snapshot.plain(shown.privacy(task)), executor
+        )
+        self._history = read_behind.ReadBehind(
+            lambda task: history_lib.columns(shown.history(task)), executor
+        )
+        self._registry = metrics.registry(self.seen, self._known_privacy)
+        self._made: dict[Any, tuple[float, bytes]] = {}
+
+    def routes(self, place: str) -> list[tuple[Any, ...]]:
+        """Returns the routes of the page under a path that ends with a slash."""
+        common = {"status": self}
+        return [
+            *(
+                (place if path.name == _FRONT else f"{place}{path.name}", _File, {**common, **file})
+                for path, file in _files()
+            ),
+            (f"{place}data.json", _Data, common),
+            (f"{place}task.json", _Task, common),
+            (f"{place}history.json", _History, common),
+            (place + r"report/(\d{1,4})/([a-z_.]{1,40})", _Report, common),
+            (f"{place}metrics", _Metrics, common),
+        ]
+
+    async def settle(self) -> None:
+        """Waits until all that is being read has been read."""
+        await self._privacy.settle()
+        await self._history.settle()
 
     def _known_privacy(self) -> dict[str, Mapping[str, Any]]:
         known = {}
@@ -292,7 +346,7 @@ class _Handler(tornado.web.RequestHandler):
 
     SUPPORTED_METHODS = ("GET", "HEAD")
 
-    def initialize(self, status: StatusServer) -> None:
+    def initialize(self, status: _Part) -> None:
         self.status = status
 
     def set_default_headers(self) -> None:

@@ -25,7 +25,7 @@ from tff_dpftrl.runs import dp_ftrl_privacy, privacy
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population
-from tff_dpftrl.runtime.plans import bounding, building, plan_pb2, predicates
+from tff_dpftrl.runtime.plans import bounding, building, expectations, plan_pb2, predicates
 from tff_dpftrl.runtime.tasks import (
     analytics,
     language_task,
@@ -211,7 +211,9 @@ def make_evaluation(
     once = dataclasses.replace(config, client_epochs=1)
     defined = _define(once, definition, progress)
     pipeline = dataclasses.replace(defined.pipeline, epochs=1)
-    parts = _prepare(config, dataclasses.replace(defined, pipeline=pipeline), progress)
+    # Those are of the model in training, and the test evaluates the one that it begins with.
+    defined = dataclasses.replace(defined, pipeline=pipeline, expectations=())
+    parts = _prepare(config, defined, progress)
     if of.words != (None if defined.language is None else defined.language.words):
         raise validation.UsageError(
             f"vocabulary is not that of the task {of.name!r}: give the same one."
@@ -311,7 +313,7 @@ def _prepare(
             model, definition.largest_metrics, is_secure=config.secure_groups is not None
         ),
         proxies=public,
-        tests=_tests(config, len(public), definition.loss_metric),
+        tests=_tests(config, len(public), definition.loss_metric, definition.expectations),
         demands=_demands(config, num_parameters),
         options=dataclasses.asdict(config),
         grids=_grids(config, definition) if config.order_statistics else {},
@@ -326,13 +328,23 @@ def _grids(
     return {**definition.grids, metric_grid.SECONDS: seconds}
 
 
-def _tests(config: task_config.TaskConfig, num_proxies: int, loss: str) -> predicates.Predicates:
+def _tests(
+    config: task_config.TaskConfig,
+    num_proxies: int,
+    loss: str,
+    wanted: Sequence[expectations.Expectation],
+) -> predicates.Predicates:
     """Chooses the tests of a task, in which proxies stand for the devices of a round."""
     # After the task's last round, a decay has stopped the server's learning.
     num_rounds = max(min(config.proxy_rounds, config.num_rounds), 2)
     per_proxy = -(-config.clients_per_round // num_proxies)
     label = f"{_TRAINING_METRICS}/{loss}" if loss else ""
-    return predicates.Predicates(num_rounds, devices_per_proxy=per_proxy, loss=label)
+    return predicates.Predicates(
+        num_rounds,
+        devices_per_proxy=per_proxy,
+        loss=label,
+        expectations=(*wanted, *(expectations.from_text(config.expect) if config.expect else ())),
+    )
 
 
 def _demands(config: task_config.TaskConfig, num_parameters: int) -> _Demands:

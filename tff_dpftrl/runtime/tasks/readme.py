@@ -77,7 +77,7 @@ def test_results(findings: Mapping[int, predicates.Findings]) -> list[str]:
       findings: Measurements, by the least runtime version of each variant of the devices' plan.
 
     Returns:
-      One sentence for each variant.
+      Sentences about each variant.
     """
     lines = []
     for least, result in findings.items():
@@ -87,6 +87,7 @@ def test_results(findings: Mapping[int, predicates.Findings]) -> list[str]:
             f"{max(result.changes):.3g}, {result.cost.seconds:.2g} s and "
             f"{result.cost.memory_bytes / 1e6:.0f} MB on a device."
         )
+        lines += [f"As expected: {expectation}." for expectation in result.expectations]
     return lines
 
 

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import population as population_lib
+from tff_dpftrl.runtime.plans import expectations
 from tff_dpftrl.runtime.tasks import secure_groups as secure_groups_lib
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
@@ -194,6 +195,14 @@ class TaskConfig(config_lib.TrainingConfig):
     proxy_rounds: int = _option(
         4, "Rounds of the test, from the first to the last of which the loss must fall.", _TESTS, 2
     )
+    expect: str | None = _option(
+        None,
+        "Expectations on the test, besides that the loss falls, with commas between: 'loss < 6.5, "
+        "top1_in_vocab > 0.1, update < 10'. A name is a metric's of the last round, its label or "
+        "the end of it, or 'update' for the L2 norm by which any round changes the model; then "
+        "< or >, and a number. The task is refused unless all are met.",
+        _TESTS,
+    )
 
     def __post_init__(self):
         problems = []
@@ -236,6 +245,8 @@ class TaskConfig(config_lib.TrainingConfig):
                 check_name(name, getattr(self, name))
         for name in ("weight", "work_seconds"):
             validation.positive(name, getattr(self, name))
+        if self.expect is not None:
+            expectations.from_text(self.expect)
         self._check_rounds()
         self._check_secure_aggregation()
 
