@@ -157,6 +157,49 @@ def build_fed_sgd_client_work(
     return _build_client_work(model_fn, local_update, metrics_aggregator)
 
 
+def build_gradient_sum_client_work(
+    model_fn: local_model.Model,
+    *,
+    metrics_aggregator: Callable[
+        ..., tff_names.Computation
+    ] = tff.learning.metrics.sum_then_finalize,
+    loop_implementation: tff.learning.LoopImplementation = ITERATOR,
+) -> tff.learning.templates.ClientWorkProcess:
+    """Builds client work whose update is the sum of the gradients of all batches.
+
+    All gradients are taken at the round's weights. Of a linear model they do not depend on these,
+    and the update is exactly what the data adds up to.
+
+    Args:
+      model_fn: Function that makes a `VariableModel`, or a `FunctionalModel`.
+      metrics_aggregator: Function that builds the aggregation of the training metrics.
+      loop_implementation: TFF's loop over a client's batches.
+
+    Returns:
+      The client work process. Its state is the index of the round.
+    """
+    reduce_batches = tff.learning.loop_builder.build_training_loop(loop_implementation)
+
+    def local_update(model, weights, batches, round_index):
+        del round_index
+        trainable = tuple(tf.nest.flatten(weights.trainable))
+
+        def add_gradient(state, batch):
+            sums, metrics, num_examples = state
+            gradients, metrics = model.gradients(trainable, metrics, batch)
+            sums = tuple(s + g for s, g in zip(sums, gradients, strict=True))
+            return sums, metrics, num_examples + local_model.num_examples(batch)
+
+        def before_training():
+            no_examples = tf.constant(0, tf.int64)
+            return tuple(tf.zeros_like(w) for w in trainable), model.load(weights), no_examples
+
+        sums, metrics, num_examples = reduce_batches(add_gradient, batches, before_training)
+        return list(sums), num_examples, metrics
+
+    return _build_client_work(model_fn, local_update, metrics_aggregator)
+
+
 def _build_client_work(
     model_fn: local_model.Model,
     local_update: _LocalUpdate,

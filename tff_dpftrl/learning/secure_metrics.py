@@ -112,19 +112,20 @@ def secure_sum_then_finalize(
 
 
 def build_evaluation_process(
-    finalizers: Any, metrics_type: tff_names.Type
+    finalizers: Any, metrics_type: tff_names.Type, *, is_secure: bool = True
 ) -> tff.templates.AggregationProcess:
-    """Builds secure metrics, as the `metrics_aggregation_process` of an evaluation.
+    """Builds the `metrics_aggregation_process` of an evaluation.
 
     Args:
       finalizers: What makes metrics of their sums, as `sum_then_finalize` takes it.
       metrics_type: Type of a client's metrics, one that `SecureMetricsSumFactory` takes.
+      is_secure: Whether metrics are summed by secure sums.
 
     Returns:
       A process for `tff.learning.algorithms.build_fed_eval`.
     """
     factory = tff.learning.metrics.SumThenFinalizeFactory(
-        finalizers, inner_summation_factory=SecureMetricsSumFactory()
+        finalizers, inner_summation_factory=SecureMetricsSumFactory() if is_secure else None
     )
     return factory.create(metrics_type)
 

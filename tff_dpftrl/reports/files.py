@@ -65,6 +65,7 @@ FILES = (
         "its adapters alone, as peft loads them; a path of a file",
         "yes, but",
     ),
+    File("counts.csv", "counts over the devices' data with noise, and their errors", "yes"),
     File("vocabulary.json", _WORDS, "yes, but"),
     File(
         "config.json", "options, what was derived from them, versions; paths of files", "yes, but"

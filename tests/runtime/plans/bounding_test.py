@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tff_dpftrl.discretization import grid
+from tff_dpftrl.models import metric_grid
 from tff_dpftrl.runtime.plans import bounding, plan_pb2
 
 _MOST = 1000
@@ -66,6 +67,19 @@ def test_training_in_the_clear(clip_norm, largest, times, bit):
     norm = found["0/1/0"].norm
     assert found["0/1/1"].norm == norm and (norm.largest, norm.times) == (largest, times)
     assert not found["0/1/0"].HasField("entries")
+
+
+def test_histograms_count_each_device_once_and_are_declared():
+    grids = {"loss": metric_grid.MetricGrid((0.0, 1.0, 2.0))}
+    histogram = _tensor("0/1/loss_histogram", "int32", 3)
+    found, server = _bounds([*_METRICS, histogram, *_UPDATE], clip_norm=1.0, grids=grids)
+    bound = found["0/1/loss_histogram"]
+    assert bound.counts_once and _interval(bound) == (0, 1)
+    assert sum(bound.counts_once for bound in server.report_bounds) == 1
+    rule = plan_pb2.SecureSum(largest_entry=1)
+    found, _ = _bounds([histogram], plan_pb2.EVALUATION, secure_sums=[rule], grids=grids)
+    bound = found["0/1/loss_histogram"]
+    assert bound.counts_once and _interval(bound) == (0, 1)
 
 
 def test_an_update_that_nobody_clips_has_sums_that_are_finite():

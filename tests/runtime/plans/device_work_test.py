@@ -27,6 +27,22 @@ def test_an_update_is_computed_from_examples_and_broadcast():
         np.testing.assert_array_equal(count, np.array([len(numbers)], np.int32))
 
 
+def test_the_seconds_of_a_run_are_put_into_their_histogram():
+    counts = lambda examples, scale: [scale, tf.one_hot(0, 3, dtype=tf.int32)]  # noqa: E731
+    seconds = plan_pb2.Histogram(label="count", edges=[0.0, 1.0, 2.0])
+    readings = iter([10.0, 11.5, 20.0, 20.5, 30.0, 99.0])
+    plan = plain_plans.plan(counts, seconds=seconds)
+    work = device_work.DeviceWork(plan, clock=lambda: next(readings))
+    found = [work.run([], plain_plans.SCALE)[1] for _ in range(3)]
+    assert [(array.tolist(), array.dtype) for array in found] == [
+        ([0, 0, 1], np.int32), ([0, 1, 0], np.int32), ([0, 0, 1], np.int32)
+    ]  # fmt: skip
+    # Devices of earlier versions, which do not know the field, report no value.
+    plan.ClearField("seconds")
+    _, unknown = device_work.DeviceWork(plan).run([], plain_plans.SCALE)
+    assert unknown.tolist() == [1, 0, 0]
+
+
 def test_nothing_is_loaded_of_a_plan_that_was_changed(monkeypatch):
     signed = signing.sign(plain_plans.plan(), _KEY)
     content = bytearray(signed.SerializeToString())

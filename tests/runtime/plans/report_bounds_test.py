@@ -38,6 +38,34 @@ _CLIPPED = _plan(_entries(0, 0, 5), _norm([1, 2], 5.0))
 
 
 @pytest.mark.parametrize(
+    ("counts", "num_devices", "is_refused"),
+    [
+        ((0, 1, 0), 1, False),
+        ((0, 1, 1), 1, True),
+        ((0, 0, 0), 1, True),
+        ((1, 0, 2), 3, False),
+        ((3, 0, 0), 3, False),
+        ((1, 0, 1), 3, True),
+        ((2, 0, 2), 3, True),
+    ],
+)
+def test_a_histogram_counts_each_device_once(counts, num_devices, is_refused):
+    bound = _entries(0, 0, 1)
+    bound.counts_once = True
+    update = [plan_pb2.Tensor(label="loss_histogram", dtype="int32", shape=[3])]
+    plan = plan_pb2.ServerPlan(task="small", update=update, report_bounds=[bound])
+    bounds = report_bounds.ReportBounds(plan, _MOST)
+    if not is_refused:
+        bounds.check([np.array(counts, np.int32)], num_devices)
+        return
+    message = f"loss_histogram, counts {sum(counts)} devices: .* can only count {num_devices} in"
+    with pytest.raises(report_bounds.OutOfBoundsError, match=message):
+        bounds.check([np.array(counts, np.int32)], num_devices)
+    with pytest.raises(report_bounds.OutOfBoundsError, match="has entries outside"):
+        bounds.check([np.array([2, -1, 0], np.int32)])
+
+
+@pytest.mark.parametrize(
     ("report", "num_devices", "message"),
     [
         (_report(5, (0, 3, 0), 4), 1, None),

@@ -201,6 +201,21 @@ def test_an_update_that_is_too_large_is_refused_before_it_is_computed():
     _refused(plan, "update has 4004 bytes, more than its limit of 1000")
 
 
+@pytest.mark.parametrize(
+    ("label", "edges", "message"),
+    [
+        ("count", [0.0, 0.0], "grid of seconds is unusable: edges must be"),
+        ("count", [0.0, 1.0], "no int32 output of 2 counts for the seconds"),
+        ("sum", [0.0, 1.0], "no int32 output of 2 counts"),
+        ("", [0.0, 1.0], "no int32 output of 2 counts"),
+    ],
+)
+def test_seconds_need_an_output_of_their_grid(label, edges, message):
+    seconds = plan_pb2.Histogram(label=label, edges=edges)
+    with pytest.raises(signing.PlanRefusedError, match=message):
+        verification.check_device_plan(plain_plans.plan(seconds=seconds))
+
+
 def test_inputs_must_be_those_of_every_plan():
     plan = plain_plans.plan()
     plan.graph.inputs[0].label = "files"

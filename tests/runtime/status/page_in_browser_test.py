@@ -55,6 +55,8 @@ class ServerThread:
 
     def _history(self, task):
         metrics = {"loss": 2.5, BAD_METRIC: 1.0, "words": BAD_TEXT, "devices/reports": 4}
+        quantiles = {"p10": 1.5, "median": 2.0, "p90": 3.5, "resolution": 0.05}
+        metrics |= {f"train/loss/{name}": value for name, value in quantiles.items()}
         return [
             {"round": i, "committed_at": watched.START + i, "epoch": 1, **metrics}
             for i in range(self.told.rounds[task])
@@ -140,8 +142,10 @@ def test_privacy_and_history_of_the_chosen_task_are_shown(browser, server):
     eventually(lambda: text_of(browser, "[data-label='ε so far, of all']")[0], "1.24 of 2")
     assert "least separation, rounds (MinS)79" in card
     assert "most times of a device (MaxP)32" in card
-    eventually(lambda: len(text_of(browser, "#metrics svg path")), 2)
-    assert text_of(browser, "#metrics h4")[0] == "loss "
+    eventually(lambda: len(text_of(browser, "#metrics svg path")), 5)
+    titles = text_of(browser, "#metrics h4")
+    assert titles[0] == "loss " and titles[2:] == ["train/loss of single devices "]
+    assert text_of(browser, "#metrics .legend")[2] == "p10 1.5median ± 0.05 2p90 3.5"
     assert "2 rounds" in text_of(browser, "#metrics-note")[0]
 
 
@@ -203,7 +207,8 @@ def test_names_and_values_are_text(browser, server):
     eventually(lambda: text_of(browser, "#task .big"), ["No guarantee"])
     assert text_of(browser, "#task li") == [BAD_TEXT]
     eventually(lambda: BAD_TEXT[:50] in "".join(text_of(browser, "#task td")), True)
-    eventually(lambda: text_of(browser, "#metrics h4"), ["loss ", f"{BAD_METRIC} "])
+    titles = ["loss ", f"{BAD_METRIC} ", "train/loss of single devices "]
+    eventually(lambda: text_of(browser, "#metrics h4"), titles)
     eventually(lambda: text_of(browser, ".alert b"), [BAD])
     eventually(lambda: sorted(text_of(browser, "#sessions code")), ["-v[!", "other"])
     assert browser.execute_script("return window.hit") is None

@@ -191,6 +191,47 @@ def test_everything_is_reported_of_what_was_committed(folder, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_order_statistics_are_those_of_the_devices_of_a_round(corpora, tmp_path, is_secure):
+    secure = {"secagg_bits": 20, "secure_aggregation": "honest-but-curious", "least_group": 2}
+    options = {"order_statistics": True} | (secure if is_secure else {})
+    config = tiny_task.config(corpora, **options)
+    made = making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
+    store = memory_store.MemoryStore()
+    rounds = tiny_task.begun(made, store)
+    run_round = tiny_task.run_secure_round if is_secure else tiny_task.run_round
+    run_round(rounds)
+    row = rounds.commit.metrics
+    prefix = "client_work/train"
+    assert not any(name.endswith("_histogram") for name in row)
+    low, middle, high, width = (
+        row[f"{prefix}/loss/{name}"] for name in ("p10", "median", "p90", "resolution")
+    )
+    # Devices have about equally many targets: their mean is between the extremes.
+    assert 0 < low <= middle <= high
+    assert low - width <= row[f"{prefix}/loss"] <= high + width
+    # Each of the three devices has three sequences.
+    sequences = f"{prefix}/num_sequences"
+    assert row[sequences] == 9
+    assert abs(row[f"{sequences}/median"] - 3) <= row[f"{sequences}/resolution"]
+    assert row[f"{prefix}/seconds/median"] > 0
+    found = task_report.write(made, store, tmp_path / "report", with_held_out=False)
+    assert f"{prefix}/loss/median" in found.rows[0]
+    assert any("p10, median and p90 over the devices of loss, top1" in text
+               for text in found.statement.not_covered)  # fmt: skip
+    watch = making.make_evaluation(
+        made,
+        dataclasses.replace(made.config, task="", min_sep=None, max_participations=None),
+        tmp_path / "watch",
+        small_tasks.KEY,
+        progress=lambda line: None,
+    )
+    watched = tiny_task.begun(watch, store)
+    run_round(watched, model=rounds.commit.model)
+    assert watched.commit.metrics["client_work/eval/current_round_metrics/loss/median"] > 0
+
+
+@pytest.mark.slow
 def test_an_evaluation_takes_the_model_that_is_trained(folder, corpora, tmp_path):
     config = dataclasses.replace(
         folder.config, task="", clients_per_round=3, min_sep=None, max_participations=None

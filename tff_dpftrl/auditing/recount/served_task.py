@@ -39,10 +39,12 @@ _MAY_BE_PUBLISHED = ("privacy/", "participation/", "devices/")
 _COLUMNS = {"epsilon": "privacy/epsilon"}
 _FILES = (
     *("metrics.csv", "metrics_README.md", "curves.png", "sessions.md", "vocabulary.json"),
+    "counts.csv",
     *("model.npz", "privacy_statement.json", "privacy_statement.md", "privacy.png"),
     *("audit.md", "audit.json", "README.md", "report.html", "private/report.html"),
 )
 _NOT_READ = ("curves.png", "metrics_README.md", "privacy.png", "sessions.md", "vocabulary.json")
+_NOT_READ += ("counts.csv",)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -394,7 +396,7 @@ def _exact_figures(test: str, task: TaskRecords) -> audit_report.Finding:
         and len(value or "") >= 8
     }
     names = ["privacy_statement.json", "privacy_statement.md", "vocabulary.json"]
-    names += ["metrics_README.md", "README.md", "report.html"]
+    names += ["metrics_README.md", "README.md", "report.html", "counts.csv"]
     names += [*(f"{task_records.TASK}/{name}" for name in task_folder.FILES)]
     wrong, looked_at = file_checks.holds_figures(task.folder, names, figures)
     return findings.judged(test, wrong, f"None of {len(figures)} figures is in {looked_at} files")

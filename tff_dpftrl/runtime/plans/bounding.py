@@ -10,6 +10,7 @@ import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.discretization import grid
+from tff_dpftrl.models import metric_grid
 from tff_dpftrl.runtime.plans import plan_pb2, report_bounds
 
 LARGEST_METRIC = 2.0**40
@@ -34,12 +35,19 @@ class ReportLimits:
         encodes it. Other metrics are cut to `LARGEST_METRIC`, or less where the sum of
         `most_reports` has no room for that.
       most_reports: Largest number of reports in one sum.
+      grids: Grids of the histograms in a report, by the names of their metrics.
     """
 
     clip_norm: float | str | None = None
     encoding: grid.GridEncoding | None = None
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     most_reports: int = 100_000
+    grids: Mapping[str, metric_grid.MetricGrid] = dataclasses.field(default_factory=dict)
+
+    @property
+    def histograms(self) -> dict[str, metric_grid.MetricGrid]:
+        """Grids of the histograms, by the last part of their labels."""
+        return {name + metric_grid.SUFFIX: grid for name, grid in self.grids.items()}
 
     def of_metric(self, label: str) -> float | None:
         """Returns the largest value of a metric by its label; None if there is none."""
@@ -71,6 +79,25 @@ def bound_reports(
         rule = server.secure_sums[place - num_added]
         bounds.append(_secure_bound(server.update[place], place, rule, limits))
     server.report_bounds.extend(bounds)
+    _declare_histograms(server, limits.histograms)
+
+
+def _declare_histograms(
+    server: plan_pb2.ServerPlan, by_name: Mapping[str, metric_grid.MetricGrid]
+) -> None:
+    """Adds the histograms among the metrics of a round, and that reports count a device once."""
+    for bound in server.report_bounds:
+        names = [_name(server.update[place]) for place in bound.tensors]
+        bound.counts_once = len(names) == 1 and names[0] in by_name
+    for tensor in server.finish.outputs[len(server.prepare.inputs) :]:
+        if _name(tensor) in by_name:
+            edges = by_name[_name(tensor)].edges
+            server.histograms.add(label=tensor.label, edges=edges)
+
+
+def _name(tensor: plan_pb2.Tensor) -> str:
+    """Returns the last part of a tensor's label."""
+    return tensor.label.rpartition("/")[2]
 
 
 def _bounds_in_the_clear(
@@ -121,7 +148,7 @@ def _largest_norm(
     labels = [
         tensor.label
         for tensor in server.prepare.outputs
-        if tensor.label.rpartition("/")[2] == limits.clip_norm and not tensor.shape
+        if _name(tensor) == limits.clip_norm and not tensor.shape
     ]
     if len(labels) != 1:
         raise UnboundedError(
@@ -133,7 +160,9 @@ def _largest_norm(
 
 def _metric(tensor: plan_pb2.Tensor, place: int, limits: ReportLimits) -> plan_pb2.ReportBound:
     known = limits.of_metric(tensor.label)
-    if known is not None:
+    if _name(tensor) in limits.histograms:
+        least, largest = 0.0, 1.0
+    elif known is not None:
         least, largest = 0.0, known
     elif tensor.label.replace("/", "").isdigit() and not tensor.shape:
         # A metric would have a name. The bit of adaptive clipping is ±1/2; other tensors without
@@ -151,7 +180,7 @@ def _metric(tensor: plan_pb2.Tensor, place: int, limits: ReportLimits) -> plan_p
 def _secure_bound(
     tensor: plan_pb2.Tensor, place: int, rule: plan_pb2.SecureSum, limits: ReportLimits
 ) -> plan_pb2.ReportBound:
-    name, encoding = tensor.label.rpartition("/")[2], limits.encoding
+    name, encoding = _name(tensor), limits.encoding
     if rule.HasField("largest_entry"):
         known = limits.of_metric(tensor.label)
         largest = rule.largest_entry if known is None else min(known, rule.largest_entry)

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
 from tff_dpftrl.execution import graph_function, large_fills, leaves, process_form, tff_names
+from tff_dpftrl.models import metric_grid
 from tff_dpftrl.private_round import interface
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.plans import (
@@ -184,6 +185,7 @@ def build_plans(
         seed_policy=shuffled,
         limits=terms.limits,
         rounded=server.rounded,
+        seconds=_seconds(graph, report_limits),
         **common,
     )
     _check_numbers([*server.prepare.inputs, *server.prepare.outputs, *graph.outputs])
@@ -254,6 +256,21 @@ def _device_graph(
         inputs=[verification.EXAMPLES, verification.SEED][:num_own] + labels,
         outputs=leaves.paths(form.round.work.type_signature.result),
     )
+
+
+def _seconds(
+    graph: plan_pb2.Graph, limits: bounding.ReportLimits | None
+) -> plan_pb2.Histogram | None:
+    """Returns where a device puts the seconds of its work; None if the task does not ask."""
+    grid = None if limits is None else limits.grids.get(metric_grid.SECONDS)
+    if grid is None:
+        return None
+    (label,) = (
+        tensor.label
+        for tensor in graph.outputs
+        if tensor.label.rpartition("/")[2] == metric_grid.SECONDS + metric_grid.SUFFIX
+    )
+    return plan_pb2.Histogram(label=label, edges=grid.edges)
 
 
 def _report_of(form: process_form.ProcessForm) -> list[plan_pb2.Tensor]:

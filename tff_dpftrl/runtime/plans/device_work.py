@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
 from tff_dpftrl.execution import graph_function, interruptible, lent_arrays
+from tff_dpftrl.models import metric_grid
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
     approvals,
@@ -66,11 +68,12 @@ def load(
 class DeviceWork:
     """The work of a verified device plan, which `load` makes. Runs one at a time."""
 
-    def __init__(self, plan: plan_pb2.DevicePlan):
+    def __init__(self, plan: plan_pb2.DevicePlan, *, clock: Callable[[], float] = time.monotonic):
         """Traces the graph, which takes a fraction of a second.
 
         Args:
           plan: Device plan that `verification.read_device_plan` returned.
+          clock: Clock that measures the seconds of a run, for plans that ask for them.
 
         Raises:
           signing.PlanRefusedError: If TensorFlow cannot load the graph.
@@ -86,6 +89,7 @@ class DeviceWork:
             raise signing.PlanRefusedError(
                 f"The plan cannot be loaded: TensorFlow raises {type(error).__name__}."
             ) from None
+        self._clock = clock
         self._lock = threading.Lock()
         self._running: interruptible.InterruptibleCall | None = None
 
@@ -138,13 +142,25 @@ class DeviceWork:
         if not keeps_broadcast:
             broadcast.clear()
         inputs += lent_arrays.lent(given)
+        begin = self._clock()
         update = [np.asarray(tensor) for tensor in self._call(inputs)]  # No copy.
+        self._count_seconds(update, self._clock() - begin)
         num_bytes = sum(array.nbytes for array in update)
         if num_bytes > limits.upload_bytes:
             raise WorkFailedError(
                 f"The update has {num_bytes} bytes; the plan allows {limits.upload_bytes}."
             )
         return update
+
+    def _count_seconds(self, update: list[np.ndarray], seconds: float) -> None:
+        """Puts the seconds of a run into the histogram that the plan has for them, if any."""
+        if not self.plan.HasField("seconds"):
+            return
+        asked, labels = self.plan.seconds, [tensor.label for tensor in self.plan.graph.outputs]
+        grid = metric_grid.MetricGrid(tuple(asked.edges))
+        counts = np.zeros(grid.size, np.int32)
+        counts[grid.place(seconds)] = 1
+        update[labels.index(asked.label)] = counts
 
     def interrupt(self) -> None:
         """Ends the run in another thread as soon as its current operation or loop step ends."""

@@ -107,7 +107,7 @@ class SecureAggregation(_message.Message):
     def __init__(self, threat_model: _Optional[_Union[SecureAggregation.ThreatModel, str]] = ..., least_devices: _Optional[int] = ..., most_devices: _Optional[int] = ..., least_neighbours: _Optional[int] = ...) -> None: ...
 
 class ReportBound(_message.Message):
-    __slots__ = ("tensors", "entries", "norm")
+    __slots__ = ("tensors", "entries", "norm", "counts_once")
     class Entries(_message.Message):
         __slots__ = ("least", "largest")
         LEAST_FIELD_NUMBER: _ClassVar[int]
@@ -127,10 +127,20 @@ class ReportBound(_message.Message):
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     NORM_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_ONCE_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedScalarFieldContainer[int]
     entries: ReportBound.Entries
     norm: ReportBound.Norm
-    def __init__(self, tensors: _Optional[_Iterable[int]] = ..., entries: _Optional[_Union[ReportBound.Entries, _Mapping]] = ..., norm: _Optional[_Union[ReportBound.Norm, _Mapping]] = ...) -> None: ...
+    counts_once: bool
+    def __init__(self, tensors: _Optional[_Iterable[int]] = ..., entries: _Optional[_Union[ReportBound.Entries, _Mapping]] = ..., norm: _Optional[_Union[ReportBound.Norm, _Mapping]] = ..., counts_once: bool = ...) -> None: ...
+
+class Histogram(_message.Message):
+    __slots__ = ("label", "edges")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    EDGES_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    edges: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, label: _Optional[str] = ..., edges: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Provenance(_message.Message):
     __slots__ = ("package_version", "package", "build_file", "build", "builder")
@@ -154,7 +164,7 @@ class Provenance(_message.Message):
     def __init__(self, package_version: _Optional[str] = ..., package: _Optional[_Union[Provenance.Commit, _Mapping]] = ..., build_file: _Optional[str] = ..., build: _Optional[_Union[Provenance.Commit, _Mapping]] = ..., builder: _Optional[str] = ...) -> None: ...
 
 class DevicePlan(_message.Message):
-    __slots__ = ("population", "task", "kind", "least_runtime_version", "graph", "secure_sums", "ops", "selection", "batch_size", "epochs", "seed_policy", "limits", "participation", "secure_aggregation", "tested_tensorflow", "rounded", "provenance")
+    __slots__ = ("population", "task", "kind", "least_runtime_version", "graph", "secure_sums", "ops", "selection", "batch_size", "epochs", "seed_policy", "limits", "participation", "secure_aggregation", "tested_tensorflow", "rounded", "seconds", "provenance")
     POPULATION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +181,7 @@ class DevicePlan(_message.Message):
     SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     TESTED_TENSORFLOW_FIELD_NUMBER: _ClassVar[int]
     ROUNDED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     population: str
     task: str
@@ -188,11 +199,12 @@ class DevicePlan(_message.Message):
     secure_aggregation: SecureAggregation
     tested_tensorflow: _containers.RepeatedScalarFieldContainer[str]
     rounded: _containers.RepeatedScalarFieldContainer[int]
+    seconds: Histogram
     provenance: Provenance
-    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., least_runtime_version: _Optional[int] = ..., graph: _Optional[_Union[Graph, _Mapping]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., ops: _Optional[_Iterable[str]] = ..., selection: _Optional[_Union[Selection, _Mapping]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., seed_policy: _Optional[_Union[SeedPolicy, str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., tested_tensorflow: _Optional[_Iterable[str]] = ..., rounded: _Optional[_Iterable[int]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
+    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., least_runtime_version: _Optional[int] = ..., graph: _Optional[_Union[Graph, _Mapping]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., ops: _Optional[_Iterable[str]] = ..., selection: _Optional[_Union[Selection, _Mapping]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., seed_policy: _Optional[_Union[SeedPolicy, str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., tested_tensorflow: _Optional[_Iterable[str]] = ..., rounded: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Union[Histogram, _Mapping]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
 
 class ServerPlan(_message.Message):
-    __slots__ = ("population", "task", "kind", "initialize", "prepare", "zero", "accumulate", "merge", "finish", "update", "secure_sums", "get_weights", "set_weights", "device_plans", "participation", "secure_aggregation", "skip", "report_bounds", "rounded", "provenance")
+    __slots__ = ("population", "task", "kind", "initialize", "prepare", "zero", "accumulate", "merge", "finish", "update", "secure_sums", "get_weights", "set_weights", "device_plans", "participation", "secure_aggregation", "skip", "report_bounds", "rounded", "histograms", "provenance")
     POPULATION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +224,7 @@ class ServerPlan(_message.Message):
     SKIP_FIELD_NUMBER: _ClassVar[int]
     REPORT_BOUNDS_FIELD_NUMBER: _ClassVar[int]
     ROUNDED_FIELD_NUMBER: _ClassVar[int]
+    HISTOGRAMS_FIELD_NUMBER: _ClassVar[int]
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     population: str
     task: str
@@ -232,8 +245,9 @@ class ServerPlan(_message.Message):
     skip: Graph
     report_bounds: _containers.RepeatedCompositeFieldContainer[ReportBound]
     rounded: _containers.RepeatedScalarFieldContainer[int]
+    histograms: _containers.RepeatedCompositeFieldContainer[Histogram]
     provenance: Provenance
-    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., initialize: _Optional[_Union[Graph, _Mapping]] = ..., prepare: _Optional[_Union[Graph, _Mapping]] = ..., zero: _Optional[_Union[Graph, _Mapping]] = ..., accumulate: _Optional[_Union[Graph, _Mapping]] = ..., merge: _Optional[_Union[Graph, _Mapping]] = ..., finish: _Optional[_Union[Graph, _Mapping]] = ..., update: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., get_weights: _Optional[_Union[Graph, _Mapping]] = ..., set_weights: _Optional[_Union[Graph, _Mapping]] = ..., device_plans: _Optional[_Iterable[bytes]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., skip: _Optional[_Union[Graph, _Mapping]] = ..., report_bounds: _Optional[_Iterable[_Union[ReportBound, _Mapping]]] = ..., rounded: _Optional[_Iterable[int]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
+    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., initialize: _Optional[_Union[Graph, _Mapping]] = ..., prepare: _Optional[_Union[Graph, _Mapping]] = ..., zero: _Optional[_Union[Graph, _Mapping]] = ..., accumulate: _Optional[_Union[Graph, _Mapping]] = ..., merge: _Optional[_Union[Graph, _Mapping]] = ..., finish: _Optional[_Union[Graph, _Mapping]] = ..., update: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., get_weights: _Optional[_Union[Graph, _Mapping]] = ..., set_weights: _Optional[_Union[Graph, _Mapping]] = ..., device_plans: _Optional[_Iterable[bytes]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., skip: _Optional[_Union[Graph, _Mapping]] = ..., report_bounds: _Optional[_Iterable[_Union[ReportBound, _Mapping]]] = ..., rounded: _Optional[_Iterable[int]] = ..., histograms: _Optional[_Iterable[_Union[Histogram, _Mapping]]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
 
 class Approvals(_message.Message):
     __slots__ = ("terms", "server_plan", "device_plans", "approvals")

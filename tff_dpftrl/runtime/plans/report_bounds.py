@@ -2,7 +2,8 @@
 
 A server's plan bounds every tensor of a report (`plan_pb2.ReportBound`): each entry by an
 interval, or the L2 norm of some tensors together. The bound of the sum of n reports is n times as
-large: for entries by addition, for norms by the triangle inequality.
+large: for entries by addition, for norms by the triangle inequality. A histogram, in which each
+device counts once, is one-hot in a report and adds up to n in a sum.
 
 **No honest report is refused.** Devices cut metrics to their intervals inside of the plan's
 graph, and intervals end at numbers of the tensor's dtype. A clipped update has a norm of at most
@@ -104,6 +105,8 @@ class ReportBounds:
                     self._check_entries(place, array, bound.entries, num_devices)
             if bound.HasField("norm"):
                 self._check_norm(tensors, bound.norm, num_devices)
+            if bound.counts_once:
+                self._check_counts(bound.tensors[0], tensors[0], num_devices)
 
     def _check_entries(
         self,
@@ -117,6 +120,14 @@ class ReportBounds:
             raise OutOfBoundsError(
                 f"update, {self._plan.update[place].label}, has entries outside "
                 f"[{least:.17g}, {largest:.17g}], the most that {_devices(num_devices)} can report."
+            )
+
+    def _check_counts(self, place: int, array: np.ndarray, num_devices: int) -> None:
+        total = int(array.sum())
+        if total != num_devices:
+            raise OutOfBoundsError(
+                f"update, {self._plan.update[place].label}, counts {total} devices: "
+                f"{_devices(num_devices)} can only count {num_devices} in a histogram."
             )
 
     def _check_norm(

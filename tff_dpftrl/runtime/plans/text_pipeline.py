@@ -6,7 +6,7 @@ needs no file beside its plan. Sequences are those of `data.sequences.SequenceCo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,35 @@ def text_pipeline(
     Raises:
       ValueError: If two words have the same hash, or the words are sub-words that no plan can make.
     """
+    ids_of = ids_of_texts(words, is_tokenized=is_tokenized)
+
+    def to_rows(features: Mapping[str, tf.RaggedTensor]) -> dict[str, tf.Tensor]:
+        return {_ROWS: _sequences(ids_of(features[feature].values), sequence_length, words)}
+
+    def to_batch(rows: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        ids = tf.ensure_shape(rows[_ROWS], [None, sequence_length + 1])
+        return ids[:, :-1], ids[:, 1:]
+
+    features = {feature: example_pipeline.Values(tf.string)}
+    return example_pipeline.ExamplePipeline(features, to_batch, to_rows=to_rows, **options)
+
+
+def ids_of_texts(
+    words: vocabulary_lib.Vocabulary, *, is_tokenized: bool
+) -> Callable[[tf.Tensor], tf.RaggedTensor]:
+    """Makes the function that splits texts into words, inside of a traced function.
+
+    Args:
+      words: Vocabulary.
+      is_tokenized: Whether texts are words already, separated by white space.
+
+    Returns:
+      A function from texts, string, [n], to the ids of their words, int32, [n, None]; `words.oov`
+      for words that are not in the vocabulary.
+
+    Raises:
+      ValueError: If two words have the same hash, or the words are sub-words that no plan can make.
+    """
     rule = words.rule(is_tokenized)
     if not rule.is_in_graphs:
         raise validation.UsageError(
@@ -56,17 +85,11 @@ def text_pipeline(
     unknown = words.oov
     assert unknown is not None  # Whatever graphs split has one.
 
-    def to_rows(features: Mapping[str, tf.RaggedTensor]) -> dict[str, tf.Tensor]:
-        split = rule.split(features[feature].values)
-        known = split.with_values(_lookup(split.values, hashes, ids, unknown))
-        return {_ROWS: _sequences(known, sequence_length, words)}
+    def ids_of(texts: tf.Tensor) -> tf.RaggedTensor:
+        split = rule.split(texts)
+        return split.with_values(_lookup(split.values, hashes, ids, unknown))
 
-    def to_batch(rows: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        ids = tf.ensure_shape(rows[_ROWS], [None, sequence_length + 1])
-        return ids[:, :-1], ids[:, 1:]
-
-    features = {feature: example_pipeline.Values(tf.string)}
-    return example_pipeline.ExamplePipeline(features, to_batch, to_rows=to_rows, **options)
+    return ids_of
 
 
 def _hashed(words: vocabulary_lib.Vocabulary) -> tuple[np.ndarray, np.ndarray]:

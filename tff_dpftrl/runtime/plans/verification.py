@@ -14,7 +14,9 @@ import tensorflow as tf
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from google.protobuf import message
 
+from tff_dpftrl import validation
 from tff_dpftrl.execution import graph_function
+from tff_dpftrl.models import metric_grid
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
     approvals,
@@ -263,6 +265,7 @@ def _check_tensors(plan: plan_pb2.DevicePlan, graph_def: tf.compat.v1.GraphDef) 
         for tensor in tensors:
             if nodes.get(tensor.name.partition(":")[0]) != op:
                 raise signing.PlanRefusedError(f"The plan has no {op} {tensor.name!r}.")
+    _check_seconds(plan)
     least = sum(
         tensor_values.num_entries(max(size, 0) for size in tensor.shape) * _item_size(tensor)
         for tensor in outputs
@@ -271,6 +274,21 @@ def _check_tensors(plan: plan_pb2.DevicePlan, graph_def: tf.compat.v1.GraphDef) 
         raise signing.PlanRefusedError(
             f"The plan's update has {least} bytes, more than its limit of "
             f"{plan.limits.upload_bytes}."
+        )
+
+
+def _check_seconds(plan: plan_pb2.DevicePlan) -> None:
+    """Refuses a histogram of seconds that is no output of its size."""
+    if not plan.HasField("seconds"):
+        return
+    try:
+        grid = metric_grid.MetricGrid(tuple(plan.seconds.edges))
+    except validation.UsageError as error:
+        raise signing.PlanRefusedError(f"The plan's grid of seconds is unusable: {error}") from None
+    found = [t for t in plan.graph.outputs if t.label == plan.seconds.label]
+    if [(t.dtype, list(t.shape)) for t in found] != [("int32", [grid.size])]:
+        raise signing.PlanRefusedError(
+            f"The plan has no int32 output of {grid.size} counts for the seconds of the work."
         )
 
 

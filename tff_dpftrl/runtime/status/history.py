@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _MAX_POINTS = 300
-_MAX_COLUMNS = 40
+_MAX_COLUMNS = 64  # With the order statistics of four metrics.
 _MAX_NAME = 80
 _KEYS = ("round", "committed_at")
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
+from tff_dpftrl.models import metric_grid
 from tff_dpftrl.runtime.device import named_tensors
 from tff_dpftrl.runtime.plans import example_pipeline
 from tff_dpftrl.runtime.plans import expectations as expectations_lib
@@ -58,6 +59,8 @@ class TaskDefinition:
       largest_metrics: Largest value of each metric in the report of one device, by name; devices
         cut their metrics to [0, largest]. A device reports sums, so the largest value of a mean
         over examples is that of the sum and of the number of examples.
+      grids: Grids of the final metrics whose order statistics are recorded if the options ask for
+        them, by name.
       data: Name of the devices' data in statements.
       description: Model in a few words, for people.
       loss: Loss of a Keras model: a `tf.keras.losses.Loss`; None for other models.
@@ -73,6 +76,8 @@ class TaskDefinition:
       expectations: What else the task must show on the proxies, from `plans.expectations`. A task
         that evaluates the model of this one is not held to them.
       language: Words of a language model of this package; None for all other models.
+      buckets: Buckets of the histograms that are estimated, by the histograms' names, for a task
+        that counts and has no model (`analytics.define`); None for a model.
     """
 
     model: Any
@@ -87,7 +92,9 @@ class TaskDefinition:
     algorithm: Callable[..., Any] | None = None
     trained_on: str | None = None
     expectations: Sequence[expectations_lib.Expectation] = ()
+    grids: Mapping[str, metric_grid.MetricGrid] = dataclasses.field(default_factory=dict)
     language: Language | None = None
+    buckets: Mapping[str, Sequence[str]] | None = None
 
     def __post_init__(self):
         if not isinstance(self.pipeline, example_pipeline.ExamplePipeline):
@@ -116,6 +123,8 @@ class TaskDefinition:
 
     def initial_weights(self) -> warm_start.InitialWeights | None:
         """Returns what is known of the weights to begin with; None for random ones."""
+        if self.buckets is not None:
+            return None  # Counts begin at zero.
         if self.language is not None:
             return self.language.initial_weights
         facts = custom_models.weights_facts(self.trained_on, ())

@@ -4,15 +4,51 @@ from __future__ import annotations
 
 import pathlib
 
-from tff_dpftrl.data import tables
+from tff_dpftrl.data import tables, vocabulary
 from tff_dpftrl.learning import functional_model
-from tff_dpftrl.models import metrics, table
+from tff_dpftrl.models import metric_grid, metrics, table
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runtime.plans import text_pipeline
 from tff_dpftrl.runtime.tasks import definition, proxies, task_config
 from tff_dpftrl.training import corpus, warm_start
 
 _LARGEST_LOSS = 100.0  # Largest mean loss of a device's targets, in nats.
+
+
+def read_public(
+    config: task_config.TaskConfig, progress: progress_lib.Progress
+) -> tuple[list[list[dict[str, str]]], vocabulary.Vocabulary]:
+    """Reads the public text of a task.
+
+    Args:
+      config: Options of the task, resolved.
+      progress: Callback for progress lines.
+
+    Returns:
+      The examples of each proxy, and the vocabulary.
+
+    Raises:
+      ValueError: If an option cannot be used.
+    """
+    public = proxies.read(
+        config.proxy_data,
+        num_devices=config.proxy_devices,
+        max_examples=config.max_examples,
+        text_feature=config.text_feature,
+        pretokenized=config.pretokenized,
+        protected=config.data,
+        table=config.part(tables.TableOptions),
+    )
+    words = corpus.public_vocabulary(
+        config.vocabulary,
+        config.vocabulary_size,
+        tokenizer=config.tokenizer,
+        lower_case=config.lower_case,
+        pretokenized=config.pretokenized,
+        data=config.data,
+    )
+    progress(f"Vocabulary: {len(words.words)} {words.unit} ({words.source}).")
+    return public, words
 
 
 def define(
@@ -31,24 +67,7 @@ def define(
       ValueError: If an option cannot be used.
     """
     reading = config.part(tables.TableOptions)
-    public = proxies.read(
-        config.proxy_data,
-        num_devices=config.proxy_devices,
-        max_examples=config.max_examples,
-        text_feature=config.text_feature,
-        pretokenized=config.pretokenized,
-        protected=config.data,
-        table=reading,
-    )
-    words = corpus.public_vocabulary(
-        config.vocabulary,
-        config.vocabulary_size,
-        tokenizer=config.tokenizer,
-        lower_case=config.lower_case,
-        pretokenized=config.pretokenized,
-        data=config.data,
-    )
-    progress(f"Vocabulary: {len(words.words)} {words.unit} ({words.source}).")
+    public, words = read_public(config, progress)
     model = table.build(
         config.model,
         vocabulary_size=words.size,
@@ -85,6 +104,11 @@ def define(
         pipeline=pipeline,
         proxies=public,
         largest_metrics=counts | {"num_sequences": float(num_rows)},
+        grids={
+            "loss": metric_grid.MetricGrid.logarithmic(2.0**-6, _LARGEST_LOSS, per_octave=16),
+            "top1_in_vocab": metric_grid.MetricGrid.linear(0.0, 1.0, 50),
+            "num_sequences": metric_grid.MetricGrid.logarithmic(1.0, 2.0 * num_rows),
+        },
         data=pathlib.PurePath(config.data).name,
         description=f"{config.model} of {len(words.words)} words, in sequences of "
         f"{config.sequence_length}",

@@ -17,7 +17,8 @@ from tff_dpftrl import validation
 from tff_dpftrl.aggregators import check_process
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import contexts
-from tff_dpftrl.learning import own_model, secure_metrics
+from tff_dpftrl.learning import metric_histograms, own_model, secure_metrics
+from tff_dpftrl.models import metric_grid
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import interface
 from tff_dpftrl.runs import dp_ftrl_privacy, privacy
@@ -32,8 +33,8 @@ from tff_dpftrl.runtime.plans import (
     plan_pb2,
     predicates,
 )
-from tff_dpftrl.runtime.tasks import definition as definition_lib
 from tff_dpftrl.runtime.tasks import (
+    analytics,
     language_task,
     provenance,
     readme,
@@ -42,6 +43,7 @@ from tff_dpftrl.runtime.tasks import (
     task_folder,
     task_privacy,
 )
+from tff_dpftrl.runtime.tasks import definition as definition_lib
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import learning_options, process, startup
 
@@ -94,6 +96,7 @@ class _Parts:
       tests: What the task has to show on them.
       demands: What the task asks of devices.
       options: All options, as the task's folder keeps them.
+      grids: Grids of the metrics of which order statistics are recorded, by name.
     """
 
     definition: definition_lib.TaskDefinition
@@ -104,6 +107,7 @@ class _Parts:
     tests: predicates.Predicates
     demands: _Demands
     options: Mapping[str, Any]
+    grids: metric_histograms.Grids = dataclasses.field(default_factory=dict)
 
 
 def make(
@@ -143,6 +147,8 @@ def make(
     defined = parts.definition
     if defined.algorithm is not None:
         config.check_own_algorithm()
+    if defined.buckets is not None:
+        _check_counts(plan)
     terms = terms_lib.of_training(
         plan,
         population=parts.demands.population,
@@ -154,6 +160,12 @@ def make(
         server_optimizer=learning.server_optimizer if defined.algorithm is None else "own",
         secure_aggregation=parts.demands.stated,
     )
+    if defined.buckets is not None:
+        counted = _counted(defined.buckets, defined.pipeline.max_rows)
+        terms = dataclasses.replace(terms, parameters={**terms.parameters, **counted})
+    if parts.grids:
+        listed = {terms_lib.ORDER_STATISTICS: ", ".join(parts.grids)}
+        terms = dataclasses.replace(terms, parameters={**terms.parameters, **listed})
     _check_budget(terms)
     progress("Building the plans ...")
     with contexts.compiled_only():
@@ -200,6 +212,10 @@ def make_evaluation(
     schema = schema_lib.MinSep.unrestricted(config.num_rounds)
     config = dataclasses.replace(config, min_sep=1, max_participations=config.num_rounds)
     config = _resolved(config, output, definition)
+    if of.buckets is not None:
+        raise validation.UsageError(
+            f"The task {of.name!r} counts, and has no model that could be evaluated."
+        )
     if config.task == of.name:
         raise validation.UsageError(
             f"task {config.task!r} is the task that is evaluated: give another name."
@@ -238,6 +254,28 @@ def make_evaluation(
     return _finish(parts, plans, terms, output, key, built, progress)
 
 
+def _check_counts(plan: dp_ftrl_privacy.DpFtrlPlan) -> None:
+    """Refuses noise with which counts would have no known scale, or no known error."""
+    if plan.strategy is None:
+        raise validation.UsageError(
+            "mechanism 'none' has no clip norm, and divides by the number of devices that report: "
+            "give a mechanism, whose sums are divided by clients_per_round."
+        )
+    if plan.adaptive_clipping:
+        raise validation.UsageError(
+            "adaptive_clipping changes the noise with the clip norm, so that estimates would have "
+            "no known standard error: leave it out, and give clip_norm."
+        )
+
+
+def _counted(
+    buckets: Mapping[str, Sequence[str]], max_examples: int | None
+) -> dict[str, str | int | None]:
+    """Returns what the statement says of a task that counts."""
+    histograms = ", ".join(f"{name} ({len(names)} buckets)" for name, names in buckets.items())
+    return {terms_lib.COUNTS: histograms, "max_examples_of_a_device_in_a_round": max_examples}
+
+
 def _resolved(
     config: task_config.TaskConfig,
     output: str | pathlib.Path,
@@ -259,6 +297,8 @@ def _define(
         return given
     if config.build is not None:
         return definition_lib.load(config.build)
+    if config.analytics is not None:
+        return analytics.define_words(config, progress)
     return language_task.define(config, progress)
 
 
@@ -288,7 +328,16 @@ def _prepare(
         tests=_tests(config, len(public), definition.loss_metric, definition.expectations),
         demands=_demands(config, num_parameters),
         options=dataclasses.asdict(config),
+        grids=_grids(config, definition) if config.order_statistics else {},
     )
+
+
+def _grids(
+    config: task_config.TaskConfig, definition: definition_lib.TaskDefinition
+) -> metric_histograms.Grids:
+    """Returns the grids of a definition's metrics, and of the seconds of a device's work."""
+    seconds = metric_grid.MetricGrid.logarithmic(2.0**-6, max(config.work_seconds, 1.0))
+    return {**definition.grids, metric_grid.SECONDS: seconds}
 
 
 def _tests(
@@ -357,9 +406,14 @@ def _process(
     parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan, learning: learning_options.LearningOptions
 ) -> tff.learning.templates.LearningProcess:
     """Builds the learning process; that of an own algorithm must release all privately."""
+    is_secure = parts.demands.secure_groups is not None
     metrics_aggregator = tff.learning.metrics.sum_then_finalize
-    if parts.demands.secure_groups is not None:
+    if is_secure:
         metrics_aggregator = secure_metrics.secure_sum_then_finalize
+    if parts.grids:
+        metrics_aggregator = metric_histograms.with_histograms(
+            metrics_aggregator, parts.grids, is_secure=is_secure
+        )
     algorithm = parts.definition.algorithm
     if algorithm is None:
         return process.build_process(
@@ -397,10 +451,17 @@ def _check_private(made: tff.learning.templates.LearningProcess, noise_multiplie
 
 def _metrics_process(parts: _Parts) -> tff.templates.AggregationProcess | None:
     """Chooses how metrics of an evaluation are summed; None for TFF's default."""
-    if parts.demands.secure_groups is None:
+    is_secure = parts.demands.secure_groups is not None
+    if not is_secure and not parts.grids:
         return None
-    return secure_metrics.build_evaluation_process(
-        own_model.metrics_finalizers(parts.model), own_model.metrics_type(parts.model)
+    finalizers = own_model.metrics_finalizers(parts.model)
+    process = secure_metrics.build_evaluation_process(
+        finalizers, own_model.metrics_type(parts.model), is_secure=is_secure
+    )
+    if not parts.grids:
+        return process
+    return metric_histograms.evaluation_with_histograms(
+        process, finalizers, parts.grids, is_secure=is_secure
     )
 
 
@@ -414,6 +475,7 @@ def _report_limits(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan | None) -> bo
         encoding=None if plan is None else plan.encoding,
         metrics=parts.largest_metrics,
         most_reports=parts.demands.rounds.wanted,
+        grids=parts.grids,
     )
 
 
@@ -515,6 +577,7 @@ def _finish(
         features=features,
         words=None if language is None else language.words,
         rule=None if language is None else language.rule,
+        buckets=parts.definition.buckets,
         key=key,
         readme=readme.text(
             terms,

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from typing_extensions import override
 
 from tff_dpftrl import validation
+from tff_dpftrl.models import metric_grid
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import (
@@ -68,6 +69,7 @@ class _PlanStep(population_lib.ServerStep):
         tensors = task_state.tensors(state, self._terms, self._work.state)
         observed = self._observed(before, total, num_reports)
         after, metrics = self._finish(tensors, total.sums)
+        metrics = self._with_quantiles(metrics)
         return population_lib.StepResult(
             model=self._model(after),
             state=self._packed(after, observed),
@@ -112,6 +114,14 @@ class _PlanStep(population_lib.ServerStep):
         except ValueError:  # Where sums are secure, a device may hide others.
             return before.with_unknown_round()
 
+    def _with_quantiles(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Replaces the histograms among a round's metrics by their quantiles."""
+        found = dict(metrics)
+        for histogram in self._work.plan.histograms:
+            grid = metric_grid.MetricGrid(tuple(histogram.edges))
+            found |= metric_grid.columns(histogram.label, grid, found.pop(histogram.label))
+        return found
+
     def _packed(
         self, state: server_work.State, observed: participation_histograms.ObservedRounds
     ) -> contents.Content:
@@ -131,7 +141,7 @@ class _PlanStep(population_lib.ServerStep):
     @abc.abstractmethod
     def _shown(
         self,
-        metrics: dict[str, np.ndarray],
+        metrics: dict[str, Any],
         observed: participation_histograms.ObservedRounds,
     ) -> dict[str, Any]:
         """Returns the metrics of the round as JSON-compatible values."""
@@ -317,6 +327,9 @@ def _secure_sum(folder: task_folder.TaskFolder) -> population_lib.SecureSumSetti
     )
 
 
-def _plain(metrics: dict[str, np.ndarray]) -> dict[str, Any]:
+def _plain(metrics: dict[str, Any]) -> dict[str, Any]:
     """Converts metrics to JSON-compatible values."""
-    return {label: value.tolist() for label, value in metrics.items()}
+    return {
+        label: value.tolist() if isinstance(value, np.ndarray) else value
+        for label, value in metrics.items()
+    }

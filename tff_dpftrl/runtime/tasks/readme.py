@@ -40,6 +40,8 @@ def text(
       The text, in Markdown.
     """
     purpose = "trains" if terms.kind == "training" else f"evaluates the model of {terms.model_of}"
+    if terms_lib.COUNTS in terms.parameters:
+        purpose = "counts, with noise"
     schema, plan = terms.schema, devices[0]
     lines = [
         f"# Task {terms.task} of the population {terms.population}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from typing_extensions import override
 
@@ -30,6 +30,8 @@ IN_MEMORY = "(given in Python)"
 """Value of the option `build` where a definition was given in Python."""
 
 _OF_DEFINITION = ("client_epochs", "shuffle", "text_feature", "proxy_data", "proxy_devices")
+
+_NOT_COUNTED = ("build", "client_epochs", "shuffle", "batch_size", "max_sequences_per_client")
 
 _OF_ALGORITHM = tuple(
     field.name
@@ -115,6 +117,13 @@ class TaskConfig(config_lib.TrainingConfig):
         "secagg_bits.",
         _GROUP,
     )
+    order_statistics: bool = _option(
+        False,
+        "Record median, p10 and p90 of the devices' loss, accuracy, number of sequences and "
+        "seconds of work in each round: exact figures, which ε does not cover. Devices report the "
+        "bucket of each, and only sums of buckets are used.",
+        _GROUP,
+    )
     collection: str = _option("text", "Collection of the devices' example stores.", _GROUP)
     text_feature: str = _option(
         "tokens", "Name of the feature of a stored example that holds its text.", _GROUP
@@ -171,6 +180,12 @@ class TaskConfig(config_lib.TrainingConfig):
         30.0, "Seconds that devices have for each step of a secure sum.", _SECURE, 0.0
     )
 
+    analytics: Literal["words"] | None = _option(
+        None,
+        "Counts over the devices' data in place of a model's training: the words of the "
+        "vocabulary, all other words, and lengths of texts. For counts of your own, give build.",
+        _DEFINITION,
+    )
     build: str | None = _option(
         None,
         "A model and data of your own instead of a language model: a file and a function of it "
@@ -239,6 +254,8 @@ class TaskConfig(config_lib.TrainingConfig):
             )
         if self.build is not None:
             self._check_own()
+        if self.analytics is not None:
+            self._check_analytics()
         for name in ("population", "task", "collection", "text_feature"):
             if getattr(self, name) or name != "task":
                 check_name(name, getattr(self, name))
@@ -265,6 +282,16 @@ class TaskConfig(config_lib.TrainingConfig):
                     "devices store and how they train on it: leave it out."
                 )
 
+    def _check_analytics(self) -> None:
+        """Refuses options of a model."""
+        for field in dataclasses.fields(self):
+            is_of_model = field.metadata["group"] == "model" and field.name != "pretokenized"
+            if (is_of_model or field.name in _NOT_COUNTED) and self._is_given(field.name):
+                raise validation.UsageError(
+                    f"{field.name} has no meaning with analytics, which counts and trains no "
+                    "model: leave one of them out."
+                )
+
     def check_own_algorithm(self) -> None:
         """Refuses options of learning that an algorithm of a definition's own has itself.
 
@@ -281,6 +308,10 @@ class TaskConfig(config_lib.TrainingConfig):
     def with_defaults(self) -> TaskConfig:
         """Returns options that name what follows from others; a definition needs no vocabulary."""
         return super().with_defaults() if self.build is None else self
+
+    @override
+    def _all_model_sizes(self) -> dict[str, Any]:
+        return super()._all_model_sizes() if self.analytics is None else {}
 
     def _check_rounds(self) -> None:
         if self.num_devices is None:

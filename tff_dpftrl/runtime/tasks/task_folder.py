@@ -5,6 +5,7 @@
     signing_key.pub    the public key of both signatures; devices must be given it
     config.json        the options, resolved
     examples.json      what devices store: kinds and shapes by name
+    buckets.json       the histograms of a task that counts, with the names of their buckets
     vocabulary.json    the words of the model, and how text is split into them; not of own models
     README.md          all of it in words
     approvals/*.sig    signatures of reviewers, by their keys' names, of `tff-dpftrl task approve`
@@ -54,13 +55,17 @@ _APPROVAL = ".sig"
 APPROVALS = "approvals"
 """Name of the folder that `tff-dpftrl task approve` adds."""
 
+BUCKETS = "buckets.json"
+"""Name of the file with the histograms of a task that counts."""
+
 EXAMPLES = "examples.json"
 """Name of the file that says what devices store."""
 
 REPORT = "report"
 """Name of the folder that `tff-dpftrl task report` adds."""
 
-FILES = (_TASK, _TERMS, _SIGNATURE, PUBLIC_KEY, _CONFIG, EXAMPLES, vocabulary_file.NAME, _README)
+FILES = (_TASK, _TERMS, _SIGNATURE, PUBLIC_KEY, _CONFIG, EXAMPLES, BUCKETS)
+FILES += (vocabulary_file.NAME, _README)
 """Names of all files that a task may have."""
 
 
@@ -78,6 +83,7 @@ class TaskFolder:
       config: Options of the task.
       words: Vocabulary of the model; None if it is not a language model of this package.
       rule: Rule by which texts become words; None with `words`.
+      buckets: Names of the buckets of each histogram of a task that counts; None for a model.
     """
 
     path: pathlib.Path
@@ -88,6 +94,7 @@ class TaskFolder:
     config: task_config.TaskConfig
     words: vocabulary.Vocabulary | None = None
     rule: vocabulary.Rule | None = None
+    buckets: Mapping[str, Sequence[str]] | None = None
 
     @property
     def name(self) -> str:
@@ -133,6 +140,7 @@ def write(
     features: Mapping[str, named_tensors.Feature],
     words: vocabulary.Vocabulary | None = None,
     rule: vocabulary.Rule | None = None,
+    buckets: Mapping[str, Sequence[str]] | None = None,
     key: ed25519.Ed25519PrivateKey,
     readme: str,
 ) -> None:
@@ -146,6 +154,7 @@ def write(
       features: What an example of a device holds, by name.
       words: Vocabulary of the model; None if it is not a language model of this package.
       rule: Rule by which texts become words; None with `words`.
+      buckets: Names of the buckets of each histogram of a task that counts; None for a model.
       key: Private key that signed the plans.
       readme: Text of README.md.
 
@@ -164,6 +173,10 @@ def write(
         if words is not None and rule is not None:
             vocabulary_file.write(folder / vocabulary_file.NAME, words, rule)
             names.append(vocabulary_file.NAME)
+        if buckets is not None:
+            content = json.dumps({name: list(names) for name, names in buckets.items()}, indent=0)
+            (folder / BUCKETS).write_text(content + "\n", encoding="utf-8")
+            names.append(BUCKETS)
         bound = dataclasses.replace(
             terms,
             server_plan=signed.server.sha256.hex(),
@@ -214,6 +227,9 @@ def read(
         words = rule = None
         if vocabulary_file.NAME in terms.files:
             words, rule = vocabulary_file.read(path / vocabulary_file.NAME)
+        buckets = None
+        if BUCKETS in terms.files:
+            buckets = json_text.parse((path / BUCKETS).read_text(encoding="utf-8"))
         values = json_text.parse((path / _CONFIG).read_text(encoding="utf-8"))
         config = options_lib.config_from_mapping(values, _CONFIG, task_config.TaskConfig)
     except message.DecodeError:
@@ -222,7 +238,7 @@ def read(
         ) from None
     except (ValueError, OSError) as error:
         raise validation.UsageError(f"The task in {path} is refused: {error}") from error
-    return TaskFolder(path, signed, server, devices, terms, config, words, rule)
+    return TaskFolder(path, signed, server, devices, terms, config, words, rule, buckets)
 
 
 def approve(path: str | os.PathLike[str], key: ed25519.Ed25519PrivateKey) -> TaskFolder:

@@ -227,7 +227,11 @@ class TaskPrivacy:
                 vocabulary_is_public=(
                     None if terms.vocabulary_source is None else terms.vocabulary_is_public
                 ),
-                not_covered=(*self._initial_weights(), *_NOT_COVERED),
+                not_covered=(
+                    *self._initial_weights(),
+                    *_NOT_COVERED,
+                    *self._order_statistics(),
+                ),
                 headline_caveats=(
                     *self._contradictions(seen, charged),
                     *self._headline_caveats(claim, others or {}),
@@ -349,6 +353,16 @@ class TaskPrivacy:
         if others:
             caveats.append(_composed(claim, others))
         return caveats
+
+    def _order_statistics(self) -> tuple[str, ...]:
+        of = self._terms.parameters.get(terms_lib.ORDER_STATISTICS)
+        if of is None:
+            return ()
+        return (
+            f"Order statistics of rounds (p10, median and p90 over the devices of {of}), and the "
+            "histograms that they are read from: exact figures, without noise. Each is the value "
+            "of one device, up to the width of a bucket. Do not publish them.",
+        )
 
     def _initial_weights(self) -> tuple[str, ...]:
         source = self._terms.initial_weights_source

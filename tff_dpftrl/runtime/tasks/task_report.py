@@ -27,6 +27,7 @@ from tff_dpftrl.runtime.plans import tensor_values
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import (
+    bucket_estimates,
     summation_sentences,
     task_folder,
     task_privacy,
@@ -69,6 +70,9 @@ One row for each committed round, for `pandas.read_csv`. An empty cell: not know
 - `participation/...`: smallest stride and largest number of times that devices reported so far;
   number of reports that contradict the declared participation, and of rounds whose histograms
   no devices could have made
+- `.../p10`, `.../median`, `.../p90`: order statistics of the devices' own values, with
+  `order_statistics` only, from histograms: half the width of the widest bucket is `.../resolution`.
+  Devices without examples, or whose training diverged, have no value
 - all others: sums and means over the devices of the round
 
 **Do not publish columns but `round`, `privacy/...` and `participation/...`**: they are exact
@@ -148,8 +152,8 @@ def write(
       store: Store from which the task is served.
       output: Folder of the results, made if missing; files in it are replaced: `metrics.csv`,
         `metrics_README.md`, `curves.png` and `README.md`; for a training task also
-        `privacy_statement.json` and `.md`, `model.npz` and `vocabulary.json`; with `sessions`
-        also `sessions.md`.
+        `privacy_statement.json` and `.md`, `model.npz` and `vocabulary.json`, or `counts.csv` in
+        place of the vocabulary if the task counts; with `sessions` also `sessions.md`.
       with_held_out: Whether the model is evaluated on the held-out users of the options' data,
         who never train; a model that is not of this package is not evaluated.
       sessions: Counts of the shapes of the devices' sessions, for `sessions.md`; None if they are
@@ -198,6 +202,10 @@ def write(
     spent_by_others = others(store, terms.population, terms.task)
     weights = _released(folder, state)
     model = _write_model(folder, weights, output)
+    counts = []
+    if folder.buckets is not None:
+        skipped = [bool(row.get(population_lib.SKIPPED)) for row in rows]
+        counts = bucket_estimates.write(output, folder.buckets, terms, weights[0], skipped)
     name = f"{terms.population}/{terms.task}"
     statement = dataclasses.replace(
         accounting.statement(state.observed, others=spent_by_others),
@@ -227,7 +235,7 @@ def write(
     lines = [
         f"{commit.rounds_done} of {terms.schema.num_rounds} rounds are committed"
         f"{_skipped(state)}. {progress}",
-        _last(shown),
+        *(counts or [_last(shown)]),
         _participation(state, terms.schema),
         summation_sentences.in_short(terms.secure_aggregation),
         privacy_line(statement),
@@ -277,7 +285,7 @@ def _write_model(
 ) -> language_model.LanguageModel | None:
     """Writes the model, with its words; of one that is not of this package, the weights."""
     path, config = output / "model.npz", folder.config
-    if folder.words is None or folder.rule is None:
+    if folder.words is None or folder.rule is None or folder.buckets is not None:
         with durable_files.replacing(path) as file:
             np.savez(file, **{f"weight_{index}": weight for index, weight in enumerate(weights)})
         return None

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 Kind = Literal["training", "evaluation"]
 
+COUNTS = "counts"
+"""Name of the parameter that lists the histograms of a task that counts."""
+ORDER_STATISTICS = "order_statistics"
+"""Name of the parameter that lists the metrics of which rounds record order statistics."""
+
 _FORMAT = 1
 _PLAIN = {"str": str, "bool": bool, "str | None": str | None}
 _DOMAIN = b"tff_dpftrl.runtime.tasks.Terms 1:"

@@ -2,9 +2,13 @@
 
 import { Chart } from "./charts.js";
 import { $ } from "./drawing.js";
-import { short } from "./format.js";
+import { isNumber, short } from "./format.js";
 
 const MOST_METRICS = 24;
+
+// Order statistics of the devices' own values, by the end of their column's name.
+const QUANTILES = { p10: 4, median: 0, p90: 2 };
+const RESOLUTION = "resolution";
 
 const DEVICES = {
   "devices/reports": ["reports", 2],
@@ -30,6 +34,30 @@ function note(answer) {
   );
 }
 
+/** Charts of metrics: one for each column, or for the order statistics of a metric together. */
+function chartsOf(columns) {
+  const values = Object.fromEntries(columns);
+  const charts = [];
+  for (const [name, column] of columns) {
+    const [, metric, end] = /^(.*)\/(\w+)$/.exec(name) ?? [null, "", ""];
+    const found = Object.keys(QUANTILES).filter((each) => `${metric}/${each}` in values);
+    if (found.length < 3 || !(end in QUANTILES || end === RESOLUTION)) {
+      charts.push({ title: name, series: [{ name: "last", color: 0, values: column }] });
+    } else if (end === found[0]) {
+      const width = (values[`${metric}/${RESOLUTION}`] ?? []).at(-1);
+      charts.push({
+        title: `${metric} of single devices`,
+        series: found.map((each) => ({
+          name: each === "median" && isNumber(width) ? `median ± ${short(width)}` : each,
+          color: QUANTILES[each],
+          values: values[`${metric}/${each}`],
+        })),
+      });
+    }
+  }
+  return charts;
+}
+
 /** Shows the curves of a task. */
 export function showHistory(answer) {
   const history = answer.history;
@@ -46,17 +74,15 @@ export function showHistory(answer) {
       values: values.map((value) => value ?? 0), // What did not happen is not told.
     }));
   perRound.show({ ...axis, series: lines, fromZero: true, integers: true });
-  const metrics = columns
-    .filter(([name]) => !name.startsWith("devices/") && name !== "privacy/delta")
-    .slice(0, MOST_METRICS);
+  const metrics = chartsOf(
+    columns.filter(([name]) => !name.startsWith("devices/") && name !== "privacy/delta"),
+  ).slice(0, MOST_METRICS);
   if (
     metricCharts.length !== metrics.length ||
-    metrics.some(([name], i) => metricCharts[i].title !== name)
+    metrics.some(({ title }, i) => metricCharts[i].title !== title)
   ) {
-    metricCharts = metrics.map(([name]) => new Chart(name, "", 150));
+    metricCharts = metrics.map(({ title }) => new Chart(title, "", 150));
     $("metrics").replaceChildren(...metricCharts.map((chart) => chart.card));
   }
-  metrics.forEach(([, values], i) =>
-    metricCharts[i].show({ ...axis, series: [{ name: "last", color: 0, values }] }),
-  );
+  metrics.forEach(({ series }, i) => metricCharts[i].show({ ...axis, series }));
 }
