@@ -19,7 +19,7 @@ _CHECKPOINTS = ["safetensors>=0.4", "tokenizers>=0.15"]
 _NEAR_DUPLICATES = ["datasketch>=1.6"]
 _PLOTS = ["matplotlib>=3.6"]
 # Signed plans and messages as protocol buffers, over gRPC.
-_PROTOCOL = ["cryptography>=42", "grpcio>=1.60", "protobuf>=4.25,<8"]
+_PROTOCOL = ["cryptography>=45", "grpcio>=1.60", "protobuf>=4.25,<8"]
 # Leases and commits in SQLite or PostgreSQL by the same statements; metrics for Prometheus; the
 # status page; a faster event loop.
 _SERVER = [

@@ -19,6 +19,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
+from tff_dpftrl.runtime.actors import population
+
 
 def _cost(default: float, text: str) -> float:
     return dataclasses.field(default=default, metadata={"text": text})
@@ -46,6 +48,11 @@ class Costs:
     group_entry_us: float = _cost(0.69, "and for each entry of it: `secure_sums.py costs` (2³²)")
     merge_ms: float = _cost(0.02, "two sums merged: `runtime_reports.py`")
     merge_mb_ms: float = _cost(0.15, "and for each MB of one: `runtime_reports.py`")
+    carry_mb_ms: float = _cost(
+        1.8, "a MB of a sum received from a worker: `cluster_reports.py --aggregators 64`"
+    )
+    choose_us: float = _cost(2.6, "a device chosen by the Coordinator: `runtime_reports.py`")
+    hand_on_us: float = _cost(1.4, "and handed on by the Master Aggregator: `runtime_reports.py`")
     step_entry_us: float = _cost(0.073, "noise and step, for each weight: `runtime_reports.py`")
     commit_mb_ms: float = _cost(
         14.0, "a commit to SQLite for each MB, not processor time: `store_commits.py`"
@@ -125,26 +132,45 @@ def rows(who: Population, costs: Costs) -> Iterator[tuple[str, str, float]]:
         "`report_ms` + up · `report_mb_ms`; secure: (`group_ms` + weights · `group_entry_us`) / 100"
     )
     yield "ms of an Aggregator for each", how, each
-    yield "processors of Aggregators", "a · ms / 1000 / busy", math.ceil(a * each / 1e3 / who.busy)
+    processors = math.ceil(a * each / 1e3 / who.busy)
+    yield "processors of Aggregators", "a · ms / 1000 / busy", processors
     yield "rounds an hour", "60 / minutes of one", 60 / who.round_minutes
     devices = who.devices_per_minute * who.round_minutes
     yield "goal of a round", "devices a minute · minutes / 1.3", devices / who.over_selection
     aggregators = math.ceil(devices / who.group)
     yield "Aggregators of a round", "its devices / devices of a group", aggregators
+    rounds = population.RoundSettings(goal_count=1)
+    fan_in, levels = rounds.fan_in(aggregators), rounds.merge_levels(aggregators)
+    how = f"fewest with which no actor merges more than {rounds.max_fan_in} sums"
+    yield "levels of merges", how, levels
+    how = "fewest whose power of the levels is not below Aggregators"
+    yield "sums that one actor merges (fan-in)", how, fan_in
     total = who.parameters * _SUM_BYTES / 1e6
-    how = "Aggregators · 8 bytes a weight"
-    yield "GB of sums to the Master Aggregator", how, aggregators * total / 1e3
-    merge = (costs.merge_ms + total * costs.merge_mb_ms) / 1e3
-    how = "Aggregators · (`merge_ms` + MB of a sum · `merge_mb_ms`)"
-    yield "seconds to merge them", how, aggregators * merge
+    how = "fan-in · 8 bytes a weight"
+    yield "MB of sums to the Master Aggregator", how, fan_in * total
+    mergers = sum(math.ceil(aggregators / fan_in**level) for level in range(1, levels + 1))
+    busiest = fan_in * math.ceil(mergers / processors)
+    how = "fan-in · (actors that merge / processors of Aggregators, rounded up) · 8 bytes a weight"
+    yield "MB of sums to the busiest worker, at most", how, busiest * total
+    merge = (costs.merge_ms + total * (costs.merge_mb_ms + costs.carry_mb_ms)) / 1e3
+    how = (
+        "sums, levels · fan-in or those to the busiest worker if more, "
+        "· (`merge_ms` + MB of one · (`merge_mb_ms` + `carry_mb_ms`))"
+    )
+    merging = max(levels * fan_in, busiest) * merge
+    yield "seconds to merge them", how, merging
+    yield "the same without a tree", "Aggregators · the same", aggregators * merge
     ending = who.parameters * costs.step_entry_us / 1e6
     ending += who.parameters * _STORED_BYTES / 1e6 * costs.commit_mb_ms / 1e3
     how = "weights · `step_entry_us` + 16 bytes a weight · `commit_mb_ms`"
     yield "seconds of noise, step and commit", how, ending
-    share = (aggregators * merge + ending) / (60 * who.round_minutes)
-    yield "share of a round's time", "(merging + noise, step, commit) / round", share
-    how = "a tenth of 60 s · devices of a group / seconds of one merge"
-    yield "devices a minute at which merging takes a tenth", how, 6 * who.group / merge
+    each = (costs.choose_us + costs.hand_on_us) / 1e6
+    how = "its devices · (`choose_us` + `hand_on_us`)"
+    yield "seconds to choose devices and hand them on", how, devices * each
+    share = (merging + ending + devices * each) / (60 * who.round_minutes)
+    yield "share of a round's time", "(merging + noise, step, commit + choosing) / round", share
+    how = "a tenth of 60 s / seconds for one device"
+    yield "devices a minute at which choosing takes a tenth", how, 6 / each
 
 
 def _number(value: float) -> str:

@@ -70,7 +70,11 @@ _AT_THE_TOP = (
 # Parts of the runtime that a device starts with, or a server without TensorFlow.
 _LIGHT_RUNTIME = ("actors", "device", "fleet", "protocol", "server", "status", "store")
 # Only these have TFF: devices and servers start without it.
-_MAKES_TASKS = (("plans", "building.py"), ("tasks", "making.py"))
+_MAKES_TASKS = (
+    ("plans", "building.py"),
+    ("tasks", "language_task.py"),
+    ("tasks", "making.py"),
+)
 # What the server's actors, and the simulator of their schedules, must not import.
 _ENGINES = ("asyncio", "concurrent", "grpc", "ray", "sqlalchemy", "threading", "time")
 _TENSORFLOW = ("tensorflow", "tensorflow_federated", "tensorflow_privacy", "tensorflow_text")

@@ -9,18 +9,20 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.runtime.device import wire_server
 from tests.runtime.plans import plain_plans
+from tests.runtime.protocol import certificates
 from tff_dpftrl.cli import main
 from tff_dpftrl.data import tables
 from tff_dpftrl.runtime import server_bundle, signing_keys
-from tff_dpftrl.runtime.device import example_store, scheduler
+from tff_dpftrl.runtime.device import example_store, named_tensors, scheduler
 from tff_dpftrl.runtime.fleet import fleet
-from tff_dpftrl.runtime.plans import plan_pb2, signing, tensor_values
-from tff_dpftrl.runtime.protocol import attestation
+from tff_dpftrl.runtime.plans import approvals, plan_pb2, signing, tensor_values
+from tff_dpftrl.runtime.protocol import attestation, certificate_attestation
 
 _PARTICIPATION = plan_pb2.Participation(min_sep_rounds=2, stride_edges=[1, 2], times_edges=[1, 2])
 _SHAPE = "-v[]+^"
@@ -46,8 +48,14 @@ def _folder(tmp_path, server):
     return tmp_path
 
 
-def _serve(server, key, turn=0.1):
+def _serve(server, key, turn=0.1, approve=None):
     plan = signing.sign(plain_plans.plan(participation=_PARTICIPATION), key)
+    if approve is not None:
+        server_plan = plan_pb2.SignedPlan(sha256=bytes(32))
+        task = plan_pb2.SignedTask(server=server_plan, devices=[plan])
+        content = approvals.unapproved(task, "00" * 32)
+        content.approvals.append(approvals.approve(content, approve, plan.key))
+        plan.approvals.CopyFrom(content)
 
     def script(served):
         yield from served.check_in()
@@ -85,6 +93,36 @@ def test_one_session(folder, server, capsys):
     assert main.main(_arguments(folder, server, "--once")) == 0
     assert "the participation timer runs" in capsys.readouterr().out
     assert (folder / "my.sqlite.device/participation.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_device_can_ask_for_approvals(folder, server, capsys):
+    alice = signing_keys.create(folder / "alice.key")
+    more = ("--once", "--reviewers", str(folder / "alice.key.pub"))
+    assert main.main(_arguments(folder, server, *more)) == 1
+    out = capsys.readouterr().out
+    assert "failed" in out and "Refused: The task 'plain' has 0 of the 1 approvals" in out
+    plan_key = signing_keys.load_private(folder / "plans.pem")
+    _serve(server, plan_key, approve=alice)
+    assert main.main(_arguments(folder, server, *more)) == 0
+    assert _SHAPE in capsys.readouterr().out
+
+
+def test_a_device_can_show_certificates_of_its_platform(folder, server, capsys):
+    platform = certificates.Platform()
+    platform.write(folder)
+    server.tokens = certificate_attestation.CertificateTokens(
+        [platform.root], clock=lambda: certificates.NOW
+    )
+    chain = ("--attestation-chain", str(folder / "chain.pem"))
+    more = (*chain, "--attestation-key", str(folder / "device.key"), "--once")
+    assert main.main(_arguments(folder, server, *more)) == 0
+    assert _SHAPE in capsys.readouterr().out
+    without_key = _arguments(folder, server, *chain)
+    place = without_key.index("--attestation-key")
+    assert main.main(without_key[:place] + without_key[place + 2 :]) == 2
+    assert "name the private key of its first certificate" in capsys.readouterr().err
+    assert main.main(_arguments(folder, server, *chain)) == 2
+    assert "is not that of the key" in capsys.readouterr().err
 
 
 _BLOCKED = """
@@ -214,6 +252,32 @@ def test_texts_are_added_to_the_store(tmp_path, capsys):
     store.close()
     assert main.main([*command, "--user", "c"]) == 2
     assert "user_id 'c' is not a user" in capsys.readouterr().err
+
+
+def test_examples_of_named_tensors_are_added_if_they_fit_the_task(tmp_path, capsys):
+    path, features = tmp_path / "store", tmp_path / "examples.json"
+    described = {"window": named_tensors.Feature("float", (2,))}
+    features.write_bytes(named_tensors.to_json(described))
+    np.savez(tmp_path / "windows.npz", window=np.ones([3, 2], np.float32))
+    (tmp_path / "more.jsonl").write_text('{"window": [1, 2.5]}\n')
+    (tmp_path / "other.jsonl").write_text('{"window": [1, 2]}\n{"window": [1]}\n')
+    command = ["device", "--examples", str(path), "--features", str(features), "--add"]
+    for name, message in (("windows.npz", "3 examples were"), ("more.jsonl", "1 examples were")):
+        assert main.main([*command, str(tmp_path / name)]) == 0
+        assert message in capsys.readouterr().out
+    assert main.main([*command, str(tmp_path / "other.jsonl")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "example 2: 'window' has the shape [1], and the task takes [2]" in line
+    assert main.main([*command, str(tmp_path / "more.jsonl"), "--user", "a"]) == 2
+    assert "--features is for examples of one device" in capsys.readouterr().err
+    assert main.main(command[:-1]) == 2
+    assert "--features says what the examples to add must hold" in capsys.readouterr().err
+    store = example_store.SqliteExampleStore.open(path, clock=time.time)
+    assert store.select("text", max_examples=1) == [
+        named_tensors.encode({"window": [1, 2.5]}, described)
+    ]
+    assert store.counts() == {"text": 4}
+    store.close()
 
 
 def test_texts_of_a_table_are_added_and_fleets_read_one(tmp_path, capsys):

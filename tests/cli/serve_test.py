@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import dataclasses
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from tff_dpftrl.runtime import core_files, server_bundle, signing_keys, tls
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.server import server_folder
 from tff_dpftrl.runtime.store import sql
+from tff_dpftrl.runtime.tasks import task_folder
 
 disk = small_disk.disk
 server = postgresql.server
@@ -61,12 +63,25 @@ def _arguments(task, folder, *more):
         (("--status-names", "http://a/"), "--status-names: 'http://a/' is no name of a server"),
         (("--certificate", "a.pem"), "--certificate and --private-key must both be given"),
         (("--no-attestation", "--attestation-keys", "a"), "exclude each other"),
+        (
+            ("--attestation-roots", "a", "--attestation-keys", "b"),
+            "--attestation-keys and --attestation-roots exclude each other",
+        ),
+        (("--attestation-revoked", "a"), "is of --attestation-roots: name them, too"),
+        (("--attestation-roots", "nothing.pem"), "nothing.pem cannot be read: No such file"),
         (("--round-seconds", "0"), "--round-seconds must be"),
+        (("--availability", ",".join("1" * 23)), "--availability has 23 numbers, from 1 to 1: giv"),
+        (("--availability", "-1 " + "1 " * 23), "--availability has 24 numbers, from -1 to 1: gi"),
+        (("--availability", "0," * 24), "--availability has 24 numbers, from 0 to 0: give 24"),
+        (("--availability", "nan " * 24), "none negative or infinite, and not all zero"),
+        (("--availability", "nothing.txt"), "--availability 'nothing.txt' is no file"),
         (("--sessions-per-address", "0"), "--sessions-per-address must be"),
         (("--sessions-per-connection", "-1"), "--sessions-per-connection must be"),
         (("--most-over-selection", "0.5"), "--most-over-selection must be"),
         (("--secure-aggregation",), "reports of 'small' would be summed in the clear. Make"),
         (("--store", "postgresql://nobody@nowhere/x"), "with --server-folder"),
+        (("--approvals", "2"), "--approvals 2: name the list of --reviewers, too"),
+        (("--reviewers", "nothing.pem"), "There are no reviewers at nothing.pem"),
         (("--plan-keys", "nothing.pub"), "There is no public key at nothing.pub"),
         (("--task", "nothing"), "There is no task in nothing"),
         (("--selectors", "2"), "--selectors is of --engine ray: name it, too"),
@@ -136,6 +151,8 @@ def test_devices_of_an_active_server_need_attestation(secure_plans, tmp_path, ca
     terms = dataclasses.replace(small_folder.TERMS, secure_aggregation=stated)
     small_folder.write_plans(tmp_path / "secure", secure_plans, terms=terms)
     arguments = _arguments(tmp_path / "secure", tmp_path, "--secure-aggregation")
+    assert main.main([*arguments, "--attestation-roots", "roots.pem"]) == 2
+    assert "would show each other their certificates" in capsys.readouterr().err
     assert main.main([*arguments, "--no-attestation"]) == 2
     said = capsys.readouterr().err
     assert "summed securely, against an active server, 2 devices or more" in said
@@ -150,6 +167,30 @@ def test_a_key_that_did_not_sign_the_task_is_not_enough(task, tmp_path, capsys):
     other = signing_keys.public_path(tmp_path / "other")
     assert main.main(_arguments(task, tmp_path, "--plan-keys", str(other))) == 2
     assert "which is not trusted" in capsys.readouterr().err
+
+
+def test_a_task_is_served_only_if_enough_reviewers_approved_it(task, tmp_path, capsys):
+    copied, keys = tmp_path / "small", {}
+    shutil.copytree(task, copied)
+    for name in ("Alice", "Bob"):
+        keys[name] = signing_keys.create(tmp_path / name)
+    reviewers = tmp_path / "reviewers.pem"
+    reviewers.write_text(
+        "".join(f"{name}\n{(tmp_path / f'{name}.pub').read_text()}" for name in keys)
+    )
+    # An address that cannot be: it would have been served.
+    more = ("--reviewers", str(reviewers), "--address", "256.0.0.1:1")
+    arguments = _arguments(copied, tmp_path, *more)
+    assert main.main([*arguments, "--approvals", "3"]) == 2
+    assert "approvals=3 is more than the 2 reviewers" in capsys.readouterr().err
+    task_folder.approve(copied, keys["Bob"])
+    assert main.main([*arguments, "--approvals", "2"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "The task 'small' has 1 of the 2 approvals that are required, by Bob; reviewers" in line
+    assert f"approve it by tff-dpftrl task approve {copied} --key FILE." in line
+    assert not (tmp_path / "store").exists()
+    assert main.main(arguments) == 1
+    assert "small: approved by Bob." in capsys.readouterr().err
 
 
 class _Starting:

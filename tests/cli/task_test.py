@@ -13,8 +13,9 @@ from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder, tiny_task
 from tff_dpftrl.cli import main
 from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime.plans import signing
 from tff_dpftrl.runtime.status import session_table
-from tff_dpftrl.runtime.tasks import making, planned_task, task_report
+from tff_dpftrl.runtime.tasks import making, planned_task, provenance, task_folder, task_report
 
 disk = small_disk.disk
 
@@ -36,7 +37,8 @@ def made(monkeypatch):
     """The tasks that would have been made."""
     found = []
 
-    def make(config, output, key, *, progress):
+    def make(config, output, key, *, built, progress):
+        assert built.package_version and built.builder == "Ada"
         found.append((config, output, key))
         return types.SimpleNamespace(name=output.name)
 
@@ -52,7 +54,7 @@ def options(tmp_path):
 
 
 def _new(*arguments):
-    return main.main(["task", "new", *map(str, arguments)])
+    return main.main(["task", "new", "--builder", "Ada", *map(str, arguments)])
 
 
 def test_flags_overrule_the_file(made, options, tmp_path, capsys):
@@ -65,6 +67,48 @@ def test_flags_overrule_the_file(made, options, tmp_path, capsys):
     printed = capsys.readouterr()
     assert f"--population keyboard --task {output}" in printed.out
     assert f"Made the signing key {output.parent / 'signing_key'}" in printed.err
+
+
+def test_a_reviewer_approves_what_is_shown(tmp_path, capsys):
+    task, key = tmp_path / "small", tmp_path / "alice.key"
+    plans = small_folder.plans(small_tasks.PROCESSES["blt"]())
+    provenance.put_into(provenance.find(builder="Ada"), plans.server, plans.devices)
+    small_folder.write_plans(task, plans)
+    assert main.main(["task", "show", str(task)]) == 0
+    shown = capsys.readouterr().out
+    assert "Built by Ada with tff_dpftrl" in shown and "approved by   nobody" in shown
+    for _ in range(2):  # A second time changes nothing.
+        assert main.main(["task", "approve", str(task), "--key", str(key)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.count("Made the signing key") == 1
+    assert "Approved the task 'small'. Built by Ada" in printed.out
+    assert main.main(["task", "show", str(task), "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    name = signing.key_name(signing_keys.load_public(f"{key}.pub"))
+    assert shown["approved_by"] == [name.hex()]
+    assert shown["server_plan"] == task_folder.read(task).terms.server_plan
+
+
+def test_code_that_is_not_committed_is_refused_unless_forced(made, options, tmp_path, capsys):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "digits.py").write_text("")
+    more = ["--build", tmp_path / "digits.py:build", "--output", tmp_path / "digits"]
+    (tmp_path / "build.toml").write_text(
+        "population = 'keyboard'\nnum_devices = 300\n[privacy]\nnoise_multiplier = 1.0\n"
+    )
+    assert _new("--config", tmp_path / "build.toml", *more) == 2
+    error = capsys.readouterr().err.strip()
+    assert "since any commit: nobody could find" in error and "\n" not in error
+    assert not made and not (tmp_path / "signing_key").exists()
+    assert _new("--config", tmp_path / "build.toml", *more, "--allow-dirty") == 0
+    assert len(made) == 1
+
+
+def test_a_task_that_is_not_there_is_not_approved(tmp_path, capsys):
+    key = tmp_path / "alice.key"
+    assert main.main(["task", "approve", str(tmp_path), "--key", str(key)]) == 2
+    assert "There is no task in" in capsys.readouterr().err
+    assert not key.exists()
 
 
 def test_a_key_is_made_once_and_is_private(made, options, tmp_path, capsys):
@@ -133,7 +177,7 @@ def test_secure_aggregation_without_a_value_is_that_against_an_active_server(
 def test_an_evaluation_has_groups_of_its_own_size(monkeypatch, tmp_path):
     found = []
 
-    def make(of, config, output, key, *, progress):
+    def make(of, config, output, key, *, built, progress):
         found.append(config)
         return types.SimpleNamespace(name=output.name)
 

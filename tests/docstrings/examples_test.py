@@ -218,6 +218,7 @@ _GIVEN = {
         "updates": [[np.ones(4, np.float32)]],
     },
     "runtime.actors.__init__": _actor,
+    "runtime.plans.expectations": lambda: {},
     "runtime.plans.server_work": _server_work,
     "training.program": _program,
     "training.saved_model": _exported,

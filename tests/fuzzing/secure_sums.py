@@ -273,7 +273,7 @@ def _sent(answer: Any, is_hostile: bool, changes: _Changes, drawn: random.Random
 
 # The actor around it.
 
-_ROLE = roles.AggregatorRole("attempt", "sum", 5, b"the model", tuple("abcd"))
+_ROLE = roles.AggregatorRole("attempt", "sum", 5, b"the model", tuple("abcd"), parent="attempt")
 _ATTEMPTS = ("attempt",) * 9 + ("other",)
 
 

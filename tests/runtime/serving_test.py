@@ -17,7 +17,7 @@ from tests.runtime.tasks import number_devices, small_folder
 from tff_dpftrl.runtime import serving, signing_keys
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import attestation
-from tff_dpftrl.runtime.server import server, server_folder
+from tff_dpftrl.runtime.server import server, server_folder, service
 from tff_dpftrl.runtime.status import access
 from tff_dpftrl.runtime.tasks import planned_task
 from verification import memory_store
@@ -99,6 +99,7 @@ def test_rounds_are_committed_told_and_gone_on_with(task, folder):
     assert page["privacy"]["headline_caveats"] == []
     assert (page["privacy"]["contradicting_reports"], page["privacy"]["unknown_rounds"]) == (0, 0)
     assert not folder.endpoint.exists() and folder.sessions.exists()
+    assert folder.day_curve_of("tests").exists()
     assert lines[0] == "small: 6 rounds."
     (first,) = [line for line in lines if "round 1 of 6 committed" in line]
     assert "3 reports" in first and "ε so far" in first
@@ -299,6 +300,34 @@ def test_devices_in_two_populations_of_one_server_are_served_in_both(task, folde
     assert any(line.startswith("others, small: round 1 of 6 committed") for line in lines)
     assert set(json.loads(folder.rounds.read_text())) == {"tests/small", "others/small"}
     assert all(folder.sessions_of(name).exists() for name in served.seen)
+
+
+def test_devices_that_check_in_count_for_the_curve_of_the_day_but_those_that_rest_do_not(
+    task, folder
+):
+    came = []
+    served = _serving(task, memory_store.MemoryStore(), folder)
+    seen = serving.LoggedObservations(
+        served.seen["tests"].served,
+        clock=time.time,
+        progress=lambda line: None,
+        released=lambda name: None,
+        checked_in=lambda: came.append(1),
+    )
+    seen.waiting()
+    seen.sent_away("enough devices are waiting", True)  # It was counted when it began to wait.
+    assert len(came) == 1
+    seen.sent_away("too many devices check in", False)
+    assert len(came) == 2
+    seen.sent_away(service.RESTS, False)
+    assert len(came) == 2
+
+
+def test_a_given_curve_steers_until_another_is_learned(task, folder):
+    curve = tuple(range(1, 25))
+    served = _serving(task, memory_store.MemoryStore(), folder, availability=curve)
+    (one,) = served._served
+    assert one.pace.steering.availability == curve
 
 
 def test_what_cannot_be_served_is_named(task, folder):

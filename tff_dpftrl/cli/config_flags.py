@@ -31,6 +31,7 @@ METAVARS = {
     "data": "CORPUS",
     "proxy_data": "CORPUS",
     "expect": "COMPARISONS",
+    "test_python": "PATH",
     "build": "FILE.py:NAME",
     "vocabulary": "SOURCE",
     "without_near_duplicates_of": "CORPUS",

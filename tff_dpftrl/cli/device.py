@@ -99,6 +99,7 @@ def add_parser(subparsers) -> None:
     )
     server = parser.add_argument_group("server")
     trust_flags.add_arguments(server)
+    trust_flags.add_reviewers(server, "Run only plans that were approved by")
     server.add_argument(
         "--population",
         action="append",
@@ -244,7 +245,7 @@ def _lines(path: str) -> list[str]:
 
 
 def _take_part(args: argparse.Namespace) -> int:
-    trust = trust_flags.Trust(args)
+    trust, reviewers = trust_flags.Trust(args), trust_flags.reviewers(args)
     populations = trust.populations(args.population)
     _silence_tracebacks(args.verbose)
     from tff_dpftrl.runtime.device import (
@@ -272,7 +273,7 @@ def _take_part(args: argparse.Namespace) -> int:
         examples = opened(example_store.SqliteExampleStore.open(args.examples, clock=time.time))
         own = device_runtime.DeviceRuntime(
             opened(trust.connect()),
-            loaded_plans.LoadedPlans(trust.plan_keys),
+            loaded_plans.LoadedPlans(trust.plan_keys, reviewers),
             examples,
             opened(
                 participation_timer.ParticipationTimer.open(

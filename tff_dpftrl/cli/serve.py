@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
+import pathlib
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import status_flags
+from tff_dpftrl.cli import status_flags, trust_flags
 from tff_dpftrl.runtime import addresses
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def add_parser(subparsers) -> None:
             "this flag."
         ),
     )
+    trust_flags.add_reviewers(parser, "Serve only tasks that were approved by (task approve)")
     listening = parser.add_argument_group("where it listens, and how it is known")
     listening.add_argument(
         "--address",
@@ -177,6 +179,19 @@ def add_parser(subparsers) -> None:
             "number of devices."
         ),
     )
+    who.add_argument(
+        "--attestation-roots",
+        metavar="FILE",
+        help="Certificates (PEM) of a platform's roots, in place of issuers: devices show "
+        "certificates that lead to one of them. A certificate of a single device identifies it in "
+        "every round: they must be of large batches.",
+    )
+    who.add_argument(
+        "--attestation-revoked",
+        metavar="FILE",
+        help="Serial numbers, in hexadecimal, one in each line, of certificates below "
+        "--attestation-roots that are refused.",
+    )
     for what in ("address", "connection"):
         who.add_argument(
             f"--sessions-per-{what}",
@@ -202,7 +217,18 @@ def add_parser(subparsers) -> None:
         metavar="N",
         help=(
             "Approximate number of devices that are available at a time, of each population in "
-            "the order of --population. Default: the tasks' num_devices."
+            "the order of --population, to begin with. One that is too low is soon corrected by "
+            "what comes. Default: the tasks' num_devices."
+        ),
+    )
+    pace.add_argument(
+        "--availability",
+        metavar="CURVE",
+        help=(
+            "Relative numbers of available devices at each full hour of UTC, to begin with: 24 "
+            "numbers separated by commas, or a file with them. Default: the same at all hours. "
+            "The server learns both from check-ins within days (with --engine ray it keeps to "
+            "what it is given)."
         ),
     )
     pace.add_argument(
@@ -281,14 +307,16 @@ def add_parser(subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal ends it, and returns the exit status."""
     _check(args)
+    availability = _availability(args.availability)
     from tff_dpftrl.runtime import core_files, serving, signing_keys
-    from tff_dpftrl.runtime.server import limits
+    from tff_dpftrl.runtime.server import attesting, limits
     from tff_dpftrl.runtime.server import server as server_lib
 
     folder = serving.folder_for(args.store, args.server_folder)
     if args.stop:
         return _stop(args, folder)
     keys = [signing_keys.load_public(path) for path in args.plan_keys]
+    reviewers = trust_flags.reviewers(args)
     _progress("Loading TensorFlow and the tasks ...")
     from tff_dpftrl.runtime.store import sql
     from tff_dpftrl.runtime.tasks import planned_task, task_folder
@@ -297,10 +325,22 @@ def run(args: argparse.Namespace) -> int:
     keys = keys or [task_folder.bundled_key(path) for path in args.task]
     _check_populations(args, tasks)
     _check_secure_aggregation(args, tasks, folder)
+    if args.attestation_roots:  # Before anything is made.
+        attesting.from_files(None, args.attestation_roots, args.attestation_revoked)
+    if reviewers is not None:
+        for task in tasks:
+            try:
+                given = reviewers.check(task.folder.signed.server, task.name)
+            except validation.UsageError as error:
+                path = shlex.quote(str(task.folder.path))
+                raise validation.UsageError(
+                    f"{error} Reviewers approve it by tff-dpftrl task approve {path} --key FILE."
+                ) from None
+            _progress(f"{task.name}: approved by {', '.join(given)}.")
     folder.make(
         args.names or serving.Settings.names,
         certificate=args.certificate is None,
-        issuer=not args.attestation_keys and not args.no_attestation,
+        issuer=_issuers(args, folder) == [folder.issuer_public],
     )
     folder.keep_plan_keys(keys)
     sizes = {name: 0.0 for name in args.population}
@@ -311,6 +351,7 @@ def run(args: argparse.Namespace) -> int:
         status_address=args.status_address,
         status_access=status_flags.made(args),
         population_size={**sizes, **_by_population(args, args.population_size)},
+        availability=availability,
         round_seconds=args.round_seconds,
         limits=limits.Limits(
             sessions_per_address=args.sessions_per_address,
@@ -364,13 +405,14 @@ def _deployment(args: argparse.Namespace, folder, settings):
     """Returns the description that hosts on a Ray cluster are built from."""
     from tff_dpftrl.runtime.cluster import serving as cluster_serving
 
-    issuers = args.attestation_keys or [folder.issuer_public]
     files = cluster_serving.Files(
         tasks=args.task,
         plan_keys=args.plan_keys,
         certificate=args.certificate or folder.certificate,
         private_key=args.private_key or folder.private_key,
-        attestation_keys=None if args.no_attestation else issuers,
+        attestation_keys=_issuers(args, folder),
+        attestation_roots=args.attestation_roots,
+        attestation_revoked=args.attestation_revoked,
     )
     return cluster_serving.deployment(
         tuple(args.population),
@@ -421,8 +463,14 @@ def _check(args: argparse.Namespace) -> None:
         raise validation.UsageError(
             "--names are for a certificate that is made: leave out --certificate."
         )
-    if args.no_attestation and args.attestation_keys:
-        raise validation.UsageError("--no-attestation and --attestation-keys exclude each other.")
+    kinds = ("no_attestation", "attestation_keys", "attestation_roots")
+    given = [f"--{kind.replace('_', '-')}" for kind in kinds if getattr(args, kind)]
+    if len(given) > 1:
+        raise validation.UsageError(f"{' and '.join(given)} exclude each other.")
+    if args.attestation_revoked and not args.attestation_roots:
+        raise validation.UsageError(
+            "--attestation-revoked is of --attestation-roots: name them, too."
+        )
     _check_engine(args)
     names = args.population
     if len(set(names)) != len(names):
@@ -486,6 +534,28 @@ def _check_populations(args: argparse.Namespace, tasks) -> None:
         )
 
 
+def _availability(given: str | None) -> tuple[float, ...]:
+    """Reads the curve of the day of a flag's value: numbers, or the name of a file."""
+    if given is None:
+        return (1.0,) * 24
+    path = pathlib.Path(given)
+    text = path.read_text(encoding="utf-8") if path.is_file() else given
+    try:
+        numbers = tuple(float(word) for word in text.replace(",", " ").split())
+    except ValueError:
+        raise validation.UsageError(
+            f"--availability {given[:80]!r} is no file, and has a word that is no number: give 24 "
+            "numbers separated by commas, or a file with them."
+        ) from None
+    if len(numbers) != 24 or not all(0 <= n < math.inf for n in numbers) or not any(numbers):
+        raise validation.UsageError(
+            f"--availability has {len(numbers)} numbers, from {min(numbers, default=0):g} to "
+            f"{max(numbers, default=0):g}: give 24, one for each hour of UTC, none negative or "
+            "infinite, and not all zero."
+        )
+    return numbers
+
+
 def _check_engine(args: argparse.Namespace) -> None:
     if args.engine != "ray":
         for flag in ("ray_address", "selectors", "workers", "detach", "stop"):
@@ -531,6 +601,12 @@ def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:
                 f"--no-attestation: devices of {name!r} know each other by their attestation "
                 "tokens, as its server may be active. Leave it out."
             )
+        if args.attestation_roots:
+            raise validation.UsageError(
+                f"--attestation-roots: devices of {name!r} would show each other their "
+                "certificates, as its server may be active. Name issuers of tokens by "
+                "--attestation-keys in place of the roots."
+            )
         if not args.attestation_keys:
             _progress(
                 f"{name}: the issuer of attestation tokens is in {folder.path}: whoever has it can "
@@ -539,16 +615,21 @@ def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:
             )
 
 
+def _issuers(args: argparse.Namespace, folder) -> list[Any] | None:
+    """Returns the files of the issuers' public keys; None if devices show no issuer's tokens."""
+    if args.no_attestation or args.attestation_roots:
+        return None
+    return args.attestation_keys or [folder.issuer_public]
+
+
 def _attestation(args: argparse.Namespace, folder):
     """Returns the verifier of devices' tokens; None if they are not verified."""
-    from tff_dpftrl.runtime import signing_keys
-    from tff_dpftrl.runtime.protocol import attestation
+    from tff_dpftrl.runtime.server import attesting
 
     if args.no_attestation:
         _progress(_NO_ATTESTATION)
-        return None
-    paths = args.attestation_keys or [folder.issuer_public]
-    return attestation.SignedTokens(map(signing_keys.load_public, paths), clock=time.time)
+    issuers = _issuers(args, folder)
+    return attesting.from_files(issuers, args.attestation_roots, args.attestation_revoked)
 
 
 def _write_bundle(served: serving.Serving, folder, args: argparse.Namespace, keys) -> None:
@@ -558,13 +639,12 @@ def _write_bundle(served: serving.Serving, folder, args: argparse.Namespace, key
     if not served.address:  # No Selector has begun yet.
         return
     server = _address_for_devices(served.address, args)
-    issuers = args.attestation_keys or [folder.issuer_public]
     server_bundle.ServerBundle.of(
         args.population[0] if len(args.population) == 1 else "",  # Devices name theirs.
         server,
         None if args.certificate else folder.certificate,
         keys,
-        () if args.no_attestation else issuers,
+        _issuers(args, folder) or (),
     ).write(folder.bundle)
     hosts = (addresses.split(address)[0] for address in server.split(","))
     if not all(map(addresses.is_loopback, hosts)):

@@ -20,8 +20,10 @@ from tff_dpftrl.training import options as options_lib
 _DESCRIPTION = """\
 Make a task of a population of devices, and report what became of it.
 
-  tff-dpftrl task new     options in, a folder with signed and tested plans out
-  tff-dpftrl task report  metrics, curves, privacy statement and model of what is committed
+  tff-dpftrl task new      options in, a folder with signed and tested plans out
+  tff-dpftrl task show     what a task was built from, who signed it, and who approved it
+  tff-dpftrl task approve  sign the task as a reviewer
+  tff-dpftrl task report   metrics, curves, privacy statement and model of what is committed
 """
 
 _NEW = """\
@@ -48,6 +50,30 @@ examples:
 
   # A task that evaluates the model of another one while that trains.
   tff-dpftrl task new --evaluates tasks/nwp --clients-per-round 20 --output tasks/nwp_eval
+"""
+
+_SHOW = """\
+Show what a task was built from, whose key signed it, the hashes of its plans and terms, and whose
+keys approved it. All of it is signed, unlike README.md, and was verified.
+"""
+
+_APPROVE = """\
+Approve a task as a reviewer: sign the hashes of its plans and privacy terms with your own key. A
+task that is made again needs to be approved again. The approval is a file in the task's folder;
+that of a copy of the folder can be copied here. The key that signed the task cannot approve it.
+
+`serve` and `device` ask for approvals with --reviewers and --approvals.
+"""
+
+_APPROVE_EPILOG = """\
+examples:
+  tff-dpftrl task show tasks/nwp
+  tff-dpftrl task approve tasks/nwp --key alice.key
+
+  # Once: the reviewer's name and public key in the list.
+  (echo Alice; cat alice.key.pub) >> reviewers.pem
+  tff-dpftrl serve --population keyboard --task tasks/nwp --store store \\
+    --reviewers reviewers.pem --approvals 1
 """
 
 _REPORT = """\
@@ -85,6 +111,7 @@ def add_parser(subparsers) -> None:
     )
     parts = parser.add_subparsers(dest="task_command", metavar="COMMAND", required=True)
     _add_new(parts)
+    _add_review(parts)
     _add_report(parts)
 
 
@@ -121,6 +148,18 @@ def _add_new(parts) -> None:
             "named by the value."
         ),
     )
+    parser.add_argument(
+        "--builder",
+        metavar="NAME",
+        help="Name and address of who builds the task, for its server's plan; '' for nobody. "
+        "Default: user.name and user.email of git.",
+    )
+    parser.add_argument(
+        "--allow-dirty",
+        action="store_true",
+        help="Build from a file of --build although its git repository has code that is not "
+        "committed; the plan then says so.",
+    )
     groups: dict[str, argparse._ArgumentGroup] = {}
     hints = typing.get_type_hints(task_config.TaskConfig)
     for field in dataclasses.fields(task_config.TaskConfig):
@@ -129,6 +168,72 @@ def _add_new(parts) -> None:
             if group not in groups:
                 groups[group] = parser.add_argument_group(group)
             config_flags.add_flag(groups[group], field, hints[field.name])
+
+
+def _add_review(parts) -> None:
+    """Registers `task show` and `task approve`."""
+    show = parts.add_parser(
+        "show",
+        help="show what a task was built from, who signed it, and who approved it",
+        description=_SHOW,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    show.set_defaults(run=_show)
+    output_lib.add_format(show)
+    approve = parts.add_parser(
+        "approve",
+        help="sign a task as a reviewer",
+        description=_APPROVE,
+        epilog=_APPROVE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    approve.set_defaults(run=_approve)
+    for parser in (show, approve):
+        parser.add_argument("task_folder", metavar="TASK", help="Folder that task new wrote.")
+    approve.add_argument(
+        "--key",
+        required=True,
+        metavar="FILE",
+        help="Private key (Ed25519, PEM) of the reviewer; made if there is none, with the public "
+        "key beside it.",
+    )
+
+
+def _show(args: argparse.Namespace) -> int:
+    """Shows a task, and returns the exit status."""
+    from tff_dpftrl.runtime.tasks import provenance, task_folder
+
+    folder = task_folder.read(args.task_folder)
+    server = folder.signed.server
+    shown = {
+        "task": folder.name,
+        "population": folder.terms.population,
+        "kind": folder.terms.kind,
+        "built": provenance.sentence(folder.server.provenance),
+        "signing_key": server.key.hex(),
+        "server_plan": server.sha256.hex(),
+        "device_plans": [plan.sha256.hex() for plan in folder.signed.devices],
+        "terms": folder.terms.digest(),
+        "approved_by": [approval.key.hex() for approval in server.approvals.approvals],
+    }
+    if args.format == "json":
+        output_lib.print_json(shown)
+    else:
+        for name, value in shown.items():
+            text = value if isinstance(value, str) else ", ".join(value) or "nobody"
+            print(f"{name.replace('_', ' '):<13} {text}")
+    return 0
+
+
+def _approve(args: argparse.Namespace) -> int:
+    """Approves a task, and returns the exit status."""
+    from tff_dpftrl.runtime.tasks import provenance, task_folder
+
+    task_folder.read(args.task_folder)  # Before a key is made.
+    key = _key(pathlib.Path(args.key), "The list of --reviewers has to have")
+    folder = task_folder.approve(args.task_folder, key)
+    print(f"Approved the task {folder.name!r}. {provenance.sentence(folder.server.provenance)}")
+    return 0
 
 
 def _add_report(parts) -> None:
@@ -222,7 +327,7 @@ def _report(args: argparse.Namespace) -> int:
 
 def _new(args: argparse.Namespace) -> int:
     """Makes a task, or a group of them, and returns the exit status."""
-    from tff_dpftrl.runtime.tasks import task_folder
+    from tff_dpftrl.runtime.tasks import provenance, task_folder
 
     output = pathlib.Path(args.output)
     flags = config_flags.given_options(args, task_config.TaskConfig)
@@ -242,18 +347,20 @@ def _new(args: argparse.Namespace) -> int:
     group = [("", config)]
     if args.grid:
         group = task_config.grid(config, *_grid(args.grid))
+    built = provenance.find(config.build, args.builder, allow_dirty=args.allow_dirty)
     folders = [(pathlib.Path(f"{output}{suffix}"), options) for suffix, options in group]
     for folder, _ in folders:
         task_folder.check_is_free(folder)
-    key = _key(pathlib.Path(args.signing_key or output.parent / "signing_key"))
+    path = pathlib.Path(args.signing_key or output.parent / "signing_key")
+    key = _key(path, "Devices have to trust")
     _progress("Loading TensorFlow ...")
     from tff_dpftrl.runtime.tasks import making
 
     for folder, options in folders:
         if of is None:
-            made = making.make(options, folder, key, progress=_progress)
+            made = making.make(options, folder, key, built=built, progress=_progress)
         else:
-            made = making.make_evaluation(of, options, folder, key, progress=_progress)
+            made = making.make_evaluation(of, options, folder, key, built=built, progress=_progress)
         print(f"The task {made.name!r} is in {folder}/: see its README.md.")
     names = " ".join(f"--task {shlex.quote(str(folder))}" for folder, _ in folders)
     print(f"Serve it with:\n  tff-dpftrl serve --population {config.population} {names} ...")
@@ -290,7 +397,7 @@ def _value(text: str) -> Any:
     return text
 
 
-def _key(path: pathlib.Path):
+def _key(path: pathlib.Path, who_needs: str):
     """Returns the private key of a file, which is made if there is none."""
     from tff_dpftrl.runtime import signing_keys
 
@@ -299,8 +406,8 @@ def _key(path: pathlib.Path):
     path.absolute().parent.mkdir(parents=True, exist_ok=True)
     key = signing_keys.create(path)
     _progress(
-        f"Made the signing key {path}, which only you can read: keep it safe. Devices have to "
-        f"trust {signing_keys.public_path(path)}."
+        f"Made the signing key {path}, which only you can read: keep it safe. {who_needs} "
+        f"{signing_keys.public_path(path)}."
     )
     return key
 

@@ -13,6 +13,7 @@ from tff_dpftrl import validation
 if TYPE_CHECKING:
     from tff_dpftrl.runtime.device import attester, server_connection
     from tff_dpftrl.runtime.fleet import fleet
+    from tff_dpftrl.runtime.plans import approvals
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
@@ -64,8 +65,16 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         help=(
             "Private key of the issuer of attestation tokens (attestation_issuer of the "
             "server's folder), for demonstrations only: its owner can pose as any number of "
-            "devices. Default: no token is sent."
+            "devices. With --attestation-chain, the device's own private key. Default: no token is "
+            "sent."
         ),
+    )
+    group.add_argument(
+        "--attestation-chain",
+        metavar="FILE",
+        help="Certificates (PEM) of a platform, for a server with --attestation-roots: that of "
+        "--attestation-key, then those of the authorities above it, without the root. The server "
+        "sees them: they must be of a large batch of devices, not of this one.",
     )
     group.add_argument(
         "--issuers",
@@ -78,6 +87,47 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
             "of --attestation-key."
         ),
     )
+
+
+def add_reviewers(parser: argparse._ActionsContainer, what: str) -> None:
+    """Adds the flags that `reviewers` reads.
+
+    Args:
+      parser: Parser or group of flags.
+      what: Beginning of the help text, before "reviewers".
+    """
+    parser.add_argument(
+        "--reviewers",
+        metavar="FILE",
+        help=f"{what} reviewers of this list: public keys in PEM, each after a line with the "
+        "reviewer's name. Default: approvals are not asked for.",
+    )
+    parser.add_argument(
+        "--approvals",
+        type=int,
+        metavar="K",
+        help="Number of --reviewers that must have approved. Default: 1.",
+    )
+
+
+def reviewers(args: argparse.Namespace) -> approvals.Reviewers | None:
+    """Reads the reviewers whose approvals are required; None if none are.
+
+    Args:
+      args: Parsed arguments of the command.
+
+    Raises:
+      ValueError: If the list cannot be used, or has fewer reviewers than must approve.
+    """
+    from tff_dpftrl.runtime.plans import approvals
+
+    if args.reviewers is None:
+        if args.approvals is not None:
+            raise validation.UsageError(
+                f"--approvals {args.approvals}: name the list of --reviewers, too."
+            )
+        return None
+    return approvals.read_reviewers(args.reviewers, 1 if args.approvals is None else args.approvals)
 
 
 class Trust:
@@ -93,6 +143,7 @@ class Trust:
           ValueError: If something is missing or unusable.
         """
         from tff_dpftrl.runtime import server_bundle, signing_keys
+        from tff_dpftrl.runtime.protocol import certificate_attestation
 
         # Whose address may change, as when one of a server's machines is lost.
         self._folder = None if args.server else args.server_folder
@@ -134,6 +185,15 @@ class Trust:
 
         self.plan_keys = public_keys(args.plan_keys, bundle.plan_keys)
         key = args.attestation_key
+        self._certified: tuple[str, str] | None = None
+        if args.attestation_chain is not None:
+            if key is None:
+                raise validation.UsageError(
+                    "--attestation-chain: name the private key of its first certificate, too, by "
+                    "--attestation-key."
+                )
+            certificate_attestation.read_device(args.attestation_chain, key)
+            self._certified, key = (args.attestation_chain, key), None
         self._issuer_key = None if key is None else signing_keys.load_private(key)
         self.issuers = tuple(public_keys(args.issuers, bundle.issuers))
         if not self.issuers and self._issuer_key is not None:
@@ -168,6 +228,7 @@ class Trust:
             self._server_name,
             tuple(map(signing_keys.raw, self.issuers)),
             self._folder,
+            self._certified,
         )
 
     def attester(self) -> attester.Attester:
@@ -175,6 +236,8 @@ class Trust:
         from tff_dpftrl.runtime.device import attester
         from tff_dpftrl.runtime.protocol import attestation
 
+        if self._certified is not None:
+            return attester.CertificateAttester(*self._certified)
         if self._issuer_key is None:
             return attester.NoAttester()
         return attester.IssuingAttester(attestation.TokenIssuer(self._issuer_key, clock=time.time))
@@ -198,6 +261,7 @@ def _with_folder(args: argparse.Namespace) -> argparse.Namespace:
     filled.server = args.server or folder.address()
     filled.server_certificate = args.server_certificate or folder.certificate
     filled.plan_keys = args.plan_keys or folder.plan_keys
-    if args.attestation_key is None and folder.issuer.exists():
+    is_issuer = args.attestation_key is None and args.attestation_chain is None
+    if is_issuer and folder.issuer.exists():
         filled.attestation_key = folder.issuer
     return filled

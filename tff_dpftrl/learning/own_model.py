@@ -37,30 +37,27 @@ def read(
     Raises:
       UsageError: If it is of no such kind, cannot be used, or takes other batches.
     """
-    if isinstance(model, keras_versions.Model):
-        return _from_keras(model, batch_spec, loss, metrics)
-    if loss is not None or metrics is not None:
+    is_keras = isinstance(model, keras_versions.Model)
+    if is_keras and not isinstance(loss, keras_versions.Loss):
+        raise validation.UsageError(
+            "loss must be a tf.keras.losses.Loss, such as "
+            f"SparseCategoricalCrossentropy(from_logits=True), got {loss!r}."
+        )
+    if not is_keras and (loss is not None or metrics is not None):
         raise validation.UsageError(
             "loss and metrics are for a tf.keras.Model: a model of tff.learning has its own."
         )
-    if isinstance(model, tff.learning.models.FunctionalModel):
-        wanted = model.input_spec
-    elif callable(model):
-        with tf.Graph().as_default():
-            made = model()
-        if not isinstance(made, tff.learning.models.VariableModel):
-            raise validation.UsageError(
-                "model is a function, and must make a tff.learning.models.VariableModel; it made a "
-                f"{type(made).__name__}."
-            )
-        wanted = made.input_spec
-    else:
+    try:
+        made = _from_keras(model, batch_spec, loss, metrics) if is_keras else model
+        _try(made, batch_spec)
+    except validation.UsageError:
+        raise
+    except Exception as error:  # Models may raise anything.
         raise validation.UsageError(
-            "model must be a tf.keras.Model, a tff.learning.models.FunctionalModel or a function "
-            f"that makes a tff.learning.models.VariableModel, got a {type(model).__name__}."
-        )
-    _check_batches(wanted, batch_spec)
-    return model
+            f"model does not take the pipeline's batches {_shown(batch_spec)}: "
+            f"{validation.one_line(error)}"
+        ) from error
+    return made
 
 
 def num_parameters(model: Model) -> int:
@@ -113,32 +110,37 @@ def _metrics(model: Model) -> tuple[Any, tff_names.Type]:
 def _from_keras(
     model: keras_versions.Model, batch_spec: Any, loss: Any, metrics: Callable[[], Any] | None
 ) -> tff.learning.models.FunctionalModel:
-    if not isinstance(loss, tf.keras.losses.Loss):
-        raise validation.UsageError(
-            "loss must be a tf.keras.losses.Loss, such as "
-            f"SparseCategoricalCrossentropy(from_logits=True), got {loss!r}."
-        )
-
     def make_metrics() -> collections.OrderedDict[str, Any]:
-        mean = tf.keras.metrics.MeanMetricWrapper(loss.call, name="loss")
+        mean = keras_versions.MeanMetric(loss.call, name="loss")
         return collections.OrderedDict(loss=mean, **(metrics() if metrics is not None else {}))
 
-    try:
-        functional = tff.learning.models.functional_model_from_keras(
-            model, loss, batch_spec, make_metrics
+    return tff.learning.models.functional_model_from_keras(model, loss, batch_spec, make_metrics)
+
+
+def _try(model: Any, batch_spec: Any) -> None:
+    """Traces loss and metrics of a batch, so that what does not fit is known at once."""
+    with tf.Graph().as_default():
+        batch = tf.nest.map_structure(
+            lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), batch_spec
         )
-        x = batch_spec["x"] if isinstance(batch_spec, Mapping) else batch_spec[0]
-        with tf.Graph().as_default():
-            example = tf.nest.map_structure(
-                lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), x
+        if isinstance(model, tff.learning.models.FunctionalModel):
+            _check_batches(model.input_spec, batch_spec)
+            x, y = (batch["x"], batch["y"]) if isinstance(batch, Mapping) else batch
+            scores = model.predict_on_batch(model.initial_weights, x, training=True)
+            output = tff.learning.models.BatchOutput(
+                loss=model.loss(output=scores, label=y), predictions=scores, num_examples=1
             )
-            functional.predict_on_batch(functional.initial_weights, example, training=True)
-    except Exception as error:  # Layers may raise anything.
-        raise validation.UsageError(
-            f"model does not take the pipeline's batches {_shown(batch_spec)}: "
-            f"{validation.one_line(error)}"
-        ) from error
-    return functional
+            model.update_metrics_state(model.initialize_metrics_state(), y, output)
+            return
+        made = model() if callable(model) else None
+        if not isinstance(made, tff.learning.models.VariableModel):
+            raise validation.UsageError(
+                "model must be a tf.keras.Model, a tff.learning.models.FunctionalModel or a "
+                "function that makes a tff.learning.models.VariableModel, got a "
+                f"{type(model if made is None else made).__name__}."
+            )
+        _check_batches(made.input_spec, batch_spec)
+        made.forward_pass(batch)
 
 
 def _check_batches(wanted: Any, batch_spec: Any) -> None:

@@ -29,6 +29,8 @@ SGD = tf.keras.optimizers.SGD
 Adam = tf.keras.optimizers.Adam
 AdamW = tf.keras.optimizers.AdamW
 Adafactor = tf.keras.optimizers.Adafactor
+Loss = tf.keras.losses.Loss
+MeanMetric = tf.keras.metrics.MeanMetricWrapper
 get_loss = tf.keras.losses.get
 PolynomialDecay = tf.keras.optimizers.schedules.PolynomialDecay
 

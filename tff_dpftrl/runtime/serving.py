@@ -18,8 +18,8 @@ from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import pace_steering
+from tff_dpftrl.runtime.server import day_curve, served_population, service
 from tff_dpftrl.runtime.server import limits as limits_lib
-from tff_dpftrl.runtime.server import served_population
 from tff_dpftrl.runtime.server import server as server_lib
 from tff_dpftrl.runtime.server import server_folder as server_folder_lib
 from tff_dpftrl.runtime.status import access, observations, page
@@ -27,6 +27,7 @@ from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import planned_task, task_folder
 
 _HOUR = 3600.0
+_LEARN_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,10 @@ class Settings:
       status_access: Who may read the status page.
       names: Host names and addresses that devices connect to, for a certificate made here.
       population_size: Approximate number of devices that are available at a time, of each
-        population or by its name. The waiting times that devices get follow from it.
+        population or by its name, to begin with. The waiting times that devices get follow from
+        it, until check-ins show the number.
+      availability: Relative numbers of available devices at each full hour of UTC, to begin with;
+        shape [24].
       round_seconds: Approximate seconds from one selection to the next.
       limits: Limits on what devices may use.
       most_over_selection: Largest number of devices chosen for each report of a round's goal,
@@ -53,6 +57,7 @@ class Settings:
     status_access: access.Access = access.Access()
     names: Sequence[str] = addresses.LOOPBACK_NAMES
     population_size: float | Mapping[str, float] = 1000.0
+    availability: Sequence[float] = (1.0,) * 24
     round_seconds: float = 60.0
     limits: limits_lib.Limits = dataclasses.field(default_factory=limits_lib.Limits)
     most_over_selection: float = 3.0
@@ -116,7 +121,9 @@ def _populate(
         )
     population = population_lib.Population(name, tuple(task.task for task in served.values()))
     wanted = max(task.rounds.wanted for task in population.tasks)
-    steering = pace_steering.PaceSteering(wanted, settings.round_seconds, settings.size_of(name))
+    steering = pace_steering.PaceSteering(
+        wanted, settings.round_seconds, settings.size_of(name), tuple(settings.availability)
+    )
     return served_population.ServedPopulation(
         population,
         served,
@@ -170,6 +177,8 @@ class Serving:
         """Set when no task may have another round."""
         self._server: Engine | None = None
         self._page: page.StatusServer | None = None
+        self._paces: dict[str, day_curve.LearnedPace] = {}
+        self._learning: asyncio.Task | None = None
         self._looks: set[asyncio.Task] = set()
         self._looking = asyncio.Lock()
 
@@ -184,6 +193,7 @@ class Serving:
             clock=clock,
             progress=lambda line: self._progress(f"{before}{line}"),
             released=lambda task: self._look_at(served.name, task),
+            checked_in=lambda: self._checked_in(served.name),
         )
 
     def _label(self, population: str) -> str:
@@ -215,6 +225,7 @@ class Serving:
         self._folder.make(self._settings.names, certificate=self._certificate is None, issuer=False)
         for name, seen in self.seen.items():
             seen.load_counts(self._sessions(name))
+        self._paces = self._learned_paces()
         for task in self._tasks.values():
             commit = await asyncio.to_thread(task.add_to, self._store)
             plan, done = task.folder.terms.server_plan, commit.rounds_done
@@ -233,7 +244,34 @@ class Serving:
         except BaseException:
             await self.stop()
             raise
+        self._learning = asyncio.get_running_loop().create_task(self._learn())
         self._look_at("", "")
+
+    def _learned_paces(self) -> dict[str, day_curve.LearnedPace]:
+        """Loads the curves of the day by population; none if others draw the turns."""
+        return {
+            one.name: day_curve.LearnedPace(
+                one.pace, self._folder.day_curve_of(one.name), self._clock
+            )
+            for one in self._served
+            if isinstance(one.pace, pace_steering.TurnsAhead)
+        }
+
+    def _checked_in(self, population: str) -> None:
+        if population in self._paces:
+            self._paces[population].checked_in()
+
+    async def _learn(self) -> None:
+        """Learns the curves of the day, also while nobody comes, and keeps them."""
+        while True:
+            await asyncio.sleep(_LEARN_SECONDS)
+            for pace in self._paces.values():
+                pace.learn()
+            await asyncio.to_thread(self._write, self._save_paces)
+
+    def _save_paces(self) -> None:
+        for pace in self._paces.values():
+            pace.save()
 
     def _make_engine(self) -> Engine:
         """Makes the engine that runs the actors."""
@@ -259,6 +297,8 @@ class Serving:
         """Stops engine and page. Commits stay; a round that is not committed is abandoned."""
         for look in list(self._looks):
             look.cancel()
+        if self._learning is not None:
+            self._learning.cancel()
         if self._server is not None:
             has_served = bool(self._server.address)  # Otherwise the files may be another server's.
             if has_served:
@@ -266,6 +306,7 @@ class Serving:
             await self._server.stop()
             if has_served:
                 await asyncio.to_thread(self._write, self._save_counts)
+                await asyncio.to_thread(self._write, self._save_paces)
             self._server = None
         if self._page is not None:
             await self._page.stop()
@@ -396,9 +437,10 @@ class LoggedObservations(observations.Observations):
         clock: Callable[[], float],
         progress: Callable[[str], None],
         released: Callable[[str], None],
+        checked_in: Callable[[], None] = lambda: None,
     ):
         super().__init__(served, population_size=population_size, clock=clock)
-        self._progress, self._after = progress, released
+        self._progress, self._after, self._checked_in = progress, released, checked_in
         self._last = ""
         self.is_quiet = False
 
@@ -417,6 +459,17 @@ class LoggedObservations(observations.Observations):
             self._progress(line)
         if is_commit:
             self._after(event.task)
+
+    @override
+    def waiting(self) -> None:
+        super().waiting()
+        self._checked_in()
+
+    @override
+    def sent_away(self, reason: str, has_waited: bool) -> None:
+        super().sent_away(reason, has_waited)
+        if not has_waited and reason != service.RESTS:
+            self._checked_in()
 
     def _commits(self) -> int:
         return sum(task.committed + task.skipped for task in self.tasks.values())

@@ -34,6 +34,7 @@ _MESSAGES = {
     "Coordinator": ("heartbeat", "LeaseGranted", "DevicesWaiting", "RoundCommitted"),
     "MasterAggregator": ("start", "DevicesForwarded", "ReportsCounted", "PartialSum")
     + ("RoundStored",),
+    "MergingAggregator": ("start", "ReportsCounted", "CloseReporting", "PartialSum"),
     "Aggregator": ("start", "Report", "DeviceGone", "CloseReporting"),
     "SecureAggregator": ("start", "DeviceGone", "CloseReporting")
     + tuple(f"SecureSumMessage {step}" for step in range(5)),

@@ -39,7 +39,7 @@ LAYOUT = (
 )
 SECURE_SUM = population.SecureSumSettings(
     # Against an active server, since that has the most steps.
-    parameters.Parameters(LAYOUT, parameters.ThreatModel.ACTIVE_SERVER, least_devices=3),
+    parameters.Parameters(LAYOUT, parameters.ThreatModel.ACTIVE_SERVER, least_devices=2),
     most_devices=NUM_DEVICES,
     step_timeout=2.5,
 )
@@ -49,8 +49,9 @@ ROUNDS = population.RoundSettings(
     least_fraction=0.5,
     selection_timeout=1.0,
     reporting_timeout=3.0,
-    devices_per_aggregator=4,
+    devices_per_aggregator=2,  # Four Aggregators, or three groups, below a tree of merges.
     exchange_timeout=1.0,
+    max_fan_in=2,
 )
 LIMITS = limits.Limits(keepalive_seconds=2.0, check_in_seconds=2.0)
 _RUNTIME_VERSION = 1

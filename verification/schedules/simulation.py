@@ -91,6 +91,26 @@ def secure_population(
     return dataclasses.replace(plain, tasks=(training, evaluation))
 
 
+def merging_population() -> population.Population:
+    """Makes both tasks with an Aggregator for each device, and a tree of merges above them."""
+    return _merging(small_population(), devices_per_aggregator=1)
+
+
+def secure_merging_population() -> population.Population:
+    """Makes a training task alone, summed securely in three groups below a tree of merges."""
+    sizes = {"goal_count": 6, "over_selection": 1.0, "least_fraction": 0.3}
+    served = _merging(secure_population(), devices_per_aggregator=2, **sizes)
+    return dataclasses.replace(served, tasks=served.tasks[:1])
+
+
+def _merging(served: population.Population, **sizes: float) -> population.Population:
+    training, evaluation = served.tasks
+    rounds = dataclasses.replace(training.rounds, max_fan_in=2, **sizes)
+    return dataclasses.replace(
+        served, tasks=(dataclasses.replace(training, rounds=rounds), evaluation)
+    )
+
+
 def _pace(now: float, randomness: random.Random) -> tuple[float, ...]:
     del now
     return (randomness.uniform(0.5, 3.0),)
@@ -321,7 +341,7 @@ class Simulation:
                 self._parents[effect.address] = member.address
                 self._start(made)
             else:
-                self._forget(effect.address)
+                self._stop(effect.address)
 
     def _start(self, member: actor.Actor) -> None:
         self._actors[member.address] = member
@@ -334,6 +354,13 @@ class Simulation:
         self._actors.pop(address, None)
         self._parents.pop(address, None)
         self._stopped_until.pop(address, None)
+
+    def _stop(self, address: str) -> None:
+        """Ends an actor, and the Aggregators below it."""
+        self._forget(address)
+        for child in [one for one, parent in self._parents.items() if parent == address]:
+            if "/round/" in address:
+                self._stop(child)
 
     def _kill(self, address: str, message: object) -> None:
         member = self._actors[address]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from typing_extensions import override
@@ -45,7 +45,7 @@ class Watch:
       seen: How often things happened, by name.
     """
 
-    def __init__(self, served: population.Population, members: Container[int]):
+    def __init__(self, served: population.Population, members: Iterable[int]):
         """Begins with empty books.
 
         Args:
@@ -53,7 +53,7 @@ class Watch:
           members: Numbers of its devices.
         """
         self._served = served
-        self._members = members
+        self._members = frozenset(map(str, members))
         self._owners: dict[int, str] = {}
         self._leaders: dict[int, str] = {}
         self._committed: dict[tuple[str, int], str] = {}
@@ -117,7 +117,7 @@ class Watch:
         devices = toy_task.Noised.parse(text).devices
         if len(set(devices)) != len(devices):
             self._break(Law.COUNTED_ONCE, text)
-        if any(int(device.partition(".")[0]) not in self._members for device in devices):
+        if any(device.partition(".")[0] not in self._members for device in devices):
             self._break(Law.OWN_DEVICES, text)
         rounds = self._served.task(task).rounds
         if not rounds.least <= len(devices) <= rounds.wanted:

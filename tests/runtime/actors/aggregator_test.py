@@ -8,7 +8,9 @@ from tff_dpftrl.runtime.actors import actor, aggregator, messages, roles
 from verification.schedules import simulation
 
 TASK = simulation.small_population().task("training")
-ROLE = roles.AggregatorRole("attempt", "training", 5, b"the model", ("a", "b", "c"))
+ROLE = roles.AggregatorRole(
+    "attempt", "training", 5, b"the model", ("a", "b", "c"), parent="attempt"
+)
 
 
 def make(task=TASK):

@@ -82,12 +82,12 @@ def secure(least_devices=10, most_devices=130, num_neighbours=None, per_group=65
 
 def test_a_secure_sum_has_time_for_all_its_steps():
     plain = dataclasses.replace(SERVED.task("training"), rounds=SIZES)
-    assert (plain.longest, plain.longest_closing) == (SIZES.longest, SIZES.exchange_timeout)
+    assert (plain.longest, plain.longest_closing()) == (SIZES.longest, SIZES.exchange_timeout)
     for model, steps in (("honest-but-curious", 3), ("active-server", 4)):
         task = secure(step_timeout=7.0, threat_model=parameters.ThreatModel(model))
         assert task.secure_sum.num_steps == steps
         assert task.longest == plain.longest + 7.0 * (steps + 1)
-        assert task.longest_closing == plain.longest_closing + 7.0 * (steps + 1)
+        assert task.longest_closing() == plain.longest_closing() + 7.0 * (steps + 1)
 
 
 def test_devices_are_divided_into_groups_that_can_lose_some():

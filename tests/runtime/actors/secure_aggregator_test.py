@@ -11,7 +11,7 @@ from tff_dpftrl.secure_sums import secure_sum_pb2
 
 DEVICES = ("a", "b", "c", "d", "e")
 NUMBERS = {name: (i, 10 * i, 500) for i, name in enumerate(DEVICES, 1)}
-ROLE = roles.AggregatorRole("attempt", "sum", 5, b"the model", DEVICES)
+ROLE = roles.AggregatorRole("attempt", "sum", 5, b"the model", DEVICES, parent="attempt")
 CLOSE = messages.CloseReporting()
 
 
@@ -113,11 +113,11 @@ def test_the_sum_is_that_of_the_devices_and_they_are_accepted(threat_model):
 
 def test_who_arrives_is_counted_until_reporting_is_closed():
     made = Group().send("a", "b")
-    assert made.sent[-1] == messages.ReportsCounted("sums", 2, 3)
+    assert made.sent[-1] == messages.ReportsCounted("sums", 2, 3, is_short=True)
     made.gone("c")
-    assert made.sent[-1] == messages.ReportsCounted("sums", 2, 2)
+    assert made.sent[-1] == messages.ReportsCounted("sums", 2, 2, is_short=True)
     made.gone("a")
-    assert made.sent[-1] == messages.ReportsCounted("sums", 1, 2)
+    assert made.sent[-1] == messages.ReportsCounted("sums", 1, 2, is_short=True)
     made.send("d", "e").deliver(CLOSE)
     made.deliver(messages.DeviceGone("a"))
     for _ in range(3):

@@ -182,6 +182,79 @@ def test_rounds_go_over_hosts_and_nothing_of_a_device_is_in_the_clear(tmp_path):
     assert not any(sentinel in sealed for _, _, sealed in network.carried)
 
 
+MERGED = {"goal_count": 4, "devices_per_aggregator": 1, "max_fan_in": 2}
+
+
+def members(network, kind):
+    """Returns the host of each Aggregator, or of each merger, that lives."""
+    found = {}
+    for name, host in network.hosts.items():
+        found.update({one: name for one in host._engine._members if f"/{kind}/" in one})
+    return found
+
+
+def test_sums_are_merged_on_several_hosts_and_their_actors_end_with_the_attempt(tmp_path):
+    deployed = example_cluster.deployment(tmp_path, (MERGED,), num_workers=3)
+
+    async def story(network, channels):
+        streams, attempt = await configured(*channels, *channels)
+        assert len(members(network, "aggregator")) == 4
+        hosts = members(network, "merger")
+        assert set(hosts.values()) == set(deployed.placement.workers) - {
+            deployed.placement.host_of(attempt)
+        }
+        for i, stream in enumerate(streams):
+            await stream.report(attempt, str(10**i).encode())
+            assert (await stream.receive()).accepted
+        await example.until(lambda: rows(deployed))
+        for kind in ("aggregator", "merger"):
+            await example.until(lambda kind=kind: not members(network, kind))
+
+    play(tmp_path, story, deployed)
+    assert rows(deployed)[0]["total"] == 1111
+
+
+def test_a_merger_is_lost_with_all_that_is_below_it_and_with_nothing_else(tmp_path):
+    options = {**MERGED, "least_fraction": 0.25, **SLOW}
+    deployed = example_cluster.deployment(tmp_path, (options,), num_workers=4)
+
+    async def story(network, channels):
+        streams, attempt = await configured(*channels, *channels)
+        hosts = {**members(network, "aggregator"), **members(network, "merger")}
+        lost = hosts[f"{attempt}/merger/1"]
+        assert hosts[f"{attempt}/aggregator/1"] == lost  # It is below the other merger.
+        await network.cut(lost)
+        await example.until(lambda: len(members(network, "aggregator")) == 1)
+        answers = []
+        for stream in streams:
+            await stream.report(attempt, b"1")
+            answers.append(await stream.receive())
+        assert sorted((one.accepted, one.reason) for one in answers) == [
+            *[(False, "late")] * 3,
+            (True, ""),
+        ]
+        await example.until(lambda: rows(deployed))
+
+    play(tmp_path, story, deployed)
+    (row,) = rows(deployed)
+    assert (row["total"], row["devices/lost_aggregators"]) == (1, 2)
+
+
+def test_aggregators_on_other_hosts_end_with_an_attempt_that_is_abandoned(tmp_path):
+    deployed = example_cluster.deployment(tmp_path, ({**MERGED, **SLOW},), num_workers=3)
+
+    async def story(network, channels):
+        _, attempt = await configured(*channels, *channels)
+        for kind in ("aggregator", "merger"):
+            assert members(network, kind)
+        master = network.hosts[deployed.placement.host_of(attempt)]
+        master._engine.deliver(attempt, "no message that it knows")
+        for kind in ("aggregator", "merger"):
+            await example.until(lambda kind=kind: not members(network, kind))
+
+    play(tmp_path, story, deployed)
+
+
 def test_populations_share_hosts_and_both_go_on_when_their_coordinators_are_lost(tmp_path):
     times = {"heartbeat_seconds": 0.2, "silence_seconds": 0.5, "lease_seconds": 1.0}
     deployed = example_cluster.deployment(

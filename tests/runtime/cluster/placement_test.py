@@ -33,6 +33,13 @@ def test_aggregators_are_spread_and_so_are_attempts():
         assert THREE.host_of(attempt) not in groups[:2]
 
 
+def test_actors_that_merge_sums_are_on_different_workers_as_far_as_there_are_some():
+    eight = placement.Placement(num_selectors=1, num_workers=8)
+    attempt = f"{LEADER}/round/5"
+    mergers = [f"{attempt}/merger/{i}" for i in range(7)]
+    assert {eight.host_of(one) for one in (attempt, *mergers)} == set(eight.workers)
+
+
 def test_the_names_of_populations_are_no_places():
     population = "selector-1/coordinator/0/round/2"
     assert THREE.host_of(f"{population}/coordinator/ff/round/4") == "worker-1"

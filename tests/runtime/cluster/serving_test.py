@@ -92,6 +92,9 @@ def test_paths_are_those_of_the_first_command_wherever_hosts_are(monkeypatch, tm
     assert _deployment().options["tasks"] == (str(tmp_path / "tasks/a"),)
     nobody = dataclasses.replace(_FILES, attestation_keys=None)
     assert _deployment(nobody).options["attestation_keys"] is None
+    platform = dataclasses.replace(nobody, attestation_roots="roots.pem")
+    assert _deployment(platform).options["attestation_roots"] == str(tmp_path / "roots.pem")
+    assert str(tmp_path / "roots.pem") in _deployment(platform).needed_paths
     assert _deployment(store="postgresql://host/name").store == "postgresql://host/name"
 
 

@@ -20,7 +20,9 @@ from tff_dpftrl.runtime.device import backoff, eligibility, scheduler, session
 deterministic = hypothesis.settings(deadline=None, derandomize=True)
 
 _NO_REPORT = session.SessionReport("-#", 1.0, 1, {})
-_WAITS = backoff.Waits(usual_s=1_000.0, first_s=50.0, after_failure_s=10.0, longest_s=5_000.0)
+_WAITS = backoff.Waits(
+    usual_s=1_000.0, first_s=50.0, after_failure_s=10.0, longest_s=5_000.0, longest_turn_s=9_000.0
+)
 _FAILED = session.SessionOutcome.FAILED
 
 
@@ -73,7 +75,8 @@ def test_devices_that_start_together_do_not_check_in_together():
 def test_what_the_server_asks_is_honoured_to_the_second(outcome):
     assert _wait_after(_result(outcome, 123.5)) == 123.5
     assert _wait_after(_result(outcome, 0.0)) == 0.0
-    assert _wait_after(_result(outcome, 1e12)) == 5_000.0
+    assert _wait_after(_result(outcome, 9_000.0, 1e12)) == 9_000.0
+    assert 4_500.0 <= _wait_after(_result(outcome, 1e12)) <= 9_000.0
     assert _wait_after(_result(outcome, -7.0)) == 0.0
 
 
@@ -226,6 +229,19 @@ def test_devices_that_missed_all_turns_do_not_come_together_when_they_may_work()
             time.wait(seconds)
         came.append(time.now - 20_000.0)
     assert max(sum(t <= x < t + 100.0 for x in came) for t in range(0, 1_000, 20)) < 0.3 * 400
+
+
+def test_devices_that_missed_all_turns_of_a_large_population_wait_as_long_as_between_them():
+    waits = []
+    for seed in range(400):
+        time = _Time()
+        schedule = _schedule(time, seed=seed)
+        schedule.finished("a", _result(session.SessionOutcome.COMPLETED, 2_000.0, 8_000.0))
+        time.wait(8_000.0)
+        schedule.missed("a")
+        waits.append(schedule.next_job().seconds)
+    # Uniform up to 8,000: six standard errors of the mean are 693.
+    assert max(waits) <= 8_000.0 and abs(sum(waits) / 400 - 4_000.0) < 693
 
 
 def test_a_device_that_rests_takes_the_next_of_its_turns():
@@ -424,6 +440,7 @@ def test_bad_populations_are_named(populations):
         ({"first_s": -1}, "first_s"),
         ({"after_failure_s": 0}, "after_failure_s"),
         ({"longest_s": 29}, "longest_s"),
+        ({"longest_turn_s": 0.0}, "longest_turn_s"),
     ],
 )
 def test_bad_waits_are_named(changed, name):

@@ -49,10 +49,11 @@ def _cohort(round_index):
     return [(10 * round_index + i, count) for i, count in enumerate((1, 0, 5))]
 
 
-def _make_server(folder, task, store):
+def _make_server(folder, task, store, max_fan_in):
     rounds = population.RoundSettings(
         goal_count=3, over_selection=1.0, least_fraction=1.0, selection_timeout=60.0,
-        reporting_timeout=60.0, exchange_timeout=30.0,
+        reporting_timeout=60.0, exchange_timeout=30.0, devices_per_aggregator=1,
+        max_fan_in=max_fan_in,
     )  # fmt: skip
     member = dataclasses.replace(task.served.task, rounds=rounds)
     served = dataclasses.replace(task.served, task=member)
@@ -90,9 +91,14 @@ def _run_round(folder, address, cohort):
 
 
 @pytest.mark.parametrize(
-    "name", ["blt", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tree", "adaptive"))]
+    ("name", "max_fan_in"),
+    [
+        ("blt", 2),  # Three Aggregators below a merging one and the Master Aggregator.
+        pytest.param("blt", 3, marks=pytest.mark.slow),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("tree", "adaptive")),
+    ],
 )
-def test_rounds_over_the_wire_are_those_of_the_simulation(tmp_path, name):
+def test_rounds_over_the_wire_are_those_of_the_simulation(tmp_path, name, max_fan_in):
     process = small_tasks.PROCESSES[name]()
     terms = dataclasses.replace(small_folder.TERMS, adaptive_clipping=name == "adaptive")
     task = planned_task.PlannedTask(small_folder.folder_of(process, terms=terms))
@@ -100,7 +106,7 @@ def test_rounds_over_the_wire_are_those_of_the_simulation(tmp_path, name):
     task.add_to(store)
     compiled = compiled_process.compile_process(process)
     reference = compiled.initialize()
-    with server_thread.running(lambda: _make_server(tmp_path, task, store)) as address:
+    with server_thread.running(lambda: _make_server(tmp_path, task, store, max_fan_in)) as address:
         for round_index in range(3):
             cohort = _cohort(round_index)
             _run_round(tmp_path, address, cohort)

@@ -178,7 +178,9 @@ def test_no_vector_of_one_device_raises_in_the_servers_step(game, data):
 def _run(game, reports):
     """An Aggregator with devices that send these; who was told what, and the sum."""
     names = [f"device {index}" for index in range(len(reports))]
-    role = roles.AggregatorRole("attempt", "small", 0, game.commit.model, tuple(names))
+    role = roles.AggregatorRole(
+        "attempt", "small", 0, game.commit.model, tuple(names), parent="attempt"
+    )
     aggregator = secure_aggregator.SecureAggregator(
         "sums", game.task.served.task, role, random.Random(0), lambda *_: (7.0, 9.0)
     )

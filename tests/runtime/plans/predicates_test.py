@@ -4,9 +4,20 @@ import dataclasses
 import sys
 
 import pytest
+import tensorflow as tf
 
+from tests import other_python
 from tests.runtime.plans import small_tasks
-from tff_dpftrl.runtime.plans import expectations, measured_run, plan_pb2, predicates
+from tff_dpftrl.execution import graph_function
+from tff_dpftrl.runtime.plans import (
+    allowed_ops,
+    device_work,
+    expectations,
+    measured_run,
+    plan_pb2,
+    predicates,
+    verification,
+)
 
 _PROXIES = [small_tasks.examples(seed, 8) for seed in range(3)]
 _PREDICATES = predicates.Predicates(num_rounds=4, loss="client_work/train/mse", largest_change=10.0)
@@ -154,6 +165,109 @@ def test_what_a_device_refuses_is_refused(plans):
     assert "constants need" in reason
     (reason,) = _reasons(plans, _changed(plans.devices[0], limits=plan_pb2.Limits(seconds=1e-7)))
     assert "took too long" in reason
+
+
+def _rewritten(plan, ops, version):
+    """A variant for runtime version 1, with other operations in the place of some."""
+    changed = _changed(plan)
+    graph_def = tf.compat.v1.GraphDef.FromString(plan.graph.graph_def)
+    for node in graph_function.nodes_of(graph_def):
+        is_float = "T" in node.attr and node.attr["T"].type == tf.float32.as_datatype_enum
+        node.op = ops.get((node.op, "float") if is_float else "", ops.get(node.op, node.op))
+    changed.graph.graph_def = graph_def.SerializeToString()
+    changed.ops[:] = verification.operations(graph_def)
+    changed.least_runtime_version = version
+    return changed
+
+
+@pytest.fixture
+def variants(plans, monkeypatch):
+    """A plan of runtime version 2, the first one with `AddV2`, and its variant for version 1."""
+    everything = allowed_ops.allowed(allowed_ops.RUNTIME_VERSION)
+    since = {1: everything - {"AddV2"}, 2: everything}
+    monkeypatch.setattr(allowed_ops, "OPS_SINCE", since)
+    device = plans.devices[0]
+    return [_rewritten(device, {}, 2), _rewritten(device, {"AddV2": "Add"}, 1)]
+
+
+def _check(plans, devices, **options):
+    options = dataclasses.replace(_PREDICATES, runtime_versions=(2, 1), **options)
+    return predicates.check_task(plans.server, devices, _PROXIES, options)
+
+
+@pytest.mark.usefixtures("costs_little")
+def test_variants_must_give_the_same_updates(plans, variants):
+    found = _check(plans, variants)
+    assert found.keys() == {1, 2} and found[2].difference is None
+    assert found[1].difference == 0
+    # The steps of training go up.
+    wrong = _rewritten(plans.devices[0], {"AddV2": "Add", ("Sub", "float"): "Add"}, 1)
+    with pytest.raises(predicates.TaskRefusedError) as caught:
+        _check(plans, [variants[0], wrong], loss="", largest_change=1e9)
+    (reason,) = caught.value.reasons
+    assert reason.startswith("On version 1: The update differs by ")
+    assert "from that of the first variant with TensorFlow 2" in reason
+
+
+@pytest.mark.usefixtures("costs_little")
+def test_a_plan_that_draws_anew_is_not_compared(plans, variants, monkeypatch):
+    monkeypatch.setattr(allowed_ops, "DRAWS_ANEW", frozenset(["MatMul"]))
+    assert _check(plans, variants)[1].difference is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("costs_little")
+def test_a_task_is_tested_in_another_process(plans):
+    options = dataclasses.replace(
+        _PREDICATES, pythons=[sys.executable], expectations=[expectations.same_in_every_run()]
+    )
+    (found,) = predicates.check_task(plans.server, plans.devices, _PROXIES, options).values()
+    (there,) = found.elsewhere
+    assert (there.tensorflow, there.difference) == (found.tensorflow, 0)
+    assert there.losses == found.losses and len(there.expectations) == 1
+
+
+@pytest.mark.usefixtures("costs_little")
+def test_what_fails_with_another_tensorflow_is_refused(plans, monkeypatch):
+    class Other(device_work.DeviceWork):
+        """Its loss is the same, and the devices' updates are half as large."""
+
+        tensorflow = "9.9.9"
+
+        def __init__(self, plan, python):
+            super().__init__(plan)
+
+        def run(self, *arguments, **options):
+            return [one / 2 if one.ndim else one for one in super().run(*arguments, **options)]
+
+        def measure(self, examples, broadcast):
+            return measured_run.Cost(0.1, 61.0, 1000)
+
+        __enter__ = __exit__ = lambda self, *_: self
+
+    monkeypatch.setattr(measured_run, "DeviceProcess", Other)
+    reasons = _reasons(plans, pythons=["other"])
+    assert len(reasons) == 2 and "On version 2, TensorFlow 9.9.9: A run takes 61 s" in reasons[1]
+    assert reasons[0].startswith(
+        "On version 2, TensorFlow 9.9.9: The update differs by 0.5, relative to its norm, from that"
+    )
+
+
+@pytest.mark.usefixtures("costs_little")
+def test_an_interpreter_that_fails_is_named(plans):
+    (reason,) = _reasons(plans, pythons=["/bin/true"])
+    assert reason.startswith("On version 2, /bin/true: A process that runs the plan failed")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("costs_little")
+def test_variants_run_with_another_tensorflow(plans, variants):
+    found = _check(plans, variants, pythons=[other_python.path()])
+    for findings in found.values():
+        (there,) = findings.elsewhere
+        assert there.tensorflow != findings.tensorflow
+        assert there.difference < 1e-6
+        assert there.losses == pytest.approx(findings.losses, rel=1e-5)
 
 
 def test_every_claimed_version_must_have_a_variant(plans):

@@ -4,6 +4,7 @@ import pytest
 
 from tests.runtime.status import watched
 from tff_dpftrl.runtime.actors import events
+from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.status import alerts
 
 
@@ -23,6 +24,20 @@ def usual_hour(told, hour):
 def usual_days(told):
     for hour in range(24 * 6):
         usual_hour(told, hour)
+
+
+def test_a_tensorflow_that_the_task_was_not_tested_with():
+    tested = watched.Watched(tested_tensorflow=("2.14.1", "2.21.0"))
+    unknown = watched.Watched()
+    for told in (tested, unknown):
+        told.lead()
+        for version in ("2.21.3", "2.14.0", "2.17.0", "<b>"):
+            summary = wire_pb2.SessionSummary(shape="-v[]+^", versions={"tensorflow": version})
+            told.seen.session_summarized(summary)
+    (alert,) = alerts.find(tested.seen)
+    assert (alert.kind, alert.task) == ("untested", "train")
+    assert "have TensorFlow 2.17.0, and the task was tested with 2.14.1, 2.21.0" in alert.text
+    assert kinds(unknown) == []
 
 
 def test_days_and_nights_have_no_alerts():

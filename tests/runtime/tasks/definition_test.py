@@ -1,22 +1,21 @@
 """Tests of tasks of an engineer's own model and data."""
 
-import collections
 import dataclasses
+import json
 import random
 import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
-import tree
 
 from tests.runtime.fleet import server_thread
 from tests.runtime.plans import small_tasks
 from tests.runtime.server import example_service
-from tests.runtime.tasks import sensor_task, small_folder
+from tests.runtime.tasks import sensor_task
 from tff_dpftrl import validation
 from tff_dpftrl.cli import main
-from tff_dpftrl.execution import compiled_process, contexts
+from tff_dpftrl.execution import compiled_process, contexts, leaves
 from tff_dpftrl.learning import own_model
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import population
@@ -27,7 +26,6 @@ from tff_dpftrl.runtime.plans import (
     example_pipeline,
     measured_run,
     server_work,
-    tensor_values,
 )
 from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.tasks import (
@@ -44,6 +42,7 @@ from verification import memory_store
 tff = pytest.importorskip("tensorflow_federated", reason="makes tasks with TFF")
 
 _LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+_NO_LOSS = {"loss": None, "metrics": None}
 _PREAMBLE = "from tests.runtime.tasks import sensor_task\n"
 
 
@@ -108,7 +107,7 @@ def _proximal(model, **aggregators):
         ("", "other.py:build", "there is no such file"),
         ("", "task.py", "must be a file and a function of it"),
         ("", "task.py:", "must be a file and a function of it"),
-        ("build = 3", "task.py:build", "has no such function"),
+        ("build = 3", "task.py:build", "has no function of that name"),
         ("def build(): pass", "task.py:build", "must return a TaskDefinition, got a NoneType"),
         ("def build(x): pass", "task.py:build", "raises TypeError: build"),
         ("def build(): return 1 / 0", "task.py:build", "raises ZeroDivisionError: division"),
@@ -147,6 +146,18 @@ def test_a_function_of_a_file_defines_a_task(tmp_path):
     np.testing.assert_array_equal(examples["movement"], [one["movement"] for one in stored])
 
 
+def _other_batch(rows):
+    return rows["window"], rows["movement"]
+
+
+def _fails():
+    raise RuntimeError("of no use")
+
+
+def _wrong_name(rows):
+    return rows["windows"]
+
+
 def _broken(**changes):
     return [[sensor_task.windows(1)[0] | changes]]
 
@@ -160,21 +171,26 @@ def _broken(**changes):
         ({"proxies": _broken(movement=1.5)}, "'movement' is of float64, and the task takes int"),
         ({"proxies": _broken(other=1)}, "it has 'other', and the task's features are"),
         ({"proxies": [[{"movement": 1}]]}, "it has no 'window'"),
-        ({"model": 3}, "model must be a tf.keras.Model, .* got a int"),
-        ({"model": lambda: 3}, "must make a tff.learning.models.VariableModel; it made a int"),
+        ({"model": 3, **_NO_LOSS}, "model must be a tf.keras.Model, .* got a int"),
+        (
+            {"model": lambda: 3, **_NO_LOSS},
+            "function that makes a tff.learning.models.VariableModel, got a int",
+        ),
+        ({"model": _fails, **_NO_LOSS}, "does not take .*: RuntimeError: of no use"),
+        ({"proxies": {"window": 1}}, "proxies must be a list of devices"),
+        (
+            {"loss": tf.keras.losses.CategoricalCrossentropy(from_logits=True)},
+            r"model does not take the pipeline's batches .*int64\[None\]",
+        ),
         ({"loss": "mse"}, "loss must be a tf.keras.losses.Loss"),
         ({"model": _functional_model}, "loss and metrics are for a tf.keras.Model"),
         (
-            {"model": tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=[5])])},
-            r"model does not take the pipeline's batches \(float32\[None, 18\]",
+            {"pipeline": dataclasses.replace(sensor_task.PIPELINE, to_batch=_other_batch)},
+            r"model does not take the pipeline's batches \(float32\[None, 16, 2\]",
         ),
         ({"largest_metrics": {"loss": 9.0}}, "largest_metrics has no bound of the metric 'accur"),
         (
-            {
-                "pipeline": dataclasses.replace(
-                    sensor_task.PIPELINE, to_batch=lambda rows: rows["windows"]
-                )
-            },
+            {"pipeline": dataclasses.replace(sensor_task.PIPELINE, to_batch=_wrong_name)},
             "pipeline fails on the features .'movement', 'window'.: .*KeyError",
         ),
         (
@@ -194,6 +210,7 @@ def test_a_definition_whose_parts_do_not_fit_is_refused_in_one_line(tmp_path, ch
     assert not (tmp_path / "task").exists()
 
 
+@pytest.mark.slow  # Making two models and their specs takes seconds.
 def test_models_of_tff_must_take_the_batches_of_the_pipeline():
     model, batch = _functional_model(), sensor_task.PIPELINE.batch_spec()
     assert own_model.read(model, batch) is model
@@ -232,3 +249,183 @@ def test_the_command_refuses_a_bad_definition_before_anything_is_made(tmp_path, 
     assert main.main(arguments) == 2
     assert "must return a TaskDefinition, got a dict" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "made").exists()
+
+
+def _stored(device, round_index):
+    features = sensor_task.define().features()
+    examples = sensor_task.windows(100 * round_index + device, num_windows=5 + device)
+    return named_tensors.encode_all(examples, features)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["keras", "functional", "variable"])
+def test_rounds_of_devices_are_those_of_the_compiled_simulation(tmp_path, kind):
+    own = {"keras": {}, "functional": _NO_LOSS, "variable": _NO_LOSS | {"algorithm": _proximal}}
+    models = {"functional": _functional_model, "variable": lambda: _variable_model}
+    largest = dict.fromkeys(("loss", "accuracy", "num_examples", "num_batches"), 480.0)
+    changes = {"largest_metrics": largest, **own[kind]}
+    if kind in models:
+        changes["model"] = models[kind]()
+    options = {"client_learning_rate": 1.0} if kind == "variable" else {}
+    defined = sensor_task.define(**changes)
+    made = _make(tmp_path / "task", defined, **options)
+    device = device_work.DeviceWork(made.devices[0])
+    work = server_work.ServerWork(task_folder.read(tmp_path / "task").server)
+    plan = made.config.privacy().plan(made.config.num_devices, 57)
+    with contexts.compiled_only():
+        model = own_model.read(
+            defined.model,
+            defined.pipeline.batch_spec(),
+            loss=defined.loss,
+            metrics=defined.metrics,
+        )
+        if kind == "variable":
+            simulated = _proximal(
+                model,
+                model_aggregator=process.build_aggregator(made.config.learning, plan),
+                metrics_aggregator=tff.learning.metrics.sum_then_finalize,
+            )
+        else:
+            simulated = process.build_process(plan, made.config.learning, model)
+        compiled = compiled_process.compile_process(simulated)
+    reference = compiled.initialize()
+    of_state = leaves.member(simulated.next.type_signature.parameter[0])
+
+    def flat(state):
+        return [np.asarray(leaf) for leaf in leaves.flatten(state, of_state, "state")]
+
+    state = flat(reference)
+    for round_index in range(3):
+        sums, broadcast, data = work.zero(), work.broadcast(state), []
+        for number in range(3):
+            stored = _stored(number, round_index)
+            sums = work.accumulate(sums, device.run(stored, broadcast, seed=(number, 7)))
+            seed = tf.constant((number, 7), tf.int64)
+            data.append(list(defined.pipeline.batches(tf.constant(stored), seed)))
+        state, metrics = work.finish(state, sums)
+        output = compiled.next(reference, data)
+        reference = output.state
+        for found, expected in zip(state, flat(reference), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+        loss = output.metrics["client_work"]["train"]["loss"]
+        np.testing.assert_allclose(metrics["client_work/train/loss"], loss, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_devices_cut_their_metrics_to_the_bounds_of_the_definition(tmp_path):
+    made = _make(
+        tmp_path / "t",
+        sensor_task.define(largest_metrics={"loss": 2.0, "accuracy": 3.0}, loss_metric=""),
+    )
+    work = server_work.ServerWork(task_folder.read(tmp_path / "t").server)
+    device = device_work.DeviceWork(made.devices[0])
+    broadcast = work.broadcast(work.initialize(made.initialize()))
+    update = device.run(_stored(0, 0), broadcast, seed=(0, 0))
+    cut = {
+        tensor.label.partition("loss")[1] or tensor.label.partition("accuracy")[1]: value
+        for tensor, value in zip(work.plan.update, update, strict=True)
+    }
+    assert (cut["loss"], cut["accuracy"]) == (2.0, 3.0)  # Of ten rows, with a loss of 1 or so.
+
+
+@pytest.mark.slow
+def test_an_algorithm_that_releases_more_than_the_noised_sum_is_refused(tmp_path):
+    def exact(model, model_aggregator, metrics_aggregator):
+        del model_aggregator
+        return _proximal(model, metrics_aggregator=metrics_aggregator)
+
+    def fails(model, **aggregators):
+        raise RuntimeError("of no use")
+
+    for algorithm, message in (
+        (exact, "Client values reach the server other than through a private release"),
+        (fails, "algorithm raises RuntimeError: of no use"),
+        (lambda model, **aggregators: 3, "must return a tff.learning.templates.LearningProcess"),
+    ):
+        defined = sensor_task.define(algorithm=algorithm)
+        with pytest.raises(validation.UsageError, match=message):
+            _make(tmp_path / "task", defined, client_learning_rate=1.0)
+    with pytest.raises(validation.UsageError, match="server_momentum has no meaning with the algo"):
+        _make(tmp_path / "task", defined, client_learning_rate=1.0, server_momentum=0.5)
+    assert not (tmp_path / "task").exists()
+
+
+@pytest.mark.slow
+def test_a_fleet_trains_and_evaluates_it_with_secure_sums(tmp_path):
+    defined = sensor_task.define()
+    options = {
+        "secagg_bits": 20,
+        "secure_aggregation": "honest-but-curious",
+        "least_group": 6,
+        "selection_timeout": 10.0,
+        "reporting_timeout": 30.0,
+    }
+    made = _make(tmp_path / "own", defined, num_rounds=6, min_sep=1, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measured_run, "measure", lambda *_: measured_run.Cost(0.1, 0.2, 1000))
+        changed = dataclasses.replace(made.config, task="", num_rounds=2)
+        making.make_evaluation(
+            made, changed, tmp_path / "watch", small_tasks.KEY,
+            progress=lambda line: None, definition=defined,
+        )  # fmt: skip
+    assert made.words is None and not made.server.zero.outputs
+    assert "NO guarantee" not in (made.path / "README.md").read_text()
+    lines = [
+        {"user_id": f"d{user}", "examples": [
+            {name: value.tolist() for name, value in one.items()}
+            for one in sensor_task.windows(user)
+        ]}
+        for user in range(40)
+    ]  # fmt: skip
+    data = tmp_path / "devices.jsonl"
+    data.write_text("\n".join(map(json.dumps, lines)))
+    tasks = [planned_task.load(tmp_path / name, small_tasks.KEYS) for name in ("own", "watch")]
+    store = memory_store.MemoryStore()
+    for task in tasks:
+        task.add_to(store)
+    settings = {
+        "population": population.Population(
+            "tests",
+            tuple(task.served.task for task in tasks),
+            heartbeat_seconds=0.5,
+            silence_seconds=30.0,
+            lease_seconds=60.0,
+        ),
+        "tasks": {task.name: task.served for task in tasks},
+        "store": store,
+        "endpoint": example_service.endpoint(tmp_path),
+        "pace": lambda now, randomness: (0.3 + 0.3 * randomness.random(), 2.0),
+        "observer": example_service.Notes(),
+        "randomness": random.Random(1),
+    }
+    with server_thread.running(lambda: server.Server(**settings)) as address:
+        devices = fleet.Fleet(
+            fleet.ConnectionSettings(
+                address,
+                (tmp_path / "server.pem").read_bytes(),
+                (signing_keys.raw(small_tasks.KEYS[0]),),
+            ),
+            "tests",
+            str(data),
+            num_devices=40,
+            rates=behaviour.Rates(drop_outs=0.0, stragglers=0.0),
+            start_within_s=0.5,
+            usual_wait_s=1.0,
+            features=named_tensors.read_features(tmp_path / "own" / task_folder.EXAMPLES),
+        )
+        ending = fleet.Ending(rounds=8, seconds=120.0)
+        fleet.run(devices, ending, stop=threading.Event(), on_session_end=lambda end: None)
+    rows = task_report.rounds(store, "tests", "own")
+    assert len(rows) == 6
+    losses = [row["client_work/train/loss"] for row in rows if not row.get("skipped")]
+    assert losses[-1] < 0.6 * losses[0]
+    watched = task_report.rounds(store, "tests", "watch")
+    assert {0 < row["client_work/eval/current_round_metrics/accuracy"] <= 1 for row in watched} == {
+        True
+    }
+    found = task_report.write(tasks[0].folder, store, tmp_path / "report")
+    assert found.statement.epsilon == tasks[0].privacy(store.last_commit("tests", "own")).epsilon
+    assert not any("vocabulary" in text for text in found.statement.assumptions)
+    assert found.statement.parameters["data"] == "windows drawn by a seed"
+    with np.load(tmp_path / "report" / "model.npz") as weights:
+        assert [weights[name].shape for name in weights.files] == [(18, 3), (3,)]

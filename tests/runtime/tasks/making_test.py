@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.runtime.fleet import server_thread
 from tests.runtime.plans import small_tasks
@@ -23,6 +24,7 @@ from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.tasks import (
     making,
     planned_task,
+    provenance,
     summation_sentences,
     task_config,
     task_report,
@@ -61,8 +63,13 @@ def folder(corpora, lines, tmp_path_factory):
     output = tmp_path_factory.mktemp("tasks") / "toy"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "read_users", fail)
-        options = tiny_task.config(corpora, expect="loss < 4, update > 0.01")
-        return making.make(options, output, small_tasks.KEY, progress=lines.append)
+        return making.make(
+            tiny_task.config(corpora, expect="loss < 4, update > 0.01"),
+            output,
+            small_tasks.KEY,
+            built=provenance.find(builder="Ada"),
+            progress=lines.append,
+        )
 
 
 def test_the_plans_follow_from_the_options(folder, lines):
@@ -76,13 +83,20 @@ def test_the_plans_follow_from_the_options(folder, lines):
     assert device.seed_policy == plan_pb2.DEVICE_DRAWS
     assert folder.terms.noise_multiplier == 0.5
     assert folder.terms.strategy.name == "identity"
+    served = planned_task.PlannedTask(folder).served.task
+    assert served.tested_tensorflow == tuple(device.tested_tensorflow) == (tf.__version__,)
     assert folder.words.words == tuple(dict.fromkeys(folder.words.words))
     readme = (folder.path / "README.md").read_text()
     assert "ε at most" in readme and "65 devices are chosen" in readme
+    assert folder.server.provenance == provenance.find(builder="Ada")
+    assert device.provenance.package_version and not device.provenance.builder
+    assert "Built by Ada with tff_dpftrl" in readme
     assert "- As expected: loss < 4 (loss 3.5" in readme
     assert "- As expected: update > 0.01 (update 0." in readme
     assert any("Testing the plans" in line for line in lines)
-    assert any("Tested for devices of version 1 and later: loss" in line for line in lines)
+    assert any(
+        "Tested for devices of version 1 and later: TensorFlow 2.14" in line for line in lines
+    )
 
 
 @pytest.mark.slow
@@ -126,6 +140,12 @@ def test_a_decay_does_not_stop_the_test_of_a_short_task(corpora, tmp_path):
 def test_a_budget_must_pay_for_a_round(corpora, tmp_path):
     config = tiny_task.config(corpora, max_epsilon=0.1)
     with pytest.raises(ValueError, match="max_epsilon=0.1 does not pay for one round"):
+        making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
+
+
+def test_an_interpreter_without_tensorflow_is_refused_before_plans_are_built(corpora, tmp_path):
+    config = tiny_task.config(corpora, test_python=f"{sys.executable},/nowhere/python")
+    with pytest.raises(ValueError, match="test_python '/nowhere/python' cannot be started"):
         making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
 
 

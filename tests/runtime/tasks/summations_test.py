@@ -103,6 +103,22 @@ def test_sums_of_groups_are_added_modulo_and_travel(task, rounds):
     assert total.strides.sum() == 5
 
 
+def test_a_tree_of_merges_has_the_same_sum_to_the_bit(task, rounds):
+    summation, reports = task.served.task.summation, _reports(task, rounds.commit, 8)
+
+    def groups():
+        for i in range(0, 8, 2):
+            yield summation.decode_group(_plain_sum(task, reports[i : i + 2]), 2)
+
+    chain = summation.zero()
+    for one in groups():
+        chain = summation.merge(chain, one)
+    first, second, third, fourth = groups()
+    pairs = summation.merge(third, fourth), summation.merge(first, second)
+    for found, wanted in zip(summation.merge(*pairs).sums, chain.sums, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_a_sum_with_a_wrong_count_is_not_decoded(task, rounds):
     vector = _plain_sum(task, _reports(task, rounds.commit, 2))
     with pytest.raises(population.UnusableReport, match="counts 2 devices, and 3 are in it"):

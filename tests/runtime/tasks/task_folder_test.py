@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import sys
 
 import pytest
@@ -13,7 +14,7 @@ from tests.runtime.tasks import small_folder
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import signing_keys
-from tff_dpftrl.runtime.plans import plan_pb2, signing
+from tff_dpftrl.runtime.plans import approvals, plan_pb2, signing
 from tff_dpftrl.runtime.tasks import task_folder
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
@@ -60,6 +61,43 @@ def test_what_was_written_is_read(folder):
         *("task.pb", "terms.json", "terms.sig", "signing_key.pub"),
         *("config.json", "examples.json", "vocabulary.json", "README.md"),
     }
+
+
+def test_approvals_travel_with_the_plans_of_this_task_alone(copied, process, tmp_path):
+    reviewers = approvals.Reviewers({"Alice": _OTHER_KEY.public_key()})
+    plain = task_folder.read(copied).signed
+    with pytest.raises(signing.PlanRefusedError, match="0 of the 1 approvals"):
+        reviewers.check(plain.server, "small")
+    signed = task_folder.approve(copied, _OTHER_KEY).signed
+    for plan in (signed.server, *signed.devices):
+        assert reviewers.check(plan, "small") == ("Alice",)
+    assert [plan.plan for plan in signed.devices] == [plan.plan for plan in plain.devices]
+    with pytest.raises(ValueError, match="builder's own approval"):
+        task_folder.approve(copied, small_tasks.KEY)
+    # A task that differs in one number of its terms, or in its plans, is another one.
+    other_terms = dataclasses.replace(small_folder.TERMS, num_devices=101)
+    other_plans = small_folder.plans(process)
+    other_plans.devices[0].limits.seconds += 1
+    for name, built, terms in (
+        ("terms", small_folder.plans(process), other_terms),
+        ("plans", other_plans, small_folder.TERMS),
+    ):
+        small_folder.write_plans(tmp_path / name, built, terms=terms)
+        shutil.copytree(copied / "approvals", tmp_path / name / "approvals")
+        with pytest.raises(signing.PlanRefusedError, match=r"Alice \(not of this task\)"):
+            reviewers.check(task_folder.read(tmp_path / name).signed.server, "small")
+
+
+def test_approvals_of_copies_of_the_folder_add_up(copied):
+    for seed in (7, 8):
+        task_folder.approve(
+            copied, ed25519.Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
+        )
+    assert len(list((copied / "approvals").iterdir())) == 2
+    assert len(task_folder.read(copied).signed.server.approvals.approvals) == 2
+    (copied / "approvals/notes.sig").write_text("")
+    with pytest.raises(ValueError, match="notes.sig is not named by a key: remove it"):
+        task_folder.read(copied)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from tff_dpftrl.runtime.actors import (
     events,
     factory,
     master_aggregator,
+    merging_aggregator,
     messages,
     roles,
     secure_aggregator,
@@ -93,6 +94,20 @@ class TakesTooFewReports(master_aggregator.MasterAggregator):
         super()._finish()
 
 
+class MergesSumsTwice(merging_aggregator.MergingAggregator):
+    def _merge(self, message):
+        if message.aggregator in self._progress:
+            self._awaited.add(message.aggregator)
+        super()._merge(message)
+
+
+class CountsWhatItDoesNotMerge(merging_aggregator.MergingAggregator):
+    def _merge(self, message):
+        if message.aggregator not in self._awaited and self._awaited:
+            self._counts.update(message.counts)
+        super()._merge(message)
+
+
 class CountsReportsTwice(aggregator.Aggregator):
     def _report(self, message):
         if message.device in self._reported:
@@ -173,6 +188,10 @@ FACTORIES = {
     "TriesTheSameRoundAgain": factory_with(roles.CoordinatorRole, TriesTheSameRoundAgain),
     "SkipsWithoutEnd": factory_with(roles.CoordinatorRole, SkipsWithoutEnd),
     "DoesNotCareWhoLeads": factory_with(selector.Selector, DoesNotCareWhoLeads),
+}
+MERGING_FACTORIES = {
+    actor_type.__name__: factory_with(roles.MergingAggregatorRole, actor_type)
+    for actor_type in (MergesSumsTwice, CountsWhatItDoesNotMerge)
 }
 SECURE_FACTORIES = {
     actor_type.__name__: factory_with(roles.AggregatorRole, actor_type)

@@ -18,13 +18,15 @@ SCHEDULES_PER_MISTAKE = 400
 RESTING_SCHEDULES = 25
 
 
+@pytest.mark.parametrize("has_mergers", [False, True], ids=["flat", "merged"])
 @pytest.mark.parametrize(
     "schedules", [SCHEDULES_BY_DEFAULT, pytest.param(SCHEDULES, marks=pytest.mark.slow)]
 )
-def test_the_laws_hold_in_every_schedule(schedules):
+def test_the_laws_hold_in_every_schedule(schedules, has_mergers):
     seen = collections.Counter()
+    served = simulation.merging_population() if has_mergers else simulation.small_population()
     for seed in range(schedules):
-        watched = simulation.Simulation(seed).run()
+        watched = simulation.Simulation(seed, served=served).run()
         assert not watched.broken, f"schedule {seed}: {watched.broken}"
         seen.update(watched.seen)
     # They hold although all of this happened, and often.
@@ -42,18 +44,22 @@ def test_the_laws_hold_in_every_schedule(schedules):
         "reports refused: late",
         "reports refused: duplicate",
         "reports refused: unusable",
+        *(["killed: merger"] if has_mergers else []),
     ):
         assert seen[what] > schedules // 20, what
     # In some schedules another Coordinator led before the faults ended, in many more than one.
     assert seen["leases"] > 1.3 * schedules
 
 
+@pytest.mark.parametrize("has_mergers", [False, True], ids=["flat", "merged"])
 @pytest.mark.parametrize(
     "schedules", [SECURE_BY_DEFAULT, pytest.param(SECURE_SCHEDULES, marks=pytest.mark.slow)]
 )
-def test_secure_sums_are_exact_or_lost_in_every_schedule(schedules):
+def test_secure_sums_are_exact_or_lost_in_every_schedule(schedules, has_mergers):
     seen = collections.Counter()
-    served = simulation.secure_population()
+    served = (
+        simulation.secure_merging_population() if has_mergers else simulation.secure_population()
+    )
     for seed in range(schedules):
         watched = simulation.Simulation(seed, served=served).run()
         assert not watched.broken, f"schedule {seed}: {watched.broken}"
@@ -67,6 +73,7 @@ def test_secure_sums_are_exact_or_lost_in_every_schedule(schedules):
         "reports refused: late",
         "reports refused: unusable",
         "reports refused: group lost",
+        *(["killed: merger"] if has_mergers else []),
     ):
         assert seen[what] > schedules // 20, what
 
@@ -81,13 +88,14 @@ def test_secure_sums_are_exact_or_lost_in_every_schedule(schedules):
     ],
 )
 def test_the_laws_hold_with_two_populations_in_every_schedule(is_secure, schedules):
-    """All devices are in both populations, and train for one at a time."""
+    """All devices are in both populations, and train for one at a time; one has mergers."""
+    first = simulation.merging_population()
     second = simulation.small_population("second")
     if is_secure:
         second = simulation.secure_population("second", 2 * simulation.NUM_DEVICES)
     seen = {"simulated": collections.Counter(), "second": collections.Counter()}
     for seed in range(schedules):
-        simulated = simulation.Simulation(seed, beside=[second])
+        simulated = simulation.Simulation(seed, served=first, beside=[second])
         simulated.run()
         for name, watched in simulated.watches.items():
             assert not watched.broken, f"schedule {seed}, {name}: {watched.broken}"
@@ -96,6 +104,7 @@ def test_the_laws_hold_with_two_populations_in_every_schedule(is_secure, schedul
         for what in ("rounds of training", "rounds of evaluation", "RoundLost", "killed: selector"):
             assert seen[name][what] > schedules // 20, (name, what)
     assert bool(seen["second"]["summed_groups"]) == is_secure
+    assert is_secure or seen["simulated"]["killed: merger"] > schedules // 20
 
 
 def test_a_device_that_gets_into_another_populations_sum_is_found():
@@ -172,6 +181,10 @@ FOUND_BY = {
 NEEDS_REST = ("TriesTheSameRoundAgain", "SkipsWithoutEnd")
 
 
+MERGING_FOUND_BY = {
+    "MergesSumsTwice": watch.Law.COUNTED_ONCE,
+    "CountsWhatItDoesNotMerge": watch.Law.EXACT_COUNT,
+}
 SECURE_FOUND_BY = {
     "AddsVectorsThatComeAgain": watch.Law.EXACT_SUM,
     "CountsWhoWasThere": watch.Law.EXACT_COUNT,
@@ -181,6 +194,7 @@ SECURE_FOUND_BY = {
 def test_every_mistake_is_tried():
     assert set(FOUND_BY) == {*mistakes.FACTORIES, *mistakes.STORES}
     assert set(SECURE_FOUND_BY) == set(mistakes.SECURE_FACTORIES)
+    assert set(MERGING_FOUND_BY) == set(mistakes.MERGING_FACTORIES)
 
 
 @pytest.mark.parametrize("mistake", FOUND_BY)
@@ -199,15 +213,25 @@ def test_a_planted_mistake_is_found(mistake):
     pytest.fail(f"no schedule before {SCHEDULES_PER_MISTAKE} found it")
 
 
-@pytest.mark.parametrize("mistake", SECURE_FOUND_BY)
-def test_a_mistake_in_a_secure_sum_is_found(mistake):
+@pytest.mark.parametrize(
+    ("mistake", "law", "factories", "served"),
+    [
+        *(
+            (*one, mistakes.SECURE_FACTORIES, "secure_population")
+            for one in SECURE_FOUND_BY.items()
+        ),
+        *(
+            (*one, mistakes.MERGING_FACTORIES, "merging_population")
+            for one in MERGING_FOUND_BY.items()
+        ),
+    ],
+)
+def test_a_mistake_of_other_aggregators_is_found(mistake, law, factories, served):
     for seed in range(SCHEDULES_PER_MISTAKE):
         watched = simulation.Simulation(
-            seed,
-            actor_factory=mistakes.SECURE_FACTORIES[mistake],
-            served=simulation.secure_population(),
+            seed, actor_factory=factories[mistake], served=getattr(simulation, served)()
         ).run()
-        if SECURE_FOUND_BY[mistake] in {law for law, _ in watched.broken}:
+        if law in {law for law, _ in watched.broken}:
             print(f"found by schedule {seed}: {watched.broken}")
             return
     pytest.fail(f"no schedule before {SCHEDULES_PER_MISTAKE} found it")

@@ -1,7 +1,8 @@
 """The server as actors: plain state machines that make rounds, without any engine code.
 
 Coordinator, Selectors, Master Aggregators and Aggregators (Bonawitz et al. 2019, section 4) are
-plain classes. A message goes in, effects come out:
+plain classes; merging Aggregators stand between a Master Aggregator and many Aggregators. A message
+goes in, effects come out:
 
     effects = actor.start(now)           # once
     effects = actor.step(now, message)   # for every message, one at a time
@@ -20,12 +21,13 @@ guarantee:
 - `After(seconds, message)`: deliver the message to the actor itself, unless it is gone.
 - `Spawn(address, role)`: build the actor of the role (`factory.ActorFactory.build`) where there is
   room, and start it. Roles are data, so that they can travel.
-- `Stop(address)`: end the actor. The engine itself answers a report, or a message of a secure sum,
+- `Stop(address)`: end the actor, and those that it has spawned (a Coordinator's attempt goes on
+  to its end). The engine itself answers a report, or a message of a secure sum,
   for an actor that is gone with `ReportRefused(..., Refusal.LATE)`. It answers devices that wait,
   in a secure sum, for an actor that is gone in the same way. It sends `ComeBack` to devices that
   are forwarded to an attempt that is gone, since no actor knows of them.
 - `Lost(address)` may be sent to the actor that spawned a lost one (for a Coordinator: to the
-  Selectors), and the Aggregators of a lost Master Aggregator may be ended. Both save time; the
+  Selectors), and the Aggregators below a lost actor may be ended. Both save time; the
   time-outs do the same later.
 - `DeviceGone(device)`: send it to the device's Selector, and to the Aggregator that waits for its
   report.
@@ -43,6 +45,7 @@ The simulator checks these laws:
   the result to the store and to nobody else. All that leaves (the next round's model, metrics) is
   read from a commit that the store has confirmed. An abandoned attempt has released nothing, so
   that the same round, with the same noise, may have another cohort.
-- **Loss**: with an Aggregator, its devices are lost; with a Master Aggregator, the attempt; with a
+- **Loss**: with an Aggregator, its devices are lost, with a merging Aggregator those of all
+  Aggregators below it; with a Master Aggregator, the attempt; with a
   Selector, its connected devices; with a Coordinator, nothing that is committed.
 """

@@ -89,7 +89,7 @@ class Aggregator(reporting.Reporting):
     def _send_count(self) -> None:
         if not self._is_closed:
             self.send(
-                self._role.attempt,
+                self._role.parent,
                 messages.ReportsCounted(
                     self.address, self._counts["reports"], len(self._outstanding)
                 ),
@@ -101,6 +101,6 @@ class Aggregator(reporting.Reporting):
             self._counts["outstanding"] = len(self._outstanding)
             total, self._total = self._total, None
             self.send(
-                self._role.attempt,
+                self._role.parent,
                 messages.PartialSum(self.address, total, dict(self._counts)),
             )

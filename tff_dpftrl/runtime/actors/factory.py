@@ -10,6 +10,7 @@ from tff_dpftrl.runtime.actors import (
     aggregator,
     coordinator,
     master_aggregator,
+    merging_aggregator,
     population,
     roles,
     secure_aggregator,
@@ -100,6 +101,10 @@ class ActorFactory:
             case roles.MasterAggregatorRole():
                 task = self.served.task(role.commit.task)
                 return master_aggregator.MasterAggregator(address, self.store_address, task, role)
+            case roles.MergingAggregatorRole():
+                return merging_aggregator.MergingAggregator(
+                    address, self.served.task(role.task), role
+                )
             case roles.AggregatorRole():
                 task = self.served.task(role.task)
                 if task.secure_sum is None:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import enum
 import math
 from collections.abc import Callable
+from typing import Any
 
-from tff_dpftrl.runtime.actors import actor, messages, population, roles
+from tff_dpftrl.runtime.actors import merging, messages, population, roles
 from tff_dpftrl.runtime.store import interface
 
 _COMMIT_TRIES = 3
-
-
-class _Phase(enum.Enum):
-    """Phase of an attempt, also the message of its time-out; the value is the time-out's reason."""
-
-    SELECTION = "devices were not forwarded in time"
-    REPORTING = "too few reports"
-    CLOSING = "too few sums of Aggregators"
-    COMMITTING = "the store did not answer"
-    OVER = "over"
+_Phase = merging.Phase
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +27,7 @@ class _GiveUp:
     is_last: bool = False
 
 
-class MasterAggregator(actor.Actor):
+class MasterAggregator(merging.Merging):
     """Maker of one attempt: spawns Aggregators, merges their sums, adds the noise, and commits.
 
     Before the store has confirmed the noised result, it goes to the store and to nobody else.
@@ -52,22 +42,15 @@ class MasterAggregator(actor.Actor):
         role: roles.MasterAggregatorRole,
     ):
         """Stores the parts; `factory.ActorFactory` documents them."""
-        super().__init__(address)
+        super().__init__(address, served)
         self._store_address = store_address
-        self._task = served
         self._rounds = served.rounds
         self._role = role
-        self._phase = _Phase.SELECTION
         self._selectors = set(role.expected)
         self._devices: dict[str, None] = {}  # In the order of arrival.
-        # Numbers of accepted and outstanding reports of each Aggregator that lives.
-        self._progress: dict[str, tuple[int, int]] = {}
         self._began_at = 0.0
         self._half_seconds = role.half_seconds
         self._turnout = messages.Turnout(0, 0, 0, 0.0)
-        self._awaited: set[str] = set()
-        self._total = served.summation.zero()
-        self._counts: collections.Counter[str] = collections.Counter()
         self._result: messages.CommitRound | None = None
         self._tries = 0
 
@@ -144,23 +127,22 @@ class MasterAggregator(actor.Actor):
         if not groups:
             self._abandon("too few devices for the groups of a secure sum")
             return
-        self._phase = _Phase.REPORTING
         commit = self._role.commit
-        for i in range(groups):
-            group = devices[i::groups]
-            address = f"{self.address}/aggregator/{i}"
-            self._progress[address] = (0, len(group))
-            self.spawn(
-                address,
+        aggregators = [
+            (
+                f"{self.address}/aggregator/{i}",
                 roles.AggregatorRole(
                     self.address,
                     commit.task,
                     commit.rounds_done,
                     self._role.model,
-                    group,
+                    devices[i::groups],
                     most_reports // groups + (i < most_reports % groups),
                 ),
             )
+            for i in range(groups)
+        ]
+        self._spawn_aggregators(merging.tree(aggregators, self._task, self.address))
         self._began_at = self.now
         self._turnout = messages.Turnout(len(devices), 0, 0, 0.0)
         self._wait(self._rounds.reporting_timeout)
@@ -169,27 +151,19 @@ class MasterAggregator(actor.Actor):
 
     # Reporting.
 
-    def _counted(self, message: messages.ReportsCounted) -> None:
-        if self._phase is _Phase.REPORTING and message.aggregator in self._progress:
-            counts = message.accepted, message.outstanding
-            # Counts may overtake each other. The newer one has the smaller weighted sum, also when
-            # a device that had arrived for a secure sum leaves.
-            self._progress[message.aggregator] = min(
-                self._progress[message.aggregator], counts, key=lambda both: both[0] + 2 * both[1]
-            )
-            self._close_if_complete()
-
-    def _close_if_complete(self) -> None:
-        accepted, outstanding = (
-            sum(column) for column in zip(*self._progress.values(), strict=True)
-        )
+    def _progressed(self) -> None:
+        if not self._progress:
+            self._abandon("all Aggregators are lost")
+            return
+        together = self._all_progress
+        accepted, outstanding = together.accepted, together.outstanding
         is_complete = accepted >= self._rounds.goal_count
         if not self._turnout.half_seconds and accepted >= math.ceil(self._rounds.goal_count / 2):
             self._half_has_come(self.now - self._began_at)
         self._turnout = dataclasses.replace(
             self._turnout, reported=accepted, undecided=outstanding if is_complete else 0
         )
-        if (is_complete and self._no_group_is_short()) or not outstanding:
+        if (is_complete and not together.is_short) or not outstanding:
             self._close()
 
     def _half_has_come(self, seconds: float) -> None:
@@ -212,56 +186,14 @@ class MasterAggregator(actor.Actor):
         if timer.is_last:
             self._close()
             return
-        for aggregator in self._progress:
-            self.send(aggregator, messages.DropSilent())
+        self._drop_silent()
         self.after(
             self._rounds.patience(timer.half_seconds), _GiveUp(timer.half_seconds, is_last=True)
         )
 
-    def _no_group_is_short(self) -> bool:
-        """Returns whether no group needs outstanding devices for its smallest sum."""
-        if self._task.secure_sum is None:
-            return True
-        least = self._task.secure_sum.parameters.least_devices
-        return all(
-            here >= least or not outstanding for here, outstanding in self._progress.values()
-        )
-
-    def _close(self) -> None:
-        self._phase = _Phase.CLOSING
-        self._awaited = set(self._progress)
-        for aggregator in self._progress:
-            self.send(aggregator, messages.CloseReporting())
-        self._wait(self._task.longest_closing)
-
-    def _merge(self, message: messages.PartialSum) -> None:
-        if self._phase is _Phase.CLOSING and message.aggregator in self._awaited:
-            self._awaited.discard(message.aggregator)
-            if message.total is not None:
-                self._total = self._task.summation.merge(self._total, message.total)
-            self._counts.update(message.counts)
-            if not self._awaited:
-                self._finish()
-
-    def _lose(self, aggregator: str) -> None:
-        if self._progress.pop(aggregator, None) is None:
-            return
-        if self._phase is _Phase.REPORTING:
-            self._counts["lost_aggregators"] += 1
-            if self._progress:
-                self._close_if_complete()
-            else:
-                self._abandon("all Aggregators are lost")
-        elif self._phase is _Phase.CLOSING and aggregator in self._awaited:
-            self._counts["lost_aggregators"] += 1
-            self._awaited.discard(aggregator)
-            if not self._awaited:
-                self._finish()
-
     # Noise, then commit, then release.
 
-    def _finish(self) -> None:
-        self._counts["lost_aggregators"] += len(self._awaited)
+    def _use(self, total: Any) -> None:
         late = self._counts[messages.Refusal.LATE.value]
         self._turnout = dataclasses.replace(self._turnout, undecided=self._turnout.undecided + late)
         reports = self._counts["reports"]
@@ -272,7 +204,6 @@ class MasterAggregator(actor.Actor):
         if secure_sum is not None and reports > secure_sum.most_devices:
             self._abandon("more devices in the sum than its moduli have room for")
             return
-        total, self._total = self._total, None
         state = self._role.commit.state
         self._step(lambda: self._task.server_step.apply(total, reports, self._role.model, state))
 

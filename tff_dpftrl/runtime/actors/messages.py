@@ -365,32 +365,34 @@ class RoundAbandoned:
 
 @dataclasses.dataclass(frozen=True)
 class ReportsCounted:
-    """Aggregator to Master Aggregator: the Aggregator's progress.
+    """Aggregator to its parent, which merges its sum: the Aggregator's progress.
 
     Attributes:
       aggregator: Address of the Aggregator.
       accepted: Number of reports in the sum; in a secure sum, the number of arrived devices.
       outstanding: Number of devices that may still report.
+      is_short: Whether a secure sum needs outstanding devices, so as not to be lost.
     """
 
     aggregator: str
     accepted: int
     outstanding: int
+    is_short: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class CloseReporting:
-    """Master Aggregator to Aggregator: take no more reports, and hand over the sum."""
+    """Parent to Aggregator: take no more reports, and hand over the sum."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DropSilent:
-    """Master Aggregator to Aggregator: drop the devices that have sent nothing."""
+    """Parent to Aggregator: drop the devices that have sent nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PartialSum:
-    """Aggregator to Master Aggregator: the Aggregator's sum.
+    """Aggregator to its parent, which merges sums: the Aggregator's sum.
 
     Attributes:
       aggregator: Address of the Aggregator.

@@ -28,8 +28,8 @@ class Summation(abc.ABC):
 
     Aggregators of one round may run in different processes, so that a total must be picklable.
     Reports are added as they come and not kept. In a secure sum, the server never sees a report:
-    groups of devices hand over sums (`decode_group`). The Master Aggregator only sees totals and
-    counts in any case.
+    groups of devices hand over sums (`decode_group`). The actors that merge sums only see totals
+    and counts in any case.
     """
 
     @abc.abstractmethod
@@ -160,6 +160,7 @@ class RoundSettings:
       selection_timeout: Seconds after which a round begins with fewer devices.
       reporting_timeout: Seconds that devices have to report.
       devices_per_aggregator: Number of devices whose reports one Aggregator sums.
+      max_fan_in: Largest number of sums that one actor merges. Of more Aggregators there is a tree.
       exchange_timeout: Seconds that an actor waits for another actor's answer.
       most_over_selection: Largest number of devices selected for each report of the goal, where
         many have not reported in earlier rounds. A sum still holds at most `wanted` reports. A
@@ -174,6 +175,7 @@ class RoundSettings:
     devices_per_aggregator: int = 500
     exchange_timeout: float = 10.0
     most_over_selection: float = 3.0
+    max_fan_in: int = 16
 
     def __post_init__(self):
         validation.integer("goal_count", self.goal_count, minimum=1)
@@ -182,6 +184,7 @@ class RoundSettings:
         validation.number("most_over_selection", self.most_over_selection, at_least=1, at_most=1000)
         validation.probability("least_fraction", self.least_fraction)
         validation.integer("devices_per_aggregator", self.devices_per_aggregator, minimum=1)
+        validation.integer("max_fan_in", self.max_fan_in, minimum=2)
         for name in ("selection_timeout", "reporting_timeout", "exchange_timeout"):
             validation.positive(name, getattr(self, name))
 
@@ -214,9 +217,24 @@ class RoundSettings:
         """Smallest number of devices to begin a round, and of reports to complete it."""
         return math.ceil(self.goal_count * self.least_fraction - 1e-9)
 
+    def merge_levels(self, num_sums: int) -> int:
+        """Returns the smallest number of levels of merges in which no actor has too many sums."""
+        levels = 1
+        while self.max_fan_in**levels < num_sums:
+            levels += 1
+        return levels
+
+    def fan_in(self, num_sums: int) -> int:
+        """Returns the smallest fan-in with which that number of levels merges all sums."""
+        levels = self.merge_levels(num_sums)
+        fan_in = 1
+        while fan_in**levels < num_sums:
+            fan_in += 1
+        return fan_in
+
     @property
     def longest(self) -> float:
-        """Longest time that an attempt takes, without secure sums, in seconds."""
+        """Longest time that an attempt takes with one level of merges and no secure sums, in s."""
         return self.reporting_timeout + 6 * self.exchange_timeout
 
 
@@ -283,6 +301,8 @@ class Task:
         like a spent privacy budget, or None.
       secure_sum: Settings of the secure sum; None if the server sees reports in the clear.
       min_sep: Smallest stride between two rounds of one device, in rounds.
+      tested_tensorflow: Versions of TensorFlow with which the devices' part was tested; empty if
+        unknown.
     """
 
     name: str
@@ -297,6 +317,7 @@ class Task:
     refusal: Callable[[interface.Commit], str | None] = _no_refusal
     secure_sum: SecureSumSettings | None = None
     min_sep: int = 1
+    tested_tensorflow: tuple[str, ...] = ()
 
     def __post_init__(self):
         validation.positive("weight", self.weight)
@@ -323,12 +344,20 @@ class Task:
     @property
     def longest(self) -> float:
         """Longest time that an attempt takes, in seconds."""
-        return self.rounds.longest + self._secure_seconds
+        levels = self.rounds.merge_levels(self.num_groups(self.rounds.wanted))
+        return self.rounds.longest - self.rounds.exchange_timeout + self.longest_closing(levels)
 
-    @property
-    def longest_closing(self) -> float:
-        """Longest time from the end of reporting to all Aggregators' sums, in seconds."""
-        return self.rounds.exchange_timeout + self._secure_seconds
+    def longest_closing(self, levels: int = 1) -> float:
+        """Returns the longest time from the end of reporting to the sum of all Aggregators.
+
+        Args:
+          levels: Number of levels of merges. Each waits longer than the one below it, so that one
+            missing sum does not take others with it.
+
+        Returns:
+          The time in seconds.
+        """
+        return levels * self.rounds.exchange_timeout + self._secure_seconds
 
     @property
     def _secure_seconds(self) -> float:

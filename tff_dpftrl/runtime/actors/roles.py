@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from typing import ClassVar
 
 from tff_dpftrl.runtime.store import interface
 
@@ -65,6 +67,8 @@ class AggregatorRole:
       devices: Addresses of the devices' connections.
       most_reports: Largest number of reports in the sum; the number of devices if None. Reports
         beyond it are refused.
+      parent: Address of the actor that receives counts and the sum; the actor that spawns this one
+        sets it.
     """
 
     attempt: str
@@ -73,3 +77,36 @@ class AggregatorRole:
     model: bytes = dataclasses.field(repr=False)
     devices: tuple[str, ...]
     most_reports: int | None = None
+    parent: str = ""
+    levels: ClassVar[int] = 0  # Number of levels of merges.
+
+
+@dataclasses.dataclass(frozen=True)
+class MergingAggregatorRole:
+    """Role of an Aggregator that merges the sums of other Aggregators, which it spawns.
+
+    Attributes:
+      task: Name of the task.
+      children: Address and role of each of the Aggregators.
+      parent: Address of the actor that receives counts and the sum; the actor that spawns this one
+        sets it.
+    """
+
+    task: str
+    children: tuple[tuple[str, AggregatorRole | MergingAggregatorRole], ...]
+    parent: str = ""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Addresses of the connections of all devices below."""
+        return tuple(itertools.chain.from_iterable(role.devices for _, role in self.children))
+
+    @property
+    def model(self) -> bytes:
+        """Serialised committed model that devices begin with."""
+        return self.children[0][1].model
+
+    @property
+    def levels(self) -> int:
+        """Number of levels of merges, its own included."""
+        return 1 + max(role.levels for _, role in self.children)

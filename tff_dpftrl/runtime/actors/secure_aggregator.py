@@ -23,7 +23,7 @@ class SecureAggregator(reporting.Reporting):
     """Aggregator of a secure sum: passes a group's messages on, and times its steps.
 
     It sees masked vectors and their sum. A device has arrived with the first message of its secure
-    sum, its keys. From then on it counts as a report, until the Master Aggregator closes reporting.
+    sum, its keys. From then on it counts as a report, until reporting is closed.
     The group then goes from step to step with the devices that have arrived. A step ends when no
     device is outstanding, or at its time-out. A group with too few remaining devices is lost whole.
     So is one whose sum cannot be that of its devices; only this actor has seen that sum.
@@ -74,6 +74,11 @@ class SecureAggregator(reporting.Reporting):
     def _is_full(self) -> bool:
         """Whether no further device may arrive."""
         return self._is_reporting and len(self._here) >= self._most_reports
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether too few devices have arrived, and others may arrive."""
+        return bool(self._awaited) and len(self._here) < self._settings.parameters.least_devices
 
     def _begin(self) -> None:
         self._configure(self._session)
@@ -169,8 +174,10 @@ class SecureAggregator(reporting.Reporting):
     def _go_on(self) -> None:
         if self._is_reporting:
             self.send(
-                self._role.attempt,
-                messages.ReportsCounted(self.address, len(self._here), len(self._awaited)),
+                self._role.parent,
+                messages.ReportsCounted(
+                    self.address, len(self._here), len(self._awaited), self._is_short
+                ),
             )
         elif not self._is_over and not self._awaited:
             self._advance()
@@ -224,7 +231,7 @@ class SecureAggregator(reporting.Reporting):
                 self._counts["dropped"] += 1
             elif device not in self._has_end:  # It may still arrive, and will be late.
                 self._counts["dropped" if device in self._steps else "outstanding"] += 1
-        self.send(self._role.attempt, messages.PartialSum(self.address, total, dict(self._counts)))
+        self.send(self._role.parent, messages.PartialSum(self.address, total, dict(self._counts)))
 
 
 class _Unreadable(ValueError):

@@ -13,7 +13,7 @@ COORDINATOR = "coordinator"
 _SELECTOR, _WORKER = "selector", "worker"
 _OF_SELECTOR = re.compile(r"(selector-\d+)(?:/|\Z)")
 _OF_COORDINATOR = re.compile(
-    r"/coordinator/[0-9a-f]+(?:/round/(?P<attempt>\d+)(?:/aggregator/(?P<group>\d+))?)?\Z"
+    r"/coordinator/[0-9a-f]+(?:/round/(?P<attempt>\d+)(?:/(?:aggregator|merger)/(?P<i>\d+))?)?\Z"
 )
 
 
@@ -22,11 +22,13 @@ class Placement:
     """The hosts of a population, and the placement of its actors.
 
     The Aggregators of an attempt are spread over the workers, and so are successive attempts:
-    a lost worker does not delay the next attempt.
+    a lost worker does not delay the next attempt. The Master Aggregator and the merging
+    Aggregators are on different workers if there are as many. Then no worker receives more sums
+    than one of them merges.
 
     Attributes:
       num_selectors: Number of hosts with a Selector.
-      num_workers: Number of hosts with Master Aggregators and Aggregators.
+      num_workers: Number of hosts with Master, merging and other Aggregators.
     """
 
     num_selectors: int
@@ -67,8 +69,8 @@ class Placement:
         if match["attempt"] is None:
             return COORDINATOR
         number = int(match["attempt"])
-        if match["group"] is not None:
-            number += 1 + int(match["group"])
+        if match["i"] is not None:
+            number += 1 + int(match["i"])
         return f"{_WORKER}-{number % self.num_workers}"
 
 

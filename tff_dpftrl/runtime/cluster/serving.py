@@ -21,8 +21,7 @@ from tff_dpftrl.runtime import serving as serving_lib
 from tff_dpftrl.runtime.cluster import cluster as cluster_lib
 from tff_dpftrl.runtime.cluster import deployment as deployment_lib
 from tff_dpftrl.runtime.cluster import observed
-from tff_dpftrl.runtime.protocol import attestation as attestation_lib
-from tff_dpftrl.runtime.server import served_population
+from tff_dpftrl.runtime.server import attesting, day_curve, served_population
 from tff_dpftrl.runtime.server import server_folder as server_folder_lib
 from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import planned_task
@@ -42,7 +41,9 @@ class Files:
       certificate: Certificate of the server.
       private_key: Private key of the certificate.
       attestation_keys: Public keys of the issuers of attestation tokens; None to accept every
-        client as a device.
+        client as a device, or for `attestation_roots`.
+      attestation_roots: Certificates of a platform's roots, in place of issuers.
+      attestation_revoked: Serial numbers of revoked certificates.
     """
 
     tasks: Sequence[str | os.PathLike[str]]
@@ -50,6 +51,8 @@ class Files:
     certificate: str | os.PathLike[str]
     private_key: str | os.PathLike[str]
     attestation_keys: Sequence[str | os.PathLike[str]] | None
+    attestation_roots: str | os.PathLike[str] | None = None
+    attestation_revoked: str | os.PathLike[str] | None = None
 
 
 def deployment(
@@ -84,6 +87,11 @@ def deployment(
         )
     tasks, plan_keys = _absolute(files.tasks), _absolute(files.plan_keys)
     issuers = _absolute(files.attestation_keys or ())
+    platform = {
+        "attestation_roots": files.attestation_roots,
+        "attestation_revoked": files.attestation_revoked,
+    }
+    platform = {name: path and deployment_lib.absolute(path) for name, path in platform.items()}
     return deployment_lib.ClusterDeployment(
         populations=populations,
         builder=_BUILDER,
@@ -92,12 +100,14 @@ def deployment(
         private_key=deployment_lib.absolute(files.private_key),
         addresses=tuple(f"{host}:{port}" for port in ports),
         num_workers=num_workers,
-        files=(*tasks, *plan_keys, *issuers),
+        files=(*tasks, *plan_keys, *issuers, *filter(None, platform.values())),
         options={
             "tasks": tasks,
             "plan_keys": plan_keys,
             "attestation_keys": None if files.attestation_keys is None else issuers,
+            **platform,
             "population_size": settings.population_size,
+            "availability": tuple(settings.availability),
             "round_seconds": settings.round_seconds,
             "limits": settings.limits,
             "most_over_selection": settings.most_over_selection,
@@ -128,17 +138,15 @@ def build(deployed: deployment_lib.ClusterDeployment) -> deployment_lib.Parts:
         tasks,
         serving_lib.Settings(
             population_size=options["population_size"],
+            availability=options["availability"],
             round_seconds=options["round_seconds"],
             most_over_selection=options["most_over_selection"],
             shares=options["shares"],
         ),
     )
-    issuers = options["attestation_keys"]
-    attestation = None
-    if issuers is not None:
-        attestation = attestation_lib.SignedTokens(
-            map(signing_keys.load_public, issuers), clock=time.time
-        )
+    attestation = attesting.from_files(
+        options["attestation_keys"], options["attestation_roots"], options["attestation_revoked"]
+    )
     return deployment_lib.Parts(populations, attestation, options["limits"])
 
 
@@ -188,6 +196,11 @@ class ClusterServing(serving_lib.Serving):
         """Makes the observations of a population, whose time is that of what is replayed."""
         reader = self._readers[served.name] = observed.Reader(clock=clock)
         return super()._observe(served, reader.now)
+
+    @override
+    def _learned_paces(self) -> dict[str, day_curve.LearnedPace]:
+        """Returns none: Selectors in other processes draw turns by the curve that was given."""
+        return {}
 
     @override
     def _make_engine(self) -> serving_lib.Engine:

@@ -1,4 +1,4 @@
-"""Worker hosts: they run Master Aggregators and Aggregators."""
+"""Worker hosts: they run Master Aggregators, merging Aggregators and Aggregators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AHEAD_SECONDS = 5.0  # Time for which devices wait for an actor that is being s
 
 
 class WorkerHost(host_lib.Host):
-    """Host of Master Aggregators and Aggregators."""
+    """Host of Master Aggregators, merging Aggregators and Aggregators."""
 
     @override
     def __init__(self, *args: Any, **options: Any):
@@ -76,6 +76,10 @@ class WorkerHost(host_lib.Host):
 
     @override
     def _actor_gone(self, address: str) -> None:
+        for host, children in self._children.items():
+            for child, (parent, _) in children.items():
+                if parent == address:  # Nobody will ask it for its sum.
+                    self._outbox.post(host, mail_lib.End(child))
         super()._actor_gone(address)
         if self._devices.pop(address, None) is not None and self._has_secure_sums:
             for selector in self._placement.selectors:

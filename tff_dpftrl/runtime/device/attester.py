@@ -1,12 +1,13 @@
-"""Attestation of a device at check-in: an interface, and an attester with the issuer's key."""
+"""Attestation of a device at check-in: an interface, and attesters with keys in files."""
 
 from __future__ import annotations
 
 import abc
+import os
 
 from typing_extensions import override
 
-from tff_dpftrl.runtime.protocol import attestation
+from tff_dpftrl.runtime.protocol import attestation, certificate_attestation
 
 
 class Attester(abc.ABC):
@@ -50,3 +51,29 @@ class IssuingAttester(Attester):
     @override
     def token(self, nonce: bytes) -> bytes:
         return self._issuer.issue(nonce)
+
+
+class CertificateAttester(Attester):
+    """Attester with a key that a platform's vendor certified, as an example.
+
+    On a real device, the key is in secure hardware, and only the hardware signs with it. The server
+    sees the certificate in every session: it must be that of a large batch of devices.
+    """
+
+    def __init__(self, chain: str | os.PathLike[str], key: str | os.PathLike[str]):
+        """Reads the certificates and the key.
+
+        Args:
+          chain: File of certificates in PEM: the key's, then those of the authorities up to the
+            root, without it.
+          key: File of the private key in PEM.
+
+        Raises:
+          ValueError: If a file cannot be used, or they do not fit each other.
+          OSError: If a file cannot be read.
+        """
+        self._chain, self._key = certificate_attestation.read_device(chain, key)
+
+    @override
+    def token(self, nonce: bytes) -> bytes:
+        return certificate_attestation.make_token(nonce, self._chain, self._key)

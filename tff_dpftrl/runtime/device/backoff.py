@@ -15,23 +15,28 @@ class Waits:
 
     Attributes:
       usual_s: Time between sessions if the server assigns no turns. A device that has missed all
-        its turns tries again after a random time up to this.
+        its turns tries again after a random time up to this, or up to twice the mean time between
+        its turns if that is longer.
       first_s: Largest time before the first session. The time is random, so that devices that
         start together (an update, the end of a power cut) do not check in together.
       after_failure_s: Back-off after the first failure, or after an interruption.
-      longest_s: Largest back-off, and largest time of a turn that the server can assign.
+      longest_s: Largest back-off.
+      longest_turn_s: Largest time of a turn that the server can assign. In a large population
+        turns of a day and more are usual.
     """
 
     usual_s: float = 3600.0
     first_s: float = 60.0
     after_failure_s: float = 30.0
     longest_s: float = 24 * 3600.0
+    longest_turn_s: float = 3 * 24 * 3600.0
 
     def __post_init__(self):
         validation.positive("usual_s", self.usual_s)
         validation.number("first_s", self.first_s, at_least=0)
         validation.positive("after_failure_s", self.after_failure_s)
         validation.number("longest_s", self.longest_s, at_least=self.after_failure_s)
+        validation.positive("longest_turn_s", self.longest_turn_s)
 
     def back_off_s(self, failures: int, generator: random.Random) -> float:
         """Draws the back-off after some failures in a row.

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.device import session
-from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.runtime.plans import approvals, plan_pb2
 
 if TYPE_CHECKING:
     from tff_dpftrl.runtime.plans import device_work
@@ -79,6 +79,7 @@ class LoadedPlans:
     def __init__(
         self,
         keys: Iterable[ed25519.Ed25519PublicKey],
+        reviewers: approvals.Reviewers | None = None,
         *,
         max_plans: int = 4,
         max_running: int = 1,
@@ -87,6 +88,7 @@ class LoadedPlans:
 
         Args:
           keys: Public keys of the trusted plan signers.
+          reviewers: Reviewers who must have approved a plan's task; None if nobody must.
           max_plans: Largest number of cached plans.
           max_running: Largest number of concurrent executions of a plan; 1 on a real device.
 
@@ -98,6 +100,7 @@ class LoadedPlans:
             raise validation.UsageError(
                 "keys is empty: give the public key of at least one plan signer."
             )
+        self._reviewers = reviewers
         self._max_plans = validation.integer("max_plans", max_plans, minimum=1)
         self._max_running = validation.integer("max_running", max_running, minimum=1)
         self._lock = threading.Lock()
@@ -134,7 +137,7 @@ class LoadedPlans:
             if digest not in self._loaded:
                 from tff_dpftrl.runtime.plans import device_work
 
-                work = device_work.load(content, self._keys)
+                work = device_work.load(content, self._keys, self._reviewers)
                 self._loaded[digest] = LoadedPlan(work, self._max_running)
                 if len(self._loaded) > self._max_plans:
                     self._loaded.popitem(last=False)

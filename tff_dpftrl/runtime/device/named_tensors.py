@@ -257,7 +257,7 @@ def _flat(name: str, value: Any, feature: Feature) -> list[Any]:
     if feature.kind == "text":
         if not all(isinstance(entry, str | bytes) for entry in entries):
             raise validation.UsageError(f"{name!r} must hold texts or bytes.")
-        return entries
+        return [(bytes if isinstance(entry, bytes) else str)(entry) for entry in entries]
     if array.size and array.dtype.kind not in _DTYPES[feature.kind]:
         raise validation.UsageError(
             f"{name!r} is of {array.dtype}, and the task takes {feature.kind}."

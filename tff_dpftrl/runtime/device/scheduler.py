@@ -12,8 +12,9 @@ delays another one by more than one training of each. The server assigns a few t
 a device never comes before them. It takes the first turn at which it is eligible and drops the
 others; a turn at which it is not eligible is lost. It does not come as soon as it becomes
 eligible: in the evening, all devices of the day would come at once. With no turn left it draws
-one at random. After failures it backs off (`backoff`), so that devices that failed together (an
-outage) do not return together. To a population whose tasks are all finished it comes rarely.
+one at random, about as far away as turns are from one another. After failures it backs off
+(`backoff`), so that devices that failed together (an outage) do not return together. To a
+population whose tasks are all finished it comes rarely.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Job:
 @dataclasses.dataclass
 class _Appointments:
     turns: list[float]  # Clock times, growing; never empty.
+    spacing: float = 0.0  # Mean seconds between the turns that the server assigned last.
     failures: int = 0
     is_finished: bool = False
 
@@ -126,7 +128,8 @@ class Schedule:
         appointments, now = self._appointments[population], self._clock()
         appointments.turns = [turn for turn in appointments.turns if turn > now]
         if not appointments.turns:
-            appointments.turns = [now + self._waits.usual_s * (1.0 - self._generator.random())]
+            longest = max(self._waits.usual_s, 2 * appointments.spacing)
+            appointments.turns = [now + longest * (1.0 - self._generator.random())]
 
     def finished(self, population: str, result: session.SessionResult) -> None:
         """Sets the next turns of a population.
@@ -139,7 +142,12 @@ class Schedule:
         appointments = self._appointments.pop(population)
         self._appointments[population] = appointments
         turns = [seconds for seconds in result.turns[:_MAX_TURNS] if not math.isnan(seconds)]
-        waits = sorted({min(max(seconds, 0.0), self._waits.longest_s) for seconds in turns})
+        longest = self._waits.longest_turn_s
+        waits = sorted({max(seconds, 0.0) for seconds in turns if seconds <= longest})
+        if turns and not waits:  # Cut to the longest time, all such devices would come together.
+            waits = [longest * self._generator.uniform(0.5, 1.0)]
+        if waits:
+            appointments.spacing = waits[-1] / len(waits)
         if result.outcome in _FAILURES:
             appointments.failures += 1
             least = self._waits.back_off_s(appointments.failures, self._generator)

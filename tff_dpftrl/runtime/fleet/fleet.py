@@ -60,6 +60,8 @@ class ConnectionSettings:
         bytes each.
       folder: Folder of the server, from which the address is read before each session; None if
         the address is fixed.
+      certified: Files of a platform's certificates and of their private key, which all devices
+        share; None if they show no certificates.
     """
 
     address: str
@@ -69,6 +71,7 @@ class ConnectionSettings:
     server_name: str | None = None
     issuers: tuple[bytes, ...] = ()
     folder: str | None = None
+    certified: tuple[str, str] | None = None
 
     def connect(
         self, shared_watcher: watcher.Watcher, loop: background_loop.BackgroundLoop
@@ -85,6 +88,8 @@ class ConnectionSettings:
 
     def attester(self) -> attester_lib.Attester:
         """Creates the attester of a device."""
+        if self.certified is not None:
+            return attester_lib.CertificateAttester(*self.certified)
         if self.issuer_key is None:
             return attester_lib.NoAttester()
         key = ed25519.Ed25519PrivateKey.from_private_bytes(self.issuer_key)

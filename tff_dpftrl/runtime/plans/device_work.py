@@ -17,6 +17,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.execution import graph_function, interruptible, lent_arrays
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
+    approvals,
     graphs,
     plan_pb2,
     signing,
@@ -36,6 +37,7 @@ class WorkInterruptedError(WorkFailedError):
 def load(
     content: bytes,
     keys: Iterable[ed25519.Ed25519PublicKey],
+    reviewers: approvals.Reviewers | None = None,
     *,
     ceiling: verification.Ceiling = verification.DEFAULT_CEILING,
     runtime_version: int = allowed_ops.RUNTIME_VERSION,
@@ -45,6 +47,7 @@ def load(
     Args:
       content: A serialized `SignedPlan`.
       keys: Public keys that are trusted.
+      reviewers: Reviewers who must have approved the plan's task; None if nobody must.
       ceiling: Upper limits of what this device gives to any task.
       runtime_version: Version of this device's runtime.
 
@@ -55,7 +58,7 @@ def load(
       signing.PlanRefusedError: If it must not be run; the message says why.
     """
     plan = verification.read_device_plan(
-        content, keys, ceiling=ceiling, runtime_version=runtime_version
+        content, keys, reviewers, ceiling=ceiling, runtime_version=runtime_version
     )
     return DeviceWork(plan)
 

@@ -1,11 +1,13 @@
-"""Measures the cost of one run of a device plan, in a process that does nothing else.
+"""Runs a device plan in a process that does nothing else, perhaps with another TensorFlow.
 
-Like a device, the process has TensorFlow and no TFF.
+Like a device, the process has TensorFlow and no TFF. The first run in it is measured.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -13,14 +15,46 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import Self
 
-from tff_dpftrl.runtime.plans import device_work, plan_pb2, tensor_values
+import tff_dpftrl
+from tff_dpftrl import validation
+from tff_dpftrl.runtime.plans import (
+    device_work,
+    plan_pb2,
+    signing,
+    tensor_values,
+    verification,
+)
 
-_PLAN, _BROADCAST, _EXAMPLES = "plan", "broadcast", "examples"
+_NEEDED = ("tensorflow", "numpy", "google.protobuf", "cryptography", "typing_extensions")
+_CHECK_SECONDS = 60.0
+# The interpreter gets this package by its place, and everything else from its own environment.
+_START = """
+import importlib.util, pathlib, sys
+path = pathlib.Path(sys.argv[1])
+spec = importlib.util.spec_from_file_location(
+    "tff_dpftrl", path / "__init__.py", submodule_search_locations=[str(path)]
+)
+sys.modules["tff_dpftrl"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+from tff_dpftrl.runtime.plans import measured_run
+measured_run.serve()
+"""
+_FIND_MISSING = f"""
+import importlib.util
+def is_missing(name):
+    try:
+        return importlib.util.find_spec(name) is None
+    except ModuleNotFoundError:
+        return True
+print("missing:", *(name for name in {_NEEDED} if is_missing(name)))
+"""
+_LONGEST_LINE = 200
 
 
 class Cost(NamedTuple):
@@ -53,33 +87,209 @@ def measure(
     Raises:
       device_work.WorkFailedError: If the process ended without a result.
     """
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        (folder / _PLAN).write_bytes(plan.SerializeToString())
-        (folder / _BROADCAST).write_bytes(tensor_values.to_bytes(broadcast))
-        (folder / _EXAMPLES).write_text("\n".join(example.hex() for example in examples))
-        command = [sys.executable, "-m", __name__, name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
-        raise device_work.WorkFailedError(f"A process that runs the plan failed: {last[0]}")
-    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+    with DeviceProcess(plan) as process:
+        return process.measure(examples, broadcast)
 
 
-def _main(folder: pathlib.Path) -> None:
-    plan = plan_pb2.DevicePlan.FromString((folder / _PLAN).read_bytes())
-    lines = (folder / _EXAMPLES).read_text().split("\n")
-    examples = [bytes.fromhex(line) for line in lines] if lines != [""] else []
+def check_interpreter(python: str | os.PathLike[str]) -> None:
+    """Refuses an interpreter that cannot run plans.
+
+    Args:
+      python: Path of a Python interpreter.
+
+    Raises:
+      ValueError: If it does not start, or its environment lacks TensorFlow or what comes with it.
+    """
+    remedy = (
+        "name the Python of an environment with TensorFlow, such as .venv-newest/bin/python "
+        "(docs/reference/environments.md)."
+    )
+    try:
+        done = subprocess.run(
+            [*_command(python), _FIND_MISSING],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_CHECK_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise validation.UsageError(
+            f"test_python {str(python)!r} cannot be started ({type(error).__name__}): {remedy}"
+        ) from None
+    said, *missing = done.stdout.split() or [""]
+    if done.returncode or said != "missing:":
+        raise validation.UsageError(f"test_python {str(python)!r} is no Python: {remedy}")
+    if missing:
+        raise validation.UsageError(
+            f"test_python {str(python)!r} has no {', '.join(missing)}: {remedy}"
+        )
+
+
+class DeviceProcess:
+    """Device plan in a separate process. Use it as a context manager.
+
+    Attributes:
+      tensorflow: Version of TensorFlow in the process.
+    """
+
+    def __init__(self, plan: plan_pb2.DevicePlan, python: str | os.PathLike[str] = sys.executable):
+        """Starts the process and loads the plan there.
+
+        Args:
+          plan: Device plan, verified there as a device verifies it.
+          python: Path of a Python interpreter whose environment has TensorFlow; this package comes
+            from here.
+
+        Raises:
+          device_work.WorkFailedError: If the process ends, or cannot load the plan.
+        """
+        self._plan = plan
+        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        folder = pathlib.Path(tff_dpftrl.__file__).parent
+        self._process = subprocess.Popen(
+            [*_command(python), _START, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
+        try:
+            loaded, _ = self._call({}, plan.SerializeToString())
+        except BaseException:
+            self.close()
+            raise
+        self.tensorflow: str = loaded["tensorflow"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):  # Nobody reads what was not sent.
+                    stream.close()
+
+    def run(
+        self,
+        examples: Sequence[bytes],
+        broadcast: Sequence[np.ndarray],
+        *,
+        seed: tuple[int, int] | None = None,
+    ) -> list[np.ndarray]:
+        """Computes an update; arguments and result are those of `device_work.DeviceWork.run`.
+
+        Raises:
+          device_work.WorkFailedError: If the work fails, or the process ends.
+        """
+        _, content = self._run(examples, broadcast, seed)
+        return tensor_values.from_bytes(content, self._plan.graph.outputs, "update")
+
+    def measure(self, examples: Sequence[bytes], broadcast: Sequence[np.ndarray]) -> Cost:
+        """Measures the cost of a run, which has to be the first one.
+
+        Args:
+          examples: Serialized `tf.train.Example`s.
+          broadcast: Values of the tensors that the server would send.
+
+        Returns:
+          The cost of the run.
+
+        Raises:
+          device_work.WorkFailedError: If the work fails, or the process ends.
+        """
+        reply, _ = self._run(examples, broadcast, None)
+        return Cost(**reply["cost"])
+
+    def _run(
+        self,
+        examples: Sequence[bytes],
+        broadcast: Sequence[np.ndarray],
+        seed: tuple[int, int] | None,
+    ) -> tuple[dict[str, Any], bytes]:
+        header = {"examples": [example.hex() for example in examples], "seed": seed}
+        return self._call(header, tensor_values.to_bytes(broadcast))
+
+    def _call(self, header: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            _send(self._process.stdin, header, content)
+            reply = _receive(self._process.stdout)
+        except OSError:
+            reply = None
+        if reply is None:
+            self._process.wait()
+            self._errors.seek(0)
+            ended = _last_line(self._errors.read().decode(errors="replace"))
+            raise device_work.WorkFailedError(
+                "A process that runs the plan failed: "
+                f"{ended or f'it ended with {self._process.returncode}'}"
+            )
+        if "error" in reply[0]:
+            raise device_work.WorkFailedError(reply[0]["error"])
+        return reply
+
+
+def _command(python: str | os.PathLike[str]) -> list[str]:
+    """Begins a command of an interpreter; another one gets no paths of this one's environment."""
+    isolated = [] if os.fspath(python) == sys.executable else ["-I"]
+    return [os.fspath(python), *isolated, "-c"]
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1][:_LONGEST_LINE]
+
+
+def _send(stream: IO[bytes], header: dict[str, Any], content: bytes) -> None:
+    line = json.dumps({**header, "num_bytes": len(content)})
+    stream.write(line.encode() + b"\n" + content)
+    stream.flush()
+
+
+def _receive(stream: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
+    """Reads a message; returns None at the end."""
+    line = stream.readline()
+    if not line:
+        return None
+    header = json.loads(line)
+    content = stream.read(header.pop("num_bytes"))
+    return header, content
+
+
+def serve() -> None:
+    """Loads the plan and runs it as often as is asked, in the process of a `DeviceProcess`."""
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # What else is printed is no reply.
+    started = _receive(requests)
+    assert started is not None
     tf.zeros([]).numpy()  # Initializes TensorFlow, which is not part of the cost.
-    before = _resident_bytes("VmRSS")
-    started = time.monotonic()
-    work = device_work.DeviceWork(plan)
-    loaded = time.monotonic()
-    content = (folder / _BROADCAST).read_bytes()
-    work.run(examples, tensor_values.from_bytes(content, work.broadcast, "broadcast"))
-    ended = time.monotonic()
-    cost = Cost(loaded - started, ended - loaded, _resident_bytes("VmHWM") - before)
-    print(json.dumps(cost._asdict()))
+    before, begun = _resident_bytes("VmRSS"), time.monotonic()
+    try:
+        plan = plan_pb2.DevicePlan.FromString(started[1])
+        verification.check_device_plan(plan)
+        work = device_work.DeviceWork(plan)
+    except signing.PlanRefusedError as error:
+        _send(replies, {"error": str(error)}, b"")
+        return
+    load_seconds = time.monotonic() - begun
+    _send(replies, {"tensorflow": tf.__version__}, b"")
+    while (request := _receive(requests)) is not None:
+        header, content = request
+        examples = [bytes.fromhex(example) for example in header["examples"]]
+        begun = time.monotonic()
+        try:
+            broadcast = tensor_values.from_bytes(content, work.broadcast, "broadcast")
+            update = work.run(examples, broadcast, seed=header["seed"])
+        except (ValueError, device_work.WorkFailedError) as error:
+            _send(replies, {"error": str(error)}, b"")
+            continue
+        seconds = time.monotonic() - begun
+        cost = Cost(load_seconds, seconds, _resident_bytes("VmHWM") - before)
+        _send(replies, {"cost": cost._asdict()}, tensor_values.to_bytes(update))
 
 
 def _resident_bytes(field: str) -> int:
@@ -87,7 +297,3 @@ def _resident_bytes(field: str) -> int:
     status = pathlib.Path("/proc/self/status").read_text()
     (kilobytes,) = re.findall(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
     return 1024 * int(kilobytes)
-
-
-if __name__ == "__main__":
-    _main(pathlib.Path(sys.argv[1]))

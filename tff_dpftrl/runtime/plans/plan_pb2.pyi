@@ -132,8 +132,29 @@ class ReportBound(_message.Message):
     norm: ReportBound.Norm
     def __init__(self, tensors: _Optional[_Iterable[int]] = ..., entries: _Optional[_Union[ReportBound.Entries, _Mapping]] = ..., norm: _Optional[_Union[ReportBound.Norm, _Mapping]] = ...) -> None: ...
 
+class Provenance(_message.Message):
+    __slots__ = ("package_version", "package", "build_file", "build", "builder")
+    class Commit(_message.Message):
+        __slots__ = ("name", "is_dirty")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        IS_DIRTY_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        is_dirty: bool
+        def __init__(self, name: _Optional[str] = ..., is_dirty: bool = ...) -> None: ...
+    PACKAGE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PACKAGE_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FILE_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
+    BUILDER_FIELD_NUMBER: _ClassVar[int]
+    package_version: str
+    package: Provenance.Commit
+    build_file: str
+    build: Provenance.Commit
+    builder: str
+    def __init__(self, package_version: _Optional[str] = ..., package: _Optional[_Union[Provenance.Commit, _Mapping]] = ..., build_file: _Optional[str] = ..., build: _Optional[_Union[Provenance.Commit, _Mapping]] = ..., builder: _Optional[str] = ...) -> None: ...
+
 class DevicePlan(_message.Message):
-    __slots__ = ("population", "task", "kind", "least_runtime_version", "graph", "secure_sums", "ops", "selection", "batch_size", "epochs", "seed_policy", "limits", "participation", "secure_aggregation")
+    __slots__ = ("population", "task", "kind", "least_runtime_version", "graph", "secure_sums", "ops", "selection", "batch_size", "epochs", "seed_policy", "limits", "participation", "secure_aggregation", "tested_tensorflow", "provenance")
     POPULATION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +169,8 @@ class DevicePlan(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     PARTICIPATION_FIELD_NUMBER: _ClassVar[int]
     SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
+    TESTED_TENSORFLOW_FIELD_NUMBER: _ClassVar[int]
+    PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     population: str
     task: str
     kind: TaskKind
@@ -162,10 +185,12 @@ class DevicePlan(_message.Message):
     limits: Limits
     participation: Participation
     secure_aggregation: SecureAggregation
-    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., least_runtime_version: _Optional[int] = ..., graph: _Optional[_Union[Graph, _Mapping]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., ops: _Optional[_Iterable[str]] = ..., selection: _Optional[_Union[Selection, _Mapping]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., seed_policy: _Optional[_Union[SeedPolicy, str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ...) -> None: ...
+    tested_tensorflow: _containers.RepeatedScalarFieldContainer[str]
+    provenance: Provenance
+    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., least_runtime_version: _Optional[int] = ..., graph: _Optional[_Union[Graph, _Mapping]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., ops: _Optional[_Iterable[str]] = ..., selection: _Optional[_Union[Selection, _Mapping]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., seed_policy: _Optional[_Union[SeedPolicy, str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., tested_tensorflow: _Optional[_Iterable[str]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
 
 class ServerPlan(_message.Message):
-    __slots__ = ("population", "task", "kind", "initialize", "prepare", "zero", "accumulate", "merge", "finish", "update", "secure_sums", "get_weights", "set_weights", "device_plans", "participation", "secure_aggregation", "skip", "report_bounds")
+    __slots__ = ("population", "task", "kind", "initialize", "prepare", "zero", "accumulate", "merge", "finish", "update", "secure_sums", "get_weights", "set_weights", "device_plans", "participation", "secure_aggregation", "skip", "report_bounds", "provenance")
     POPULATION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +209,7 @@ class ServerPlan(_message.Message):
     SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     REPORT_BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     population: str
     task: str
     kind: TaskKind
@@ -202,19 +228,41 @@ class ServerPlan(_message.Message):
     secure_aggregation: SecureAggregation
     skip: Graph
     report_bounds: _containers.RepeatedCompositeFieldContainer[ReportBound]
-    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., initialize: _Optional[_Union[Graph, _Mapping]] = ..., prepare: _Optional[_Union[Graph, _Mapping]] = ..., zero: _Optional[_Union[Graph, _Mapping]] = ..., accumulate: _Optional[_Union[Graph, _Mapping]] = ..., merge: _Optional[_Union[Graph, _Mapping]] = ..., finish: _Optional[_Union[Graph, _Mapping]] = ..., update: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., get_weights: _Optional[_Union[Graph, _Mapping]] = ..., set_weights: _Optional[_Union[Graph, _Mapping]] = ..., device_plans: _Optional[_Iterable[bytes]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., skip: _Optional[_Union[Graph, _Mapping]] = ..., report_bounds: _Optional[_Iterable[_Union[ReportBound, _Mapping]]] = ...) -> None: ...
+    provenance: Provenance
+    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., initialize: _Optional[_Union[Graph, _Mapping]] = ..., prepare: _Optional[_Union[Graph, _Mapping]] = ..., zero: _Optional[_Union[Graph, _Mapping]] = ..., accumulate: _Optional[_Union[Graph, _Mapping]] = ..., merge: _Optional[_Union[Graph, _Mapping]] = ..., finish: _Optional[_Union[Graph, _Mapping]] = ..., update: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., get_weights: _Optional[_Union[Graph, _Mapping]] = ..., set_weights: _Optional[_Union[Graph, _Mapping]] = ..., device_plans: _Optional[_Iterable[bytes]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., skip: _Optional[_Union[Graph, _Mapping]] = ..., report_bounds: _Optional[_Iterable[_Union[ReportBound, _Mapping]]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
+
+class Approvals(_message.Message):
+    __slots__ = ("terms", "server_plan", "device_plans", "approvals")
+    class Approval(_message.Message):
+        __slots__ = ("key", "signature")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+        key: bytes
+        signature: bytes
+        def __init__(self, key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_PLAN_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_PLANS_FIELD_NUMBER: _ClassVar[int]
+    APPROVALS_FIELD_NUMBER: _ClassVar[int]
+    terms: bytes
+    server_plan: bytes
+    device_plans: _containers.RepeatedScalarFieldContainer[bytes]
+    approvals: _containers.RepeatedCompositeFieldContainer[Approvals.Approval]
+    def __init__(self, terms: _Optional[bytes] = ..., server_plan: _Optional[bytes] = ..., device_plans: _Optional[_Iterable[bytes]] = ..., approvals: _Optional[_Iterable[_Union[Approvals.Approval, _Mapping]]] = ...) -> None: ...
 
 class SignedPlan(_message.Message):
-    __slots__ = ("plan", "sha256", "key", "signature")
+    __slots__ = ("plan", "sha256", "key", "signature", "approvals")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    APPROVALS_FIELD_NUMBER: _ClassVar[int]
     plan: bytes
     sha256: bytes
     key: bytes
     signature: bytes
-    def __init__(self, plan: _Optional[bytes] = ..., sha256: _Optional[bytes] = ..., key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    approvals: Approvals
+    def __init__(self, plan: _Optional[bytes] = ..., sha256: _Optional[bytes] = ..., key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., approvals: _Optional[_Union[Approvals, _Mapping]] = ...) -> None: ...
 
 class SignedTask(_message.Message):
     __slots__ = ("server", "devices")

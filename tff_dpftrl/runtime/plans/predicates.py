@@ -6,10 +6,13 @@ were made of. All that is wrong is reported at once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import tensorflow as tf
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.plans import (
@@ -24,6 +27,12 @@ from tff_dpftrl.runtime.plans import (
     verification,
 )
 from tff_dpftrl.runtime.plans import expectations as expectations_lib
+
+UPDATE_TOLERANCE = 1e-4
+"""Largest relative difference of the updates of two variants, or with two TensorFlows.
+
+An update takes thousands of float32 operations, which add in other orders.
+"""
 
 
 class TaskRefusedError(validation.UsageError):
@@ -56,6 +65,8 @@ class Predicates:
         noise.
       runtime_versions: Runtime versions of the devices that the task is meant for.
       expectations: Expectations of the engineer, on every variant.
+      pythons: Python interpreters whose environments have other versions of TensorFlow that devices
+        of the task may have.
     """
 
     num_rounds: int = 5
@@ -65,6 +76,7 @@ class Predicates:
     largest_change: float = 1e3
     runtime_versions: tuple[int, ...] = (allowed_ops.RUNTIME_VERSION,)
     expectations: Sequence[expectations_lib.Expectation] = ()
+    pythons: Sequence[str | os.PathLike[str]] = ()
 
     def __post_init__(self):
         validation.integer("num_rounds", self.num_rounds, minimum=2)
@@ -94,13 +106,20 @@ class Findings:
       losses: Loss in each round; empty if none was asked for.
       changes: L2 norm by which the proxies changed the model in each round, without noise.
       cost: Cost of a run on the proxy with most examples.
+      tensorflow: Version of TensorFlow that ran the devices' part.
       expectations: Expectations that were met, each with the measured numbers.
+      difference: Largest relative difference of an update from that of the first variant with this
+        process's TensorFlow; None for that one, and for plans that draw other numbers in each run.
+      elsewhere: Measurements of this variant with other versions of TensorFlow.
     """
 
     losses: tuple[float, ...]
     changes: tuple[float, ...]
     cost: measured_run.Cost
+    tensorflow: str
     expectations: tuple[str, ...] = ()
+    difference: float | None = None
+    elsewhere: tuple[Findings, ...] = ()
 
 
 def check_task(
@@ -114,7 +133,9 @@ def check_task(
     """Tests the plans of a task.
 
     Operations, loss, updates, norm, memory and seconds are tested, on each variant that a claimed
-    version gets. An evaluation task must leave the model as it is.
+    version gets, with this TensorFlow and with others. An evaluation task must leave the model as
+    it is. All variants must give the same updates with every TensorFlow, up to `UPDATE_TOLERANCE`,
+    unless the plan draws other numbers in each run.
 
     Args:
       server: Server's plan.
@@ -140,65 +161,129 @@ def check_task(
             reasons.append(f"No variant of the plan runs on the claimed version {version}.")
         else:
             chosen[index] = min(version, chosen.get(index, version))
-    measured = {}
-    for index, version in chosen.items():
-        plan = devices[index]
-        trial = _Trial(server, plan, version, predicates, ceiling)
-        findings = trial.run(proxies)
-        reasons += [f"On version {version}: {reason}" for reason in trial.reasons]
-        if findings is not None:
-            measured[plan.least_runtime_version] = findings
+    measured, begin, reference = {}, _Beginning(server), None
+    compares = len(chosen) > 1 or bool(predicates.pythons)
+    for index, version in sorted(chosen.items()):
+        plan, found = devices[index], []
+        for python in (None, *predicates.pythons):
+            trial = _Trial(begin, plan, version, predicates, ceiling, python)
+            found.append(trial.run(proxies, reference, keeps_updates=compares))
+            reference = reference or trial.updates
+            reasons += [f"{trial.where}: {reason}" for reason in trial.reasons]
+        first, *others = found
+        if first is not None:
+            elsewhere = tuple(findings for findings in others if findings is not None)
+            measured[plan.least_runtime_version] = dataclasses.replace(first, elsewhere=elsewhere)
     if reasons:
         raise TaskRefusedError(reasons)
     return measured
 
 
+class _Beginning:
+    """Server's part of a task, and the state that all trials begin with."""
+
+    def __init__(self, server: plan_pb2.ServerPlan):
+        self.work = server_work.ServerWork(server)
+        self.bounds = report_bounds.ReportBounds(server, 1)
+        self.state = self.work.initialize()
+        self.broadcast = self.work.broadcast(self.state)
+
+
 class _Trial:
-    """The tests of one variant."""
+    """The tests of one variant with one TensorFlow."""
 
     def __init__(
         self,
-        server: plan_pb2.ServerPlan,
+        begin: _Beginning,
         plan: plan_pb2.DevicePlan,
         version: int,
         predicates: Predicates,
         ceiling: verification.Ceiling,
+        python: str | os.PathLike[str] | None,
     ):
         self.reasons: list[str] = []
-        self._server = server_work.ServerWork(server)
-        self._bounds = report_bounds.ReportBounds(server, 1)
+        self.updates: list[list[np.ndarray]] | None = None
+        self.where = f"On version {version}"
+        self._begin = begin
+        self._server = begin.work
         self._plan = plan
         self._version = version
         self._predicates = predicates
         self._ceiling = ceiling
+        self._python = python
 
-    def run(self, proxies: Sequence[Sequence[bytes]]) -> Findings | None:
-        """Runs all tests; returns None if the plan cannot even be run."""
-        try:
-            verification.check_device_plan(
-                self._plan, ceiling=self._ceiling, runtime_version=self._version
-            )
-            device = device_work.DeviceWork(self._plan)
-            trial = self._simulate(device, proxies)
-            most = max(proxies, key=len)
-            state = self._server.initialize()
-            cost = measured_run.measure(self._plan, most, self._server.broadcast(state))
-        except (ValueError, device_work.WorkFailedError) as error:
-            self.reasons.append(str(error))
+    def run(
+        self,
+        proxies: Sequence[Sequence[bytes]],
+        reference: Sequence[Sequence[np.ndarray]] | None,
+        *,
+        keeps_updates: bool,
+    ) -> Findings | None:
+        """Runs all tests; returns None if the plan cannot even be run.
+
+        Args:
+          proxies: Serialized examples of each simulated device.
+          reference: Update of the first model of each proxy, with which this one's is compared;
+            None for no comparison.
+          keeps_updates: Whether to keep these updates, as the reference of other trials.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                verification.check_device_plan(
+                    self._plan, ceiling=self._ceiling, runtime_version=self._version
+                )
+                most = max(proxies, key=len)
+                if self._python is None:
+                    device = device_work.DeviceWork(self._plan)
+                    trial = self._simulate(device, proxies)
+                    cost = measured_run.measure(self._plan, most, self._begin.broadcast)
+                    tensorflow = tf.__version__
+                else:
+                    self.where += f", {os.fspath(self._python)}"
+                    device = measured_run.DeviceProcess(self._plan, self._python)
+                    stack.enter_context(device)
+                    tensorflow = device.tensorflow
+                    self.where = f"On version {self._version}, TensorFlow {tensorflow}"
+                    cost = device.measure(most, self._begin.broadcast)
+                    trial = self._simulate(device, proxies)
+                difference = None
+                if keeps_updates and not allowed_ops.DRAWS_ANEW.intersection(self._plan.ops):
+                    self.updates = [list(trial.update_of(examples)) for examples in proxies]
+                    difference = self._check_difference(reference)
+            except (ValueError, device_work.WorkFailedError) as error:
+                self.reasons.append(str(error))
+                return None
+            losses = [
+                float(metrics[self._predicates.loss])
+                for metrics in trial.metrics
+                if self._predicates.loss in metrics
+            ]
+            self._check_losses(losses)
+            self._check_changes(trial.changes)
+            self._check_cost(cost)
+            met = self._check_expectations(trial)
+        return Findings(tuple(losses), tuple(trial.changes), cost, tensorflow, met, difference)
+
+    def _check_difference(self, reference: Sequence[Sequence[np.ndarray]] | None) -> float | None:
+        """Compares the updates with those of the first trial; returns the largest difference."""
+        if reference is None or self.updates is None:
             return None
-        losses = [
-            float(metrics[self._predicates.loss])
-            for metrics in trial.metrics
-            if self._predicates.loss in metrics
-        ]
-        self._check_losses(losses)
-        self._check_changes(trial.changes)
-        self._check_cost(cost)
-        met = self._check_expectations(trial)
-        return Findings(tuple(losses), tuple(trial.changes), cost, met)
+        apart = max(
+            expectations_lib.largest_difference(one, other, self._plan, steps=1)
+            for one, other in zip(reference, self.updates, strict=True)
+        )
+        if apart > UPDATE_TOLERANCE:
+            self.reasons.append(
+                f"The update differs by {apart:.3g}, relative to its norm, from that of the first "
+                f"variant with TensorFlow {tf.__version__}; at most {UPDATE_TOLERANCE:g} is "
+                "allowed. Give devices of this version a variant that computes the same."
+            )
+        return apart
 
     def _simulate(
-        self, device: device_work.DeviceWork, proxies: Sequence[Sequence[bytes]]
+        self,
+        device: device_work.DeviceWork | measured_run.DeviceProcess,
+        proxies: Sequence[Sequence[bytes]],
     ) -> expectations_lib.Trial:
         """Runs rounds whose model takes the changes of the devices, and not the noise.
 
@@ -206,11 +291,11 @@ class _Trial:
         outweigh what is learned, and chance would decide.
         """
         metrics_of_rounds, changes = [], []
-        state = self._server.initialize()
-        first, model = self._server.broadcast(state), self._server.weights(state)
+        state, first = self._begin.state, self._begin.broadcast
+        model = self._server.weights(state)
         for _ in range(self._predicates.num_rounds):
             broadcast = self._server.broadcast(state)
-            bounds = self._bounds.for_round(tensor_values.to_bytes(broadcast))
+            bounds = self._begin.bounds.for_round(tensor_values.to_bytes(broadcast))
             sums = self._server.zero()
             for index, examples in enumerate(proxies):
                 # The same examples in every round, in the same order: losses can be compared.

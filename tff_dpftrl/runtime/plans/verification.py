@@ -17,6 +17,7 @@ from google.protobuf import message
 from tff_dpftrl.execution import graph_function
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
+    approvals,
     plan_pb2,
     secure_report,
     signing,
@@ -56,6 +57,7 @@ _SHOWN = 10  # Largest number of names in a message.
 def read_device_plan(
     content: bytes,
     keys: Iterable[ed25519.Ed25519PublicKey],
+    reviewers: approvals.Reviewers | None = None,
     *,
     ceiling: Ceiling = DEFAULT_CEILING,
     runtime_version: int = allowed_ops.RUNTIME_VERSION,
@@ -65,6 +67,7 @@ def read_device_plan(
     Args:
       content: A serialized `SignedPlan`.
       keys: Public keys that are trusted.
+      reviewers: Reviewers who must have approved the plan's task; None if nobody must.
       ceiling: Upper limits of what this device gives to any task.
       runtime_version: Version of this device's runtime.
 
@@ -83,6 +86,8 @@ def read_device_plan(
     except message.DecodeError:
         raise signing.PlanRefusedError("The plan cannot be read as a SignedPlan.") from None
     plan = signing.verified(signed, plan_pb2.DevicePlan, keys)
+    if reviewers is not None:
+        reviewers.check(signed, plan.task)
     check_device_plan(plan, ceiling=ceiling, runtime_version=runtime_version)
     return plan
 

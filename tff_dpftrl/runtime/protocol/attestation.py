@@ -3,7 +3,8 @@
 The server sends a fresh nonce. The device obtains a token for it from an issuer, which recognises
 genuine devices (on a phone, the platform's attestation service). The server verifies the token
 before it goes on. `Attestation` is the interface, `SignedTokens` the default, and `TokenIssuer` the
-issuer's half.
+issuer's half. `certificate_attestation` has another one, for platforms that give devices
+certificates.
 
 A token is one Ed25519 signature over its version, the issuer's key, the nonce, a random number and
 the expiry time. Nothing in it comes from the device, and two tokens have nothing in common but the
@@ -60,6 +61,9 @@ class Verdict(enum.Enum):
     TOO_LONG_VALID = "token valid for too long"
     REPLAYED = "replayed token"
     OVERLOADED = "too many tokens at a time"
+    BAD_CHAIN = "certificates that lead to no trusted root"
+    NOT_VALID_NOW = "certificate that is not valid now"
+    REVOKED = "revoked certificate"
 
 
 class Attestation(abc.ABC):
@@ -190,7 +194,7 @@ class SignedTokens(Attestation):
         self._longest_s = validation.positive("longest_lifetime_s", longest_lifetime_s)
         self._skew_s = validation.number("clock_skew_s", clock_skew_s, at_least=0)
         capacity = validation.integer("max_remembered", max_remembered, minimum=1)
-        self._used = _UsedTokens(capacity, keep_s=self._longest_s + 2 * self._skew_s)
+        self._used = UsedTokens(capacity, keep_s=self._longest_s + 2 * self._skew_s)
         self._now = clock()
 
     @override
@@ -218,10 +222,16 @@ class SignedTokens(Attestation):
         return self._used.add(number, self._now)
 
 
-class _UsedTokens:
-    """Set of used tokens' numbers, kept for at least `keep_s` seconds, in bounded memory."""
+class UsedTokens:
+    """Set of used tokens' numbers, kept for a while, in bounded memory."""
 
     def __init__(self, capacity: int, keep_s: float):
+        """Starts with no used tokens.
+
+        Args:
+          capacity: Largest number of remembered tokens.
+          keep_s: Time for which a token is remembered at least, in seconds.
+        """
         self._capacity = capacity
         self._keep_s = keep_s
         self._recent: set[bytes] = set()
@@ -229,6 +239,15 @@ class _UsedTokens:
         self._since: float | None = None
 
     def add(self, number: bytes, now: float) -> Verdict:
+        """Remembers a token, unless it was used before or there is no room.
+
+        Args:
+          number: Number of the token, which no other token has.
+          now: Time in seconds, which never goes back.
+
+        Returns:
+          `Verdict.GENUINE`, or the reason of the refusal.
+        """
         if self._since is None or now - self._since > self._keep_s:
             # Dropped tokens were added before `since`; after two spans, both sets are old.
             is_long_ago = self._since is None or now - self._since > 2 * self._keep_s

@@ -125,13 +125,30 @@ class PaceSteering:
           Seconds, at least 0, of the same shape.
         """
         turns = -np.log1p(-np.asarray(turns, float))
-        is_small = self._available(now) <= self.small_population * self.devices_needed
+        is_small = self._is_small(now)
         if not np.any(is_small):
             return self._until_turn(now, turns)
         rendezvous = self._until_rendezvous(now, turns, np.asarray(places, float))
         if np.all(is_small):
             return rendezvous
         return np.where(is_small, rendezvous, self._until_turn(now, turns))
+
+    def expected_turns(self, begin: float, end: float) -> float:
+        """Computes the expected number of turns of a device between two times.
+
+        Args:
+          begin: Time in seconds since the epoch, UTC.
+          end: A later time. From one rendezvous to the next, or between multiples of these, the
+            number is exact for small populations, too.
+        """
+        middle = (begin + end) / 2
+        chance = self.devices_needed / float(self._available(middle))
+        if self._is_small(middle):
+            chance = min(chance, _SURE)
+        return chance * (end - begin) / self.period_seconds
+
+    def _is_small(self, now: np.ndarray | float) -> np.ndarray:
+        return self._available(now) <= self.small_population * self.devices_needed
 
     def _available(self, now: np.ndarray | float) -> np.ndarray:
         """Computes the expected number of devices that are available at a time."""
@@ -198,6 +215,9 @@ class TurnsAhead:
     """Source of devices' turns, drawn for many devices at once, since thousands come a second.
 
     Turns may be up to a second old; the time that has passed is subtracted. Thread-safe.
+
+    Attributes:
+      steering: Distribution of the turns; a new one holds within a second.
     """
 
     def __init__(self, steering: PaceSteering, count: int = 8):
@@ -207,7 +227,7 @@ class TurnsAhead:
           steering: Distribution of the turns.
           count: Number of turns of a device.
         """
-        self._steering = steering
+        self.steering = steering
         self._count = validation.integer("count", count, minimum=1)
         self._drawn: collections.deque[tuple[float, np.ndarray]] = collections.deque()
 
@@ -235,4 +255,4 @@ class TurnsAhead:
     def _draw(self, now: float, randomness: random.Random) -> np.ndarray:
         generator = np.random.default_rng(randomness.getrandbits(128))
         draws = generator.random((2, _AHEAD, self._count))
-        return self._steering.successive(now, draws[0], draws[1])
+        return self.steering.successive(now, draws[0], draws[1])

@@ -1,14 +1,47 @@
-"""Attestation for the threads of a server."""
+"""Attestation for a server: its verifier of tokens, from files, and for its threads."""
 
 from __future__ import annotations
 
+import os
 import threading
+import time
+from collections.abc import Sequence
 
 from typing_extensions import override
 
+from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import secure_aggregator
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
-from tff_dpftrl.runtime.protocol import session_stream
+from tff_dpftrl.runtime.protocol import certificate_attestation, session_stream
+
+
+def from_files(
+    issuers: Sequence[str | os.PathLike[str]] | None,
+    roots: str | os.PathLike[str] | None = None,
+    revoked: str | os.PathLike[str] | None = None,
+) -> attestation_lib.Attestation | None:
+    """Makes the verifier of devices' tokens.
+
+    Args:
+      issuers: Files of the public keys of issuers of tokens; None without issuers.
+      roots: File of the certificates of a platform's roots, in place of issuers.
+      revoked: File of the serial numbers of revoked certificates; None for none.
+
+    Returns:
+      The verifier; None if every connection counts as a device.
+
+    Raises:
+      ValueError: If a file cannot be used.
+    """
+    if roots is not None:
+        return certificate_attestation.CertificateTokens(
+            certificate_attestation.read_certificates(roots),
+            revoked=() if revoked is None else certificate_attestation.read_revoked(revoked),
+            clock=time.time,
+        )
+    if issuers is None:
+        return None
+    return attestation_lib.SignedTokens(map(signing_keys.load_public, issuers), clock=time.time)
 
 
 class LockedAttestation(attestation_lib.Attestation):

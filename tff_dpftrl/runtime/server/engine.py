@@ -31,6 +31,7 @@ _RESTART_SECONDS = 1.0
 # Messages that a device must get an answer to, even if the actor is gone.
 _OF_DEVICES = frozenset({messages.Report, messages.SecureSumMessage})
 _ABANDONED = "the round was abandoned"
+_ENDS_WITH_PARENT = (roles.AggregatorRole, roles.MergingAggregatorRole)
 
 Receive = Callable[[Any], None]
 """Function that takes a message for a device, on the event loop; it must not block."""
@@ -82,6 +83,7 @@ class _Member:
         "build",
         "actor",
         "parent",
+        "children",
         "threads",
         "mailbox",
         "is_busy",
@@ -103,6 +105,7 @@ class _Member:
         self.build = build
         self.actor: actor.Actor | None = None
         self.parent = parent
+        self.children: list[str] = []  # Addresses of actors of this process.
         self.threads = threads
         self.mailbox: collections.deque[Any] = collections.deque()
         self.is_busy = True  # Until it has started.
@@ -415,6 +418,8 @@ class Engine:
         """
         if self._is_stopping or address in self._members:
             return
+        if isinstance(role, _ENDS_WITH_PARENT) and parent in self._members:
+            self._members[parent].children.append(address)
         leads = isinstance(role, roles.CoordinatorRole)
         if leads:
             self._coordinators.add(address)
@@ -455,7 +460,9 @@ class Engine:
             self._end(child)
 
     def _end(self, member: _Member) -> None:
-        """Ends an actor; a step that is running is its last one."""
+        """Ends an actor and the Aggregators below; a step that is running is its last one."""
+        if member.is_gone:
+            return
         member.is_gone = True
         if self._members.get(member.address) is member:
             del self._members[member.address]
@@ -466,6 +473,9 @@ class Engine:
         self._refuse_rest(member)
         if member.parent:
             self._on_actor_gone(member.address)
+        for child in member.children:
+            if child in self._members:
+                self._end(self._members[child])
 
     def _refuse_rest(self, member: _Member) -> None:
         while member.mailbox:
@@ -488,8 +498,6 @@ class Engine:
             return
         for address in member.actors.selectors if leads else (member.parent,):
             self.deliver(address, messages.Lost(member.address))
-        if not leads:  # No actor will ask its Aggregators for their sums any more.
-            self.end_children(lambda parent: parent == member.address)
 
 
 def _without_old_counts(effects: list[actor.Effect]) -> list[actor.Effect]:

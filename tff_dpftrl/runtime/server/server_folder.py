@@ -9,6 +9,7 @@
     endpoint.json          while a server runs: addresses of its service and its status page
     sessions.json          counts of devices' sessions by shape, of no single device; of further
                            populations in sessions-*.json
+    day_curve-*.json       counts of a population's check-ins by hour of the day
     rounds.json            how many rounds of each task were committed when last looked at
 
 `tff-dpftrl serve` makes all of them, so that devices on the same machine can be tried out with
@@ -70,6 +71,10 @@ class ServerFolder:
     def sessions_of(self, population: str) -> pathlib.Path:
         """Returns the path of these counts of one of a server's populations."""
         return self.path / f"sessions-{population.encode().hex()}.json"
+
+    def day_curve_of(self, population: str) -> pathlib.Path:
+        """Returns the path of the learned curve of the day of a population."""
+        return self.path / f"day_curve-{population.encode().hex()}.json"
 
     @property
     def rounds(self) -> pathlib.Path:

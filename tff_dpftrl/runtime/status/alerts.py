@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
+from tff_dpftrl.runtime.status import bounded_counts, task_figures, time_series
 from tff_dpftrl.runtime.status import observations as observations_lib
-from tff_dpftrl.runtime.status import task_figures, time_series
 
 # Number of newest steps, and smallest number of earlier steps that form the baseline: two hours
 # against ten, half an hour against two and a half, two minutes against ten.
@@ -54,7 +54,7 @@ _SHARES = {
     "refused_sessions": ("refused_sessions", ("sessions",), "of sessions are refused"),
     "session_errors": ("told_errors", ("told_sessions",), "of sessions end with an error"),
 }
-KINDS = ("no_leader", "no_round", "few_rounds", "too_few_devices", "store", *_SHARES)
+KINDS = ("no_leader", "no_round", "few_rounds", "too_few_devices", "store", "untested", *_SHARES)
 """Names of all rules."""
 
 
@@ -98,7 +98,28 @@ def _of_task(
     if quiet > patience and not task.is_over:
         text = f"No round was committed for {duration(quiet)}."
         alerts.append(Alert("no_round", name, text))
+    tested = task.settings.tested_tensorflow
+    untested = _untested(seen, tested)
+    if untested and not task.is_over:
+        text = (
+            f"Devices have TensorFlow {', '.join(untested)}, and the task was tested with "
+            f"{', '.join(tested)}: see `task new --test-python`."
+        )
+        alerts.append(Alert("untested", name, text))
     return alerts
+
+
+def _untested(seen: observations_lib.Observations, tested: tuple[str, ...]) -> list[str]:
+    """Returns versions of TensorFlow that devices reported, of no tested minor version."""
+    if not tested:
+        return []
+    minors = set(map(_minor, tested))
+    told = [version for version, _ in seen.versions["tensorflow"].items()]
+    return [one for one in told if one != bounded_counts.OTHER and _minor(one) not in minors]
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:2])
 
 
 def _deviations(seen: observations_lib.Observations) -> list[Alert]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.device import named_tensors
 from tff_dpftrl.runtime.plans import example_pipeline
+from tff_dpftrl.runtime.plans import expectations as expectations_lib
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.training import custom_models, warm_start
 
@@ -69,7 +70,8 @@ class TaskDefinition:
         averaging with the optimizers of the options.
       trained_on: Public data that the model's weights were trained on, or "nothing" for random
         weights; None if unknown, which the privacy statement says.
-      expectations: What else the task must show on the proxies.
+      expectations: What else the task must show on the proxies, from `plans.expectations`. A task
+        that evaluates the model of this one is not held to them.
       language: Words of a language model of this package; None for all other models.
     """
 
@@ -84,7 +86,7 @@ class TaskDefinition:
     loss_metric: str = "loss"
     algorithm: Callable[..., Any] | None = None
     trained_on: str | None = None
-    expectations: Sequence[Any] = ()
+    expectations: Sequence[expectations_lib.Expectation] = ()
     language: Language | None = None
 
     def __post_init__(self):
@@ -93,9 +95,18 @@ class TaskDefinition:
                 "pipeline must be a plans.example_pipeline.ExamplePipeline, got a "
                 f"{type(self.pipeline).__name__}."
             )
+        if isinstance(self.proxies, str | bytes) or not isinstance(self.proxies, Sequence):
+            raise validation.UsageError(
+                "proxies must be a list of devices, each a list of examples, got a "
+                f"{type(self.proxies).__name__}."
+            )
         for name in ("data", "description"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name).strip():
                 raise validation.UsageError(f"{name} must be some words, got an empty one.")
+        if not isinstance(self.expectations, Sequence):
+            raise validation.UsageError(
+                f"expectations must be a list, got a {type(self.expectations).__name__}."
+            )
         for name, largest in self.largest_metrics.items():
             validation.positive(f"largest_metrics[{name!r}]", largest)
 

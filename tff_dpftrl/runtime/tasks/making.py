@@ -24,10 +24,18 @@ from tff_dpftrl.runs import dp_ftrl_privacy, privacy
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population
-from tff_dpftrl.runtime.plans import bounding, building, expectations, plan_pb2, predicates
+from tff_dpftrl.runtime.plans import (
+    bounding,
+    building,
+    expectations,
+    measured_run,
+    plan_pb2,
+    predicates,
+)
 from tff_dpftrl.runtime.tasks import definition as definition_lib
 from tff_dpftrl.runtime.tasks import (
     language_task,
+    provenance,
     readme,
     secure_groups,
     task_config,
@@ -103,6 +111,7 @@ def make(
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
     *,
+    built: plan_pb2.Provenance | None = None,
     progress: progress_lib.Progress,
     definition: definition_lib.TaskDefinition | None = None,
 ) -> task_folder.TaskFolder:
@@ -114,6 +123,7 @@ def make(
       config: Options of the task.
       output: New folder. Its name is the task's if the options give none.
       key: Private key that signs plans and terms.
+      built: Provenance that the plans name; None to name none.
       progress: Callback for progress lines.
       definition: Model and data of the task; None for what the option `build` names, or the
         language model of the options.
@@ -153,7 +163,7 @@ def make(
             private_round = process.build_aggregator(learning, plan).private_round
         limits = _report_limits(parts, plan)
         plans = _build(parts, training, terms, limits, private_round=private_round)
-    return _finish(parts, plans, terms, output, key, progress)
+    return _finish(parts, plans, terms, output, key, built, progress)
 
 
 def make_evaluation(
@@ -162,6 +172,7 @@ def make_evaluation(
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
     *,
+    built: plan_pb2.Provenance | None = None,
     progress: progress_lib.Progress,
     definition: definition_lib.TaskDefinition | None = None,
 ) -> task_folder.TaskFolder:
@@ -172,6 +183,7 @@ def make_evaluation(
       config: Options of that task, with another name, goal, number of rounds or weight.
       output: New folder. Its name is the task's if the options give none.
       key: Private key that signs plans and terms.
+      built: Provenance that the plans name; None to name none.
       progress: Callback for progress lines.
       definition: Model and data of the task; None for what the option `build` names, or the
         language model of the options.
@@ -223,7 +235,7 @@ def make_evaluation(
         )
         limits, broadcast = _report_limits(parts, None), of.server.prepare.outputs
         plans = _build(parts, evaluation, terms, limits, broadcast=broadcast)
-    return _finish(parts, plans, terms, output, key, progress)
+    return _finish(parts, plans, terms, output, key, built, progress)
 
 
 def _resolved(
@@ -290,11 +302,15 @@ def _tests(
     num_rounds = max(min(config.proxy_rounds, config.num_rounds), 2)
     per_proxy = -(-config.clients_per_round // num_proxies)
     label = f"{_TRAINING_METRICS}/{loss}" if loss else ""
+    pythons = config.test_python.split(",") if config.test_python else []
+    for python in pythons:
+        measured_run.check_interpreter(python)
     return predicates.Predicates(
         num_rounds,
         devices_per_proxy=per_proxy,
         loss=label,
         expectations=(*wanted, *(expectations.from_text(config.expect) if config.expect else ())),
+        pythons=pythons,
     )
 
 
@@ -473,11 +489,19 @@ def _finish(
     terms: terms_lib.Terms,
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
+    built: plan_pb2.Provenance | None,
     progress: progress_lib.Progress,
 ) -> task_folder.TaskFolder:
     """Tests, signs and writes a task."""
+    if built is not None:
+        provenance.put_into(built, plans.server, plans.devices)
+        progress(provenance.sentence(built))
     progress(f"Testing the plans on {len(parts.proxies)} proxies of devices ...")
     findings = predicates.check_task(plans.server, plans.devices, parts.proxies, parts.tests)
+    for device in plans.devices:
+        if found := findings.get(device.least_runtime_version):
+            versions = (found.tensorflow, *(other.tensorflow for other in found.elsewhere))
+            device.tested_tensorflow[:] = dict.fromkeys(versions)
     tested = readme.test_results(findings)
     for line in tested:
         progress(line)
@@ -499,6 +523,7 @@ def _finish(
             max_rows=parts.definition.pipeline.max_rows,
             model=f"{parts.definition.description}, {parts.num_parameters} weights",
             tested=tested,
+            built=None if built is None else provenance.sentence(built),
         ),
     )
     return task_folder.read(output, [key.public_key()])

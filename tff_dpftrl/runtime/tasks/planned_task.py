@@ -201,6 +201,7 @@ class PlannedTask:
             refusal=self.refusal,
             secure_sum=_secure_sum(folder),
             min_sep=folder.server.participation.min_sep_rounds,
+            tested_tensorflow=tuple(folder.devices[0].tested_tensorflow),
         )
         self.served = served_task.ServedTask(
             task=task,

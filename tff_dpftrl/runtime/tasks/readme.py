@@ -22,6 +22,7 @@ def text(
     max_rows: int | None,
     model: str,
     tested: Sequence[str],
+    built: str | None = None,
 ) -> str:
     """Writes what a task does, asks of devices and promises of privacy.
 
@@ -33,6 +34,7 @@ def text(
       max_rows: Largest number of a device's rows that a round uses; None for all.
       model: Name and sizes of the model.
       tested: Results of the task's tests, one sentence each.
+      built: Sentence about the code that the task was built from; None to name the package only.
 
     Returns:
       The text, in Markdown.
@@ -42,7 +44,7 @@ def text(
     lines = [
         f"# Task {terms.task} of the population {terms.population}",
         "",
-        f"It {purpose}: {model}. Made by tff_dpftrl {version.__version__}.",
+        f"It {purpose}: {model}. {built or f'Built with tff_dpftrl {version.__version__}.'}",
         "",
         f"- Rounds: {schema.num_rounds}, of {rounds.goal_count} reports ({rounds.least} are "
         f"enough when time is over; {rounds.wanted} devices are chosen).",
@@ -79,14 +81,24 @@ def test_results(findings: Mapping[int, predicates.Findings]) -> list[str]:
     """
     lines = []
     for least, result in findings.items():
-        loss = f"loss {result.losses[0]:.3f} to {result.losses[-1]:.3f}, " if result.losses else ""
-        lines.append(
-            f"Tested for devices of version {least} and later: {loss}largest change "
-            f"{max(result.changes):.3g}, {result.cost.seconds:.2g} s and "
-            f"{result.cost.memory_bytes / 1e6:.0f} MB on a device."
-        )
+        lines.append(f"Tested for devices of version {least} and later: {_measured(result)}.")
         lines += [f"As expected: {expectation}." for expectation in result.expectations]
+        lines += [f"The same was tested, and found, with {_measured(o)}." for o in result.elsewhere]
     return lines
+
+
+def _measured(result: predicates.Findings) -> str:
+    """Describes what was measured with one version of TensorFlow."""
+    parts = [f"TensorFlow {result.tensorflow}"]
+    if result.losses:
+        parts.append(f"loss {result.losses[0]:.3f} to {result.losses[-1]:.3f}")
+    parts.append(f"largest change {max(result.changes):.3g}")
+    parts.append(
+        f"{result.cost.seconds:.2g} s and {result.cost.memory_bytes / 1e6:.0f} MB on a device"
+    )
+    if result.difference is not None:
+        parts.append(f"updates that differ by {result.difference:.1g} of their norm at most")
+    return ", ".join(parts)
 
 
 def _who_sees(secure: terms_lib.SecureAggregation | None) -> str:

@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import population as population_lib
-from tff_dpftrl.runtime.plans import expectations
 from tff_dpftrl.runtime.tasks import secure_groups as secure_groups_lib
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
@@ -188,6 +187,13 @@ class TaskConfig(config_lib.TrainingConfig):
         "< or >, and a number. The task is refused unless all are met.",
         _TESTS,
     )
+    test_python: str | None = _option(
+        None,
+        "Python interpreters, with commas between, of environments with other versions of "
+        "TensorFlow that devices may have: the devices' part is tested there, too, and must give "
+        "the same updates.",
+        _TESTS,
+    )
 
     def __post_init__(self):
         problems = []
@@ -229,6 +235,8 @@ class TaskConfig(config_lib.TrainingConfig):
         for name in ("weight", "work_seconds"):
             validation.positive(name, getattr(self, name))
         if self.expect is not None:
+            from tff_dpftrl.runtime.plans import expectations  # Protocol buffers are an extra.
+
             expectations.from_text(self.expect)
         self._check_rounds()
         self._check_secure_aggregation()

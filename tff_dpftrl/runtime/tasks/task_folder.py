@@ -7,9 +7,10 @@
     examples.json      what devices store: kinds and shapes by name
     vocabulary.json    the words of the model, and how text is split into them; not of own models
     README.md          all of it in words
+    approvals/*.sig    signatures of reviewers, by their keys' names, of `tff-dpftrl task approve`
 
 Nothing in it is secret, and nothing is changed after it was made; `tff-dpftrl task report` adds a
-folder report/. The initial weights are in the server's plan.
+folder report/, and `approve` the approvals. The initial weights are in the server's plan.
 
 What devices store: every example is a serialized `tf.train.Example` in the collection
 `config.collection`, with the features of `examples.json`. For a language model, the bytes feature
@@ -35,7 +36,7 @@ from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.data import vocabulary, vocabulary_file
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.device import named_tensors
-from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing
+from tff_dpftrl.runtime.plans import approvals, plan_pb2, secure_report, signing
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import options as options_lib
@@ -48,6 +49,10 @@ _TERMS = "terms.json"
 _SIGNATURE = "terms.sig"
 _CONFIG = "config.json"
 _README = "README.md"
+_APPROVAL = ".sig"
+
+APPROVALS = "approvals"
+"""Name of the folder that `tff-dpftrl task approve` adds."""
 
 EXAMPLES = "examples.json"
 """Name of the file that says what devices store."""
@@ -65,7 +70,8 @@ class TaskFolder:
 
     Attributes:
       path: Folder of the task.
-      signed: Signed plans, as devices get them; that of the server without its content.
+      signed: Signed plans with their approvals, as devices get them; that of the server without
+        its content.
       server: Plan of the server, without `initialize`, which has the model's weights.
       devices: Plans of devices, one for each runtime version that needs a variant of its own.
       terms: Privacy terms of the task.
@@ -201,6 +207,7 @@ def read(
         content, signature = (path / _TERMS).read_bytes(), (path / _SIGNATURE).read_bytes()
         terms = terms_lib.verified(content, signature, keys)
         _check_bound(path, terms, signed, server, devices)
+        _add_approvals(path / APPROVALS, terms, signed)
         server.ClearField("initialize")
         signed.server.ClearField("plan")
         server, signed = _again(server), _again(signed)
@@ -216,6 +223,43 @@ def read(
     except (ValueError, OSError) as error:
         raise validation.UsageError(f"The task in {path} is refused: {error}") from error
     return TaskFolder(path, signed, server, devices, terms, config, words, rule)
+
+
+def approve(path: str | os.PathLike[str], key: ed25519.Ed25519PrivateKey) -> TaskFolder:
+    """Adds the approval of a reviewer to a task.
+
+    Args:
+      path: Folder of the task.
+      key: Private key of the reviewer.
+
+    Returns:
+      The task with the approval.
+
+    Raises:
+      ValueError: If there is no intact task, or the key has signed it.
+      OSError: If the approval cannot be written.
+    """
+    folder = read(path)
+    content = approvals.unapproved(folder.signed, folder.terms.digest())
+    approval = approvals.approve(content, key, folder.signed.server.key)
+    (folder.path / APPROVALS).mkdir(exist_ok=True)
+    file = folder.path / APPROVALS / f"{approval.key.hex()}{_APPROVAL}"
+    durable_files.write(file, approval.signature)
+    return read(path)
+
+
+def _add_approvals(path: pathlib.Path, terms: terms_lib.Terms, signed: plan_pb2.SignedTask) -> None:
+    """Puts the approvals of a task, which may be invalid, beside its plans."""
+    given = approvals.unapproved(signed, terms.digest())
+    for file in sorted(path.glob(f"*{_APPROVAL}")):
+        try:
+            key = bytes.fromhex(file.stem)
+        except ValueError:
+            raise validation.UsageError(f"{file} is not named by a key: remove it.") from None
+        given.approvals.add(key=key, signature=file.read_bytes())
+    if given.approvals:
+        for plan in (signed.server, *signed.devices):
+            plan.approvals.CopyFrom(given)
 
 
 _Message = TypeVar("_Message", bound=message.Message)
