@@ -47,13 +47,7 @@ def read(
             f"model cannot be applied to word ids, int32 of shape [batch, {sequence_length}]: "
             f"{error}"
         ) from error
-    others = keras_versions.untrained(model)
-    if others:
-        raise validation.UsageError(
-            f"model must have trainable weights only, but {others[0]} is not: leave out batch "
-            "normalisation (layer normalisation has no such weights) and stateful layers, and let "
-            "all layers be trainable."
-        )
+    keras_versions.refuse_untrained(model)
     return custom_model.build(
         as_function(model),
         _named(model.trainable_variables),

@@ -14,9 +14,11 @@ from tests.runtime.plans import small_tasks
 from tests.runtime.server import example_service
 from tests.runtime.tasks import sensor_task
 from tff_dpftrl import validation
+from tff_dpftrl.aggregators import dp_ftrl
 from tff_dpftrl.cli import main
 from tff_dpftrl.execution import compiled_process, contexts, leaves
 from tff_dpftrl.learning import own_model
+from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.device import named_tensors
@@ -182,6 +184,8 @@ def _broken(**changes):
             {"loss": tf.keras.losses.CategoricalCrossentropy(from_logits=True)},
             r"model does not take the pipeline's batches .*int64\[None\]",
         ),
+        ({"metrics": lambda: [3]}, "metrics must return a dictionary of Keras metrics"),
+        ({"metrics": lambda: {"loss": 3}}, "without 'loss', which is always there"),
         ({"loss": "mse"}, "loss must be a tf.keras.losses.Loss"),
         ({"model": _functional_model}, "loss and metrics are for a tf.keras.Model"),
         (
@@ -208,6 +212,19 @@ def test_a_definition_whose_parts_do_not_fit_is_refused_in_one_line(tmp_path, ch
         _make(tmp_path / "task", sensor_task.define(**changes))
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "task").exists()
+
+
+@pytest.mark.parametrize("layer", ["batch normalisation", "frozen"])
+def test_a_keras_model_with_weights_that_are_not_trained_is_refused(layer):
+    inputs = tf.keras.Input([18])
+    made = (
+        tf.keras.layers.Dense(18, trainable=False, name="own")
+        if layer == "frozen"
+        else tf.keras.layers.BatchNormalization(name="own")
+    )
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(3)(made(inputs)))
+    with pytest.raises(validation.UsageError, match="trainable weights only, but own/"):
+        own_model.read(model, sensor_task.PIPELINE.batch_spec(), loss=_LOSS)
 
 
 @pytest.mark.slow  # Making two models and their specs takes seconds.
@@ -334,11 +351,19 @@ def test_an_algorithm_that_releases_more_than_the_noised_sum_is_refused(tmp_path
         del model_aggregator
         return _proximal(model, metrics_aggregator=metrics_aggregator)
 
+    def other(model, model_aggregator, metrics_aggregator):
+        # The noise multiplier of the statement, and another mechanism.
+        own = dp_ftrl.build_dp_ftrl_aggregator(
+            identity.Identity(), clip_norm=1.0, noise_multiplier=0.5, clients_per_round=8
+        )
+        return _proximal(model, model_aggregator=own, metrics_aggregator=metrics_aggregator)
+
     def fails(model, **aggregators):
         raise RuntimeError("of no use")
 
     for algorithm, message in (
         (exact, "Client values reach the server other than through a private release"),
+        (other, "algorithm must release the whole update once, by the model_aggregator"),
         (fails, "algorithm raises RuntimeError: of no use"),
         (lambda model, **aggregators: 3, "must return a tff.learning.templates.LearningProcess"),
     ):
