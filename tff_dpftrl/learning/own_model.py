@@ -112,6 +112,7 @@ def _from_keras(
 ) -> tff.learning.models.FunctionalModel:
     # TFF would give the weights of a layer that is not trained to another layer of their shape.
     keras_versions.refuse_untrained(model)
+    keras_versions.refuse_ignored(model)
     further = {} if metrics is None else metrics()
     if not isinstance(further, Mapping) or "loss" in further:
         raise validation.UsageError(

@@ -91,11 +91,7 @@ def as_function(
 
 
 def _check(model: keras_versions.Model) -> None:
-    if model.losses:
-        raise validation.UsageError(
-            "model adds losses, such as those of a regulariser, which training does not "
-            "add to the cross-entropy: leave them out."
-        )
+    keras_versions.refuse_ignored(model)
     for owner in {owner for part in keras_versions.parts(model) for owner in type(part).__mro__}:
         if owner.__module__.partition(".")[0] in ("keras", "tensorflow"):
             continue
@@ -112,11 +108,6 @@ def _check(model: keras_versions.Model) -> None:
             raise validation.UsageError(
                 f"model has the weight {name} of type {type(kept).__name__}: build it "
                 "without a mixed-precision policy and outside of a distribution strategy."
-            )
-        if variable.constraint is not None:
-            raise validation.UsageError(
-                f"model has a constraint on {name}, which noise and the server's "
-                "optimizer do not keep: leave it out, or let the layer normalise the weight."
             )
 
 

@@ -73,6 +73,28 @@ def refuse_untrained(model: Model) -> None:
         )
 
 
+def refuse_ignored(model: Model) -> None:
+    """Refuses a model with regularisers or constraints, which training does not know.
+
+    Args:
+      model: Model that has its weights already.
+
+    Raises:
+      UsageError: If it has one.
+    """
+    if model.losses:
+        raise validation.UsageError(
+            "model adds losses, such as those of a regulariser, which training does not "
+            "add to its own: leave them out."
+        )
+    for variable in model.trainable_variables:
+        if variable.constraint is not None:
+            raise validation.UsageError(
+                f"model has a constraint on {name(variable)}, which noise and the server's "
+                "optimizer do not keep: leave it out, or let the layer normalise the weight."
+            )
+
+
 def parts(model: Model) -> Sequence[Any]:
     """Returns a model and all its layers, also those in layers."""
     if isinstance(model, tf.Module):

@@ -214,16 +214,19 @@ def test_a_definition_whose_parts_do_not_fit_is_refused_in_one_line(tmp_path, ch
     assert not (tmp_path / "task").exists()
 
 
-@pytest.mark.parametrize("layer", ["batch normalisation", "frozen"])
-def test_a_keras_model_with_weights_that_are_not_trained_is_refused(layer):
+@pytest.mark.parametrize(
+    ("make_layer", "message"),
+    [
+        (lambda: tf.keras.layers.BatchNormalization(name="own"), "weights only, but own/.* is not"),
+        (lambda: tf.keras.layers.Dense(18, trainable=False, name="own"), "weights only, but own/"),
+        (lambda: tf.keras.layers.Dense(18, kernel_regularizer="l2"), "model adds losses"),
+        (lambda: tf.keras.layers.Dense(18, kernel_constraint="non_neg"), "has a constraint on"),
+    ],
+)
+def test_a_keras_model_that_would_not_be_trained_as_it_is_built_is_refused(make_layer, message):
     inputs = tf.keras.Input([18])
-    made = (
-        tf.keras.layers.Dense(18, trainable=False, name="own")
-        if layer == "frozen"
-        else tf.keras.layers.BatchNormalization(name="own")
-    )
-    model = tf.keras.Model(inputs, tf.keras.layers.Dense(3)(made(inputs)))
-    with pytest.raises(validation.UsageError, match="trainable weights only, but own/"):
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(3)(make_layer()(inputs)))
+    with pytest.raises(validation.UsageError, match=message):
         own_model.read(model, sensor_task.PIPELINE.batch_spec(), loss=_LOSS)
 
 
