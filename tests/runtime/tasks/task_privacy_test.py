@@ -219,7 +219,7 @@ def test_a_statement_says_among_how_few_reports_one_is_hidden(secure, in_league,
 )
 def test_a_statement_names_the_metrics_that_it_does_not_cover(parameters, named):
     told = task_privacy.TaskPrivacy(_terms(parameters=parameters)).statement(_SEEN(6, 2, 3))
-    (text,) = [one for one in told.not_covered if one.startswith("Metrics")]
+    (text,) = [one for one in told.not_covered if one.startswith("Metrics of rounds")]
     assert text.startswith(f"Metrics of rounds ({named}")
 
 

@@ -463,8 +463,7 @@ def _check_private(
     if found.releases != charged.releases:
         raise validation.UsageError(
             "algorithm must release the whole update once, by the model_aggregator that it gets: "
-            f"the statement charges that. It has {len(found.releases)} private releases in a "
-            "round, and not that one alone."
+            "the statement charges that release and no other."
         )
 
 
