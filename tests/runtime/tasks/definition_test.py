@@ -194,6 +194,10 @@ def _broken(**changes):
         ),
         ({"largest_metrics": {"loss": 9.0}}, "largest_metrics has no bound of the metric 'accur"),
         (
+            {"metrics": lambda: {"areas": tf.keras.metrics.MeanIoU(400, sparse_y_pred=False)}},
+            "metrics of a device have up to 1280016 bytes, .*: leave out 'areas'",
+        ),
+        (
             {"pipeline": dataclasses.replace(sensor_task.PIPELINE, to_batch=_wrong_name)},
             "pipeline fails on the features .'movement', 'window'.: .*KeyError",
         ),

@@ -502,8 +502,15 @@ def _largest_metrics(
     model: own_model.Model, given: Mapping[str, float], *, is_secure: bool
 ) -> dict[str, float]:
     """Returns the largest entry of each tensor of metrics, as it is summed, by its path."""
-    largest = {}
-    for path, spec in own_model.metric_specs(model).items():
+    largest, specs = {}, own_model.metric_specs(model)
+    sizes = {path: 8 * spec.shape.num_elements() for path, spec in specs.items()}
+    if sum(sizes.values()) > _METRICS_BYTES:
+        most = max(sizes, key=sizes.__getitem__)
+        raise validation.UsageError(
+            f"metrics of a device have up to {sum(sizes.values())} bytes, and it may send "
+            f"{_METRICS_BYTES}: leave out {most.partition('/')[0]!r}, or make it smaller."
+        )
+    for path, spec in specs.items():
         name = next((part for part in path.split("/") if part in given), None)
         if name is None:
             raise validation.UsageError(
