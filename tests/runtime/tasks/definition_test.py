@@ -430,7 +430,7 @@ def test_a_fleet_trains_and_evaluates_it_with_secure_sums(tmp_path):
         "observer": example_service.Notes(),
         "randomness": random.Random(1),
     }
-    with server_thread.running(lambda: server.Server(**settings)) as address:
+    with server_thread.running(lambda: server.Server.of(**settings)) as address:
         devices = fleet.Fleet(
             fleet.ConnectionSettings(
                 address,
