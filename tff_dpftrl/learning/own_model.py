@@ -110,6 +110,16 @@ def _metrics(model: Model) -> tuple[Any, tff_names.Type]:
 def _from_keras(
     model: keras_versions.Model, batch_spec: Any, loss: Any, metrics: Callable[[], Any] | None
 ) -> tff.learning.models.FunctionalModel:
+    # TFF would give the weights of a layer that is not trained to another layer of their shape.
+    keras_versions.refuse_untrained(model)
+    keras_versions.refuse_ignored(model)
+    further = {} if metrics is None else metrics()
+    if not isinstance(further, Mapping) or "loss" in further:
+        raise validation.UsageError(
+            "metrics must return a dictionary of Keras metrics by name, without 'loss', which is "
+            f"always there; got {further!r}."
+        )
+
     def make_metrics() -> collections.OrderedDict[str, Any]:
         mean = keras_versions.MeanMetric(loss.call, name="loss")
         return collections.OrderedDict(loss=mean, **(metrics() if metrics is not None else {}))

@@ -47,13 +47,7 @@ def read(
             f"model cannot be applied to word ids, int32 of shape [batch, {sequence_length}]: "
             f"{error}"
         ) from error
-    others = keras_versions.untrained(model)
-    if others:
-        raise validation.UsageError(
-            f"model must have trainable weights only, but {others[0]} is not: leave out batch "
-            "normalisation (layer normalisation has no such weights) and stateful layers, and let "
-            "all layers be trainable."
-        )
+    keras_versions.refuse_untrained(model)
     return custom_model.build(
         as_function(model),
         _named(model.trainable_variables),
@@ -97,11 +91,7 @@ def as_function(
 
 
 def _check(model: keras_versions.Model) -> None:
-    if model.losses:
-        raise validation.UsageError(
-            "model adds losses, such as those of a regulariser, which training does not "
-            "add to the cross-entropy: leave them out."
-        )
+    keras_versions.refuse_ignored(model)
     for owner in {owner for part in keras_versions.parts(model) for owner in type(part).__mro__}:
         if owner.__module__.partition(".")[0] in ("keras", "tensorflow"):
             continue
@@ -118,11 +108,6 @@ def _check(model: keras_versions.Model) -> None:
             raise validation.UsageError(
                 f"model has the weight {name} of type {type(kept).__name__}: build it "
                 "without a mixed-precision policy and outside of a distribution strategy."
-            )
-        if variable.constraint is not None:
-            raise validation.UsageError(
-                f"model has a constraint on {name}, which noise and the server's "
-                "optimizer do not keep: leave it out, or let the layer normalise the weight."
             )
 
 

@@ -51,14 +51,48 @@ def name(variable: Any) -> str:
     return getattr(variable, "path", None) or variable.name.removesuffix(":0")
 
 
-def untrained(model: Model) -> list[str]:
-    """Returns the names of the weights of a model that are not trained.
+def refuse_untrained(model: Model) -> None:
+    """Refuses a model that has weights which are not trained.
 
     Keras 3 gives all layers that can drop out a seed generator, whether or not it is used. Its
     state is left out: who uses it in training is found by computing twice.
+
+    Args:
+      model: Model that has its weights already.
+
+    Raises:
+      UsageError: If it has such weights; the message names one.
     """
     names = map(name, model.non_trainable_variables)
-    return [one for one in names if not one.endswith(_SEED_STATE)]
+    others = [one for one in names if not one.endswith(_SEED_STATE)]
+    if others:
+        raise validation.UsageError(
+            f"model must have trainable weights only, but {others[0]} is not: leave out batch "
+            "normalisation (layer normalisation has no such weights) and stateful layers, and let "
+            "all layers be trainable."
+        )
+
+
+def refuse_ignored(model: Model) -> None:
+    """Refuses a model with regularisers or constraints, which training does not know.
+
+    Args:
+      model: Model that has its weights already.
+
+    Raises:
+      UsageError: If it has one.
+    """
+    if model.losses:
+        raise validation.UsageError(
+            "model adds losses, such as those of a regulariser, which training does not "
+            "add to its own: leave them out."
+        )
+    for variable in model.trainable_variables:
+        if variable.constraint is not None:
+            raise validation.UsageError(
+                f"model has a constraint on {name(variable)}, which noise and the server's "
+                "optimizer do not keep: leave it out, or let the layer normalise the weight."
+            )
 
 
 def parts(model: Model) -> Sequence[Any]:

@@ -58,6 +58,8 @@ def test_files_of_examples_are_read(tmp_path):
     assert len(named_tensors.encode_all(named_tensors.read(tmp_path / "a.npz"), _FEATURES)) == 3
     (tmp_path / "a.jsonl").write_text('{"image": [[1, 2], [3, 4]], "text": "a"}\n\n')
     assert named_tensors.read(tmp_path / "a.jsonl") == [{"image": [[1, 2], [3, 4]], "text": "a"}]
+    (tmp_path / "a.jsonl").write_text('{"text": "a\u2028b"}\r\n{"text": "\x85"}', encoding="utf-8")
+    assert named_tensors.read(tmp_path / "a.jsonl") == [{"text": "a\u2028b"}, {"text": "\x85"}]
     np.savez(tmp_path / "b.npz", image=np.zeros([3, 2, 2]), text=np.array(["a"]))
     (tmp_path / "b.jsonl").write_text("{")
     for name, message in (("b.npz", "first axis"), ("b.jsonl", "cannot be read"), ("c", "be read")):
@@ -74,6 +76,11 @@ def test_examples_of_users_are_read(tmp_path):
     for line, message in (
         ("", "has no users"),
         ("3", "object 1 is no"),
+        ('{"user_id": 1, "examples": []}\n{"user_id": "1", "examples": []}', "user '1' twice"),
+        (
+            json.dumps({"user_id": "u", "examples": [one | {"text": "\ud800"}]}),
+            "example 1: 'text' has a text that is no Unicode",
+        ),
         ('{"user_id": "u", "examples": {}}', "user 'u': examples must be a list"),
         ('{"user_id": "u", "examples": [{}]}', "user 'u': example 1: it has no 'image'"),
         ('{"user_id": "u", "examples": ["a"]}', "user 'u': example 1: it is a str"),

@@ -69,6 +69,19 @@ def test_training_in_the_clear(clip_norm, largest, times, bit):
     assert not found["0/1/0"].HasField("entries")
 
 
+def test_metrics_that_nobody_names_are_refused_if_all_must_be_named():
+    grids = {"loss": metric_grid.MetricGrid((0.0, 1.0, 2.0))}
+    known = [_METRICS[0], _tensor("0/1/loss_histogram", "int32", 3), *_UPDATE, _COUNTER]
+    options = {"clip_norm": 1.0, "grids": grids, "names_all_metrics": True}
+    assert _interval(_bounds(known, **options)[0]["0/3"]) == (0, 1)
+    for other in (_tensor("0/4/own", "float32"), _tensor("0/4/0", "float32", 2, 3)):
+        with pytest.raises(bounding.UnboundedError, match=f"'{other.label}', which is no metric"):
+            _bounds([*known, other], **options)
+        rule = plan_pb2.SecureSum(largest_entry=1)
+        with pytest.raises(bounding.UnboundedError, match=f"'{other.label}', which is no metric"):
+            _bounds([*known, other], secure_sums=[rule], **options)
+
+
 def test_histograms_count_each_device_once_and_are_declared():
     grids = {"loss": metric_grid.MetricGrid((0.0, 1.0, 2.0))}
     histogram = _tensor("0/1/loss_histogram", "int32", 3)

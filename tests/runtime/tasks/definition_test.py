@@ -14,9 +14,11 @@ from tests.runtime.plans import small_tasks
 from tests.runtime.server import example_service
 from tests.runtime.tasks import sensor_task
 from tff_dpftrl import validation
+from tff_dpftrl.aggregators import dp_ftrl
 from tff_dpftrl.cli import main
 from tff_dpftrl.execution import compiled_process, contexts, leaves
 from tff_dpftrl.learning import own_model
+from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.device import named_tensors
@@ -182,6 +184,8 @@ def _broken(**changes):
             {"loss": tf.keras.losses.CategoricalCrossentropy(from_logits=True)},
             r"model does not take the pipeline's batches .*int64\[None\]",
         ),
+        ({"metrics": lambda: [3]}, "metrics must return a dictionary of Keras metrics"),
+        ({"metrics": lambda: {"loss": 3}}, "without 'loss', which is always there"),
         ({"loss": "mse"}, "loss must be a tf.keras.losses.Loss"),
         ({"model": _functional_model}, "loss and metrics are for a tf.keras.Model"),
         (
@@ -189,6 +193,10 @@ def _broken(**changes):
             r"model does not take the pipeline's batches \(float32\[None, 16, 2\]",
         ),
         ({"largest_metrics": {"loss": 9.0}}, "largest_metrics has no bound of the metric 'accur"),
+        (
+            {"metrics": lambda: {"areas": tf.keras.metrics.MeanIoU(400, sparse_y_pred=False)}},
+            "metrics of a device have up to 1280016 bytes, .*: leave out 'areas'",
+        ),
         (
             {"pipeline": dataclasses.replace(sensor_task.PIPELINE, to_batch=_wrong_name)},
             "pipeline fails on the features .'movement', 'window'.: .*KeyError",
@@ -208,6 +216,22 @@ def test_a_definition_whose_parts_do_not_fit_is_refused_in_one_line(tmp_path, ch
         _make(tmp_path / "task", sensor_task.define(**changes))
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "task").exists()
+
+
+@pytest.mark.parametrize(
+    ("make_layer", "message"),
+    [
+        (lambda: tf.keras.layers.BatchNormalization(name="own"), "weights only, but own/.* is not"),
+        (lambda: tf.keras.layers.Dense(18, trainable=False, name="own"), "weights only, but own/"),
+        (lambda: tf.keras.layers.Dense(18, kernel_regularizer="l2"), "model adds losses"),
+        (lambda: tf.keras.layers.Dense(18, kernel_constraint="non_neg"), "has a constraint on"),
+    ],
+)
+def test_a_keras_model_that_would_not_be_trained_as_it_is_built_is_refused(make_layer, message):
+    inputs = tf.keras.Input([18])
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(3)(make_layer()(inputs)))
+    with pytest.raises(validation.UsageError, match=message):
+        own_model.read(model, sensor_task.PIPELINE.batch_spec(), loss=_LOSS)
 
 
 @pytest.mark.slow  # Making two models and their specs takes seconds.
@@ -334,11 +358,19 @@ def test_an_algorithm_that_releases_more_than_the_noised_sum_is_refused(tmp_path
         del model_aggregator
         return _proximal(model, metrics_aggregator=metrics_aggregator)
 
+    def other(model, model_aggregator, metrics_aggregator):
+        # The noise multiplier of the statement, and another mechanism.
+        own = dp_ftrl.build_dp_ftrl_aggregator(
+            identity.Identity(), clip_norm=1.0, noise_multiplier=0.5, clients_per_round=8
+        )
+        return _proximal(model, model_aggregator=own, metrics_aggregator=metrics_aggregator)
+
     def fails(model, **aggregators):
         raise RuntimeError("of no use")
 
     for algorithm, message in (
         (exact, "Client values reach the server other than through a private release"),
+        (other, "algorithm must release the whole update once, by the model_aggregator"),
         (fails, "algorithm raises RuntimeError: of no use"),
         (lambda model, **aggregators: 3, "must return a tff.learning.templates.LearningProcess"),
     ):
@@ -398,7 +430,7 @@ def test_a_fleet_trains_and_evaluates_it_with_secure_sums(tmp_path):
         "observer": example_service.Notes(),
         "randomness": random.Random(1),
     }
-    with server_thread.running(lambda: server.Server(**settings)) as address:
+    with server_thread.running(lambda: server.Server.of(**settings)) as address:
         devices = fleet.Fleet(
             fleet.ConnectionSettings(
                 address,

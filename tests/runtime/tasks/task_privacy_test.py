@@ -213,6 +213,16 @@ def test_a_statement_says_among_how_few_reports_one_is_hidden(secure, in_league,
         assert f"in one exact sum with {others}whoever knows them knows it." in said
 
 
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [({}, "loss and accuracy on the devices,"), ({"metrics": "areas (9 numbers)"}, "areas (9 num")],
+)
+def test_a_statement_names_the_metrics_that_it_does_not_cover(parameters, named):
+    told = task_privacy.TaskPrivacy(_terms(parameters=parameters)).statement(_SEEN(6, 2, 3))
+    (text,) = [one for one in told.not_covered if one.startswith("Metrics of rounds")]
+    assert text.startswith(f"Metrics of rounds ({named}")
+
+
 def test_whoever_ends_a_task_early_is_charged_for_what_it_might_have_run():
     statement = task_privacy.TaskPrivacy(_terms()).statement(_SEEN(2, None, 1))
     assert statement.epsilon == _guarantee(6, 2, 3).epsilon

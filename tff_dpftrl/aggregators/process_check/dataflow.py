@@ -43,10 +43,13 @@ class PrivateRelease:
     Attributes:
       noise_multiplier: Noise multiplier z of the release.
       value_type: Type of the sums that it makes private.
+      computations: SHA-256 of the computation that clips at the clients, and of the one that adds
+        the noise: those of equal clippings and mechanisms are equal.
     """
 
     noise_multiplier: float
     value_type: tff_names.Type
+    computations: tuple[bytes, bytes]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,8 +263,12 @@ class _Evaluator:
             }
         else:
             replaced = dict.fromkeys(covered, labels_lib.NOTHING)
-            multiplier = next(iter(covered.values())).noise_multiplier
-            self.releases.append(PrivateRelease(multiplier, self.contributions[call]))
+            label, pair = next(iter(covered.items()))
+            self.releases.append(
+                PrivateRelease(
+                    pair.noise_multiplier, self.contributions[call], (label.clip, digest)
+                )
+            )
 
         def clean(labels: labels_lib.Labels) -> labels_lib.Labels:
             # The number of clients shows in a sum through their contributions only.

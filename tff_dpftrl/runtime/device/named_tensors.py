@@ -182,6 +182,8 @@ def read_users(path: str | os.PathLike[str], features: Mapping[str, Feature]) ->
             raise validation.UsageError(
                 f'{path}: object {number + 1} is no {{"user_id": ..., "examples": [...]}}.'
             ) from None
+        if str(user) in by_user:
+            raise validation.UsageError(f"{path} has the user {user!r} twice: merge the examples.")
         try:
             by_user[str(user)] = encode_all(examples, features)
         except validation.UsageError as error:
@@ -236,7 +238,7 @@ def read_features(path: str | os.PathLike[str]) -> dict[str, Feature]:
 
 def _json_lines(path: pathlib.Path) -> list[Any]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # Texts may have other ends of lines.
         return [json_text.parse(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise validation.UsageError(f"{path} cannot be read: {error}") from None
@@ -257,7 +259,10 @@ def _flat(name: str, value: Any, feature: Feature) -> list[Any]:
     if feature.kind == "text":
         if not all(isinstance(entry, str | bytes) for entry in entries):
             raise validation.UsageError(f"{name!r} must hold texts or bytes.")
-        return [(bytes if isinstance(entry, bytes) else str)(entry) for entry in entries]
+        try:
+            return [str(e).encode() if isinstance(e, str) else bytes(e) for e in entries]
+        except UnicodeEncodeError:
+            raise validation.UsageError(f"{name!r} has a text that is no Unicode.") from None
     if array.size and array.dtype.kind not in _DTYPES[feature.kind]:
         raise validation.UsageError(
             f"{name!r} is of {array.dtype}, and the task takes {feature.kind}."

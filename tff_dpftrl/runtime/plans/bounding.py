@@ -34,6 +34,7 @@ class ReportLimits:
         metric is never negative. Where metrics are summed securely, the largest integer that
         encodes it. Other metrics are cut to `LARGEST_METRIC`, or less where the sum of
         `most_reports` has no room for that.
+      names_all_metrics: Whether a metric that `metrics` does not name is refused instead.
       most_reports: Largest number of reports in one sum.
       grids: Grids of the histograms in a report, by the names of their metrics.
     """
@@ -41,6 +42,7 @@ class ReportLimits:
     clip_norm: float | str | None = None
     encoding: grid.GridEncoding | None = None
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    names_all_metrics: bool = False
     most_reports: int = 100_000
     grids: Mapping[str, metric_grid.MetricGrid] = dataclasses.field(default_factory=dict)
 
@@ -53,7 +55,13 @@ class ReportLimits:
         """Returns the largest value of a metric by its label; None if there is none."""
         parts = label.split("/")
         ends = ("/".join(parts[first:]) for first in range(len(parts)))
-        return next((self.metrics[end] for end in ends if end in self.metrics), None)
+        known = next((self.metrics[end] for end in ends if end in self.metrics), None)
+        if known is None and self.names_all_metrics:
+            raise UnboundedError(
+                f"devices report {label!r}, which is no metric of the model and no part of its "
+                "update: leave it out, or let it be a metric with a bound."
+            )
+        return known
 
 
 class UnboundedError(validation.UsageError):
@@ -159,16 +167,15 @@ def _largest_norm(
 
 
 def _metric(tensor: plan_pb2.Tensor, place: int, limits: ReportLimits) -> plan_pb2.ReportBound:
-    known = limits.of_metric(tensor.label)
     if _name(tensor) in limits.histograms:
         least, largest = 0.0, 1.0
-    elif known is not None:
-        least, largest = 0.0, known
     elif tensor.label.replace("/", "").isdigit() and not tensor.shape:
         # A metric would have a name. The bit of adaptive clipping is ±1/2; other tensors without
         # a name are weights of clients and counts of devices.
         is_bit = tensor.dtype == "float64" and isinstance(limits.clip_norm, str)
         least, largest = (-0.5, 0.5) if is_bit else (0.0, 1.0)
+    elif (known := limits.of_metric(tensor.label)) is not None:
+        least, largest = 0.0, known
     else:
         largest = LARGEST_METRIC
         least = 0.0 if tensor.dtype.startswith("uint") else -largest
@@ -182,7 +189,8 @@ def _secure_bound(
 ) -> plan_pb2.ReportBound:
     name, encoding = _name(tensor), limits.encoding
     if rule.HasField("largest_entry"):
-        known = limits.of_metric(tensor.label)
+        is_histogram = _name(tensor) in limits.histograms
+        known = None if is_histogram else limits.of_metric(tensor.label)
         largest = rule.largest_entry if known is None else min(known, rule.largest_entry)
         if known is not None:
             rule.largest_entry = int(largest)

@@ -51,7 +51,8 @@ class TaskDefinition:
 
     Attributes:
       model: A `tff.learning.models.FunctionalModel`, a function without arguments that makes a
-        `tff.learning.models.VariableModel`, or a `tf.keras.Model` with `loss` and `metrics`.
+        `tff.learning.models.VariableModel`, or a `tf.keras.Model` with `loss` and `metrics`, all
+        of whose weights are trained.
       pipeline: Features of an example that a device stores, and the preprocessing that makes the
         model's batches of them. It becomes part of the plan.
       proxies: For each simulated device its examples, as arrays, numbers or texts by feature name,
@@ -69,8 +70,8 @@ class TaskDefinition:
       loss_metric: Name of the metric that must fall on the proxies; "" for none.
       algorithm: Function from the model and the arguments `model_aggregator` and
         `metrics_aggregator` to a `tff.learning.templates.LearningProcess`. It is refused unless
-        `check_process` finds that all else than metrics is released privately. None for federated
-        averaging with the optimizers of the options.
+        `check_process` finds that all else than the model's metrics is released by
+        `model_aggregator`. None for federated averaging with the optimizers of the options.
       trained_on: Public data that the model's weights were trained on, or "nothing" for random
         weights; None if unknown, which the privacy statement says.
       expectations: What else the task must show on the proxies, from `plans.expectations`. A task

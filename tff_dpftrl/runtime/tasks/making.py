@@ -5,11 +5,13 @@ Options are taken apart here and nowhere else: what follows gets the parts that 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
 import tensorflow_federated as tff
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
@@ -163,6 +165,9 @@ def make(
     if defined.buckets is not None:
         counted = _counted(defined.buckets, defined.pipeline.max_rows)
         terms = dataclasses.replace(terms, parameters={**terms.parameters, **counted})
+    if defined.language is None and defined.buckets is None:
+        listed = {terms_lib.METRICS: _listed(own_model.metric_specs(parts.model))}
+        terms = dataclasses.replace(terms, parameters={**terms.parameters, **listed})
     if parts.grids:
         listed = {terms_lib.ORDER_STATISTICS: ", ".join(parts.grids)}
         terms = dataclasses.replace(terms, parameters={**terms.parameters, **listed})
@@ -274,6 +279,14 @@ def _counted(
     """Returns what the statement says of a task that counts."""
     histograms = ", ".join(f"{name} ({len(names)} buckets)" for name, names in buckets.items())
     return {terms_lib.COUNTS: histograms, "max_examples_of_a_device_in_a_round": max_examples}
+
+
+def _listed(specs: Mapping[str, tf.TensorSpec]) -> str:
+    """Lists metrics, as in "loss (2 numbers)", with the entries of the sums that they are from."""
+    counts: collections.Counter[str] = collections.Counter()
+    for path, spec in specs.items():
+        counts[path.partition("/")[0]] += spec.shape.num_elements()
+    return ", ".join(f"{name} ({count} numbers)" for name, count in counts.items())
 
 
 def _resolved(
@@ -419,10 +432,11 @@ def _process(
         return process.build_process(
             plan, learning, parts.model, metrics_aggregator=metrics_aggregator
         )
+    aggregator = process.build_aggregator(learning, plan)
     try:
         made = algorithm(
             parts.model,
-            model_aggregator=process.build_aggregator(learning, plan),
+            model_aggregator=aggregator,
             metrics_aggregator=metrics_aggregator,
         )
     except Exception as error:  # Anybody's code may raise anything.
@@ -433,19 +447,23 @@ def _process(
             f"{type(made).__name__}."
         )
     if plan.strategy is not None:
-        _check_private(made, plan.noise_multiplier)
+        _check_private(made, aggregator)
     return made
 
 
-def _check_private(made: tff.learning.templates.LearningProcess, noise_multiplier: float) -> None:
-    """Refuses a process that releases more than metrics and one noised sum."""
+def _check_private(
+    made: tff.learning.templates.LearningProcess,
+    aggregator: tff.aggregators.UnweightedAggregationFactory,
+) -> None:
+    """Refuses a process that releases more than metrics and the noised sum of an aggregator."""
     found = check_process.check_process(made)
     found.raise_if_any(["metrics"])
-    if [release.noise_multiplier for release in found.releases] != [noise_multiplier]:
+    updates = made.get_model_weights.type_signature.result.trainable
+    charged = check_process.check_process(aggregator.create(updates))
+    if found.releases != charged.releases:
         raise validation.UsageError(
-            f"algorithm has {len(found.releases)} private releases in a round, and the statement "
-            f"charges one, of noise multiplier {noise_multiplier:g}: give model_aggregator to the "
-            "algorithm once, and no other aggregator of this package."
+            "algorithm must release the whole update once, by the model_aggregator that it gets: "
+            "the statement charges that release and no other."
         )
 
 
@@ -474,6 +492,7 @@ def _report_limits(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan | None) -> bo
         clip_norm=clip_norm,
         encoding=None if plan is None else plan.encoding,
         metrics=parts.largest_metrics,
+        names_all_metrics=True,
         most_reports=parts.demands.rounds.wanted,
         grids=parts.grids,
     )
@@ -483,8 +502,15 @@ def _largest_metrics(
     model: own_model.Model, given: Mapping[str, float], *, is_secure: bool
 ) -> dict[str, float]:
     """Returns the largest entry of each tensor of metrics, as it is summed, by its path."""
-    largest = {}
-    for path, spec in own_model.metric_specs(model).items():
+    largest, specs = {}, own_model.metric_specs(model)
+    sizes = {path: 8 * spec.shape.num_elements() for path, spec in specs.items()}
+    if sum(sizes.values()) > _METRICS_BYTES:
+        most = max(sizes, key=sizes.__getitem__)
+        raise validation.UsageError(
+            f"metrics of a device have up to {sum(sizes.values())} bytes, and it may send "
+            f"{_METRICS_BYTES}: leave out {most.partition('/')[0]!r}, or make it smaller."
+        )
+    for path, spec in specs.items():
         name = next((part for part in path.split("/") if part in given), None)
         if name is None:
             raise validation.UsageError(

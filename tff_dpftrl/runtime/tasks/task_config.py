@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import population as population_lib
+from tff_dpftrl.runtime.plans import expectations
 from tff_dpftrl.runtime.tasks import secure_groups as secure_groups_lib
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
@@ -266,8 +267,6 @@ class TaskConfig(config_lib.TrainingConfig):
         for name in ("weight", "work_seconds"):
             validation.positive(name, getattr(self, name))
         if self.expect is not None:
-            from tff_dpftrl.runtime.plans import expectations  # Protocol buffers are an extra.
-
             expectations.from_text(self.expect)
         self._check_rounds()
         self._check_secure_aggregation()

@@ -34,10 +34,11 @@ HONEST_DEVICES = (
     "of devices and cannot check it. The observed participation is what devices report: a report "
     "can be false, and can hide another one where reports are summed securely."
 )
+_OF_LANGUAGE = "loss and accuracy on the devices"
 _NOT_COVERED = (
-    "Metrics of rounds (loss and accuracy on the devices, numbers of devices, durations, sums of "
-    "the participation histograms) and of evaluation tasks: exact figures of the devices, without "
-    "noise. Do not publish them.",
+    "Metrics of rounds ({metrics}, numbers of devices, durations, sums of the participation "
+    "histograms) and of evaluation tasks: exact figures of the devices, without noise. Do not "
+    "publish them."
 )
 _ROUNDING = 1 + 1e-9  # Tolerance for a noise multiplier that was calibrated to the budget.
 
@@ -229,7 +230,9 @@ class TaskPrivacy:
                 ),
                 not_covered=(
                     *self._initial_weights(),
-                    *_NOT_COVERED,
+                    _NOT_COVERED.format(
+                        metrics=terms.parameters.get(terms_lib.METRICS, _OF_LANGUAGE)
+                    ),
                     *self._order_statistics(),
                 ),
                 headline_caveats=(

@@ -33,6 +33,8 @@ Kind = Literal["training", "evaluation"]
 
 COUNTS = "counts"
 """Name of the parameter that lists the histograms of a task that counts."""
+METRICS = "metrics"
+"""Name of the parameter that lists the metrics of a model of the engineer's own."""
 ORDER_STATISTICS = "order_statistics"
 """Name of the parameter that lists the metrics of which rounds record order statistics."""
 
