@@ -74,6 +74,7 @@ def _arguments(task, folder, *more):
         (("--availability", "-1 " + "1 " * 23), "--availability has 24 numbers, from -1 to 1: gi"),
         (("--availability", "0," * 24), "--availability has 24 numbers, from 0 to 0: give 24"),
         (("--availability", "nan " * 24), "none negative or infinite, and not all zero"),
+        (("--availability", "0.123456789," * 23), "--availability has 23 numbers, from 0.123457"),
         (("--availability", "nothing.txt"), "--availability 'nothing.txt' is no file"),
         (("--sessions-per-address", "0"), "--sessions-per-address must be"),
         (("--sessions-per-connection", "-1"), "--sessions-per-connection must be"),

@@ -55,7 +55,7 @@ examples:
       --attestation-keys issuer.pub
 
   # Two populations, of which the second one is smaller and keeps a tenth for itself.
-  tff-dpftrl serve --population keyboard --population speech --task tasks/nwp tasks/asr \
+  tff-dpftrl serve --population keyboard --population speech --task tasks/nwp tasks/asr \\
       --population-size 10000 500 --shares 0.5 0.1 --store store/
 
   # On two machines, with the same files at the same paths, in a network of their own: as it
@@ -538,8 +538,7 @@ def _availability(given: str | None) -> tuple[float, ...]:
     """Reads the curve of the day of a flag's value: numbers, or the name of a file."""
     if given is None:
         return (1.0,) * 24
-    path = pathlib.Path(given)
-    text = path.read_text(encoding="utf-8") if path.is_file() else given
+    text = pathlib.Path(given).read_text(encoding="utf-8") if os.path.isfile(given) else given
     try:
         numbers = tuple(float(word) for word in text.replace(",", " ").split())
     except ValueError:

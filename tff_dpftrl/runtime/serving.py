@@ -18,7 +18,7 @@ from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import pace_steering
-from tff_dpftrl.runtime.server import day_curve, served_population, service
+from tff_dpftrl.runtime.server import day_curve, served_population
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import server as server_lib
 from tff_dpftrl.runtime.server import server_folder as server_folder_lib
@@ -462,14 +462,8 @@ class LoggedObservations(observations.Observations):
 
     @override
     def waiting(self) -> None:
-        super().waiting()
+        super().waiting()  # Whoever is sent away before has shown no token.
         self._checked_in()
-
-    @override
-    def sent_away(self, reason: str, has_waited: bool) -> None:
-        super().sent_away(reason, has_waited)
-        if not has_waited and reason != service.RESTS:
-            self._checked_in()
 
     def _commits(self) -> int:
         return sum(task.committed + task.skipped for task in self.tasks.values())

@@ -201,7 +201,10 @@ def test_a_failed_load_is_one_clear_line(tmp_path):
         json.dumps({**good, "version": 2}),
         json.dumps({**good, "arrivals": [1.0] * 23}),
         json.dumps({**good, "turns": [-1.0] * 24}),
+        json.dumps({**good, "turns": [1e308] * 24}),
+        json.dumps({**good, "arrivals": [10**400] * 24}),
         json.dumps({**good, "hour": 1.5}),
+        json.dumps({name: good[name] for name in good if name != "hour"}),
         json.dumps({**good, "looked_at": None}),
     ):
         path.write_text(bad)
@@ -234,6 +237,16 @@ def test_hours_without_devices_and_a_clock_that_is_set_back_have_an_end():
     assert not learner.advance(9 * DAY)
     learner.advance(20 * DAY)
     assert (learner.available > 0).all() and math.isfinite(learner.available.sum())
+
+
+def test_a_clock_that_was_a_year_ahead_stops_the_learning_for_a_day_at_most():
+    learner = day_curve.DayCurve(first_steering(), 10 * DAY)
+    learner.advance(375 * DAY)
+    learner.advance(10 * DAY)
+    before = learner.available
+    for step in range(2 * 72):
+        learner.came(10 * DAY + step * 1200.0, 20_000)
+    assert learner.available.max() > 1.1 * before.max()
 
 
 if __name__ == "__main__":

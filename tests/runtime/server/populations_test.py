@@ -204,6 +204,7 @@ def test_no_server_leads_a_population_of_another_one(tmp_path):
     ("shares", "names", "text"),
     [
         ((0.7, 0.4), "ab", "shares are 1.1 together"),
+        ((1.0, 0.0), "ab", "shares leave nothing for 'b': lower the others"),
         ((1.2, None), "ab", "share of 'a' must be"),
         ((-0.1, None), "ab", "share of 'a' must be"),
         ((None, None), "aa", "must be distinct"),

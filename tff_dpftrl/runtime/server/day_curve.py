@@ -40,7 +40,7 @@ _SURE_ARRIVALS = 60.0  # If this many are expected and none comes, the server ca
 _CHANGE = 0.03  # Relative change of an estimate from which devices are told by the new one.
 _MAX_VERSIONS = 64
 _LEAST_SHARE = 1e-3  # Least estimate of an hour to begin with, as a share of the mean.
-_LARGEST = 1e12  # Largest estimate, in devices.
+_LARGEST = 1e12  # Largest estimate, in devices; also the largest count in a file.
 _VERSION = 1
 
 
@@ -122,6 +122,8 @@ class DayCurve:
           Whether `steering` has changed.
         """
         before = self.steering
+        if now < self._looked_at:  # The clock was ahead, perhaps by years.
+            self._quiet_until = min(self._quiet_until, now + _DAY)
         if now - self._looked_at > self._step + _PATIENCE_SECONDS or now < self._begin:
             self._was_away(self._looked_at, now)
             self._told[-1].devices += self._came
@@ -292,6 +294,6 @@ def _is_content(content: dict[str, Any]) -> bool:
     if content.get("version") != _VERSION or not len(arrivals) == len(turns) == 24:
         return False
     numbers = [content.get("looked_at"), content.get("hour"), *arrivals, *turns]
-    return type(content["hour"]) is int and all(
-        type(number) in (int, float) and 0 <= number < math.inf for number in numbers
+    return type(content.get("hour")) is int and all(
+        type(number) in (int, float) and 0 <= number <= _LARGEST for number in numbers
     )

@@ -76,7 +76,7 @@ def shares(populations: Sequence[ServedPopulation]) -> dict[str, float]:
       The shares by name; what they leave is for whoever comes first.
 
     Raises:
-      ValueError: If they are not in [0, 1], or more than 1 together.
+      ValueError: If they are not in [0, 1], more than 1 together, or leave a population nothing.
     """
     alone = len(populations) == 1
     even = 0.0 if alone else 0.5 / len(populations)
@@ -90,6 +90,10 @@ def shares(populations: Sequence[ServedPopulation]) -> dict[str, float]:
             f"shares are {total:g} together ("
             + ", ".join(f"{name}: {share:g}" for name, share in made.items())
             + "), and may be 1 at most: lower them."
+        )
+    if total > 1 - 1e-9 and (left := [name for name, share in made.items() if not share]):
+        raise validation.UsageError(
+            f"shares leave nothing for {', '.join(map(repr, left))}: lower the others."
         )
     return made
 

@@ -39,9 +39,6 @@ from tff_dpftrl.runtime.server.session import Phase, Session
 _logger = logging.getLogger(__name__)
 
 _STOPS = "the server stops"
-RESTS = "it has to rest"
-"""Reason for which a device that has to rest is counted as sent away."""
-
 _SMALL = 1 << 16  # Bytes of a configuration that is sent without waiting for room.
 _SWEEP_SECONDS = 0.25
 _KEPT_CONFIGURATIONS = 4  # Pairs of attempt and plan; a population has few at a time.
@@ -311,7 +308,7 @@ class Service:
         if raw is received.END:  # The device knows the round, so it has to rest.
             session.phase = Phase.SENT_AWAY
             self._engine.deliver(desk.selector, messages.DeviceRests())
-            desk.observer.sent_away(RESTS, False)
+            desk.observer.sent_away("it has to rest", False)
             return
         check_in = received.parse(raw, ("check_in",), limits_lib.CHECK_IN_BYTES).check_in
         if not self._quota.arrives(desk.name):
