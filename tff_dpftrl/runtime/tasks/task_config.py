@@ -113,7 +113,7 @@ class TaskConfig(config_lib.TrainingConfig):
     update_bits: int = _option(
         ROUNDED_BITS,
         "Bits of a weight in a report in the clear: 16, rounded by the device such that no update "
-        "gets longer, so that the guarantee stays; or 64, as computed. Counts are sent as computed. "
+        "gets longer, so that the guarantee stays; or 64, as computed, which counts always have. "
         "Secure sums have secagg_bits.",
         _GROUP,
     )
