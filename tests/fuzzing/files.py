@@ -471,7 +471,7 @@ def _write_server_folder(folder: pathlib.Path, number: int) -> None:
 def _read_server_folder(folder: pathlib.Path) -> None:
     here = server_folder.of(folder)
     for task in ("task", "other", "new"):
-        here.check_rounds(task, "f" * 64, 7)
+        here.check_rounds("toys", task, "f" * 64, 7)
     here.address()
 
 

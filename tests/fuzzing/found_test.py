@@ -415,7 +415,7 @@ class _Connection:
     patience = wire_session.server_connection.Patience()
 
     def __init__(self, stream):
-        self.open_stream = lambda address: stream
+        self.open_stream = lambda address, population: stream
 
     def addresses(self, generator):
         return ["anywhere"]

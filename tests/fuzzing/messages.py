@@ -19,8 +19,8 @@ from tests.secure_sums import conversations
 from tff_dpftrl import validation
 from tff_dpftrl.runtime import participation_histograms, signing_keys
 from tff_dpftrl.runtime.device import secure_upload, session
-from tff_dpftrl.runtime.plans import plan_pb2, secure_report, tensor_values
-from tff_dpftrl.runtime.protocol import attestation, wire_pb2
+from tff_dpftrl.runtime.plans import plan_pb2, rounded_updates, secure_report, tensor_values
+from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
 from tff_dpftrl.runtime.server import received, summaries
 from tff_dpftrl.runtime.server.errors import Refused
 from tff_dpftrl.runtime.tasks import task_state
@@ -86,6 +86,7 @@ def from_device() -> list[bytes]:
             {"check_in": _check_in()},
             {"report": report},
             {"update_part": bytes(1024)},
+            {"plan_wanted": {}},
             {"secure_sum": secure_sum_pb2.ToServer(masked_vector={"content": b"v" * 20})
              .SerializeToString()},
         )
@@ -93,6 +94,7 @@ def from_device() -> list[bytes]:
 
 
 def _read_from_device(content: bytes) -> None:
+    received.is_plan_wanted(content)
     for kinds in (("check_in",), ("report", "update_part"), ("secure_sum", "report")):
         try:
             received.parse(content, kinds, _MOST_BYTES)
@@ -111,6 +113,34 @@ class _Context:
 
     async def read(self) -> Any:
         return self._left.popleft() if self._left else grpc.aio.EOF
+
+
+_ROUNDED = plan_pb2.ServerPlan(
+    update=[
+        plan_pb2.Tensor(label="1", dtype="float64", shape=[40]),
+        plan_pb2.Tensor(label="2", dtype="float32", shape=[]),
+    ],
+    rounded=[0, 1],
+)
+
+
+def _rounded_reports() -> list[bytes]:
+    update = [np.linspace(-1, 1, 40), np.array(0.1, np.float32)]
+    sent, scales = rounded_updates.rounded(update, _ROUNDED.rounded)
+    rounded = wire_pb2.Report(attempt="a", update=tensor_values.to_bytes(sent), scales=scales)
+    whole = wire_pb2.Report(attempt="a", update=tensor_values.to_bytes(update))
+    return [rounded.SerializeToString(), whole.SerializeToString()]
+
+
+def _read_rounded(content: bytes) -> None:
+    report = wire_pb2.Report.FromString(content)
+    arrays = rounded_updates.read(report.update, report.scales, _ROUNDED)
+    found = [(array.dtype.name, list(array.shape)) for array in arrays]
+    assert found == [(tensor.dtype, list(tensor.shape)) for tensor in _ROUNDED.update]
+
+
+def _read_plan(content: bytes) -> None:
+    assert len(session_stream.inflated_plan(content, 100)) <= 100
 
 
 def _parts_kind() -> judging.Kind:
@@ -351,6 +381,18 @@ def _read_sums(content: bytes) -> None:
 KINDS = (
     kind("message of a device", from_device, _read_from_device, refusals=(Refused,)),
     _parts_kind(),
+    kind(
+        "rounded report",
+        _rounded_reports,
+        _read_rounded,
+        refusals=(validation.UsageError, unreadable()),
+    ),
+    kind(
+        "deflated plan",
+        lambda: [session_stream.deflated_plan(bytes(size)) for size in (0, 100, 101, 10**6)],
+        _read_plan,
+        mutate=mutations.scattered,
+    ),
     kind(
         "summary",
         summaries_of_devices,

@@ -18,6 +18,7 @@ import numpy as np
 from typing_extensions import override
 
 from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.server import limits, served_task
 from tff_dpftrl.runtime.server import served_population as served_population_lib
@@ -182,7 +183,9 @@ def served_tasks(step: population.ServerStep | None = None) -> dict[str, served_
             secure_sum=SECURE_SUM if name == SECURE else None,
             min_sep=MIN_SEP,
         )
-        plans = {_RUNTIME_VERSION: f"plan of {name}".encode()}
+        plan = f"plan of {name}".encode()
+        signed = plan_pb2.SignedPlan(plan=plan, sha256=hashlib.sha256(plan).digest())
+        plans = {_RUNTIME_VERSION: signed.SerializeToString()}
         made[name] = served_task.ServedTask(task, plans.get, _BYTES)
     return made
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import hashlib
 import itertools
 import random
 import sys
@@ -223,7 +222,7 @@ def _offer(server, plan, *, answer=None, versions=(1, 2), **fields):
     def script(served):
         yield wire_server.challenge_of(versions=versions)
         came.append(served.receive("check_in"))
-        yield _configuration(b"", plan_sha256=hashlib.sha256(plan).digest(), **fields)
+        yield _configuration(b"", plan_sha256=_sha256(plan), **fields)
         came.append(served.next_message())
         if came[-1].WhichOneof("message") == "plan_wanted":
             yield wire_pb2.FromServer(plan=wire_pb2.Plan(deflated=content))
@@ -232,6 +231,10 @@ def _offer(server, plan, *, answer=None, versions=(1, 2), **fields):
 
     server.script = script
     return came
+
+
+def _sha256(plan):
+    return plan_pb2.SignedPlan.FromString(plan).sha256
 
 
 def _kinds(came):
@@ -253,23 +256,47 @@ def test_a_plan_is_sent_once_to_a_device(server, make_device, tmp_path):
         }
 
 
-def test_a_kept_plan_that_was_altered_is_fetched_anew(server, device, tmp_path):
+@pytest.mark.parametrize(
+    "altered",
+    [
+        lambda plan: plan[:-1] + bytes([plan[-1] ^ 1]),
+        lambda plan: plan[: len(plan) // 2],
+        lambda plan: b"",
+        lambda plan: _plan(kind=plan_pb2.EVALUATION, participation=None, rounded=[0]),
+    ],
+    ids=["signature", "short", "empty", "other"],
+)
+def test_a_kept_plan_that_was_altered_is_fetched_anew(server, device, tmp_path, altered):
     plan = _plan(kind=plan_pb2.EVALUATION, participation=None)
     device.known = known_plans.PlanFolder(tmp_path / "plans")
-    device.known.add(plan)
+    device.known.add("tests", _sha256(plan), plan)
     (file,) = (tmp_path / "plans").iterdir()
-    file.write_bytes(plan[:-1] + bytes([plan[-1] ^ 1]))
+    file.write_bytes(altered(plan))
     came = _offer(server, plan)
     assert device.run().outcome is session.SessionOutcome.COMPLETED
     assert _kinds(came) == ["plan_wanted", "report"]
     assert file.read_bytes() == plan
 
 
+def test_a_server_cannot_make_a_plan_that_a_device_is_known_by(server, device):
+    """Approvals are beside what is signed: a server could write a device's number into them."""
+    plan = _plan(kind=plan_pb2.EVALUATION, participation=None)
+    marked = plan_pb2.SignedPlan.FromString(plan)
+    marked.approvals.approvals.add(key=b"device 7", signature=b"no signature")
+    for content, kinds in (
+        (marked.SerializeToString(), ["plan_wanted", "report"]),
+        (plan, ["report"]),
+    ):
+        came = _offer(server, content)
+        assert device.run().outcome is session.SessionOutcome.COMPLETED
+        assert _kinds(came) == kinds
+
+
 def test_a_kept_plan_that_nobody_signed_is_refused(server, device, tmp_path):
     """Whoever can write the folder, and has the server name the hash, gets no further."""
     forged = _plan(key=_OTHER, kind=plan_pb2.EVALUATION, participation=None)
     device.known = known_plans.PlanFolder(tmp_path / "plans")
-    device.known.add(forged)
+    device.known.add("tests", _sha256(forged), forged)
     _offer(server, forged)
     result = device.run()
     assert result.outcome is session.SessionOutcome.FAILED
@@ -293,7 +320,7 @@ def test_a_plan_that_is_not_the_one_named_is_refused(server, device, plan, answe
     assert (result.outcome, result.report.shape) == (session.SessionOutcome.FAILED, "-*")
     assert reason in result.reason
     assert not device.has_participated()
-    assert device.known.get(hashlib.sha256(plan).digest()) is None
+    assert device.known.get("tests", _sha256(plan)) is None
 
 
 def test_an_older_server_gets_what_it_knows(server, device):

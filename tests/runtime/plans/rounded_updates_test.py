@@ -55,6 +55,8 @@ def _all_rounded_up(count):
         pytest.param(np.full(1000, 3e38, np.float32), id="huge float32"),
         pytest.param(np.array([5e-324, -1e-310, 1e-291]), id="subnormal"),
         pytest.param(np.array([1e-280, 1e-285]), id="tiny"),
+        # The scale would be rounded up to the smallest float32, twice as much.
+        pytest.param(np.array([2.5e-41, 1e-41], np.float32), id="tiny float32"),
         pytest.param(np.zeros((2, 3)), id="zeros"),
         pytest.param(np.zeros((0, 3)), id="empty"),
         pytest.param(np.float64(-0.3), id="scalar"),
@@ -78,6 +80,12 @@ def test_no_list_of_numbers_gets_longer_or_moves_far(entries, unit):
     largest = np.abs(array).max()
     shrunk = 1e-6 + np.sqrt(len(entries)) * _STEP / 2 + len(entries) * _STEP**2 / 8
     np.testing.assert_allclose(found, array, rtol=0, atol=largest * (_STEP / 2 + shrunk) + 1e-290)
+
+
+def test_the_norm_of_all_tensors_together_does_not_grow():
+    update = [_all_rounded_up(3000), np.full((2, 2), 1.5 * _STEP) + np.eye(2), np.zeros(4)]
+    found = _sent_and_read(*update)
+    assert sum(map(_squared, found)) <= sum(map(_squared, update))
 
 
 def test_an_update_keeps_its_direction_and_a_quarter_of_its_bytes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import pathlib
 import random
 
@@ -12,6 +13,7 @@ import grpc
 
 from tff_dpftrl.runtime import tls
 from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import observer, served_task, server
@@ -59,6 +61,14 @@ class Add(population.ServerStep):
         )
 
 
+def _signed(plan):
+    signed = plan_pb2.SignedPlan(plan=plan, sha256=hashlib.sha256(plan).digest())
+    return signed.SerializeToString()
+
+
+PLAN_OF_NOW, PLAN_OF_OLD = _signed(b"plan of now"), _signed(b"plan of old")
+
+
 def served(name="sum", goal_count=2, largest=LARGEST, weight=1.0, **changes):
     rounds = {
         "over_selection": 1.0,
@@ -75,7 +85,7 @@ def served(name="sum", goal_count=2, largest=LARGEST, weight=1.0, **changes):
         Add(),
         weight=weight,
     )
-    plans = {NEWEST: b"plan of now", 1: b"plan of old"}
+    plans = {NEWEST: PLAN_OF_NOW, 1: PLAN_OF_OLD}
     return served_task.ServedTask(task, plans.get, largest)
 
 

@@ -126,7 +126,7 @@ def test_devices_get_the_plan_for_their_version(tmp_path):
         old, new = await asyncio.gather(
             example.take_part(channel, runtime_version=1), example.take_part(channel)
         )
-        assert (old[0].plan, new[0].plan) == (b"plan of old", b"plan of now")
+        assert (old[0].plan, new[0].plan) == (example.PLAN_OF_OLD, example.PLAN_OF_NOW)
         assert old[0].attempt == new[0].attempt
         assert old[1].accepted and new[1].accepted
 
@@ -213,14 +213,14 @@ def test_a_plan_is_sent_if_it_is_wanted(tmp_path, is_wanted):
             if is_wanted:
                 await stream.send(plan_wanted=wire_pb2.PlanWanted())
                 plan = await stream.receive()
-                assert session_stream.inflated_plan(plan.deflated, 100) == b"plan of now"
+                assert session_stream.inflated_plan(plan.deflated, 100) == example.PLAN_OF_NOW
             await stream.report(configuration.attempt, b"1")
         for stream, _ in streams:
             assert (await stream.receive()).accepted
 
     notes = play(tmp_path, story)
     sizes = [num_bytes for _, _, num_bytes in notes.named("sent")]
-    message = wire_pb2.Plan(deflated=session_stream.deflated_plan(b"plan of now"))
+    message = wire_pb2.Plan(deflated=session_stream.deflated_plan(example.PLAN_OF_NOW))
     assert sizes == [wire_pb2.FromServer(plan=message).ByteSize()] * (2 * is_wanted)
 
 

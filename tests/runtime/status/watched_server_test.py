@@ -81,7 +81,7 @@ def test_what_devices_do_is_seen_and_what_they_leave_is_nothing(tmp_path):
     assert data["tasks"][0]["rounds_done"] == 1
     assert data["epoch"] == 1
     assert data["session_shapes"] == [["-v[]+^", 1, 100.0]]
-    assert figures.bytes_sent > 6 * len(b"plan of now")
+    assert figures.bytes_sent > 6 * len(example.PLAN_OF_NOW)
     assert figures.bytes_received > 0
 
 

@@ -99,6 +99,7 @@ def test_skipped_rounds_have_no_part_in_the_error():
 def test_estimates_are_the_histogram_of_all_reports(tmp_path, is_secure):
     secure = {"secagg_bits": 20, "secure_aggregation": "honest-but-curious", "least_group": 3}
     made = _made(tmp_path / "notes", counting_task.build(), **(secure if is_secure else {}))
+    assert not made.server.rounded and not made.devices[0].rounded
     assert made.buckets == {"kinds": ["private", "work", "other"], "lengths": ["short", "long"]}
     store = memory_store.MemoryStore()
     rounds = small_folder.Rounds(planned_task.PlannedTask(made), store)

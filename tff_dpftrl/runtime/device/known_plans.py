@@ -1,13 +1,16 @@
 """Plans that a device keeps, so that a server need not send them again.
 
-A server names the SHA-256 of a plan, and the device asks for the plan if it does not have it. What
-it has is compared with that hash whenever it is used, and verified as if it had just come
+A server names the SHA-256 of a plan, the one that its signer signed, and the device asks for the
+plan if it does not have it. What it has is verified whenever it is used, as if it had just come
 (`loaded_plans`): a damaged or altered one is fetched again.
 
-**What a server learns** is one bit: whether this device has had the plan before. All devices of a
-population get the same signed plans, so that nothing else is in it, unless the signer of plans
-makes one for a single device. Models are not kept: their hash is not signed. A server could give
-each device one of its own, and know the device by it.
+**What a server learns** is one bit in a session: whether this device has had this plan in this
+population. What surrounds the plan in a `SignedPlan`, such as approvals, is not in the hash: a
+server could vary it, and so make a plan of its own for each device. Plans themselves only their
+signer can make. With several signed plans of one population, such as those of earlier tasks, a
+server that sends each to some devices only can tell these from others later, by one bit in a
+session. Models are not kept: their hash is not signed. A server could give each device one of its
+own, and know the device by it.
 """
 
 from __future__ import annotations
@@ -31,15 +34,20 @@ _SUFFIX = ".plan"
 
 
 class KnownPlans(abc.ABC):
-    """Serialised signed plans by their SHA-256, the most recently used ones; thread-safe."""
+    """Serialised `SignedPlan`s by population and `sha256`, the last ones used; thread-safe."""
 
     @abc.abstractmethod
-    def get(self, sha256: bytes) -> bytes | None:
-        """Returns the plan of a hash, or None if the device does not have it."""
+    def get(self, population: str, sha256: bytes) -> bytes | None:
+        """Returns the plan of a hash, to be verified; None if the device does not have it."""
 
     @abc.abstractmethod
-    def add(self, content: bytes) -> None:
+    def add(self, population: str, sha256: bytes, content: bytes) -> None:
         """Keeps a plan that was verified."""
+
+
+def _key(population: str, sha256: bytes) -> bytes:
+    """Returns the key of a plan: the server of one population learns nothing of another."""
+    return hashlib.sha256(hashlib.sha256(population.encode()).digest() + sha256).digest()
 
 
 class MemoryPlans(KnownPlans):
@@ -49,32 +57,36 @@ class MemoryPlans(KnownPlans):
         """Starts without plans.
 
         Args:
-          contents: Contents by hash, to which the device adds its own: devices in one process share
+          contents: Contents by key, to which the device adds its own: devices in one process share
             them. None for a dictionary of its own.
           most_plans: Largest number of plans that the device has.
         """
+        self._is_shared = contents is not None
         self._contents = {} if contents is None else contents
         self._most_plans = validation.integer("most_plans", most_plans, minimum=1)
         self._own: collections.OrderedDict[bytes, None] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     @override
-    def get(self, sha256: bytes) -> bytes | None:
+    def get(self, population: str, sha256: bytes) -> bytes | None:
+        key = _key(population, sha256)
         with self._lock:
-            if sha256 not in self._own:
+            if key not in self._own:
                 return None
-            self._own.move_to_end(sha256)
-            return self._contents.get(sha256)
+            self._own.move_to_end(key)
+            return self._contents.get(key)
 
     @override
-    def add(self, content: bytes) -> None:
-        sha256 = hashlib.sha256(content).digest()
+    def add(self, population: str, sha256: bytes, content: bytes) -> None:
+        key = _key(population, sha256)
         with self._lock:
-            self._contents.setdefault(sha256, content)
-            self._own[sha256] = None
-            self._own.move_to_end(sha256)
+            self._contents.setdefault(key, content)
+            self._own[key] = None
+            self._own.move_to_end(key)
             if len(self._own) > self._most_plans:
-                self._own.popitem(last=False)
+                oldest, _ = self._own.popitem(last=False)
+                if not self._is_shared:
+                    del self._contents[oldest]
 
 
 class PlanFolder(KnownPlans):
@@ -106,15 +118,13 @@ class PlanFolder(KnownPlans):
         durable_files.remove_leftovers(self._folder)
 
     @override
-    def get(self, sha256: bytes) -> bytes | None:
-        path = self._path(sha256)
+    def get(self, population: str, sha256: bytes) -> bytes | None:
+        path = self._path(population, sha256)
         try:
             with open(path, "rb") as file:
-                content = file.read(self._most_bytes + 1)
-            if hashlib.sha256(content).digest() == sha256:
-                os.utime(path)  # The least recently used one goes first.
-                return content
-            path.unlink()
+                content = file.read(self._most_bytes)
+            os.utime(path)  # The least recently used one goes first.
+            return content
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -122,19 +132,18 @@ class PlanFolder(KnownPlans):
         return None
 
     @override
-    def add(self, content: bytes) -> None:
+    def add(self, population: str, sha256: bytes, content: bytes) -> None:
         if len(content) > self._most_bytes:
             return
         try:
             with self._lock:
                 self._make_room(len(content))
-                path = self._path(hashlib.sha256(content).digest())
-                durable_files.write(path, content, private=True)
+                durable_files.write(self._path(population, sha256), content, private=True)
         except OSError as error:
             _logger.info("a plan cannot be kept: %s", type(error).__name__)
 
-    def _path(self, sha256: bytes) -> pathlib.Path:
-        return self._folder / f"{sha256.hex()}{_SUFFIX}"
+    def _path(self, population: str, sha256: bytes) -> pathlib.Path:
+        return self._folder / f"{_key(population, sha256).hex()}{_SUFFIX}"
 
     def _make_room(self, num_bytes: int) -> None:
         """Deletes the least recently used plans until there is room for another one."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from google.protobuf import message
 from typing_extensions import override
 
 from tff_dpftrl.runtime import participation_histograms as histograms
@@ -186,12 +187,14 @@ class WireSession(session.SessionSteps):
         # Loading takes a second or two, and TensorFlow cannot be interrupted.
         if configuration.plan or not self._sends_less:
             return self._plans.load(configuration.plan)
-        content = self._known.get(configuration.plan_sha256)
-        if content is not None:
-            return self._plans.load(content)
+        name = (self._population, configuration.plan_sha256)
+        content = self._known.get(*name)
+        if content is not None and _hash_in(content) == configuration.plan_sha256:
+            with contextlib.suppress(signing.PlanRefusedError):  # It may be damaged.
+                return self._plans.load(content)
         content = self._fetch_plan(configuration.plan_sha256, keep_going)
         loaded = self._plans.load(content)
-        self._known.add(content)
+        self._known.add(*name, content)
         return loaded
 
     def _fetch_plan(self, sha256: bytes, keep_going: session.KeepGoing) -> bytes:
@@ -205,7 +208,7 @@ class WireSession(session.SessionSteps):
             )
         except ValueError as error:
             raise signing.PlanRefusedError(str(error)) from None
-        if hashlib.sha256(content).digest() != sha256:
+        if _hash_in(content) != sha256:
             raise signing.PlanRefusedError(
                 "The server has sent another plan than the one whose hash it named."
             )
@@ -330,6 +333,14 @@ class WireSession(session.SessionSteps):
         return self._examples.select(
             selection.collection, max_examples=selection.max_examples, recorded_since=since
         )
+
+
+def _hash_in(content: bytes) -> bytes:
+    """Returns the hash in a serialised `SignedPlan`; loading the plan verifies it."""
+    try:
+        return plan_pb2.SignedPlan.FromString(content).sha256
+    except message.DecodeError:
+        return b""
 
 
 def _check_finite(model: Sequence[np.ndarray], tensors: Sequence[plan_pb2.Tensor]) -> None:

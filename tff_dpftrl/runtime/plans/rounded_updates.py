@@ -15,7 +15,7 @@ updates that are sent as they are.
 ‖q‖)(1 - 2e-7). The largest entry of u is 1 in size, so that nothing over- or underflows. ‖u‖ and
 ‖q‖ have relative errors of at most (d + 2) 2⁻⁵⁴ each, and u, the products and the entries of s q of
 a few 2⁻⁵³ more (2⁻²⁴ for float32): less than 2e-7 in all for d ≤ 10⁹. A tensor whose largest entry
-is below 1e-290 is sent as zero.
+is below 1e-290 (1e-30 for float32) is sent as zero.
 
 **Error.** An entry moves by s / 2 at most, by max|x| / 65534; with independent errors a tensor
 moves by √d max|x| / 113,500. Entries below max|x| / 65534 are lost. Over the n devices of a round
@@ -39,7 +39,8 @@ from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
 _DTYPE = "int16"
 _LARGEST = 32767
 _MARGIN = 2e-7
-_SMALLEST = 1e-290  # Of the largest entry of a tensor, so that no scale is rounded to few bits.
+# Of the largest entry of a tensor, so that no scale is rounded to few bits.
+_SMALLEST = {"float32": 1e-30, "float64": 1e-290}
 _ENTRIES_AT_ONCE = 1 << 15  # As float64 they stay in a processor's cache.
 
 
@@ -119,7 +120,7 @@ def _rounded(tensor: np.ndarray) -> tuple[np.ndarray, float]:
     largest = float(max(flat.max(initial=0.0), -flat.min(initial=0.0)))
     if not math.isfinite(largest):
         return integers.reshape(tensor.shape), math.nan
-    if largest < _SMALLEST:
+    if largest < _SMALLEST[tensor.dtype.name]:
         return integers.reshape(tensor.shape), 0.0
     squared = squared_rounded = 0.0
     for begin in range(0, len(flat), _ENTRIES_AT_ONCE):

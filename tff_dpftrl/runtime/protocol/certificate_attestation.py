@@ -11,7 +11,8 @@ verifier.verify(token, nonce)
 
 The key must not be in software that a device's owner can read; here it is a file, for want of
 hardware. What is attested is that the vendor certified the key, and nothing of the software that
-runs: a platform's extensions, such as Android's, would have to be read for that.
+runs: a platform's extensions, such as Android's, would have to be read for that. For which purpose
+it was certified (extended key usage) is not looked at: trust a root that certifies devices only.
 
 A certificate identifies whoever holds it, in every round. A server sees it, and so could link all
 rounds of a device, which our issuer's tokens do not allow. So a vendor should give the same key and

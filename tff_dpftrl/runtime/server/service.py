@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import functools
-import hashlib
 import itertools
 import logging
 import random
@@ -20,6 +19,7 @@ from typing import Any
 import grpc
 
 from tff_dpftrl.runtime.actors import events, messages
+from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import (
@@ -516,7 +516,7 @@ class Service:
                     task=configure.task,
                     round_index=configure.round_index,
                     plan=b"" if by_hash else plan,
-                    plan_sha256=hashlib.sha256(plan).digest() if by_hash else b"",
+                    plan_sha256=plan_pb2.SignedPlan.FromString(plan).sha256 if by_hash else b"",
                     broadcast=configure.model,
                 )
             )

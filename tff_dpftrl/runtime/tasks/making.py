@@ -546,6 +546,10 @@ def _build(
 ) -> building.Plans:
     """Builds the plans of a process, with the participation that the terms declare."""
     demands, schema = parts.demands, terms.schema
+    # Rounding moves a bucket by a step of the largest one, in all devices the same way if they are
+    # alike: over many reports that adds up to more than the noise.
+    is_rounded = parts.options["update_bits"] == task_config.ROUNDED_BITS
+    is_rounded &= parts.definition.buckets is None
     buckets = participation_histograms.ParticipationBuckets.for_schema(schema)
     groups = demands.secure_groups
     return building.build_plans(
@@ -568,7 +572,7 @@ def _build(
         broadcast=broadcast,
         private_round=private_round,
         report_limits=limits,
-        rounds_updates=parts.options["update_bits"] == task_config.ROUNDED_BITS,
+        rounds_updates=is_rounded,
     )
 
 

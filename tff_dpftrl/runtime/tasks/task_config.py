@@ -114,8 +114,8 @@ class TaskConfig(config_lib.TrainingConfig):
     update_bits: int = _option(
         ROUNDED_BITS,
         "Bits of a weight in a report in the clear: 16, rounded by the device such that no update "
-        "gets longer, so that the guarantee stays; or 64, as computed. Secure sums have "
-        "secagg_bits.",
+        "gets longer, so that the guarantee stays; or 64, as computed, which counts always have. "
+        "Secure sums have secagg_bits.",
         _GROUP,
     )
     order_statistics: bool = _option(
