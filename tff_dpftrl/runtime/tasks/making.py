@@ -160,12 +160,12 @@ def make(
         server_optimizer=learning.server_optimizer if defined.algorithm is None else "own",
         secure_aggregation=parts.demands.stated,
     )
+    parameters = dict(terms.parameters)
     if defined.buckets is not None:
-        counted = _counted(defined.buckets, defined.pipeline.max_rows)
-        terms = dataclasses.replace(terms, parameters={**terms.parameters, **counted})
+        parameters |= _counted(defined.buckets, defined.pipeline.max_rows)
     if parts.grids:
-        listed = {terms_lib.ORDER_STATISTICS: ", ".join(parts.grids)}
-        terms = dataclasses.replace(terms, parameters={**terms.parameters, **listed})
+        parameters[terms_lib.ORDER_STATISTICS] = ", ".join(parts.grids)
+    terms = dataclasses.replace(terms, parameters=parameters)
     _check_budget(terms)
     progress("Building the plans ...")
     with contexts.compiled_only():
@@ -454,10 +454,8 @@ def _metrics_process(parts: _Parts) -> tff.templates.AggregationProcess | None:
     is_secure = parts.demands.secure_groups is not None
     if not is_secure and not parts.grids:
         return None
-    finalizers = own_model.metrics_finalizers(parts.model)
-    process = secure_metrics.build_evaluation_process(
-        finalizers, own_model.metrics_type(parts.model), is_secure=is_secure
-    )
+    finalizers, metrics_type = own_model.metrics(parts.model)
+    process = secure_metrics.build_evaluation_process(finalizers, metrics_type, is_secure=is_secure)
     if not parts.grids:
         return process
     return metric_histograms.evaluation_with_histograms(
