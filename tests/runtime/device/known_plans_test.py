@@ -44,9 +44,8 @@ def test_a_damaged_plan_is_forgotten_and_kept_anew(folder, damaged):
     assert known.get(_hash(b"one")) == b"one"
 
 
-def test_the_least_recently_used_plan_goes_first(folder, monkeypatch):
-    monkeypatch.setattr(known_plans, "_MOST_PLANS", 3)
-    known = known_plans.PlanFolder(folder)
+def test_the_least_recently_used_plan_goes_first(folder):
+    known = known_plans.PlanFolder(folder, most_plans=3)
     for second, content in enumerate([b"one", b"two", b"three"]):
         known.add(content)
         os.utime(_file(folder, content), (second, second))
@@ -56,9 +55,8 @@ def test_the_least_recently_used_plan_goes_first(folder, monkeypatch):
     assert left == [b"one", b"three", b"four"]
 
 
-def test_the_size_of_all_plans_is_bounded(folder, monkeypatch):
-    monkeypatch.setattr(known_plans, "_MOST_BYTES", 100)
-    known = known_plans.PlanFolder(folder)
+def test_the_size_of_all_plans_is_bounded(folder):
+    known = known_plans.PlanFolder(folder, most_bytes=100)
     for i in range(9):
         known.add(bytes([i]) * 30)
         assert sum(path.stat().st_size for path in folder.iterdir()) <= 100
@@ -84,10 +82,9 @@ def test_a_disk_that_fails_costs_a_download_only(folder):
     assert known.get(_hash(b"one")) is None
 
 
-def test_devices_in_one_process_share_contents_and_not_knowledge(monkeypatch):
-    monkeypatch.setattr(known_plans, "_MOST_PLANS", 2)
+def test_devices_in_one_process_share_contents_and_not_knowledge():
     shared = {}
-    one, other = known_plans.MemoryPlans(shared), known_plans.MemoryPlans(shared)
+    one, other = known_plans.MemoryPlans(shared, most_plans=2), known_plans.MemoryPlans(shared)
     one.add(b"one")
     assert one.get(_hash(b"one")) == b"one"
     assert other.get(_hash(b"one")) is None

@@ -23,13 +23,11 @@ import threading
 
 from typing_extensions import override
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 
 _logger = logging.getLogger(__name__)
 
 _SUFFIX = ".plan"
-_MOST_PLANS = 16  # Largest number of plans that a device keeps.
-_MOST_BYTES = 64_000_000  # Largest size of all plans of a folder together.
 
 
 class KnownPlans(abc.ABC):
@@ -47,14 +45,16 @@ class KnownPlans(abc.ABC):
 class MemoryPlans(KnownPlans):
     """Plans of one device in memory; the contents may be shared with other devices."""
 
-    def __init__(self, contents: dict[bytes, bytes] | None = None):
+    def __init__(self, contents: dict[bytes, bytes] | None = None, *, most_plans: int = 16):
         """Starts without plans.
 
         Args:
           contents: Contents by hash, to which the device adds its own: devices in one process share
             them. None for a dictionary of its own.
+          most_plans: Largest number of plans that the device has.
         """
         self._contents = {} if contents is None else contents
+        self._most_plans = validation.integer("most_plans", most_plans, minimum=1)
         self._own: collections.OrderedDict[bytes, None] = collections.OrderedDict()
         self._lock = threading.Lock()
 
@@ -73,23 +73,34 @@ class MemoryPlans(KnownPlans):
             self._contents.setdefault(sha256, content)
             self._own[sha256] = None
             self._own.move_to_end(sha256)
-            if len(self._own) > _MOST_PLANS:
+            if len(self._own) > self._most_plans:
                 self._own.popitem(last=False)
 
 
 class PlanFolder(KnownPlans):
     """Plans in a folder of one process at a time; an error of the disk costs a download only."""
 
-    def __init__(self, folder: str | os.PathLike[str]):
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        most_plans: int = 16,
+        most_bytes: int = 64_000_000,
+    ):
         """Opens the folder, or makes it, for its owner only.
 
         Args:
           folder: The folder; its parent must exist.
+          most_plans: Largest number of plans that are kept.
+          most_bytes: Largest size of all plans together, in bytes.
 
         Raises:
+          ValueError: If a number is below 1.
           OSError: If there is no folder, and it cannot be made.
         """
         self._folder = pathlib.Path(folder)
+        self._most_plans = validation.integer("most_plans", most_plans, minimum=1)
+        self._most_bytes = validation.integer("most_bytes", most_bytes, minimum=1)
         self._lock = threading.Lock()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         durable_files.remove_leftovers(self._folder)
@@ -99,7 +110,7 @@ class PlanFolder(KnownPlans):
         path = self._path(sha256)
         try:
             with open(path, "rb") as file:
-                content = file.read(_MOST_BYTES + 1)
+                content = file.read(self._most_bytes + 1)
             if hashlib.sha256(content).digest() == sha256:
                 os.utime(path)  # The least recently used one goes first.
                 return content
@@ -112,7 +123,7 @@ class PlanFolder(KnownPlans):
 
     @override
     def add(self, content: bytes) -> None:
-        if len(content) > _MOST_BYTES:
+        if len(content) > self._most_bytes:
             return
         try:
             with self._lock:
@@ -134,7 +145,7 @@ class PlanFolder(KnownPlans):
                 kept.append((found.st_mtime_ns, found.st_size, path))
         kept.sort()
         total = sum(size for _, size, _ in kept) + num_bytes
-        while kept and (len(kept) >= _MOST_PLANS or total > _MOST_BYTES):
+        while kept and (len(kept) >= self._most_plans or total > self._most_bytes):
             _, size, path = kept.pop(0)
             total -= size
             path.unlink(missing_ok=True)
