@@ -160,12 +160,12 @@ def make(
         server_optimizer=learning.server_optimizer if defined.algorithm is None else "own",
         secure_aggregation=parts.demands.stated,
     )
-    parameters = dict(terms.parameters)
     if defined.buckets is not None:
-        parameters |= _counted(defined.buckets, defined.pipeline.max_rows)
+        counted = _counted(defined.buckets, defined.pipeline.max_rows)
+        terms = dataclasses.replace(terms, parameters={**terms.parameters, **counted})
     if parts.grids:
-        parameters[terms_lib.ORDER_STATISTICS] = ", ".join(parts.grids)
-    terms = dataclasses.replace(terms, parameters=parameters)
+        listed = {terms_lib.ORDER_STATISTICS: ", ".join(parts.grids)}
+        terms = dataclasses.replace(terms, parameters={**terms.parameters, **listed})
     _check_budget(terms)
     progress("Building the plans ...")
     with contexts.compiled_only():
