@@ -162,8 +162,8 @@ def build_gradient_sum_client_work(
 ) -> tff.learning.templates.ClientWorkProcess:
     """Builds client work whose update is the sum of the gradients of all batches.
 
-    All gradients are taken at the round's weights. Of a linear model they do not depend on these,
-    and the update is exactly what the data adds up to.
+    All gradients are taken at the round's weights. Those of a linear model do not depend on the
+    weights, so that the update is exactly the sum of the inputs, up to its sign.
 
     Args:
       model_fn: Function that makes a `VariableModel`, or a `FunctionalModel`.

@@ -17,13 +17,13 @@ from tff_dpftrl.models import keras_versions
 Model: TypeAlias = (
     "tff.learning.models.FunctionalModel | Callable[[], tff.learning.models.VariableModel]"
 )
-"""What TFF's algorithms take."""
+"""Model in a form that TFF's algorithms take."""
 
 
 def read(
     model: Any, batch_spec: Any, *, loss: Any = None, metrics: Callable[[], Any] | None = None
 ) -> Model:
-    """Makes what TFF's algorithms take of a model of any kind.
+    """Converts a model of any kind to the form that TFF's algorithms take.
 
     Args:
       model: Functional model, function that makes a variable model, or Keras model.
@@ -71,7 +71,7 @@ def num_parameters(model: Model) -> int:
 
 
 def metrics(model: Model) -> tuple[Any, tff_names.Type]:
-    """Returns what makes metrics of their sums, and the type of those that a client sends."""
+    """Returns the finalizers of a model's metrics, and the type of those that a client sends."""
     with tf.Graph().as_default():
         if isinstance(model, tff.learning.models.FunctionalModel):
             finalizers, state = model.finalize_metrics, model.initialize_metrics_state()
