@@ -320,7 +320,7 @@ def rows(day: Day) -> list[str]:
     dropped = hours["dropped_participating"] / np.maximum(hours["configured"], 1)
     of_day = [dropped[hour::24].mean() for hour in range(min(24, dropped.size))]
     last = min(23, dropped.size - 1)  # Of the first day; the first hour is left out.
-    first, later = hours["committed"][:last], hours["committed"][last:]
+    first, later = hours["committed"][: max(last, 1)], hours["committed"][last:]
     rounds, devices = day.seen.tasks[_TASK].round_seconds, np.asarray(day.participation_seconds)
     ratio = hours["bytes_sent"].sum() / max(hours["bytes_received"].sum(), 1)
     return [
