@@ -8,7 +8,7 @@ steering with the curve of the day that it learns, its counters, series and tabl
 schedule, eligibility and drawn faults: the classes that `serve` and `fleet` use. Simulated are the
 clock, the wire, and what a device does in a round: how long it downloads, trains and uploads. No
 model is trained, and no byte travels: sizes are those of a model of 1.35M weights, 4 bytes a weight
-down with a plan of 0.3 MB, and 8 bytes a weight up.
+down and 2 bytes a weight up. Devices keep the plan of an earlier session.
 
 Assumed, not found: a fifth of the devices is always charged, and the others for 5 to 12 hours a
 day, around 2 o'clock. Training takes 60 seconds in the median (log-normal). By day, a device is
@@ -41,7 +41,7 @@ from verification import memory_store
 _HOUR, _DAY = 3600.0, 86_400.0
 _TASK, _SELECTOR, _STORE = "training", "selector", "store"
 _WEIGHTS = 1_350_000
-_DOWN_BYTES, _UP_BYTES = 4 * _WEIGHTS + 300_000, 8 * _WEIGHTS
+_DOWN_BYTES, _UP_BYTES = 4 * _WEIGHTS, 2 * _WEIGHTS
 _BYTES_A_SECOND = 1e6  # Median speed of a device's network; the spread is a factor of 2.
 _TRAINING_SECONDS, _SPREAD = 60.0, 0.5
 _ALWAYS = 0.21  # Share of the devices that are always charged.
@@ -319,12 +319,13 @@ def rows(day: Day) -> list[str]:
     chosen = max(hours["configured"].sum(), 1.0)
     dropped = hours["dropped_participating"] / np.maximum(hours["configured"], 1)
     of_day = [dropped[hour::24].mean() for hour in range(min(24, dropped.size))]
-    committed = hours["committed"][min(23, dropped.size - 1) :]
+    last = min(23, dropped.size - 1)  # Of the first day; the first hour is left out.
+    first, later = hours["committed"][: max(last, 1)], hours["committed"][last:]
     rounds, devices = day.seen.tasks[_TASK].round_seconds, np.asarray(day.participation_seconds)
     ratio = hours["bytes_sent"].sum() / max(hours["bytes_received"].sum(), 1)
     return [
-        f"rounds an hour after the first day: {committed.min():.0f}-{committed.max():.0f}, "
-        f"abandoned attempts in all: {hours['abandoned'].sum():.0f}",
+        f"rounds an hour on the first day: {first.min():.0f}-{first.max():.0f}, afterwards: "
+        f"{later.min():.0f}-{later.max():.0f}; abandoned attempts: {hours['abandoned'].sum():.0f}",
         f"of the chosen devices: {hours['reports'].sum() / chosen:.1%} completed, "
         f"{hours['refused_reports'].sum() / chosen:.1%} were late, {dropped.mean():.1%} dropped out"
         f" ({min(of_day):.1%} to {max(of_day):.1%} by hour)",

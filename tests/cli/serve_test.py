@@ -50,7 +50,7 @@ def _arguments(task, folder, *more):
     [
         (("--population", "others"), "There is no --task for the population 'others': add one"),
         (("--population", "tests"), "--population has a name twice (the populations 'tests' and"),
-        (("--shares", "0.5"), "--shares are of several populations, and there is one"),
+        (("--shares", "0.5"), "--shares divide a server among several populations"),
         (("--population", "b", "--shares", "0.6", "0.6"), "--shares are 1.2 together, and may be"),
         (("--population", "b", "--shares", "0.6", "-1"), "--shares must be"),
         (("--population", "b", "--shares", "0.6"), "--shares has 1 values for 2 populations: give"),

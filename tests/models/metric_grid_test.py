@@ -40,9 +40,6 @@ def test_clients_without_a_value_are_in_no_quantile():
         "p10": 2.0, "median": 2.0, "p90": 2.0, "resolution": 1.0
     }  # fmt: skip
     assert set(grid.quantiles(np.array([9, 0, 0])).values()) == {None}
-    assert list(metric_grid.columns("train/loss_histogram", grid, np.array([0, 1, 0]))) == [
-        f"train/loss/{name}" for name in ("p10", "median", "p90", "resolution")
-    ]
 
 
 @pytest.mark.parametrize("edges", [(), (1.0,), (0, 0), (0, np.nan), (0, np.inf), range(2000)])

@@ -469,7 +469,7 @@ def _check(args: argparse.Namespace) -> None:
         raise validation.UsageError(f"{' and '.join(given)} exclude each other.")
     if args.attestation_revoked and not args.attestation_roots:
         raise validation.UsageError(
-            "--attestation-revoked is of --attestation-roots: name them, too."
+            "--attestation-revoked needs --attestation-roots: give the roots, too."
         )
     _check_engine(args)
     names = args.population
@@ -508,7 +508,7 @@ def _check_shares(args: argparse.Namespace) -> None:
         return
     if len(args.population) == 1:
         raise validation.UsageError(
-            "--shares are of several populations, and there is one: leave them out."
+            "--shares divide a server among several populations, and there is one: leave them out."
         )
     for share in args.shares:
         validation.number("--shares", share, at_least=0, at_most=1)

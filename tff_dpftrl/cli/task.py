@@ -9,6 +9,7 @@ import pathlib
 import shlex
 import sys
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from tff_dpftrl import validation
@@ -115,15 +116,23 @@ def add_parser(subparsers) -> None:
     _add_report(parts)
 
 
-def _add_new(parts) -> None:
+def _add_command(
+    parts, name: str, what: str, description: str, epilog: str | None, run: Callable
+) -> argparse.ArgumentParser:
+    """Adds a command whose texts are shown as they are written."""
     parser = parts.add_parser(
-        "new",
-        help="make a signed and tested task",
-        description=_NEW,
-        epilog=_NEW_EPILOG,
+        name,
+        help=what,
+        description=description,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=_new)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_new(parts) -> None:
+    parser = _add_command(parts, "new", "make a signed and tested task", _NEW, _NEW_EPILOG, _new)
     parser.add_argument("--output", required=True, metavar="DIR", help="The new folder.")
     parser.add_argument("--config", metavar="FILE", help=config_flags.CONFIG_HELP)
     parser.add_argument(
@@ -172,22 +181,11 @@ def _add_new(parts) -> None:
 
 def _add_review(parts) -> None:
     """Registers `task show` and `task approve`."""
-    show = parts.add_parser(
-        "show",
-        help="show what a task was built from, who signed it, and who approved it",
-        description=_SHOW,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    show.set_defaults(run=_show)
+    what = "show what a task was built from, who signed it, and who approved it"
+    show = _add_command(parts, "show", what, _SHOW, None, _show)
     output_lib.add_format(show)
-    approve = parts.add_parser(
-        "approve",
-        help="sign a task as a reviewer",
-        description=_APPROVE,
-        epilog=_APPROVE_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    approve.set_defaults(run=_approve)
+    what = "sign a task as a reviewer"
+    approve = _add_command(parts, "approve", what, _APPROVE, _APPROVE_EPILOG, _approve)
     for parser in (show, approve):
         parser.add_argument("task_folder", metavar="TASK", help="Folder that task new wrote.")
     approve.add_argument(
@@ -237,14 +235,8 @@ def _approve(args: argparse.Namespace) -> int:
 
 
 def _add_report(parts) -> None:
-    parser = parts.add_parser(
-        "report",
-        help="write metrics, curves, statement and model of what a task has committed",
-        description=_REPORT,
-        epilog=_REPORT_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=_report)
+    what = "write metrics, curves, statement and model of what a task has committed"
+    parser = _add_command(parts, "report", what, _REPORT, _REPORT_EPILOG, _report)
     parser.add_argument("task_folder", metavar="TASK", help="Folder that task new wrote.")
     parser.add_argument(
         "--store",

@@ -158,27 +158,21 @@ def build_fed_sgd_client_work(
 
 
 def build_gradient_sum_client_work(
-    model_fn: local_model.Model,
-    *,
-    metrics_aggregator: Callable[
-        ..., tff_names.Computation
-    ] = tff.learning.metrics.sum_then_finalize,
-    loop_implementation: tff.learning.LoopImplementation = ITERATOR,
+    model_fn: local_model.Model, *, metrics_aggregator: Callable[..., tff_names.Computation]
 ) -> tff.learning.templates.ClientWorkProcess:
     """Builds client work whose update is the sum of the gradients of all batches.
 
-    All gradients are taken at the round's weights. Of a linear model they do not depend on these,
-    and the update is exactly what the data adds up to.
+    All gradients are taken at the round's weights. Those of a linear model do not depend on the
+    weights, so that the update is exactly the sum of the inputs, up to its sign.
 
     Args:
       model_fn: Function that makes a `VariableModel`, or a `FunctionalModel`.
       metrics_aggregator: Function that builds the aggregation of the training metrics.
-      loop_implementation: TFF's loop over a client's batches.
 
     Returns:
       The client work process. Its state is the index of the round.
     """
-    reduce_batches = tff.learning.loop_builder.build_training_loop(loop_implementation)
+    reduce_batches = tff.learning.loop_builder.build_training_loop(ITERATOR)
 
     def local_update(model, weights, batches, round_index):
         del round_index

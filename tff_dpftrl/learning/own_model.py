@@ -17,13 +17,13 @@ from tff_dpftrl.models import keras_versions
 Model: TypeAlias = (
     "tff.learning.models.FunctionalModel | Callable[[], tff.learning.models.VariableModel]"
 )
-"""What TFF's algorithms take."""
+"""Model in a form that TFF's algorithms take."""
 
 
 def read(
     model: Any, batch_spec: Any, *, loss: Any = None, metrics: Callable[[], Any] | None = None
 ) -> Model:
-    """Makes what TFF's algorithms take of a model of any kind.
+    """Converts a model of any kind to the form that TFF's algorithms take.
 
     Args:
       model: Functional model, function that makes a variable model, or Keras model.
@@ -70,33 +70,8 @@ def num_parameters(model: Model) -> int:
     return sum(int(np.prod(shape)) for shape in shapes)
 
 
-def metrics_type(model: Model) -> tff_names.Type:
-    """Returns the type of the metrics that a client sends, before they are finalised."""
-    return _metrics(model)[1]
-
-
-def metrics_finalizers(model: Model) -> Any:
-    """Returns what makes metrics of their sums, as TFF takes it."""
-    return _metrics(model)[0]
-
-
-def metric_specs(model: Model) -> dict[str, tf.TensorSpec]:
-    """Returns the specs of the tensors that a client's metrics are made of, by their paths.
-
-    Raises:
-      UsageError: If metrics have no names.
-    """
-    structure = metrics_type(model)
-    names = leaves.paths(structure)
-    for path in names:
-        if path.partition("/")[0].isdigit() or not path:
-            raise validation.UsageError(
-                "model has metrics without a name: let their state be an OrderedDict."
-            )
-    return dict(zip(names, leaves.specs(structure), strict=True))
-
-
-def _metrics(model: Model) -> tuple[Any, tff_names.Type]:
+def metrics(model: Model) -> tuple[Any, tff_names.Type]:
+    """Returns the finalizers of a model's metrics, and the type of those that a client sends."""
     with tf.Graph().as_default():
         if isinstance(model, tff.learning.models.FunctionalModel):
             finalizers, state = model.finalize_metrics, model.initialize_metrics_state()
@@ -105,6 +80,22 @@ def _metrics(model: Model) -> tuple[Any, tff_names.Type]:
             finalizers, state = made.metric_finalizers(), made.report_local_unfinalized_metrics()
         specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), state)
     return finalizers, tff_names.tensorflow_to_type(specs)
+
+
+def metric_specs(model: Model) -> dict[str, tf.TensorSpec]:
+    """Returns the specs of the tensors that a client's metrics are made of, by their paths.
+
+    Raises:
+      UsageError: If metrics have no names.
+    """
+    _, structure = metrics(model)
+    names = leaves.paths(structure)
+    for path in names:
+        if path.partition("/")[0].isdigit() or not path:
+            raise validation.UsageError(
+                "model has metrics without a name: let their state be an OrderedDict."
+            )
+    return dict(zip(names, leaves.specs(structure), strict=True))
 
 
 def _from_keras(

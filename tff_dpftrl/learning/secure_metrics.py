@@ -117,7 +117,7 @@ def build_evaluation_process(
     """Builds the `metrics_aggregation_process` of an evaluation.
 
     Args:
-      finalizers: What makes metrics of their sums, as `sum_then_finalize` takes it.
+      finalizers: Functions from sums of metrics to final metrics, as for `sum_then_finalize`.
       metrics_type: Type of a client's metrics, one that `SecureMetricsSumFactory` takes.
       is_secure: Whether metrics are summed by secure sums.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -107,18 +106,3 @@ class MetricGrid:
             found[name] = (low + high) / 2
             widest = max(widest, (high - low) / 2)
         return found | {RESOLUTION: widest}
-
-
-def columns(label: str, grid: MetricGrid, histogram: np.ndarray) -> Mapping[str, float | None]:
-    """Returns the quantiles of a histogram as columns of a round's metrics.
-
-    Args:
-      label: Label of the histogram, which ends with `SUFFIX`.
-      grid: Grid of the metric.
-      histogram: Sum of one-hot vectors, shape [size].
-
-    Returns:
-      Columns like "client_work/train/loss/median".
-    """
-    name = label.removesuffix(SUFFIX)
-    return {f"{name}/{key}": value for key, value in grid.quantiles(histogram).items()}

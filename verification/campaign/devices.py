@@ -88,8 +88,8 @@ _ENDS = (
 )
 
 
-class Own:
-    """State that a device has in common with itself in other populations.
+class SharedState:
+    """State of a device that is the same in all of its populations.
 
     Attributes:
       reports: Number of its reports.
@@ -111,7 +111,7 @@ class Device:
         setting: Setting,
         note: Callable[[Record], None],
         population: str = tiny_tasks.POPULATION,
-        own: Own | None = None,
+        shared: SharedState | None = None,
     ):
         """Does nothing before `run`.
 
@@ -120,10 +120,10 @@ class Device:
           setting: Options that all devices share.
           note: Takes its records.
           population: Name of the population.
-          own: What it has in common with itself in other populations; None if it is in one.
+          shared: State of the device in all of its populations; None if it is in one.
         """
         self._number, self._setting, self._note = number, setting, note
-        self._population, self._own = population, own or Own()
+        self._population, self._shared = population, shared or SharedState()
         self._random = random.Random(f"{setting.seed} device {number}")
         self._vectors = {
             name: tiny_tasks.sentinel(setting.seed, name, number) for name in tiny_tasks.TASKS
@@ -175,7 +175,7 @@ class Device:
         return self._random.uniform(0.05, _LONGEST_PAUSE)
 
     def _vector(self, task: str) -> vectors.Vector:
-        return tiny_tasks.vector(self._vectors[task], self._number, self._own.reports)
+        return tiny_tasks.vector(self._vectors[task], self._number, self._shared.reports)
 
     def _packed(self, vector: vectors.Vector) -> bytes:
         return tiny_tasks.packed(vector)
@@ -203,14 +203,14 @@ class Device:
             hashlib.sha256(told.broadcast).hexdigest(),
         )
         self._note(record)
-        async with self._own.turn:
+        async with self._shared.turn:
             await asyncio.sleep(self._random.uniform(0.0, 0.05))
         has_to_rest = self._has_to_rest(told.task, told.round_index)
         if has_to_rest or self._random.random() < _DROP_OUTS:
             raise Ended
         self._last_rounds[told.task] = told.round_index  # Before anything of it leaves.
-        self._own.reports += 1
-        record = dataclasses.replace(record, what=SENT, number=self._own.reports)
+        self._shared.reports += 1
+        record = dataclasses.replace(record, what=SENT, number=self._shared.reports)
         vector = self._vector(told.task)
         if bool(told.secure_sum_session) != (told.task == tiny_tasks.SECURE):
             raise Ended  # As a plan would have it.

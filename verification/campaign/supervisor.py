@@ -159,9 +159,9 @@ async def run(
 
         made = []
         for number in range(tiny_tasks.NUM_DEVICES):
-            own = devices.Own()
+            shared = devices.SharedState()
             for name in place.populations:
-                options = number, setting, note, name, own
+                options = number, setting, note, name, shared
                 made.append(
                     hostile.HostileDevice(*options, kind=left.hostile[number])
                     if number in left.hostile

@@ -74,7 +74,7 @@ class Device:
           send: Sends from an address to another.
           later: Has `wake` called with a text, after some seconds.
           opening: Returns the round that the server says devices are chosen for.
-          turn: Its turn to train, which it has in common with itself in other populations.
+          turn: Turn to train of the device in all of its populations.
         """
         self._name = name
         self._selectors = selectors

@@ -88,7 +88,7 @@ def _raises(trial):
     [
         (expectations.metric_above("accuracy", 0.1), r"there is no metric 'accuracy'; the task "),
         (expectations.loss_below(2), r"several metrics 'loss': \['client_work/train/loss', 'ev"),
-        (expectations.expect("it", _raises), "it raises RuntimeError: no such$"),
+        (expectations.expect("it", _raises), "it raises RuntimeError: no$"),
         (expectations.expect("it", lambda trial: None), r"True or False, got None \(NoneType\)"),
         (expectations.expect("it", lambda trial: 1.0), r"True or False, got 1.0 \(float\)"),
         (expectations.metric_above("shape", 0), r"'shape' has shape \[2\] and dtype float32, and"),

@@ -143,7 +143,7 @@ def secure_evaluation():
     return tff.learning.algorithms.build_fed_eval(
         own,
         metrics_aggregation_process=secure_metrics.build_evaluation_process(
-            own_model.metrics_finalizers(own), own_model.metrics_type(own)
+            *own_model.metrics(own)
         ),
         loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
     )

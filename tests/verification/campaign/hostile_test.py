@@ -42,7 +42,7 @@ def _device(kind):
 @pytest.mark.parametrize("kind, is_usable", [(Kind.DUPLICATE, True), (Kind.HUGE, False)])
 def test_no_sum_takes_a_vector_that_is_none_of_one_device(kind, is_usable):
     device, summation = _device(kind), tiny_tasks.VectorSum()
-    device._own.reports = 1
+    device._shared.reports = 1
     for _ in range(30):
         vector = device._vector(tiny_tasks.SECURE)
         report = wire_pb2.Report(update=device._packed(vector))

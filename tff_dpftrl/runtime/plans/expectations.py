@@ -155,12 +155,11 @@ class Expectation:
         except CannotEvaluateError:
             raise
         except Exception as error:  # The engineer's own code may raise anything.
-            said = " ".join(str(error).split())
-            raise CannotEvaluateError(f"it raises {type(error).__name__}: {said}") from error
+            raise CannotEvaluateError(f"it raises {validation.one_line(error)}") from error
         outcome = result if isinstance(result, Outcome) else Outcome(result, "")
         if not isinstance(outcome.holds, (bool, np.bool_)):
             raise CannotEvaluateError(
-                f"it must return True or False, got {_short(outcome.holds)} "
+                f"it must return True or False, got {outcome.holds!r:.100} "
                 f"({type(outcome.holds).__name__})"
             )
         return Outcome(bool(outcome.holds), outcome.measured or trial.summary())
@@ -410,8 +409,3 @@ def _difference(
 
 def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.6g}" for value in values)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:99] + "…"

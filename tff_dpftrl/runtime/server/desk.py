@@ -1,4 +1,4 @@
-"""A desk: what the sessions of one population have in common in a service of several."""
+"""State that the sessions of one population share, in a service of several populations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tff_dpftrl.runtime.server import limits as limits_lib
 
 
 class Desk:
-    """Desk of a population.
+    """Shared state of the sessions of a population.
 
     Attributes:
       name: Name of the population.

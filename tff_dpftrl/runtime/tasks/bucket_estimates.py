@@ -68,23 +68,13 @@ def noise_stddev(terms: terms_lib.Terms, skipped: Sequence[bool]) -> float | Non
     return terms.noise_multiplier * terms.clip_norm * inflation * math.sqrt(variance)
 
 
-def estimates(
+def _estimates(
     buckets: Mapping[str, Sequence[str]],
     terms: terms_lib.Terms,
     weights: np.ndarray,
     skipped: Sequence[bool],
 ) -> list[Estimate]:
-    """Computes the estimates of all buckets.
-
-    Args:
-      buckets: Names of the buckets of each histogram, by its name.
-      terms: Terms of the task.
-      weights: Released weights: sums divided by the goal of a round's reports, shape [buckets].
-      skipped: For each committed round, whether it was skipped.
-
-    Returns:
-      One for each bucket, in their order.
-    """
+    """Computes the estimates of all buckets, in their order."""
     sums = weights.astype(np.float64) * float(terms.parameters["clients_per_round"] or 0)
     error, found, begin = noise_stddev(terms, skipped), [], 0
     for histogram, names in buckets.items():
@@ -110,7 +100,7 @@ def write(
       output: Folder of the results.
       buckets: Names of the buckets of each histogram, by its name.
       terms: Terms of the task.
-      weights: Released weights, shape [buckets].
+      weights: Released weights: sums divided by the goal of a round's reports, shape [buckets].
       skipped: For each committed round, whether it was skipped.
 
     Returns:
@@ -119,7 +109,7 @@ def write(
     Raises:
       OSError: If the file cannot be written.
     """
-    found = estimates(buckets, terms, weights, skipped)
+    found = _estimates(buckets, terms, weights, skipped)
     text = io.StringIO()
     writer = csv.DictWriter(
         text, [field.name for field in dataclasses.fields(Estimate)], lineterminator="\n"

@@ -472,10 +472,8 @@ def _metrics_process(parts: _Parts) -> tff.templates.AggregationProcess | None:
     is_secure = parts.demands.secure_groups is not None
     if not is_secure and not parts.grids:
         return None
-    finalizers = own_model.metrics_finalizers(parts.model)
-    process = secure_metrics.build_evaluation_process(
-        finalizers, own_model.metrics_type(parts.model), is_secure=is_secure
-    )
+    finalizers, metrics_type = own_model.metrics(parts.model)
+    process = secure_metrics.build_evaluation_process(finalizers, metrics_type, is_secure=is_secure)
     if not parts.grids:
         return process
     return metric_histograms.evaluation_with_histograms(

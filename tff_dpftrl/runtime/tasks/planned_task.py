@@ -119,7 +119,9 @@ class _PlanStep(population_lib.ServerStep):
         found = dict(metrics)
         for histogram in self._work.plan.histograms:
             grid = metric_grid.MetricGrid(tuple(histogram.edges))
-            found |= metric_grid.columns(histogram.label, grid, found.pop(histogram.label))
+            quantiles = grid.quantiles(found.pop(histogram.label))
+            name = histogram.label.removesuffix(metric_grid.SUFFIX)
+            found |= {f"{name}/{key}": value for key, value in quantiles.items()}
         return found
 
     def _packed(
