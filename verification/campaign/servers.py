@@ -29,7 +29,7 @@ class Server:
       is_started: Whether it was told to serve.
       is_stopped: Whether it was sent SIGSTOP.
       address: Host and port that it serves at; None before.
-      epoch: The last epoch that a Coordinator of its has led under.
+      epochs: Last epoch that a Coordinator of its has led under, by population.
       events_read: Bytes of its events that were read.
     """
 
@@ -38,7 +38,7 @@ class Server:
     is_started: bool = False
     is_stopped: bool = False
     address: str | None = None
-    epoch: int = 0
+    epochs: dict[str, int] = dataclasses.field(default_factory=dict)
     events_read: int = 0
 
     @property
@@ -82,9 +82,13 @@ class Servers(engines.Engines):
 
     @property
     def _leader(self) -> Server | None:
-        """The one that has led last, if it lives."""
+        """The one that has led last, if it lives.
+
+        Whoever leads the first population is left the others, too.
+        """
+        first = min(self._place.populations)
         serving = [server for server in self._alive if server.address is not None]
-        return max(serving, key=lambda server: server.epoch, default=None)
+        return max(serving, key=lambda server: server.epochs.get(first, 0), default=None)
 
     @property
     def targets(self) -> tuple[Callable[[], str], ...]:
@@ -190,6 +194,6 @@ class Servers(engines.Engines):
         server.events_read += len(whole)
         for event in map(json.loads, whole.splitlines()):
             if event["kind"] == "leading":
-                server.epoch = event["epoch"]
+                server.epochs[event["population"]] = event["epoch"]
             elif event["kind"] == "serves":
                 server.address = event["address"]

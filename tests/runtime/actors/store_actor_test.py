@@ -9,14 +9,15 @@ from verification import memory_store
 from verification.schedules import simulation
 
 SERVED = simulation.small_population()  # The lease is of 8 seconds.
-FACTORY = factory.ActorFactory(SERVED, selectors=("s0",), pace=lambda *_: (0.0,))
+OPTIONS = {"selectors": ("s0",), "pace": lambda *_: (0.0,)}
+FACTORY = factory.ActorFactory(SERVED, **OPTIONS)
 
 
-def make(store=None):
+def make(store=None, **options):
     store = store or memory_store.MemoryStore()
     for task in SERVED.tasks:
         store.add_task(SERVED.name, task.name, model=b"first", state=b"seed")
-    made = FACTORY.store_actor(store)
+    made = factory.ActorFactory(SERVED, **OPTIONS, **options).store_actor(store)
     assert made.start(0.0) == []
     return made, store
 
@@ -43,6 +44,25 @@ def test_leases_are_given_renewed_and_refused():
     assert made.step(13.0, messages.AcquireLease("b", 13.0))[0].message.epoch == 2
     (lost,) = made.step(13.0, messages.RenewLease("a", 1, 13.0))
     assert (lost.to, lost.message.epoch) == ("a", 1)
+
+
+def test_a_lease_that_is_to_be_left_to_others_is_released_and_not_given():
+    yields = False
+    made, store = make(yields=lambda: yields)
+    made.step(10.0, messages.AcquireLease("a", 10.0))
+    yields = True
+    (lost,) = made.step(11.0, messages.RenewLease("a", 1, 11.0))
+    assert (lost.to, lost.message.epoch) == ("a", 1)
+    assert isinstance(lost.message, messages.LeaseRefused)
+    assert store.lease(SERVED.name).owner == ""
+    (refused,) = made.step(11.0, messages.AcquireLease("b", 11.0))
+    assert refused == actor.Send("b", messages.LeaseRefused(0, lost.message.reason))
+    (stored,) = made.step(11.0, commit())  # Nobody has led since.
+    assert isinstance(stored.message, messages.RoundStored)
+    yields = False
+    assert made.step(12.0, messages.AcquireLease("b", 12.0))[0].message.epoch == 2
+    (stale,) = made.step(12.0, commit(round_index=1))
+    assert isinstance(stale.message, messages.CommitRefused)
 
 
 def test_commits_are_read_made_and_refused():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
+import time
 
 import grpc
 import pytest
@@ -14,6 +15,7 @@ from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import served_population, server
+from tff_dpftrl.runtime.store import sql
 from verification import memory_store
 
 _TIMES = {"heartbeat_seconds": 0.1, "silence_seconds": 30.0, "lease_seconds": 60.0}
@@ -198,6 +200,49 @@ def test_no_server_leads_a_population_of_another_one(tmp_path):
             await second.start()
 
     _play(tmp_path, story, a, b)
+
+
+def test_of_two_servers_that_live_one_leads_all_populations(tmp_path):
+    ahead = 0.0  # Seconds by which the clock of the second server is ahead.
+    options = {"endpoint": example.endpoint(tmp_path), "progress": lambda line: None}
+
+    def populations(silence):
+        times = _TIMES | {"silence_seconds": silence}
+        made = [_served(name) for name in ("b", "a")]
+        return [
+            dataclasses.replace(one, population=dataclasses.replace(one.population, **times))
+            for one in made
+        ]
+
+    async def run(one_store, two_store):
+        nonlocal ahead
+        first = server.Server(populations(0.2), one_store, **options)
+        second = server.Server(
+            populations(30.0), two_store, clock=lambda: time.time() + ahead, **options
+        )
+
+        def leads(who, name):
+            return who._engine.has_led(one_store.lease(name).owner)
+
+        await first.start()
+        try:
+            assert leads(first, "a") and leads(first, "b")
+            ahead = 100.0  # As if the first server had been stopped past its leases of 60 seconds.
+            await second.start()
+            assert leads(second, "a") and leads(second, "b")
+            ahead = 0.0
+            lost = one_store.lease("a")
+            one_store.release("a", lost.owner, lost.epoch)
+            await example.until(lambda: leads(first, "a"))
+            await example.until(lambda: leads(first, "b"))
+        finally:
+            await second.stop()
+            await first.stop()
+
+    with sql.SqlStore(tmp_path / "store") as one, sql.SqlStore(tmp_path / "store") as two:
+        for name in ("a", "b"):
+            example.store_with(example.served(), store=one, population=name)
+        asyncio.run(asyncio.wait_for(run(one, two), 60))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Servers are killed, stopped and cut off, and keep all laws; servers with a mistake do not."""
 
 import asyncio
+import json
 import sys
+import types
 
 import pytest
 
@@ -123,6 +125,24 @@ def test_ten_faults_break_no_law_on_two_nodes(tmp_path):
         )
     )
     _check(left, 10)
+
+
+def test_epochs_of_different_populations_are_not_compared(tmp_path):
+    place = stage.Stage(tmp_path)
+    place.make(0, populations=tiny_tasks.TWO_POPULATIONS)
+    made = servers.Servers(place)
+    first, second = tiny_tasks.TWO_POPULATIONS
+    process = types.SimpleNamespace(returncode=None)
+    # What has come back has led under a larger epoch, of another population.
+    for name, epochs in (("stale", {first: 4, second: 9}), ("leader", {second: 10, first: 5})):
+        server = servers.Server(name, process, is_started=True, address=name)
+        made._all.append(server)
+        with open(place.events / f"{name}.jsonl", "w") as file:
+            for population, epoch in epochs.items():
+                event = {"kind": "leading", "epoch": epoch, "population": population}
+                file.write(json.dumps(event) + "\n")
+        made._read_events(server)
+    assert [target() for target in made.targets] == ["leader"]
 
 
 def test_numbers_that_follow_one_another_have_all_settings_in_turn():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from tff_dpftrl.runtime.actors import (
@@ -38,6 +39,7 @@ class ActorFactory:
         pace: selector.Pace,
         store_address: str = "store",
         verify_identity: secure_aggregator.VerifyIdentity | None = None,
+        yields: Callable[[], bool] = lambda: False,
     ):
         """Stores the parts.
 
@@ -49,7 +51,10 @@ class ActorFactory:
           store_address: Address of the StoreActor.
           verify_identity: Function that verifies devices' identity keys in a secure sum that does
             not trust the server; if None, any key passes that the other devices accept.
+          yields: Function that returns whether the population's lease is to be left to another
+            server. It is called by the StoreActor, which then grants and renews nothing.
         """
+        self._yields = yields
         self._verify_identity = verify_identity
         self.served = served
         self.selectors = selectors
@@ -77,7 +82,7 @@ class ActorFactory:
         Returns:
           The actor, not started.
         """
-        return store_actor.StoreActor(self.store_address, self.served, store)
+        return store_actor.StoreActor(self.store_address, self.served, store, self._yields)
 
     def build(self, address: str, role: Any, randomness: random.Random) -> actor.Actor:
         """Builds the actor that a `Spawn` asks for.

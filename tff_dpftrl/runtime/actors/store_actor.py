@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tff_dpftrl.runtime.actors import actor, events, messages, population
 from tff_dpftrl.runtime.store import interface
+
+_YIELDS = "another server leads a population that goes before this one"
 
 
 class StoreActor(actor.Actor):
@@ -13,9 +17,16 @@ class StoreActor(actor.Actor):
     that must not wait runs the actor in a thread of its own.
     """
 
-    def __init__(self, address: str, served: population.Population, store: interface.Store):
-        """Stores the parts; `factory.ActorFactory.store_actor` documents them."""
+    def __init__(
+        self,
+        address: str,
+        served: population.Population,
+        store: interface.Store,
+        yields: Callable[[], bool] = lambda: False,
+    ):
+        """Stores the parts; `factory.ActorFactory` documents them."""
         super().__init__(address)
+        self._yields = yields
         self._served = served
         self._store = store
 
@@ -50,6 +61,9 @@ class StoreActor(actor.Actor):
                 raise self._unknown(message)
 
     def _acquire(self, message: messages.AcquireLease) -> None:
+        if self._yields():
+            self.send(message.owner, messages.LeaseRefused(0, _YIELDS))
+            return
         try:
             lease = self._store.acquire(
                 self._served.name,
@@ -63,6 +77,10 @@ class StoreActor(actor.Actor):
             self.send(message.owner, messages.LeaseGranted(lease.epoch, message.asked_at))
 
     def _renew(self, message: messages.RenewLease) -> None:
+        if self._yields():
+            self._store.release(self._served.name, message.owner, message.epoch)
+            self.send(message.owner, messages.LeaseRefused(message.epoch, _YIELDS))
+            return
         try:
             self._store.renew(
                 self._served.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import os
 import random
@@ -160,6 +161,7 @@ class Server:
                 pace=one.pace,
                 store_address=served_population.address(_STORE, one.name, populations),
                 verify_identity=attesting.verifier(self._attestation, one.name),
+                yields=functools.partial(self._yields, one.name),
             )
             for one in populations
         ]
@@ -244,12 +246,28 @@ class Server:
     ) -> interface.Lease | None:
         """Returns the lease of a population that another server holds now, or None."""
         try:
-            lease = await engine.in_store_thread(lambda: self._store.lease(population))
+            return await engine.in_store_thread(lambda: self._read_foreign(engine, population))
         except interface.StoreError as error:
             raise ServerError(str(error)) from None
+
+    def _read_foreign(self, engine: engine_lib.Engine, population: str) -> interface.Lease | None:
+        lease = self._store.lease(population)
         if lease is None or engine.has_led(lease.owner):
             return None
         return lease if interface.is_held(lease, self._clock()) else None
+
+    def _yields(self, population: str) -> bool:
+        """Returns whether another server leads a population whose name is before this one's.
+
+        Otherwise two servers might lead one population each for ever, where devices find only one
+        of them: that can happen once both live, since one was stopped for longer than its leases.
+        """
+        engine = self._engine
+        return engine is not None and any(
+            self._read_foreign(engine, one.name) is not None
+            for one in self._populations
+            if one.name < population
+        )
 
     async def _wait_for_lease(
         self, engine: engine_lib.Engine, population: population_lib.Population
