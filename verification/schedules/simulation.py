@@ -220,12 +220,12 @@ class Simulation:
             seen, goal = self.watches[name], goals[name]
             return all(seen.rounds_committed(task) >= goal[task] for task in goal)
 
-        self._run_until(
-            FAULTY_SECONDS + PROGRESS_SECONDS, lambda: all(map(is_reached, self._populations))
-        )
+        # Each device trains for one population at a time, so that two need up to twice as long.
+        seconds = PROGRESS_SECONDS * len(self._populations)
+        self._run_until(FAULTY_SECONDS + seconds, lambda: all(map(is_reached, self._populations)))
         for name, seen in self.watches.items():
             if not is_reached(name):
-                seen.no_progress(f"within {PROGRESS_SECONDS} seconds")
+                seen.no_progress(f"within {seconds} seconds")
         return self.watch
 
     def _run_until(self, end: float, is_over: Callable[[], bool] | None = None) -> None:
