@@ -67,7 +67,7 @@ def _arguments(task, folder, *more):
             ("--attestation-roots", "a", "--attestation-keys", "b"),
             "--attestation-keys and --attestation-roots exclude each other",
         ),
-        (("--attestation-revoked", "a"), "is of --attestation-roots: name them, too"),
+        (("--attestation-revoked", "a"), "needs --attestation-roots: give the roots, too"),
         (("--attestation-roots", "nothing.pem"), "nothing.pem cannot be read: No such file"),
         (("--round-seconds", "0"), "--round-seconds must be"),
         (("--availability", ",".join("1" * 23)), "--availability has 23 numbers, from 1 to 1: giv"),
