@@ -6,6 +6,10 @@ import sys
 import pytest
 import tensorflow as tf
 
+pytest.importorskip("tensorflow_federated", reason="makes tasks with TFF")
+
+import tensorflow_federated as tff
+
 from tests import other_python
 from tests.runtime.plans import small_tasks
 from tff_dpftrl.execution import graph_function
@@ -99,6 +103,33 @@ def test_an_evaluation_leaves_the_model_as_it_is(evaluation, plans):
     device = _changed(plans.devices[0], kind=plan_pb2.EVALUATION)
     (reason,) = _reasons(plans, device)
     assert "An evaluation changes the model by" in reason
+
+
+@pytest.mark.usefixtures("costs_little")
+def test_a_process_that_repeats_its_noise_is_refused():
+    class Forgetful(tff.aggregators.UnweightedAggregationFactory):
+        def create(self, value_type):
+            made = small_tasks.fixed(0.05).create(value_type)
+
+            @tff.federated_computation(*made.next.type_signature.parameter)
+            def release(state, updates):
+                output = made.next(state, updates)
+                return tff.templates.MeasuredProcessOutput(
+                    state, output.result, output.measurements
+                )
+
+            return tff.templates.AggregationProcess(made.initialize, release)
+
+    mechanism = small_tasks.fixed(0.05).private_round
+    for aggregator, is_refused in ((small_tasks.fixed(0.05), False), (Forgetful(), True)):
+        made = small_tasks.plans(
+            small_tasks.federated_averaging(aggregator), private_round=mechanism
+        )
+        if is_refused:
+            (reason,) = _reasons(made)
+            assert "aggregator/round_index as it was, so that the next one would repeat" in reason
+        else:
+            predicates.check_task(made.server, made.devices, _PROXIES, _PREDICATES)
 
 
 @pytest.mark.usefixtures("costs_little")

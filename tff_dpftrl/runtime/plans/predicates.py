@@ -305,6 +305,7 @@ class _Trial:
             total = self._times(sums, self._predicates.devices_per_proxy)
             # Both have the same noise: their difference is what the devices changed.
             without, _ = self._server.finish(state, self._server.zero())
+            self._check_noise(state, without)
             state, metrics = self._server.finish(state, total)
             change = self._difference(state, without)
             changes.append(_norm(change))
@@ -320,6 +321,22 @@ class _Trial:
             changes=changes,
             update_of=lambda examples: device.run(examples, first, seed=(0, 0)),
         )
+
+    def _check_noise(self, before: server_work.State, after: server_work.State) -> None:
+        """Refuses a round that is not past its noise, which the next round would repeat.
+
+        A round that is skipped moves what noise follows from: so must a round that is finished.
+        """
+        tensors = zip(self._server.state, before, self._server.skip(before), after, strict=True)
+        for tensor, old, skipped, new in tensors:
+            if np.array_equal(old, skipped):
+                continue
+            counts = np.issubdtype(new.dtype, np.integer)
+            if not np.array_equal(new, skipped) if counts else np.array_equal(new, old):
+                raise validation.UsageError(
+                    f"A round leaves {tensor.label} as it was, so that the next one would repeat "
+                    "its noise: the process must keep the state that its aggregator returns."
+                )
 
     def _times(self, sums: server_work.Sums, count: int) -> server_work.Sums:
         """Returns the sums of `count` equal sets of updates, by doubling."""
