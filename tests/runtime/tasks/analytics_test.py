@@ -13,7 +13,7 @@ pytest.importorskip("tensorflow_federated", reason="makes tasks with TFF")
 
 from tests.learning import bucket_counts_test as counts
 from tests.runtime.plans import small_tasks
-from tests.runtime.tasks import counting_task, small_folder, tiny_task
+from tests.runtime.tasks import counting_task, served_fleet, small_folder, tiny_task
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee
 from tff_dpftrl.runtime.plans import measured_run
@@ -92,6 +92,23 @@ def test_skipped_rounds_have_no_part_in_the_error():
     assert bucket_estimates.noise_stddev(secure, [False]) == 1.5 * bucket_estimates.noise_stddev(
         terms, [False]
     )
+
+
+@pytest.mark.slow
+def test_a_fleet_is_counted_over_the_wire(tmp_path):
+    sizes = {"num_devices": 40, "clients_per_round": 8, "num_rounds": 3, "min_sep": 1}
+    _made(tmp_path / "notes", counting_task.build(), **sizes)
+    task = planned_task.load(tmp_path / "notes", small_tasks.KEYS)
+    # All devices have the same notes, so that it does not matter which of them take part.
+    by_user = {f"d{user}": counting_task.notes(7) for user in range(40)}
+    store = served_fleet.run(tmp_path, [task], by_user, rounds=3)
+    task_report.write(task.folder, store, tmp_path / "report")
+    with open(tmp_path / "report" / "counts.csv", newline="") as file:
+        estimates = np.array([float(row["estimate"]) for row in csv.DictReader(file)])
+    of_one = counting_task.histogram([7])
+    num_reports = round(estimates.sum() / of_one.sum())
+    assert num_reports >= 3 * 8
+    np.testing.assert_allclose(estimates, num_reports * of_one, rtol=2e-5, atol=1e-4)
 
 
 @pytest.mark.slow

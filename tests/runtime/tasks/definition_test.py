@@ -1,35 +1,26 @@
 """Tests of tasks of an engineer's own model and data."""
 
 import dataclasses
-import json
-import random
-import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.runtime.fleet import server_thread
 from tests.runtime.plans import small_tasks
-from tests.runtime.server import example_service
-from tests.runtime.tasks import sensor_task
+from tests.runtime.tasks import sensor_task, served_fleet
 from tff_dpftrl import validation
 from tff_dpftrl.aggregators import dp_ftrl
 from tff_dpftrl.cli import main
 from tff_dpftrl.execution import compiled_process, contexts, leaves
 from tff_dpftrl.learning import own_model
 from tff_dpftrl.mechanisms import identity
-from tff_dpftrl.runtime import signing_keys
-from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.device import named_tensors
-from tff_dpftrl.runtime.fleet import behaviour, fleet
 from tff_dpftrl.runtime.plans import (
     device_work,
     example_pipeline,
     measured_run,
     server_work,
 )
-from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.tasks import (
     definition,
     making,
@@ -39,7 +30,6 @@ from tff_dpftrl.runtime.tasks import (
     task_report,
 )
 from tff_dpftrl.training import process
-from verification import memory_store
 
 tff = pytest.importorskip("tensorflow_federated", reason="makes tasks with TFF")
 
@@ -402,51 +392,15 @@ def test_a_fleet_trains_and_evaluates_it_with_secure_sums(tmp_path):
         )  # fmt: skip
     assert made.words is None and not made.server.zero.outputs
     assert "NO guarantee" not in (made.path / "README.md").read_text()
-    lines = [
-        {"user_id": f"d{user}", "examples": [
+    tasks = [planned_task.load(tmp_path / name, small_tasks.KEYS) for name in ("own", "watch")]
+    by_user = {
+        f"d{user}": [
             {name: value.tolist() for name, value in one.items()}
             for one in sensor_task.windows(user)
-        ]}
+        ]
         for user in range(40)
-    ]  # fmt: skip
-    data = tmp_path / "devices.jsonl"
-    data.write_text("\n".join(map(json.dumps, lines)))
-    tasks = [planned_task.load(tmp_path / name, small_tasks.KEYS) for name in ("own", "watch")]
-    store = memory_store.MemoryStore()
-    for task in tasks:
-        task.add_to(store)
-    settings = {
-        "population": population.Population(
-            "tests",
-            tuple(task.served.task for task in tasks),
-            heartbeat_seconds=0.5,
-            silence_seconds=30.0,
-            lease_seconds=60.0,
-        ),
-        "tasks": {task.name: task.served for task in tasks},
-        "store": store,
-        "endpoint": example_service.endpoint(tmp_path),
-        "pace": lambda now, randomness: (0.3 + 0.3 * randomness.random(), 2.0),
-        "observer": example_service.Notes(),
-        "randomness": random.Random(1),
     }
-    with server_thread.running(lambda: server.Server.of(**settings)) as address:
-        devices = fleet.Fleet(
-            fleet.ConnectionSettings(
-                address,
-                (tmp_path / "server.pem").read_bytes(),
-                (signing_keys.raw(small_tasks.KEYS[0]),),
-            ),
-            "tests",
-            str(data),
-            num_devices=40,
-            rates=behaviour.Rates(drop_outs=0.0, stragglers=0.0),
-            start_within_s=0.5,
-            usual_wait_s=1.0,
-            features=named_tensors.read_features(tmp_path / "own" / task_folder.EXAMPLES),
-        )
-        ending = fleet.Ending(rounds=8, seconds=120.0)
-        fleet.run(devices, ending, stop=threading.Event(), on_session_end=lambda end: None)
+    store = served_fleet.run(tmp_path, tasks, by_user, rounds=8)
     rows = task_report.rounds(store, "tests", "own")
     assert len(rows) == 6
     losses = [row["client_work/train/loss"] for row in rows if not row.get("skipped")]
