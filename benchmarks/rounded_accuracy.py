@@ -93,6 +93,13 @@ class _Rounds:
         weights = self._work.weights(self.states[is_rounded])
         return [array for label, array in weights.items() if label.startswith("trainable")]
 
+    def distance(self) -> float:
+        """Returns the distance between both models, relative to the norm of the exact one."""
+        exact, rounded = (
+            np.concatenate([w.ravel() for w in self.weights(k)]) for k in (False, True)
+        )
+        return float(np.linalg.norm(rounded - exact) / np.linalg.norm(exact))
+
 
 def main() -> None:
     """Runs the benchmark."""
@@ -122,7 +129,7 @@ def main() -> None:
         )
     print(
         f"rounding moved updates by {np.mean(rounds.errors):.2e} of their norm, "
-        f"{np.max(rounds.errors):.2e} at most"
+        f"{np.max(rounds.errors):.2e} at most, and the model by {rounds.distance():.2e}"
     )
 
 
