@@ -11,7 +11,7 @@ import tensorflow as tf
 
 pytest.importorskip("tensorflow_federated", reason="makes tasks with TFF")
 
-from tests.learning import bucket_counts_test as counts
+from tests.learning import counted_rounds as counts
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import counting_task, served_fleet, small_folder, tiny_task
 from tff_dpftrl import validation
