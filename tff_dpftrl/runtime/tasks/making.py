@@ -162,15 +162,14 @@ def make(
         server_optimizer=learning.server_optimizer if defined.algorithm is None else "own",
         secure_aggregation=parts.demands.stated,
     )
+    stated: dict[str, str | int | None] = {}
     if defined.buckets is not None:
-        counted = _counted(defined.buckets, defined.pipeline.max_rows)
-        terms = dataclasses.replace(terms, parameters={**terms.parameters, **counted})
-    if defined.language is None and defined.buckets is None:
-        listed = {terms_lib.METRICS: _listed(own_model.metric_specs(parts.model))}
-        terms = dataclasses.replace(terms, parameters={**terms.parameters, **listed})
+        stated |= _counted(defined.buckets, defined.pipeline.max_rows)
+    elif defined.language is None:
+        stated[terms_lib.METRICS] = _listed(own_model.metric_specs(parts.model))
     if parts.grids:
-        listed = {terms_lib.ORDER_STATISTICS: ", ".join(parts.grids)}
-        terms = dataclasses.replace(terms, parameters={**terms.parameters, **listed})
+        stated[terms_lib.ORDER_STATISTICS] = ", ".join(parts.grids)
+    terms = dataclasses.replace(terms, parameters={**terms.parameters, **stated})
     _check_budget(terms)
     progress("Building the plans ...")
     with contexts.compiled_only():
