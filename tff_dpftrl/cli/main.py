@@ -51,6 +51,7 @@ _GROUPS = {
         "task": "make a task for devices (new), or report what became of it (report)",
         "serve": "serve tasks to the devices of a population",
         "device": "take part in a server's rounds, with texts that stay on this machine",
+        "log": "keep, and verify, a public log of plans and privacy statements",
         "fleet": "run many simulated devices, some of them faulty, against a server",
     },
     "Choose mechanism and noise": {

@@ -45,8 +45,12 @@ from tff_dpftrl.training import options as options_lib
 PUBLIC_KEY = "signing_key.pub"
 """Name of the file that devices are given."""
 
-_TASK = "task.pb"
-_TERMS = "terms.json"
+PLANS = "task.pb"
+"""Name of the file with the signed plans."""
+
+TERMS = "terms.json"
+"""Name of the file with the privacy terms."""
+
 _SIGNATURE = "terms.sig"
 _CONFIG = "config.json"
 _README = "README.md"
@@ -64,7 +68,7 @@ EXAMPLES = "examples.json"
 REPORT = "report"
 """Name of the folder that `tff-dpftrl task report` adds."""
 
-FILES = (_TASK, _TERMS, _SIGNATURE, PUBLIC_KEY, _CONFIG, EXAMPLES, BUCKETS)
+FILES = (PLANS, TERMS, _SIGNATURE, PUBLIC_KEY, _CONFIG, EXAMPLES, BUCKETS)
 FILES += (vocabulary_file.NAME, _README)
 """Names of all files that a task may have."""
 
@@ -109,7 +113,7 @@ class TaskFolder:
         """
         if self.server.HasField("initialize"):
             return self.server.initialize
-        signed = plan_pb2.SignedTask.FromString((self.path / _TASK).read_bytes())
+        signed = plan_pb2.SignedTask.FromString((self.path / PLANS).read_bytes())
         if hashlib.sha256(signed.server.plan).digest() != self.signed.server.sha256:
             raise validation.UsageError(f"The task in {self.path} is refused: it was changed.")
         return plan_pb2.ServerPlan.FromString(signed.server.plan).initialize
@@ -183,8 +187,8 @@ def write(
             files={name: _digest(folder / name) for name in names},
         )
         content, signature = bound.signed(key)
-        (folder / _TASK).write_bytes(signed.SerializeToString(deterministic=True))
-        (folder / _TERMS).write_bytes(content)
+        (folder / PLANS).write_bytes(signed.SerializeToString(deterministic=True))
+        (folder / TERMS).write_bytes(content)
         (folder / _SIGNATURE).write_bytes(signature)
         (folder / PUBLIC_KEY).write_bytes(signing_keys.public_pem(key.public_key()))
         (folder / _README).write_text(readme, encoding="utf-8")
@@ -208,16 +212,16 @@ def read(
       ValueError: If there is no task, or it was changed or signed by nobody who is trusted.
     """
     path = pathlib.Path(path)
-    if not (path / _TASK).is_file():
+    if not (path / PLANS).is_file():
         raise validation.UsageError(
             f"There is no task in {path}: make one with tff-dpftrl task new."
         )
     try:
         if keys is None:
             keys = [bundled_key(path)]
-        signed = plan_pb2.SignedTask.FromString((path / _TASK).read_bytes())
+        signed = plan_pb2.SignedTask.FromString((path / PLANS).read_bytes())
         server, devices = signing.verified_task(signed, keys)
-        content, signature = (path / _TERMS).read_bytes(), (path / _SIGNATURE).read_bytes()
+        content, signature = (path / TERMS).read_bytes(), (path / _SIGNATURE).read_bytes()
         terms = terms_lib.verified(content, signature, keys)
         _check_bound(path, terms, signed, server, devices)
         _add_approvals(path / APPROVALS, terms, signed)
@@ -234,7 +238,7 @@ def read(
         config = options_lib.config_from_mapping(values, _CONFIG, task_config.TaskConfig)
     except message.DecodeError:
         raise validation.UsageError(
-            f"The task in {path} is refused: {_TASK} cannot be read."
+            f"The task in {path} is refused: {PLANS} cannot be read."
         ) from None
     except (ValueError, OSError) as error:
         raise validation.UsageError(f"The task in {path} is refused: {error}") from error

@@ -1,0 +1,94 @@
+"""Tests of `tff-dpftrl log`: a log is made, goes on, and is verified."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tff_dpftrl.cli import main
+
+
+def _log(*arguments):
+    return main.main(["log", *map(str, arguments)])
+
+
+@pytest.fixture
+def statement(tmp_path):
+    """Returns the statement of a run, alone in the run's folder."""
+    file = tmp_path / "run" / "privacy_statement.json"
+    file.parent.mkdir()
+    file.write_text('{"epsilon": 1}')
+    return file
+
+
+@pytest.fixture
+def log(statement, tmp_path):
+    """Returns the folder of a log, of the key log.key, with the statement."""
+    path = tmp_path / "log"
+    name = ("--name", "example.org/x")
+    assert _log("append", path, statement.parent, "--key", tmp_path / "log.key", *name) == 0
+    return path
+
+
+def test_a_log_goes_on_from_a_kept_checkpoint(log, statement, tmp_path, capsys):
+    key, public = ("--key", tmp_path / "log.key"), ("--public-key", tmp_path / "log.key.pub")
+    kept = tmp_path / "kept"
+    kept.write_bytes((log / "checkpoint").read_bytes())
+    assert _log("append", log, statement.parent, *key) == 0
+    assert "0 entered, 1 known" in capsys.readouterr().out
+    statement.write_text('{"epsilon": 2}')
+    assert _log("append", log, statement.parent, *key) == 0
+    assert _log("verify", log, *public, "--earlier", kept, "--has", statement) == 0
+    printed = capsys.readouterr().out
+    assert "example.org/x holds: 2 entries. It goes on from" in printed and "Keep" not in printed
+    assert _log("verify", log, *public, "--format", "json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["size"], shown["files_missing"]) == (2, [])
+
+    (log / "entries.jsonl").write_text("")
+    assert _log("verify", log, *public) == 2
+    assert "one was changed or removed" in capsys.readouterr().err
+
+
+def test_one_file_is_verified_by_its_proof(log, statement, tmp_path, capsys):
+    public = ("--public-key", tmp_path / "log.key.pub")
+    proof = tmp_path / "proof"
+    assert _log("prove", log, statement, *public, "--output", proof) == 0
+    assert _log("prove", log, statement, *public) == 0
+    assert proof.read_text() in capsys.readouterr().out
+    assert _log("verify", "--proof", proof, "--has", statement, *public) == 0
+    assert "is in the log as a statement of run" in capsys.readouterr().out
+    statement.write_text("{}")
+    assert _log("verify", "--proof", proof, "--has", statement, *public) == 2
+    assert _log("prove", log, statement, *public) == 2
+    assert _log("verify", log, "--has", statement, *public) == 2
+    assert "The log has no entry of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("verify",), "either the folder of a log or a --proof"),
+        (("verify", "log", "--proof", "p"), "either the folder of a log or a --proof"),
+        (("verify", "--proof", "p"), "is of one file: name it with --has"),
+        (("verify", "nowhere"), "There is no log in nowhere"),
+        (("verify", "log", "--earlier", "nowhere"), "nowhere cannot be read"),
+    ],
+)
+def test_mistakes_are_one_line(log, tmp_path, monkeypatch, capsys, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    assert _log(*arguments, "--public-key", "log.key.pub") == 2
+    assert says in capsys.readouterr().err
+
+
+def test_no_key_is_made_for_a_log_that_is_not_begun(statement, tmp_path, capsys):
+    key = tmp_path / "log.key"
+    for name in ((), ("--name", "a b")):
+        assert _log("append", tmp_path / "log", statement.parent, "--key", key, *name) == 2
+    assert not key.exists()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,57 @@
+"""What a public log has of a task or a run: the hashes that devices and readers can compute."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+import pytest
+
+from tests.runtime.plans import small_tasks
+from tests.runtime.tasks import small_folder
+from tff_dpftrl import validation
+from tff_dpftrl.runtime.tasks import logged_files, task_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tasks") / "small"
+    small_folder.write(path, small_tasks.PROCESSES["blt"]())
+    return path
+
+
+def test_a_task_is_entered_by_what_its_signatures_are_under(folder, tmp_path):
+    task = task_folder.read(folder)
+    plans = [task.signed.server, *task.signed.devices]
+    found = logged_files.of_folder(folder)
+    assert [entry.kind for entry, _ in found] == ["terms", "server plan", "device plan"]
+    assert {entry.of for entry, _ in found} == {f"{task.terms.population}/small"}
+    hashes = [task.terms.digest(), *(plan.sha256.hex() for plan in plans)]
+    assert [entry.sha256 for entry, _ in found] == hashes
+    assert [hashlib.sha256(content).hexdigest() for _, content in found] == hashes
+
+
+def test_statements_of_reports_and_runs_are_entered(folder, tmp_path):
+    for place in (folder / task_folder.REPORT, tmp_path / "run"):
+        place.mkdir()
+        (place / "privacy_statement.json").write_text('{"epsilon": 1}')
+    entry, content = logged_files.of_folder(folder)[-1]
+    assert (entry.kind, content) == ("statement", b'{"epsilon": 1}')
+    [(of_run, _)] = logged_files.of_folder(tmp_path / "run")
+    assert (of_run.kind, of_run.of, of_run.sha256) == ("statement", "run", entry.sha256)
+
+
+def test_what_is_neither_or_was_changed_is_refused(folder, tmp_path):
+    with pytest.raises(validation.UsageError, match="neither the folder of a task nor one with"):
+        logged_files.of_folder(tmp_path)
+    (tmp_path / "privacy_statement.json").write_text("{")
+    with pytest.raises(validation.UsageError, match="privacy_statement.json"):
+        logged_files.of_folder(tmp_path)
+    for file in ("task.pb", "terms.json"):
+        (tmp_path / file).write_bytes((folder / file).read_bytes())
+    with pytest.raises(validation.UsageError, match="is refused"):
+        logged_files.of_folder(tmp_path)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,62 @@
+"""Files of tasks and runs that a public log has entries of."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+
+from tff_dpftrl import json_text, validation
+from tff_dpftrl.runs import statement_subject
+from tff_dpftrl.runtime import transparency_log
+from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.runtime.tasks import task_folder
+
+_STATEMENT = "privacy_statement.json"
+
+
+def of_folder(
+    path: str | os.PathLike[str],
+) -> list[tuple[transparency_log.Entry, bytes]]:
+    """Returns what a log enters of a folder.
+
+    Args:
+      path: Folder of a task, whose plans, terms, and the statement of its report are entered; or a
+        folder with the statement of a run or a report.
+
+    Returns:
+      Entries with the content of their files. The hash of a plan is the one that its signature is
+      under: a device has it.
+
+    Raises:
+      ValueError: If there is neither a task nor a statement, or the task was changed.
+      OSError: If a file cannot be read.
+    """
+    path = pathlib.Path(path)
+    now = statement_subject.now()
+    found: list[tuple[transparency_log.Entry, bytes]] = []
+
+    def add(kind: str, of: str, content: bytes) -> None:
+        digest = hashlib.sha256(content).hexdigest()
+        found.append((transparency_log.Entry(kind, of, digest, now), content))
+
+    name = path.absolute().name
+    statement = path / _STATEMENT
+    if (path / task_folder.PLANS).exists():
+        task = task_folder.read(path)
+        name = f"{task.terms.population}/{task.name}"
+        signed = plan_pb2.SignedTask.FromString((path / task_folder.PLANS).read_bytes())
+        add("terms", name, (path / task_folder.TERMS).read_bytes())
+        add("server plan", name, signed.server.plan)
+        for device in signed.devices:
+            add("device plan", name, device.plan)
+        statement = path / task_folder.REPORT / _STATEMENT
+    elif not statement.is_file():
+        raise validation.UsageError(
+            f"{path} is neither the folder of a task nor one with a {_STATEMENT}: name one that "
+            "task new, task report, train or finetune wrote."
+        )
+    if statement.is_file():
+        json_text.read_object(statement)
+        add("statement", name, statement.read_bytes())
+    return found

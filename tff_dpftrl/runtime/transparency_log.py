@@ -1,0 +1,437 @@
+"""A public log of plans and privacy statements, to which entries can only be added.
+
+A Merkle tree (RFC 6962, section 2.1) is over the lines of a file, and whoever keeps the log signs
+its size and root: a checkpoint. Two signed checkpoints of which the smaller one is no beginning of
+the larger one prove that the keeper showed two logs. So whoever keeps a checkpoint can find out
+later that an entry was changed or removed. The log says nothing of what was never entered.
+
+    checkpoint      name of the log, size, root, signature: a signed note (C2SP tlog-checkpoint)
+    entries.jsonl   an entry a line: kind and SHA-256 of a file, what it is of, when it was entered
+    files/          the files, by their SHA-256
+
+Nothing in it is secret. Entries are written before the checkpoint that counts them: after a crash
+there may be lines and files that no checkpoint counts, which the next entry replaces.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from cryptography import exceptions
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from tff_dpftrl import durable_files, json_text, validation
+from tff_dpftrl.runtime import signing_keys
+
+CHECKPOINT = "checkpoint"
+"""Name of the file with the signed size and root."""
+ENTRIES = "entries.jsonl"
+"""Name of the file with an entry a line."""
+FILES = "files"
+"""Name of the folder with the files that were entered."""
+
+_ED25519 = b"\x01"  # Type of a signature in signed notes.
+_LOCK = ".lock"
+_PROOF = "tff_dpftrl inclusion proof 1"
+
+
+class LogRefusedError(validation.UsageError):
+    """Raised for a log, a checkpoint or a proof that does not hold; the message says why."""
+
+
+# Merkle tree.
+
+
+def leaf_hash(content: bytes) -> bytes:
+    """Hashes an entry."""
+    return hashlib.sha256(b"\x00" + content).digest()
+
+
+def root_hash(leaves: Sequence[bytes]) -> bytes:
+    """Computes the root over the hashes of entries (RFC 6962, section 2.1)."""
+    if not leaves:
+        return hashlib.sha256(b"").digest()
+    if len(leaves) == 1:
+        return leaves[0]
+    left = _left_part(len(leaves))
+    return _node_hash(root_hash(leaves[:left]), root_hash(leaves[left:]))
+
+
+def inclusion_path(leaves: Sequence[bytes], index: int) -> list[bytes]:
+    """Returns the hashes that prove a leaf, from its sibling to a child of the root.
+
+    Args:
+      leaves: Hashes of all entries.
+      index: Place of the leaf, from 0.
+
+    Returns:
+      The audit path of RFC 6962, section 2.1.1.
+    """
+    if len(leaves) <= 1:
+        return []
+    left = _left_part(len(leaves))
+    if index < left:
+        return [*inclusion_path(leaves[:left], index), root_hash(leaves[left:])]
+    return [*inclusion_path(leaves[left:], index - left), root_hash(leaves[:left])]
+
+
+def root_by_path(leaf: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes | None:
+    """Computes the root that an inclusion path leads to.
+
+    Args:
+      leaf: Hash of the entry.
+      index: Its place, from 0.
+      size: Number of entries of the tree.
+      path: Result of `inclusion_path`.
+
+    Returns:
+      The root; None if a path from there has another length.
+    """
+    if not 0 <= index < size:
+        return None
+    if size == 1:
+        return None if path else leaf
+    if not path:
+        return None
+    left = _left_part(size)
+    if index < left:
+        below = root_by_path(leaf, index, left, path[:-1])
+        return below and _node_hash(below, path[-1])
+    below = root_by_path(leaf, index - left, size - left, path[:-1])
+    return below and _node_hash(path[-1], below)
+
+
+def _node_hash(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+def _left_part(size: int) -> int:
+    """Returns the largest power of two below a size of at least 2."""
+    return 1 << ((size - 1).bit_length() - 1)
+
+
+# Checkpoints.
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """Size and root of a log.
+
+    Attributes:
+      log_name: Name of the log, which is that of its key, too.
+      size: Number of entries.
+      root: Root of the Merkle tree, 32 bytes.
+    """
+
+    log_name: str
+    size: int
+    root: bytes
+
+    def sign(self, key: ed25519.Ed25519PrivateKey) -> str:
+        """Returns the checkpoint as a signed note."""
+        text = f"{self.log_name}\n{self.size}\n{_encode(self.root)}\n"
+        signature = _key_hash(self.log_name, key.public_key()) + key.sign(text.encode())
+        return f"{text}\n— {self.log_name} {_encode(signature)}\n"
+
+    @classmethod
+    def verified(cls, note: str, key: ed25519.Ed25519PublicKey, source: str) -> Checkpoint:
+        """Reads a signed note after its signature was verified.
+
+        Args:
+          note: Text of the note, which may have signatures of others, too.
+          key: Public key of the log.
+          source: Name of its place, for messages.
+
+        Returns:
+          The checkpoint.
+
+        Raises:
+          LogRefusedError: If it is no checkpoint that the key signed.
+        """
+        text, _, signatures = note.partition("\n\n")
+        try:
+            log_name, size, root = text.split("\n")[:3]
+            checkpoint = cls(log_name, int(size), base64.b64decode(root, validate=True))
+        except ValueError:
+            raise LogRefusedError(
+                f"{source} is no checkpoint of a log: it cannot be read."
+            ) from None
+        key_hash = _key_hash(log_name, key)
+        for line in signatures.splitlines():
+            encoded = line.removeprefix(f"— {log_name} ")
+            try:
+                signature = base64.b64decode(encoded, validate=True)
+                if encoded != line and signature[:4] == key_hash:
+                    key.verify(signature[4:], f"{text}\n".encode())
+                    return checkpoint
+            except (ValueError, exceptions.InvalidSignature):
+                continue
+        raise LogRefusedError(
+            f"{source} is not signed with the key of the log that was given: get the key from the "
+            "log's keeper, not from where the log is."
+        )
+
+
+def check_name(log_name: str) -> str:
+    """Refuses a name that a signed note cannot have.
+
+    Raises:
+      ValueError: If the name is empty, or has spaces or a plus sign.
+    """
+    if not log_name or "+" in log_name or any(part.isspace() for part in log_name):
+        raise validation.UsageError(
+            f"The name of a log has no spaces and no plus sign, got {log_name!r}: take one like "
+            "example.org/keyboard."
+        )
+    return log_name
+
+
+def _key_hash(log_name: str, key: ed25519.Ed25519PublicKey) -> bytes:
+    named = log_name.encode() + b"\n" + _ED25519 + signing_keys.raw(key)
+    return hashlib.sha256(named).digest()[:4]
+
+
+def _encode(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+# Logs.
+
+
+def _root(lines: Sequence[bytes]) -> bytes:
+    return root_hash([leaf_hash(line) for line in lines])
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Entry of one file in a log.
+
+    Attributes:
+      kind: Kind of the file: "server plan", "device plan", "terms" or "statement".
+      of: What it is of: names of population and task, or that of a run's folder.
+      sha256: SHA-256 of the file, hexadecimal.
+      entered: When it was entered by the keeper's clock, in UTC, ISO 8601; nobody vouches for it.
+    """
+
+    kind: str
+    of: str
+    sha256: str
+    entered: str
+
+    def line(self) -> bytes:
+        """Returns the line of the entry, without its end."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, sort_keys=True).encode()
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """A log that was verified.
+
+    Attributes:
+      path: Folder of the log.
+      checkpoint: Its size and root.
+      lines: Its entries as they are in the file.
+    """
+
+    path: pathlib.Path
+    checkpoint: Checkpoint
+    lines: tuple[bytes, ...]
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields the entries in their order."""
+        for line in self.lines:
+            yield Entry(**json_text.parse(line))
+
+    def place_of(self, content: bytes) -> int | None:
+        """Returns the place of the entry of a file's content, from 0; None if it has none."""
+        sha256 = hashlib.sha256(content).hexdigest()
+        return next((k for k, entry in enumerate(self.entries()) if entry.sha256 == sha256), None)
+
+    def missing_files(self) -> list[Entry]:
+        """Returns the entries whose files are not in the log's folder.
+
+        Raises:
+          LogRefusedError: If a file there is not the one that was entered.
+        """
+        missing = []
+        for entry in self.entries():
+            file = self.path / FILES / entry.sha256
+            if not file.exists():
+                missing.append(entry)
+            elif hashlib.sha256(file.read_bytes()).hexdigest() != entry.sha256:
+                raise LogRefusedError(f"{file} was changed since it was entered.")
+        return missing
+
+    def check_continues(self, earlier: Checkpoint) -> None:
+        """Refuses a log that does not begin with what an earlier checkpoint counts.
+
+        Args:
+          earlier: Checkpoint that was verified with the log's key.
+
+        Raises:
+          LogRefusedError: If the log has another name, is shorter, or has another beginning.
+        """
+        now = self.checkpoint
+        if earlier.log_name != now.log_name:
+            raise LogRefusedError(
+                f"The earlier checkpoint is of the log {earlier.log_name}, not of {now.log_name}."
+            )
+        if earlier.size > now.size:
+            raise LogRefusedError(
+                f"The log has {now.size} entries where it had {earlier.size}: entries were "
+                "removed, or this is an old copy."
+            )
+        if _root(self.lines[: earlier.size]) != earlier.root:
+            raise LogRefusedError(
+                f"The first {earlier.size} entries are not those of the earlier checkpoint: the "
+                "log was rewritten. Both checkpoints together are the proof."
+            )
+
+    def prove(self, place: int) -> str:
+        """Returns the proof that an entry is in the log, for whoever has not the whole log.
+
+        Args:
+          place: Place of the entry, from 0.
+
+        Returns:
+          A text for `entry_by_proof`: the entry, its place, the hashes of its inclusion path, and
+          the log's checkpoint.
+        """
+        leaves = [leaf_hash(line) for line in self.lines]
+        path = [_encode(node) for node in inclusion_path(leaves, place)]
+        head = [_PROOF, self.lines[place].decode(), str(place), *path]
+        return "\n".join(head) + "\n\n" + (self.path / CHECKPOINT).read_text("utf-8")
+
+
+def read(path: str | os.PathLike[str], key: ed25519.Ed25519PublicKey) -> Log:
+    """Reads a log after its checkpoint was verified.
+
+    Args:
+      path: Folder of the log.
+      key: Public key of the log, from its keeper.
+
+    Returns:
+      The log, without lines that the checkpoint does not count.
+
+    Raises:
+      LogRefusedError: If there is no log, or its entries are not what its key signed.
+      OSError: If a file cannot be read.
+    """
+    path = pathlib.Path(path)
+    try:
+        note = (path / CHECKPOINT).read_text("utf-8")
+        lines = (path / ENTRIES).read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError as error:
+        raise LogRefusedError(f"There is no log in {path}: {error.filename} is missing.") from None
+    except UnicodeDecodeError:
+        raise LogRefusedError(f"{path / CHECKPOINT} is no checkpoint of a log.") from None
+    checkpoint = Checkpoint.verified(note, key, str(path / CHECKPOINT))
+    lines = tuple(lines[: checkpoint.size])
+    if len(lines) < checkpoint.size or _root(lines) != checkpoint.root:
+        raise LogRefusedError(
+            f"The entries in {path} are not those of its checkpoint: one was changed or removed."
+        )
+    return Log(path, checkpoint, lines)
+
+
+def append(
+    path: str | os.PathLike[str],
+    files: Sequence[tuple[Entry, bytes]],
+    key: ed25519.Ed25519PrivateKey,
+    log_name: str | None = None,
+) -> list[Entry]:
+    """Enters files into a log.
+
+    Args:
+      path: Folder of the log; made if it is not there.
+      files: Entries with the content of their files. What was entered before is passed over.
+      key: Private key of the log.
+      log_name: Name of a new log; None for one that is there.
+
+    Returns:
+      The entries that are new.
+
+    Raises:
+      LogRefusedError: If the log there is not what its key signed.
+      ValueError: If there is a log and a name for a new one, or none and no name; or if another
+        process enters files.
+      OSError: If a file cannot be read or written.
+    """
+    path = pathlib.Path(path)
+    if log_name is None:
+        read(path, key.public_key())  # Before a folder is made.
+    else:
+        check_name(log_name)
+    (path / FILES).mkdir(parents=True, exist_ok=True)
+    with (path / _LOCK).open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Two that signed at once would prove that the keeper shows two logs.
+            raise validation.UsageError(
+                f"Another process enters files into the log {path}: try again when it has ended."
+            ) from None
+        return _append_alone(path, files, key, log_name)
+
+
+def _append_alone(
+    path: pathlib.Path,
+    files: Sequence[tuple[Entry, bytes]],
+    key: ed25519.Ed25519PrivateKey,
+    log_name: str | None,
+) -> list[Entry]:
+    lines: list[bytes] = []
+    if log_name is None:
+        log = read(path, key.public_key())
+        lines, log_name = list(log.lines), log.checkpoint.log_name
+    elif (path / CHECKPOINT).exists():
+        raise validation.UsageError(f"There is a log in {path}, with its name: leave out --name.")
+    known = {json_text.parse(line)["sha256"] for line in lines}
+    new = []
+    for entry, content in files:
+        if entry.sha256 not in known:
+            durable_files.write(path / FILES / entry.sha256, content)
+            known.add(entry.sha256)
+            new.append(entry)
+    lines += [entry.line() for entry in new]
+    durable_files.write(path / ENTRIES, b"".join(line + b"\n" for line in lines))
+    note = Checkpoint(log_name, len(lines), _root(lines)).sign(key)
+    durable_files.write(path / CHECKPOINT, note.encode())
+    return new
+
+
+def entry_by_proof(proof: str, content: bytes, key: ed25519.Ed25519PublicKey) -> Entry:
+    """Returns the entry of a file after the proof that it is in a log was verified.
+
+    Args:
+      proof: Result of `Log.prove`.
+      content: Content of the file.
+      key: Public key of the log, from its keeper.
+
+    Returns:
+      The entry.
+
+    Raises:
+      LogRefusedError: If the proof does not hold, or is of another file.
+    """
+    head, _, note = proof.partition("\n\n")
+    checkpoint = Checkpoint.verified(note, key, "The end of the proof")
+    try:
+        title, line, place, *path = head.split("\n")
+        nodes = [base64.b64decode(node, validate=True) for node in path]
+        entry = Entry(**json_text.parse(line))
+        root = root_by_path(leaf_hash(line.encode()), int(place), checkpoint.size, nodes)
+    except (TypeError, ValueError):
+        title, root, entry = "", None, None
+    if title != _PROOF or entry is None or root != checkpoint.root:
+        raise LogRefusedError("The proof does not lead from its entry to the log's root.")
+    if entry.sha256 != hashlib.sha256(content).hexdigest():
+        raise LogRefusedError("The proof is of another file: its hash differs.")
+    return entry
