@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -258,6 +259,8 @@ class DpFtrlPlan(privacy.FederatedPlan):
       unit_of_privacy: Unit that a client stands for.
       workload: Workload that the strategy was optimised for; None for the prefix sums. The
         guarantee does not depend on it.
+      noise_parties: Number of parties that each add the whole noise within secure sums; 0 if the
+        server adds it.
     """
 
     clients_per_round: int
@@ -269,6 +272,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
     data_in_one_place: bool = False
     unit_of_privacy: statement.UnitOfPrivacy = "user"
     workload: workload_lib.Workload | None = None
+    noise_parties: int = 0
 
     needs_secret_cohorts = False
 
@@ -308,6 +312,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
         if self.strategy is None:
             return 0.0
         inflation = 1.0 if self.encoding is None else self.encoding.inflation
+        inflation *= math.sqrt(max(self.noise_parties, 1))  # Each adds the noise of all.
         return privacy.noise_to_signal(
             self.strategy,
             noise_multiplier=self.noise_multiplier * inflation,
