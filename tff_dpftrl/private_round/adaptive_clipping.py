@@ -266,7 +266,7 @@ class AdaptiveClipRound(interface.PrivateRound):
         division) and `num_restarts`.
         """
         shapes = [tensor.shape for tensor in totals.update]
-        noise, count_noise, skipped = self._noise(state, shapes)
+        noise, count_noise, skipped = self.noise(state, shapes)
         active = tf.cast(state.clip.active, tf.float64)
         update, multiplier = totals.update, self.update_noise_multiplier
         if self.unit_inflation is not None:
@@ -294,9 +294,9 @@ class AdaptiveClipRound(interface.PrivateRound):
     @override
     def skip(self, state, shapes):
         """Passes over a round; a restart takes over the estimate as it stands."""
-        return self._noise(state, shapes)[-1]
+        return self.noise(state, shapes)[-1]
 
-    def _noise(self, state, shapes):
+    def noise(self, state, shapes):
         """Draws a round's unit noise of both streams.
 
         Args:

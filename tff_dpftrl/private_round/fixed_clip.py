@@ -120,7 +120,7 @@ class FixedClipRound(interface.PrivateRound):
     @override
     def release(self, state, totals):
         """Adds the noise; measures `clip_norm` and `noise_stddev` (before the division)."""
-        noise, new_state = self._noise(state, [tensor.shape for tensor in totals.update])
+        noise, new_state = self.noise(state, [tensor.shape for tensor in totals.update])
         stddev = self._stddev
         average = summation.noised_mean(totals.update, noise, stddev, self.clients_per_round)
         measurements = {
@@ -162,10 +162,19 @@ class FixedClipRound(interface.PrivateRound):
 
     @override
     def skip(self, state, shapes):
-        return self._noise(state, shapes)[1]
+        return self.noise(state, shapes)[-1]
 
-    def _noise(self, state, shapes):
-        """Draws the unit noise of a round; returns it with the state after the round."""
+    def noise(self, state, shapes):
+        """Draws a round's unit noise.
+
+        Args:
+          state: State before the round.
+          shapes: Static shapes of an update's tensors.
+
+        Returns:
+          Noise of the update, float32 tensors; and the state after the round if nothing of it is
+          released.
+        """
         if self.noise_is_in_totals:
             noise = [tf.zeros(shape, tf.float32) for shape in shapes]
             return noise, state._replace(round_index=state.round_index + 1)
