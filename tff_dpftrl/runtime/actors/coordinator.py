@@ -389,9 +389,7 @@ class Coordinator(actor.Actor):
         if task is None or self._attempt is not None:
             return
         promised = len(task.noise_parties)
-        away = events.PartyAway(
-            task.name, promised - len(self._waiting_parties(task)), promised
-        )
+        away = events.PartyAway(task.name, promised - len(self._waiting_parties(task)), promised)
         is_new = away == self._away if away.away else self._said_away
         if is_new and self._said_away != bool(away.away):
             self._said_away = bool(away.away)

@@ -84,7 +84,10 @@ class SecureAggregator(reporting.Reporting):
     @property
     def _is_short(self) -> bool:
         """Whether too few devices have arrived, and others may arrive."""
-        return bool(self._awaited - self._parties) and len(self._here) < self._settings.parameters.least_devices
+        return (
+            bool(self._awaited - self._parties)
+            and len(self._here) < self._settings.parameters.least_devices
+        )
 
     def _begin(self) -> None:
         self._configure(self._session)
