@@ -225,6 +225,17 @@ def _as_often_as_fits(
     return schema_lib.MinSep.as_many_as_fit(num_rounds, min(feasible, num_rounds))
 
 
+def _of_parties(number: int) -> str:
+    """Describes what the noise of several parties is, for the start of a run."""
+    line = f"Noise parties: {number}, within the secure sums; the server adds no noise."
+    if number == 1:
+        return line
+    return (
+        f"{line} Each adds the whole noise: together {number} times the variance that ε needs, so "
+        f"that the noise of one is left if the server colludes with {number - 1}."
+    )
+
+
 def _participation(schema: schema_lib.MinSep) -> str:
     times = strategy_lib.counted(schema.effective_participations, "time")
     return f"each at most {times}, {schema.min_sep} rounds apart (stride)"
@@ -349,6 +360,8 @@ class DpFtrlPlan(privacy.FederatedPlan):
                 f"stays {self.clip_norm:g}, with more noise than a fixed one has: give "
                 "restart_warmup, below the number of rounds, or leave adaptive_clipping out."
             )
+        if self.noise_parties:
+            lines.append(_of_parties(self.noise_parties))
         return [
             *lines,
             *privacy.noise_lines(
