@@ -137,6 +137,7 @@ def build_dp_ftrl_aggregator(
     sum_factory: tff.aggregators.UnweightedAggregationFactory | None = None,
     encoded_norm: float | None = None,
     report_non_finite_clients: bool = False,
+    noise_is_in_sums: bool = False,
 ) -> DPFTRLFactory:
     """Builds DP-FTRL as the `model_aggregator` of any unweighted TFF learning process.
 
@@ -176,6 +177,7 @@ def build_dp_ftrl_aggregator(
       report_non_finite_clients: Whether the measurement "non_finite_clients" counts
         updates dropped as not finite. No noise covers this exact count, so it is
         outside the privacy guarantee; show it to the operator only.
+      noise_is_in_sums: Whether others add the noise within the sums, so that none is added here.
 
     Returns:
       The factory.
@@ -200,6 +202,7 @@ def build_dp_ftrl_aggregator(
         clients_per_round=clients_per_round,
         encoded_norm=inner_sum.contribution_norm,
         deterministic_seed=deterministic_seed,
+        noise_is_in_totals=noise_is_in_sums,
     )
     return DPFTRLFactory(
         private_round,

@@ -160,6 +160,7 @@ def build_secagg_dp_ftrl_aggregator(
     encoding: grid.GridEncoding | None = None,
     deterministic_seed: int | None = None,
     rotation_seed: int | None = None,
+    noise_is_in_sums: bool = False,
 ) -> SecAggFactory:
     """Builds DP-FTRL whose server sees only secure sums of encoded updates.
 
@@ -190,6 +191,8 @@ def build_secagg_dp_ftrl_aggregator(
         run with a known seed is not private. From the operating system if None.
       rotation_seed: Public seed of the rotations, an integer in [0, 2^128) other than the
         seed of the noise. From the operating system if None.
+      noise_is_in_sums: Whether others add the noise within the sums, for which `encoding` has
+        room (its `noise_ratio`): none is added here.
 
     Returns:
       The factory.
@@ -208,7 +211,8 @@ def build_secagg_dp_ftrl_aggregator(
                 clipping=clip_norm,
                 deterministic_seed=deterministic_seed,
                 sum_factory=secagg_sum.SecAggSumFactory(used, 1.0, rotation_seed=rotation_seed),
-                count_sum_factory=secagg_sum.SecAggHalfBitFactory(),
+                count_sum_factory=secagg_sum.SecAggHalfBitFactory(has_noise=noise_is_in_sums),
+                noise_is_in_sums=noise_is_in_sums,
             )
         return dp_ftrl.build_dp_ftrl_aggregator(
             strategy,
@@ -217,6 +221,7 @@ def build_secagg_dp_ftrl_aggregator(
             clients_per_round=clients_per_round,
             deterministic_seed=deterministic_seed,
             sum_factory=secagg_sum.SecAggSumFactory(used, clip_norm, rotation_seed=rotation_seed),
+            noise_is_in_sums=noise_is_in_sums,
         )
 
     return SecAggFactory(

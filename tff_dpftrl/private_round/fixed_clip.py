@@ -49,6 +49,8 @@ class FixedClipRound(interface.PrivateRound):
       clients_per_round: Fixed denominator of the noised sum.
       deterministic_seed: Seed given by the caller, with which the run is not private; None
         for a private run.
+      noise_is_in_totals: Whether others have added the noise to the sums: `release` adds none, and
+        the state has no secret.
     """
 
     state_type = FixedClipState
@@ -63,6 +65,7 @@ class FixedClipRound(interface.PrivateRound):
         clients_per_round: float,
         encoded_norm: float | None = None,
         deterministic_seed: int | None = None,
+        noise_is_in_totals: bool = False,
     ):
         """Initialises the round.
 
@@ -76,6 +79,7 @@ class FixedClipRound(interface.PrivateRound):
             encoding; the clip norm if None.
           deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only;
             from the operating system if None.
+          noise_is_in_totals: Whether others have added the noise to the sums.
 
         Raises:
           ValueError: If an argument cannot be used.
@@ -96,11 +100,14 @@ class FixedClipRound(interface.PrivateRound):
             at_most=clipping_lib.MAX_CLIP_NORM,
             remedy="Encoding cannot make a client's contribution smaller than the clip norm.",
         )
+        self.noise_is_in_totals = noise_is_in_totals
         self._recipe = strategy.noise_recipe()
 
     @override
     def initial_state(self, shapes):
         self.clipping.check_num_tensors(len(shapes))
+        if self.noise_is_in_totals:
+            return FixedClipState(tf.constant(0, tf.int64), tf.zeros([2], tf.int64), ())
         seed = seeds.root_seed(self.deterministic_seed)
         return FixedClipState(tf.constant(0, tf.int64), seed, self._stream(shapes).initial_buffer())
 
@@ -113,7 +120,7 @@ class FixedClipRound(interface.PrivateRound):
     @override
     def release(self, state, totals):
         """Adds the noise; measures `clip_norm` and `noise_stddev` (before the division)."""
-        noise, new_state = self._noise(state, [tensor.shape for tensor in totals.update])
+        noise, new_state = self.noise(state, [tensor.shape for tensor in totals.update])
         stddev = self._stddev
         average = summation.noised_mean(totals.update, noise, stddev, self.clients_per_round)
         measurements = {
@@ -125,7 +132,7 @@ class FixedClipRound(interface.PrivateRound):
     @property
     def is_separable(self) -> bool:
         """Whether `release_tensor` can release one tensor after the other."""
-        return self._stream([]).is_separable
+        return self._stream([]).is_separable and not self.noise_is_in_totals
 
     def release_tensor(
         self, state: FixedClipState, position: tf.Tensor, total: tf.Tensor
@@ -155,10 +162,22 @@ class FixedClipRound(interface.PrivateRound):
 
     @override
     def skip(self, state, shapes):
-        return self._noise(state, shapes)[1]
+        return self.noise(state, shapes)[-1]
 
-    def _noise(self, state, shapes):
-        """Draws the unit noise of a round; returns it with the state after the round."""
+    def noise(self, state, shapes):
+        """Draws a round's unit noise.
+
+        Args:
+          state: State before the round.
+          shapes: Static shapes of an update's tensors.
+
+        Returns:
+          Noise of the update, float32 tensors; and the state after the round if nothing of it is
+          released.
+        """
+        if self.noise_is_in_totals:
+            noise = [tf.zeros(shape, tf.float32) for shape in shapes]
+            return noise, state._replace(round_index=state.round_index + 1)
         stream_seed = seeds.derive(state.seed, UPDATE_STREAM)
         noise, buffer = self._stream(shapes).next(state.buffer, state.round_index, stream_seed)
         return noise, FixedClipState(state.round_index + 1, state.seed, buffer)

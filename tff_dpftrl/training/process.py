@@ -218,7 +218,11 @@ def build_aggregator(
     if plan.encoding is not None:
         clip_norm = adaptive if plan.adaptive_clipping else plan.clip_norm
         return secagg.build_secagg_dp_ftrl_aggregator(
-            plan.strategy, encoding=plan.encoding, clip_norm=clip_norm, **common
+            plan.strategy,
+            encoding=plan.encoding,
+            clip_norm=clip_norm,
+            noise_is_in_sums=plan.noise_parties > 0,
+            **common,
         )
     if plan.adaptive_clipping:
         return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
