@@ -31,6 +31,8 @@ class Law(enum.Enum):
     COMMIT_FIRST = "a result left the server that is not the committed one"
     ONE_COHORT = "released results of one noise have different cohorts"
     OWN_DEVICES = "a sum has a device of another population"
+    NOISE_ONCE = "two sums that the server saw have the noise of one row of a party"
+    OWN_NOISE = "a round was committed with the noise of another round"
     SEPARATION = "a device is in two released rounds that are closer than the task allows"
     FEW_SKIPS = "more rounds were skipped in a row than devices have to rest"
     PROGRESS = "no round was released in time after the faults ended"
@@ -60,6 +62,7 @@ class Watch:
         self._released: dict[tuple[str, str], tuple[str, ...]] = {}
         self._known_good: set[str] = set()
         self._masked: dict[str, set[str]] = collections.defaultdict(set)
+        self._noised: dict[tuple[int, str], str] = {}  # Aggregators by party and row.
         self._notes = {
             messages.Configure: self._note_configure,
             events.RoundBegan: self._note_attempt,
@@ -114,7 +117,12 @@ class Watch:
             return
         self.seen[f"rounds of {task}"] += 1
         text = metrics["noised"]
-        devices = toy_task.Noised.parse(text).devices
+        result = toy_task.Noised.parse(text)
+        devices, parties = result.devices, len(self._served.task(task).noise_parties)
+        if parties:
+            rows = "+".join([str(round_index)] * parties)
+            if result.noise != f"{toy_task.NOISE_ROWS}{rows}":
+                self._break(Law.OWN_NOISE, text)
         if len(set(devices)) != len(devices):
             self._break(Law.COUNTED_ONCE, text)
         if any(device.partition(".")[0] not in self._members for device in devices):
@@ -172,7 +180,10 @@ class Watch:
             self._masked[message.attempt].add(sender)
 
     def _note_groups(self, sender: str, message: messages.PartialSum) -> None:
-        del sender
+        rows = toy_task.rows_in(message.total or []).removeprefix(toy_task.NOISE_ROWS)
+        for party, row in enumerate(rows.split("+") if rows else ()):
+            if self._noised.setdefault((party, row), sender) != sender:
+                self._break(Law.NOISE_ONCE, f"row {row} of party {party}")
         for outcome in ("summed_groups", "lost_groups"):
             self.seen[outcome] += message.counts.get(outcome, 0)
 

@@ -161,6 +161,8 @@ class Selector(actor.Actor):
             self._turn_away(device, reason)
 
     def _send_count(self) -> None:
+        if not self._wish.coordinator:
+            return
         epoch, serial = self._last_serial
         count = messages.DevicesWaiting(
             self.address,
