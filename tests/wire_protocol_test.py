@@ -136,6 +136,29 @@ def test_session_and_keys_of_a_secure_sum():
     assert keys.self_mask(77, SESSION, 5) == (derived[:32], derived[32:])
 
 
+def test_keys_of_a_noise_party():
+    promised = [ed25519.Ed25519PrivateKey.from_private_bytes(bytes([i] * 32)) for i in (3, 4)]
+    raw = [key.public_key().public_bytes_raw() for key in promised]
+    layout = (vectors.Segment(7, 2**20), vectors.Segment(5, 1000))
+    model = parameters.ThreatModel.HONEST_BUT_CURIOUS
+    demanded = parameters.Parameters(layout, model, 40, noise_parties=raw)
+    label = b"tff_dpftrl secure sum: what a noise party's noise is for\0"
+    numbers = b"".join(number.to_bytes(16, "big") for number in (2, 7, 2**20, 5, 1000, 40))
+    bound = hashlib.sha256(label + SESSION + numbers + b"".join(raw)).digest()
+    assert demanded.noise_session(SESSION) == bound
+    private = [x25519.X25519PrivateKey.from_private_bytes(bytes([i] * 32)) for i in (1, 2)]
+    public = [key.public_key().public_bytes_raw() for key in private]
+    info = b"tff_dpftrl secure sum: mask of a noise party\0" + 2 * (5).to_bytes(4, "big")
+    secret = private[0].exchange(private[1].public_key())
+    expected = _hkdf(secret, bound, info + b"".join(sorted(public)), 32)
+    for own, other in ((0, 1), (1, 0)):
+        assert keys.KeyPair(private[own]).noise_mask_key(bound, 5, public[other]) == expected
+    signed = keys.sign_noise_party(promised[1], bound, public[0])
+    assert (signed.party, signed.mask_key) == (raw[1], public[0])
+    label = b"tff_dpftrl secure sum: key of a noise party\0"
+    promised[1].public_key().verify(signed.signature, label + bound + public[0])
+
+
 def _words(key: bytes, number: int, dtype: str, count: int) -> np.ndarray:
     start = number.to_bytes(8, "big") + bytes(8)
     stream = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()

@@ -204,6 +204,8 @@ class Participant:
     def _check_order(self, kind: str | None, message: secure_sum_pb2.ToDevice) -> None:
         if kind is None:
             raise refusals.MalformedMessageError("A message without content.")
+        if kind == "noise_request":
+            raise refusals.MalformedMessageError("A request to a noise party, which this is not.")
         if kind == "survivors" and self._survivors not in (None, message.survivors.bitmap):
             raise refusals.BothKindsOfSharesError(
                 "Other survivors than before: shares of both secrets would be revealed of a device "
