@@ -320,12 +320,13 @@ def noise(
     pairs = np.tri(len(white), k=-1, dtype=bool)
     scan.add(white, white, "that of attempts {} and {}, from 0", pairs)
     found = scan.finding("attempts", error_rate / 2)
+    largest = found.says.removesuffix(".")
     if found.outcome == "violated":
-        wrong.append(found.says.removesuffix("."))
+        wrong.append(largest)
     finding = findings.judged(
         "secure sum: noise of each attempt",
         wrong,
-        f"In {len(drawn)} attempts it is as claimed, and of no two the same. {found.says}",
+        f"In {len(drawn)} attempts it is as claimed, and of no two the same. {largest}",
     )
     return dataclasses.replace(
         finding, error_rate=error_rate, trials=drawn.size, power="" if wrong else found.power
