@@ -9,7 +9,7 @@ import math
 
 import tensorflow as tf
 
-from tff_dpftrl.private_round import seeds
+from tff_dpftrl.private_round import secure_calls, seeds
 
 
 def normal(seed: tf.Tensor, size: int) -> tf.Tensor:
@@ -20,12 +20,14 @@ def normal(seed: tf.Tensor, size: int) -> tf.Tensor:
     a sum off that grid reveals that there was a client. Here the distance has 64 bits.
 
     Args:
-      seed: int64 tensor of shape [2].
+      seed: int64 tensor of shape [2], or a secure seed with the indices of the draw.
       size: Number of draws.
 
     Returns:
-      float32 tensor of shape [size].
+      float32 tensor of shape [size]; of a secure seed, float64.
     """
+    if seeds.is_secure(seed):
+        return secure_calls.normal(tf.convert_to_tensor(seed), size)
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
     words = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[3, (size + 1) // 2], key=key, counter=counter, alg=seeds.PHILOX, dtype=tf.uint32

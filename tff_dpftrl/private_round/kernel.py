@@ -11,7 +11,7 @@ import tensorflow as tf
 from tff_dpftrl.mechanisms import noise_recipe
 
 Draw: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
-"""Function from an int64 scalar i to the i-th float32 vector of independent N(0, 1)."""
+"""Function from an int64 scalar i to the i-th vector of independent N(0, 1), of `Kernel.dtype`."""
 
 
 class Kernel(abc.ABC):
@@ -20,6 +20,9 @@ class Kernel(abc.ABC):
     A round with t = 0 ignores the buffer, so that a restart needs nothing but fresh
     draws.
     """
+
+    dtype: tf.DType = tf.float32
+    """Dtype of draws, buffer and noise."""
 
     num_buffers: int = 0
     """Number of vectors kept between rounds, the rows of the buffer."""
@@ -48,14 +51,14 @@ class Kernel(abc.ABC):
         """Emits the noise of one round.
 
         Args:
-          buffer: float32 tensor of shape [num_buffers, size], zeros before the
+          buffer: Tensor of shape [num_buffers, size], zeros before the
             first round; None if `num_buffers` is 0.
           t: Index of the round within its block, an int64 scalar, from 0.
           draw: Draws of this tensor and block; the same i always gives the
             same vector of shape [size].
 
         Returns:
-          The noise, float32 of shape [size], and the new buffer.
+          The noise, of shape [size], and the new buffer.
         """
 
 
