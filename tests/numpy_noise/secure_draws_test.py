@@ -39,7 +39,7 @@ def test_keys_are_hmacs_of_the_path():
         secure_draws.key(bytes(16), [0])
 
 
-def _exact(key: bytes, size: int) -> list[int]:
+def _exact(key: bytes, size: int, scale: float = 1.0) -> list[int]:
     """Computes the draws in multiples of the step, with 80 digits, by other functions."""
     pairs = (size + 1) // 2
     radii, angles = (secure_draws.words(key, part, 0, pairs).tolist() for part in (0, 1))
@@ -52,16 +52,18 @@ def _exact(key: bytes, size: int) -> list[int]:
             v = (mpmath.mpf(angles[pair] << 128 | c << 64 | d) + 0.5) / 2**192
             for values, function in zip(drawn, (mpmath.cos, mpmath.sin), strict=True):
                 exact = mpmath.sqrt(-2 * mpmath.log(u)) * function(2 * mpmath.pi * v)
-                values.append(int(mpmath.nint(exact * 2**secure_draws.STEP_BITS)))
+                values.append(int(mpmath.nint(exact * scale * 2**secure_draws.STEP_BITS)))
     return [*drawn[0], *drawn[1]][:size]
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 601])
-def test_draws_are_rounded_as_a_library_of_high_precision_does(size):
-    drawn = secure_draws.normal(_SEED, [3, 1], size)
+@pytest.mark.parametrize(
+    ("size", "scale"), [(0, 1.0), (1, 1.0), (2, 1.0), (601, 1.0), (200, -0.7), (200, 65000.3)]
+)
+def test_draws_are_rounded_as_a_library_of_high_precision_does(size, scale):
+    drawn = secure_draws.normal(_SEED, [3, 1], size, scale)
     assert drawn.dtype == np.float64 and drawn.shape == (size,)
     multiples = drawn * 2.0**secure_draws.STEP_BITS
-    assert multiples.tolist() == _exact(secure_draws.key(_SEED, [3, 1]), size)
+    assert multiples.tolist() == _exact(secure_draws.key(_SEED, [3, 1]), size, scale)
 
 
 def test_a_library_that_errs_in_the_last_bits_makes_the_same_draws(monkeypatch):
@@ -94,7 +96,7 @@ def test_extreme_words_are_decided_exactly(monkeypatch, index):
 
     monkeypatch.setattr(secure_draws, "words", words)
     drawn = np.empty([2, u.size])
-    secure_draws._fill(b"", 0, drawn)
+    secure_draws._fill(b"", 0, 1.0, drawn)
     expected = np.array(_exact(b"", 2 * u.size)).reshape([2, -1])
     np.testing.assert_array_equal(drawn[index] * 2.0**secure_draws.STEP_BITS, expected[index])
     assert np.max(np.abs(drawn)) > 9.4  # Of 64 bits, all zero: sqrt(2 · 65 · log 2).
@@ -106,7 +108,7 @@ def test_draws_of_large_tensors_do_not_depend_on_threads():
     np.testing.assert_array_equal(drawn, secure_draws.normal(_SEED, [5], size))
     pairs, chunk = (size + 1) // 2, secure_draws._CHUNK
     alone = np.empty([2, pairs - 2 * chunk])
-    secure_draws._fill(secure_draws.key(_SEED, [5]), 2 * chunk, alone)
+    secure_draws._fill(secure_draws.key(_SEED, [5]), 2 * chunk, 1.0, alone)
     np.testing.assert_array_equal(drawn[2 * chunk : pairs], alone[0])
 
 

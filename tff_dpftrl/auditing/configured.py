@@ -91,7 +91,7 @@ def _audit(
 ) -> audit_report.AuditReport:
     """Does both audits of a plan."""
     if isinstance(plan, sampled_privacy.SampledPlan):
-        built = process.build_sampled_aggregator(plan)
+        built = process.build_sampled_aggregator(plan, config.noise)
         whole = claim_lib.Claim(built.run_of(plan.num_rounds).epsilon(plan.delta), plan.delta)
         # In the games everybody knows who was sampled.
         mu = mechanism_lib.Mechanism.of(built).mu(plan.declared)

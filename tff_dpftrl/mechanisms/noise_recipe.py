@@ -187,6 +187,20 @@ def blocks(recipe: NoiseRecipe) -> tuple[BlockRecipe, tuple[int, ...]]:
     return recipe.recipe, starts
 
 
+def is_sum_of_draws(recipe: NoiseRecipe) -> bool:
+    """Checks whether the noise of every round is a sum of whole draws, so that grids add exactly.
+
+    Args:
+      recipe: Recipe, with restarts or without.
+
+    Returns:
+      True for independent noise, and for a tree without variance reduction.
+    """
+    block, _ = blocks(recipe)
+    is_plain_tree = isinstance(block, TreeNoise) and not block.variance_reduction
+    return isinstance(block, IdentityNoise) or is_plain_tree
+
+
 def beyond_horizon(max_rounds: int) -> str:
     """Returns the message that refuses a round after the last one that is defined."""
     return (

@@ -52,6 +52,7 @@ _PI = decimal.Decimal(
 _SMALLEST_U = 2.0**-18
 _SMALLEST_RADIUS = 2.0**-8
 _ERROR = 2.0**-48
+_LARGEST_SCALE = 2.0**16
 
 
 def seed_from_os() -> bytes:
@@ -100,30 +101,36 @@ def words(draw_key: bytes, part: int, first: int, size: int) -> np.ndarray:
     return np.frombuffer(stream, "<u8")
 
 
-def normal(seed: bytes, path: Sequence[int], size: int) -> np.ndarray:
-    """Draws independent standard Gaussians, rounded to multiples of `STEP`.
+def normal(seed: bytes, path: Sequence[int], size: int, scale: float = 1.0) -> np.ndarray:
+    """Draws independent Gaussians, rounded to multiples of `STEP`.
 
     Args:
       seed: Root seed, 32 bytes.
       path: Indices that lead to the draw.
       size: Number of Gaussians.
+      scale: Standard deviation of the Gaussians before they are rounded, from -2^16 to 2^16: a
+        negative one mirrors them.
 
     Returns:
       float64 array of shape [size], of exact multiples of `STEP`.
+
+    Raises:
+      ValueError: If the scale is out of range.
     """
+    validation.number("scale", scale, at_least=-_LARGEST_SCALE, at_most=_LARGEST_SCALE)
     draw_key = key(seed, path)
     pairs = (size + 1) // 2
     drawn = np.empty([2, pairs])
 
     def fill(start: int) -> None:
         end = min(start + _CHUNK, pairs)
-        _fill(draw_key, start, drawn[:, start:end])
+        _fill(draw_key, start, scale, drawn[:, start:end])
 
     in_threads(fill, range(0, pairs, _CHUNK))
     return drawn.reshape(-1)[:size]
 
 
-def _fill(draw_key: bytes, start: int, drawn: np.ndarray) -> None:
+def _fill(draw_key: bytes, start: int, scale: float, drawn: np.ndarray) -> None:
     """Computes pairs of Gaussians, and again with more digits where float64 does not suffice.
 
     Cosine and sine are (1 - t²) / (1 + t²) and 2t / (1 + t²), of the tangent t of half the angle,
@@ -140,6 +147,7 @@ def _fill(draw_key: bytes, start: int, drawn: np.ndarray) -> None:
     Args:
       draw_key: Key of the draw.
       start: Index of the first pair, an even number.
+      scale: Standard deviation of the Gaussians before they are rounded.
       drawn: float64 array of shape [2, n] that is filled.
     """
     size = drawn.shape[1]
@@ -158,11 +166,12 @@ def _fill(draw_key: bytes, start: int, drawn: np.ndarray) -> None:
     is_extreme = (u < _SMALLEST_U) | (radius < _SMALLEST_RADIUS)
     np.maximum(radius, _SMALLEST_RADIUS, out=radius)
     # How close to the middle of two multiples a value is trusted: 1/2 less the error.
-    trusted = np.divide(-0.5 * _ERROR / STEP, radius)
-    trusted -= (_ERROR / STEP) * radius
+    error = _ERROR / STEP * abs(scale)
+    trusted = np.divide(-0.5 * error, radius)
+    trusted -= error * radius
     trusted += 0.5
     trusted[is_extreme] = -1.0
-    radius /= STEP
+    radius *= scale / STEP
     square = np.multiply(tangent, tangent, out=u)
     radius /= square + 1.0
     np.subtract(1.0, square, out=square)
@@ -175,52 +184,56 @@ def _fill(draw_key: bytes, start: int, drawn: np.ndarray) -> None:
         np.multiply(rounded, STEP, out=drawn[index])
         for place in np.flatnonzero(is_open).tolist():
             leading = int(radii[place]), int(angles[place])
-            multiple = None if is_extreme[place] else _decided(*leading, index)
+            multiple = None if is_extreme[place] else _decided(*leading, index, scale)
             if multiple is None:
-                multiple = _decided_by_all_bits(draw_key, start + place, *leading, index)
+                multiple = _decided_by_all_bits(draw_key, start + place, *leading, index, scale)
             drawn[index, place] = multiple * STEP
 
 
-def _decided(u: int, v: int, index: int) -> int | None:
+def _decided(u: int, v: int, index: int, scale: float) -> int | None:
     """Rounds a Gaussian from the leading words of U and V; None if these do not suffice."""
-    exact = _box_muller(u, v, 64, index, digits=36) * 2**STEP_BITS
-    rounded = round(exact)
-    # What is cut off, and 36 digits, move it by less than 2⁻¹⁷, for U ≥ 2⁻¹⁸ and R ≥ 2⁻⁸.
-    return rounded if abs(exact - rounded) < decimal.Decimal("0.49999") else None
+    with decimal.localcontext(decimal.Context(prec=36)):
+        exact = _box_muller(u, v, 64, index) * decimal.Decimal(scale) * 2**STEP_BITS
+        rounded = round(exact)
+        # What is cut off, and 36 digits, move it by less than 2⁻¹⁷, for U ≥ 2⁻¹⁸ and R ≥ 2⁻⁸.
+        return rounded if abs(float(exact - rounded)) < 0.5 - 1e-5 * max(1, abs(scale)) else None
 
 
-def _decided_by_all_bits(draw_key: bytes, pair: int, u: int, v: int, index: int) -> int:
+def _decided_by_all_bits(
+    draw_key: bytes, pair: int, u: int, v: int, index: int, scale: float
+) -> int:
     """Rounds a Gaussian from all bits of U and V; `index` is 0 for the cosine, 1 for the sine."""
     a, b, c, d = words(draw_key, _FURTHER, 4 * pair, 4).tolist()
     u, v = u << 128 | a << 64 | b, v << 128 | c << 64 | d
-    return round(_box_muller(u, v, 192, index, digits=70) * 2**STEP_BITS)
+    with decimal.localcontext(decimal.Context(prec=75)):
+        return round(_box_muller(u, v, 192, index) * decimal.Decimal(scale) * 2**STEP_BITS)
 
 
-def _box_muller(u: int, v: int, bits: int, index: int, *, digits: int) -> decimal.Decimal:
+def _box_muller(u: int, v: int, bits: int, index: int) -> decimal.Decimal:
     """Computes the Gaussian of two uniform numbers (u + 1/2) 2^-bits and (v + 1/2) 2^-bits.
+
+    It has all but two digits of the context's precision, which is at most 80.
 
     Args:
       u: Leading bits of the number that makes the radius.
       v: Leading bits of the number that makes the angle, in turns.
       bits: Number of bits.
       index: 0 for the cosine of the angle, 1 for its sine.
-      digits: Number of digits to compute with, at most 80.
 
     Returns:
-      The Gaussian, with an error of about 10^(2 - digits).
+      The Gaussian.
     """
-    with decimal.localcontext(decimal.Context(prec=digits)):
-        turn = v * 8 + 4 - index * 2 ** (bits + 1)  # In 2^-(bits + 3); sin x = cos(x - π/2).
-        if turn > 2 ** (bits + 2):
-            turn -= 2 ** (bits + 3)
-        angle = 2 * _PI * turn / 2 ** (bits + 3)
-        square, least = angle * angle, decimal.Decimal(10) ** -digits
-        term, cosine, degree = decimal.Decimal(1), decimal.Decimal(1), 0
-        while abs(term) > least:
-            degree += 2
-            term *= -square / (degree * (degree - 1))
-            cosine += term
-        return (-2 * (decimal.Decimal(2 * u + 1) / 2 ** (bits + 1)).ln()).sqrt() * cosine
+    turn = v * 8 + 4 - index * 2 ** (bits + 1)  # In 2^-(bits + 3); sin x = cos(x - π/2).
+    if turn > 2 ** (bits + 2):
+        turn -= 2 ** (bits + 3)
+    angle = 2 * _PI * turn / 2 ** (bits + 3)
+    square, least = angle * angle, decimal.Decimal(10) ** -decimal.getcontext().prec
+    term, cosine, degree = decimal.Decimal(1), decimal.Decimal(1), 0
+    while abs(term) > least:
+        degree += 2
+        term *= -square / (degree * (degree - 1))
+        cosine += term
+    return (-2 * (decimal.Decimal(2 * u + 1) / 2 ** (bits + 1)).ln()).sqrt() * cosine
 
 
 def in_threads(work: Callable[[int], None], starts: Sequence[int]) -> None:

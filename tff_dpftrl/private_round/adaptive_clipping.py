@@ -160,6 +160,7 @@ class AdaptiveClipRound(interface.PrivateRound):
         the updates are summed as they are clipped.
       deterministic_seed: Seed given by the caller, with which the run is not private; None
         for a private run.
+      secure_noise: Whether the noise is of a cryptographic generator, on a grid.
     """
 
     contribution_type = CountedContribution
@@ -175,6 +176,7 @@ class AdaptiveClipRound(interface.PrivateRound):
         clipping: AdaptiveClipping = DEFAULT_CLIPPING,
         unit_inflation: float | None = None,
         deterministic_seed: int | None = None,
+        secure_noise: bool = False,
     ):
         """Initialises the round.
 
@@ -190,6 +192,8 @@ class AdaptiveClipRound(interface.PrivateRound):
             summed, and the sum is multiplied by it again. None without encoding.
           deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only;
             from the operating system if None.
+          secure_noise: Whether the noise is of a cryptographic generator, on a grid; else of
+            Philox. An engine that draws it must run the graph: see `secure_calls`.
 
         Raises:
           ValueError: If an argument is out of range, or the noise cannot be split.
@@ -215,6 +219,7 @@ class AdaptiveClipRound(interface.PrivateRound):
             )
         self.unit_inflation = unit_inflation
         self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
+        self.secure_noise = secure_noise
         self._recipe = strategy.noise_recipe()
 
     @property
@@ -229,7 +234,7 @@ class AdaptiveClipRound(interface.PrivateRound):
         initial = tf.constant(self.clipping.initial_clip_norm, tf.float32)
         return AdaptiveClipState(
             round_index=tf.constant(0, tf.int64),
-            seed=seeds.root_seed(self.deterministic_seed),
+            seed=seeds.root_seed(self.deterministic_seed, secure=self.secure_noise),
             buffer=self._stream(shapes).initial_buffer(),
             count_buffer=self._stream([()]).initial_buffer(),
             clip=ClipState(active=initial, estimate=initial, excess=tf.constant(0.0)),
@@ -264,11 +269,10 @@ class AdaptiveClipRound(interface.PrivateRound):
             update = [tf.cast(tensor, tf.float64) * active for tensor in update]
             multiplier *= self.unit_inflation
         stddev = multiplier * active
-        average = summation.noised_mean(update, noise, stddev, self.clients_per_round)
+        average = self._noised_mean(update, noise, stddev, self.update_noise_multiplier)
         count_stddev = tf.constant(self.clipped_count_stddev, tf.float64)
-        (fraction,) = summation.noised_mean(
-            [totals.bit], [count_noise], count_stddev, self.clients_per_round
-        )
+        count_multiplier = self.clipped_count_stddev / noise_split.COUNT_SENSITIVITY
+        (fraction,) = self._noised_mean([totals.bit], [count_noise], count_stddev, count_multiplier)
         fraction = tf.cast(fraction + noise_split.COUNT_SENSITIVITY, tf.float32)
         excess = state.clip.excess + fraction - self.clipping.target_unclipped_quantile
         estimate = self.clipping.estimate(excess)
@@ -281,6 +285,13 @@ class AdaptiveClipRound(interface.PrivateRound):
             "num_restarts": self._stream(shapes).block(state.round_index)[0],
         }
         return skipped._replace(clip=clip), average, measurements
+
+    def _noised_mean(self, total, noise, stddev, noise_multiplier):
+        if self.secure_noise and noise_multiplier > 0:
+            return summation.noised_mean_on_grid(
+                total, noise, stddev, self.clients_per_round, noise_multiplier
+            )
+        return summation.noised_mean(total, noise, stddev, self.clients_per_round)
 
     @override
     def skip(self, state, shapes):
@@ -315,4 +326,6 @@ class AdaptiveClipRound(interface.PrivateRound):
         return ClipState(active, estimate, excess)
 
     def _stream(self, shapes) -> noise_stream.NoiseStream:
-        return noise_stream.NoiseStream(self._recipe, shapes, max_rounds=self.strategy.max_rounds)
+        return noise_stream.NoiseStream(
+            self._recipe, shapes, max_rounds=self.strategy.max_rounds, secure=self.secure_noise
+        )

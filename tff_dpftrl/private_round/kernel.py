@@ -10,8 +10,12 @@ import tensorflow as tf
 
 from tff_dpftrl.mechanisms import noise_recipe
 
-Draw: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
-"""Function from an int64 scalar i to the i-th vector of independent N(0, 1), of `Kernel.dtype`."""
+Draw: TypeAlias = Callable[..., tf.Tensor]
+"""Function from an int64 scalar i to the i-th vector of independent N(0, 1), of `Kernel.dtype`.
+
+Secure draws take a scale after i, a float64 scalar: the vector is that times as large before it is
+rounded to the grid.
+"""
 
 
 class Kernel(abc.ABC):
@@ -32,6 +36,23 @@ class Kernel(abc.ABC):
 
     num_slots: int = 0
     """Number of draws that are worth keeping at a time, because later rounds use them again."""
+
+    def fresh(self, draw: Draw, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        """Draws the only vector of a round that no earlier round has used, times its weight.
+
+        A product of secure draws with the weight would leave the grid, and rounding it to the
+        grid would leave gaps or steps in the law of the noise. So they are scaled before they are
+        rounded.
+
+        Args:
+          draw: Draws of this tensor and block.
+          index: Number of the draw, an int64 scalar.
+          scale: Weight of the draw, a scalar of `dtype`.
+
+        Returns:
+          The vector, of shape [size].
+        """
+        return draw(index, scale) if self.dtype == tf.float64 else draw(index) * scale
 
     def slot(self, index: tf.Tensor) -> tf.Tensor:
         """Returns the slot in which a draw may be kept; the lower ones save more draws.

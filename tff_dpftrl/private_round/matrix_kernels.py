@@ -73,7 +73,7 @@ class BandedKernel(kernel.Kernel):
     @override
     def step(self, buffer, t, draw):
         row = 0 if self._toeplitz else t
-        noise = draw(t) * tf.gather(self._inverse_diagonal, row)
+        noise = self.fresh(draw, t, tf.gather(self._inverse_diagonal, row))
         if buffer is None:
             return noise, None
         # Slot s holds the output of the latest round before t that is s modulo the ring's size.
@@ -125,7 +125,7 @@ class InverseBandedKernel(kernel.Kernel):
         def add_term(lag, total):
             return lag + 1, total + tf.gather(self._entries, offset + lag) * draw(t - lag)
 
-        first = tf.gather(self._entries, offset) * draw(t)
+        first = self.fresh(draw, t, tf.gather(self._entries, offset))
         _, noise = tf.while_loop(
             lambda lag, _: lag < num_terms,
             add_term,
@@ -154,6 +154,12 @@ class InverseBandedKernel(kernel.Kernel):
             is_used = (lag >= 0) & (lag < lengths)
             entries = tf.gather(self._entries, offsets + tf.where(is_used, lag, 0))
             weights = tf.where(is_used, entries, tf.zeros([], self.dtype))
+            if self.dtype == tf.float64:
+                is_fresh = tf.equal(lag, 0)
+                scale = tf.reduce_max(tf.where(is_fresh, entries, tf.zeros([], self.dtype)))
+                own = tf.cast(is_fresh, self.dtype)[:, tf.newaxis]
+                totals += own * self.fresh(draw, index, scale)
+                weights = tf.where(is_fresh, tf.zeros([], self.dtype), weights)
             return index - 1, totals + weights[:, tf.newaxis] * draw(index)
 
         _, buffer = tf.while_loop(

@@ -48,22 +48,23 @@ def is_for_others() -> bool:
         return not tf.executing_eagerly() or _FOR_OTHERS.get()
 
 
-def normal(seed: tf.Tensor, size: int) -> tf.Tensor:
-    """Draws independent standard Gaussians, rounded to multiples of `secure_draws.STEP`.
+def normal(seed: tf.Tensor, size: int, scale: tf.Tensor | float = 1.0) -> tf.Tensor:
+    """Draws independent Gaussians, rounded to multiples of `secure_draws.STEP`.
 
     Args:
       seed: Secure seed and the indices of the draw, an int64 tensor of static shape.
       size: Number of draws.
+      scale: Standard deviation of the Gaussians before they are rounded, a float64 scalar.
 
     Returns:
       float64 tensor of shape [size].
     """
     build = _unanswered if is_for_others() else answered
-    return build(seed.shape[0], size)(seed)
+    return build(seed.shape[0], size)(seed, tf.convert_to_tensor(scale, DTYPE))
 
 
 @functools.cache
-def answered(path_length: int, size: int) -> Callable[[tf.Tensor], tf.Tensor]:
+def answered(path_length: int, size: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     """Returns the function that draws by Python, traced once in this process.
 
     Args:
@@ -71,20 +72,21 @@ def answered(path_length: int, size: int) -> Callable[[tf.Tensor], tf.Tensor]:
       size: Number of draws.
 
     Returns:
-      Concrete function from an int64 tensor of shape [path_length] to `normal` of it.
+      Concrete function from an int64 tensor of shape [path_length] and a scale, a float64 scalar,
+      to `normal` of them.
     """
 
-    def draw(seed: tf.Tensor) -> tf.Tensor:
-        drawn = tf.numpy_function(functools.partial(_draw, size=size), [seed], DTYPE)
+    def draw(seed: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        drawn = tf.numpy_function(functools.partial(_draw, size=size), [seed, scale], DTYPE)
         return tf.ensure_shape(drawn, [size])
 
     with tf.init_scope():
         return _function(draw, path_length).get_concrete_function()
 
 
-def _unanswered(path_length: int, size: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    def draw(seed: tf.Tensor) -> tf.Tensor:
-        del seed  # A message with the seed in it would reach logs.
+def _unanswered(path_length: int, size: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    def draw(seed: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        del seed, scale  # A message with the seed in it would reach logs.
         name = _NAME.format(path_length, size)
         never = tf.raw_ops.Assert(condition=False, data=[_UNANSWERED], name=name)
         with tf.control_dependencies([never]):
@@ -93,8 +95,8 @@ def _unanswered(path_length: int, size: int) -> Callable[[tf.Tensor], tf.Tensor]
     return _function(draw, path_length)
 
 
-def _function(draw: Callable[[tf.Tensor], tf.Tensor], path_length: int):
-    signature = [tf.TensorSpec([path_length], tf.int64)]
+def _function(draw: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], path_length: int):
+    signature = [tf.TensorSpec([path_length], tf.int64), tf.TensorSpec([], DTYPE)]
     return tf.function(draw, input_signature=signature, autograph=False)
 
 
@@ -111,6 +113,6 @@ def size_of(node_name: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _draw(path: np.ndarray, size: int) -> np.ndarray:
+def _draw(path: np.ndarray, scale: np.ndarray, size: int) -> np.ndarray:
     seed, indices = path[: seeds.SECURE_WORDS], path[seeds.SECURE_WORDS :]
-    return secure_draws.normal(seed.astype("<i8").tobytes(), indices.tolist(), size)
+    return secure_draws.normal(seed.astype("<i8").tobytes(), indices.tolist(), size, float(scale))
