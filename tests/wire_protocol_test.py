@@ -50,7 +50,7 @@ def test_the_page_names_no_field_that_is_not_there():
         for message in _messages(module.DESCRIPTOR.message_types_by_name.values())
     }
     tables = re.findall(r"^### `(\w+)`$(.*?)(?=^#)", _TEXT, re.MULTILINE | re.DOTALL)
-    assert len(tables) == 7
+    assert len(tables) == 8
     for name, text in tables:
         fields = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
         assert fields == list(messages[name].fields_by_name), name
@@ -67,7 +67,7 @@ def test_the_page_names_no_field_that_is_not_there():
         ("32,000,000 with their envelope", verification.DEFAULT_CEILING.plan_bytes),
         ("2,000,000,000, 600 and 64,000,000", verification.DEFAULT_CEILING.memory_bytes),
         ("This page is version 2 ", max(session_stream.VERSIONS)),
-        ("today 2:", allowed_ops.RUNTIME_VERSION),
+        ("today 3:", allowed_ops.RUNTIME_VERSION),
         ("The built-in token has 129 bytes", attestation.TOKEN_BYTES),
         ("an attestation token of 4,096 bytes", keys.MAX_PROOF_BYTES),
     ],
@@ -134,6 +134,29 @@ def test_session_and_keys_of_a_secure_sum():
     info = b"tff_dpftrl secure sum: self-mask\0" + (5).to_bytes(4, "big")
     derived = _hkdf((77).to_bytes(32, "big"), SESSION, info, 64)
     assert keys.self_mask(77, SESSION, 5) == (derived[:32], derived[32:])
+
+
+def test_keys_of_a_noise_party():
+    promised = [ed25519.Ed25519PrivateKey.from_private_bytes(bytes([i] * 32)) for i in (3, 4)]
+    raw = [key.public_key().public_bytes_raw() for key in promised]
+    layout = (vectors.Segment(7, 2**20), vectors.Segment(5, 1000))
+    model = parameters.ThreatModel.HONEST_BUT_CURIOUS
+    demanded = parameters.Parameters(layout, model, 40, noise_parties=raw)
+    label = b"tff_dpftrl secure sum: what a noise party's noise is for\0"
+    numbers = b"".join(number.to_bytes(16, "big") for number in (2, 7, 2**20, 5, 1000, 40))
+    bound = hashlib.sha256(label + SESSION + numbers + b"".join(raw)).digest()
+    assert demanded.noise_session(SESSION) == bound
+    private = [x25519.X25519PrivateKey.from_private_bytes(bytes([i] * 32)) for i in (1, 2)]
+    public = [key.public_key().public_bytes_raw() for key in private]
+    info = b"tff_dpftrl secure sum: mask of a noise party\0" + 2 * (5).to_bytes(4, "big")
+    secret = private[0].exchange(private[1].public_key())
+    expected = _hkdf(secret, bound, info + b"".join(sorted(public)), 32)
+    for own, other in ((0, 1), (1, 0)):
+        assert keys.KeyPair(private[own]).noise_mask_key(bound, 5, public[other]) == expected
+    signed = keys.sign_noise_party(promised[1], bound, public[0])
+    assert (signed.party, signed.mask_key) == (raw[1], public[0])
+    label = b"tff_dpftrl secure sum: key of a noise party\0"
+    promised[1].public_key().verify(signed.signature, label + bound + public[0])
 
 
 def _words(key: bytes, number: int, dtype: str, count: int) -> np.ndarray:

@@ -45,6 +45,35 @@ def _adversarial_vectors(dim, norm):
         yield x * norm / np.linalg.norm(x)
 
 
+@_SETTINGS
+@hypothesis.given(_DIMS, st.integers(1, 2000), st.integers(18, 31), st.floats(0.01, 20))
+def test_noise_in_the_sum_has_room_in_its_modulus(dim, clients, bits, ratio):
+    try:
+        encoding = grid.for_bits(dim, clients, bits, noise_ratio=ratio)
+    except ValueError as error:
+        assert "noise" in str(error)
+        return
+    assert encoding.bits_per_parameter <= bits
+    assert encoding.inflation >= grid.for_bits(dim, clients, bits).inflation
+    room = (encoding.modulus - 1) // 2 - clients * encoding.max_coordinate
+    stddev = ratio * encoding.scaled_clip_norm * encoding.inflation
+    # Twice the tail of a Gaussian for each coordinate; rounding moves it by half a step.
+    tail = math.erfc((room - 0.5) / stddev / math.sqrt(2))
+    assert encoding.padded_dim * tail <= grid.WRAPAROUND_PROBABILITY
+    assert encoding.to_dict()["noise_ratio"] == ratio
+
+
+def test_noise_without_room_is_refused():
+    with pytest.raises(ValueError, match="bits_per_parameter 10 has no room for noise of 5 clip"):
+        grid.for_bits(3000, 10, 10, noise_ratio=5.0)
+
+
+def test_a_grid_without_noise_is_what_it_was():
+    encoding = grid.for_bits(3000, 40, 20)
+    assert encoding.modulus == 2 * encoding.max_coordinate * 40 + 1
+    assert "noise_ratio" not in encoding.to_dict()
+
+
 def test_published_inflated_norm():
     # A public Google test: 16 bits, 2^20 parameters, clip 0.03, 100 clients.
     inflated = grid.inflated_clip_norm(0.03, 0.0001248800740568264, 2**20)

@@ -637,7 +637,7 @@ def test_no_secret_is_left_after_the_end(model, end, monkeypatch):
 def test_representations_show_no_secret():
     conversation = _Conversation(_HONEST, group.Phase.REVEALING)
     participant = conversation.devices[0]
-    owners = (participant, participant._sum, participant._channel_keys, conversation.server)
+    owners = (participant, participant._sum, keys.KeyPair(), conversation.server)
     for owner in (*owners, *participant._channels.values()):
         assert repr(owner) == object.__repr__(owner)  # A type and an address.
 

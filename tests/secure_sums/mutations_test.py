@@ -7,20 +7,22 @@ import sys
 import hypothesis
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from google.protobuf import message as protobuf_message
 from hypothesis import strategies as st
 
 from tests.secure_sums import conversations
-from tff_dpftrl.secure_sums import group, parameters, refusals, vectors
+from tff_dpftrl.secure_sums import group, noise_party, parameters, refusals, vectors
 
 _SETTINGS = hypothesis.settings(deadline=None, derandomize=True, max_examples=60)
 _LAYOUT = (vectors.Segment(1, 2**32), vectors.Segment(4, 1000))
 _N = 4
+_SIGNING_KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 
-def _start(model):
-    demanded = parameters.Parameters(_LAYOUT, model, 2)
-    session = parameters.new_session()
+def _start(model, noise_parties=()):
+    demanded = parameters.Parameters(_LAYOUT, model, 2, noise_parties=noise_parties)
+    session = bytes(32)
     vector = [np.array([1], np.uint32), np.arange(4, dtype=np.uint16)]
     devices = {i: conversations.make_participant(demanded, session, vector) for i in range(_N)}
     verify = conversations.Identity().verify
@@ -104,6 +106,50 @@ def test_groups_take_or_refuse_and_never_sum_wrongly(model, phase, edits):
         assert int(count[0]) == len(server.survivors)
         expected = [i * len(server.survivors) % 1000 for i in range(4)]
         np.testing.assert_array_equal(entries, expected)
+
+
+def _start_with_noise(model):
+    server, devices = _start(model, (_SIGNING_KEY.public_key().public_bytes_raw(),))
+    drawn = []
+
+    def draw_noise():
+        drawn.append(1)
+        return [np.array([0], np.uint32), np.full(4, 7, np.uint16)]
+
+    # The group has the parameters and the session of all.
+    devices["party"] = noise_party.NoiseParty(server._demanded, bytes(32), _SIGNING_KEY, draw_noise)
+    return server, devices, drawn
+
+
+_PARTS = ("noise_party_keys", "noise_request", "masked_vector")
+
+
+@hypothesis.settings(_SETTINGS, max_examples=30)
+@hypothesis.given(st.sampled_from(parameters.ThreatModel), st.sampled_from(_PARTS), _edits())
+def test_noise_parties_and_their_groups_answer_or_refuse(model, part, edits):
+    server, devices, drawn = _start_with_noise(model)
+
+    def changed(message):
+        return part == message.WhichOneof("message") and _mutated(message, edits) or message
+
+    def receive(name, answer):
+        try:
+            server.receive(name, changed(answer) if name == "party" else answer)
+        except group.MessageRefusedError as error:
+            assert name == "party" and str(error)
+            server.drop(name)
+
+    messages = {}
+    try:
+        while server.phase is not group.Phase.DONE:
+            messages = conversations.step(server, devices, messages, between=receive)
+            messages = {name: changed(message) for name, message in messages.items()}
+    except refusals.ProtocolRefusedError as error:
+        assert part == "noise_request" and str(error) and not drawn
+    except group.GroupLostError:
+        assert drawn == ([1] if part == "masked_vector" else [])
+    else:
+        assert drawn == [1]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ A server that records every message, and removes every mask it can recover, is l
 survivors' vectors under the masks of pairs that cancel. Given the sum, these must be uniform,
 whatever the vectors were. The chi-square tests below compare what is seen for two choices of
 vectors of one sum; that they would find a leak is computed, and tried on protocols that have one.
+With a noise party the sum is that of vectors and noise. Which sums can be had at all is computed
+from the masks that each side has added, by linear algebra.
 """
 
 from __future__ import annotations
@@ -13,18 +15,42 @@ import sys
 import numpy as np
 import pytest
 import scipy.stats
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.secure_sums import conversations
-from tff_dpftrl.secure_sums import group, keys, masks, parameters, secret_sharing, vectors
+from tff_dpftrl.secure_sums import (
+    group,
+    keys,
+    masks,
+    noise_party,
+    parameters,
+    secret_sharing,
+    unmasking,
+    vectors,
+)
 
 _MODULUS = 3
 _SIZE = 3000  # Entries of a vector, each of which is a sample.
 _RUNS = 20
 _SAMPLES = _RUNS * _SIZE
-_ALPHA = 1e-7  # How often a p-value, of which there are nine, is below it without a leak.
+_ALPHA = (
+    1e-7  # How often a p-value, of which there are fewer than twenty, is below it without a leak.
+)
 _LAYOUT = (vectors.Segment(_SIZE, _MODULUS),)
 # Entries of five devices' vectors, the last of which drop out; the first three have one sum.
 _INPUTS = ((0, 0, 0, 1, 2), (1, 2, 0, 2, 2))
+# Entries of two devices' vectors and of the noise, of one sum; all the same noise in the first.
+_NOISED = ((0, 0, 0), (1, 0, 2))
+_PARTY = "party"
+_PARTY_KEYS = [ed25519.Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2)]
+
+
+def _party(demanded, session, number, vector):
+    return noise_party.NoiseParty(demanded, session, _PARTY_KEYS[number], lambda: vector)
+
+
+def _promised(number):
+    return tuple(key.public_key().public_bytes_raw() for key in _PARTY_KEYS[:number])
 
 
 class _Eavesdropper:
@@ -68,6 +94,9 @@ class _Eavesdropper:
         for name, masked in self.masked().items():
             left = masks.MaskedSum(_LAYOUT)
             left.add([masked.astype(np.uint8)])
+            if name == _PARTY:
+                result[name] = left.value()[0].astype(int)
+                continue
             seed = self._secret("of_self_masks", name, threshold)
             left.subtract_masks([keys.self_mask(seed, bound, name)[0]])
             for i, pair in pairs.items():
@@ -77,13 +106,14 @@ class _Eavesdropper:
         return result
 
 
-def _views(inputs, *, absent=(), lost=False):
+def _views(inputs, *, absent=(), lost=False, has_noise=False):
     """What is left of each survivor's vector, for many entries of the same inputs.
 
     Args:
       inputs: An entry of each device, the same all over its vector.
       absent: Who drops out before it sends its masked vector.
       lost: Whether the group stays below its threshold, so that no share is revealed.
+      has_noise: Whether the last entry is the noise of a noise party.
 
     Returns:
       Entries modulo _MODULUS, shape [number of survivors, samples].
@@ -91,13 +121,18 @@ def _views(inputs, *, absent=(), lost=False):
     views = []
     for _ in range(_RUNS):
         least = len(inputs) if lost else 2
-        demanded = parameters.Parameters(_LAYOUT, conversations.HONEST, least)
+        demanded = parameters.Parameters(
+            _LAYOUT, conversations.HONEST, least, noise_parties=_promised(int(has_noise))
+        )
         session = parameters.new_session()
         server = group.Group(demanded, session)
         devices = {
             i: conversations.make_participant(demanded, session, [np.full(_SIZE, entry, np.uint8)])
-            for i, entry in enumerate(inputs)
+            for i, entry in enumerate(inputs[: len(inputs) - has_noise])
         }
+        if has_noise:
+            noise = [np.full(_SIZE, inputs[-1], np.uint8)]
+            devices[_PARTY] = _party(demanded, session, 0, noise)
         seen = _Eavesdropper(server)
         messages = {}
         try:
@@ -111,10 +146,11 @@ def _views(inputs, *, absent=(), lost=False):
             view = seen.masked()
         else:
             assert not lost
-            view = seen.unmasked(session, len(inputs) // 2 + 1, absent)
-            total = sum(inputs[i] for i in view) % _MODULUS
+            num_devices = len(inputs) - has_noise
+            view = seen.unmasked(session, num_devices // 2 + 1, absent)
+            total = sum(inputs[-1 if i == _PARTY else i] for i in view) % _MODULUS
             np.testing.assert_array_equal(sum(view.values()) % _MODULUS, total)
-        views.append(np.stack([view[name] for name in sorted(view)]))
+        views.append(np.stack([view[name] for name in sorted(view, key=str)]))
     return np.concatenate(views, axis=1)
 
 
@@ -148,6 +184,19 @@ def test_given_the_sum_what_is_seen_does_not_depend_on_the_vectors(absent):
     assert np.count_nonzero(counts) == _MODULUS**2
     assert scipy.stats.chisquare(counts[counts > 0]).pvalue > _ALPHA
     assert _p_value(counts, others) > _ALPHA
+
+
+def test_given_the_noised_sum_what_is_seen_depends_neither_on_vectors_nor_on_noise():
+    views = [_views(entries, has_noise=True) for entries in _NOISED]
+    counts, others = map(_counts, views)
+    # Two of three are free: with 9 combinations of one noised sum, none is likelier.
+    assert np.count_nonzero(counts) == _MODULUS**2
+    assert scipy.stats.chisquare(counts[counts > 0]).pvalue > _ALPHA
+    assert _p_value(counts, others) > _ALPHA
+    # Before the noise comes the server has the two devices' vectors, and not even their sum.
+    for view in views:
+        seen = np.bincount(view[:2].sum(axis=0) % _MODULUS, minlength=_MODULUS)
+        assert scipy.stats.chisquare(seen).pvalue > _ALPHA
 
 
 def test_below_the_threshold_not_even_the_sum_is_seen():
@@ -193,6 +242,127 @@ def test_leaks_are_found(leak, monkeypatch):
     leak(monkeypatch)
     counts, others = (_counts(_views(entries[:3])) for entries in _INPUTS)
     assert _p_value(counts, others) < _ALPHA
+
+
+# Sums that can be had, by linear algebra over the masks of the vectors that were sent.
+
+_PRIME = 2**31 - 1  # Entries are -1, 0 and 1, two in a column at most: all fields agree.
+
+
+def _null_space(matrix):
+    """A basis of the combinations of rows that are 0, by elimination modulo a prime."""
+    rows, columns = matrix.shape
+    left = np.concatenate([matrix % _PRIME, np.eye(rows, dtype=np.int64)], axis=1)
+    rank = 0
+    for column in range(columns):
+        pivots = np.flatnonzero(left[rank:, column])
+        if not len(pivots):
+            continue
+        left[[rank, rank + pivots[0]]] = left[[rank + pivots[0], rank]]
+        left[rank] = left[rank] * pow(int(left[rank, column]), -1, _PRIME) % _PRIME
+        for row in range(rows):
+            if row != rank and left[row, column]:
+                left[row] = (left[row] - left[row, column] * left[rank]) % _PRIME
+        rank += 1
+    basis = left[rank:, columns:]
+    return {tuple(np.where(row > _PRIME // 2, row - _PRIME, row)) for row in basis}
+
+
+class _Masks:
+    """Keys of the masks that each sender has added or subtracted, and of those the server knows."""
+
+    def __init__(self, monkeypatch):
+        self.of_sender = {}
+        self.known = set()
+        self.sender = None
+        for name, sign in (("add_masks", 1), ("subtract_masks", -1)):
+            monkeypatch.setattr(masks.MaskedSum, name, self._spy(name, sign))
+        unmask = unmasking.Unmasker.unmask
+
+        def spy(unmasker, masked):
+            self.known |= {*unmasker._added, *unmasker._subtracted}
+            unmask(unmasker, masked)
+
+        monkeypatch.setattr(unmasking.Unmasker, "unmask", spy)
+
+    def _spy(self, name, sign):
+        original = getattr(masks.MaskedSum, name)
+
+        def spied(masked, mask_keys):
+            if self.sender is not None:
+                own = self.of_sender.setdefault(self.sender, {})
+                own.update({key: own.get(key, 0) + sign for key in mask_keys})
+            original(masked, mask_keys)
+
+        return spied
+
+    def sums(self, senders, *, known=frozenset()):
+        """Coefficients of the sums of some senders' vectors from which all masks cancel."""
+        columns = sorted({key for s in senders for key in self.of_sender[s]} - self.known - known)
+        matrix = [[self.of_sender[s].get(key, 0) for key in columns] for s in senders]
+        return _null_space(np.array(matrix, np.int64).reshape(len(senders), len(columns)))
+
+
+def _run_spied(monkeypatch, *, parties, neighbours=None, num_devices=8, gone=(3,)):
+    layout = (vectors.Segment(4, 2**16),)
+    demanded = parameters.Parameters(
+        layout, conversations.HONEST, 2, neighbours, noise_parties=_promised(parties)
+    )
+    session = parameters.new_session()
+    server = group.Group(demanded, session, num_neighbours=neighbours)
+    zeros = vectors.zeros(layout)
+    members = {
+        i: conversations.make_participant(demanded, session, zeros) for i in range(num_devices)
+    }
+    members |= {f"party {i}": _party(demanded, session, i, zeros) for i in range(parties)}
+    spied = _Masks(monkeypatch)
+    for name, member in members.items():
+        server.receive(name, member.advertise())
+    while messages := server.advance():
+        for name, message in messages.items():
+            spied.sender = name
+            answer = members[name].answer(message)
+            spied.sender = None
+            if name in gone and server.phase is group.Phase.MASKING:
+                server.drop(name)
+                spied.of_sender.pop(name)
+            else:
+                server.receive(name, answer)
+    devices = [i for i in range(num_devices) if i not in gone]
+    return spied, devices, [f"party {i}" for i in range(parties)]
+
+
+@pytest.mark.parametrize("neighbours", [None, 4])
+@pytest.mark.parametrize("parties", [1, 2])
+def test_the_one_sum_that_can_be_had_has_all_devices_and_all_noise(
+    neighbours, parties, monkeypatch
+):
+    spied, devices, noise = _run_spied(monkeypatch, parties=parties, neighbours=neighbours)
+    everybody = [*devices, *noise]
+    assert spied.sums(everybody) == {(1,) * len(everybody)}
+    for left_out in everybody:
+        assert not spied.sums([s for s in everybody if s != left_out])
+    assert not spied.sums(devices)
+
+
+@pytest.mark.parametrize("parties", [1, 2])
+def test_with_all_secrets_that_are_shared_the_noise_is_still_in_every_sum(parties, monkeypatch):
+    # The server has as many devices in league with it as it takes, or lies about survivors: it
+    # knows all masks but those of noise parties.
+    spied, devices, noise = _run_spied(monkeypatch, parties=parties, neighbours=4)
+    of_noise = {key for name in noise for key in spied.of_sender[name]}
+    shared = {key for i in devices for key in spied.of_sender[i]} - of_noise
+    everybody = [*devices, *noise]
+    assert spied.sums(everybody, known=shared) == {(1,) * len(everybody)}
+    # One of two noise parties in league with the server takes its own noise away, and no other.
+    for colluding in noise[1:]:
+        others = set(spied.of_sender[colluding])
+        found = spied.sums([*devices, noise[0]], known=shared | others)
+        assert found == {(1,) * (len(devices) + 1)}
+    # Without noise parties, the same server sees each vector.
+    spied, devices, _ = _run_spied(monkeypatch, parties=0, neighbours=4)
+    shared = {key for i in devices for key in spied.of_sender[i]}
+    assert len(spied.sums(devices, known=shared)) == len(devices)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import secure_sum_check, tff_names
 from tff_dpftrl.private_round import clipping, discretize, seeds
 
-_COUNT_MODULUS = 2**31 - 1
+COUNT_MODULUS = 2**31 - 1
+"""Modulus of sums of counts."""
 
 
 class SecAggSumState(NamedTuple):
@@ -162,7 +163,7 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
             )
             total = tff_names.federated_secure_modular_sum(
                 encoded,
-                collections.OrderedDict(vector=self.encoding.sum_modulus, count=_COUNT_MODULUS),
+                collections.OrderedDict(vector=self.encoding.sum_modulus, count=COUNT_MODULUS),
             )
             result, count = tff_names.federated_map(decode, (total, round_seed))
             return tff.templates.MeasuredProcessOutput(
@@ -183,6 +184,14 @@ class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
 
     sum_dtype = np.float32
     contribution_norm = 0.5
+
+    def __init__(self, *, has_noise: bool = False):
+        """Initialises the factory.
+
+        Args:
+          has_noise: Whether noise is added within the sum, which may carry it below zero.
+        """
+        self._has_noise = has_noise
 
     def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
         """Creates the process, without state or measurements.
@@ -214,14 +223,17 @@ class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
 
         @computations.tensorflow(encode.type_signature.result)
         def decode(total):
-            return tf.cast(total["doubled"] - total["count"], tf.float32) / 2.0
+            doubled = total["doubled"] - total["count"]
+            if self._has_noise:
+                doubled = discretize.to_centre(doubled, COUNT_MODULUS)
+            return tf.cast(doubled, tf.float32) / 2.0
 
         @computations.federated(
             initialize.type_signature.result, tff_names.FederatedType(value_type, tff_names.CLIENTS)
         )
         def next_fn(state, value):
             total = tff_names.federated_secure_modular_sum(
-                tff_names.federated_map(encode, value), _COUNT_MODULUS
+                tff_names.federated_map(encode, value), COUNT_MODULUS
             )
             return tff.templates.MeasuredProcessOutput(
                 state=state,

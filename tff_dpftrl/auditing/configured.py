@@ -11,13 +11,16 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
+from tff_dpftrl.aggregators import secagg
 from tff_dpftrl.auditing import aggregator as aggregator_lib
-from tff_dpftrl.auditing import audit_report, defaults, training
+from tff_dpftrl.auditing import audit_report, defaults, served_noise, training
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
+from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.private_round import party_noise
 from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus, process
@@ -44,11 +47,12 @@ def audit_config(
 ) -> audit_report.AuditReport:
     """Audits what `train` would run with a config, on small vectors and a tiny model.
 
-    First, `audit_aggregator` plays many games with the aggregator that the config would build
-    for its population (mechanism, noise, clipping, encoding). Then `audit_training` does one
-    short run with canaries of the whole learning process, with the config's algorithm and
-    optimizers. The seeds of the noise are secret, whatever the config says. A run of fewer
-    rounds than the config has is held against the claim for these rounds.
+    First, `audit_aggregator` plays many games with the aggregator that the config would build for
+    its population (mechanism, noise, clipping, encoding). Then `audit_training` does one short run
+    with canaries of the whole learning process, with the config's algorithm and optimizers. Of a
+    task with noise parties, `served_noise` then plays the server against them; the games before
+    have the noise that the server would add. The seeds of the noise are secret, whatever the config
+    says. A run of fewer rounds than the config has is held against the claim for these rounds.
 
     It does not say that a run kept to its schema or used this code: for that there is the
     recount of a run.
@@ -89,15 +93,19 @@ def _audit(
     error_rate: float,
     progress: Callable[[str], None],
 ) -> audit_report.AuditReport:
-    """Does both audits of a plan."""
+    """Does the audits of a plan."""
+    num_parties = len(getattr(config, "noise_parties", ()))
+    error_rate /= 3.0 if num_parties else 2.0
     if isinstance(plan, sampled_privacy.SampledPlan):
-        built = process.build_sampled_aggregator(plan)
+        built = process.build_sampled_aggregator(plan, config.noise)
         whole = claim_lib.Claim(built.run_of(plan.num_rounds).epsilon(plan.delta), plan.delta)
         # In the games everybody knows who was sampled.
         mu = mechanism_lib.Mechanism.of(built).mu(plan.declared)
         aggregator_claim = claim_lib.Claim.gaussian(mu, plan.delta)
     else:
         built = process.build_aggregator(config.learning, plan)
+        if isinstance(built, secagg.SecAggFactory):
+            built = built.for_updates(None)  # It has the plan's grid, whatever updates are.
         aggregator_claim = claim_lib.Claim.of(built.guarantee(plan.declared, plan.delta))
         whole = _claim_of(plan, built, plan.declared)
     progress(f"The aggregator: {trials} games of {min(rounds, plan.num_rounds)} rounds.")
@@ -106,12 +114,16 @@ def _audit(
         schema=plan.declared,
         claim=aggregator_claim,
         budget=aggregator_lib.GameBudget(
-            trials, min(rounds, plan.num_rounds), error_rate=error_rate / 2.0
+            trials, min(rounds, plan.num_rounds), error_rate=error_rate
         ),
         progress=progress,
     )
     progress("The learning process: a short run of a tiny model, with canaries.")
-    run = _short_run(config, plan, built, error_rate / 2.0, progress)
+    run = _short_run(config, plan, built, error_rate, progress)
+    of_parties: tuple[audit_report.Finding, ...] = ()
+    if num_parties:
+        progress("The noise parties, against a server with all devices but one in league.")
+        of_parties = _noise_parties(config, plan, num_parties, error_rate)
     game_findings, trade_off = games.findings, games.trade_off
     if plan.needs_secret_cohorts:  # Held against another claim.
         about = " Here everybody knows who was sampled; the claim is of a secret sample."
@@ -127,9 +139,31 @@ def _audit(
         subject=f"what the config runs: {config.algorithm}, {name}, {plan.num_clients} users, and "
         f"{run.subject}",
         claim=whole,
-        findings=game_findings + run.findings,
+        findings=game_findings + run.findings + of_parties,
         is_ours=True,
         trade_off=trade_off,
+    )
+
+
+def _noise_parties(
+    config: config_lib.TrainingConfig, plan: _Plan, num_parties: int, error_rate: float
+) -> tuple[audit_report.Finding, ...]:
+    """Audits the noise parties of a task, on a grid with room for their noise."""
+    private_round = process.build_aggregator(config.learning, plan).private_round
+    multiplier = getattr(private_round, "update_noise_multiplier", private_round.noise_multiplier)
+    encoding = grid.for_bits(
+        _NUM_WEIGHTS,
+        plan.encoding.max_clients,
+        config.secagg_bits,
+        noise_ratio=party_noise.noise_ratio(
+            plan.strategy, multiplier, plan.num_rounds, num_parties
+        ),
+    )
+    plan = dataclasses.replace(plan, encoding=encoding)
+    private_round = process.build_aggregator(config.learning, plan).private_round
+    noise = party_noise.PartyNoise(private_round, [[_NUM_WEIGHTS]], encoding)
+    return served_noise.audit_noise_parties(
+        noise, plan.strategy, plan.num_rounds, num_parties, error_rate
     )
 
 

@@ -53,6 +53,7 @@ _GROUPS = {
         "device": "take part in a server's rounds, with texts that stay on this machine",
         "log": "keep, and verify, a public log of plans and privacy statements",
         "fleet": "run many simulated devices, some of them faulty, against a server",
+        "noise-party": "add the noise of a task within its secure sums, and see no data",
     },
     "Choose mechanism and noise": {
         "optimize": "find the best noise mechanism for a run",

@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from tff_dpftrl.runtime.plans import approvals
 
 
-def add_arguments(group: argparse._ArgumentGroup) -> None:
-    """Adds the flags that `Trust` reads."""
+def add_arguments(group: argparse._ArgumentGroup, *, attests: bool = True) -> None:
+    """Adds the flags that `Trust` reads.
+
+    Args:
+      group: Group of flags.
+      attests: Whether the command has attestation tokens, as devices have.
+    """
     group.add_argument(
         "--server-folder",
         metavar="DIR",
@@ -59,6 +64,9 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="Public keys of trusted signers of plans: signing_key.pub of a task.",
     )
+    if not attests:
+        group.set_defaults(attestation_key=None, attestation_chain=None, issuers=[])
+        return
     group.add_argument(
         "--attestation-key",
         metavar="FILE",

@@ -39,6 +39,9 @@ neighbours err by at most 2.6e-13 n relative to that contribution: less than thi
 for n ≤ 7·10⁶.
 """
 
+WRAPAROUND_PROBABILITY = 1e-12
+"""Largest probability that the noise in the sum of one round wraps around, at any coordinate."""
+
 DEFAULT_REJECTION_BOUND = math.exp(-0.5)
 """Bound α used in the production training of Xu et al. 2023."""
 
@@ -128,6 +131,9 @@ class GridEncoding:
         for the 2 ln(padded_dim) of the paper. Clipping a coordinate distorts the
         client's vector but never lengthens it, so this costs no privacy.
         `linf_clip_probability` bounds how often it happens.
+      noise_ratio: Standard deviation of the noise in the sum itself, on one coordinate, over the
+        inflated clip norm: the largest of all rounds, of all noise parties together. 0 where the
+        noise is added to the decoded sum. A wrap-around costs no privacy.
     """
 
     dim: int
@@ -135,8 +141,10 @@ class GridEncoding:
     scaled_clip_norm: float
     rejection_bound: float = DEFAULT_REJECTION_BOUND
     linf_stddevs: float | None = None
+    noise_ratio: float = 0.0
 
     def __post_init__(self):
+        validation.number("noise_ratio", self.noise_ratio, at_least=0)
         object.__setattr__(self, "dim", validation.integer("dim", self.dim, minimum=1))
         object.__setattr__(
             self, "max_clients", validation.integer("max_clients", self.max_clients, minimum=1)
@@ -179,8 +187,25 @@ class GridEncoding:
 
     @property
     def modulus(self) -> int:
-        """M = 2 C_∞ max_clients + 1, the smallest modulus that never wraps around."""
-        return 2 * self.max_coordinate * self.max_clients + 1
+        """M = 2 (C_∞ max_clients + noise_room) + 1: without noise it never wraps around."""
+        return 2 * (self.max_coordinate * self.max_clients + self.noise_room) + 1
+
+    @property
+    def noise_room(self) -> int:
+        """Largest noise on a coordinate of the sum that has room, in grid steps.
+
+        A Gaussian on any of d coordinates exceeds it with at most `WRAPAROUND_PROBABILITY`, by
+        2 d exp(-x²/2). The added step is for its rounding.
+        """
+        if self.noise_ratio == 0:
+            return 0
+        stddevs = math.sqrt(2 * math.log(2 * self.padded_dim / WRAPAROUND_PROBABILITY))
+        return math.ceil(stddevs * self.noise_stddev) + 1
+
+    @property
+    def noise_stddev(self) -> float:
+        """`noise_ratio` in grid steps: times K and the inflation."""
+        return self.noise_ratio * self.scaled_clip_norm * self.inflation
 
     @property
     def bits_per_parameter(self) -> int:
@@ -302,6 +327,7 @@ class GridEncoding:
             "bits_per_parameter": self.bits_per_parameter,
             "upload_bytes": self.upload_bytes,
             "inflation": self.inflation,
+            **({"noise_ratio": self.noise_ratio} if self.noise_ratio else {}),
         }
 
     @property
@@ -316,6 +342,7 @@ def for_bits(
     *,
     rejection_bound: float = DEFAULT_REJECTION_BOUND,
     linf_stddevs: float | None = None,
+    noise_ratio: float = 0.0,
 ) -> GridEncoding:
     """Builds the finest grid whose integers fit in `bits_per_parameter` bits.
 
@@ -326,6 +353,8 @@ def for_bits(
       rejection_bound: Largest probability α of drawing a rounding anew.
       linf_stddevs: Bound on a rotated coordinate, in standard deviations; None for the
         2 ln(padded_dim) of the paper.
+      noise_ratio: Standard deviation of the noise in the sum itself, on one coordinate, over the
+        inflated clip norm (`GridEncoding.noise_ratio`).
 
     Returns:
       The encoding. It uses fewer bits where float32 has no use for a finer grid.
@@ -347,7 +376,42 @@ def for_bits(
     norm = largest / factor
     while math.ceil(norm * factor) > largest:
         norm = math.nextafter(norm, 0.0)
+    if noise_ratio:
+        return _with_noise(
+            GridEncoding(dim, max_clients, norm, rejection_bound, linf_stddevs),
+            noise_ratio,
+            bits_per_parameter,
+        )
     return GridEncoding(dim, max_clients, norm, rejection_bound, linf_stddevs)
+
+
+def _with_noise(finest: GridEncoding, noise_ratio: float, bits: int) -> GridEncoding:
+    """Returns the finest grid that has room for noise, too, in a modulus of so many bits."""
+
+    def fitting(norm: float) -> GridEncoding | None:
+        try:
+            made = dataclasses.replace(finest, scaled_clip_norm=norm, noise_ratio=noise_ratio)
+        except validation.UsageError:  # The modulus is too large for an int32 sum.
+            return None
+        return made if made.bits_per_parameter <= bits else None
+
+    # Of the integers of a vector, hardly any is not 0 if the norm is one grid step.
+    best, too_fine = fitting(1.0), finest.scaled_clip_norm
+    if best is None:
+        raise validation.UsageError(
+            f"bits_per_parameter {bits} has no room for noise of {noise_ratio:.4g} clip norms on "
+            f"each of {finest.padded_dim} coordinates, beside {finest.max_clients} clients: raise "
+            "it, or lower the noise."
+        )
+    if (whole := fitting(too_fine)) is not None:
+        return whole
+    for _ in range(50):
+        middle = (best.scaled_clip_norm + too_fine) / 2
+        if (made := fitting(middle)) is None:
+            too_fine = middle
+        else:
+            best = made
+    return best
 
 
 def for_inflation(

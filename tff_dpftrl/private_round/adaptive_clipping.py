@@ -160,6 +160,9 @@ class AdaptiveClipRound(interface.PrivateRound):
         the updates are summed as they are clipped.
       deterministic_seed: Seed given by the caller, with which the run is not private; None
         for a private run.
+      noise_is_in_totals: Whether others have added the noise to both sums: `release` adds none,
+        and the state has no secret.
+      secure_noise: Whether the noise is of a cryptographic generator, on a grid.
     """
 
     contribution_type = CountedContribution
@@ -175,6 +178,8 @@ class AdaptiveClipRound(interface.PrivateRound):
         clipping: AdaptiveClipping = DEFAULT_CLIPPING,
         unit_inflation: float | None = None,
         deterministic_seed: int | None = None,
+        noise_is_in_totals: bool = False,
+        secure_noise: bool = False,
     ):
         """Initialises the round.
 
@@ -190,6 +195,9 @@ class AdaptiveClipRound(interface.PrivateRound):
             summed, and the sum is multiplied by it again. None without encoding.
           deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only;
             from the operating system if None.
+          noise_is_in_totals: Whether others have added the noise to both sums.
+          secure_noise: Whether the noise is of a cryptographic generator, on a grid; else of
+            Philox. An engine that draws it must run the graph: see `secure_calls`.
 
         Raises:
           ValueError: If an argument is out of range, or the noise cannot be split.
@@ -215,6 +223,8 @@ class AdaptiveClipRound(interface.PrivateRound):
             )
         self.unit_inflation = unit_inflation
         self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
+        self.noise_is_in_totals = noise_is_in_totals
+        self.secure_noise = secure_noise
         self._recipe = strategy.noise_recipe()
 
     @property
@@ -227,12 +237,16 @@ class AdaptiveClipRound(interface.PrivateRound):
     @override
     def initial_state(self, shapes):
         initial = tf.constant(self.clipping.initial_clip_norm, tf.float32)
+        clip = ClipState(active=initial, estimate=initial, excess=tf.constant(0.0))
+        if self.noise_is_in_totals:
+            start = tf.constant(0, tf.int64)
+            return AdaptiveClipState(start, tf.zeros([2], tf.int64), (), (), clip)
         return AdaptiveClipState(
             round_index=tf.constant(0, tf.int64),
-            seed=seeds.root_seed(self.deterministic_seed),
+            seed=seeds.root_seed(self.deterministic_seed, secure=self.secure_noise),
             buffer=self._stream(shapes).initial_buffer(),
             count_buffer=self._stream([()]).initial_buffer(),
-            clip=ClipState(active=initial, estimate=initial, excess=tf.constant(0.0)),
+            clip=clip,
         )
 
     @override
@@ -257,18 +271,17 @@ class AdaptiveClipRound(interface.PrivateRound):
         division) and `num_restarts`.
         """
         shapes = [tensor.shape for tensor in totals.update]
-        noise, count_noise, skipped = self._noise(state, shapes)
+        noise, count_noise, skipped = self.noise(state, shapes)
         active = tf.cast(state.clip.active, tf.float64)
         update, multiplier = totals.update, self.update_noise_multiplier
         if self.unit_inflation is not None:
             update = [tf.cast(tensor, tf.float64) * active for tensor in update]
             multiplier *= self.unit_inflation
         stddev = multiplier * active
-        average = summation.noised_mean(update, noise, stddev, self.clients_per_round)
+        average = self._noised_mean(update, noise, stddev, self.update_noise_multiplier)
         count_stddev = tf.constant(self.clipped_count_stddev, tf.float64)
-        (fraction,) = summation.noised_mean(
-            [totals.bit], [count_noise], count_stddev, self.clients_per_round
-        )
+        count_multiplier = self.clipped_count_stddev / noise_split.COUNT_SENSITIVITY
+        (fraction,) = self._noised_mean([totals.bit], [count_noise], count_stddev, count_multiplier)
         fraction = tf.cast(fraction + noise_split.COUNT_SENSITIVITY, tf.float32)
         excess = state.clip.excess + fraction - self.clipping.target_unclipped_quantile
         estimate = self.clipping.estimate(excess)
@@ -282,12 +295,19 @@ class AdaptiveClipRound(interface.PrivateRound):
         }
         return skipped._replace(clip=clip), average, measurements
 
+    def _noised_mean(self, total, noise, stddev, noise_multiplier):
+        if self.secure_noise and noise_multiplier > 0 and not self.noise_is_in_totals:
+            return summation.noised_mean_on_grid(
+                total, noise, stddev, self.clients_per_round, noise_multiplier
+            )
+        return summation.noised_mean(total, noise, stddev, self.clients_per_round)
+
     @override
     def skip(self, state, shapes):
         """Passes over a round; a restart takes over the estimate as it stands."""
-        return self._noise(state, shapes)[-1]
+        return self.noise(state, shapes)[-1]
 
-    def _noise(self, state, shapes):
+    def noise(self, state, shapes):
         """Draws a round's unit noise of both streams.
 
         Args:
@@ -298,13 +318,17 @@ class AdaptiveClipRound(interface.PrivateRound):
           Noise of the update, float32 tensors; noise of the count, a float32 scalar; and the
           state after the round if nothing of it is released.
         """
+        clip = self._next_clip(state, state.clip.estimate, state.clip.excess)
+        if self.noise_is_in_totals:
+            noise = [tf.zeros(shape, tf.float32) for shape in shapes]
+            skipped = state._replace(round_index=state.round_index + 1, clip=clip)
+            return noise, tf.constant(0.0), skipped
         noise, buffer = self._stream(shapes).next(
             state.buffer, state.round_index, seeds.derive(state.seed, fixed_clip.UPDATE_STREAM)
         )
         (count_noise,), count_buffer = self._stream([()]).next(
             state.count_buffer, state.round_index, seeds.derive(state.seed, COUNT_STREAM)
         )
-        clip = self._next_clip(state, state.clip.estimate, state.clip.excess)
         skipped = AdaptiveClipState(state.round_index + 1, state.seed, buffer, count_buffer, clip)
         return noise, count_noise, skipped
 
@@ -315,4 +339,6 @@ class AdaptiveClipRound(interface.PrivateRound):
         return ClipState(active, estimate, excess)
 
     def _stream(self, shapes) -> noise_stream.NoiseStream:
-        return noise_stream.NoiseStream(self._recipe, shapes, max_rounds=self.strategy.max_rounds)
+        return noise_stream.NoiseStream(
+            self._recipe, shapes, max_rounds=self.strategy.max_rounds, secure=self.secure_noise
+        )

@@ -180,7 +180,8 @@ def decode(
 
     Args:
       total: int32 tensor of shape [encoding.padded_dim], the sum modulo
-        `encoding.sum_modulus` of the encoded updates.
+        `encoding.sum_modulus` of the encoded updates, and of noise if `encoding.noise_ratio` is
+        not 0.
       num_clients: int32 scalar, the number of updates in the sum, from 0 to
         `encoding.max_clients`.
       round_seed: Public seed that the clients encoded with, int64 tensor of shape [2].
@@ -193,9 +194,25 @@ def decode(
       contributes; in float32 it would add up to 5e-4 for some thousands of them.
     """
     centred = total - num_clients * encoding.max_coordinate
+    if encoding.noise_ratio:
+        centred = to_centre(centred, encoding.sum_modulus)
     x = tf.cast(centred, tf.float64) * encoding.granularity(clip_norm)
     x = walsh_hadamard.unrotate(x, seeds.derive(round_seed, ROTATION_STREAM))
     return x[: encoding.dim]
+
+
+def to_centre(x: tf.Tensor, modulus: int) -> tf.Tensor:
+    """Returns the representatives of integers modulo `modulus` that are nearest to 0.
+
+    Args:
+      x: int32 tensor of any shape, entries above `-modulus` and below `modulus`.
+      modulus: Modulus, at most `grid.MAX_MODULUS`.
+
+    Returns:
+      int32 tensor of the same shape, entries from -(modulus // 2) to (modulus - 1) // 2.
+    """
+    x = tf.where(x > (modulus - 1) // 2, x - modulus, x)
+    return tf.where(x < -(modulus // 2), x + modulus, x)
 
 
 def _fingerprint(x: tf.Tensor) -> tf.Tensor:

@@ -49,6 +49,9 @@ class FixedClipRound(interface.PrivateRound):
       clients_per_round: Fixed denominator of the noised sum.
       deterministic_seed: Seed given by the caller, with which the run is not private; None
         for a private run.
+      noise_is_in_totals: Whether others have added the noise to the sums: `release` adds none, and
+        the state has no secret.
+      secure_noise: Whether the noise is of a cryptographic generator, on a grid.
     """
 
     state_type = FixedClipState
@@ -63,6 +66,8 @@ class FixedClipRound(interface.PrivateRound):
         clients_per_round: float,
         encoded_norm: float | None = None,
         deterministic_seed: int | None = None,
+        noise_is_in_totals: bool = False,
+        secure_noise: bool = False,
     ):
         """Initialises the round.
 
@@ -76,6 +81,9 @@ class FixedClipRound(interface.PrivateRound):
             encoding; the clip norm if None.
           deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only;
             from the operating system if None.
+          noise_is_in_totals: Whether others have added the noise to the sums.
+          secure_noise: Whether the noise is of a cryptographic generator, on a grid; else of
+            Philox. An engine that draws it must run the graph: see `secure_calls`.
 
         Raises:
           ValueError: If an argument cannot be used.
@@ -89,6 +97,7 @@ class FixedClipRound(interface.PrivateRound):
         self.clipping = clipping
         self.clients_per_round = summation.check_clients_per_round(clients_per_round)
         self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
+        self.secure_noise = secure_noise
         self.encoded_norm = validation.number(
             "encoded_norm",
             clipping.constant_norm if encoded_norm is None else encoded_norm,
@@ -96,12 +105,15 @@ class FixedClipRound(interface.PrivateRound):
             at_most=clipping_lib.MAX_CLIP_NORM,
             remedy="Encoding cannot make a client's contribution smaller than the clip norm.",
         )
+        self.noise_is_in_totals = noise_is_in_totals
         self._recipe = strategy.noise_recipe()
 
     @override
     def initial_state(self, shapes):
         self.clipping.check_num_tensors(len(shapes))
-        seed = seeds.root_seed(self.deterministic_seed)
+        if self.noise_is_in_totals:
+            return FixedClipState(tf.constant(0, tf.int64), tf.zeros([2], tf.int64), ())
+        seed = seeds.root_seed(self.deterministic_seed, secure=self.secure_noise)
         return FixedClipState(tf.constant(0, tf.int64), seed, self._stream(shapes).initial_buffer())
 
     @override
@@ -113,9 +125,14 @@ class FixedClipRound(interface.PrivateRound):
     @override
     def release(self, state, totals):
         """Adds the noise; measures `clip_norm` and `noise_stddev` (before the division)."""
-        noise, new_state = self._noise(state, [tensor.shape for tensor in totals.update])
+        noise, new_state = self.noise(state, [tensor.shape for tensor in totals.update])
         stddev = self._stddev
-        average = summation.noised_mean(totals.update, noise, stddev, self.clients_per_round)
+        if self.secure_noise and self.noise_multiplier > 0 and not self.noise_is_in_totals:
+            average = summation.noised_mean_on_grid(
+                totals.update, noise, stddev, self.clients_per_round, self.noise_multiplier
+            )
+        else:
+            average = summation.noised_mean(totals.update, noise, stddev, self.clients_per_round)
         measurements = {
             "clip_norm": tf.constant(self.clipping.constant_norm, tf.float32),
             "noise_stddev": tf.cast(stddev, tf.float32),
@@ -125,7 +142,8 @@ class FixedClipRound(interface.PrivateRound):
     @property
     def is_separable(self) -> bool:
         """Whether `release_tensor` can release one tensor after the other."""
-        return self._stream([]).is_separable
+        is_plain = not self.secure_noise and not self.noise_is_in_totals
+        return is_plain and self._stream([]).is_separable
 
     def release_tensor(
         self, state: FixedClipState, position: tf.Tensor, total: tf.Tensor
@@ -155,13 +173,27 @@ class FixedClipRound(interface.PrivateRound):
 
     @override
     def skip(self, state, shapes):
-        return self._noise(state, shapes)[1]
+        return self.noise(state, shapes)[-1]
 
-    def _noise(self, state, shapes):
-        """Draws the unit noise of a round; returns it with the state after the round."""
+    def noise(self, state, shapes):
+        """Draws a round's unit noise.
+
+        Args:
+          state: State before the round.
+          shapes: Static shapes of an update's tensors.
+
+        Returns:
+          Noise of the update, float32 tensors; and the state after the round if nothing of it is
+          released.
+        """
+        if self.noise_is_in_totals:
+            noise = [tf.zeros(shape, tf.float32) for shape in shapes]
+            return noise, state._replace(round_index=state.round_index + 1)
         stream_seed = seeds.derive(state.seed, UPDATE_STREAM)
         noise, buffer = self._stream(shapes).next(state.buffer, state.round_index, stream_seed)
         return noise, FixedClipState(state.round_index + 1, state.seed, buffer)
 
     def _stream(self, shapes) -> noise_stream.NoiseStream:
-        return noise_stream.NoiseStream(self._recipe, shapes, max_rounds=self.strategy.max_rounds)
+        return noise_stream.NoiseStream(
+            self._recipe, shapes, max_rounds=self.strategy.max_rounds, secure=self.secure_noise
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -224,6 +225,17 @@ def _as_often_as_fits(
     return schema_lib.MinSep.as_many_as_fit(num_rounds, min(feasible, num_rounds))
 
 
+def _of_parties(number: int) -> str:
+    """Describes what the noise of several parties is, for the start of a run."""
+    line = f"Noise parties: {number}, within the secure sums; the server adds no noise."
+    if number == 1:
+        return line
+    return (
+        f"{line} Each adds the whole noise: together {number} times the variance that ε needs, so "
+        f"that the noise of one is left if the server colludes with {number - 1}."
+    )
+
+
 def _participation(schema: schema_lib.MinSep) -> str:
     times = strategy_lib.counted(schema.effective_participations, "time")
     return f"each at most {times}, {schema.min_sep} rounds apart (stride)"
@@ -258,6 +270,8 @@ class DpFtrlPlan(privacy.FederatedPlan):
       unit_of_privacy: Unit that a client stands for.
       workload: Workload that the strategy was optimised for; None for the prefix sums. The
         guarantee does not depend on it.
+      noise_parties: Number of parties that each add the whole noise within secure sums; 0 if the
+        server adds it.
     """
 
     clients_per_round: int
@@ -269,6 +283,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
     data_in_one_place: bool = False
     unit_of_privacy: statement.UnitOfPrivacy = "user"
     workload: workload_lib.Workload | None = None
+    noise_parties: int = 0
 
     needs_secret_cohorts = False
 
@@ -308,6 +323,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
         if self.strategy is None:
             return 0.0
         inflation = 1.0 if self.encoding is None else self.encoding.inflation
+        inflation *= math.sqrt(max(self.noise_parties, 1))  # Each adds the noise of all.
         return privacy.noise_to_signal(
             self.strategy,
             noise_multiplier=self.noise_multiplier * inflation,
@@ -344,6 +360,8 @@ class DpFtrlPlan(privacy.FederatedPlan):
                 f"stays {self.clip_norm:g}, with more noise than a fixed one has: give "
                 "restart_warmup, below the number of rounds, or leave adaptive_clipping out."
             )
+        if self.noise_parties:
+            lines.append(_of_parties(self.noise_parties))
         return [
             *lines,
             *privacy.noise_lines(

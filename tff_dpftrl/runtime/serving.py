@@ -500,6 +500,8 @@ def _line(event: Any, served: population_lib.Population) -> str:
             return f"{event.task}: round {event.round_index + 1} abandoned: {reason}."
         case events.TooFewDevices():
             return f"{event.task}: {served.task(event.task).shortage(event)}"
+        case events.PartyAway():
+            return f"{event.task}: {served.task(event.task).wait_for_parties(event)}"
         case events.StoreFailed():
             return f"The store fails: {event.reason}"
     return ""

@@ -11,6 +11,8 @@ or output, no TensorFlow. They run in tests, in this package's runtime and in ot
 - `group.Group`: the server. `receive` takes a message, `drop` removes a device, and `advance` ends
   a phase with the devices that have answered. The caller has the clock and calls `advance`. At
   the end, `total()` is the sum of the vectors of `survivors`.
+- `noise_party.NoiseParty`: a party without data that adds noise to the sum, which nobody then sees
+  without it. `Parameters.noise_parties` names its key, and devices refuse a group without it.
 - `neighbours.choose`: the number of neighbours of a device in a group of thousands.
 
 Messages are protocol buffers (`secure_sum.proto`): `SerializeToString()` makes bytes of them.

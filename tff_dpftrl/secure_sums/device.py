@@ -117,6 +117,8 @@ class Participant:
         vectors.check(vector, demanded.layout)
         self._demanded = demanded
         self._session = parameters.bound_session(session, context)
+        self._noise_session = demanded.noise_session(self._session)
+        self._noise_mask_keys: list[bytes] = []  # Public keys of the noise parties.
         self._identity = identity
         self._is_active = is_active
         self._packs_bits = packs_bits
@@ -202,6 +204,8 @@ class Participant:
     def _check_order(self, kind: str | None, message: secure_sum_pb2.ToDevice) -> None:
         if kind is None:
             raise refusals.MalformedMessageError("A message without content.")
+        if kind == "noise_request":
+            raise refusals.MalformedMessageError("A request to a noise party, which this is not.")
         if kind == "survivors" and self._survivors not in (None, message.survivors.bitmap):
             raise refusals.BothKindsOfSharesError(
                 "Other survivors than before: shares of both secrets would be revealed of a device "
@@ -226,12 +230,15 @@ class Participant:
         self._members = directories.check(directory, _held(self._advertisement), self._demanded)
         self._index, self._num_devices = directory.index, directory.num_devices
         self._threshold = directory.threshold
+        self._noise_mask_keys = directories.check_noise_parties(
+            directory, self._demanded, self._noise_session
+        )
         if self._is_active:
             directories.check_identities(
                 self._members, self._index, self._session, _held(self._identity).verify
             )
             self._digest = keys.directory_digest(
-                self._num_devices, self._threshold, self._members.items()
+                self._num_devices, self._threshold, self._members.items(), self._noise_mask_keys
             )
         self._seed = secrets.randbits(8 * keys.SEED_BYTES)
         shares = secret_sharing.split(
@@ -275,11 +282,16 @@ class Participant:
         }
         # The device of the lower index adds the mask, the other one subtracts it.
         added = [key for index, key in mask_keys.items() if self._index < index]
-        self._sum.add_masks([self_mask_key, *added])
+        # A noise party subtracts its mask of each device whose sum it hides.
+        for_noise = [
+            _held(self._channel_keys).noise_mask_key(self._noise_session, self._index, key)
+            for key in self._noise_mask_keys
+        ]
+        self._sum.add_masks([self_mask_key, *for_noise, *added])
         self._sum.subtract_masks([key for index, key in mask_keys.items() if self._index > index])
         content = vectors.pack(self._sum.value(), self._demanded.layout, in_bits=self._packs_bits)
         self._sum.wipe()
-        self._mask_keys = self._seed = None
+        self._channel_keys = self._mask_keys = self._seed = None
         self._stage = _Stage.SURVIVORS
         return secure_sum_pb2.ToServer(masked_vector=secure_sum_pb2.MaskedVector(content=content))
 

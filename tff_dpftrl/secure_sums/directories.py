@@ -110,3 +110,50 @@ def check_identities(
                 "proof is of another session or key, or from an issuer that this device does not "
                 "trust."
             )
+
+
+def check_noise_parties(
+    directory: secure_sum_pb2.Directory, demanded: parameters.Parameters, noise_session: bytes
+) -> list[bytes]:
+    """Checks that the noise parties which the device was promised are in its group.
+
+    Args:
+      directory: Directory that the server sent, checked by `check`.
+      demanded: Parameters that this device demands.
+      noise_session: Name of the session, from `Parameters.noise_session`.
+
+    Returns:
+      The parties' public keys for masks, in the order of `demanded`.
+
+    Raises:
+      ProtocolRefusedError: If the directory is refused; the subclass names the reason.
+    """
+    promised = demanded.noise_parties
+    parties = {keys_.party: keys_ for keys_ in directory.noise_parties}
+    for party in promised:
+        if party not in parties:
+            raise refusals.NoisePartyMissingError(
+                f"The noise party {party.hex()} is not in the group."
+            )
+    if len(directory.noise_parties) > len(promised):
+        raise refusals.UnknownNoisePartyError(
+            f"{len(directory.noise_parties)} noise parties, where this device was promised "
+            f"{len(promised)}."
+        )
+    for party in promised:
+        if not keys.is_sound(parties[party].mask_key):
+            raise refusals.WeakKeyError("A noise party's key is no point of large order.")
+        if not keys.noise_party_is_signed(noise_session, parties[party]):
+            raise refusals.ForgedNoisePartyError(
+                f"The noise party {party.hex()} has not signed its key for this sum: it is of "
+                "another session, round, model or layout, or the server has made it."
+            )
+    mask_keys = [parties[party].mask_key for party in promised]
+    others = [
+        key
+        for member in directory.members
+        for key in (member.keys.encryption_key, member.keys.mask_key)
+    ]
+    if len({*mask_keys, *others}) < len(mask_keys) + len(others):
+        raise refusals.EqualKeysError("A noise party's key occurs twice in the directory.")
+    return mask_keys

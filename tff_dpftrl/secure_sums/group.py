@@ -8,6 +8,9 @@ A message that no honest device sends excludes its sender, and harms no other de
 lost if too few devices are left, or if a secret cannot be recovered, for instance because its
 device has dealt wrong shares. Where that is known before shares are asked for, none are. Not
 thread-safe.
+
+Noise parties (`noise_party`) join with the devices. They are asked for their noise last, when all
+other masks are gone: a group that is lost before has used no noise.
 """
 
 from __future__ import annotations
@@ -41,13 +44,17 @@ class GroupLostError(Exception):
 
 
 class Phase(enum.Enum):
-    """Phase of a group: the message it waits for; the value is the field of ToServer."""
+    """Phase of a group: the message it waits for; the value is the field of ToServer.
+
+    NOISING, where it waits for the masked vectors of noise parties, is the exception.
+    """
 
     ADVERTISING = "key_advertisement"
     SHARING = "shares"
     MASKING = "masked_vector"
     CONFIRMING = "survivors_signature"
     REVEALING = "revealed_shares"
+    NOISING = "noise"
     DONE = "done"
     LOST = "lost"
 
@@ -106,7 +113,10 @@ class Group:
         self._lost_because = ""
         self._joined: dict[Hashable, secure_sum_pb2.KeyAdvertisement] = {}
         self._known_keys: set[bytes] = set()
-        # Devices by index, from the end of the first phase on.
+        self._noise_session = demanded.noise_session(self._session)
+        self._noise_parties: dict[bytes, tuple[Hashable, secure_sum_pb2.NoisePartyKeys]] = {}
+        # Devices by index, from the end of the first phase on; after them the noise parties.
+        self._num_devices = 0
         self._names: list[Hashable] = []
         self._indices: dict[Hashable, int] = {}
         self._advertisements: list[secure_sum_pb2.KeyAdvertisement] = []
@@ -147,6 +157,11 @@ class Group:
         """Devices whose vectors are in the sum; none before all masked vectors have come."""
         return tuple(self._names[index] for index in sorted(self._survivors))
 
+    @property
+    def missing_noise_parties(self) -> tuple[bytes, ...]:
+        """Public keys of the promised noise parties that have not joined the group."""
+        return tuple(p for p in self._demanded.noise_parties if p not in self._noise_parties)
+
     def total(self) -> vectors.Vector:
         """Returns the sum of the survivors' vectors, modulo each segment's modulus.
 
@@ -164,7 +179,7 @@ class Group:
         """Takes a device's message.
 
         Args:
-          device: The caller's name of the device.
+          device: The caller's name of the device, or of the noise party.
           message: Message that the device sent. Untrusted.
 
         Raises:
@@ -172,7 +187,11 @@ class Group:
             of a malformed one is dropped.
         """
         kind = message.WhichOneof("message")
-        if kind != self._phase.value:
+        if self._phase is Phase.ADVERTISING and kind == "noise_party_keys":
+            self._join_as_noise_party(device, message.noise_party_keys)
+            return
+        awaited = Phase.MASKING if self._phase is Phase.NOISING else self._phase
+        if kind != awaited.value:
             raise MessageRefusedError(f"{kind}, where the group is {self._phase.name}.")
         content = getattr(message, kind)
         if self._phase is Phase.ADVERTISING:
@@ -193,12 +212,17 @@ class Group:
         """Goes on without a device, and refuses its further messages.
 
         Its earlier messages count: a masked vector stays in the sum. Only before masked vectors
-        are asked for can the others proceed as if it had never joined.
+        are asked for can the others proceed as if it had never joined. Without a noise party that
+        has not sent its noise the group is lost; `advance` says so.
         """
         if self._phase is Phase.ADVERTISING:
             keys_ = self._joined.pop(device, None)
             if keys_ is not None:
                 self._known_keys -= _all_keys(keys_)
+            for party, (name, noise_keys) in list(self._noise_parties.items()):
+                if name == device:
+                    del self._noise_parties[party]
+                    self._known_keys.discard(noise_keys.mask_key)
             return
         index = self._indices.get(device)
         if index is None:
@@ -223,6 +247,7 @@ class Group:
         if self._phase is Phase.LOST:
             raise GroupLostError(self._lost_because)
         try:
+            self._check_noise_parties()
             messages = _ADVANCES[self._phase](self)
         except GroupLostError as error:
             self._phase = Phase.LOST
@@ -241,7 +266,7 @@ class Group:
     # Keys, neighbours and thresholds.
 
     def _join(self, device: Hashable, keys_: secure_sum_pb2.KeyAdvertisement) -> None:
-        if device in self._joined:
+        if self._has_joined(device):
             raise MessageRefusedError("A second advertisement of one device.")
         if len(self._joined) == self._demanded.most_devices:
             raise MessageRefusedError(f"The group is full: it has {len(self._joined)} devices.")
@@ -265,10 +290,45 @@ class Group:
         self._known_keys |= public_keys
         self._joined[device] = keys_
 
+    def _has_joined(self, name: Hashable) -> bool:
+        return name in self._joined or any(name == own for own, _ in self._noise_parties.values())
+
+    def _join_as_noise_party(self, name: Hashable, keys_: secure_sum_pb2.NoisePartyKeys) -> None:
+        if keys_.party not in self._demanded.noise_parties:
+            raise MessageRefusedError(
+                f"The noise party {keys_.party.hex()}, which the devices were not promised."
+            )
+        if self._has_joined(name) or keys_.party in self._noise_parties:
+            raise MessageRefusedError("A noise party that has joined already.")
+        if not keys.is_sound(keys_.mask_key):
+            raise MessageRefusedError("A public key that is no point of large order.")
+        if not keys.noise_party_is_signed(self._noise_session, keys_):
+            raise MessageRefusedError(
+                f"The noise party {keys_.party.hex()} has signed for another session, context or "
+                "layout, or not at all."
+            )
+        if keys_.mask_key in self._known_keys:
+            raise MessageRefusedError("A key that occurs twice.")
+        keys_.DiscardUnknownFields()
+        self._known_keys.add(keys_.mask_key)
+        self._noise_parties[keys_.party] = name, keys_
+
+    def _check_noise_parties(self) -> None:
+        """Checks that no noise party is missing whose noise has not come."""
+        gone = {self._names[index] for index in self._gone - self._answered}
+        for party in self._demanded.noise_parties:
+            if party not in self._noise_parties or self._noise_parties[party][0] in gone:
+                raise GroupLostError(
+                    f"The noise party {party.hex()} is not in the group: there is no sum without "
+                    "its noise."
+                )
+
     def _end_advertising(self) -> _Messages:
-        num_devices = len(self._joined)
+        num_devices = self._num_devices = len(self._joined)
         self._check_enough(num_devices, "joined")
-        self._names = list(self._joined)
+        noise_parties = [self._noise_parties[party] for party in self._demanded.noise_parties]
+        noise_keys = [keys_ for _, keys_ in noise_parties]
+        self._names = [*self._joined, *(name for name, _ in noise_parties)]
         self._indices = {name: index for index, name in enumerate(self._names)}
         self._advertisements = list(self._joined.values())
         self._joined, self._known_keys = {}, set()
@@ -280,7 +340,10 @@ class Group:
         )
         if self._is_active:
             self._digest = keys.directory_digest(
-                num_devices, self._holders.thresholds[0], enumerate(self._advertisements)
+                num_devices,
+                self._holders.thresholds[0],
+                enumerate(self._advertisements),
+                [keys_.mask_key for keys_ in noise_keys],
             )
         entries = [
             secure_sum_pb2.Directory.Member(index=index, keys=keys_)
@@ -294,6 +357,7 @@ class Group:
             directory.num_devices = num_devices
             directory.threshold = self._holders.thresholds[index]
             directory.members.extend([entries[member] for member in sorted(members)])
+            directory.noise_parties.extend(noise_keys)
         self._phase = Phase.SHARING
         return messages
 
@@ -355,7 +419,7 @@ class Group:
                 "the sum of each set."
             )
         self._survivors = survivors
-        self._bitmap = bitmaps.write(survivors, len(self._names))
+        self._bitmap = bitmaps.write(survivors, self._num_devices)
         message = secure_sum_pb2.ToDevice(survivors={"bitmap": self._bitmap})
         self._phase = Phase.CONFIRMING if self._is_active else Phase.REVEALING
         return dict.fromkeys(sorted(answering), message)
@@ -448,6 +512,29 @@ class Group:
                 len(self._key_shares.get(owner, {})),
             )
         unmasker.unmask(self._sum)
+        if not self._demanded.noise_parties:
+            return self._finish()
+        self._seed_shares, self._key_shares = {}, {}
+        message = secure_sum_pb2.ToDevice()
+        for index in sorted(self._survivors):
+            message.noise_request.devices.add(
+                index=index, encryption_key=self._advertisements[index].encryption_key
+            )
+        self._phase = Phase.NOISING
+        return dict.fromkeys(range(self._num_devices, len(self._names)), message)
+
+    # Noise, by which the last masks go.
+
+    def _end_noising(self) -> _Messages:
+        for index in range(self._num_devices, len(self._names)):
+            if index not in self._answered:
+                raise GroupLostError(
+                    f"The noise party {self._names[index]!r} has not sent its noise: there is no "
+                    "sum without it."
+                )
+        return self._finish()
+
+    def _finish(self) -> _Messages:
         self._total = self._sum.value()
         self._wipe()
         self._phase = Phase.DONE
@@ -473,6 +560,7 @@ _RECEIVERS: dict[Phase, Callable[..., None]] = {
     Phase.MASKING: Group._receive_masked_vector,
     Phase.CONFIRMING: Group._receive_signature,
     Phase.REVEALING: Group._receive_revealed,
+    Phase.NOISING: Group._receive_masked_vector,
 }
 _ADVANCES: dict[Phase, Callable[..., _Messages]] = {
     Phase.ADVERTISING: Group._end_advertising,
@@ -480,4 +568,5 @@ _ADVANCES: dict[Phase, Callable[..., _Messages]] = {
     Phase.MASKING: Group._end_masking,
     Phase.CONFIRMING: Group._end_confirming,
     Phase.REVEALING: Group._end_revealing,
+    Phase.NOISING: Group._end_noising,
 }

@@ -27,6 +27,8 @@ SEALED_SHARES_BYTES = 2 * secret_sharing.SHARE_BYTES + 16
 
 _FOR_SHARES = b"tff_dpftrl secure sum: shares\0"
 _FOR_PAIR_MASK = b"tff_dpftrl secure sum: mask of a pair\0"
+_FOR_NOISE_MASK = b"tff_dpftrl secure sum: mask of a noise party\0"
+_FOR_NOISE_PARTY = b"tff_dpftrl secure sum: key of a noise party\0"
 _FOR_SELF_MASK = b"tff_dpftrl secure sum: self-mask\0"
 _FOR_ADVERTISEMENT = b"tff_dpftrl secure sum: keys\0"
 _FOR_SURVIVORS = b"tff_dpftrl secure sum: survivors\0"
@@ -105,6 +107,22 @@ class KeyPair:
           `masks.KEY_BYTES` bytes, the same for both.
         """
         return self._agree(_FOR_PAIR_MASK, session, index, other, others_public)
+
+    def noise_mask_key(self, noise_session: bytes, device: int, others_public: bytes) -> bytes:
+        """Derives the key of the mask that a device has in common with a noise party.
+
+        A device uses the pair of its encryption key, of which nobody ever gets shares.
+
+        Args:
+          noise_session: Name of the session, from `Parameters.noise_session`.
+          device: Index of the device.
+          others_public: Public key of the other side, checked by `is_sound`: the device's
+            encryption key, or the noise party's key for masks.
+
+        Returns:
+          `masks.KEY_BYTES` bytes, the same for both.
+        """
+        return self._agree(_FOR_NOISE_MASK, noise_session, device, device, others_public)
 
     def channel(self, session: bytes, index: int, other: int, others_public: bytes) -> Channel:
         """Opens the encrypted channel of two devices through the server.
@@ -216,10 +234,34 @@ def survivors_are_signed(
     return _verifies(identity_key, signature, _FOR_SURVIVORS + session + digest + bitmap)
 
 
+def sign_noise_party(
+    signing_key: ed25519.Ed25519PrivateKey, noise_session: bytes, mask_key: bytes
+) -> secure_sum_pb2.NoisePartyKeys:
+    """Signs the key for masks of a noise party.
+
+    Args:
+      signing_key: Private key of the party; its public half was promised to the devices.
+      noise_session: Name of the session, from `Parameters.noise_session`.
+      mask_key: Public key for masks that the party made for this session.
+
+    Returns:
+      The message that the directory of each device holds.
+    """
+    party = signing_key.public_key().public_bytes_raw()
+    signature = signing_key.sign(_FOR_NOISE_PARTY + noise_session + mask_key)
+    return secure_sum_pb2.NoisePartyKeys(party=party, mask_key=mask_key, signature=signature)
+
+
+def noise_party_is_signed(noise_session: bytes, keys: secure_sum_pb2.NoisePartyKeys) -> bool:
+    """Checks whether a noise party has signed its key for masks for a session."""
+    return _verifies(keys.party, keys.signature, _FOR_NOISE_PARTY + noise_session + keys.mask_key)
+
+
 def directory_digest(
     num_devices: int,
     threshold: int,
     members: Iterable[tuple[int, secure_sum_pb2.KeyAdvertisement]],
+    noise_mask_keys: Iterable[bytes] = (),
 ) -> bytes:
     """Computes the SHA-256 of the directory that all devices of a complete graph receive.
 
@@ -227,6 +269,7 @@ def directory_digest(
       num_devices: Number of devices in the group.
       threshold: Number of shares that recover a secret.
       members: Indices and keys (of the checked sizes), by increasing index.
+      noise_mask_keys: Keys for masks of the noise parties, in the order of `Parameters`.
 
     Returns:
       32 bytes.
@@ -234,4 +277,5 @@ def directory_digest(
     digest = hashlib.sha256(_index(num_devices) + _index(threshold))
     for index, keys in members:
         digest.update(_index(index) + keys.encryption_key + keys.mask_key + keys.identity_key)
+    digest.update(b"".join(noise_mask_keys))
     return digest.digest()

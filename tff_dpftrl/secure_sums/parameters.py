@@ -12,7 +12,10 @@ from tff_dpftrl.secure_sums import vectors
 
 SESSION_BYTES = 32
 
+NOISE_PARTY_KEY_BYTES = 32
+
 _FOR_CONTEXT = b"tff_dpftrl secure sum: session and context\0"
+_FOR_NOISE = b"tff_dpftrl secure sum: what a noise party's noise is for\0"
 
 
 class ThreatModel(enum.Enum):
@@ -52,6 +55,9 @@ class Parameters:
         its group, as they must be where the server may be active.
       most_devices: Largest number of devices in a group, for which the moduli have room and
         whose keys a device is ready to check; None for any number.
+      noise_parties: Public Ed25519 keys, 32 bytes each, of the parties that add noise to the sum
+        (`noise_party`). Without the vector of each of them there is no sum. They are no devices:
+        the numbers of devices do not count them.
     """
 
     layout: vectors.Layout
@@ -59,6 +65,7 @@ class Parameters:
     least_devices: int
     least_neighbours: int | None = None
     most_devices: int | None = None
+    noise_parties: tuple[bytes, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "layout", tuple(self.layout))
@@ -94,6 +101,36 @@ class Parameters:
                     f"least_neighbours must be below most_devices={self.most_devices}, got "
                     f"{self.least_neighbours}: no group could have so many."
                 )
+        object.__setattr__(self, "noise_parties", tuple(self.noise_parties))
+        for key in self.noise_parties:
+            if not isinstance(key, bytes) or len(key) != NOISE_PARTY_KEY_BYTES:
+                raise validation.UsageError(
+                    f"noise_parties must be keys of {NOISE_PARTY_KEY_BYTES} bytes, got {key!r}: "
+                    "use the raw bytes of a public Ed25519 key."
+                )
+        if len(set(self.noise_parties)) < len(self.noise_parties):
+            twice = next(k for k in self.noise_parties if self.noise_parties.count(k) > 1)
+            raise validation.UsageError(
+                f"noise_parties has the key {twice.hex()} twice: name each noise party once."
+            )
+
+    def noise_session(self, session: bytes) -> bytes:
+        """Binds a session to everything that devices and noise parties must agree on.
+
+        Args:
+          session: Name of the session, from `bound_session`.
+
+        Returns:
+          SESSION_BYTES bytes, over which noise parties sign, and from which their masks are
+          derived: two sides with another layout, least number of devices or list of noise parties
+          refuse each other's keys and share no mask.
+        """
+        digest = hashlib.sha256(_FOR_NOISE + session)
+        numbers = [len(self.layout), *(n for s in self.layout for n in (s.size, s.modulus))]
+        for number in (*numbers, self.least_devices):
+            digest.update(number.to_bytes(16, "big"))
+        digest.update(b"".join(self.noise_parties))
+        return digest.digest()
 
 
 def new_session() -> bytes:

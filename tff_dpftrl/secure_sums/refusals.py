@@ -51,6 +51,18 @@ class UnprovenIdentityError(ProtocolRefusedError):
     """An identity key without a valid proof that a genuine device made it."""
 
 
+class NoisePartyMissingError(ProtocolRefusedError):
+    """A directory without a noise party that this device was promised."""
+
+
+class UnknownNoisePartyError(ProtocolRefusedError):
+    """A directory with a noise party that was not promised, or with one of them twice."""
+
+
+class ForgedNoisePartyError(ProtocolRefusedError):
+    """A noise party's key that it has not signed for this session, context and layout."""
+
+
 class LowThresholdError(ProtocolRefusedError):
     """A threshold that lets too few devices recover a secret."""
 

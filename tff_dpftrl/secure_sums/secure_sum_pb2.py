@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'tff_dpftrl/secure_sums/secure_sum.proto\x12\x16tff_dpftrl.secure_sums\"\xdb\x02\n\x08ToServer\x12\x45\n\x11key_advertisement\x18\x01 \x01(\x0b\x32(.tff_dpftrl.secure_sums.KeyAdvertisementH\x00\x12\x30\n\x06shares\x18\x02 \x01(\x0b\x32\x1e.tff_dpftrl.secure_sums.SharesH\x00\x12=\n\rmasked_vector\x18\x03 \x01(\x0b\x32$.tff_dpftrl.secure_sums.MaskedVectorH\x00\x12I\n\x13survivors_signature\x18\x04 \x01(\x0b\x32*.tff_dpftrl.secure_sums.SurvivorsSignatureH\x00\x12\x41\n\x0frevealed_shares\x18\x05 \x01(\x0b\x32&.tff_dpftrl.secure_sums.RevealedSharesH\x00\x42\t\n\x07message\"\x95\x02\n\x08ToDevice\x12\x36\n\tdirectory\x18\x01 \x01(\x0b\x32!.tff_dpftrl.secure_sums.DirectoryH\x00\x12\x41\n\x0freceived_shares\x18\x02 \x01(\x0b\x32&.tff_dpftrl.secure_sums.ReceivedSharesH\x00\x12\x36\n\tsurvivors\x18\x03 \x01(\x0b\x32!.tff_dpftrl.secure_sums.SurvivorsH\x00\x12K\n\x14survivors_signatures\x18\x04 \x01(\x0b\x32+.tff_dpftrl.secure_sums.SurvivorsSignaturesH\x00\x42\t\n\x07message\"}\n\x10KeyAdvertisement\x12\x16\n\x0e\x65ncryption_key\x18\x01 \x01(\x0c\x12\x10\n\x08mask_key\x18\x02 \x01(\x0c\x12\x14\n\x0cidentity_key\x18\x03 \x01(\x0c\x12\x16\n\x0eidentity_proof\x18\x04 \x01(\x0c\x12\x11\n\tsignature\x18\x05 \x01(\x0c\"\xce\x01\n\tDirectory\x12\r\n\x05index\x18\x01 \x01(\r\x12\x13\n\x0bnum_devices\x18\x02 \x01(\r\x12\x11\n\tthreshold\x18\x03 \x01(\r\x12\x39\n\x07members\x18\x04 \x03(\x0b\x32(.tff_dpftrl.secure_sums.Directory.Member\x1aO\n\x06Member\x12\r\n\x05index\x18\x01 \x01(\r\x12\x36\n\x04keys\x18\x02 \x01(\x0b\x32(.tff_dpftrl.secure_sums.KeyAdvertisement\",\n\nCiphertext\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"_\n\x06Shares\x12\x37\n\x0b\x63iphertexts\x18\x01 \x03(\x0b\x32\".tff_dpftrl.secure_sums.Ciphertext\x12\x1c\n\x14self_mask_commitment\x18\x02 \x01(\x0c\"I\n\x0eReceivedShares\x12\x37\n\x0b\x63iphertexts\x18\x01 \x03(\x0b\x32\".tff_dpftrl.secure_sums.Ciphertext\"\x1f\n\x0cMaskedVector\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"\x1b\n\tSurvivors\x12\x0e\n\x06\x62itmap\x18\x01 \x01(\x0c\"\'\n\x12SurvivorsSignature\x12\x11\n\tsignature\x18\x01 \x01(\x0c\"\x8f\x01\n\x13SurvivorsSignatures\x12I\n\nsignatures\x18\x01 \x03(\x0b\x32\x35.tff_dpftrl.secure_sums.SurvivorsSignatures.Signature\x1a-\n\tSignature\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xc0\x01\n\x0eRevealedShares\x12\x43\n\rof_self_masks\x18\x01 \x03(\x0b\x32,.tff_dpftrl.secure_sums.RevealedShares.Share\x12\x42\n\x0cof_mask_keys\x18\x02 \x03(\x0b\x32,.tff_dpftrl.secure_sums.RevealedShares.Share\x1a%\n\x05Share\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05share\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'tff_dpftrl/secure_sums/secure_sum.proto\x12\x16tff_dpftrl.secure_sums\"\x9f\x03\n\x08ToServer\x12\x45\n\x11key_advertisement\x18\x01 \x01(\x0b\x32(.tff_dpftrl.secure_sums.KeyAdvertisementH\x00\x12\x30\n\x06shares\x18\x02 \x01(\x0b\x32\x1e.tff_dpftrl.secure_sums.SharesH\x00\x12=\n\rmasked_vector\x18\x03 \x01(\x0b\x32$.tff_dpftrl.secure_sums.MaskedVectorH\x00\x12I\n\x13survivors_signature\x18\x04 \x01(\x0b\x32*.tff_dpftrl.secure_sums.SurvivorsSignatureH\x00\x12\x41\n\x0frevealed_shares\x18\x05 \x01(\x0b\x32&.tff_dpftrl.secure_sums.RevealedSharesH\x00\x12\x42\n\x10noise_party_keys\x18< \x01(\x0b\x32&.tff_dpftrl.secure_sums.NoisePartyKeysH\x00\x42\t\n\x07message\"\xd4\x02\n\x08ToDevice\x12\x36\n\tdirectory\x18\x01 \x01(\x0b\x32!.tff_dpftrl.secure_sums.DirectoryH\x00\x12\x41\n\x0freceived_shares\x18\x02 \x01(\x0b\x32&.tff_dpftrl.secure_sums.ReceivedSharesH\x00\x12\x36\n\tsurvivors\x18\x03 \x01(\x0b\x32!.tff_dpftrl.secure_sums.SurvivorsH\x00\x12K\n\x14survivors_signatures\x18\x04 \x01(\x0b\x32+.tff_dpftrl.secure_sums.SurvivorsSignaturesH\x00\x12=\n\rnoise_request\x18< \x01(\x0b\x32$.tff_dpftrl.secure_sums.NoiseRequestH\x00\x42\t\n\x07message\"}\n\x10KeyAdvertisement\x12\x16\n\x0e\x65ncryption_key\x18\x01 \x01(\x0c\x12\x10\n\x08mask_key\x18\x02 \x01(\x0c\x12\x14\n\x0cidentity_key\x18\x03 \x01(\x0c\x12\x16\n\x0eidentity_proof\x18\x04 \x01(\x0c\x12\x11\n\tsignature\x18\x05 \x01(\x0c\"\x8d\x02\n\tDirectory\x12\r\n\x05index\x18\x01 \x01(\r\x12\x13\n\x0bnum_devices\x18\x02 \x01(\r\x12\x11\n\tthreshold\x18\x03 \x01(\r\x12\x39\n\x07members\x18\x04 \x03(\x0b\x32(.tff_dpftrl.secure_sums.Directory.Member\x12=\n\rnoise_parties\x18< \x03(\x0b\x32&.tff_dpftrl.secure_sums.NoisePartyKeys\x1aO\n\x06Member\x12\r\n\x05index\x18\x01 \x01(\r\x12\x36\n\x04keys\x18\x02 \x01(\x0b\x32(.tff_dpftrl.secure_sums.KeyAdvertisement\"D\n\x0eNoisePartyKeys\x12\r\n\x05party\x18\x01 \x01(\x0c\x12\x10\n\x08mask_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"}\n\x0cNoiseRequest\x12<\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32+.tff_dpftrl.secure_sums.NoiseRequest.Device\x1a/\n\x06\x44\x65vice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x16\n\x0e\x65ncryption_key\x18\x02 \x01(\x0c\",\n\nCiphertext\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"_\n\x06Shares\x12\x37\n\x0b\x63iphertexts\x18\x01 \x03(\x0b\x32\".tff_dpftrl.secure_sums.Ciphertext\x12\x1c\n\x14self_mask_commitment\x18\x02 \x01(\x0c\"I\n\x0eReceivedShares\x12\x37\n\x0b\x63iphertexts\x18\x01 \x03(\x0b\x32\".tff_dpftrl.secure_sums.Ciphertext\"\x1f\n\x0cMaskedVector\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"\x1b\n\tSurvivors\x12\x0e\n\x06\x62itmap\x18\x01 \x01(\x0c\"\'\n\x12SurvivorsSignature\x12\x11\n\tsignature\x18\x01 \x01(\x0c\"\x8f\x01\n\x13SurvivorsSignatures\x12I\n\nsignatures\x18\x01 \x03(\x0b\x32\x35.tff_dpftrl.secure_sums.SurvivorsSignatures.Signature\x1a-\n\tSignature\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xc0\x01\n\x0eRevealedShares\x12\x43\n\rof_self_masks\x18\x01 \x03(\x0b\x32,.tff_dpftrl.secure_sums.RevealedShares.Share\x12\x42\n\x0cof_mask_keys\x18\x02 \x03(\x0b\x32,.tff_dpftrl.secure_sums.RevealedShares.Share\x1a%\n\x05Share\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05share\x18\x02 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -22,33 +22,39 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tff_dpftrl.secure_sums.secu
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
   _globals['_TOSERVER']._serialized_start=68
-  _globals['_TOSERVER']._serialized_end=415
-  _globals['_TODEVICE']._serialized_start=418
-  _globals['_TODEVICE']._serialized_end=695
-  _globals['_KEYADVERTISEMENT']._serialized_start=697
-  _globals['_KEYADVERTISEMENT']._serialized_end=822
-  _globals['_DIRECTORY']._serialized_start=825
-  _globals['_DIRECTORY']._serialized_end=1031
-  _globals['_DIRECTORY_MEMBER']._serialized_start=952
-  _globals['_DIRECTORY_MEMBER']._serialized_end=1031
-  _globals['_CIPHERTEXT']._serialized_start=1033
-  _globals['_CIPHERTEXT']._serialized_end=1077
-  _globals['_SHARES']._serialized_start=1079
-  _globals['_SHARES']._serialized_end=1174
-  _globals['_RECEIVEDSHARES']._serialized_start=1176
-  _globals['_RECEIVEDSHARES']._serialized_end=1249
-  _globals['_MASKEDVECTOR']._serialized_start=1251
-  _globals['_MASKEDVECTOR']._serialized_end=1282
-  _globals['_SURVIVORS']._serialized_start=1284
-  _globals['_SURVIVORS']._serialized_end=1311
-  _globals['_SURVIVORSSIGNATURE']._serialized_start=1313
-  _globals['_SURVIVORSSIGNATURE']._serialized_end=1352
-  _globals['_SURVIVORSSIGNATURES']._serialized_start=1355
-  _globals['_SURVIVORSSIGNATURES']._serialized_end=1498
-  _globals['_SURVIVORSSIGNATURES_SIGNATURE']._serialized_start=1453
-  _globals['_SURVIVORSSIGNATURES_SIGNATURE']._serialized_end=1498
-  _globals['_REVEALEDSHARES']._serialized_start=1501
-  _globals['_REVEALEDSHARES']._serialized_end=1693
-  _globals['_REVEALEDSHARES_SHARE']._serialized_start=1656
-  _globals['_REVEALEDSHARES_SHARE']._serialized_end=1693
+  _globals['_TOSERVER']._serialized_end=483
+  _globals['_TODEVICE']._serialized_start=486
+  _globals['_TODEVICE']._serialized_end=826
+  _globals['_KEYADVERTISEMENT']._serialized_start=828
+  _globals['_KEYADVERTISEMENT']._serialized_end=953
+  _globals['_DIRECTORY']._serialized_start=956
+  _globals['_DIRECTORY']._serialized_end=1225
+  _globals['_DIRECTORY_MEMBER']._serialized_start=1146
+  _globals['_DIRECTORY_MEMBER']._serialized_end=1225
+  _globals['_NOISEPARTYKEYS']._serialized_start=1227
+  _globals['_NOISEPARTYKEYS']._serialized_end=1295
+  _globals['_NOISEREQUEST']._serialized_start=1297
+  _globals['_NOISEREQUEST']._serialized_end=1422
+  _globals['_NOISEREQUEST_DEVICE']._serialized_start=1375
+  _globals['_NOISEREQUEST_DEVICE']._serialized_end=1422
+  _globals['_CIPHERTEXT']._serialized_start=1424
+  _globals['_CIPHERTEXT']._serialized_end=1468
+  _globals['_SHARES']._serialized_start=1470
+  _globals['_SHARES']._serialized_end=1565
+  _globals['_RECEIVEDSHARES']._serialized_start=1567
+  _globals['_RECEIVEDSHARES']._serialized_end=1640
+  _globals['_MASKEDVECTOR']._serialized_start=1642
+  _globals['_MASKEDVECTOR']._serialized_end=1673
+  _globals['_SURVIVORS']._serialized_start=1675
+  _globals['_SURVIVORS']._serialized_end=1702
+  _globals['_SURVIVORSSIGNATURE']._serialized_start=1704
+  _globals['_SURVIVORSSIGNATURE']._serialized_end=1743
+  _globals['_SURVIVORSSIGNATURES']._serialized_start=1746
+  _globals['_SURVIVORSSIGNATURES']._serialized_end=1889
+  _globals['_SURVIVORSSIGNATURES_SIGNATURE']._serialized_start=1844
+  _globals['_SURVIVORSSIGNATURES_SIGNATURE']._serialized_end=1889
+  _globals['_REVEALEDSHARES']._serialized_start=1892
+  _globals['_REVEALEDSHARES']._serialized_end=2084
+  _globals['_REVEALEDSHARES_SHARE']._serialized_start=2047
+  _globals['_REVEALEDSHARES_SHARE']._serialized_end=2084
 # @@protoc_insertion_point(module_scope)

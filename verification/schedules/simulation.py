@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from tff_dpftrl.runtime.actors import actor, events, factory, messages, population, roles
 from tff_dpftrl.runtime.store import interface
 from verification import memory_store
-from verification.schedules import devices, faults, toy_task, watch
+from verification.schedules import devices, faults, noise_parties, toy_task, watch
 
 SELECTORS = ("selector/0", "selector/1")
 STORE = "store"
@@ -89,6 +89,27 @@ def secure_population(
         secure_sum=toy_task.secure_sum_settings(num_devices),
     )
     return dataclasses.replace(plain, tasks=(training, evaluation))
+
+
+def noised_population(num_parties: int = 1) -> population.Population:
+    """Makes a training task alone, in rounds of one group with noise parties.
+
+    Args:
+      num_parties: Number of the noise parties, which the simulation then has, too.
+
+    Returns:
+      The population.
+    """
+    plain = secure_population()
+    training = plain.tasks[0]
+    training = dataclasses.replace(
+        training,
+        rounds=dataclasses.replace(training.rounds, devices_per_aggregator=NUM_DEVICES),
+        secure_sum=toy_task.secure_sum_settings(
+            NUM_DEVICES, noise_parties.public_keys(num_parties)
+        ),
+    )
+    return dataclasses.replace(plain, tasks=(training,))
 
 
 def merging_population() -> population.Population:
@@ -184,7 +205,7 @@ class Simulation:
         for place in self._places:
             self._restart(place)
         turns = [devices.Turn() for _ in range(num_devices)]
-        self._devices = [
+        self._devices: list[devices.Device | noise_parties.Party] = [
             devices.Device(
                 f"{k * num_devices + i}",
                 self._factories[name].selectors,
@@ -198,6 +219,19 @@ class Simulation:
             for k, (name, one) in enumerate(self._populations.items())
             for i in range(num_devices)
         ]
+        for task in served.tasks:  # Their numbers follow those of the devices.
+            self._devices += [
+                noise_parties.Party(
+                    number,
+                    f"{len(self._devices) + number}",
+                    task,
+                    self._factories[served.name].selectors,
+                    self._random,
+                    self._send,
+                    self._wake_later,
+                )
+                for number in range(len(task.noise_parties))
+            ]
         for device in self._devices:
             self._wake_later(self._random.uniform(0, 5), device, "connect")
 
@@ -252,7 +286,8 @@ class Simulation:
         if name:
             return name
         device = int(address.partition(".")[0])
-        return list(self._populations)[device // self._num_devices]
+        last = len(self._populations) - 1  # Noise parties are numbered after all devices.
+        return list(self._populations)[min(device // self._num_devices, last)]
 
     # Messages.
 
@@ -263,7 +298,9 @@ class Simulation:
         self._serial += 1
         heapq.heappush(self._queue, (self.time + seconds, self._serial, to, only, message))
 
-    def _wake_later(self, seconds: float, device: devices.Device, what: str) -> None:
+    def _wake_later(
+        self, seconds: float, device: devices.Device | noise_parties.Party, what: str
+    ) -> None:
         self._put(seconds, "", None, lambda: device.wake(what, self._faults))
 
     def _send(self, sender: str, to: str, message: object, held: float = 0.0) -> None:

@@ -13,6 +13,14 @@ from tff_dpftrl.runtime.protocol import session_stream
 from tff_dpftrl.secure_sums import device as participant_lib
 from tff_dpftrl.secure_sums import parameters, vectors
 
+NOISE_ROWS = "rows "
+"""Beginning of the entry of a sum that names the rows of its noise parties' noise."""
+
+
+def rows_in(total: list[str]) -> str:
+    """Returns the entry of a sum that names the rows of its noise; empty if there is none."""
+    return next((name for name in total if name.startswith(NOISE_ROWS)), "")
+
 
 @dataclasses.dataclass(frozen=True)
 class Noised:
@@ -60,18 +68,27 @@ class NameSum(population.Summation):
         return total + other
 
 
-def secure_sum_settings(num_devices: int) -> population.SecureSumSettings:
+def secure_sum_settings(
+    num_devices: int, noise_parties: tuple[bytes, ...] = ()
+) -> population.SecureSumSettings:
     """Returns how names are summed securely: each device's place has its connection's number.
 
     Args:
       num_devices: How many devices there are.
+      noise_parties: Raw public keys of the noise parties. Each has a place for the row of its
+        noise, counted from 1.
 
     Returns:
       The settings, for groups of two devices and more.
     """
-    layout = (vectors.Segment(1, 2**32), vectors.Segment(num_devices, 2**32))
+    layout = [vectors.Segment(1, 2**32), vectors.Segment(num_devices, 2**32)]
+    if noise_parties:
+        layout.append(vectors.Segment(len(noise_parties), 2**32))
     demanded = parameters.Parameters(
-        layout, parameters.ThreatModel.HONEST_BUT_CURIOUS, least_devices=2
+        tuple(layout),
+        parameters.ThreatModel.HONEST_BUT_CURIOUS,
+        least_devices=2,
+        noise_parties=noise_parties,
     )
     return population.SecureSumSettings(demanded, num_devices, step_timeout=3.0)
 
@@ -103,11 +120,14 @@ class SecureNameSum(NameSum):
 
     @override
     def decode_group(self, vector: vectors.Vector, num_devices: int) -> list[str]:
-        count, connections = vector
+        count, connections, *noise = vector
         devices = np.flatnonzero(connections)
         if int(count[0]) != num_devices or len(devices) != num_devices:
             return ["a sum of other devices"]  # No law allows it.
-        return [f"{device}.{connections[device]}" for device in devices]
+        names = [f"{device}.{connections[device]}" for device in devices]
+        if noise:
+            names.append(f"{NOISE_ROWS}{'+'.join(str(int(row) - 1) for row in noise[0])}")
+        return names
 
 
 class NameStep(population.ServerStep):
@@ -130,7 +150,10 @@ class NameStep(population.ServerStep):
     ) -> population.StepResult:
         del model, num_reports
         task, seed, round_index = state.decode().split("|")
-        result = Noised(task, int(round_index), f"{seed}:{round_index}", tuple(sorted(total)))
+        noise = f"{seed}:{round_index}"
+        if rows := rows_in(total):  # The noise is in the sum already.
+            noise, total = rows, [name for name in total if name != rows]
+        result = Noised(task, int(round_index), noise, tuple(sorted(total)))
         text = result.text()
         return population.StepResult(
             model=text.encode() if self._has_model else b"",

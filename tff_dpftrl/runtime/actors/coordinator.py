@@ -47,6 +47,11 @@ class Coordinator(actor.Actor):
     separations go on. A round is also skipped when too few devices wait while others check in
     that have to rest. At most `min_sep` rounds in a row are skipped for rests: then no device has
     to rest any more.
+
+    Where a task names noise parties, a round waits until all of them are connected. A party keeps
+    its own durable record of the rounds whose noise it has given, and says at check-in which is the
+    next one: rounds before it are committed as skipped before an attempt begins. So a round whose
+    noise has left a party costs its index, also if all servers were killed meanwhile.
     """
 
     def __init__(
@@ -85,6 +90,10 @@ class Coordinator(actor.Actor):
         self._opening: events.SelectionOpened | None = None  # The last one sent to the observer.
         self._waiting: dict[str, int] = {}  # Number of waiting devices, by Selector.
         self._heard: dict[str, float] = {}  # Time of the last answer, by Selector.
+        self._parties: dict[str, tuple[messages.PartyReady, ...]] = {}  # By Selector.
+        self._given: set[str] = set()  # Addresses of parties that were given to an attempt.
+        self._away: events.PartyAway | None = None  # Found at the last heartbeat.
+        self._said_away = False
         self._progress: events.SelectionProgress | None = None  # The last one sent.
         self._resting: dict[str, int] = {}  # Check-ins of resting devices, by Selector.
         self._resting_before: dict[str, int] = {}  # The same when the last attempt ended.
@@ -174,6 +183,7 @@ class Coordinator(actor.Actor):
             if serial == self._serial:  # Otherwise the attempt has notified the Selectors.
                 self._notify_selectors()
             self._report_selection()
+            self._report_parties()
         self.after(self._served.heartbeat_seconds, _TICK)
 
     # Commits.
@@ -317,6 +327,7 @@ class Coordinator(actor.Actor):
         if message.epoch != self._epoch:
             return
         self._heard[message.selector] = self.now
+        self._parties[message.selector] = message.parties
         if self._next is None:
             return
         # A Selector may not have forwarded the devices of the running attempt yet.
@@ -333,6 +344,12 @@ class Coordinator(actor.Actor):
         self._skip_used_round()
         task = self._next
         if task is None or self._is_busy:
+            return
+        parties = self._waiting_parties(task)
+        if len(parties) < len(task.noise_parties):
+            return
+        if any(p.next_round > self._commits[task.name].rounds_done for p in parties):
+            self._skip(task)  # Its noise was given to an attempt that nobody here knows of.
             return
         waiting = sum(self._waiting.values())
         if waiting < self._experience[task.name].wanted:
@@ -355,6 +372,29 @@ class Coordinator(actor.Actor):
                     self._skip(task)
                 return
         self._make_attempt(task)
+
+    def _waiting_parties(self, task: population.Task) -> tuple[messages.PartyReady, ...]:
+        """Returns the noise parties of a task that wait, one connection of each."""
+        found = {}
+        for selector, parties in self._parties.items():
+            if self.now - self._heard[selector] < self._served.silence_seconds:
+                for party in parties:
+                    if party.task == task.name and party.address not in self._given:
+                        found[party.key] = party
+        return tuple(found[key] for key in task.noise_parties if key in found)
+
+    def _report_parties(self) -> None:
+        """Sends the observer that parties are away at a second heartbeat, and that all are back."""
+        task = self._next
+        if task is None or self._attempt is not None:
+            return
+        promised = len(task.noise_parties)
+        away = events.PartyAway(task.name, promised - len(self._waiting_parties(task)), promised)
+        is_new = away == self._away if away.away else self._said_away
+        if is_new and self._said_away != bool(away.away):
+            self._said_away = bool(away.away)
+            self.send(events.OBSERVER, away)
+        self._away = away
 
     @property
     def _is_busy(self) -> bool:
@@ -395,6 +435,7 @@ class Coordinator(actor.Actor):
         half_seconds: float = 0.0,
         *,
         skips: bool = False,
+        parties: tuple[str, ...] = (),
     ) -> _Attempt:
         """Spawns the Master Aggregator of an attempt at the next round, and notes the attempt.
 
@@ -405,6 +446,7 @@ class Coordinator(actor.Actor):
           selectors: Addresses of the Selectors that forward devices.
           half_seconds: Seconds in which half of the goal's reports came; 0 if not known.
           skips: Whether the round is skipped.
+          parties: Addresses of the noise parties.
 
         Returns:
           The attempt.
@@ -413,7 +455,14 @@ class Coordinator(actor.Actor):
         commit = self._commits[task.name]
         address = f"{self.address}/round/{self._serial}"
         role = roles.MasterAggregatorRole(
-            self.address, self._epoch, commit, model, frozenset(selectors), skips, half_seconds
+            self.address,
+            self._epoch,
+            commit,
+            model,
+            frozenset(selectors),
+            skips,
+            half_seconds,
+            parties,
         )
         self.spawn(address, role)
         attempt = _Attempt(address, task.name, commit.rounds_done, self.now + longest, skips)
@@ -435,7 +484,12 @@ class Coordinator(actor.Actor):
         from_selector = collections.Counter(chosen)
         model = self._commits[task.model_of or task.name].model
         half_seconds = self._experience[task.name].half_seconds
-        attempt = self._spawn_attempt(task, task.longest, model, from_selector, half_seconds)
+        parties = tuple(party.address for party in self._waiting_parties(task))
+        self._given.update(parties)
+        self._away, self._said_away = None, False
+        attempt = self._spawn_attempt(
+            task, task.longest, model, from_selector, half_seconds, parties=parties
+        )
         began = events.RoundBegan(task.name, attempt.round_index, attempt.address, len(chosen))
         self.send(events.OBSERVER, began)
         self._next = None

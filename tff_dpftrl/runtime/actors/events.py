@@ -153,6 +153,21 @@ class TooFewDevices:
 
 
 @dataclasses.dataclass(frozen=True)
+class PartyAway:
+    """Noise parties of the open task are away, or, with `away` 0, all are back.
+
+    Attributes:
+      task: Name of the task, whose next round waits.
+      away: Number of promised parties that are not connected.
+      promised: Number of parties that the task's plan names.
+    """
+
+    task: str
+    away: int
+    promised: int
+
+
+@dataclasses.dataclass(frozen=True)
 class StoreFailed:
     """The store cannot be read or written, or lacks a task."""
 

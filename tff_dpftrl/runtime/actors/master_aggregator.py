@@ -138,6 +138,7 @@ class MasterAggregator(merging.Merging):
                     self._role.model,
                     devices[i::groups],
                     most_reports // groups + (i < most_reports % groups),
+                    parties=self._role.parties,  # Then there is one group.
                 ),
             )
             for i in range(groups)
@@ -255,7 +256,7 @@ class MasterAggregator(merging.Merging):
 
     def _abandon(self, reason: str, *, not_stored: bool = False) -> None:
         if self._phase is _Phase.SELECTION:
-            self._send_away(tuple(self._devices))
+            self._send_away((*self._devices, *self._role.parties))
         if self._phase is not _Phase.OVER:
             used_devices = self._phase is not _Phase.SELECTION and not self._role.skips
             self.send(

@@ -56,6 +56,24 @@ class CheckIn:
 
 
 @dataclasses.dataclass(frozen=True)
+class PartyReady:
+    """Engine to Selector, and on to the Coordinator: a noise party waits for an attempt.
+
+    Attributes:
+      address: Address of the party's connection, which serves one attempt; its signature is
+        verified already.
+      key: Raw public key of the party, one of those that the task's plan names.
+      task: Name of the task.
+      next_round: Index of the first round whose noise the party has not given.
+    """
+
+    address: str
+    key: bytes
+    task: str
+    next_round: int
+
+
+@dataclasses.dataclass(frozen=True)
 class DeviceRests:
     """Engine to Selector: a device connected and left, since it has to rest in the open round."""
 
@@ -199,7 +217,7 @@ class ReportRefused:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceGone:
-    """Engine to Selector or Aggregator: a connection was closed."""
+    """Engine to Selector or Aggregator: a connection, of a device or a noise party, was closed."""
 
     device: str
 
@@ -254,6 +272,7 @@ class DevicesWaiting:
       serial: Serial number of the last `ForwardDevices` of this epoch that is carried out.
       waiting: Number of waiting devices.
       resting: Number of connections of devices that had to rest, since the Selector's start.
+      parties: Noise parties that wait; they are no devices, and not in `waiting`.
     """
 
     selector: str
@@ -262,6 +281,7 @@ class DevicesWaiting:
     serial: int
     waiting: int
     resting: int = 0
+    parties: tuple[PartyReady, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

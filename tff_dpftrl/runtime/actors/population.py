@@ -268,7 +268,7 @@ class SecureSumSettings:
     def num_steps(self) -> int:
         """Number of steps once reporting is closed."""
         is_active = self.parameters.threat_model is parameters_lib.ThreatModel.ACTIVE_SERVER
-        return 4 if is_active else 3
+        return 3 + is_active + bool(self.parameters.noise_parties)
 
     @property
     def longest(self) -> float:
@@ -340,6 +340,33 @@ class Task:
                 f"room for {secure_sum.most_devices}: lower goal_count or over_selection, or make "
                 "the task with a larger most_devices."
             )
+        if self.noise_parties and self.num_groups(wanted) != 1:
+            raise validation.UsageError(
+                f"rounds of the task {self.name!r} divide {wanted} devices into groups of "
+                f"{self.rounds.devices_per_aggregator}, and its noise parties have noise for one "
+                f"group a round: raise devices_per_aggregator to {wanted}."
+            )
+
+    @property
+    def noise_parties(self) -> tuple[bytes, ...]:
+        """Raw public keys of the parties without which no round begins; empty for most tasks."""
+        return () if self.secure_sum is None else self.secure_sum.parameters.noise_parties
+
+    def wait_for_parties(self, event: events.PartyAway) -> str:
+        """Describes that the next round waits for noise parties.
+
+        Args:
+          event: Event of this task.
+
+        Returns:
+          One or two sentences.
+        """
+        if not event.away:
+            return "all noise parties are connected."
+        return (
+            f"{event.away} of {event.promised} noise parties that the plan names are away, and the "
+            "next round waits for them: have their operators start tff-dpftrl noise-party."
+        )
 
     @property
     def longest(self) -> float:

@@ -32,9 +32,9 @@ class Reporting(actor.Actor):
         self._most_reports = len(role.devices) if most is None else most
 
     def _configure(self, secure_sum_session: bytes = b"") -> None:
-        """Configures all devices, and sets the timer that ends this actor in any case."""
+        """Configures devices and noise parties, and sets the timer that ends this actor."""
         role = self._role
-        for device in role.devices:
+        for device in (*role.parties, *role.devices):
             configure = messages.Configure(
                 device,
                 self.address,

@@ -44,6 +44,7 @@ class MasterAggregatorRole:
       skips: Whether the round is skipped: no device takes part, and nothing is released.
       half_seconds: Seconds in which half of the goal's reports came in earlier rounds; 0 if that
         is not known.
+      parties: Addresses of the connections of the noise parties.
     """
 
     coordinator: str
@@ -53,6 +54,7 @@ class MasterAggregatorRole:
     expected: frozenset[str]
     skips: bool = False
     half_seconds: float = 0.0
+    parties: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,7 @@ class AggregatorRole:
         beyond it are refused.
       parent: Address of the actor that receives counts and the sum; the actor that spawns this one
         sets it.
+      parties: Addresses of the connections of the noise parties.
     """
 
     attempt: str
@@ -78,6 +81,7 @@ class AggregatorRole:
     devices: tuple[str, ...]
     most_reports: int | None = None
     parent: str = ""
+    parties: tuple[str, ...] = ()
     levels: ClassVar[int] = 0  # Number of levels of merges.
 
 

@@ -27,6 +27,9 @@ class SecureAggregator(reporting.Reporting):
     The group then goes from step to step with the devices that have arrived. A step ends when no
     device is outstanding, or at its time-out. A group with too few remaining devices is lost whole.
     So is one whose sum cannot be that of its devices; only this actor has seen that sum.
+
+    Noise parties are no devices: they are not counted, and their keys may come a step's time after
+    reporting is closed. A group that one of them leaves is lost.
     """
 
     def __init__(
@@ -60,7 +63,10 @@ class SecureAggregator(reporting.Reporting):
         self._is_over = False
         self._is_lost = False
         self._devices = frozenset(role.devices)
-        self._awaited = set(role.devices)  # Devices whose message of this step is outstanding.
+        self._parties = frozenset(role.parties)
+        # Devices and parties whose message of this step is outstanding.
+        self._awaited = {*role.devices, *role.parties}
+        self._waits_for_parties = False  # Reporting is closed, but for their keys.
         self._here: set[str] = set()  # Devices that have arrived, and were not lost or refused.
         self._steps: dict[str, int] = {}  # The last step of each device.
         self._has_end: set[str] = set()  # Devices that were accepted or refused, or are gone.
@@ -78,7 +84,10 @@ class SecureAggregator(reporting.Reporting):
     @property
     def _is_short(self) -> bool:
         """Whether too few devices have arrived, and others may arrive."""
-        return bool(self._awaited) and len(self._here) < self._settings.parameters.least_devices
+        return (
+            bool(self._awaited - self._parties)
+            and len(self._here) < self._settings.parameters.least_devices
+        )
 
     def _begin(self) -> None:
         self._configure(self._session)
@@ -93,10 +102,10 @@ class SecureAggregator(reporting.Reporting):
                 self._lose_device(message.device)
             case messages.CloseReporting():
                 if self._is_reporting:
-                    self._advance()
+                    self._close_reporting()
             case messages.DropSilent():
                 if self._is_reporting:
-                    self._awaited.clear()
+                    self._awaited &= self._parties
                     self._go_on()
             case group_lib.Phase():
                 if not self._is_over and message is self._group.phase:
@@ -110,7 +119,7 @@ class SecureAggregator(reporting.Reporting):
 
     def _check(self, message: messages.SecureSumMessage) -> None:
         device = message.device
-        if device not in self._devices:
+        if device not in self._devices and device not in self._parties:
             self._refuse(device, message.attempt, messages.Refusal.NOT_SELECTED)
         elif message.attempt != self._role.attempt:
             self._refuse(device, message.attempt, messages.Refusal.WRONG_ATTEMPT)
@@ -121,7 +130,7 @@ class SecureAggregator(reporting.Reporting):
             self._refuse(device, message.attempt, messages.Refusal.LATE)
         elif self._is_lost:
             self._end(device, messages.Refusal.GROUP_LOST)
-        elif device not in self._awaited or self._is_full:
+        elif device not in self._awaited or (self._is_full and device in self._devices):
             self._end(device, messages.Refusal.LATE)
             self._drop(device)
         else:
@@ -135,9 +144,14 @@ class SecureAggregator(reporting.Reporting):
             self._group.receive(device, _read(message))
         except (group_lib.MessageRefusedError, _Unreadable) as error:
             self._end(device, messages.Refusal.UNUSABLE, str(error))
+            if device in self._parties:
+                self._awaited.add(device)
+                self._lose_party(device)
+                return
             self._drop(device)
         else:
-            self._here.add(device)
+            if device in self._devices:
+                self._here.add(device)
             if message.vector:
                 self.send(device, messages.VectorAdded(device))
         self._go_on()
@@ -153,11 +167,24 @@ class SecureAggregator(reporting.Reporting):
             self._refuse(device, message.attempt, messages.Refusal.IN_THE_CLEAR)
 
     def _lose_device(self, device: str) -> None:
-        if device in self._devices and device not in self._has_end:
+        if device in self._parties:
+            self._lose_party(device)
+        elif device in self._devices and device not in self._has_end:
             self._has_end.add(device)
             self._gone.add(device)
             self._drop(device)
             self._go_on()
+
+    def _lose_party(self, party: str) -> None:
+        """Gives the group up, unless the party's noise has come."""
+        if self._is_over or (
+            self._group.phase is group_lib.Phase.NOISING and party not in self._awaited
+        ):
+            return
+        self._gone.add(party)
+        self._drop(party)
+        self._awaited.clear()
+        self._go_on()
 
     def _drop(self, device: str) -> None:
         self._awaited.discard(device)
@@ -167,7 +194,11 @@ class SecureAggregator(reporting.Reporting):
 
     def _end(self, device: str, refusal: messages.Refusal, reason: str = "") -> None:
         self._has_end.add(device)
-        self._refuse(device, self._role.attempt, refusal, reason)
+        if device in self._parties:
+            attempt = self._role.attempt
+            self.send(device, messages.ReportRefused(device, attempt, refusal, reason))
+        else:
+            self._refuse(device, self._role.attempt, refusal, reason)
 
     # Steps.
 
@@ -176,10 +207,25 @@ class SecureAggregator(reporting.Reporting):
             self.send(
                 self._role.parent,
                 messages.ReportsCounted(
-                    self.address, len(self._here), len(self._awaited), self._is_short
+                    self.address,
+                    len(self._here),
+                    len(self._awaited - self._parties),
+                    self._is_short,
                 ),
             )
+            if self._waits_for_parties and not self._group.missing_noise_parties:
+                self._advance()
         elif not self._is_over and not self._awaited:
+            self._advance()
+
+    def _close_reporting(self) -> None:
+        """Ends reporting; noise parties that have not sent their keys get the time of a step."""
+        if self._waits_for_parties:
+            return
+        if self._group.missing_noise_parties and not self._gone & self._parties:
+            self._waits_for_parties = True
+            self.after(self._settings.step_timeout, self._group.phase)
+        else:
             self._advance()
 
     def _advance(self) -> None:
@@ -208,7 +254,7 @@ class SecureAggregator(reporting.Reporting):
             return
         self._is_over = True
         self._counts["summed_groups"] = 1
-        for device in survivors:
+        for device in (*survivors, *self._parties):
             if device not in self._has_end:
                 self._has_end.add(device)
                 self._accept(device)

@@ -45,6 +45,7 @@ class Selector(actor.Actor):
         self._wish = messages.SelectDevices(0, "", "", 0, False)
         self._last_serial = (0, 0)
         self._devices = waiting.Waiting(randomness)
+        self._parties: dict[str, messages.PartyReady] = {}  # By address.
         self._came = 0
         self._resting = 0
 
@@ -60,8 +61,13 @@ class Selector(actor.Actor):
                 self._follow(message)
             case messages.ForwardDevices():
                 self._forward(message)
+            case messages.PartyReady():
+                self._parties[message.address] = message
+                self._tell_of_parties()
             case messages.DeviceGone():
                 self._devices.remove(message.device)
+                if self._parties.pop(message.device, None) is not None:
+                    self._send_count()
             case messages.DeviceRests():
                 self._resting += 1
             case messages.Lost():
@@ -96,6 +102,14 @@ class Selector(actor.Actor):
                 self._send_count()
             elif len(self._devices) > self._wish.wanted:
                 self._turn_away(self._surplus(device))
+
+    def _tell_of_parties(self) -> None:
+        """Counts the noise parties, or sends them away if no round follows."""
+        if self._wish.is_finished:
+            for party in self._parties:
+                self._send_away(party, self._no_round)
+            self._parties.clear()
+        self._send_count()
 
     def _surplus(self, newcomer: str) -> str:
         """Chooses the device to send away, where one more waits than is wanted."""
@@ -140,13 +154,15 @@ class Selector(actor.Actor):
             kept = set(self._devices.evenly(wish.wanted, wish.task))
             self._keep_only(kept.__contains__, "enough devices are waiting")
         self._came = max(self._came, len(self._devices))
-        self._send_count()
+        self._tell_of_parties()
 
     def _keep_only(self, keeps: Callable[[str], bool], reason: str) -> None:
         for device in [device for device in self._devices if not keeps(device)]:
             self._turn_away(device, reason)
 
     def _send_count(self) -> None:
+        if not self._wish.coordinator:
+            return
         epoch, serial = self._last_serial
         count = messages.DevicesWaiting(
             self.address,
@@ -155,6 +171,7 @@ class Selector(actor.Actor):
             serial if epoch == self._wish.epoch else 0,
             len(self._devices),
             self._resting,
+            tuple(self._parties.values()),
         )
         self.send(self._wish.coordinator, count)
 

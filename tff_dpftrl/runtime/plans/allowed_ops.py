@@ -120,7 +120,10 @@ OPS_SINCE: dict[int, frozenset[str]] = {1: _FIRST | DRAWS_ANEW}
 SECURE_AGGREGATION_SINCE = 2
 """The first runtime version that knows of it: an older one would send its report as it is."""
 
-RUNTIME_VERSION = max(*OPS_SINCE, SECURE_AGGREGATION_SINCE)
+NOISE_PARTIES_SINCE = 3
+"""The first runtime version that knows of them: an older one would not see that one is missing."""
+
+RUNTIME_VERSION = max(*OPS_SINCE, SECURE_AGGREGATION_SINCE, NOISE_PARTIES_SINCE)
 """What a device that has this package says at check-in."""
 
 

@@ -18,8 +18,10 @@ LARGEST_METRIC = 2.0**40
 
 # Last parts of the labels of secure sums.
 _COUNT = "count"  # Of every encoding: 1 for each device.
-_DOUBLED = "doubled"  # Of `secagg_sum.SecAggHalfBitFactory`: 0, 1 or 2.
-_VECTOR = "vector"  # Of `secagg_sum.SecAggSumFactory`.
+DOUBLED = "doubled"
+"""Of `secagg_sum.SecAggHalfBitFactory`: 0, 1 or 2."""
+VECTOR = "vector"
+"""Of `secagg_sum.SecAggSumFactory`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,15 +197,18 @@ def _secure_bound(
         if known is not None:
             rule.largest_entry = int(largest)
         return _entries(place, 0.0, _rounded_down(largest, tensor.dtype))
-    if encoding is not None and name == _VECTOR:
+    if encoding is not None and name == VECTOR:
         if (list(tensor.shape), rule.modulus) != ([encoding.padded_dim], encoding.sum_modulus):
             raise UnboundedError(f"report_limits.encoding is not that of {tensor.label}.")
         bound = _entries(place, 0.0, 2.0 * encoding.max_coordinate)
         bound.norm.largest = math.sqrt(encoding.max_squared_norm)
         bound.norm.centre = encoding.max_coordinate
+        bound.noised = encoding.noise_ratio > 0
         return bound
-    if encoding is not None and name in (_COUNT, _DOUBLED):
-        return _entries(place, *((1.0, 1.0) if name == _COUNT else (0.0, 2.0)))
+    if encoding is not None and name in (_COUNT, DOUBLED):
+        bound = _entries(place, *((1.0, 1.0) if name == _COUNT else (0.0, 2.0)))
+        bound.noised = encoding.noise_ratio > 0 and name == DOUBLED
+        return bound
     raise UnboundedError(
         f"{tensor.label} is summed modulo {rule.modulus}, and nothing bounds what a device may "
         "send: give report_limits.encoding, the encoding of its updates."

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from tff_dpftrl import validation
 from tff_dpftrl.execution import graph_function, large_fills, leaves, process_form, tff_names
 from tff_dpftrl.models import metric_grid
-from tff_dpftrl.private_round import interface
+from tff_dpftrl.private_round import interface, secure_calls
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
@@ -175,6 +175,8 @@ def build_plans(
         raise CannotPlanError(f"No plan can be made of the process: {error}") from error
     if secure_aggregation is not None:
         _check_secure_aggregation(server)
+        if secure_aggregation.noise_parties:
+            server.party_noise.CopyFrom(_party_noise(server, private_round, report_limits))
     shuffled = plan_pb2.DEVICE_DRAWS if pipeline.shuffle else plan_pb2.NO_SEED
     device = plan_pb2.DevicePlan(
         graph=graph,
@@ -206,6 +208,43 @@ def _check_secure_aggregation(server: plan_pb2.ServerPlan) -> None:
         ) from None
 
 
+def _party_noise(
+    server: plan_pb2.ServerPlan,
+    private_round: interface.PrivateRound | None,
+    limits: bounding.ReportLimits | None,
+) -> plan_pb2.PartyNoise:
+    """Returns what a noise party has to know of the sums that it adds to."""
+    encoding = None if limits is None else limits.encoding
+    has_room = encoding is not None and encoding.noise_ratio > 0
+    if not has_room or not getattr(private_round, "noise_is_in_totals", False):
+        raise CannotPlanError(
+            "noise_parties add the noise within the sums, and the process adds its own, or has no "
+            "grid with room for theirs: build it with noise_is_in_sums, on a grid with noise_ratio."
+        )
+    noised = [server.update[b.tensors[0]].label for b in server.report_bounds if b.noised]
+    round_seeds = [
+        tensor.label
+        for tensor in server.prepare.outputs
+        if (tensor.dtype, list(tensor.shape)) == ("int64", [2])
+    ]
+    count_stddev = getattr(private_round, "clipped_count_stddev", None)
+    if len(round_seeds) != 1 or len(noised) != 1 + (count_stddev is not None):
+        raise CannotPlanError(
+            f"noise_parties add to one encoded update, and the process sums {noised} on grids of "
+            f"the seeds {round_seeds}."
+        )
+    by_name = {label.rpartition("/")[2]: label for label in noised}
+    return plan_pb2.PartyNoise(
+        round_seed=round_seeds[0],
+        vector=by_name[bounding.VECTOR],
+        count=by_name.get(bounding.DOUBLED, ""),
+        count_stddev=count_stddev or 0.0,
+        scaled_clip_norm=encoding.scaled_clip_norm,
+        rejection_bound=encoding.rejection_bound,
+        noise_ratio=encoding.noise_ratio,
+    )
+
+
 def _with_graph(device: plan_pb2.DevicePlan, graph_def: bytes) -> plan_pb2.DevicePlan:
     """Copies a plan with another graph, and sets operations and version that follow from it."""
     plan = plan_pb2.DevicePlan()
@@ -218,6 +257,8 @@ def _with_graph(device: plan_pb2.DevicePlan, graph_def: bytes) -> plan_pb2.Devic
         raise CannotPlanError(f"Devices do not run the operations {forbidden} of this process.")
     if secure_report.is_asked_for(plan):
         version = max(version, allowed_ops.SECURE_AGGREGATION_SINCE)
+        if plan.secure_aggregation.noise_parties:
+            version = max(version, allowed_ops.NOISE_PARTIES_SINCE)
     plan.ops[:] = ops
     plan.least_runtime_version = version
     return plan
@@ -390,7 +431,8 @@ def _skip_graph(
         after = dict(zip(places, tf.nest.flatten(private_round.skip(before, shapes)), strict=True))
         return [after.get(i, tensor) for i, tensor in enumerate(tensors)]
 
-    return graphs.traced(skip, specs, inputs=labels, outputs=labels)
+    with secure_calls.graphs_for_others():
+        return graphs.traced(skip, specs, inputs=labels, outputs=labels)
 
 
 def _part(

@@ -87,7 +87,7 @@ class SecureSum(_message.Message):
     def __init__(self, modulus: _Optional[int] = ..., largest_entry: _Optional[int] = ...) -> None: ...
 
 class SecureAggregation(_message.Message):
-    __slots__ = ("threat_model", "least_devices", "most_devices", "least_neighbours")
+    __slots__ = ("threat_model", "least_devices", "most_devices", "least_neighbours", "noise_parties")
     class ThreatModel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         THREAT_MODEL_UNSPECIFIED: _ClassVar[SecureAggregation.ThreatModel]
@@ -100,14 +100,34 @@ class SecureAggregation(_message.Message):
     LEAST_DEVICES_FIELD_NUMBER: _ClassVar[int]
     MOST_DEVICES_FIELD_NUMBER: _ClassVar[int]
     LEAST_NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
+    NOISE_PARTIES_FIELD_NUMBER: _ClassVar[int]
     threat_model: SecureAggregation.ThreatModel
     least_devices: int
     most_devices: int
     least_neighbours: int
-    def __init__(self, threat_model: _Optional[_Union[SecureAggregation.ThreatModel, str]] = ..., least_devices: _Optional[int] = ..., most_devices: _Optional[int] = ..., least_neighbours: _Optional[int] = ...) -> None: ...
+    noise_parties: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, threat_model: _Optional[_Union[SecureAggregation.ThreatModel, str]] = ..., least_devices: _Optional[int] = ..., most_devices: _Optional[int] = ..., least_neighbours: _Optional[int] = ..., noise_parties: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class PartyNoise(_message.Message):
+    __slots__ = ("round_seed", "vector", "count", "count_stddev", "scaled_clip_norm", "rejection_bound", "noise_ratio")
+    ROUND_SEED_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_STDDEV_FIELD_NUMBER: _ClassVar[int]
+    SCALED_CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
+    REJECTION_BOUND_FIELD_NUMBER: _ClassVar[int]
+    NOISE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    round_seed: str
+    vector: str
+    count: str
+    count_stddev: float
+    scaled_clip_norm: float
+    rejection_bound: float
+    noise_ratio: float
+    def __init__(self, round_seed: _Optional[str] = ..., vector: _Optional[str] = ..., count: _Optional[str] = ..., count_stddev: _Optional[float] = ..., scaled_clip_norm: _Optional[float] = ..., rejection_bound: _Optional[float] = ..., noise_ratio: _Optional[float] = ...) -> None: ...
 
 class ReportBound(_message.Message):
-    __slots__ = ("tensors", "entries", "norm", "counts_once")
+    __slots__ = ("tensors", "entries", "norm", "counts_once", "noised")
     class Entries(_message.Message):
         __slots__ = ("least", "largest")
         LEAST_FIELD_NUMBER: _ClassVar[int]
@@ -128,11 +148,13 @@ class ReportBound(_message.Message):
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     NORM_FIELD_NUMBER: _ClassVar[int]
     COUNTS_ONCE_FIELD_NUMBER: _ClassVar[int]
+    NOISED_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedScalarFieldContainer[int]
     entries: ReportBound.Entries
     norm: ReportBound.Norm
     counts_once: bool
-    def __init__(self, tensors: _Optional[_Iterable[int]] = ..., entries: _Optional[_Union[ReportBound.Entries, _Mapping]] = ..., norm: _Optional[_Union[ReportBound.Norm, _Mapping]] = ..., counts_once: bool = ...) -> None: ...
+    noised: bool
+    def __init__(self, tensors: _Optional[_Iterable[int]] = ..., entries: _Optional[_Union[ReportBound.Entries, _Mapping]] = ..., norm: _Optional[_Union[ReportBound.Norm, _Mapping]] = ..., counts_once: bool = ..., noised: bool = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("label", "edges")
@@ -204,7 +226,7 @@ class DevicePlan(_message.Message):
     def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., least_runtime_version: _Optional[int] = ..., graph: _Optional[_Union[Graph, _Mapping]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., ops: _Optional[_Iterable[str]] = ..., selection: _Optional[_Union[Selection, _Mapping]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., seed_policy: _Optional[_Union[SeedPolicy, str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., tested_tensorflow: _Optional[_Iterable[str]] = ..., rounded: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Union[Histogram, _Mapping]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
 
 class ServerPlan(_message.Message):
-    __slots__ = ("population", "task", "kind", "initialize", "prepare", "zero", "accumulate", "merge", "finish", "update", "secure_sums", "get_weights", "set_weights", "device_plans", "participation", "secure_aggregation", "skip", "report_bounds", "rounded", "histograms", "provenance")
+    __slots__ = ("population", "task", "kind", "initialize", "prepare", "zero", "accumulate", "merge", "finish", "update", "secure_sums", "get_weights", "set_weights", "device_plans", "participation", "secure_aggregation", "skip", "report_bounds", "party_noise", "rounded", "histograms", "provenance")
     POPULATION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +245,7 @@ class ServerPlan(_message.Message):
     SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     REPORT_BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    PARTY_NOISE_FIELD_NUMBER: _ClassVar[int]
     ROUNDED_FIELD_NUMBER: _ClassVar[int]
     HISTOGRAMS_FIELD_NUMBER: _ClassVar[int]
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
@@ -244,10 +267,11 @@ class ServerPlan(_message.Message):
     secure_aggregation: SecureAggregation
     skip: Graph
     report_bounds: _containers.RepeatedCompositeFieldContainer[ReportBound]
+    party_noise: PartyNoise
     rounded: _containers.RepeatedScalarFieldContainer[int]
     histograms: _containers.RepeatedCompositeFieldContainer[Histogram]
     provenance: Provenance
-    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., initialize: _Optional[_Union[Graph, _Mapping]] = ..., prepare: _Optional[_Union[Graph, _Mapping]] = ..., zero: _Optional[_Union[Graph, _Mapping]] = ..., accumulate: _Optional[_Union[Graph, _Mapping]] = ..., merge: _Optional[_Union[Graph, _Mapping]] = ..., finish: _Optional[_Union[Graph, _Mapping]] = ..., update: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., get_weights: _Optional[_Union[Graph, _Mapping]] = ..., set_weights: _Optional[_Union[Graph, _Mapping]] = ..., device_plans: _Optional[_Iterable[bytes]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., skip: _Optional[_Union[Graph, _Mapping]] = ..., report_bounds: _Optional[_Iterable[_Union[ReportBound, _Mapping]]] = ..., rounded: _Optional[_Iterable[int]] = ..., histograms: _Optional[_Iterable[_Union[Histogram, _Mapping]]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
+    def __init__(self, population: _Optional[str] = ..., task: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., initialize: _Optional[_Union[Graph, _Mapping]] = ..., prepare: _Optional[_Union[Graph, _Mapping]] = ..., zero: _Optional[_Union[Graph, _Mapping]] = ..., accumulate: _Optional[_Union[Graph, _Mapping]] = ..., merge: _Optional[_Union[Graph, _Mapping]] = ..., finish: _Optional[_Union[Graph, _Mapping]] = ..., update: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., secure_sums: _Optional[_Iterable[_Union[SecureSum, _Mapping]]] = ..., get_weights: _Optional[_Union[Graph, _Mapping]] = ..., set_weights: _Optional[_Union[Graph, _Mapping]] = ..., device_plans: _Optional[_Iterable[bytes]] = ..., participation: _Optional[_Union[Participation, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., skip: _Optional[_Union[Graph, _Mapping]] = ..., report_bounds: _Optional[_Iterable[_Union[ReportBound, _Mapping]]] = ..., party_noise: _Optional[_Union[PartyNoise, _Mapping]] = ..., rounded: _Optional[_Iterable[int]] = ..., histograms: _Optional[_Iterable[_Union[Histogram, _Mapping]]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
 
 class Approvals(_message.Message):
     __slots__ = ("terms", "server_plan", "device_plans", "approvals")

@@ -3,7 +3,8 @@
 A server's plan bounds every tensor of a report (`plan_pb2.ReportBound`): each entry by an
 interval, or the L2 norm of some tensors together. The bound of the sum of n reports is n times as
 large: for entries by addition, for norms by the triangle inequality. A histogram, in which each
-device counts once, is one-hot in a report and adds up to n in a sum.
+device counts once, is one-hot in a report and adds up to n in a sum. A sum that noise parties add
+to is not checked where they do: with the noise it can be anything.
 
 **No honest report is refused.** Devices cut metrics to their intervals inside of the plan's
 graph, and intervals end at numbers of the tensor's dtype. A clipped update has a norm of at most
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -98,7 +99,27 @@ class ReportBounds:
         Raises:
           OutOfBoundsError: If an entry or a norm is beyond n times its bound.
         """
-        for bound in self._plan.report_bounds:
+        self._check(update, num_devices, self._plan.report_bounds)
+
+    def check_sum(self, sums: Sequence[np.ndarray], num_devices: int) -> None:
+        """Refuses a group's sum like `check`, but for what noise parties have added to.
+
+        Args:
+          sums: Tensors of the sum of the group's reports, as the plan says.
+          num_devices: Number of reports in the sum.
+
+        Raises:
+          OutOfBoundsError: If an entry or a norm is beyond `num_devices` times its bound.
+        """
+        self._check(sums, num_devices, [b for b in self._plan.report_bounds if not b.noised])
+
+    def _check(
+        self,
+        update: Sequence[np.ndarray],
+        num_devices: int,
+        bounds: Iterable[plan_pb2.ReportBound],
+    ) -> None:
+        for bound in bounds:
             tensors = [update[place] for place in bound.tensors]
             if bound.HasField("entries"):
                 for place, array in zip(bound.tensors, tensors, strict=True):

@@ -86,8 +86,8 @@ def parameters_of(plan: Plan) -> parameters_lib.Parameters:
       plan: Plan of a device or a server, whose signature was verified.
 
     Returns:
-      Layout, threat model, the fewest and most devices of a sum, and the fewest neighbours of a
-      device. They are the same for both plans of a task.
+      Layout, threat model, the fewest and most devices of a sum, the fewest neighbours of a
+      device, and the noise parties. They are the same for both plans of a task.
 
     Raises:
       PlanNotSecureError: If the plan asks for none, or its sums cannot be secure: a tensor
@@ -126,7 +126,12 @@ def parameters_of(plan: Plan) -> parameters_lib.Parameters:
     threat_model, neighbours = THREAT_MODELS[asked.threat_model], asked.least_neighbours or None
     try:
         return parameters_lib.Parameters(
-            layout, threat_model, asked.least_devices, neighbours, asked.most_devices
+            layout,
+            threat_model,
+            asked.least_devices,
+            neighbours,
+            asked.most_devices,
+            tuple(asked.noise_parties),
         )
     except ValueError as error:
         raise PlanNotSecureError(f"The plan's secure_aggregation cannot be met: {error}") from None

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&tff_dpftrl/runtime/protocol/wire.proto\x12\x1btff_dpftrl.runtime.protocol\"\xe2\x02\n\nFromServer\x12;\n\tchallenge\x18\x01 \x01(\x0b\x32&.tff_dpftrl.runtime.protocol.ChallengeH\x00\x12:\n\tcome_back\x18\x02 \x01(\x0b\x32%.tff_dpftrl.runtime.protocol.ComeBackH\x00\x12\x43\n\rconfiguration\x18\x03 \x01(\x0b\x32*.tff_dpftrl.runtime.protocol.ConfigurationH\x00\x12\x42\n\rreport_answer\x18\x04 \x01(\x0b\x32).tff_dpftrl.runtime.protocol.ReportAnswerH\x00\x12\x14\n\nsecure_sum\x18\x05 \x01(\x0cH\x00\x12\x31\n\x04plan\x18\x1e \x01(\x0b\x32!.tff_dpftrl.runtime.protocol.PlanH\x00\x42\t\n\x07message\"\xf5\x01\n\nFromDevice\x12\x38\n\x08\x63heck_in\x18\x01 \x01(\x0b\x32$.tff_dpftrl.runtime.protocol.CheckInH\x00\x12\x35\n\x06report\x18\x02 \x01(\x0b\x32#.tff_dpftrl.runtime.protocol.ReportH\x00\x12\x15\n\x0bupdate_part\x18\x03 \x01(\x0cH\x00\x12\x14\n\nsecure_sum\x18\x04 \x01(\x0cH\x00\x12>\n\x0bplan_wanted\x18\x1e \x01(\x0b\x32\'.tff_dpftrl.runtime.protocol.PlanWantedH\x00\x42\t\n\x07message\"\\\n\tChallenge\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\x12\x19\n\x11protocol_versions\x18\x02 \x03(\r\x12\x0c\n\x04task\x18\x03 \x01(\t\x12\x13\n\x0bround_index\x18\x04 \x01(\x04\"_\n\x07\x43heckIn\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x17\n\x0fruntime_version\x18\x03 \x01(\r\x12\r\n\x05token\x18\x04 \x01(\x0c\";\n\x08\x43omeBack\x12\r\n\x05turns\x18\x01 \x03(\x01\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"\x95\x01\n\rConfiguration\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x13\n\x0bround_index\x18\x03 \x01(\x04\x12\x0c\n\x04plan\x18\x04 \x01(\x0c\x12\x11\n\tbroadcast\x18\x05 \x01(\x0c\x12\x1a\n\x12secure_sum_session\x18\x06 \x01(\x0c\x12\x13\n\x0bplan_sha256\x18\x1e \x01(\x0c\"\x0c\n\nPlanWanted\"\x18\n\x04Plan\x12\x10\n\x08\x64\x65\x66lated\x18\x01 \x01(\x0c\"Y\n\x06Report\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0e\n\x06update\x18\x02 \x01(\x0c\x12\x0f\n\x07strides\x18\x03 \x03(\r\x12\r\n\x05times\x18\x04 \x03(\r\x12\x0e\n\x06scales\x18\x1e \x03(\x01\"?\n\x0cReportAnswer\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05turns\x18\x03 \x03(\x01\"\xdd\x01\n\x0eSessionSummary\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x19\n\x11peak_memory_bytes\x18\x04 \x01(\x04\x12K\n\x08versions\x18\x05 \x03(\x0b\x32\x39.tff_dpftrl.runtime.protocol.SessionSummary.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x06\n\x04Told2\xc2\x01\n\x07\x44\x65vices\x12_\n\x07Session\x12\'.tff_dpftrl.runtime.protocol.FromDevice\x1a\'.tff_dpftrl.runtime.protocol.FromServer(\x01\x30\x01\x12V\n\x04Tell\x12+.tff_dpftrl.runtime.protocol.SessionSummary\x1a!.tff_dpftrl.runtime.protocol.Toldb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&tff_dpftrl/runtime/protocol/wire.proto\x12\x1btff_dpftrl.runtime.protocol\"\xe2\x02\n\nFromServer\x12;\n\tchallenge\x18\x01 \x01(\x0b\x32&.tff_dpftrl.runtime.protocol.ChallengeH\x00\x12:\n\tcome_back\x18\x02 \x01(\x0b\x32%.tff_dpftrl.runtime.protocol.ComeBackH\x00\x12\x43\n\rconfiguration\x18\x03 \x01(\x0b\x32*.tff_dpftrl.runtime.protocol.ConfigurationH\x00\x12\x42\n\rreport_answer\x18\x04 \x01(\x0b\x32).tff_dpftrl.runtime.protocol.ReportAnswerH\x00\x12\x14\n\nsecure_sum\x18\x05 \x01(\x0cH\x00\x12\x31\n\x04plan\x18\x1e \x01(\x0b\x32!.tff_dpftrl.runtime.protocol.PlanH\x00\x42\t\n\x07message\"\xf5\x01\n\nFromDevice\x12\x38\n\x08\x63heck_in\x18\x01 \x01(\x0b\x32$.tff_dpftrl.runtime.protocol.CheckInH\x00\x12\x35\n\x06report\x18\x02 \x01(\x0b\x32#.tff_dpftrl.runtime.protocol.ReportH\x00\x12\x15\n\x0bupdate_part\x18\x03 \x01(\x0cH\x00\x12\x14\n\nsecure_sum\x18\x04 \x01(\x0cH\x00\x12>\n\x0bplan_wanted\x18\x1e \x01(\x0b\x32\'.tff_dpftrl.runtime.protocol.PlanWantedH\x00\x42\t\n\x07message\"\\\n\tChallenge\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\x12\x19\n\x11protocol_versions\x18\x02 \x03(\r\x12\x0c\n\x04task\x18\x03 \x01(\t\x12\x13\n\x0bround_index\x18\x04 \x01(\x04\"\x9d\x01\n\x07\x43heckIn\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x17\n\x0fruntime_version\x18\x03 \x01(\r\x12\r\n\x05token\x18\x04 \x01(\x0c\x12<\n\x0bnoise_party\x18\x41 \x01(\x0b\x32\'.tff_dpftrl.runtime.protocol.NoiseParty\"N\n\nNoiseParty\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x12\n\nnext_round\x18\x03 \x01(\x04\x12\x11\n\tsignature\x18\x04 \x01(\x0c\";\n\x08\x43omeBack\x12\r\n\x05turns\x18\x01 \x03(\x01\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"\x95\x01\n\rConfiguration\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x13\n\x0bround_index\x18\x03 \x01(\x04\x12\x0c\n\x04plan\x18\x04 \x01(\x0c\x12\x11\n\tbroadcast\x18\x05 \x01(\x0c\x12\x1a\n\x12secure_sum_session\x18\x06 \x01(\x0c\x12\x13\n\x0bplan_sha256\x18\x1e \x01(\x0c\"\x0c\n\nPlanWanted\"\x18\n\x04Plan\x12\x10\n\x08\x64\x65\x66lated\x18\x01 \x01(\x0c\"Y\n\x06Report\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0e\n\x06update\x18\x02 \x01(\x0c\x12\x0f\n\x07strides\x18\x03 \x03(\r\x12\r\n\x05times\x18\x04 \x03(\r\x12\x0e\n\x06scales\x18\x1e \x03(\x01\"?\n\x0cReportAnswer\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05turns\x18\x03 \x03(\x01\"\xdd\x01\n\x0eSessionSummary\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x19\n\x11peak_memory_bytes\x18\x04 \x01(\x04\x12K\n\x08versions\x18\x05 \x03(\x0b\x32\x39.tff_dpftrl.runtime.protocol.SessionSummary.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x06\n\x04Told2\xc2\x01\n\x07\x44\x65vices\x12_\n\x07Session\x12\'.tff_dpftrl.runtime.protocol.FromDevice\x1a\'.tff_dpftrl.runtime.protocol.FromServer(\x01\x30\x01\x12V\n\x04Tell\x12+.tff_dpftrl.runtime.protocol.SessionSummary\x1a!.tff_dpftrl.runtime.protocol.Toldb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -29,26 +29,28 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_FROMDEVICE']._serialized_end=674
   _globals['_CHALLENGE']._serialized_start=676
   _globals['_CHALLENGE']._serialized_end=768
-  _globals['_CHECKIN']._serialized_start=770
-  _globals['_CHECKIN']._serialized_end=865
-  _globals['_COMEBACK']._serialized_start=867
-  _globals['_COMEBACK']._serialized_end=926
-  _globals['_CONFIGURATION']._serialized_start=929
-  _globals['_CONFIGURATION']._serialized_end=1078
-  _globals['_PLANWANTED']._serialized_start=1080
-  _globals['_PLANWANTED']._serialized_end=1092
-  _globals['_PLAN']._serialized_start=1094
-  _globals['_PLAN']._serialized_end=1118
-  _globals['_REPORT']._serialized_start=1120
-  _globals['_REPORT']._serialized_end=1209
-  _globals['_REPORTANSWER']._serialized_start=1211
-  _globals['_REPORTANSWER']._serialized_end=1274
-  _globals['_SESSIONSUMMARY']._serialized_start=1277
-  _globals['_SESSIONSUMMARY']._serialized_end=1498
-  _globals['_SESSIONSUMMARY_VERSIONSENTRY']._serialized_start=1451
-  _globals['_SESSIONSUMMARY_VERSIONSENTRY']._serialized_end=1498
-  _globals['_TOLD']._serialized_start=1500
-  _globals['_TOLD']._serialized_end=1506
-  _globals['_DEVICES']._serialized_start=1509
-  _globals['_DEVICES']._serialized_end=1703
+  _globals['_CHECKIN']._serialized_start=771
+  _globals['_CHECKIN']._serialized_end=928
+  _globals['_NOISEPARTY']._serialized_start=930
+  _globals['_NOISEPARTY']._serialized_end=1008
+  _globals['_COMEBACK']._serialized_start=1010
+  _globals['_COMEBACK']._serialized_end=1069
+  _globals['_CONFIGURATION']._serialized_start=1072
+  _globals['_CONFIGURATION']._serialized_end=1221
+  _globals['_PLANWANTED']._serialized_start=1223
+  _globals['_PLANWANTED']._serialized_end=1235
+  _globals['_PLAN']._serialized_start=1237
+  _globals['_PLAN']._serialized_end=1261
+  _globals['_REPORT']._serialized_start=1263
+  _globals['_REPORT']._serialized_end=1352
+  _globals['_REPORTANSWER']._serialized_start=1354
+  _globals['_REPORTANSWER']._serialized_end=1417
+  _globals['_SESSIONSUMMARY']._serialized_start=1420
+  _globals['_SESSIONSUMMARY']._serialized_end=1641
+  _globals['_SESSIONSUMMARY_VERSIONSENTRY']._serialized_start=1594
+  _globals['_SESSIONSUMMARY_VERSIONSENTRY']._serialized_end=1641
+  _globals['_TOLD']._serialized_start=1643
+  _globals['_TOLD']._serialized_end=1649
+  _globals['_DEVICES']._serialized_start=1652
+  _globals['_DEVICES']._serialized_end=1846
 # @@protoc_insertion_point(module_scope)

@@ -48,16 +48,30 @@ class Challenge(_message.Message):
     def __init__(self, challenge: _Optional[bytes] = ..., protocol_versions: _Optional[_Iterable[int]] = ..., task: _Optional[str] = ..., round_index: _Optional[int] = ...) -> None: ...
 
 class CheckIn(_message.Message):
-    __slots__ = ("population", "protocol_version", "runtime_version", "token")
+    __slots__ = ("population", "protocol_version", "runtime_version", "token", "noise_party")
     POPULATION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NOISE_PARTY_FIELD_NUMBER: _ClassVar[int]
     population: str
     protocol_version: int
     runtime_version: int
     token: bytes
-    def __init__(self, population: _Optional[str] = ..., protocol_version: _Optional[int] = ..., runtime_version: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
+    noise_party: NoiseParty
+    def __init__(self, population: _Optional[str] = ..., protocol_version: _Optional[int] = ..., runtime_version: _Optional[int] = ..., token: _Optional[bytes] = ..., noise_party: _Optional[_Union[NoiseParty, _Mapping]] = ...) -> None: ...
+
+class NoiseParty(_message.Message):
+    __slots__ = ("key", "task", "next_round", "signature")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ROUND_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    task: str
+    next_round: int
+    signature: bytes
+    def __init__(self, key: _Optional[bytes] = ..., task: _Optional[str] = ..., next_round: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class ComeBack(_message.Message):
     __slots__ = ("turns", "reason", "finished")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import grpc
 
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
+from tff_dpftrl.runtime.protocol import noise_party as noise_party_lib
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import served_task
 from tff_dpftrl.runtime.server.errors import Refused
@@ -60,15 +61,7 @@ class Admission:
         Raises:
           Refused: If the device cannot take part.
         """
-        if check_in.population != self.population:
-            raise unknown_population()
-        if check_in.protocol_version not in session_stream.VERSIONS:
-            raise Refused(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"the server speaks versions {list(session_stream.VERSIONS)} of the protocol, "
-                f"not {check_in.protocol_version}: update the device",
-                "no common version",
-            )
+        self._check_version(check_in)
         self._attest(check_in.token, challenge)
         plans = self._plans(check_in.runtime_version)
         if not plans:
@@ -79,6 +72,59 @@ class Admission:
                 "no plan for its version",
             )
         return plans
+
+    def admit_noise_party(self, check_in: wire_pb2.CheckIn, challenge: bytes) -> bytes:
+        """Checks the check-in of a noise party, which has a key in place of a token.
+
+        Args:
+          check_in: Check-in with a `noise_party`. Untrusted.
+          challenge: Challenge that the server sent to the party.
+
+        Returns:
+          Serialised plan of the party's task, for its version.
+
+        Raises:
+          Refused: If no task here names it, or it has not signed.
+        """
+        self._check_version(check_in)
+        party = check_in.noise_party
+        task = self._tasks.get(party.task)
+        if task is None or party.key not in task.task.noise_parties:
+            raise Refused(
+                grpc.StatusCode.NOT_FOUND,
+                "no task here names this noise party: correct its task, or the server's address",
+                "unknown noise party",
+            )
+        nonces = [
+            session_stream.attested_nonce(challenge, name, self.population) for name in self._names
+        ]
+        if not noise_party_lib.is_signed(party, nonces):
+            raise Refused(
+                grpc.StatusCode.UNAUTHENTICATED,
+                "the noise party has not signed the challenge of this server",
+                "noise party not genuine",
+            )
+        plan = self._plans(check_in.runtime_version).get(party.task)
+        if plan is None:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the task has no plan for version {check_in.runtime_version} of the runtime: "
+                "update the noise party",
+                "no plan for its version",
+            )
+        return plan
+
+    def _check_version(self, check_in: wire_pb2.CheckIn) -> None:
+        """Refuses a check-in for another population, or of another version of the protocol."""
+        if check_in.population != self.population:
+            raise unknown_population()
+        if check_in.protocol_version not in session_stream.VERSIONS:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the server speaks versions {list(session_stream.VERSIONS)} of the protocol, "
+                f"not {check_in.protocol_version}: update the device",
+                "no common version",
+            )
 
     def _plans_for(self, runtime_version: int) -> dict[str, bytes]:
         plans = {name: task.plan_for(runtime_version) for name, task in self._tasks.items()}

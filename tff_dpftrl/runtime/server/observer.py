@@ -70,7 +70,7 @@ class Observer:
         Args:
           phase: Last phase of the session: "refused", "sent away", "connecting", "waiting",
             "training" or "reported". A device that ends in "connecting", "waiting" or "training"
-            has dropped out.
+            has dropped out. "noise party" if it has turned out to be no device, and counts no more.
         """
 
     def session_summarized(self, summary: wire_pb2.SessionSummary) -> None:

@@ -19,6 +19,7 @@ from tff_dpftrl.runtime.server import received, served_task
 from tff_dpftrl.runtime.server.session import Session
 
 _KEYS, _VECTOR = 0, 2  # Steps in which a device sends its keys, and its masked vector.
+_NOISE = 1  # Step in which a noise party sends its masked vector.
 
 Answer: TypeAlias = messages.ReportAccepted | messages.ReportRefused
 
@@ -76,6 +77,7 @@ class SecureConversation:
         self._session, self._context, self._attempt = session, context, attempt
         self._deliver, self._receiving = deliver, receiving
         self._transfer_ends = transfer_ends
+        self._vector_step = _NOISE if session.is_noise_party else _VECTOR
         self._of_peers = limits_lib.MESSAGE_MARGIN_BYTES + most_bytes(task)
         self._of_vector = limits_lib.MESSAGE_MARGIN_BYTES + task.largest_report_bytes
 
@@ -103,7 +105,7 @@ class SecureConversation:
             raw = await self._context.read()
         if self._session.has_mail:  # The group went on without this message.
             return await self._session.next_message()
-        kinds = ("secure_sum", "report", *(("update_part",) if step == _VECTOR else ()))
+        kinds = ("secure_sum", "report", *(("update_part",) if step == self._vector_step else ()))
         message = received.parse(raw, kinds, self._limit(step))
         self.num_bytes += len(raw)
         match message.WhichOneof("message"):
@@ -120,7 +122,7 @@ class SecureConversation:
     def _limit(self, step: int) -> int:
         if step == _KEYS:
             return limits_lib.MESSAGE_MARGIN_BYTES
-        return self._of_vector if step == _VECTOR else self._of_peers
+        return self._of_vector if step == self._vector_step else self._of_peers
 
     def _pass_on(self, step: int, content: bytes, vector: bytes | bytearray = b"") -> None:
         address = self._session.address

@@ -149,7 +149,7 @@ class Service:
         self._is_stopping = True
         self._sweeping.cancel()
         for session in self._sessions.values():
-            if session.phase is Phase.WAITING:
+            if session.phase in (Phase.WAITING, Phase.NOISE_PARTY):
                 session.receive(session.desk.come_back(session.address, _STOPS))
             elif session.phase in (Phase.CONNECTING, Phase.TRAINING):
                 session.interrupt(Refused(grpc.StatusCode.UNAVAILABLE, _STOPS, _STOPS))
@@ -157,7 +157,8 @@ class Service:
     def selector_lost(self, address: str) -> None:
         """Sends away the waiting devices of a Selector that was lost."""
         for session in self._sessions.values():
-            if session.phase is Phase.WAITING and session.desk.selector == address:
+            is_there = session.phase in (Phase.WAITING, Phase.NOISE_PARTY)
+            if is_there and session.desk.selector == address:
                 lost = session.desk.come_back(session.address, "the server has lost its place")
                 session.receive(lost)
 
@@ -254,11 +255,12 @@ class Service:
             self._quota.give_back_place(session.desk.name)
         if session.peer is not None:
             self._peers.leave(session.peer)
-        if session.phase is Phase.WAITING:
+        if session.phase in (Phase.WAITING, Phase.NOISE_PARTY):
             self._engine.deliver(session.desk.selector, messages.DeviceGone(session.address))
         if session.report_to:
             self._engine.deliver(session.report_to, messages.DeviceGone(session.address))
-        session.desk.observer.session_closed(session.phase.value)
+        if not session.is_noise_party:
+            session.desk.observer.session_closed(session.phase.value)
 
     async def _interrupted(
         self, session: Session, context: grpc.aio.ServicerContext, error: Exception
@@ -274,6 +276,8 @@ class Service:
         if session.phase is Phase.WAITING:
             self._engine.deliver(session.desk.selector, messages.DeviceGone(session.address))
             await self._send_away(session, context, session.desk.turns(), "no round has begun")
+        elif session.phase is Phase.NOISE_PARTY:
+            await session.write(context, _come_back((0.0,), "no round has begun"))
         elif session.phase is Phase.TRAINING:
             await session.write(
                 context, self._answer(False, messages.Refusal.LATE.value, session.desk.turns())
@@ -314,6 +318,9 @@ class Service:
         if not self._quota.arrives(desk.name):
             await self._send_away(session, context, desk.turns(), "too many devices check in")
             return
+        if check_in.HasField("noise_party"):
+            await self._converse_with_party(session, context, check_in, challenge)
+            return
         plans = desk.admission.admit(check_in, challenge)
         session.phase = Phase.WAITING
         session.deadline = self._loop_time() + self._limits.waiting_seconds
@@ -343,6 +350,45 @@ class Service:
         else:
             await self._take_report(session, context, answer.task, raw)
 
+    async def _converse_with_party(
+        self,
+        session: Session,
+        context: grpc.aio.ServicerContext,
+        check_in: wire_pb2.CheckIn,
+        challenge: bytes,
+    ) -> None:
+        """Serves a noise party, which counts neither as a device nor for the pace."""
+        desk, party = session.desk, check_in.noise_party
+        plan = desk.admission.admit_noise_party(check_in, challenge)
+        session.phase, session.is_noise_party = Phase.NOISE_PARTY, True
+        desk.observer.session_closed(session.phase.value)
+        session.deadline = self._loop_time() + self._limits.waiting_seconds
+        self._engine.connect(session.address, session.receive)
+        ready = messages.PartyReady(session.address, party.key, party.task, party.next_round)
+        self._engine.deliver(desk.selector, ready)
+        answer = await session.next_message()
+        self._engine.deliver(desk.selector, messages.DeviceGone(session.address))
+        if type(answer) is messages.ComeBack:
+            session.phase = Phase.SENT_AWAY
+            session.deadline = self._loop_time() + self._limits.check_in_seconds
+            away = _come_back((0.0,), answer.reason, finished=answer.is_finished)
+            await session.write(context, away)
+            return
+        session.phase = Phase.TRAINING
+        ends = session.deadline = self._loop_time() + desk.tasks[answer.task].task.longest
+        by_hash = session_stream.sends_less(check_in.protocol_version)
+        await self._send(session, context, self._configuration_of(answer, plan, by_hash=by_hash))
+        session.deadline = ends
+        conversation = self._secure_conversation(session, context, answer, await context.read())
+        reply = await conversation.take()
+        session.deadline = self._loop_time() + self._limits.check_in_seconds
+        if isinstance(reply, messages.ReportAccepted):
+            session.report_to = ""
+            await session.write(context, self._answer(True, "", (0.0,)))
+        else:
+            reason = f"{reply.refusal.value}: {reply.reason}".removesuffix(": ")
+            await session.write(context, self._answer(False, reason, (0.0,)))
+
     async def _send_away(
         self,
         session: Session,
@@ -356,11 +402,7 @@ class Service:
         session.phase = Phase.SENT_AWAY
         session.deadline = self._loop_time() + self._limits.check_in_seconds
         session.desk.observer.sent_away(reason, has_waited)
-        answer = wire_pb2.FromServer()
-        answer.come_back.turns.extend(turns)
-        answer.come_back.reason = reason
-        answer.come_back.finished = finished
-        await session.write(context, answer.SerializeToString())
+        await session.write(context, _come_back(turns, reason, finished=finished))
 
     async def _take_report(
         self, session: Session, context: grpc.aio.ServicerContext, task: str, raw: Any
@@ -400,7 +442,22 @@ class Service:
         configure: messages.Configure,
         first: Any,
     ) -> None:
-        conversation = secure_conversation.SecureConversation(
+        conversation = self._secure_conversation(session, context, configure, first)
+        try:
+            answer = await conversation.take()
+        finally:
+            session.desk.observer.sent(configure.task, conversation.num_bytes_sent)
+        num_bytes = conversation.num_bytes
+        await self._answer_report(session, context, configure.task, answer, num_bytes)
+
+    def _secure_conversation(
+        self,
+        session: Session,
+        context: grpc.aio.ServicerContext,
+        configure: messages.Configure,
+        first: Any,
+    ) -> secure_conversation.SecureConversation:
+        return secure_conversation.SecureConversation(
             session,
             context,
             session.desk.tasks[configure.task],
@@ -410,12 +467,6 @@ class Service:
             transfer_ends=lambda: self._loop_time() + self._limits.transfer_seconds,
             first=first,
         )
-        try:
-            answer = await conversation.take()
-        finally:
-            session.desk.observer.sent(configure.task, conversation.num_bytes_sent)
-        num_bytes = conversation.num_bytes
-        await self._answer_report(session, context, configure.task, answer, num_bytes)
 
     async def _sum(
         self,
@@ -472,16 +523,21 @@ class Service:
         plan: bytes,
         by_hash: bool,
     ) -> None:
-        configuration = self._configuration(configure, plan, by_hash)
-        num_bytes = len(configuration)
+        num_bytes = len(self._configuration(configure, plan, by_hash))
         session.desk.observer.configured(configure.task, num_bytes)
         session.desk.summaries.session_configured()
+        await self._send(session, context, self._configuration_of(configure, plan, by_hash=by_hash))
+
+    def _configuration_of(
+        self, configure: messages.Configure, plan: bytes, *, by_hash: bool
+    ) -> bytes:
+        """Returns the configuration of one group of an attempt."""
+        configuration = self._configuration(configure, plan, by_hash)
+        if not configure.secure_sum_session:
+            return configuration
         # Concatenated protobuf messages are merged: groups differ in their sessions only.
-        session_of_group = b""
-        if configure.secure_sum_session:
-            added = wire_pb2.Configuration(secure_sum_session=configure.secure_sum_session)
-            session_of_group = wire_pb2.FromServer(configuration=added).SerializeToString()
-        await self._send(session, context, configuration + session_of_group)
+        added = wire_pb2.Configuration(secure_sum_session=configure.secure_sum_session)
+        return configuration + wire_pb2.FromServer(configuration=added).SerializeToString()
 
     async def _send_plan(
         self, session: Session, context: grpc.aio.ServicerContext, task: str, plan: bytes
@@ -544,6 +600,12 @@ class Service:
             context.set_code(refused.code)
             context.set_details(refused.text)
         return b""
+
+
+def _come_back(turns: Sequence[float], reason: str, *, finished: bool = False) -> bytes:
+    """Makes the message that sends a device or a noise party away."""
+    message = wire_pb2.ComeBack(turns=turns, reason=reason, finished=finished)
+    return wire_pb2.FromServer(come_back=message).SerializeToString()
 
 
 @functools.lru_cache(maxsize=_KEPT_CONFIGURATIONS)

@@ -20,6 +20,7 @@ class Phase(str, enum.Enum):
     REFUSED = "refused"
     CONNECTING = "connecting"
     WAITING = "waiting"
+    NOISE_PARTY = "noise party"  # That waits.
     SENT_AWAY = "sent away"
     TRAINING = "training"
     REPORTED = "reported"
@@ -36,6 +37,7 @@ class Session:
       report_to: Address of the Aggregator that is notified when the session ends; empty if there
         is none.
       is_in_secure_sum: Whether the device's report is summed securely.
+      is_noise_party: Whether it is the session of a noise party, which is no device.
       is_writing: Whether a message is on its way to the device, so that no other can be sent.
       peer: Other end of the connection; None before it is counted.
     """
@@ -47,6 +49,7 @@ class Session:
         "deadline",
         "report_to",
         "is_in_secure_sum",
+        "is_noise_party",
         "is_writing",
         "peer",
         "_coroutine",
@@ -73,6 +76,7 @@ class Session:
         self.report_to = ""
 
         self.is_in_secure_sum = False
+        self.is_noise_party = False
         self.is_writing = False
         self.peer: peers.Peer | None = None
         self._coroutine = coroutine

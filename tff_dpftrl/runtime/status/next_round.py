@@ -96,9 +96,13 @@ def _turns(
 def _selection(
     seen: observations_lib.Observations, progress: events.SelectionProgress
 ) -> list[str]:
-    settings = seen.tasks[progress.task].settings
+    task = seen.tasks[progress.task]
+    settings = task.settings
     rounds = settings.rounds
     sentences = []
+    if task.party_away is not None:
+        waits = settings.wait_for_parties(task.party_away)
+        sentences.append(f"A noise party is away: {waits}")
     if progress.waiting >= rounds.least:
         sentences.append(
             f"{progress.waiting} of {_devices(progress.wanted)} wait: the round begins with all, "

@@ -185,6 +185,8 @@ class Observations(observer.Observer):
                 self.series.add("abandoned")
             case events.TooFewDevices():
                 task.too_few = event
+            case events.PartyAway():
+                task.party_away = event if event.away else None
 
     @override
     def session_opened(self) -> None:

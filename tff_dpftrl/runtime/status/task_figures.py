@@ -61,6 +61,7 @@ class TaskFigures:
       stopped: Reason why the task has no further round; empty if it has, or if it is not known.
       too_few: Event of the last selection whose time was over with too few devices; None if a
         round has begun since.
+      party_away: Event of noise parties that the next round waits for; None if it waits for none.
       reports: Numbers of reports by outcome, one of `OUTCOMES`.
       groups: Numbers of groups of secure aggregation by outcome, one of `GROUPS`.
       bytes_sent: Size of all plans, models and messages of secure sums sent to devices, in
@@ -86,6 +87,7 @@ class TaskFigures:
         self.last_lost = ""
         self.stopped = ""
         self.too_few: events.TooFewDevices | None = None
+        self.party_away: events.PartyAway | None = None
         self.reports = dict.fromkeys(OUTCOMES, 0)
         self.groups = dict.fromkeys(GROUPS, 0)
         self.bytes_sent = 0
@@ -108,13 +110,15 @@ class TaskFigures:
             return "reporting"
         if self.is_over:
             return "over"
+        if self.party_away is not None:
+            return "waiting for a noise party"
         return "waiting for devices" if self.too_few is None else "too few devices"
 
     def began(self, event: events.RoundBegan, now: float) -> None:
         """Handles the selection of a round's devices."""
         self.attempt = Attempt(event.attempt, event.round_index, now, event.devices)
         self.rounds_done = max(self.rounds_done or 0, event.round_index)
-        self.too_few = None
+        self.too_few = self.party_away = None
 
     def released(self, event: events.RoundReleased, now: float) -> bool:
         """Handles a commit, whose event may be a repetition.

@@ -65,6 +65,8 @@ def noise_stddev(terms: terms_lib.Terms, skipped: Sequence[bool]) -> float | Non
         released = ~np.asarray(skipped)
         variance = float(np.sum(np.square(released @ strategy.noise_matrix(num_rounds))))
     inflation = float(terms.parameters.get("secagg_norm_inflation") or 1.0)
+    if terms.secure_aggregation is not None and terms.secure_aggregation.noise_parties:
+        variance *= len(terms.secure_aggregation.noise_parties)  # Each adds the noise of all.
     return terms.noise_multiplier * terms.clip_norm * inflation * math.sqrt(variance)
 
 

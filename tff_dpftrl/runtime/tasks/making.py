@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,13 +17,15 @@ import tensorflow_federated as tff
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.aggregators import check_process
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.learning import metric_histograms, own_model, secure_metrics
+from tff_dpftrl.mechanisms import noise_recipe, noise_split
 from tff_dpftrl.models import metric_grid
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.private_round import interface
+from tff_dpftrl.private_round import adaptive_clipping, interface
 from tff_dpftrl.runs import dp_ftrl_privacy, privacy
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runtime import participation_histograms
@@ -145,7 +148,8 @@ def make(
     task_folder.check_is_free(output)
     config = _resolved(config, output, definition)
     parts = _prepare(config, _define(config, definition, progress), progress)
-    learning, plan = config.learning, _privacy_plan(config.privacy(), parts, progress)
+    learning = config.learning
+    plan = _privacy_plan(config.privacy(), learning, parts, progress)
     defined = parts.definition
     if defined.algorithm is not None:
         config.check_own_algorithm()
@@ -167,6 +171,11 @@ def make(
         stated |= _counted(defined.buckets, defined.pipeline.max_rows)
     elif defined.language is None:
         stated[terms_lib.METRICS] = _listed(own_model.metric_specs(parts.model))
+    if learning.noise == "secure" and plan.strategy is not None:
+        is_sum = noise_recipe.is_sum_of_draws(plan.strategy.noise_recipe())
+        # A party rotates its noise before it rounds it to the grid of the sum.
+        is_exact = is_sum and not plan.noise_parties
+        stated[sentences.NOISE_GENERATOR] = sentences.noise_generator(is_exact)
     if parts.grids:
         stated[terms_lib.ORDER_STATISTICS] = ", ".join(parts.grids)
     terms = dataclasses.replace(terms, parameters={**terms.parameters, **stated})
@@ -214,7 +223,10 @@ def make_evaluation(
     """
     task_folder.check_is_free(output)
     schema = schema_lib.MinSep.unrestricted(config.num_rounds)
-    config = dataclasses.replace(config, min_sep=1, max_participations=config.num_rounds)
+    # It has no noise that a party could add.
+    config = dataclasses.replace(
+        config, min_sep=1, max_participations=config.num_rounds, noise_party=None
+    )
     config = _resolved(config, output, definition)
     if of.buckets is not None:
         raise validation.UsageError(
@@ -398,7 +410,10 @@ def _demands(config: task_config.TaskConfig, num_parameters: int) -> _Demands:
 
 
 def _privacy_plan(
-    wanted: privacy.Privacy, parts: _Parts, progress: progress_lib.Progress
+    wanted: privacy.Privacy,
+    learning: learning_options.LearningOptions,
+    parts: _Parts,
+    progress: progress_lib.Progress,
 ) -> dp_ftrl_privacy.DpFtrlPlan:
     """Plans the noise; a sum has room for the reports of all devices that a round chooses."""
     if not isinstance(wanted, dp_ftrl_privacy.DpFtrlPrivacy):
@@ -406,12 +421,39 @@ def _privacy_plan(
     num_parameters = parts.num_parameters
     plan = wanted.plan(parts.demands.num_devices, num_parameters)
     if wanted.secagg_bits is not None:
-        most_reports = parts.demands.rounds.wanted
-        encoding = grid.for_bits(num_parameters, most_reports, wanted.secagg_bits)
-        plan = dataclasses.replace(plan, encoding=encoding)
+        plan = _on_grid(plan, wanted.secagg_bits, learning, parts)
     for line in startup.describe_plan(plan, num_parameters):
         progress(line)
     return plan
+
+
+def _on_grid(
+    plan: dp_ftrl_privacy.DpFtrlPlan,
+    bits: int,
+    learning: learning_options.LearningOptions,
+    parts: _Parts,
+) -> dp_ftrl_privacy.DpFtrlPlan:
+    """Chooses the grid of a plan, with room for the noise that parties add within the sum."""
+    groups, strategy, noise_ratio = parts.demands.secure_groups, plan.strategy, 0.0
+    num_parties = 0 if groups is None else len(groups.noise_parties)
+    if num_parties and strategy is not None:
+        if not plan.noise_multiplier:
+            raise validation.UsageError(
+                "noise_party adds the noise, and noise_multiplier is 0: raise it, give "
+                "target_epsilon, or leave noise_party out."
+            )
+        z = plan.noise_multiplier
+        if plan.adaptive_clipping:
+            clipping = adaptive_clipping.AdaptiveClipping(
+                clipped_count_stddev=learning.clipped_count_stddev
+            )
+            stddev = clipping.count_stddev(z, plan.clients_per_round)
+            z = noise_split.update_noise_multiplier(z, stddev)
+        variance = float(strategy.round_noise_variance(plan.num_rounds).max())
+        noise_ratio = z * math.sqrt(variance * num_parties)
+    most_reports = parts.demands.rounds.wanted
+    encoding = grid.for_bits(parts.num_parameters, most_reports, bits, noise_ratio=noise_ratio)
+    return dataclasses.replace(plan, encoding=encoding, noise_parties=num_parties)
 
 
 def _process(

@@ -320,6 +320,7 @@ def _secure_sum(folder: task_folder.TaskFolder) -> population_lib.SecureSumSetti
     if not secure_report.is_asked_for(folder.server):
         return None
     config = folder.config
+    _check_noise_parties(folder)
     return population_lib.SecureSumSettings(
         parameters=secure_report.parameters_of(folder.server),
         most_devices=folder.server.secure_aggregation.most_devices,
@@ -327,6 +328,23 @@ def _secure_sum(folder: task_folder.TaskFolder) -> population_lib.SecureSumSetti
         num_neighbours=config.secure_neighbours,
         step_timeout=config.secure_step_timeout,
     )
+
+
+def _check_noise_parties(folder: task_folder.TaskFolder) -> None:
+    """Refuses plans whose noise nobody would add, or that are not those of the terms."""
+    plan, stated = folder.server, folder.terms.secure_aggregation
+    keys = tuple(key.hex() for key in plan.secure_aggregation.noise_parties)
+    if keys != (() if stated is None else stated.noise_parties):
+        raise validation.UsageError(
+            f"The plan of the task {folder.name!r} names other noise parties than its terms: make "
+            "the task anew (tff-dpftrl task new)."
+        )
+    if bool(keys) != plan.HasField("party_noise"):
+        raise validation.UsageError(
+            f"The plan of the task {folder.name!r} names {len(keys)} noise parties, and its server "
+            f"{'adds' if keys else 'leaves to others'} the noise: make the task anew (tff-dpftrl "
+            "task new)."
+        )
 
 
 def _plain(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,10 @@ ThreatModel = Literal["honest-but-curious", "active-server"]
 
 LARGEST_COMPLETE = 500
 """Largest number of devices of a group in which each shares secrets with all others."""
+LARGEST_NOISED = 5000
+"""Largest number of devices of a group with noise parties, which is the group of a whole round."""
+MOST_PARTIES = 8
+"""Largest number of noise parties of a task."""
 SECURITY_BITS = 40
 """A neighbour graph may reveal more than a group's sum with probability 2 to minus this."""
 
@@ -52,6 +56,7 @@ class SecureGroups:
         of its group.
       secure_corrupt_fraction: Share of the devices that may collude with the server, for which
         `secure_neighbours` are enough; None for 0.05.
+      noise_parties: Raw public keys, hexadecimal, of the parties that add the noise within the sum.
 
     Raises:
       ValueError: If these do not fit together; it names option, value and remedy.
@@ -64,8 +69,10 @@ class SecureGroups:
     secure_threshold: float | None = None
     secure_neighbours: int | None = None
     secure_corrupt_fraction: float | None = None
+    noise_parties: tuple[str, ...] = ()
 
     def __post_init__(self):
+        self._check_noise_parties()
         self._check_bits()
         self._check_threshold()
         self._check_least_group()
@@ -92,6 +99,7 @@ class SecureGroups:
             least_devices=self.least_group,
             most_devices=self.rounds.wanted,
             least_neighbours=self.secure_neighbours or 0,
+            noise_parties=map(bytes.fromhex, self.noise_parties),
         )
 
     def stated(self) -> terms.SecureAggregation:
@@ -106,6 +114,7 @@ class SecureGroups:
             threshold=self.secure_threshold or least,
             neighbours=k,
             corrupt_fraction=None if k is None else self._corrupt_fraction,
+            noise_parties=self.noise_parties,
         )
 
     @property
@@ -130,6 +139,37 @@ class SecureGroups:
     def _corrupt_fraction(self) -> float:
         given = self.secure_corrupt_fraction
         return _CORRUPT_FRACTION if given is None else given
+
+    def _check_noise_parties(self) -> None:
+        """Refuses parties that cannot hide the one sum of a round."""
+        if not self.noise_parties:
+            return
+        for key in self.noise_parties:
+            if self.noise_parties.count(key) > 1:
+                raise validation.UsageError(
+                    f"noise_party has the key {key[:16]} twice: two parties protect from a server "
+                    "that colludes with one of them only if they are two. Name each once."
+                )
+        if len(self.noise_parties) > MOST_PARTIES:
+            raise validation.UsageError(
+                f"noise_party names {len(self.noise_parties)} parties, and each adds the whole "
+                f"noise: name {MOST_PARTIES} at most."
+            )
+        wanted = self.rounds.wanted
+        if wanted > LARGEST_NOISED:
+            raise validation.UsageError(
+                f"noise_party needs one group a round, and clients_per_round="
+                f"{self.rounds.goal_count} with over_selection={self.rounds.over_selection:g} "
+                f"choose {wanted} devices: lower one of these until it is {LARGEST_NOISED}, the "
+                "most of one group."
+            )
+        if self.num_groups > 1:
+            raise validation.UsageError(
+                f"noise_party needs one group a round, since each group's sum would take the whole "
+                f"noise, and devices_per_aggregator={self.rounds.devices_per_aggregator} makes "
+                f"{self.num_groups} of {wanted} devices: raise it to {wanted}"
+                + (", with secure_neighbours." if wanted > LARGEST_COMPLETE else ".")
+            )
 
     def _check_bits(self) -> None:
         name, wanted = f"secure_aggregation={self.threat_model!r}", self.rounds.wanted

@@ -23,6 +23,11 @@ NOT_HIDDEN = (
     "Not hidden are the sums of groups, metrics among them, which are exact and without noise; how "
     "many devices report, drop out and are refused, and when; and the devices' network addresses."
 )
+NOISED_NOT_HIDDEN = (
+    "Not hidden, and without noise, are exact sums of what devices report besides their updates: "
+    "metrics, and how often and in which rounds they took part; how many devices report, drop out "
+    "and are refused, and when; and the devices' network addresses."
+)
 NOBODY_CHECKS = (
     "Devices clip and encode their updates as the plan says. Where reports are summed securely "
     "nobody sees whether they do: one that does not can make a sum wrap around, and nothing is "
@@ -49,7 +54,48 @@ def who_sees(secure: terms_lib.SecureAggregation | None) -> str:
         against = _curious(secure.threshold)
     else:
         against = _curious_with_neighbours(secure.neighbours, secure.corrupt_fraction)
+    if secure.noise_parties:
+        return f"{kept} {against} {who_adds_noise(secure)} {NOISED_NOT_HIDDEN}"
     return f"{kept} {against} {_smallest(secure)} {NOT_HIDDEN}"
+
+
+def who_adds_noise(secure: terms_lib.SecureAggregation) -> str:
+    """Describes who adds the noise within the sums, whom that protects from, and on what it rests.
+
+    Args:
+      secure: Secure aggregation with noise parties.
+
+    Returns:
+      A few sentences.
+    """
+    return (
+        f"{_parties(secure)} within the sum of each round, so that nobody sees updates, or sums "
+        f"of updates, without it. {_protects(secure)} This rests on devices' software, which "
+        "refuses a sum without a party whose key is in the signed plan; on the holder of the key "
+        "that signs plans, who could sign one without; and on each party's keeping its seed "
+        "secret, and giving the noise of a round once, which it records before it sends any. A "
+        "round whose sum was abandoned after that is skipped, and counts as one of the rounds that "
+        "ε is of."
+    )
+
+
+def _parties(secure: terms_lib.SecureAggregation) -> str:
+    number = len(secure.noise_parties)
+    if number == 1:
+        return "A noise party, which is another operator without data, adds the noise"
+    return (
+        f"Each of {number} noise parties, which are other operators without data, adds the whole "
+        "noise"
+    )
+
+
+def _protects(secure: terms_lib.SecureAggregation) -> str:
+    number = len(secure.noise_parties)
+    whom = "the noise party" if number == 1 else f"every one of the {number} noise parties"
+    return (
+        "The noise protects from everybody but the devices, the server included, unless it "
+        f"colludes with {whom}."
+    )
 
 
 def _hidden_among(secure: terms_lib.SecureAggregation) -> int:
@@ -77,6 +123,16 @@ def trust(secure: terms_lib.SecureAggregation | None) -> facts_lib.Trust:
     usual = sentences.trust("device", in_one_place=False)
     if secure is None:
         return facts_lib.Trust(f"{usual.setting} {SUMS_ARE_SEEN}", usual.from_whom)
+    if secure.noise_parties:
+        return facts_lib.Trust(
+            "Differential privacy with noise that the server does not know: it need not be trusted "
+            "with updates, nor with their sums. It is trusted to keep secret, and to erase, the "
+            f"exact sums of metrics and participation that it sees. {who_sees(secure)}",
+            f"{sentences.FROM_OTHERS} {_protects(secure)} Of metrics and participation it sees "
+            "exact sums, which ε does not cover. All devices of a sum must follow the algorithm: "
+            "one that does not can make it wrap around, and then nothing is proven for the others "
+            "in it. Trust below has in full on what else this rests.",
+        )
     setting = (
         "Central differential privacy, with secure sums: the server is trusted to run the "
         "mechanism as it is written, to keep secret the sums before noise is added, and the noise "
@@ -116,10 +172,13 @@ def in_short(secure: terms_lib.SecureAggregation | None) -> str:
     """Describes in a few words how reports are summed."""
     if secure is None:
         return "Reports are summed by the server in the clear."
-    return (
+    short = (
         f"Reports are summed securely, against {_SERVERS[secure.threat_model]}, "
         f"{secure.least_group} devices or more in a group's sum."
     )
+    if secure.noise_parties:
+        return f"{short} {_parties(secure)} within the sum. {_protects(secure)}"
+    return short
 
 
 def assumptions(secure: terms_lib.SecureAggregation | None) -> tuple[str, ...]:

@@ -134,7 +134,7 @@ class SecureSummation(population_lib.Summation):
         """Takes the sum of a group apart, and refuses one that honest devices cannot have made."""
         try:
             read = secure_report.read_total(self._work.plan, vector, num_devices)
-            self._bounds.check(read.sums, num_devices)
+            self._bounds.check_sum(read.sums, num_devices)
         except (secure_report.TotalRefusedError, report_bounds.OutOfBoundsError) as error:
             raise population_lib.UnusableReport(str(error)) from None
         return Total(list(read.sums), read.strides, read.times)

@@ -25,7 +25,10 @@ _TESTS = "tests of the task"
 _SHARE_THAT_MAY_REST = 0.7
 """Share of the devices that may rest if `min_sep` is not given; the others can fill a round."""
 
-_ONLY_SECURE = ("secure_threshold", "secure_neighbours", "secure_corrupt_fraction", "least_group")
+_ONLY_SECURE = (
+    *("secure_threshold", "secure_neighbours", "secure_corrupt_fraction", "least_group"),
+    "noise_party",
+)
 
 IN_MEMORY = "(given in Python)"
 """Value of the option `build` where a definition was given in Python."""
@@ -179,6 +182,15 @@ class TaskConfig(config_lib.TrainingConfig):
     )
     secure_step_timeout: float = _option(
         30.0, "Seconds that devices have for each step of a secure sum.", _SECURE, 0.0
+    )
+    noise_party: str | None = _option(
+        None,
+        "Public keys of noise parties (KEY.pub, or 64 hexadecimal digits), with commas between: "
+        "other operators, who add the noise of each round within the secure sum, so that the "
+        "server sees no sum without it. Each adds the whole noise: with two it has twice the "
+        "variance, and protects from a server that colludes with one of them. A round is one "
+        "group, and waits for all parties. If not given, the server adds the noise.",
+        _SECURE,
     )
 
     analytics: Literal["words"] | None = _option(
@@ -349,6 +361,11 @@ class TaskConfig(config_lib.TrainingConfig):
     def _check_secure_aggregation(self) -> None:
         if self.secure_groups is not None:  # Made, and so checked.
             validation.positive("secure_step_timeout", self.secure_step_timeout)
+            if self.noise_party is not None and self.mechanism == "none":
+                raise validation.UsageError(
+                    "noise_party adds the noise of a mechanism, and mechanism 'none' has none: "
+                    "give a mechanism, or leave noise_party out."
+                )
             return
         for name in _ONLY_SECURE:
             if getattr(self, name) is not None:
@@ -370,7 +387,15 @@ class TaskConfig(config_lib.TrainingConfig):
             secure_threshold=self.secure_threshold,
             secure_neighbours=self.secure_neighbours,
             secure_corrupt_fraction=self.secure_corrupt_fraction,
+            noise_parties=self.noise_parties,
         )
+
+    @property
+    def noise_parties(self) -> tuple[str, ...]:
+        """Raw public keys, hexadecimal, of the noise parties; empty without them."""
+        if self.noise_party is None:
+            return ()
+        return tuple(map(_party_key, self.noise_party.split(",")))
 
     @property
     def rounds(self) -> population_lib.RoundSettings:
@@ -401,7 +426,22 @@ class TaskConfig(config_lib.TrainingConfig):
             changes["min_sep"] = min(max(1, fits), self.num_rounds)
         if self.secure_groups is not None:
             changes["least_group"] = self.secure_groups.least_group
+        if self.noise_party is not None:
+            changes["noise_party"] = ",".join(self.noise_parties)
         return dataclasses.replace(config, **changes)
+
+
+def _party_key(text: str) -> str:
+    """Returns a public key, hexadecimal, that a file or the text itself holds."""
+    text = text.strip()
+    if len(text) == 64 and set(text.lower()) <= set("0123456789abcdef"):
+        return text.lower()
+    from tff_dpftrl.runtime import signing_keys
+
+    try:
+        return signing_keys.raw(signing_keys.load_public(text)).hex()
+    except (OSError, validation.UsageError) as error:
+        raise validation.UsageError(f"noise_party={text!r} names no key: {error}") from None
 
 
 def grid(config: TaskConfig, name: str, values: Sequence[Any]) -> list[tuple[str, TaskConfig]]:

@@ -309,6 +309,7 @@ class TaskPrivacy:
             "secure_least_group": secure.least_group,
             "secure_threshold": secure.threshold,
             "secure_neighbours": secure.neighbours,
+            "noise_parties": len(secure.noise_parties) or None,
         }
         return {name: value for name, value in parameters.items() if value is not None}
 

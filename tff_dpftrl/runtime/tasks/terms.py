@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,6 +40,7 @@ ORDER_STATISTICS = "order_statistics"
 """Name of the parameter that lists the metrics of which rounds record order statistics."""
 
 _FORMAT = 1
+_KEY = re.compile("[0-9a-f]{64}")
 _PLAIN = {"str": str, "bool": bool, "str | None": str | None}
 _DOMAIN = b"tff_dpftrl.runtime.tasks.Terms 1:"
 
@@ -59,6 +61,8 @@ class SecureAggregation:
         group.
       corrupt_fraction: Share of the devices that may collude with the server, for which
         `neighbours` were chosen; None without `neighbours`.
+      noise_parties: Raw public keys, hexadecimal, of the parties that each add the whole noise
+        within the sum, so that the server sees no sum without it; empty if the server adds it.
     """
 
     threat_model: str
@@ -66,8 +70,10 @@ class SecureAggregation:
     threshold: float
     neighbours: int | None = None
     corrupt_fraction: float | None = None
+    noise_parties: tuple[str, ...] = ()
 
     def __post_init__(self):
+        object.__setattr__(self, "noise_parties", tuple(self.noise_parties))
         parameters.ThreatModel(self.threat_model)
         validation.integer("least_group", self.least_group, minimum=2)
         validation.number("threshold", self.threshold, at_least=0.5, below=1)
@@ -76,6 +82,17 @@ class SecureAggregation:
                 f"neighbours={self.neighbours} and corrupt_fraction={self.corrupt_fraction} go "
                 "together: give both or neither."
             )
+        if not all(isinstance(key, str) and _KEY.fullmatch(key) for key in self.noise_parties):
+            raise validation.UsageError(
+                f"noise_parties must be keys of 64 hexadecimal digits, got {self.noise_parties!r}."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON-compatible values; those of earlier versions without noise parties."""
+        values = dataclasses.asdict(self)
+        if not self.noise_parties:
+            del values["noise_parties"]
+        return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +188,7 @@ class Terms:
         if self.secure_aggregation is None:  # As in terms of earlier versions.
             del values["secure_aggregation"]
         else:
-            values["secure_aggregation"] = dataclasses.asdict(self.secure_aggregation)
+            values["secure_aggregation"] = self.secure_aggregation.to_dict()
         if not self.earlier_runs:
             del values["earlier_runs"]
         else:

@@ -1,0 +1,128 @@
+"""The laws of a noise party's ledger: each row once, in order, on the disk before it is sent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+from tff_dpftrl.runtime.noise_party import ledger as ledger_lib
+
+_TERMS = "ab" * 32
+
+
+@pytest.fixture(name="path")
+def _path(tmp_path):
+    return tmp_path / "task.ledger"
+
+
+def _open(path, **options):
+    return ledger_lib.Ledger.open(path, "task", _TERMS, **options)
+
+
+def _given(row, attempt=None, session=None):
+    attempt = f"attempt {row}" if attempt is None else attempt
+    session = row.to_bytes(32, "big") if session is None else session
+    return ledger_lib.Given(row, attempt, session, None, 3, 0.0)
+
+
+def test_rows_are_given_in_order_and_never_again(path):
+    ledger = _open(path)
+    assert ledger.next_row == 0
+    ledger.give(_given(0))
+    ledger.give(_given(3))
+    assert ledger.next_row == 4
+    for row in (0, 2, 3):
+        with pytest.raises(ledger_lib.NoiseRefusedError, match=f"the noise of round {row} was"):
+            ledger.give(_given(row, "another", b"s" * 32))
+    assert [one.row for one in ledger.given()] == [0, 3]
+    assert ledger.last() == _given(3)
+
+
+@pytest.mark.parametrize(
+    "again", [_given(1, attempt="attempt 0"), _given(1, session=(0).to_bytes(32, "big"))]
+)
+def test_an_attempt_has_noise_once(path, again):
+    ledger = _open(path)
+    ledger.give(_given(0))
+    with pytest.raises(ledger_lib.NoiseRefusedError, match="has had the noise of round 0"):
+        ledger.give(again)
+    assert ledger.next_row == 1
+
+
+def test_a_request_passes_over_few_rows(path):
+    ledger = _open(path, most_skipped=2)
+    ledger.give(_given(2))
+    with pytest.raises(ledger_lib.NoiseRefusedError, match="pass over the noise of 3 rounds"):
+        ledger.check(6, "attempt", b"s" * 32)
+    ledger.check(5, "attempt", b"s" * 32)
+
+
+def test_it_is_all_there_after_it_is_opened_again(path):
+    ledger = _open(path)
+    seed = ledger.seed()
+    ledger.give(_given(0))
+    ledger.note(0, ledger_lib.SUMMED)
+    ledger.close()
+    again = _open(path)
+    np.testing.assert_array_equal(again.seed(), seed)
+    assert seed.dtype == np.int64 and seed.shape == (4,)
+    assert (again.next_row, again.last().outcome) == (1, ledger_lib.SUMMED)
+    assert ledger_lib.Ledger.read(path).task == ("task", _TERMS)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_seeds_differ(tmp_path):
+    one, other = (_open(tmp_path / name).seed() for name in ("one", "other"))
+    assert not np.array_equal(one, other)
+
+
+def test_the_ledger_of_another_task_is_refused(path):
+    _open(path).close()
+    with pytest.raises(ValueError, match="is the ledger of the task 'task' with the terms abab"):
+        ledger_lib.Ledger.open(path, "task", "cd" * 32)
+
+
+def test_two_processes_never_give_one_row(path):
+    one, other = _open(path), _open(path)
+    one.give(_given(0))
+    with pytest.raises(ledger_lib.NoiseRefusedError):
+        other.give(_given(0, "another", b"s" * 32))
+
+
+def _give_for_ever(path, told):
+    ledger = _open(path)
+    while True:
+        row = ledger.next_row
+        ledger.give(_given(row))
+        os.write(told, row.to_bytes(4, "big"))  # As if its noise were sent.
+
+
+@pytest.mark.parametrize("kills", [3])
+def test_what_was_sent_before_a_kill_is_in_the_ledger(path, kills):
+    _open(path).close()
+    seen = -1
+    for _ in range(kills):
+        reader, told = os.pipe()
+        process = multiprocessing.get_context("fork").Process(
+            target=_give_for_ever, args=(path, told)
+        )
+        process.start()
+        os.close(told)
+        rows = [int.from_bytes(os.read(reader, 4), "big") for _ in range(3)]
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        while rest := os.read(reader, 4):
+            rows.append(int.from_bytes(rest, "big"))
+        os.close(reader)
+        assert rows == sorted(set(rows)) and rows[0] > seen
+        seen = rows[-1]
+        assert _open(path).next_row > seen
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,201 @@
+"""Noise of a noise party: that of a private round, as integers that it adds to a secure sum.
+
+The server of such a round adds no noise. What it decodes is the sum of the clients' vectors and of
+the party's. In the terms of `discretize`: a client sends round(R x), with R the round's rotation,
+and the party sends round(R n) modulo M, with n the noise in grid steps. The decoded sum is
+R⁻¹ (Σ round(R x) + round(R n)).
+
+- *Rounding.* Clients' vectors are integers, so that Σ + round(R n) = round(Σ + R n): it is
+  post-processing of the noised sum, and so is the modulus.
+- *Rotation.* A Gaussian that is rotated has the same law, and Σ + R n = R (R⁻¹ Σ + n). The noises n
+  of different rounds are correlated before the rotation, as they are where the server adds them.
+- *Padding.* Vectors are padded with zeros before they are rotated, but rounding leaves the space of
+  padded vectors: the last `padded_dim - dim` coordinates of R⁻¹ Σ depend on the clients, and the
+  server sees them. They get the same correlated noise, as one more tensor of the update.
+- *Scale.* In grid steps the noise does not depend on the clip norm, of which a step is a fraction.
+- *Count.* The bits of adaptive clipping are summed as the integers 2 b + 1. The noise on their
+  sum is doubled and rounded.
+
+TensorFlow without TFF. The first `dim` coordinates have the bits of the noise that the server would
+add with the same seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl import validation
+from tff_dpftrl.discretization import grid
+from tff_dpftrl.mechanisms import noise_recipe
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.private_round import (
+    adaptive_clipping,
+    discretize,
+    fixed_clip,
+    seeds,
+    walsh_hadamard,
+)
+
+State: TypeAlias = fixed_clip.FixedClipState | adaptive_clipping.AdaptiveClipState
+"""State of the private round between rounds, for an update with its padding. Secret."""
+
+
+class PartyNoise:
+    """Noise of all rounds of one task.
+
+    Attributes:
+      encoding: Grid of the secure sum.
+    """
+
+    def __init__(
+        self,
+        private_round: fixed_clip.FixedClipRound | adaptive_clipping.AdaptiveClipRound,
+        shapes: Sequence[Sequence[int]],
+        encoding: grid.GridEncoding,
+    ):
+        """Traces the functions at their first call.
+
+        Args:
+          private_round: Mechanism of the task, with the noise that is promised.
+          shapes: Static shapes of an update's tensors.
+          encoding: Grid of the secure sum.
+
+        Raises:
+          ValueError: If the shapes do not have as many coordinates as the grid.
+        """
+        self._round = private_round
+        self._shapes = [tuple(shape) for shape in shapes]
+        size = sum(int(np.prod(shape)) for shape in self._shapes)
+        if size != encoding.dim:
+            raise validation.UsageError(
+                f"encoding is for dim {encoding.dim}, and an update has {size} numbers."
+            )
+        if encoding.padded_dim > encoding.dim:
+            self._shapes.append((encoding.padded_dim - encoding.dim,))
+        self.encoding = encoding
+        self._is_adaptive = isinstance(private_round, adaptive_clipping.AdaptiveClipRound)
+        self._starts = noise_recipe.blocks(private_round.strategy.noise_recipe())[1]
+        self._next = tf.function(self._draw, autograph=False)
+        self._to_grid = tf.function(self._encode, autograph=False)
+
+    def initial_state(self, seed: np.ndarray) -> State:
+        """Returns the state before the first round.
+
+        Args:
+          seed: Root seed of all noise, int64, of the length that the mechanism's seeds have, or
+            longer; from the operating system.
+        """
+        made = self._round.initial_state(self._shapes)
+        return made._replace(seed=tf.constant(seed[: made.seed.shape[0]], tf.int64))
+
+    def block_start(self, round_index: int) -> int:
+        """Returns the round from which on the noise of a round depends on no noise before."""
+        return max(start for start in self._starts if start <= round_index)
+
+    def before_round(self, state: State, round_index: int) -> State:
+        """Returns the state before a round; what cannot be left out is drawn again.
+
+        Args:
+          state: State before that round or an earlier one, such as the initial one.
+          round_index: Index of the round.
+
+        Raises:
+          ValueError: If the state is of a later round.
+        """
+        reached = int(state.round_index)
+        if reached > round_index:
+            raise validation.UsageError(f"state is before round {reached}, after {round_index}.")
+        keeps_noise = not isinstance(state.buffer, tuple)
+        first = self.block_start(round_index) if keeps_noise else round_index
+        if reached < first:
+            reached = first
+            state = state._replace(round_index=tf.constant(first, tf.int64))
+        for _ in range(reached, round_index):
+            state = self._next(state)[-1]
+        return state
+
+    def draw(self, state: State) -> tuple[tf.Tensor, tf.Tensor, State]:
+        """Draws the unit noise of the next round.
+
+        Args:
+          state: State before the round.
+
+        Returns:
+          Noise of the update and its padding, shape [encoding.padded_dim]; noise of the count, a
+          scalar, 0 where none is noised; and the state after the round.
+
+        Raises:
+          tf.errors.InvalidArgumentError: If the mechanism has no such round.
+        """
+        return self._next(state)
+
+    def encode(
+        self, noise: tf.Tensor, count_noise: tf.Tensor, round_seed: np.ndarray
+    ) -> tuple[np.ndarray, int]:
+        """Brings unit noise to the grid of the secure sum.
+
+        Args:
+          noise: Noise of the update and its padding, as `draw` returns it.
+          count_noise: Noise of the count, as `draw` returns it.
+          round_seed: Public seed of the round that clients encode with, int64, shape [2].
+
+        Returns:
+          Integers in [0, `encoding.sum_modulus`), int64, shape [encoding.padded_dim]; and the
+          integer to add to the doubled count of unclipped clients, which may be negative.
+        """
+        vector, count = self._to_grid(noise, count_noise, tf.constant(round_seed, tf.int64))
+        return vector.numpy(), int(count)
+
+    @property
+    def stddev(self) -> float:
+        """Standard deviation of the noise on a coordinate of the sum for unit noise, in steps."""
+        multiplier = self._round.noise_multiplier
+        if self._is_adaptive:
+            multiplier = self._round.update_noise_multiplier
+        return multiplier * self.encoding.inflation * self.encoding.scaled_clip_norm
+
+    @property
+    def count_stddev(self) -> float:
+        """Standard deviation of the noise on the count for unit noise; 0 where none is noised."""
+        return self._round.clipped_count_stddev if self._is_adaptive else 0.0
+
+    def _draw(self, state):
+        drawn, *counts, after = self._round.noise(state, self._shapes)
+        flat = tf.concat([tf.reshape(part, [-1]) for part in drawn], axis=0)
+        return flat, counts[0] if counts else tf.constant(0.0), after
+
+    def _encode(self, noise, count_noise, round_seed):
+        steps = tf.cast(noise, tf.float64) * tf.constant(self.stddev, tf.float64)
+        rotated = walsh_hadamard.rotate(steps, seeds.derive(round_seed, discretize.ROTATION_STREAM))
+        vector = tf.cast(tf.round(rotated), tf.int64)
+        modulus = tf.constant(self.encoding.sum_modulus, tf.int64)
+        doubled = 2 * self.count_stddev * tf.cast(count_noise, tf.float64)
+        return tf.math.floormod(vector, modulus), tf.cast(tf.round(doubled), tf.int64)
+
+
+def noise_ratio(
+    strategy: strategy_lib.Strategy,
+    update_noise_multiplier: float,
+    num_rounds: int,
+    num_parties: int = 1,
+) -> float:
+    """Computes `GridEncoding.noise_ratio` of a task with noise parties.
+
+    Args:
+      strategy: Strategy C of the task, restarts included.
+      update_noise_multiplier: Noise multiplier of the updates; with adaptive clipping that of
+        the updates alone (`AdaptiveClipRound.update_noise_multiplier`).
+      num_rounds: Number of rounds of the task.
+      num_parties: Number of noise parties, each of which adds the whole noise.
+
+    Returns:
+      Standard deviation of the noise of all parties on one coordinate, in the round in which it
+      is largest, over the inflated clip norm.
+    """
+    largest = float(np.max(strategy.round_noise_variance(num_rounds)))
+    return update_noise_multiplier * math.sqrt(num_parties * largest)

@@ -1,0 +1,235 @@
+"""The noise that a party has given for one task, and the seed that it comes from: one SQLite file.
+
+Noise of a round is a row of the strategy. A row is given to one attempt, and never to another: with
+the same noise in two sums, their difference is a sum without noise. So a row is written here,
+durably, before anything of it is sent. An attempt that fails later has used its row up. Rows are
+given in increasing order; those in between are passed over, and never given.
+
+The file must not be copied or restored from a backup: an older one does not know of later rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+
+import numpy as np
+
+from tff_dpftrl import validation
+from tff_dpftrl.runtime.device import private_database
+
+SEED_BYTES = 32
+"""Size of a ledger's seed, which the operating system draws."""
+
+SENT = "sent"
+"""Outcome of a row that was given, while the server has not said what became of it."""
+SUMMED = "summed"
+"""Outcome of a row that is in the sum of an attempt."""
+
+_KIND = private_database.Kind(
+    name="a noise party's ledger",
+    application_id=0x44504E50,  # "DPNP"
+    version=1,
+    tables="""CREATE TABLE task (
+  only INTEGER PRIMARY KEY CHECK (only = 0),
+  task TEXT NOT NULL,
+  terms TEXT NOT NULL,                 -- SHA-256 of the privacy terms
+  seed BLOB NOT NULL
+);
+CREATE TABLE given (
+  row INTEGER PRIMARY KEY,             -- index of the round
+  attempt TEXT NOT NULL UNIQUE,
+  session BLOB NOT NULL UNIQUE,
+  clip_norm REAL,                      -- that devices clip to, where it is learned
+  devices INTEGER NOT NULL,            -- in the sum, as the server has named them
+  time REAL NOT NULL,                  -- seconds since 1970, by the clock of that moment
+  outcome TEXT NOT NULL
+)""",
+    if_damaged="This party no longer knows which noise it has given, and must not go on: the task "
+    "has to be made anew, with a new key of the party.",
+)
+
+
+class NoiseRefusedError(Exception):
+    """Raised where a server asks for noise that must not be given; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """Noise of one round that was given.
+
+    Attributes:
+      row: Index of the round.
+      attempt: Name of the attempt that got it.
+      session: Session of the secure sum.
+      clip_norm: L2 norm that devices of the attempt clip to; None if it is fixed.
+      devices: Number of devices in the sum, as the server has named them.
+      time: Time in seconds since 1970.
+      outcome: `SENT`, `SUMMED`, or the server's reason for refusing the noise.
+    """
+
+    row: int
+    attempt: str
+    session: bytes
+    clip_norm: float | None
+    devices: int
+    time: float
+    outcome: str = SENT
+
+
+class Ledger:
+    """Ledger of one task. Processes may share the file; still a row is given once."""
+
+    def __init__(self, database: private_database.PrivateDatabase, most_skipped: int):
+        """Internal; use `Ledger.open`."""
+        self._database = database
+        self._most_skipped = most_skipped
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], task: str, terms: str, *, most_skipped: int = 100
+    ) -> Ledger:
+        """Opens the ledger of a task, or makes it with a new seed.
+
+        Args:
+          path: Path of the file, whose folder must exist.
+          task: Name of the task.
+          terms: SHA-256 of the task's privacy terms.
+          most_skipped: Largest number of rows that a request may pass over.
+
+        Returns:
+          The ledger.
+
+        Raises:
+          ValueError: If the file is of another task, or no ledger, or damaged.
+          OSError: If it cannot be used.
+        """
+        validation.integer("most_skipped", most_skipped, minimum=0)
+        database = private_database.PrivateDatabase.open(path, _KIND)
+        try:
+            with database.transaction() as connection:
+                connection.execute(
+                    "INSERT OR IGNORE INTO task VALUES (0, ?, ?, ?)",
+                    (task, terms, secrets.token_bytes(SEED_BYTES)),
+                )
+            made = cls(database, most_skipped)
+            if made.task != (task, terms):
+                name, other = made.task
+                raise validation.UsageError(
+                    f"{path} is the ledger of the task {name!r} with the terms {other[:16]}, and "
+                    f"this is {task!r} with {terms[:16]}: name another folder."
+                )
+        except BaseException:
+            database.close()
+            raise
+        return made
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Ledger:
+        """Opens a ledger to look at it.
+
+        Args:
+          path: Path of the file, which must exist.
+
+        Raises:
+          ValueError: If it is no ledger, or damaged.
+          OSError: If it cannot be used.
+        """
+        return cls(private_database.PrivateDatabase.open(path, _KIND), 0)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._database.close()
+
+    @property
+    def task(self) -> tuple[str, str]:
+        """Name of the task, and SHA-256 of its terms."""
+        [names] = self._database.read("SELECT task, terms FROM task")
+        return names
+
+    def seed(self) -> np.ndarray:
+        """Returns the root seed of all noise, int64, shape [4]. Secret."""
+        [(seed,)] = self._database.read("SELECT seed FROM task")
+        return np.frombuffer(seed, "<i8").astype(np.int64)
+
+    @property
+    def next_row(self) -> int:
+        """Index of the first row that may be given: those before are given or passed over."""
+        [(last,)] = self._database.read("SELECT MAX(row) FROM given")
+        return 0 if last is None else last + 1
+
+    def given(self) -> list[Given]:
+        """Returns all rows that were given, in their order."""
+        rows = self._database.read(
+            "SELECT row, attempt, session, clip_norm, devices, time, outcome FROM given "
+            "ORDER BY row"
+        )
+        return [Given(*row) for row in rows]
+
+    def last(self) -> Given | None:
+        """Returns the row that was given last; None if none was."""
+        rows = self._database.read(
+            "SELECT row, attempt, session, clip_norm, devices, time, outcome FROM given "
+            "ORDER BY row DESC LIMIT 1"
+        )
+        return Given(*rows[0]) if rows else None
+
+    def check(self, row: int, attempt: str, session: bytes) -> None:
+        """Refuses a row that must not be given to an attempt.
+
+        Args:
+          row: Index of the round that the server asks for.
+          attempt: Name of the attempt.
+          session: Session of the secure sum.
+
+        Raises:
+          NoiseRefusedError: If the row, or a later one, was given, the attempt or session has had
+            a row, or more rows than allowed would be passed over.
+        """
+        known = self._database.read(
+            "SELECT row FROM given WHERE attempt = ? OR session = ?", attempt, session
+        )
+        if known:
+            raise NoiseRefusedError(
+                f"the attempt {attempt!r}, or its session, has had the noise of round "
+                f"{known[0][0]}: an attempt gets noise once."
+            )
+        first = self.next_row
+        if row < first:
+            raise NoiseRefusedError(
+                f"the noise of round {row} was given, or passed over: the next one is that of "
+                f"round {first}, and the server has to go on there."
+            )
+        if row - first > self._most_skipped:
+            raise NoiseRefusedError(
+                f"round {row} would pass over the noise of {row - first} rounds from {first} on, "
+                f"and at most {self._most_skipped} may be: ask the server's operator what became "
+                "of them, and raise --most-skipped."
+            )
+
+    def give(self, given: Given) -> None:
+        """Writes, durably, that a row is given. Only then may anything of it be sent.
+
+        Args:
+          given: The row and the attempt that gets it.
+
+        Raises:
+          NoiseRefusedError: If `check` refuses it.
+          OSError: If it cannot be written. Nothing may be sent then.
+        """
+        with self._database.transaction() as connection:  # Nobody else writes meanwhile.
+            self.check(given.row, given.attempt, given.session)
+            connection.execute(
+                "INSERT INTO given VALUES (?, ?, ?, ?, ?, ?, ?)", dataclasses.astuple(given)
+            )
+
+    def note(self, row: int, outcome: str) -> None:
+        """Notes what became of a row that was given.
+
+        Args:
+          row: Index of the round.
+          outcome: `SUMMED`, or the server's reason for refusing the noise.
+        """
+        with self._database.transaction() as connection:
+            connection.execute("UPDATE given SET outcome = ? WHERE row = ?", (outcome, row))
