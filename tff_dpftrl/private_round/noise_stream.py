@@ -215,7 +215,7 @@ class NoiseStream:
         """
         if not self._secure:
             return noise
-        return tf.floor(noise / secure_draws.STEP + 0.5) * secure_draws.STEP
+        return tf.floor(noise * (1 / secure_draws.STEP) + 0.5) * secure_draws.STEP
 
     def _at(self, round_index: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the seed of a round's block, and the round's index within it."""
