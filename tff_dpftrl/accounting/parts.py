@@ -16,15 +16,20 @@ says who was sampled. Both are one Gaussian vector, of the precision 1/z² = 1/z
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import gaussian
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import mixture_of_gaussians, samplings
+
+    _Runs: TypeAlias = Sequence[tuple[mixture_of_gaussians.MixtureOfGaussians, int]]
 
 VOCABULARY = "vocabulary"
 METRICS = "training metrics"
@@ -36,6 +41,8 @@ NAMES = (VOCABULARY, METRICS, EVALUATION, SELECTION, MEDIAN, GROUP_SIZES)
 """Names of parts."""
 WEIGHTS = "weights"
 """Name of the cost of the rounds' updates, beside those of parts."""
+EARLIER = "earlier run"
+"""Beginning of the name of the cost of an earlier run on the same users."""
 
 # Share of δ for Gaussian mechanisms beside rounds of which ε alone is bounded, at any δ.
 _SHARE_OF_DELTA = 0.1
@@ -78,21 +85,43 @@ class Part:
             validation.positive("noise_multiplier_of_round", self.noise_multiplier_of_round)
 
 
+def to_json(parts: Iterable[Part]) -> list[dict[str, Any]]:
+    """Returns parts as JSON-compatible values, as a run records them."""
+    return [dataclasses.asdict(part) for part in parts]
+
+
+def from_json(values: Iterable[Mapping[str, Any]]) -> tuple[Part, ...]:
+    """Reads what `to_json` returned.
+
+    Raises:
+      TypeError: If an entry is no part.
+      UsageError: If a cost is out of range.
+    """
+    return tuple(Part(**value) for value in values)
+
+
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Cost of one part, alone.
+    """Row of a statement's table of parts: what is released, and what it costs alone.
 
     Attributes:
-      name: Name of the part, or `WEIGHTS`.
-      says: What is released.
-      epsilon_alone: Upper bound of ε at the δ of the whole, if nothing else were released.
-      part: The part; None for the weights.
+      name: Name of the part, or `WEIGHTS`, or that of an earlier run on the same users.
+      says: What is released, and by which mechanism.
+      epsilon_alone: Upper bound of ε at the δ of the whole if nothing else were released; None if
+        there is none.
+      rho_zcdp: ρ of the Gaussian mechanism that it is, or contains; None if it is none.
+      delta: Probability of an unbounded privacy loss, beyond that of the Gaussian mechanism.
+      epsilon: ε without a δ that it costs besides.
+      noise_multiplier_of_round: Noise of a figure that each round releases; None for none.
     """
 
     name: str
     says: str
-    epsilon_alone: float
-    part: Part | None = None
+    epsilon_alone: float | None
+    rho_zcdp: float | None = None
+    delta: float = 0.0
+    epsilon: float = 0.0
+    noise_multiplier_of_round: float | None = None
 
 
 class Weights(Protocol):
@@ -108,6 +137,19 @@ class Weights(Protocol):
 
         Returns:
           ε.
+        """
+        ...
+
+    def delta(self, mu: float, precision: float, epsilon: float) -> float | None:
+        """Computes an upper bound of δ at an ε; None if only ε is known.
+
+        Args:
+          mu: As for `composed`.
+          precision: As for `composed`.
+          epsilon: ε.
+
+        Returns:
+          δ.
         """
         ...
 
@@ -143,6 +185,10 @@ class GaussianRounds:
         """Computes ε of the rounds and of other Gaussian mechanisms; see `Weights`."""
         return gaussian.epsilon(self.mu_with(mu, precision), delta)
 
+    def delta(self, mu: float, precision: float, epsilon: float) -> float:
+        """Computes δ at an ε; see `Weights`."""
+        return gaussian.delta(self.mu_with(mu, precision), epsilon)
+
     def mu_with(self, mu: float, precision: float) -> float:
         """Computes μ of the rounds and of other Gaussian mechanisms."""
         return math.hypot(self.mu, mu, math.sqrt(self.participations * precision))
@@ -174,17 +220,30 @@ class SampledRounds:
 
     def composed(self, mu: float, precision: float, delta: float) -> float:
         """Computes ε of the rounds and of other Gaussian mechanisms; see `Weights`."""
+        if self.noise_multiplier == 0.0:
+            return math.inf
+        return epsilon_of_losses(mu, self._steps(precision), delta)
+
+    def delta(self, mu: float, precision: float, epsilon: float) -> float:
+        """Computes δ at an ε; see `Weights`."""
         from tff_dpftrl.accounting import mixture_of_gaussians  # It takes long to import.
 
         if self.noise_multiplier == 0.0:
-            return math.inf
+            return 1.0
+        runs = _with_gaussian(mu, self._steps(precision))
+        return mixture_of_gaussians.delta_of_runs(runs, epsilon=epsilon)
+
+    def _steps(self, precision: float) -> _Runs:
+        """Returns the pair of one round, and the number of rounds; nothing if they tell nothing."""
+        from tff_dpftrl.accounting import mixture_of_gaussians  # It takes long to import.
+
         noise = self.noise_multiplier
         if precision > 0.0:
             noise = 1.0 / math.hypot(1.0 / noise, math.sqrt(precision))
         if self.num_rounds == 0 or math.isinf(noise):
-            return gaussian.epsilon(mu, delta)
+            return []
         pair = mixture_of_gaussians.els(noise, self.sampling_probability, self.group_size)
-        return epsilon_of_losses(mu, [(pair, self.num_rounds)], delta)
+        return [(pair, self.num_rounds)]
 
     def without_updates(self) -> SampledRounds:
         """Returns the same rounds without updates."""
@@ -221,6 +280,9 @@ class BoundedRounds:
         share = _SHARE_OF_DELTA * delta
         return self.run.epsilon(delta - share) + gaussian.epsilon(mu, share)
 
+    def delta(self, mu: float, precision: float, epsilon: float) -> None:
+        """Returns None: only ε is known."""
+
     def without_updates(self) -> BoundedRounds:
         """Returns the same rounds: figures of a round are refused."""
         return self
@@ -237,9 +299,7 @@ class BoundedRounds:
         )
 
 
-def epsilon_of_losses(
-    mu: float, runs: Sequence[tuple[mixture_of_gaussians.MixtureOfGaussians, int]], delta: float
-) -> float:
+def epsilon_of_losses(mu: float, runs: _Runs, delta: float) -> float:
     """Computes ε of a Gaussian mechanism and of sampled steps together.
 
     Args:
@@ -254,9 +314,16 @@ def epsilon_of_losses(
         return gaussian.epsilon(mu, delta)
     from tff_dpftrl.accounting import mixture_of_gaussians  # It takes long to import.
 
-    if mu > 0.0:
-        runs = [*runs, (mixture_of_gaussians.MixtureOfGaussians(1.0, (mu,), (1.0,)), 1)]
-    return mixture_of_gaussians.epsilon_of_runs(runs, delta=delta)
+    return mixture_of_gaussians.epsilon_of_runs(_with_gaussian(mu, runs), delta=delta)
+
+
+def _with_gaussian(mu: float, runs: _Runs) -> _Runs:
+    """Returns runs with a Gaussian mechanism, which is a run of one step, if there is one."""
+    if mu == 0.0:
+        return runs
+    from tff_dpftrl.accounting import mixture_of_gaussians  # It takes long to import.
+
+    return [*runs, (mixture_of_gaussians.MixtureOfGaussians(1.0, (mu,), (1.0,)), 1)]
 
 
 def added_epsilon(parts: Iterable[Part]) -> float:
@@ -315,6 +382,14 @@ def compose(weights: Weights, parts: Sequence[Part], delta: float) -> float:
     return added_epsilon(parts) + epsilon
 
 
+def epsilon_without_weights(weights: Weights, parts: Sequence[Part], delta: float) -> float:
+    """Computes ε of all that a run releases besides its weights, as `compose`."""
+    rounds: Weights = GaussianRounds(0.0)
+    if precision_of_rounds(parts) > 0.0:
+        rounds = weights.without_updates()
+    return compose(rounds, parts, delta)
+
+
 def costs(weights: Weights, says: str, parts: Sequence[Part], delta: float) -> tuple[Cost, ...]:
     """Computes the cost of each part alone, that of the weights first.
 
@@ -325,14 +400,48 @@ def costs(weights: Weights, says: str, parts: Sequence[Part], delta: float) -> t
       delta: δ of the whole.
 
     Returns:
-      The costs. They do not add up to that of the whole, which is `compose`.
+      The costs. They do not add up to that of the whole, which is `compose`; none if there are no
+      other parts.
     """
-    rounds, nothing = weights.without_updates(), GaussianRounds(0.0)
-
-    def alone(part: Part) -> float:
-        return compose(rounds if part.noise_multiplier_of_round else nothing, [part], delta)
-
-    return (
-        Cost(WEIGHTS, says, compose(weights, (), delta)),
-        *(Cost(part.name, part.says, alone(part), part) for part in parts),
+    if not parts:
+        return ()
+    rho = weights.mu * (weights.mu / 2.0) if isinstance(weights, GaussianRounds) else None
+    rows = (
+        Cost(epsilon_alone=epsilon_without_weights(weights, [part], delta), **vars(part))
+        for part in parts
     )
+    return Cost(WEIGHTS, says, compose(weights, (), delta), rho), *rows
+
+
+_POINTS = 12
+_LARGE_EPSILON = 40.0
+"""ε above which no profile is computed: guesses are right practically always."""
+
+
+@functools.lru_cache(maxsize=64)
+def profile(
+    weights: Weights, parts: tuple[Part, ...], epsilon: float
+) -> tuple[tuple[float, float], ...]:
+    """Computes points (ε, δ) of the weights and of all else together.
+
+    Args:
+      weights: The rounds.
+      parts: All else.
+      epsilon: ε of the whole.
+
+    Returns:
+      Points from the smallest ε on, with δ rounded up; empty if only ε is known, or if it is so
+      large that no guess is bounded.
+    """
+    spent, lost = added_epsilon(parts), math.fsum(part.delta for part in parts)
+    left = epsilon - spent
+    if not 0.0 < left <= _LARGE_EPSILON:
+        return ()
+    mu, precision, points = gaussian_mu(parts), precision_of_rounds(parts), []
+    # Denser at small ε, which decide most of the trade-off curve.
+    for at in (left * np.linspace(0.0, 1.0, _POINTS + 1)[:-1] ** 2).tolist():
+        delta = weights.delta(mu, precision, at)
+        if delta is None:
+            return ()
+        points.append((spent + at, min(1.0, lost + delta * (1.0 + _SAFETY)) if lost else delta))
+    return tuple(points)

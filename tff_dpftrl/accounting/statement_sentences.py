@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 
-from tff_dpftrl.accounting import defaults
+from tff_dpftrl.accounting import defaults, parts
 from tff_dpftrl.accounting import facts as facts_lib
 
 _MANY = 0.1  # Users whose data may be published, in expectation, without a caveat: δ times them.
@@ -208,6 +209,28 @@ def authors_sensitivity(mechanism: str) -> str:
         f"ε follows from a sensitivity that the author of the mechanism {mechanism!r} claims: see "
         "the assumptions."
     )
+
+
+def parts_accounting(others: Sequence[parts.Part]) -> str:
+    """Returns how ε of the weights and of other parts is computed, to follow on the former."""
+    if not others:
+        return ""
+    text = (
+        " ε is of all parts together: squared μ of Gaussian mechanisms are added up (Dong et al. "
+        "2022), and convolved with the loss of sampled rounds"
+    )
+    if any(part.noise_multiplier_of_round is not None for part in others):
+        text += "; a figure of each round is one Gaussian vector with its update"
+    if any(part.delta for part in others):
+        text += "; δ of parts is taken from δ first"
+    if any(part.epsilon for part in others):
+        text += "; ε without a δ is added"
+    return f"{text}."
+
+
+def parts_covered(others: Sequence[parts.Part]) -> tuple[str, ...]:
+    """Returns the accesses to data by all that is released besides the weights."""
+    return tuple(f"{part.name.capitalize()}: {part.says}." for part in others)
 
 
 def refuted(entry: str) -> str:
