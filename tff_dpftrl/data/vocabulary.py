@@ -1,7 +1,7 @@
 """Vocabularies: words and their ids, counted on text that is public.
 
 A vocabulary counted on the users being protected would itself be a release without
-noise. So it comes from other text. Nothing here can check that this is public: a file is public
+noise. So it comes from other text, or is counted with noise (`set_union`). Nothing here can check that this is public: a file is public
 because the operator declares it, and the attribute `source` records this for the privacy
 statement. A file that has users of the protected corpus is refused.
 """
@@ -30,6 +30,12 @@ PAD = 0
 
 DEFAULT_SIZE = 4000
 """Number of words of a vocabulary whose size is not given."""
+
+DP = "dp"
+"""Source that stands for words of protected users, counted with noise (`set_union`)."""
+
+NO_BASE = "none"
+"""Public words that these are added to, if there are none."""
 
 ENGLISH = "frequent words of English (wordfreq 3.1.1, Speer 2022, CC BY-SA 4.0)"
 """Source of the vocabulary of `english`, for the privacy statement."""
@@ -80,12 +86,15 @@ class Vocabulary:
       source: Source of the words, and who declared it public, for the privacy statement.
       lower_case: Whether the words are lower-cased, and texts must be.
       is_public: Whether the words are independent of the users to be protected.
+      is_noised: Whether those that are not were counted with noise, within the budget of the run
+        that counted them.
     """
 
     words: tuple[str, ...] = dataclasses.field(repr=False)
     source: str
     lower_case: bool = True
     is_public: bool = True
+    is_noised: bool = False
 
     def __post_init__(self):
         if not self.words:
