@@ -30,7 +30,7 @@ _NOT_PUBLIC = (
 )
 
 _NOISED = (
-    "Some of the words were counted on users whom a run protects, with noise: the privacy statement "
+    "Some words were counted with noise on users whom a run protects: the privacy statement "
     "of the run that counted them covers which words these are, and their order."
 )
 _IS_NOISED = "is_noised"
