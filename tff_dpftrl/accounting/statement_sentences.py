@@ -30,6 +30,10 @@ PRIVATE_VOCABULARY = (
     "The words of the vocabulary were counted on the training users without noise: which words the "
     "model knows is not covered."
 )
+NOISED_ELSEWHERE = (
+    "Words of the vocabulary were counted with noise on users whom another run protects: its "
+    "statement covers which words these are, and what both say of the same people adds up."
+)
 INITIAL_WEIGHTS = (
     "The initial weights are of a model that may have been trained on the same people: what it "
     "tells of them comes on top of epsilon."
@@ -90,7 +94,7 @@ def output(unit: str, in_one_place: bool) -> str:
     )
 
 
-def zero_out(unit: str, adaptive_clipping: bool) -> str:
+def zero_out(unit: str, adaptive_clipping: bool, vocabulary: str = "the vocabulary") -> str:
     """Returns the adjacency of a matrix mechanism."""
     zeroed = (
         ", the clipped update and the shifted bit that says whether its norm was below the "
@@ -101,18 +105,18 @@ def zero_out(unit: str, adaptive_clipping: bool) -> str:
     return (
         f"Zero-out: neighbouring data sets differ in one {unit} only, whose contributions{zeroed} "
         "are replaced by zeros in every round (Kairouz et al. 2021, Definition 1.1). Held fixed "
-        f"are the number of {unit}s, which of them take part in which round, the vocabulary, and "
+        f"are the number of {unit}s, which of them take part in which round, {vocabulary}, and "
         "every seed but that of the noise: nothing is said about data sets that differ in these."
     )
 
 
-def zero_out_when_sampled(unit: str) -> str:
+def zero_out_when_sampled(unit: str, vocabulary: str = "the vocabulary") -> str:
     """Returns the adjacency of a mechanism with secret sampling."""
     return (
         f"Zero-out: neighbouring data sets differ in one {unit} only, whose contributions are "
         "replaced by zeros whenever they are sampled; ε is the larger one of both "
         f"directions. Held fixed are the number of {unit}s and the way in which samples are drawn, "
-        "hence the sampling probability, the vocabulary, and every seed but those of noise and "
+        f"hence the sampling probability, {vocabulary}, and every seed but those of noise and "
         "sampling: nothing is said about data sets that differ in these."
     )
 
@@ -174,6 +178,14 @@ def vocabulary_choice(source: str | None) -> str:
 def public_vocabulary(source: str | None) -> str:
     """Returns the assumption if the words are of public text."""
     return f"The vocabulary is of public text: {source or 'not recorded'}."
+
+
+def noised_vocabulary(source: str | None) -> str:
+    """Returns the assumption if words of the vocabulary were counted with noise, within ε."""
+    return (
+        "How text is split into words is public, and so are the words of the vocabulary that were "
+        f"not counted: {source or 'not recorded'}."
+    )
 
 
 def schema_kept(unit: str, recorded: bool) -> str:
