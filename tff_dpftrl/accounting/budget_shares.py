@@ -164,6 +164,31 @@ def planned(
     )
 
 
+def growth(share: float) -> float:
+    """Computes the factor by which the noise of the weights grows if another part has a share."""
+    return (1.0 + 1e-12) / math.sqrt(1.0 - share)
+
+
+def figures(rounds: parts.Weights, share: float) -> parts.Part:
+    """Returns figures of each round that have a share of the rounds' budget.
+
+    The noise of the updates then has to grow by `growth`, and nothing costs more than before.
+
+    Args:
+      rounds: Rounds whose updates have all of the budget but other parts.
+      share: Share of the budget.
+
+    Returns:
+      The part.
+
+    Raises:
+      UsageError: If the share is not between 0 and 1, or the rounds' sampling allows no figures.
+    """
+    noise = noise_of_round(rounds, share)
+    says = f"figures of each round, {share:.3g} of the budget"
+    return parts.Part(parts.METRICS, says, noise_multiplier_of_round=noise)
+
+
 def noise_of_round(rounds: parts.Weights, share: float) -> float:
     """Computes the noise of a figure of each round that has a share of the rounds' budget.
 

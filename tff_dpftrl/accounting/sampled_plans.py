@@ -222,11 +222,8 @@ class _Maker:
             )
         others = self.others
         if self.share_of_figures:
-            # Update and figure are one vector of the noise that was found: 1/z² is shared out.
-            figure = budget_shares.noise_of_round(rounds(noise_multiplier), self.share_of_figures)
-            noise_multiplier *= (1.0 + 1e-12) / math.sqrt(1.0 - self.share_of_figures)
-            says = f"{self.share_of_figures:.3g} of the budget"
-            others += (parts.Part(parts.METRICS, says, noise_multiplier_of_round=figure),)
+            others += (budget_shares.figures(rounds(noise_multiplier), self.share_of_figures),)
+            noise_multiplier *= budget_shares.growth(self.share_of_figures)
         weights = rounds(noise_multiplier)
         return SampledPlan(
             self.name,
