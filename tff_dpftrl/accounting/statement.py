@@ -108,7 +108,9 @@ def dp_ftrl_statement(
             *sentences.parts_covered(claim.others),
         ),
         not_covered=(
-            *sentences.not_covered(facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place),
+            *sentences.not_covered(
+                facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place, claim.others
+            ),
             *_vocabulary_not_covered(facts, claim.others),
             *facts.not_covered,
         ),
@@ -282,7 +284,7 @@ def sampled_statement(
         delta=claim.delta,
         rho_zcdp=None,
         no_guarantee=tuple(reasons),
-        accounting=claim.accounting + sentences.parts_accounting(claim.others),
+        accounting=claim.accounting + sentences.parts_accounting(claim.others, is_sampled=True),
         declared=None,
         accounted=None,
         observed=None,
@@ -303,7 +305,9 @@ def sampled_statement(
             *sentences.parts_covered(claim.others),
         ),
         not_covered=(
-            *sentences.not_covered(facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place),
+            *sentences.not_covered(
+                facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place, claim.others
+            ),
             *_vocabulary_not_covered(facts, claim.others),
             *facts.not_covered,
         ),
