@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 
-from tff_dpftrl.accounting import defaults
+from tff_dpftrl.accounting import defaults, parts
 from tff_dpftrl.accounting import facts as facts_lib
 
 _MANY = 0.1  # Users whose data may be published, in expectation, without a caveat: δ times them.
@@ -44,6 +45,10 @@ KNOWN_SEED = (
 PRIVATE_VOCABULARY = (
     "The words of the vocabulary were counted on the training users without noise: which words the "
     "model knows is not covered."
+)
+NOISED_ELSEWHERE = (
+    "Words of the vocabulary were counted with noise on users whom another run protects: its "
+    "statement covers which words these are, and what both say of the same people adds up."
 )
 INITIAL_WEIGHTS = (
     "The initial weights are of a model that may have been trained on the same people: what it "
@@ -126,7 +131,7 @@ def output(unit: str, in_one_place: bool) -> str:
     )
 
 
-def zero_out(unit: str, adaptive_clipping: bool) -> str:
+def zero_out(unit: str, adaptive_clipping: bool, vocabulary: str = "the vocabulary") -> str:
     """Returns the adjacency of a matrix mechanism."""
     zeroed = (
         ", the clipped update and the shifted bit that says whether its norm was below the "
@@ -137,18 +142,18 @@ def zero_out(unit: str, adaptive_clipping: bool) -> str:
     return (
         f"Zero-out: neighbouring data sets differ in one {unit} only, whose contributions{zeroed} "
         "are replaced by zeros in every round (Kairouz et al. 2021, Definition 1.1). Held fixed "
-        f"are the number of {unit}s, which of them take part in which round, the vocabulary, and "
+        f"are the number of {unit}s, which of them take part in which round, {vocabulary}, and "
         "every seed but that of the noise: nothing is said about data sets that differ in these."
     )
 
 
-def zero_out_when_sampled(unit: str) -> str:
+def zero_out_when_sampled(unit: str, vocabulary: str = "the vocabulary") -> str:
     """Returns the adjacency of a mechanism with secret sampling."""
     return (
         f"Zero-out: neighbouring data sets differ in one {unit} only, whose contributions are "
         "replaced by zeros whenever they are sampled; ε is the larger one of both "
         f"directions. Held fixed are the number of {unit}s and the way in which samples are drawn, "
-        "hence the sampling probability, the vocabulary, and every seed but those of noise and "
+        f"hence the sampling probability, {vocabulary}, and every seed but those of noise and "
         "sampling: nothing is said about data sets that differ in these."
     )
 
@@ -192,12 +197,19 @@ def covered(unit: str, in_one_place: bool = False) -> tuple[str, ...]:
     return (f"What the noised sums say about the training data of one {unit}{which}.",)
 
 
-def not_covered(tuning: str | None, unit: str, in_one_place: bool = False) -> tuple[str, ...]:
-    """Returns the accesses to data that no run's guarantee covers."""
+def not_covered(
+    tuning: str | None,
+    unit: str,
+    in_one_place: bool = False,
+    others: Sequence[parts.Part] = (),
+) -> tuple[str, ...]:
+    """Returns the accesses to data that a run's guarantee does not cover, whatever its weights."""
+    figures = "Metrics, held-out evaluation"
+    if any(part.name in (parts.METRICS, parts.EVALUATION) for part in others):
+        figures = "Other metrics than those above, other evaluation"
     return (
         *(() if in_one_place else (f"{unit.capitalize()}s that do not follow the algorithm.",)),
-        "Metrics, held-out evaluation and A/B tests, and what is decided by them, like the choice "
-        "of a checkpoint.",
+        f"{figures} and A/B tests, and what is decided by them, like the choice of a checkpoint.",
         f"Tuning of hyperparameters: {tuning or 'not recorded'}.",
     )
 
@@ -210,6 +222,14 @@ def vocabulary_choice(source: str | None) -> str:
 def public_vocabulary(source: str | None) -> str:
     """Returns the assumption if the words are of public text."""
     return f"The vocabulary is of public text: {source or 'not recorded'}."
+
+
+def noised_vocabulary(source: str | None) -> str:
+    """Returns the assumption if words of the vocabulary were counted with noise, within ε."""
+    return (
+        "How text is split into words is public, and so are the words of the vocabulary that were "
+        f"not counted: {source or 'not recorded'}."
+    )
 
 
 def schema_kept(unit: str, recorded: bool) -> str:
@@ -245,6 +265,30 @@ def authors_sensitivity(mechanism: str) -> str:
         f"ε follows from a sensitivity that the author of the mechanism {mechanism!r} claims: see "
         "the assumptions."
     )
+
+
+def parts_accounting(others: Sequence[parts.Part], *, is_sampled: bool = False) -> str:
+    """Returns how ε of the weights and of other parts is computed, to follow on the former."""
+    if not others:
+        return ""
+    text = " ε is of all parts together: squared μ of Gaussian mechanisms add up (Dong et al. 2022)"
+    if is_sampled:
+        text += (
+            ", and their loss is convolved with that of the rounds (Zhu, Dong & Wang 2022) or, "
+            "where of the rounds ε alone is known, their ε at a tenth of δ is added"
+        )
+    if any(part.noise_multiplier_of_round is not None for part in others):
+        text += "; a figure of each round is one Gaussian vector with its update"
+    if any(part.delta for part in others):
+        text += "; δ of parts is taken from δ first"
+    if any(part.epsilon for part in others):
+        text += "; ε without a δ is added"
+    return f"{text}."
+
+
+def parts_covered(others: Sequence[parts.Part]) -> tuple[str, ...]:
+    """Returns the accesses to data by all that is released besides the weights."""
+    return tuple(f"{part.name.capitalize()}: {part.says}." for part in others)
 
 
 def refuted(entry: str) -> str:
