@@ -99,7 +99,7 @@ def dp_ftrl_statement(
         observed=observed,
         unit_of_privacy=unit_of_privacy,
         adjacency=sentences.zero_out(
-            unit_of_privacy, claim.adaptive_clipping, _fixed_words(claim.others)
+            unit_of_privacy, claim.adaptive_clipping, *_fixed_words(claim.others)
         ),
         setting=trust.setting,
         output=sentences.output(unit_of_privacy, data_in_one_place),
@@ -108,7 +108,9 @@ def dp_ftrl_statement(
             *sentences.parts_covered(claim.others),
         ),
         not_covered=(
-            *sentences.not_covered(facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place),
+            *sentences.not_covered(
+                facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place, claim.others
+            ),
             *_vocabulary_not_covered(facts, claim.others),
             *facts.not_covered,
         ),
@@ -173,23 +175,22 @@ def _with_earlier_runs(statement: PrivacyStatement, facts: facts_lib.Facts) -> P
 
 
 def _vocabulary_not_covered(facts: facts_lib.Facts, others: Sequence[parts.Part]) -> list[str]:
-    if facts.vocabulary_is_public is not False or _covers_words(others):
+    if facts.vocabulary_is_public is not False or _is_part(parts.VOCABULARY, others):
         return []
     return [sentences.vocabulary_choice(facts.vocabulary_source)]
 
 
-def _covers_words(others: Sequence[parts.Part]) -> bool:
-    """Returns whether ε covers which words the vocabulary has."""
-    return any(part.name == parts.VOCABULARY for part in others)
+def _is_part(name: str, others: Sequence[parts.Part]) -> bool:
+    return any(part.name == name for part in others)
 
 
-def _fixed_words(others: Sequence[parts.Part]) -> str:
-    """Returns what of the vocabulary is the same in neighbouring data sets."""
-    return "the public words of the vocabulary" if _covers_words(others) else "the vocabulary"
+def _fixed_words(others: Sequence[parts.Part]) -> tuple[str, ...]:
+    """Returns what is fixed of the vocabulary where words of it were counted with noise."""
+    return ("the public words of the vocabulary",) if _is_part(parts.VOCABULARY, others) else ()
 
 
 def _vocabulary_assumed(facts: facts_lib.Facts, others: Sequence[parts.Part]) -> list[str]:
-    if _covers_words(others):
+    if _is_part(parts.VOCABULARY, others):
         return [sentences.noised_vocabulary(facts.vocabulary_source)]
     if not facts.vocabulary_is_public:
         return []
@@ -283,7 +284,7 @@ def sampled_statement(
         delta=claim.delta,
         rho_zcdp=None,
         no_guarantee=tuple(reasons),
-        accounting=claim.accounting + sentences.parts_accounting(claim.others),
+        accounting=claim.accounting + sentences.parts_accounting(claim.others, is_sampled=True),
         declared=None,
         accounted=None,
         observed=None,
@@ -292,7 +293,7 @@ def sampled_statement(
             filter(
                 None,
                 [
-                    sentences.zero_out_when_sampled(unit_of_privacy, _fixed_words(claim.others)),
+                    sentences.zero_out_when_sampled(unit_of_privacy, *_fixed_words(claim.others)),
                     claim.add_or_remove,
                 ],
             )
@@ -304,7 +305,9 @@ def sampled_statement(
             *sentences.parts_covered(claim.others),
         ),
         not_covered=(
-            *sentences.not_covered(facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place),
+            *sentences.not_covered(
+                facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place, claim.others
+            ),
             *_vocabulary_not_covered(facts, claim.others),
             *facts.not_covered,
         ),
