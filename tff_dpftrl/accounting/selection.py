@@ -142,7 +142,8 @@ def account(runs: Sequence[EpsilonOfRun], num_runs: NumRuns, delta: float) -> Ta
 def targets(target_epsilon: float, delta: float, num_runs: NumRuns) -> Targets:
     """Computes what every run has to promise so that the choice meets a target.
 
-    Both promises cost a Gaussian mechanism the same noise.
+    Both promises cost a Gaussian mechanism the same noise, so that one that is calibrated to the
+    first keeps the second.
 
     Args:
       target_epsilon: Largest ε of the choice.
@@ -157,7 +158,7 @@ def targets(target_epsilon: float, delta: float, num_runs: NumRuns) -> Targets:
     """
     validation.positive("target_epsilon", target_epsilon)
     validation.delta(delta)
-    wanted, tail = target_epsilon * (1.0 - _SLACK), delta / num_runs.expected
+    wanted, tail = target_epsilon * (1.0 - 2.0 * _SLACK), delta / num_runs.expected
 
     def excess(ratio: float) -> float:
         """Returns δ₁ of the Gaussian run that meets (ε₀, δ₀), over the δ₁ that it may have."""
@@ -172,10 +173,6 @@ def targets(target_epsilon: float, delta: float, num_runs: NumRuns) -> Targets:
             low /= 2.0
         root: float = optimize.brentq(excess, low, high)  # pyright: ignore[reportAssignmentType]
         ratio = root
-    return Targets((wanted - 2.0 * ratio, tail), (ratio, num_runs.delta_of_ratio(ratio)))
-
-
-def gaussian_epsilon(wanted: Targets, delta: float) -> float:
-    """Computes ε at `delta` of the least noisy Gaussian mechanism that keeps both promises."""
-    mu = min(gaussian.mu(epsilon, at) for epsilon, at in wanted if at < 1.0)
-    return gaussian.epsilon(mu, delta) * (1.0 - _SLACK)
+    tail_epsilon = wanted - 2.0 * ratio
+    ratio *= 1.0 + _SLACK
+    return Targets((tail_epsilon, tail), (ratio, num_runs.delta_of_ratio(ratio)))

@@ -183,6 +183,11 @@ class SampledFinetuning(privacy.PrivacyPlan):
         plan = dataclasses.replace(self.plan, num_users=num_users)
         return dataclasses.replace(self, num_clients=num_users, plan=plan)
 
+    @override
+    def at_delta(self, delta: float) -> SampledFinetuning:
+        plan = dataclasses.replace(self.plan, delta=delta)
+        return dataclasses.replace(self, delta=delta, plan=plan)
+
     @property
     def declared(self) -> schema_lib.MinSep:
         """Only the number of steps is promised: a sampled user may be in all of them."""

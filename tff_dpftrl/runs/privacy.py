@@ -188,6 +188,10 @@ class PrivacyPlan(abc.ABC):
         """Model-sized tensors that the noise keeps between rounds."""
         return 0
 
+    def at_delta(self, delta: float) -> PrivacyPlan:
+        """Returns the same plan with another δ of the statement."""
+        return dataclasses.replace(self, delta=delta)
+
     @property
     @abc.abstractmethod
     def declared(self) -> schema_lib.MinSep:
