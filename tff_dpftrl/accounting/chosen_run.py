@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from tff_dpftrl.accounting import privacy_statement, selection
 from tff_dpftrl.accounting import statement_sentences as sentences
@@ -33,6 +34,7 @@ def statement(
     *,
     epsilon: float,
     delta: float,
+    profile: Sequence[tuple[float, float]],
     num_runs: selection.NumRuns,
     num_settings: int,
     score: str,
@@ -43,6 +45,7 @@ def statement(
       one: Statement of the run by itself. Without a guarantee, the choice has none.
       epsilon: ε of the choice, of all settings that it may have been among.
       delta: δ of the choice.
+      profile: Further pairs (ε, δ) that the choice satisfies.
       num_runs: Distribution of the number of runs.
       num_settings: Number of settings, which are equally likely.
       score: What the runs are compared by, a phrase.
@@ -60,7 +63,7 @@ def statement(
         epsilon=None if one.epsilon is None else epsilon,
         delta=delta,
         rho_zcdp=None,
-        profile=(),
+        profile=() if one.epsilon is None else tuple(profile),
         accounted=one.declared,  # For all runs that might have been: not what was observed of one.
         parameters={
             **{name: value for name, value in one.parameters.items() if name not in _OF_OBSERVED},

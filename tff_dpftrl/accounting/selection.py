@@ -50,15 +50,15 @@ class NumRuns:
 
     def __post_init__(self):
         validation.number(
-            "the expected number of runs",
+            "the expected number of runs (--select-runs)",
             self.mean,
             above=1,
             remedy="A single run is chosen among nothing: train it by itself.",
         )
-        validation.integer("the largest number of runs", self.largest, minimum=1)
+        validation.integer("the largest number of runs (--select-largest)", self.largest, minimum=1)
         if self.largest < self.mean:
             raise validation.UsageError(
-                f"The largest number of runs, {self.largest}, is below the expected one, "
+                f"The largest number of runs (--select-largest), {self.largest}, is below the expected one, "
                 f"{self.mean:g}: raise it."
             )
 
@@ -103,6 +103,10 @@ class Targets(NamedTuple):
     def epsilon(self) -> float:
         """ε of the choice."""
         return self.tail[0] + 2.0 * self.ratio[0]
+
+    def epsilon_at(self, runs: Sequence[EpsilonOfRun], num_runs: NumRuns, delta: float) -> float:
+        """Computes ε of the choice among runs that keep the second promise, at another δ."""
+        return max(run(delta / num_runs.expected) for run in runs) + 2.0 * self.ratio[0]
 
     def are_met_by(self, run: EpsilonOfRun) -> bool:
         """Returns whether a run keeps both promises; δ₁ ≥ 1 needs no noise."""

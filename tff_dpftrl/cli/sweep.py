@@ -273,7 +273,7 @@ def _select(
             "--target-accuracy compares all cells, and --select shows the best run only: leave one "
             "of them out."
         )
-    num_runs = selection.num_runs(args.select_runs or 10.0, args.select_largest)
+    num_runs = selection.num_runs(args.select_runs, args.select_largest)
     cells = cells_lib.grid(options, axes, kind)
     selection.refuse(cells)
     for cell in cells:

@@ -37,7 +37,8 @@ WINNER = "winner"
 _FILE = pathlib.PurePath(manifest.PRIVATE, "selection.json")
 _FORMAT = 1
 _RELEASED = ("model.npz", "vocabulary.json", manifest.NAME)
-_MAX_RUNS = 5.0  # Default largest number of runs, over the expected one.
+_MEAN = 10.0  # Default expected number of runs.
+_LARGEST = 5.0  # Default largest number of runs, over the expected one.
 # Options that take the guarantee of a choice away, and why.
 _REFUSED = {
     "deterministic_noise_seed": "all runs would have the same noise, which is known",
@@ -77,14 +78,20 @@ class Selection:
         return cells_lib.Cell({"run": number, **cell.values}, config)
 
 
-def num_runs(mean: float, largest: int | None) -> selection_lib.NumRuns:
+def num_runs(mean: float | None = None, largest: int | None = None) -> selection_lib.NumRuns:
     """Returns the distribution of the number of runs.
 
     Args:
-      mean: Expected number of runs, without the limit.
+      mean: Expected number of runs, without the limit; 10 if None.
       largest: Largest number of runs; five times the mean if None.
+
+    Raises:
+      UsageError: If a number is out of range.
     """
-    return selection_lib.NumRuns(mean, math.ceil(_MAX_RUNS * mean) if largest is None else largest)
+    mean = _MEAN if mean is None else mean
+    if largest is None:
+        largest = math.ceil(_LARGEST * mean) if math.isfinite(mean) else 1
+    return selection_lib.NumRuns(mean, largest)
 
 
 def exists(output: pathlib.Path) -> bool:
@@ -102,7 +109,7 @@ def refuse(cells: Sequence[cells_lib.Cell]) -> None:
         for name, why in _reasons(cell.config):
             raise validation.UsageError(
                 f"The cell {axes_lib.label(cell.values)} has {name}, which does not go with "
-                f"--select: {why}. Leave it out, or sweep without --select."
+                f"--select: {why}, or sweep without --select."
             )
     first = cells[0].config
     shared = {"target_epsilon", "delta"}
@@ -121,19 +128,26 @@ def refuse(cells: Sequence[cells_lib.Cell]) -> None:
 def _reasons(config: Any) -> list[tuple[str, str]]:
     """Returns the options of a cell that are refused, and why."""
     found = [
-        (name, why) for name, why in _REFUSED.items() if getattr(config, name, None) is not None
+        (name, f"{why}; leave it out")
+        for name, why in _REFUSED.items()
+        if getattr(config, name, None) is not None
     ]
     if config.mechanism == "none" or config.noise_multiplier == 0.0:
-        found.append(("no noise", "the best run would have no guarantee"))
+        found.append(("no noise", "the best run would have no guarantee; give each cell noise"))
     if config.delta is None:
-        found.append(("no delta", "what a run spends on the choice depends on it, so give --delta"))
+        found.append(("no delta", "what the choice costs depends on it; give --delta"))
     if getattr(config, "chooses_median", False) or getattr(config, "splits_budget", False):
-        found.append(("no group_size", "each run would look for its own, so give --group-size"))
+        found.append(("no group_size", "each run would look for its own; give --group-size"))
     if config.clip_norm is None:
-        found.append(("no clip_norm", "each run would look for its own, so give --clip-norm"))
+        found.append(("no clip_norm", "each run would look for its own; give --clip-norm"))
     initial = config.initial_weights
     if initial is not None and earlier_runs.is_run(warm_start.run_folder(pathlib.Path(initial))):
-        found.append(("weights of a private run", "their ε is not composed with the choice"))
+        found.append(
+            (
+                "weights of a private run",
+                "their ε is not composed with the choice; begin with public weights",
+            )
+        )
     return found
 
 
@@ -183,8 +197,8 @@ def open_or_draw(
                 f"{', '.join(differences)}): undo that to go on with it, or name another folder. "
                 "Values cannot be added: the runs have been drawn."
             )
-        plan, drawn = selection_plan.Planned(**found["plan"]), found["drawn"]
-        return Selection(score_text, runs, asked["delta"], plan, drawn)
+        plan = selection_plan.Planned.from_json(found["plan"])
+        return Selection(score_text, runs, asked["delta"], plan, found["drawn"])
     plan = selection_plan.plan(cells, runs, score_text)
     if not math.isfinite(plan.epsilon):
         raise validation.UsageError(
@@ -232,6 +246,7 @@ def release(output: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.C
         one,
         epsilon=chosen.plan.epsilon,
         delta=chosen.delta,
+        profile=chosen.plan.profile,
         num_runs=chosen.num_runs,
         num_settings=len(cells),
         score=f"bits per character of {pathlib.PurePath(chosen.score_text).name}, declared public",

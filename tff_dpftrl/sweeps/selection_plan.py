@@ -10,17 +10,18 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import selection
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
-from tff_dpftrl.sweeps import child, kinds
+from tff_dpftrl.sweeps import child, kinds, population_check
 
 _HALVINGS = 12
 _MOST_DOUBLINGS = 20
+_DELTAS = (1e-3, 0.01, 0.03, 0.1, 0.3)  # Of the points by which odds are bounded.
 
 
 class Planned(NamedTuple):
@@ -30,11 +31,19 @@ class Planned(NamedTuple):
       epsilon: ε of the choice.
       run_delta: δ that each run is planned for.
       run_targets: `target_epsilon` of a run of each cell; None for a given noise multiplier.
+      profile: Further pairs (ε, δ) that the choice satisfies, with larger δ.
     """
 
     epsilon: float
     run_delta: float
     run_targets: list[float | None]
+    profile: list[tuple[float, float]]
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Planned:
+        """Returns the plan of which `_asdict` was written as JSON."""
+        points = [(epsilon, delta) for epsilon, delta in content["profile"]]
+        return cls(**{**content, "profile": points})
 
 
 def plan(cells: Sequence[cells_lib.Cell], num_runs: selection.NumRuns, score_text: str) -> Planned:
@@ -63,7 +72,7 @@ def plan(cells: Sequence[cells_lib.Cell], num_runs: selection.NumRuns, score_tex
         index = answer["cell"]
         where = "" if index is None else f"The cell {axes_lib.label(cells[index].values)}: "
         raise validation.UsageError(where + answer["error"])
-    return Planned(**answer)
+    return Planned.from_json(answer)
 
 
 def ask(module: str, request: Any) -> Any:
@@ -108,21 +117,23 @@ def planned(
     wanted = None if target is None else selection.targets(target, delta, num_runs)
     run_delta = delta / num_runs.expected
     targets: list[float | None] = []
-    runs: dict[Any, selection.EpsilonOfRun] = {}
+    runs: dict[int, selection.EpsilonOfRun] = {}  # By their plan, which many cells may share.
     for index, config in enumerate(configs):
         config = dataclasses.replace(config, delta=run_delta)
         try:
-            if wanted is None:
-                privacy = planner(config)
-                runs[id(privacy)] = _epsilon_of(privacy)
-                targets.append(None)
-            else:
-                targets.append(_largest_target(config, wanted, planner))
+            if wanted is not None:
+                largest = _largest_target(config, wanted, planner)
+                config = dataclasses.replace(config, target_epsilon=largest)
+            targets.append(config.target_epsilon)
+            privacy = planner(config)
         except ValueError as error:
             return None, index, str(error)
+        runs.setdefault(id(privacy), _epsilon_of(privacy))
+    worst = list(runs.values())
     if wanted is None:
-        wanted = selection.account(list(runs.values()), num_runs, delta)
-    return Planned(wanted.epsilon, run_delta, targets), -1, ""
+        wanted = selection.account(worst, num_runs, delta)
+    profile = [(wanted.epsilon_at(worst, num_runs, each), each) for each in _DELTAS if each > delta]
+    return Planned(wanted.epsilon, run_delta, targets, profile), -1, ""
 
 
 def _epsilon_of(privacy: Any) -> selection.EpsilonOfRun:
@@ -160,7 +171,7 @@ def _largest_target(config: Any, wanted: selection.Targets, planner: Callable[[A
 
 def _main(
     kind: str, configs: list[dict[str, Any]], num_runs: dict[str, Any], score_text: str
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     from tff_dpftrl.training import corpus, public_score
 
     runs = kinds.KINDS[kind]
@@ -169,6 +180,9 @@ def _main(
         public_score.read(score_text, made[0].part(corpus.UserOptions))
     except ValueError as error:
         return {"cell": None, "error": str(error)}
+    first = population_check.first_error(made)
+    if first is not None:
+        return first
     found, index, why = planned(made, selection.NumRuns(**num_runs), runs.planner())
     return {"cell": index, "error": why} if found is None else found._asdict()
 
