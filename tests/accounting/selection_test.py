@@ -1,5 +1,6 @@
 """Tests of tff_dpftrl.accounting.selection."""
 
+import itertools
 import math
 import sys
 
@@ -52,6 +53,43 @@ def test_the_bound_is_above_the_exact_choice_and_below_that_by_renyi_divergences
     repeated = dp_event.RepeatAndSelectDpEvent(one, mean, 1)
     by_renyi = rdp.RdpAccountant().compose(repeated).get_epsilon(_DELTA)
     assert bound < by_renyi < 1.6 * bound
+
+
+def _hockey_stick(p, q, epsilon):
+    """δ of two distributions of a few values, in both directions."""
+    factor = math.exp(epsilon)
+    return max(np.maximum(p - factor * q, 0).sum(), np.maximum(q - factor * p, 0).sum())
+
+
+def _best_of(p, num_runs):
+    """Distribution of the best of K values, the last one being the best."""
+    k, weights = _probabilities(num_runs)
+    below = np.concatenate([[0.0], np.minimum(np.cumsum(p), 1.0)])
+    return np.diff((below[:, None] ** k) @ weights)
+
+
+def test_no_pair_of_distributions_and_no_order_of_their_values_breaks_the_bound():
+    """All orders of random pairs of four values, exactly; some come near to the bound."""
+    rng, nearest, grid = np.random.default_rng(0), 0.0, np.linspace(0.0, 12.0, 601)
+    for _ in range(150):
+        pair = rng.dirichlet(np.full(4, rng.choice([0.2, 1.0, 5.0])), size=2)
+        num_runs = selection.NumRuns(rng.choice([1.5, 4.0, 20.0]), int(rng.choice([20, 60])))
+        delta = 10.0 ** rng.uniform(-4, -0.3)
+
+        profile = np.array([_hockey_stick(*pair, at) for at in grid])
+
+        def run(at, profile=profile):
+            return float(grid[np.argmax(profile <= at)]) if profile[-1] <= at else math.inf
+
+        epsilon = selection.account([run], num_runs, delta).epsilon
+        if math.isinf(epsilon):
+            continue
+        for order in itertools.permutations(range(4)):
+            best = [_best_of(one[list(order)], num_runs) for one in pair]
+            found = _hockey_stick(*best, epsilon)
+            assert found <= delta
+            nearest = max(nearest, found / delta)
+    assert nearest > 0.3
 
 
 def test_a_pure_guarantee_of_a_run_is_tripled():

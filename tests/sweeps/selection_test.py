@@ -70,7 +70,7 @@ def test_runs_have_cells_drawn_anew_and_the_noise_that_was_planned(tmp_path, pla
     assert [run.config.target_epsilon for run in runs] == [1.0, 1.25, 1.0]
     assert {run.config.delta for run in runs} == {1e-6}
     numbers, cells = set(), set()
-    for number in range(60):
+    for number in range(30):
         (tmp_path / str(number)).mkdir()
         drawn = _open(tmp_path / str(number)).drawn
         numbers.add(len(drawn))

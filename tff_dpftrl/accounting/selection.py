@@ -58,8 +58,8 @@ class NumRuns:
         validation.integer("the largest number of runs (--select-largest)", self.largest, minimum=1)
         if self.largest < self.mean:
             raise validation.UsageError(
-                f"The largest number of runs (--select-largest), {self.largest}, is below the expected one, "
-                f"{self.mean:g}: raise it."
+                f"The largest number of runs (--select-largest), {self.largest}, is below the "
+                f"expected one, {self.mean:g}: raise it."
             )
 
     @property
