@@ -27,6 +27,7 @@ def _chosen(one, delta=1e-6):
         one,
         epsilon=3.0,
         delta=delta,
+        run_epsilon=2.0,
         profile=[(2.5, 0.01)],
         num_runs=_RUNS,
         num_settings=6,
@@ -39,9 +40,13 @@ def test_the_statement_is_of_the_choice_and_says_what_it_rests_on():
     found = _chosen(one)
     assert (found.epsilon, found.delta, found.rho_zcdp) == (3.0, 1e-6, None)
     assert found.accounted == found.declared  # What another run did is not that of this one.
-    assert found.parameters["epsilon_of_one_run"] == one.epsilon
+    assert found.parameters["epsilon_of_one_run"] == 2.0
     assert found.parameters["delta_of_one_run"] == 1e-7
     assert found.parameters[sentences.EXPECTED_RUNS] == 10
+    assert [(row.name, row.epsilon_alone) for row in found.parts] == [
+        ("weights", one.epsilon),
+        ("selection among runs", 1.0),
+    ]
     assert "sensitivity_squared" not in found.parameters
     assert found.subject == {"run": "a"}  # The date tells how many runs there were before.
     text = found.to_markdown()

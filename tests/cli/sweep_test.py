@@ -179,7 +179,7 @@ _SELECT = [
 def chooses(monkeypatch):
     """Plans and releases without text and models; returns the folders that were released."""
     released = []
-    planned = selection_plan.Planned(5.0, 1e-8, [None, None], [])
+    planned = selection_plan.Planned(5.0, 4.0, 1e-8, [None, None], [])
     monkeypatch.setattr(selection_plan, "plan", lambda cells, num_runs, text: planned)
 
     def release(output, chosen, cells):

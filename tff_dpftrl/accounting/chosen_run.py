@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tff_dpftrl.accounting import privacy_statement, selection
+from tff_dpftrl.accounting import display, parts, privacy_statement, selection
 from tff_dpftrl.accounting import statement_sentences as sentences
 
 _ACCOUNTING = (
@@ -34,6 +34,7 @@ def statement(
     *,
     epsilon: float,
     delta: float,
+    run_epsilon: float,
     profile: Sequence[tuple[float, float]],
     num_runs: selection.NumRuns,
     num_settings: int,
@@ -45,6 +46,7 @@ def statement(
       one: Statement of the run by itself. Without a guarantee, the choice has none.
       epsilon: ε of the choice, of all settings that it may have been among.
       delta: δ of the choice.
+      run_epsilon: Largest ε of a run that it may have been, at the run's own δ.
       profile: Further pairs (ε, δ) that the choice satisfies.
       num_runs: Distribution of the number of runs.
       num_settings: Number of settings, which are equally likely.
@@ -57,12 +59,21 @@ def statement(
     users = one.parameters.get("num_users")
     users = users if isinstance(users, int) else None
     of_one = sentences.delta_caveats(one.delta, users, unit)
+    rows = one.parts or (parts.Cost(parts.WEIGHTS, one.mechanism, one.epsilon),)
+    choice = parts.Cost(
+        parts.SELECTION,
+        f"which of the runs is the best, by {score}: geometric with a mean of {num_runs.mean:g} "
+        f"runs, {num_runs.largest} at most, each with ε = {display.round_up(run_epsilon)} at "
+        f"δ = {one.delta:.3g}",
+        epsilon - run_epsilon,
+    )
     tuned = sentences.not_covered(None, unit, one.data_in_one_place)[-1]
     return dataclasses.replace(
         one,
         epsilon=None if one.epsilon is None else epsilon,
         delta=delta,
         rho_zcdp=None,
+        parts=() if one.epsilon is None else (*rows, choice),
         profile=() if one.epsilon is None else tuple(profile),
         accounted=one.declared,  # For all runs that might have been: not what was observed of one.
         parameters={
@@ -71,7 +82,7 @@ def statement(
             "selection_largest_number_of_runs": num_runs.largest,
             "selection_settings": num_settings,
             "selection_score": score,
-            "epsilon_of_one_run": one.epsilon,
+            "epsilon_of_one_run": run_epsilon,
             "delta_of_one_run": one.delta,
         },
         accounting=f"Of one run: {one.accounting} {_ACCOUNTING}",

@@ -114,7 +114,8 @@ def _released(statement: privacy_statement.PrivacyStatement) -> str:
         return (
             "What is released is, of the run that was chosen, the final model and every model on "
             "the way to it, the sums with noise that they are made of, and whatever is computed "
-            "from these without the data. Of the other runs nothing is released."
+            f"from these without the data.{_other_parts(statement)} Of the other runs nothing is "
+            "released."
         )
     sent = "" if statement.data_in_one_place else f" (sent to {statement.unit_of_privacy}s or not)"
     return (
@@ -126,7 +127,11 @@ def _released(statement: privacy_statement.PrivacyStatement) -> str:
 
 def _other_parts(statement: privacy_statement.PrivacyStatement) -> str:
     """Returns what else is released, with its cost alone; empty if nothing is."""
-    others = [row for row in statement.parts[1:] if not row.name.startswith(parts_lib.EARLIER)]
+    others = [
+        row
+        for row in statement.parts[1:]
+        if not row.name.startswith((parts_lib.EARLIER, parts_lib.SELECTION))
+    ]
     if not others:
         return ""
     rows = (*statement.parts[:1], *others)

@@ -133,17 +133,21 @@ class _Training(RunKind):
         from tff_dpftrl.training import corpus
 
         num_users = functools.cache(lambda options: len(corpus.read(options).train))
-        return lambda config: config.privacy().check(num_users(config.part(corpus.TextOptions)))
+
+        def check(config):
+            config.privacy().check(num_users(config.part(corpus.TextOptions).as_read()))
+
+        return check
 
     @override
     def planner(self):
         from tff_dpftrl.training import corpus
 
-        num_users = functools.cache(lambda options: len(corpus.read(options).train))
+        num_users = functools.cache(lambda options: len(corpus.read_users(options).train))
         plans = {}
 
         def planned(config):
-            asked, users = config.privacy(), num_users(config.part(corpus.TextOptions))
+            asked, users = config.privacy(), num_users(config.part(corpus.UserOptions))
             key = repr(asked), users
             if key not in plans:
                 plans[key] = asked.plan(users, num_parameters=1)  # ε does not depend on them.

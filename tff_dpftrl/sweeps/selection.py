@@ -246,6 +246,7 @@ def release(output: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.C
         one,
         epsilon=chosen.plan.epsilon,
         delta=chosen.delta,
+        run_epsilon=chosen.plan.run_epsilon,
         profile=chosen.plan.profile,
         num_runs=chosen.num_runs,
         num_settings=len(cells),

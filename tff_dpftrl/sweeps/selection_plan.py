@@ -29,12 +29,14 @@ class Planned(NamedTuple):
 
     Attributes:
       epsilon: ε of the choice.
-      run_delta: δ that each run is planned for.
+      run_epsilon: Largest ε of a run of a cell.
+      run_delta: δ that each run is planned for, and that `run_epsilon` is for.
       run_targets: `target_epsilon` of a run of each cell; None for a given noise multiplier.
       profile: Further pairs (ε, δ) that the choice satisfies, with larger δ.
     """
 
     epsilon: float
+    run_epsilon: float
     run_delta: float
     run_targets: list[float | None]
     profile: list[tuple[float, float]]
@@ -133,7 +135,7 @@ def planned(
     if wanted is None:
         wanted = selection.account(worst, num_runs, delta)
     profile = [(wanted.epsilon_at(worst, num_runs, each), each) for each in _DELTAS if each > delta]
-    return Planned(wanted.epsilon, run_delta, targets, profile), -1, ""
+    return Planned(wanted.epsilon, wanted.tail[0], run_delta, targets, profile), -1, ""
 
 
 def _epsilon_of(privacy: Any) -> selection.EpsilonOfRun:
