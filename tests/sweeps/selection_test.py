@@ -56,6 +56,9 @@ def test_what_was_drawn_is_kept_in_private_and_never_drawn_again(tmp_path, plans
         _open(tmp_path, runs=selection_lib.NumRuns(4, 15))
     with pytest.raises(validation.UsageError, match="other score_text"):
         _open(tmp_path, score_text="/other.jsonl")
+    definition = folder_lib.definition(_OPTIONS, {"clip_norm": (1.0, 0.5)}, kinds.TRAINING)
+    with pytest.raises(validation.UsageError, match=r"\(other axes\)"):
+        selection.open_or_draw(tmp_path, definition, _cells(), _RUNS, "/public.jsonl")
     with pytest.raises(validation.UsageError, match="holds a sweep with --select"):
         folder_lib.check(tmp_path, _OPTIONS, {"clip_norm": (0.5, 1.0)})
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl import validation
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.accounting import display
 from tff_dpftrl.cli import config_flags
 from tff_dpftrl.cli import output as output_lib
@@ -157,7 +157,7 @@ def add_parser(subparsers) -> None:
         "--select-largest",
         type=int,
         metavar="N",
-        help="Largest number of runs. Default: 5 K, which is exceeded once in 150 draws.",
+        help="Largest number of runs. Default: 5 K.",
     )
     config_flags.add_placement(parser.add_argument_group("where clients work (of every cell)"))
     config_flags.add_options(parser)
@@ -289,6 +289,7 @@ def _select(
     output.mkdir(parents=True, exist_ok=True)
     interruption = running.Interruption()
     with folder_lib.lock(output, _progress) as lock:
+        durable_files.remove_leftovers(output)
         chosen = selection.open_or_draw(
             output, folder_lib.definition(options, axes, kind), cells, num_runs, args.select
         )

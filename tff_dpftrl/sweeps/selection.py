@@ -177,6 +177,7 @@ def open_or_draw(
     score_text = language_config.absolute_path("data", score_text)
     asked = {
         **definition,
+        "axes": [[name, values] for name, values in definition["axes"].items()],  # In their order.
         "score_text": score_text,
         "num_runs": dataclasses.asdict(runs),
         "delta": cells[0].config.delta,
@@ -189,7 +190,9 @@ def open_or_draw(
                 "folder."
             )
         differences = [
-            name for name in asked if found.get(name) != json.loads(json.dumps(asked))[name]
+            name
+            for name, value in json.loads(json.dumps(asked)).items()
+            if found.get(name) != value
         ]
         if differences:
             raise validation.UsageError(
