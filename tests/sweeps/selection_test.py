@@ -10,6 +10,7 @@ import pytest
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee, statement
 from tff_dpftrl.accounting import selection as selection_lib
+from tff_dpftrl.auditing.recount import records
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.sweeps import cells as cells_lib
@@ -123,6 +124,9 @@ def test_the_best_run_alone_is_released_with_the_cost_of_the_choice(tmp_path, mo
     released = " ".join(path.read_text() for path in winner.iterdir() if path.suffix != ".png")
     assert "run=" not in released and '"drawn"' not in released
     assert {path.name for path in tmp_path.iterdir()} == {"private", "winner"}
+    (winner / "config.json").write_text('{"config": {}, "derived": {}, "facts": {}}')
+    with pytest.raises(validation.UsageError, match="name a folder in private/cells beside it"):
+        records.read(winner)
 
 
 @pytest.mark.parametrize(

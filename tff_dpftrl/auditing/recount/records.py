@@ -228,6 +228,12 @@ def read(folder: pathlib.Path) -> Records:
         raise validation.UsageError(
             f"{path} is not that of a run of train or finetune: a part is missing."
         )
+    statement = read_json(folder / "privacy_statement.json", unreadable)
+    if statement is not None and "selection_expected_runs" in statement.get("parameters", {}):
+        raise validation.UsageError(
+            f"The run in {folder} was chosen among several, and its records are with those of the "
+            "others: name a folder in private/cells beside it."
+        )
     ledger = _ledger(folder / "private" / "ledger.sqlite", unreadable)
     pool = read_json(folder / "private" / "pool.json", unreadable)
     return Records(
@@ -236,7 +242,7 @@ def read(folder: pathlib.Path) -> Records:
         manifest=read_json(folder / "private" / "manifest.json", unreadable),
         ledger=ledger,
         checkpoint=None if ledger is None else _checkpoint(folder, ledger, unreadable),
-        statement=read_json(folder / "privacy_statement.json", unreadable),
+        statement=statement,
         statement_text=read_text(folder / "privacy_statement.md", unreadable),
         metrics=read_rows(folder / "metrics.csv", unreadable),
         cohort_seed=_seed(folder / "private" / "cohort_seed", unreadable),
