@@ -12,6 +12,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import facts
 from tff_dpftrl.runs import (
     cohort_seed,
+    curves,
     dp_ftrl_privacy,
     loop,
     manifest,
@@ -96,7 +97,7 @@ class _Evaluator(prepared.Evaluator):
 
 class _Presentation(prepared.Presentation):
     columns = tuple(
-        metrics_log.Column(name, name)
+        metrics_log.Column(name, name, is_exact=name in ("loss", "top1", "clients", "seconds"))
         for name in ("round", "loss", "top1", "epsilon", "clients", "seconds", "eval_top1_in_vocab")
     )
     has_events = False
@@ -111,6 +112,7 @@ class _Presentation(prepared.Presentation):
         np.savez(output / self.model_file, weights[0])
 
     def write(self, output, outcome):
+        curves.write(output, outcome.rows, title="title")
         np.save(output / "model.npy", outcome.weights[0])
         return outcome
 
@@ -140,6 +142,31 @@ def _run(output, plan, *parts, progress=lambda line: None, **schedule):
     made, *rest = _prepared(plan, *parts, **schedule)
     known = manifest.read(output) if manifest.exists(output) else None
     return run_lib.train(output, known, lambda: made, lambda known: made, progress), *rest
+
+
+class _OtherFigures(_Trainer):
+    """Trains the same model, and measures something else."""
+
+    def train(self, state, round_index, members):
+        trained = super().train(state, round_index, members)
+        return trained._replace(loss=7.0, top1=0.9, num_not_finite=2)
+
+
+@pytest.mark.pictures
+def test_nothing_outside_of_private_depends_on_figures_of_the_training_users(tmp_path):
+    plan, found = _in_turns(), []
+    for name, trainer in (("a", _Trainer(plan)), ("b", _OtherFigures(plan))):
+        _run(tmp_path / name, plan, trainer)
+        files = [path for path in (tmp_path / name).iterdir() if path.is_file()]
+        # The README has the folder's name, and the statement a date and digests with a key.
+        found.append(
+            {p.name: p.read_bytes() for p in files if not p.name.startswith(("README", "privacy"))}
+        )
+    assert found[0] == found[1]
+    assert {"metrics.csv", "curves.png", "model.npz", "config.json"} <= found[0].keys()
+    for name in ("metrics.csv", "curves.png"):
+        exact = [(tmp_path / run / "private" / name).read_bytes() for run in "ab"]
+        assert exact[0] != exact[1]
 
 
 @pytest.mark.parametrize("make_plan", [_sampled, _in_turns])

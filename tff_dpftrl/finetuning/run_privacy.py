@@ -27,8 +27,7 @@ METRICS_NOT_COVERED = (
     "The loss on the users or examples of a step, how long it took, which grows with their number, "
     "warnings of gradients that are not finite, the figures about the training users' text and the "
     "reasons for what was chosen that a run begins with, and the n-gram baselines counted on them "
-    "(metrics.csv, curves.png, TensorBoard events and terminal): exact figures; do not publish "
-    "them."
+    "(in private/ and on the terminal only): exact figures; do not publish them."
 )
 
 CorrelatedPlan: TypeAlias = "dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan"

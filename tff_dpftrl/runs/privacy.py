@@ -30,8 +30,8 @@ def training_metrics_not_covered(unit: str) -> str:
     return (
         f"Loss and accuracy on the training cohorts, the number of {unit}s in them and of those "
         f"whose update was dropped, how long a round took, the figures about the training data "
-        "that a run begins with, and the n-gram baselines counted on it (metrics.csv, curves.png, "
-        "TensorBoard events and terminal): exact figures, for simulations; do not publish them."
+        "that a run begins with, and the n-gram baselines counted on it (in private/ and on the "
+        "terminal only): exact figures, for simulations; do not publish them."
     )
 
 

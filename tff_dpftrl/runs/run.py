@@ -6,6 +6,9 @@ The folder of a run:
                                 versions
     metrics.csv, metrics_README.md, curves.png
     privacy_statement.json, .md
+    private/metrics.csv, curves.png
+                                the same with exact figures of the training users
+    private/tensorboard/        the same as events
     private/ledger.sqlite       who took part when, and which state was committed
     private/checkpoints/        state of the process, with seed and noise buffers
     private/manifest.json       what config.json said when the run began

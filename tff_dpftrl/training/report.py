@@ -219,7 +219,15 @@ class TextPresentation(prepared.Presentation):
         rows, statement, unit = outcome.rows, outcome.statement, self._unit
         baselines = _read_baselines(output)
         title = _title(_name(self._known), statement)
-        curves.write(output / "curves.png", rows, title=title, baselines=baselines, unit=unit)
+        known_before = {name: baselines[name] for name in baselines if name == PRETRAINED}
+        curves.write(
+            output,
+            rows,
+            title=title,
+            baselines={name: baselines[name] for name in baselines if name != PRETRAINED},
+            public_baselines=known_before,
+            unit=unit,
+        )
         held_out = _read_held_out(output, rows[-1]["round"])
         summary = [
             _accuracy(rows, baselines, unit),
