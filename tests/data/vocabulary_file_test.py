@@ -34,6 +34,20 @@ def test_words_of_protected_users_are_marked(tmp_path):
     assert public["is_public"] and "do not publish" not in public["note"]
 
 
+def test_words_counted_with_noise_are_marked(tmp_path):
+    words = vocabulary.Vocabulary(("a", "b"), "somewhere", is_public=False, is_noised=True)
+    vocabulary_file.write(tmp_path / "v.json", words, tokenizer.Tokenizer())
+    assert vocabulary_file.read(tmp_path / "v.json")[0] == words
+    content = json.loads((tmp_path / "v.json").read_text())
+    assert "do not publish" not in content["note"] and "with noise" in content["note"]
+    (tmp_path / "v.json").write_text(json.dumps(content | {"is_noised": "false"}))
+    with pytest.raises(ValueError, match="'is_noised' must be true or false, got 'false'"):
+        vocabulary_file.read(tmp_path / "v.json")
+    # Files of others are as they were.
+    vocabulary_file.write(tmp_path / "v.json", _WORDS, tokenizer.Tokenizer())
+    assert "is_noised" not in json.loads((tmp_path / "v.json").read_text())
+
+
 def test_a_rule_that_does_not_fit_the_words_is_refused(tmp_path):
     with pytest.raises(ValueError, match="lower_case must be the same"):
         vocabulary_file.write(tmp_path / "v.json", _WORDS, tokenizer.Tokenizer(lower_case=False))

@@ -202,5 +202,45 @@ def test_a_copy_with_users_put_together_is_no_public_text():
     assert user_text.shared_users(copy, protected) == 4
 
 
+def _write_counts(path, rows, header="histogram,bucket,estimate,standard_error,share"):
+    path.mkdir(exist_ok=True)
+    (path / "counts.csv").write_text("\n".join([header, *rows]) + "\n")
+    return path / "counts.csv"
+
+
+def test_words_are_chosen_by_counts_with_noise(tmp_path):
+    rows = ["words,a,9.0,10,", "words,b,21,10,", "words,c,-30,10,", 'words,"d,e",90,10,']
+    rows += ["words,(other words),500,10,", "lengths,0,700,10,"]
+    path = _write_counts(tmp_path, rows)
+    assert vocabulary.is_of_counts(path)
+    found = vocabulary.from_counts(path, 3)
+    # Noise alone would put a before c: these keep the order of the list.
+    assert found.words == ("d,e", "b", "a")
+    assert vocabulary.from_counts(path, 9).words == ("d,e", "b", "a", "c")
+    assert found.is_noised and not found.is_public
+    assert str(tmp_path) not in found.source and "counts with noise" in found.source
+
+
+def test_a_table_of_users_may_be_called_counts(tmp_path):
+    path = _write_counts(tmp_path, ["u,a b"], header="user,text")
+    assert not vocabulary.is_of_counts(path)
+    assert not vocabulary.is_of_counts(tmp_path / "none" / "counts.csv")
+    assert not vocabulary.is_of_counts(_write_counts(tmp_path, []).rename(tmp_path / "c.csv"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["lengths,0,700,10,"], "counts.csv has no counts of words"),
+        (["words,a,much,10,"], "counts.csv: the counts cannot be read: .*much"),
+        (["words,a"], "counts.csv: the counts cannot be read"),
+        (["words,The,5,1,"], "lower_case must be false with .*counts.csv"),
+    ],
+)
+def test_counts_that_cannot_be_used_are_refused(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        vocabulary.from_counts(_write_counts(tmp_path, rows), 3)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -26,6 +26,49 @@ def test_integers_are_accepted_for_floats_and_nothing_else_is_converted():
         config.TrainingConfig(noise_multiplier=1.0, num_rounds=True)
 
 
+_DP = {"vocabulary": "dp", "target_epsilon": 1.0}
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"target_epsilon": 1.0, "base_vocabulary": "docs"}, "base_vocabulary is for vocabulary"),
+        (_DP | {"base_vocabulary": "private"}, "base_vocabulary must be public, and 'private' is"),
+        (_DP | {"base_vocabulary": "dp"}, "base_vocabulary must be public, and 'dp' is counted"),
+        (_DP | {"tokenizer": "wordpiece"}, "'dp' counts words, and tokenizer 'wordpiece' learns"),
+        (
+            {"vocabulary": "dp", "noise_multiplier": 1.0},
+            "'dp' takes a share of the budget: give target_epsilon",
+        ),
+        ({"vocabulary": "dp", "mechanism": "none"}, "'dp' takes a share of the budget"),
+        (
+            _DP | {"simulate_report_goal": 40, "simulate_population": 1000},
+            "'dp' has no meaning with simulate_report_goal",
+        ),
+    ],
+)
+def test_a_vocabulary_that_no_budget_is_for_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        config.TrainingConfig(**options)
+
+
+@pytest.mark.parametrize(
+    "given, base, size",
+    [
+        ({"data": "docs"}, "docs", 4000),
+        ({"data": "u.csv"}, "english", 4000),
+        ({"data": "u.csv", "vocabulary_size": 7}, "english", 7),
+        ({"base_vocabulary": "none"}, "none", 4000),
+        ({"base_vocabulary": "docs", "data": "u.csv"}, "docs", 4000),
+        ({"initial_weights": "there"}, "there/vocabulary.json", None),
+    ],
+)
+def test_words_of_users_are_added_to_the_usual_public_list(given, base, size):
+    made = config.TrainingConfig(**_DP | given).with_defaults()
+    assert (made.vocabulary, made.base_vocabulary, made.vocabulary_size) == ("dp", base, size)
+    assert made.with_defaults() == made
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

@@ -59,6 +59,57 @@ def test_the_words_of_a_model_are_what_its_file_says(tmp_path, is_public):
         _read(data, vocabulary=str(path), lower_case=False)
 
 
+def _read_with_noise(tmp_path, users, **options):
+    data = _write(tmp_path / "c.jsonl", users)
+    return _read(
+        data,
+        **{
+            "vocabulary": "dp",
+            "base_vocabulary": str(data.with_name("words.txt")),
+            "vocabulary_size": 3,
+            "mechanism": "blt",
+            "target_epsilon": 50.0,
+            "delta": 1e-3,
+            "deterministic_noise_seed": 1,
+        }
+        | options,
+    )
+
+
+def test_words_of_users_are_added_with_the_noise_of_their_share(tmp_path):
+    users = {user: [*texts, "often often"] for user, texts in _users(200).items()}
+    found = _read_with_noise(tmp_path, users).words
+    # The first half of the public words, and then what many users have; none that one user has.
+    assert found.words[0] == "the" and found.is_noised and not found.is_public
+    assert set(found.words) < {"the", "tests", "often", "say", "so"}
+    assert found == _read_with_noise(tmp_path, users).words
+    assert found != _read_with_noise(tmp_path, users, deterministic_noise_seed=2).words
+    alone = _read_with_noise(tmp_path, users, base_vocabulary="none", vocabulary_size=9).words
+    assert set(alone.words) == {"the", "tests", "often", "say", "so", "word"}
+
+
+def test_a_list_that_is_not_public_is_no_base(tmp_path):
+    words = vocabulary_lib.Vocabulary(("a", "b"), "users", is_public=False)
+    path = tmp_path / vocabulary_file.NAME
+    vocabulary_file.write(path, words, tokenizer.Tokenizer())
+    with pytest.raises(ValueError, match="base_vocabulary .* is counted on users of another run"):
+        _read_with_noise(tmp_path, _users(), base_vocabulary=str(path))
+    with pytest.raises(ValueError, match="c.jsonl' is the file of the users to be protected"):
+        _read_with_noise(tmp_path, _users(), base_vocabulary=str(tmp_path / "c.jsonl"))
+
+
+def test_counts_of_a_task_are_a_vocabulary(tmp_path):
+    counts = tmp_path / "counts.csv"
+    counts.write_text(
+        "histogram,bucket,estimate,standard_error,share\nwords,the,1,1,\nwords,say,9,1,\n"
+    )
+    data = _write(tmp_path / "c.jsonl", _users())
+    found = _read(data, vocabulary=str(counts)).words
+    assert found.words == ("say", "the") and found.is_noised
+    with pytest.raises(ValueError, match="has counts of words, and tokenizer 'wordpiece'"):
+        _read(data, vocabulary=str(counts), tokenizer="wordpiece")
+
+
 @pytest.mark.parametrize("texts", [[], [""], [" \n\t"]])
 def test_a_corpus_without_text_is_not_called_too_small(tmp_path, texts):
     data = _write(tmp_path / "c.jsonl", {f"user{i}": texts for i in range(100)})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import defaults, gaussian, guarantee
+from tff_dpftrl.accounting import defaults, display, gaussian, guarantee, parts
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -53,6 +53,7 @@ def calibrate_noise_multiplier(
     target_rho: float | None = None,
     delta: float | None = None,
     clip_norm_inflation: float = 1.0,
+    others: tuple[parts.Part, ...] = (),
 ) -> float:
     """Computes the smallest noise multiplier with which a DP-FTRL run meets a target.
 
@@ -66,15 +67,19 @@ def calibrate_noise_multiplier(
       delta: Delta of the target; needed with `target_epsilon`.
       clip_norm_inflation: Factor ≥ 1 by which the norm bound of what clients send exceeds
         the clip norm that z is relative to.
+      others: All else that the run releases about the same clients; the target is for the whole.
 
     Returns:
       z. The guarantee of a run with it was recomputed and is not above the target.
 
     Raises:
-      ValueError: If not exactly one target is given, or an argument is out of range.
+      ValueError: If not exactly one target is given, or an argument is out of range, or `others`
+        leave nothing of the target.
     """
     strategy_lib.check_strategy(strategy)
     mu = largest_mu(target_epsilon=target_epsilon, target_rho=target_rho, delta=delta)
+    if others:
+        mu = _mu_left(others, schema, target_epsilon, target_rho, delta)
     sensitivity = strategy.sensitivity(schema)
     noise_multiplier = sensitivity.value * clip_norm_inflation / mu
     if math.isinf(noise_multiplier):
@@ -91,6 +96,7 @@ def calibrate_noise_multiplier(
             sensitivity=sensitivity,
             delta=defaults.DELTA if delta is None else delta,  # Rho does not depend on it.
             clip_norm_inflation=clip_norm_inflation,
+            others=others,
         )
         if target_rho is not None and reached.rho_zcdp <= target_rho:
             return noise_multiplier
@@ -98,6 +104,87 @@ def calibrate_noise_multiplier(
             return noise_multiplier
         noise_multiplier *= 1.0 + step
         step *= 2.0
+
+
+def _mu_left(
+    others: tuple[parts.Part, ...],
+    schema: schema_lib.MinSep,
+    target_epsilon: float | None,
+    target_rho: float | None,
+    delta: float | None,
+) -> float:
+    """Computes the largest μ of the weights with which they and others meet a target."""
+    if target_epsilon is None or delta is None:
+        whole = largest_mu(target_rho=target_rho)
+    else:
+        nothing = parts.GaussianRounds(0.0, schema.effective_participations)
+        check_left(nothing, others, target_epsilon=target_epsilon, delta=delta)
+        left = target_epsilon - parts.added_epsilon(others)
+        whole = gaussian.mu(left, parts.remaining_delta(others, delta))
+    rounds = parts.GaussianRounds(0.0, schema.effective_participations)
+    spent = rounds.mu_with(parts.gaussian_mu(others), parts.precision_of_rounds(others))
+    if spent >= whole:
+        raise validation.UsageError(
+            f"target_rho={target_rho!r} is spent by other parts than the weights: raise it, or "
+            "give them smaller budget_shares."
+        )
+    return math.sqrt((whole - spent) * (whole + spent))
+
+
+def check_left(
+    weights: parts.Weights, others: Sequence[parts.Part], *, target_epsilon: float, delta: float
+) -> None:
+    """Refuses parts that leave nothing of a target to the weights.
+
+    Args:
+      weights: The rounds.
+      others: All else that the run releases.
+      target_epsilon: ε of the whole.
+      delta: δ of the whole.
+
+    Raises:
+      UsageError: If nothing is left.
+    """
+    spent = parts.epsilon_without_weights(weights, others, delta)
+    if spent >= target_epsilon:
+        names = " and ".join(dict.fromkeys(part.name for part in others))
+        raise validation.UsageError(
+            f"target_epsilon={target_epsilon:g} leaves nothing for the weights: {names} cost "
+            f"{display.round_up(spent)} by themselves; raise it, or give them smaller "
+            "budget_shares."
+        )
+
+
+def noise_beside(
+    rounds: Callable[[float], parts.Weights],
+    others: Sequence[parts.Part],
+    *,
+    target_epsilon: float,
+    delta: float,
+    initial: float = 1.0,
+) -> float:
+    """Finds the noise of the weights with which they and all else meet a target.
+
+    Args:
+      rounds: Function from the noise to the rounds.
+      others: All else that the run releases; the target is for the whole.
+      target_epsilon: ε of the whole.
+      delta: δ of the whole.
+      initial: Noise at which the search begins, above 0.
+
+    Returns:
+      As `smallest_noise`.
+
+    Raises:
+      ValueError: If an argument is out of range, or the others leave nothing of the target.
+    """
+    if others:
+        check_left(rounds(initial), others, target_epsilon=target_epsilon, delta=delta)
+    return smallest_noise(
+        lambda noise: parts.compose(rounds(noise), others, delta),
+        target_epsilon=target_epsilon,
+        initial=initial,
+    )
 
 
 def smallest_noise(

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import display, gaussian
+from tff_dpftrl.accounting import display, gaussian, parts
 from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
@@ -53,6 +53,7 @@ class Guarantee:
       clipped_by_caller: Whether code outside this package clips, sums and adds the noise.
       claimed_by_author: Whether the strategy is of a class outside this package, so that its
         sensitivity is what the author of the class says.
+      others: All else that the run releases about the same clients. μ, ρ and ε are of the whole.
     """
 
     mechanism: str
@@ -66,6 +67,7 @@ class Guarantee:
     adaptive_clipping: bool = False
     clipped_by_caller: bool = False
     claimed_by_author: bool = False
+    others: tuple[parts.Part, ...] = ()
 
     def __post_init__(self):
         validation.delta(self.delta)
@@ -96,16 +98,29 @@ class Guarantee:
         )
 
     @property
+    def weights(self) -> parts.GaussianRounds:
+        """The rounds' updates alone, without `others`."""
+        mu = math.inf
+        if self.noise_multiplier > 0.0 and not self.seed_is_known:
+            mu = self.sensitivity.value * self.clip_norm_inflation / self.noise_multiplier
+        return parts.GaussianRounds(mu, self.schema.effective_participations)
+
+    @property
     def mu(self) -> float:
         """Sensitivity over standard deviation of the equivalent Gaussian mechanism."""
-        if self.noise_multiplier == 0.0 or self.seed_is_known:
-            return math.inf
-        return self.sensitivity.value * self.clip_norm_inflation / self.noise_multiplier
+        return self.weights.mu_with(
+            parts.gaussian_mu(self.others), parts.precision_of_rounds(self.others)
+        )
 
     @property
     def rho_zcdp(self) -> float:
-        """Parameter ρ of zCDP, `S² · inflation² / (2 z²)`."""
+        """Parameter ρ of zCDP, `S² · inflation² / (2 z²)`, and ρ of Gaussian parts besides."""
         return self.mu * (self.mu / 2.0)
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether ρ says it all: no part has a δ of its own, or an ε without one."""
+        return not any(part.delta or part.epsilon for part in self.others)
 
     @property
     def epsilon(self) -> float:
@@ -119,14 +134,18 @@ class Guarantee:
 
     def epsilon_at(self, delta: float) -> float:
         """Computes epsilon at another delta, exactly for the equivalent Gaussian."""
-        return gaussian.epsilon(self.mu, delta)
+        return parts.compose(self.weights, self.others, delta)
 
     def delta_at(self, epsilon: float) -> float:
         """Computes delta at a given epsilon, exactly for the equivalent Gaussian."""
-        return gaussian.delta(self.mu, epsilon)
+        if not self.others:
+            return gaussian.delta(self.mu, epsilon)
+        left = epsilon - parts.added_epsilon(self.others)
+        lost = math.fsum(part.delta for part in self.others)
+        return 1.0 if left < 0.0 else min(1.0, gaussian.delta(self.mu, left) + lost)
 
     def to_dp_event(self) -> events.DpFtrlDpEvent:
-        """Describes the run as an event for dp_accounting's accountants."""
+        """Describes the run, without `others`, as an event for dp_accounting's accountants."""
         from tff_dpftrl.accounting import events  # dp_accounting takes long to import.
 
         inflated = self.sensitivity.value * self.clip_norm_inflation
@@ -175,6 +194,7 @@ def dp_ftrl_guarantee(
     clip_norm: float | None = None,
     adaptive_clipping: bool = False,
     clipped_by_caller: bool = False,
+    others: tuple[parts.Part, ...] = (),
 ) -> Guarantee:
     """Computes the guarantee of a whole run.
 
@@ -193,9 +213,10 @@ def dp_ftrl_guarantee(
       clip_norm: Fixed clip norm, for statements; None if there is none or it is not known.
       adaptive_clipping: Whether the clip norm is learned under the same z.
       clipped_by_caller: Whether code outside this package clips, sums and adds the noise.
+      others: All else that the run releases about the same clients.
 
     Returns:
-      The guarantee.
+      The guarantee of the whole.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -213,6 +234,7 @@ def dp_ftrl_guarantee(
         adaptive_clipping=bool(adaptive_clipping),
         clipped_by_caller=bool(clipped_by_caller),
         claimed_by_author=not serialization.is_built_in(strategy),
+        others=others,
     )
 
 
@@ -224,6 +246,7 @@ def epsilon_so_far(
     rounds_released: int,
     delta: float,
     clip_norm_inflation: float = 1.0,
+    others: tuple[parts.Part, ...] = (),
 ) -> float:
     """Computes epsilon of what the first rounds released; the whole run's is no smaller.
 
@@ -236,6 +259,8 @@ def epsilon_so_far(
       delta: Delta for which epsilon is stated.
       clip_norm_inflation: Factor ≥ 1 by which the norm bound of what clients send exceeds
         the clip norm that z is relative to.
+      others: All else that the run releases about the same clients. What no round releases counts
+        from the beginning.
 
     Returns:
       Epsilon at `delta`.
@@ -251,13 +276,14 @@ def epsilon_so_far(
             f"{rounds_released!r}; a longer run needs a schema that declares its rounds."
         )
     if rounds_released == 0:
-        return 0.0
+        return parts.compose(parts.GaussianRounds(0.0, 0), others, delta)
     return dp_ftrl_guarantee(
         strategy,
         noise_multiplier=noise_multiplier,
         schema=dataclasses.replace(schema, num_rounds=rounds_released),
         delta=delta,
         clip_norm_inflation=clip_norm_inflation,
+        others=others,
     ).epsilon
 
 

@@ -388,19 +388,39 @@ def delta(mixture: MixtureOfGaussians, *, num_steps: int, epsilon: float) -> flo
     Raises:
       ValueError: If an argument is out of range.
     """
+    return delta_of_runs([(mixture, num_steps)], epsilon=epsilon)
+
+
+def delta_of_runs(runs: Runs, *, epsilon: float) -> float:
+    """Computes delta of several runs on the same users together, as `epsilon_of_runs` epsilon.
+
+    Args:
+      runs: Pairs of one step of each run, and the runs' numbers of steps; at least one run.
+      epsilon: Epsilon, at least 0.
+
+    Returns:
+      An upper bound of the smallest delta, never below 1e-50.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
     epsilon = validation.number("epsilon", epsilon, at_least=0)
-    num_steps = validation.integer("num_steps", num_steps, minimum=1)
-    tail = 1e-50 / num_steps
+    runs = [
+        (mixture, validation.integer("num_steps", number, minimum=1)) for mixture, number in runs
+    ]
+    tail = 1e-50 / _total_steps(runs)
     # An upper bound: every step concerns the user, with the largest sensitivity.
-    unsampled = gaussian.delta(math.sqrt(num_steps) * _largest_shift(mixture, 0.0), epsilon)
-    if unsampled <= 1e-50 or _largest_shift(mixture, tail) > _LARGEST_SHIFT:
+    largest = [math.sqrt(number) * _largest_shift(mixture, 0.0) for mixture, number in runs]
+    unsampled = gaussian.delta(math.hypot(*largest), epsilon)
+    too_large = max(_largest_shift(mixture, tail) for mixture, _ in runs) > _LARGEST_SHIFT
+    if unsampled <= 1e-50 or too_large:
         return max(1e-50, unsampled)
-    runs = [(mixture, num_steps)]
+    is_substitution = all(mixture.is_substitution for mixture, _ in runs)
     by_loss = max(
         _composed(runs, tail, remove, epsilon, _steps(runs, tail, _COARSE_CELLS, remove)).delta(
             epsilon
         )
-        for remove in ((True,) if mixture.is_substitution else (True, False))
+        for remove in ((True,) if is_substitution else (True, False))
     )
     return min(by_loss, unsampled)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tff_dpftrl.accounting import display, trade_off
+from tff_dpftrl.accounting import parts as parts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 
 if TYPE_CHECKING:
@@ -112,7 +113,22 @@ def _released(statement: privacy_statement.PrivacyStatement) -> str:
     sent = "" if statement.data_in_one_place else f" (sent to {statement.unit_of_privacy}s or not)"
     return (
         f"What is released is the final model and every model on the way to it{sent}, the sums "
-        "with noise that they are made of, and whatever is computed from these without the data."
+        f"with noise that they are made of, and whatever is computed from these without the data."
+        f"{_other_parts(statement)}"
+    )
+
+
+def _other_parts(statement: privacy_statement.PrivacyStatement) -> str:
+    """Returns what else is released, with its cost alone; empty if nothing is."""
+    others = [row for row in statement.parts[1:] if not row.name.startswith(parts_lib.EARLIER)]
+    if not others:
+        return ""
+    rows = (*statement.parts[:1], *others)
+    alone = ", ".join(f"{row.name} ε = {display.round_up(row.epsilon_alone)}" for row in rows)
+    return (
+        f" Released with noise, too: {', '.join(row.name for row in others)}. What is promised is "
+        f"of all together, ε = {display.round_up(statement.epsilon)}; alone they would cost "
+        f"{alone}."
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from tff_dpftrl import json_text, validation, version
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import gaussian, statement_markdown
+from tff_dpftrl.accounting import parts as parts_lib
 from tff_dpftrl.accounting import plain_sentences as plain
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.accounting import trade_off as trade_off_lib
@@ -31,7 +32,10 @@ SCHEMA = 1
 _NOT_FIELDS = ("schema", "participation_record", "plain_sentences")
 # Entries that statements of earlier versions lack.
 _NEWER = frozenset(
-    {"audits", "schema", "plain_sentences", "from_whom", "data_in_one_place", "profile", "subject"}
+    {
+        *("audits", "schema", "plain_sentences", "from_whom", "data_in_one_place", "profile"),
+        *("subject", "parts"),
+    }
 )
 
 
@@ -70,6 +74,8 @@ class PrivacyStatement:
       data_in_one_place: Whether one party holds everybody's data.
       profile: Further pairs (ε, δ) that the run satisfies, by its privacy loss distribution; none
         for a Gaussian mechanism, whose `rho_zcdp` says it all.
+      parts: What the weights and all else that the run releases cost alone, beside `epsilon`, which
+        is that of the whole; empty if it releases nothing else.
       subject: What the statement is about: date, run, digests and versions, by name. Statements
         that promise the same are equal, whatever they are about.
     """
@@ -98,6 +104,7 @@ class PrivacyStatement:
     from_whom: str = ""
     data_in_one_place: bool = False
     profile: tuple[tuple[float, float], ...] = ()
+    parts: tuple[parts_lib.Cost, ...] = ()
     subject: Mapping[str, Scalar] = dataclasses.field(default_factory=dict, compare=False)
 
     def __post_init__(self):
@@ -182,6 +189,8 @@ class PrivacyStatement:
             "plain_sentences": self.plain_sentences(),
         }
         values = {"schema": SCHEMA} | dataclasses.asdict(self) | derived
+        if not self.parts:
+            del values["parts"]
         return json.dumps(values, indent=2, allow_nan=False)
 
     @classmethod
@@ -211,7 +220,9 @@ class PrivacyStatement:
             "observed": observed_lib.Participation,
         }
         for name, value in values.items():
-            if isinstance(value, list):
+            if name == "parts":
+                values[name] = _costs(value)
+            elif isinstance(value, list):
                 pairs = (tuple(one) if isinstance(one, list) else one for one in value)
                 values[name] = tuple(pairs)
             elif name in kinds and value is not None:
@@ -250,6 +261,18 @@ class PrivacyStatement:
         }
 
 
+def _costs(value: Any) -> tuple[parts_lib.Cost, ...]:
+    """Reads the table of parts."""
+    try:
+        rows = tuple(parts_lib.Cost(**row) for row in value)
+    except TypeError as error:
+        raise validation.UsageError(f"text has wrong parts: {error}.") from None
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(parts_lib.Cost)}
+    if not all(_is_of_kind(getattr(row, name), kinds[name]) for row in rows for name in kinds):
+        raise validation.UsageError("text is not a privacy statement: a part is of another type.")
+    return rows
+
+
 def _is_of_kind(value: Any, kind: str) -> bool:
     """Returns whether a value has the type that the annotation `kind` of a field names."""
     if kind == "str":
@@ -261,6 +284,8 @@ def _is_of_kind(value: Any, kind: str) -> bool:
             isinstance(one, tuple) and len(one) == 2 and all(type(n) in (int, float) for n in one)
             for one in value
         )
+    if kind.startswith("tuple[parts_lib"):
+        return True  # `_costs` checked it.
     if kind == "tuple[str, ...]":
         return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
     if kind.startswith("float"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import composition, guarantee, privacy_statement
+from tff_dpftrl.accounting import composition, guarantee, parts, privacy_statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.participation import observed as observed_lib
@@ -90,9 +91,9 @@ def dp_ftrl_statement(
         parameters={**parameters, **facts.parameters},
         epsilon=None if reasons else claim.epsilon,
         delta=claim.delta,
-        rho_zcdp=None if reasons else claim.rho_zcdp,
+        rho_zcdp=None if reasons or not claim.is_gaussian else claim.rho_zcdp,
         no_guarantee=tuple(reasons),
-        accounting=sentences.MATRIX_ACCOUNTING,
+        accounting=sentences.MATRIX_ACCOUNTING + sentences.parts_accounting(claim.others),
         declared=declared,
         accounted=claim.schema,
         observed=observed,
@@ -100,10 +101,13 @@ def dp_ftrl_statement(
         adjacency=sentences.zero_out(unit_of_privacy, claim.adaptive_clipping),
         setting=trust.setting,
         output=sentences.output(unit_of_privacy, data_in_one_place),
-        covered=sentences.covered(unit_of_privacy, data_in_one_place),
+        covered=(
+            *sentences.covered(unit_of_privacy, data_in_one_place),
+            *sentences.parts_covered(claim.others),
+        ),
         not_covered=(
             *sentences.not_covered(facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place),
-            *_vocabulary_not_covered(facts),
+            *_vocabulary_not_covered(facts, claim.others),
             *facts.not_covered,
         ),
         assumptions=(
@@ -128,6 +132,12 @@ def dp_ftrl_statement(
         ),
         from_whom=trust.from_whom,
         data_in_one_place=data_in_one_place,
+        profile=()
+        if reasons or claim.is_gaussian
+        else parts.profile(claim.weights, claim.others, claim.epsilon),
+        parts=()
+        if reasons
+        else parts.costs(claim.weights, claim.mechanism, claim.others, claim.delta),
     )
     return _with_earlier_runs(statement, facts)
 
@@ -142,6 +152,12 @@ def _with_earlier_runs(statement: PrivacyStatement, facts: facts_lib.Facts) -> P
     }
     this = composition.Spent.from_json("this", stated)
     says, total = composition.with_earlier_runs(this, facts.earlier_runs, facts.same_users)
+    rows = statement.parts
+    if rows:
+        rows += tuple(
+            parts.Cost(f"{parts.EARLIER} {run.name}", run.says, run.epsilon, run.rho_zcdp)
+            for run in facts.earlier_runs
+        )
     parameters = dict(statement.parameters)
     if total is not None:
         parameters["epsilon_with_earlier_runs"] = total.epsilon
@@ -149,12 +165,14 @@ def _with_earlier_runs(statement: PrivacyStatement, facts: facts_lib.Facts) -> P
     return dataclasses.replace(
         statement,
         parameters=parameters,
+        parts=rows,
         headline_caveats=(*statement.headline_caveats, says),
     )
 
 
-def _vocabulary_not_covered(facts: facts_lib.Facts) -> list[str]:
-    if facts.vocabulary_is_public is not False:
+def _vocabulary_not_covered(facts: facts_lib.Facts, others: Sequence[parts.Part]) -> list[str]:
+    is_part = any(part.name == parts.VOCABULARY for part in others)
+    if facts.vocabulary_is_public is not False or is_part:
         return []
     return [sentences.vocabulary_choice(facts.vocabulary_source)]
 
@@ -191,6 +209,8 @@ class SampledClaim:
         `guarantee.Guarantee`.
       profile: Further pairs (ε, δ) that the run satisfies, from `trade_off.of_samples`. The
         odds of a guess follow from them; without any, from ε and δ alone.
+      others: All else that the run releases about the same users. ε is that of the whole.
+      weights: The rounds, whose cost alone is stated beside those of `others`; None without them.
     """
 
     mechanism: str
@@ -203,6 +223,8 @@ class SampledClaim:
     seed_is_known: bool = False
     claimed_by_author: bool = False
     profile: tuple[tuple[float, float], ...] = ()
+    others: tuple[parts.Part, ...] = ()
+    weights: parts.Weights | None = None
 
 
 def sampled_statement(
@@ -248,7 +270,7 @@ def sampled_statement(
         delta=claim.delta,
         rho_zcdp=None,
         no_guarantee=tuple(reasons),
-        accounting=claim.accounting,
+        accounting=claim.accounting + sentences.parts_accounting(claim.others),
         declared=None,
         accounted=None,
         observed=None,
@@ -258,10 +280,13 @@ def sampled_statement(
         ),
         setting=trust.setting,
         output=sentences.output(unit_of_privacy, data_in_one_place),
-        covered=sentences.covered(unit_of_privacy, data_in_one_place),
+        covered=(
+            *sentences.covered(unit_of_privacy, data_in_one_place),
+            *sentences.parts_covered(claim.others),
+        ),
         not_covered=(
             *sentences.not_covered(facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place),
-            *_vocabulary_not_covered(facts),
+            *_vocabulary_not_covered(facts, claim.others),
             *facts.not_covered,
         ),
         assumptions=(
@@ -285,5 +310,8 @@ def sampled_statement(
         from_whom=trust.from_whom,
         data_in_one_place=data_in_one_place,
         profile=() if reasons else claim.profile,
+        parts=()
+        if reasons or claim.weights is None
+        else parts.costs(claim.weights, claim.mechanism, claim.others, claim.delta),
     )
     return _with_earlier_runs(statement, facts)

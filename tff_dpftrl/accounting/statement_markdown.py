@@ -72,6 +72,29 @@ def _bullets(lines: tuple[str, ...]) -> list[str]:
     return [f"- {line}" for line in lines]
 
 
+def _parts(statement: privacy_statement.PrivacyStatement) -> list[str]:
+    """Returns the table of all that the run releases, with its costs; empty for weights alone."""
+    if not statement.parts:
+        return []
+
+    def row(name: str, epsilon: float | None, rho: float | None, says: str) -> str:
+        shown = "" if rho is None else display.round_up(rho)
+        cells = (name, display.round_up(epsilon), shown, says)
+        return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+    return [
+        "## Parts",
+        "",
+        f"| part | ε alone, at δ = {statement.delta:g} | ρ | what is released |",
+        "|---|---|---|---|",
+        *(row(one.name, one.epsilon_alone, one.rho_zcdp, one.says) for one in statement.parts),
+        row("the whole run", statement.epsilon, statement.rho_zcdp, "all but earlier runs"),
+        "",
+        "Losses are composed, not ε: what parts cost alone adds up to more than the whole.",
+        "",
+    ]
+
+
 def _unit(statement: privacy_statement.PrivacyStatement) -> str:
     """Returns the unit of privacy, with its meaning in the corpus if the parameters give one."""
     unit, meaning = f"one {statement.unit_of_privacy}", statement.parameters.get("user")
@@ -168,6 +191,7 @@ def _body(statement: privacy_statement.PrivacyStatement) -> list[str]:
             _participation("observed", statement.observed),
             "",
         ]
+    lines += _parts(statement)
     lines += [
         "## Accounting",
         "",

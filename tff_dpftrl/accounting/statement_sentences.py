@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 
-from tff_dpftrl.accounting import defaults
+from tff_dpftrl.accounting import defaults, parts
 from tff_dpftrl.accounting import facts as facts_lib
 
 _MANY = 0.1  # Users whose data may be published, in expectation, without a caveat: δ times them.
@@ -28,6 +29,10 @@ KNOWN_SEED = (
 PRIVATE_VOCABULARY = (
     "The words of the vocabulary were counted on the training users without noise: which words the "
     "model knows is not covered."
+)
+NOISED_ELSEWHERE = (
+    "Words of the vocabulary were counted with noise on users whom another run protects: its "
+    "statement covers which words these are, and what both say of the same people adds up."
 )
 INITIAL_WEIGHTS = (
     "The initial weights are of a model that may have been trained on the same people: what it "
@@ -89,7 +94,7 @@ def output(unit: str, in_one_place: bool) -> str:
     )
 
 
-def zero_out(unit: str, adaptive_clipping: bool) -> str:
+def zero_out(unit: str, adaptive_clipping: bool, vocabulary: str = "the vocabulary") -> str:
     """Returns the adjacency of a matrix mechanism."""
     zeroed = (
         ", the clipped update and the shifted bit that says whether its norm was below the "
@@ -100,18 +105,18 @@ def zero_out(unit: str, adaptive_clipping: bool) -> str:
     return (
         f"Zero-out: neighbouring data sets differ in one {unit} only, whose contributions{zeroed} "
         "are replaced by zeros in every round (Kairouz et al. 2021, Definition 1.1). Held fixed "
-        f"are the number of {unit}s, which of them take part in which round, the vocabulary, and "
+        f"are the number of {unit}s, which of them take part in which round, {vocabulary}, and "
         "every seed but that of the noise: nothing is said about data sets that differ in these."
     )
 
 
-def zero_out_when_sampled(unit: str) -> str:
+def zero_out_when_sampled(unit: str, vocabulary: str = "the vocabulary") -> str:
     """Returns the adjacency of a mechanism with secret sampling."""
     return (
         f"Zero-out: neighbouring data sets differ in one {unit} only, whose contributions are "
         "replaced by zeros whenever they are sampled; ε is the larger one of both "
         f"directions. Held fixed are the number of {unit}s and the way in which samples are drawn, "
-        "hence the sampling probability, the vocabulary, and every seed but those of noise and "
+        f"hence the sampling probability, {vocabulary}, and every seed but those of noise and "
         "sampling: nothing is said about data sets that differ in these."
     )
 
@@ -175,6 +180,14 @@ def public_vocabulary(source: str | None) -> str:
     return f"The vocabulary is of public text: {source or 'not recorded'}."
 
 
+def noised_vocabulary(source: str | None) -> str:
+    """Returns the assumption if words of the vocabulary were counted with noise, within ε."""
+    return (
+        "How text is split into words is public, and so are the words of the vocabulary that were "
+        f"not counted: {source or 'not recorded'}."
+    )
+
+
 def schema_kept(unit: str, recorded: bool) -> str:
     """Returns the assumption on participation."""
     record = ", and the record of participation is complete and true" if recorded else ""
@@ -208,6 +221,28 @@ def authors_sensitivity(mechanism: str) -> str:
         f"ε follows from a sensitivity that the author of the mechanism {mechanism!r} claims: see "
         "the assumptions."
     )
+
+
+def parts_accounting(others: Sequence[parts.Part]) -> str:
+    """Returns how ε of the weights and of other parts is computed, to follow on the former."""
+    if not others:
+        return ""
+    text = (
+        " ε is of all parts together: squared μ of Gaussian mechanisms are added up (Dong et al. "
+        "2022), and convolved with the loss of sampled rounds"
+    )
+    if any(part.noise_multiplier_of_round is not None for part in others):
+        text += "; a figure of each round is one Gaussian vector with its update"
+    if any(part.delta for part in others):
+        text += "; δ of parts is taken from δ first"
+    if any(part.epsilon for part in others):
+        text += "; ε without a δ is added"
+    return f"{text}."
+
+
+def parts_covered(others: Sequence[parts.Part]) -> tuple[str, ...]:
+    """Returns the accesses to data by all that is released besides the weights."""
+    return tuple(f"{part.name.capitalize()}: {part.says}." for part in others)
 
 
 def refuted(entry: str) -> str:

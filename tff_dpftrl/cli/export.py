@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
             "assets.extra/vocabulary.json has the tokenizer; the id of a token is its number "
             "plus 1."
         )
-    if not trained.words.is_public:
+    if not (words.is_public or words.is_noised):
         print(
             "Its words were counted on the training users without noise, and everybody who has the "
             "folder, or is answered by it, learns of them: no privacy statement covers that."

@@ -361,7 +361,17 @@ def of_definition(
     for token in content.get("added_tokens") or ():
         token["special"] = token["special"] or token["content"] in (beginning, end)
     definition = json.dumps(content)
-    return Subwords(words, source, lower_case, is_public, kind, definition, beginning, end, unknown)
+    return Subwords(
+        words,
+        source,
+        lower_case,
+        is_public,
+        kind=kind,
+        definition=definition,
+        beginning=beginning,
+        end=end,
+        unknown=unknown,
+    )
 
 
 def _first(candidates: Sequence[str], known: dict[str, int]) -> str | None:

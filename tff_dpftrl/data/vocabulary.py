@@ -1,14 +1,16 @@
 """Vocabularies: words and their ids, counted on text that is public.
 
 A vocabulary counted on the users being protected would itself be a release without
-noise. So it comes from other text. Nothing here can check that this is public: a file is public
-because the operator declares it, and the attribute `source` records this for the privacy
-statement. A file that has users of the protected corpus is refused.
+noise. So it comes from other text, or is counted with noise (`set_union`). Nothing here can check
+that other text is public: a file is public because the operator declares it, and the attribute
+`source` records this for the privacy statement. A file that has users of the protected corpus is
+refused.
 """
 
 from __future__ import annotations
 
 import collections
+import csv
 import dataclasses
 import functools
 import itertools
@@ -31,10 +33,26 @@ PAD = 0
 DEFAULT_SIZE = 4000
 """Number of words of a vocabulary whose size is not given."""
 
+DP = "dp"
+"""Source that stands for words of protected users, counted with noise (`set_union`)."""
+
+NO_BASE = "none"
+"""Public words that these are added to, if there are none."""
+
+COUNTS = "counts.csv"
+"""Name of the file of a task that counted, in its report."""
+
+COUNTED_WORDS = "words"
+"""Histogram of words in such a file."""
+
+OTHER_WORDS = "(other words)"
+"""Its bucket of words that are not in the list."""
+
 ENGLISH = "frequent words of English (wordfreq 3.1.1, Speer 2022, CC BY-SA 4.0)"
 """Source of the vocabulary of `english`, for the privacy statement."""
 
 _ENGLISH_FILE = pathlib.Path(__file__).with_name("english_words.txt")
+_COUNTS_HEADER = "histogram,bucket,estimate,standard_error,share"
 _SIZE = "size of the vocabulary"
 _DECLARED = "declared public by the operator"
 
@@ -80,12 +98,15 @@ class Vocabulary:
       source: Source of the words, and who declared it public, for the privacy statement.
       lower_case: Whether the words are lower-cased, and texts must be.
       is_public: Whether the words are independent of the users to be protected.
+      is_noised: Whether those that are not were counted with noise, within the budget of the run
+        that counted them.
     """
 
     words: tuple[str, ...] = dataclasses.field(repr=False)
     source: str
     lower_case: bool = True
     is_public: bool = True
+    is_noised: bool = False
 
     def __post_init__(self):
         if not self.words:
@@ -343,6 +364,57 @@ def from_file(
     if not words:
         raise validation.UsageError(f"{path}: the vocabulary has no words; write one a line.")
     return Vocabulary(tuple(words[:size]), f"word list {path.name}, {_DECLARED}", lower_case)
+
+
+def is_of_counts(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a file is the `counts.csv` of a task that counted words."""
+    path = pathlib.Path(path)
+    if path.name != COUNTS or not path.is_file():
+        return False
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.readline().strip() == _COUNTS_HEADER
+
+
+def from_counts(path: str | os.PathLike[str], size: int, *, lower_case: bool = True) -> Vocabulary:
+    """Returns the most frequent words of a task that counted words of a public list, with noise.
+
+    Words come first whose estimate is above twice its standard error, by falling estimate; noise
+    would choose among the others, so they follow in the order of the public list.
+
+    Args:
+      path: File `counts.csv` of the task's report.
+      size: Largest number of words.
+      lower_case: Whether texts are lower-cased.
+
+    Returns:
+      A vocabulary that is not public, and noised.
+
+    Raises:
+      UsageError: If `size` is not positive, the file has no words, or they are in another case.
+    """
+    validation.integer(_SIZE, size, minimum=1)
+    path, seen = pathlib.Path(path), []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if row["histogram"] == COUNTED_WORDS and row["bucket"] != OTHER_WORDS:
+                    estimate = float(row["estimate"])
+                    is_sure = estimate > 2.0 * float(row["standard_error"] or 0.0)
+                    seen.append((-estimate if is_sure else 0.0, row["bucket"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise validation.UsageError(f"{path}: the counts cannot be read: {error!r}.") from error
+    if not seen:
+        raise validation.UsageError(
+            f"{path} has no counts of words: name that of a task with --analytics words."
+        )
+    sure = sorted(one for one in seen if one[0] < 0.0)
+    words = [word for _, word in (*sure, *(one for one in seen if one[0] == 0.0))]
+    if lower_case and any(word != word.lower() for word in words):
+        raise validation.UsageError(
+            f"lower_case must be false with {path}, whose words have capitals; got true."
+        )
+    source = f"words of a public list, chosen by counts with noise ({path.name} of a task)"
+    return Vocabulary(tuple(words[:size]), source, lower_case, is_public=False, is_noised=True)
 
 
 def _first_words(lines: Iterable[str], lower_case: bool) -> list[str]:

@@ -29,6 +29,12 @@ _NOT_PUBLIC = (
     "anything that holds or speaks the words, unless those users' words may be seen."
 )
 
+_NOISED = (
+    "Some words were counted with noise on users whom a run protects: the privacy statement "
+    "of the run that counted them covers which words these are, and their order."
+)
+_IS_NOISED = "is_noised"
+
 
 def is_of_model(source: str | None) -> bool:
     """Returns whether the source of a vocabulary is a file that `read` reads."""
@@ -37,7 +43,9 @@ def is_of_model(source: str | None) -> bool:
 
 def note(words: vocabulary.Vocabulary) -> str:
     """Returns what a reader of the words must know of their source."""
-    return _PUBLIC if words.is_public else _NOT_PUBLIC
+    if words.is_public:
+        return _PUBLIC
+    return _NOISED if words.is_noised else _NOT_PUBLIC
 
 
 def write(
@@ -64,6 +72,7 @@ def write(
         "format": _SUBWORDS if is_subwords else FORMAT,
         "source": words.source,
         "is_public": words.is_public,
+        **({_IS_NOISED: True} if words.is_noised else {}),
         "note": note(words),
         "lower_case": words.lower_case,
         "is_tokenized": rule.is_tokenized,
@@ -101,6 +110,7 @@ def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, vocabular
         words, source = content["tokenizer" if is_subwords else "words"], content["source"]
         lower_case, is_tokenized = content["lower_case"], content["is_tokenized"]
         is_public = content["is_public"]
+        is_noised = content.setdefault(_IS_NOISED, False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise validation.UsageError(f"{path} cannot be read as a vocabulary: {error!r}.") from error
     if is_subwords:
@@ -118,13 +128,13 @@ def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, vocabular
         )
     _check_flags(content, path)
     return (
-        vocabulary.Vocabulary(tuple(words), source, lower_case, is_public),
+        vocabulary.Vocabulary(tuple(words), source, lower_case, is_public, is_noised),
         tokenizer.Tokenizer(lower_case, is_tokenized),
     )
 
 
 def _check_flags(content: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    for name in ("lower_case", "is_tokenized", "is_public"):
+    for name in ("lower_case", "is_tokenized", "is_public", _IS_NOISED):
         if not isinstance(content[name], bool):  # "false" would be taken for a yes.
             raise validation.UsageError(
                 f"{path} cannot be read as a vocabulary: {name!r} must be true or false, got "

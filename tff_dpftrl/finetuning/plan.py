@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import display, mixture_of_gaussians, statement, trade_off
+from tff_dpftrl.accounting import calibrate, display, mixture_of_gaussians, parts, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.finetuning import example_sampling
 from tff_dpftrl.finetuning import group_size as group_sizes
@@ -52,6 +52,7 @@ class Plan:
       users_scale: 1, or how many times as many users the noise was calibrated for: the
         paper's comparisons "scale the users in the accounting". `epsilon` is that of the
         users there are, whatever this is; see `what_if`.
+      others: All else that the run releases about the same users, part of `epsilon`.
     """
 
     sampling: str
@@ -68,6 +69,11 @@ class Plan:
     group_size_epsilon: float
     group_size_is_exact: bool
     users_scale: float = 1.0
+    others: tuple[parts.Part, ...] = ()
+
+    def __post_init__(self):
+        if not isinstance(self.others, tuple):  # As `dataclasses.asdict` wrote them.
+            object.__setattr__(self, "others", parts.from_json(self.others))
 
     @property
     def sampling_probability(self) -> float:
@@ -106,24 +112,27 @@ class Plan:
             raise validation.UsageError(
                 f"num_steps={num_steps} exceeds those planned, {self.num_steps}."
             )
-        return self.group_size_epsilon + _epsilon(
-            self.noise_multiplier, self.sampling_probability, self._rows, num_steps, self.delta
+        return self.group_size_epsilon + _epsilon(self.rounds(num_steps), self.others, self.delta)
+
+    def rounds(self, num_steps: int) -> parts.SampledRounds:
+        """Returns the first steps, without all else that the run releases."""
+        return parts.SampledRounds(
+            self.noise_multiplier, self.sampling_probability, num_steps, self._rows
         )
+
+    @property
+    def parts(self) -> tuple[parts.Part, ...]:
+        """All that is released besides the weights, the choice of G included."""
+        if not self.group_size_epsilon:
+            return self.others
+        says = f"{self.group_size_source} (ε without a δ)"
+        return *self.others, parts.Part(parts.MEDIAN, says, epsilon=self.group_size_epsilon)
 
     def _profile(self, num_steps: int) -> tuple[tuple[float, float], ...]:
         """Returns points (ε, δ) of the first steps, the choice of G included."""
-        if self.noise_multiplier == 0.0:
+        if self.noise_multiplier == 0.0 or num_steps == 0:
             return ()
-        mixture = mixture_of_gaussians.els(
-            self.noise_multiplier, self.sampling_probability, self._rows
-        )
-        spent = self.group_size_epsilon
-        return trade_off.of_samples(
-            mixture,
-            num_steps=num_steps,
-            epsilon=self.epsilon_after(num_steps) - spent,
-            spent=spent,
-        )
+        return parts.profile(self.rounds(num_steps), self.parts, self.epsilon_after(num_steps))
 
     @property
     def _rows(self) -> int:
@@ -209,13 +218,11 @@ class Plan:
         delta = self.delta
         if self.num_examples is not None:
             delta = default_delta(self.users_scale * self.num_examples)
-        epsilon = _epsilon(
-            self.noise_multiplier,
-            self.sampling_probability / self.users_scale,
-            self._rows,
-            self.num_steps,
-            delta,
+        rounds = dataclasses.replace(
+            self.rounds(self.num_steps),
+            sampling_probability=self.sampling_probability / self.users_scale,
         )
+        epsilon = _epsilon(rounds, (), delta)
         return WhatIf(self.users_scale, self.users_scale * self.num_users, epsilon, delta)
 
     def describe(self) -> list[str]:
@@ -266,6 +273,8 @@ class Plan:
             sampling=self._sampling_sentence(),
             seed_is_known=seed_is_known,
             profile=() if seed_is_known else self._profile(charged),
+            others=self.parts if self.others else (),
+            weights=self.rounds(charged),
         )
         return statement.sampled_statement(
             claim,
@@ -418,6 +427,7 @@ def make_plan(
     delta: float | None = None,
     declared_units: int | None = None,
     users_scale: float = 1.0,
+    others: tuple[parts.Part, ...] = (),
 ) -> Plan:
     """Makes the plan of a run that meets a target, or adds a given noise.
 
@@ -427,13 +437,15 @@ def make_plan(
       group_size: G, declared; or a choice of `group_size`, whose ε is composed.
       expected_units: B, examples expected in a step (ELS), or M, users (ULS).
       num_steps: Number of steps, T.
-      target_epsilon: ε that choice and run together may spend; None if `noise_multiplier` is given.
+      target_epsilon: ε that choice, run and `others` together may spend; None if `noise_multiplier`
+        is given.
       noise_multiplier: σ, 0 for no noise and no guarantee; None if `target_epsilon` is given.
       delta: δ of the (ε, δ) statement; `default_delta` of the users' examples if None.
       declared_units: A size of the pool (ELS) or a number of users (ULS) to compute the
         probability from, fixed without a look at the data; counted on the data if None.
       users_scale: Factor of the number of users that the noise is calibrated for, at least 1;
         with `target_epsilon` only.
+      others: All else that the run releases about the same users.
 
     Returns:
       The plan; its ε was evaluated and is not above the target (unless `users_scale`
@@ -483,13 +495,23 @@ def make_plan(
                 f"target_epsilon={target_epsilon:g} is not above {choice.epsilon:g}, which the "
                 "choice of the group size costs: raise it, or spend less on the choice."
             )
+        probability = expected_units / num_units / users_scale
+        rows = choice.group_size if sampling == EXAMPLE else 1
         noise_multiplier = mixture_of_gaussians.calibrate_els(
-            sampling_probability=expected_units / num_units / users_scale,
-            group_size=choice.group_size if sampling == EXAMPLE else 1,
+            sampling_probability=probability,
+            group_size=rows,
             num_steps=num_steps,
             target_epsilon=left,
             delta=scaled,
         )
+        if others:
+            noise_multiplier = calibrate.noise_beside(
+                lambda noise: parts.SampledRounds(noise, probability, num_steps, rows),
+                others,
+                target_epsilon=left,
+                delta=scaled,
+                initial=noise_multiplier,
+            )
     return Plan(
         sampling=sampling,
         group_size=choice.group_size,
@@ -505,6 +527,7 @@ def make_plan(
         group_size_epsilon=choice.epsilon,
         group_size_is_exact=choice.looked_at_users,
         users_scale=users_scale,
+        others=others,
     )
 
 
@@ -614,12 +637,5 @@ def _log1m(probability: float) -> float:
 
 
 @functools.lru_cache(maxsize=1024)
-def _epsilon(
-    noise_multiplier: float, probability: float, group_size: int, num_steps: int, delta: float
-) -> float:
-    if num_steps == 0:
-        return 0.0
-    if noise_multiplier == 0.0:
-        return math.inf
-    pair = mixture_of_gaussians.els(noise_multiplier, probability, group_size)
-    return mixture_of_gaussians.epsilon(pair, num_steps=num_steps, delta=delta)
+def _epsilon(rounds: parts.SampledRounds, others: tuple[parts.Part, ...], delta: float) -> float:
+    return parts.compose(rounds, others, delta)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from tff_dpftrl import durable_files
 from tff_dpftrl.accounting import facts as facts_lib
-from tff_dpftrl.accounting import statement
+from tff_dpftrl.accounting import parts, statement
 from tff_dpftrl.finetuning import example_sampling
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import identity
@@ -175,6 +175,7 @@ class SampledFinetuning(privacy.PrivacyPlan):
             deterministic_seed=deterministic_seed,
             simulated=None,
             plan=plan,
+            others=plan.others,
         )
 
     def of_users(self, num_users: int) -> SampledFinetuning:
@@ -186,6 +187,11 @@ class SampledFinetuning(privacy.PrivacyPlan):
     def declared(self) -> schema_lib.MinSep:
         """Only the number of steps is promised: a sampled user may be in all of them."""
         return schema_lib.MinSep.unrestricted(self.num_rounds)
+
+    @property
+    @override
+    def rounds(self) -> parts.SampledRounds:
+        return self.plan.rounds(self.num_rounds)
 
     @override
     def epsilon_after(self, rounds_done: int) -> float | None:
@@ -216,7 +222,9 @@ class SampledFinetuning(privacy.PrivacyPlan):
         return self.plan.statement(
             facts.with_plan(
                 {"clip_norm": self.clip_norm, "num_steps": seen.num_rounds},
-                not_covered=[METRICS_NOT_COVERED],
+                not_covered=[METRICS_NOT_COVERED]
+                if privacy.not_covered("user", self.others)
+                else [],
             ),
             steps_done=None if charge_all_rounds else seen.num_rounds,
             seed_is_known=self.deterministic_seed is not None,
@@ -224,7 +232,10 @@ class SampledFinetuning(privacy.PrivacyPlan):
 
     @override
     def derived(self) -> dict[str, Any]:
-        return {"plan": dataclasses.asdict(self.plan), "clip_norm": self.clip_norm}
+        plan = dataclasses.asdict(self.plan)
+        if not self.others:
+            del plan["others"]
+        return {"plan": plan, "clip_norm": self.clip_norm}
 
     @classmethod
     def resumed(

@@ -21,6 +21,7 @@ from tff_dpftrl.accounting import (
     amplified_banded,
     calibrate,
     cyclic_optimize,
+    parts,
     samplings,
     statement,
 )
@@ -80,6 +81,27 @@ def accounted(
     )
 
 
+def rounds_of(spent: samplings.Bounded, sampling: str) -> parts.Weights:
+    """Returns rounds that are accounted for, to be composed with other parts.
+
+    Args:
+      spent: Accounting of the rounds, from `accounted`.
+      sampling: One of `SAMPLINGS`.
+
+    Returns:
+      Sampled steps if the sampling is cyclic, and otherwise rounds of which ε is known.
+    """
+    if isinstance(spent, amplified_banded.AmplifiedBanded):
+        turns = spent.sampled
+        return parts.SampledRounds(
+            turns.noise_multiplier,
+            turns.sampling_probability,
+            turns.num_rounds,
+            spent.units_per_client,
+        )
+    return parts.BoundedRounds(spent, sampling)
+
+
 @dataclasses.dataclass(frozen=True)
 class AmplifiedPrivacy(privacy.Privacy):
     """Request for correlated noise, amplified by secret samples.
@@ -106,6 +128,7 @@ class AmplifiedPrivacy(privacy.Privacy):
       unit_of_privacy: Unit that a client stands for.
       pool: Examples that are sampled, with cyclic sampling, so that `clients_per_round` is a number
         of examples; None if clients are.
+      others: All else that the run releases about the same clients. The target is for the whole.
     """
 
     sampling: str
@@ -123,9 +146,11 @@ class AmplifiedPrivacy(privacy.Privacy):
     deployment: simulated_run.Deployment | None = None
     unit_of_privacy: statement.UnitOfPrivacy = "user"
     pool: Pool | None = None
+    others: tuple[parts.Part, ...] = ()
 
     @override
     def check(self, num_clients: int) -> None:
+        privacy.check_parts(self.others, self.deployment)
         if self.pool is not None and self.sampling != _CYCLIC:
             raise validation.UsageError(
                 f"pool is for sampling {_CYCLIC!r}, not for {self.sampling!r}: leave it out."
@@ -150,6 +175,8 @@ class AmplifiedPrivacy(privacy.Privacy):
             noise_multiplier = self._calibrated(wanted, strategy, self.target_epsilon)
         # Refuses what cannot be accounted for, before a run begins.
         accounted(wanted, strategy, noise_multiplier=noise_multiplier, num_rounds=self.num_rounds)
+        if parts.precision_of_rounds(self.others) > 0.0:
+            self._rounds(wanted, strategy, noise_multiplier).noise_of_figure()
         return self._with(num_clients, wanted, strategy, noise_multiplier)
 
     def curve(self, num_clients: int) -> list[AmplifiedPlan]:
@@ -200,7 +227,8 @@ class AmplifiedPrivacy(privacy.Privacy):
         self, num_clients: int, num_parameters: int, derived: Mapping[str, Any]
     ) -> AmplifiedPlan:
         del num_parameters
-        return self._with(
+        asked = dataclasses.replace(self, others=parts.from_json(derived.get("others", ())))
+        return asked._with(
             num_clients,
             sampling_lib.Sampling.from_dict(derived["sampling"]),
             serialization.strategy_from_dict(derived["strategy"]),
@@ -214,6 +242,13 @@ class AmplifiedPrivacy(privacy.Privacy):
         target_epsilon: float,
     ) -> float:
         """Returns the smallest noise multiplier that meets a target."""
+        if self.others:
+            return calibrate.noise_beside(
+                lambda noise: self._rounds(wanted, strategy, noise),
+                self.others,
+                target_epsilon=target_epsilon,
+                delta=self.delta,
+            )
         if isinstance(wanted, sampling_lib.CyclicPoisson):  # Quicker than by its ε alone.
             return amplified_banded.calibrate_noise_multiplier(
                 strategy,
@@ -229,6 +264,21 @@ class AmplifiedPrivacy(privacy.Privacy):
                 wanted, strategy, noise_multiplier=noise, num_rounds=self.num_rounds
             ).epsilon(self.delta),
             target_epsilon=target_epsilon,
+        )
+
+    def _rounds(
+        self, wanted: sampling_lib.Sampling, strategy: strategy_lib.Strategy, noise: float
+    ) -> parts.Weights:
+        """Returns the rounds of a run with a noise multiplier."""
+        return rounds_of(
+            accounted(
+                wanted,
+                strategy,
+                noise_multiplier=noise,
+                num_rounds=self.num_rounds,
+                pool=self.pool,
+            ),
+            wanted.kind,
         )
 
     def _wanted(self, num_clients: int) -> sampling_lib.Sampling:
@@ -351,6 +401,7 @@ class AmplifiedPrivacy(privacy.Privacy):
             unit_of_privacy=self.unit_of_privacy,
             pool=self.pool,
             workload=self.options.workload,
+            others=self.others,
         )
 
 
@@ -425,7 +476,17 @@ class AmplifiedPlan(privacy.FederatedPlan):
         """Computes ε of the first rounds, if seeds stay secret; inf without noise."""
         if not self.has_noise:
             return math.inf
-        return 0.0 if num_rounds == 0 else _epsilon(self._spent(num_rounds), self.delta)
+        if num_rounds == 0:
+            return parts.compose(parts.GaussianRounds(0.0, 0), self.others, self.delta)
+        return _epsilon(self._rounds(num_rounds), self.others, self.delta)
+
+    @property
+    @override
+    def rounds(self) -> parts.Weights:
+        return self._rounds(self.num_rounds)
+
+    def _rounds(self, num_rounds: int) -> parts.Weights:
+        return rounds_of(self._spent(num_rounds), self.sampling.kind)
 
     def _spent(self, num_rounds: int) -> samplings.Bounded:
         # In whole turns, so that not every round is accounted for anew; more rounds cost no less.
@@ -473,12 +534,15 @@ class AmplifiedPlan(privacy.FederatedPlan):
     def _profile(self, num_rounds: int) -> tuple[tuple[float, float], ...]:
         if not self.has_guarantee or num_rounds == 0:
             return ()
+        if self.others:
+            epsilon = self._epsilon_spent(num_rounds)
+            return parts.profile(self._rounds(num_rounds), self.others, epsilon)
         spent = self._spent(num_rounds)
         if isinstance(spent, amplified_banded.AmplifiedBanded):
             return spent.profile(self.delta)
         if not isinstance(spent, balls_in_bins.BallsInBins):
             return ()
-        epsilon = _epsilon(spent, self.delta)
+        epsilon = _epsilon(self._rounds(num_rounds), (), self.delta)
         return tuple((share * epsilon, spent.delta(share * epsilon)) for share in _PROFILE)
 
     @override
@@ -550,13 +614,15 @@ class AmplifiedPlan(privacy.FederatedPlan):
             seed_is_known=self.deterministic_seed is not None,
             claimed_by_author=not serialization.is_built_in(self.strategy),
             profile=self._profile(charged),
+            others=self.others,
+            weights=self._rounds(charged) if self.others and charged and self.has_noise else None,
         )
         return statement.sampled_statement(
             claim,
             facts.with_plan(
                 parameters,
                 headline_caveats=self.simulated.caveats() if self.simulated else (),
-                not_covered=[privacy.training_metrics_not_covered(unit)],
+                not_covered=privacy.not_covered(unit, self.others),
             ),
             unit_of_privacy=unit,
             num_users=self.num_clients,
@@ -571,6 +637,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
             "delta": self.delta,
             "strategy": self.strategy.to_dict(),
             **({} if self.pool is None else {"pool": dataclasses.asdict(self.pool)}),
+            **privacy.derived_parts(self.others),
         }
 
 
@@ -579,5 +646,5 @@ _PROFILE = (0.0, 0.1, 0.3, 0.6)
 
 
 @functools.lru_cache(maxsize=4)
-def _epsilon(spent: samplings.Bounded, delta: float) -> float:
-    return spent.epsilon(delta)
+def _epsilon(rounds: parts.Weights, others: tuple[parts.Part, ...], delta: float) -> float:
+    return parts.compose(rounds, others, delta)

@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import calibrate, guarantee, statement
+from tff_dpftrl.accounting import calibrate, guarantee, parts, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import dense, identity, restarts, serialization, table
@@ -47,6 +47,7 @@ class DpFtrlPrivacy(privacy.Privacy):
         and participation are then those of the larger run.
       data_in_one_place: Whether there are no clients: one party holds everybody's data.
       unit_of_privacy: Unit that a client stands for.
+      others: All else that the run releases about the same clients. The target is for the whole.
     """
 
     num_rounds: int
@@ -67,9 +68,11 @@ class DpFtrlPrivacy(privacy.Privacy):
     deployment: simulated_run.Deployment | None = None
     data_in_one_place: bool = False
     unit_of_privacy: statement.UnitOfPrivacy = "user"
+    others: tuple[parts.Part, ...] = ()
 
     @override
     def check(self, num_clients: int) -> None:
+        privacy.check_parts(self.others, self.deployment)
         self._wanted_schema(num_clients)
         _sampler(num_clients, self.clients_per_round, self._own_schema(num_clients), seed=0)
         if self.strategy_file is not None:
@@ -77,12 +80,17 @@ class DpFtrlPrivacy(privacy.Privacy):
 
     @override
     def plan(self, num_clients: int, num_parameters: int) -> DpFtrlPlan:
+        privacy.check_parts(self.others, self.deployment)
         schema = self._wanted_schema(num_clients)
         strategy = self._strategy(schema)
         noise_multiplier = self.noise_multiplier or 0.0
         if self.target_epsilon is not None:
             noise_multiplier = calibrate.calibrate_noise_multiplier(
-                _needed(strategy), schema, target_epsilon=self.target_epsilon, delta=self.delta
+                _needed(strategy),
+                schema,
+                target_epsilon=self.target_epsilon,
+                delta=self.delta,
+                others=self.others,
             )
         return self._with(num_clients, num_parameters, schema, noise_multiplier, strategy)
 
@@ -91,7 +99,8 @@ class DpFtrlPrivacy(privacy.Privacy):
         self, num_clients: int, num_parameters: int, derived: Mapping[str, Any]
     ) -> DpFtrlPlan:
         strategy = derived["strategy"]
-        return self._with(
+        asked = dataclasses.replace(self, others=parts.from_json(derived.get("others", ())))
+        return asked._with(
             num_clients,
             num_parameters,
             schema_lib.MinSep(**derived["schema"]),
@@ -175,6 +184,7 @@ class DpFtrlPrivacy(privacy.Privacy):
             data_in_one_place=self.data_in_one_place,
             unit_of_privacy=self.unit_of_privacy,
             workload=self.options.workload,
+            others=self.others,
         )
 
     def _simulated(
@@ -286,6 +296,11 @@ class DpFtrlPlan(privacy.FederatedPlan):
     def sampler(self, seed: int) -> cohorts.CohortSampler:
         return _sampler(self.num_clients, self.clients_per_round, self.schema, seed)
 
+    @property
+    @override
+    def rounds(self) -> parts.GaussianRounds:
+        return self._claim(self.schema).weights
+
     @override
     def epsilon_after(self, rounds_done: int) -> float | None:
         if not self.has_guarantee or self.strategy is None:
@@ -296,6 +311,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
             schema=self.schema,
             rounds_released=rounds_done,
             delta=self.delta,
+            others=self.others,
         )
 
     @override
@@ -360,6 +376,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
             seed_is_known=self.deterministic_seed is not None,
             clip_norm=None if self.adaptive_clipping else self.clip_norm,
             adaptive_clipping=self.adaptive_clipping,
+            others=self.others,
         )
 
     @override
@@ -390,7 +407,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
             facts.with_plan(
                 parameters,
                 headline_caveats=self.simulated.caveats() if self.simulated else (),
-                not_covered=[privacy.training_metrics_not_covered(self.unit_of_privacy)],
+                not_covered=privacy.not_covered(self.unit_of_privacy, self.others),
             ),
             unit_of_privacy=self.unit_of_privacy,
             num_users=self.num_clients,
@@ -406,4 +423,5 @@ class DpFtrlPlan(privacy.FederatedPlan):
             "noise_multiplier": self.wanted_noise_multiplier,
             "strategy": None if self.strategy is None else self.strategy.to_dict(),
             "secagg_encoding": None if self.encoding is None else self.encoding.to_dict(),
+            **privacy.derived_parts(self.others),
         }

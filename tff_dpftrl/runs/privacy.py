@@ -10,13 +10,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import display, statement
+from tff_dpftrl.accounting import display, parts, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms import workload as workload_lib
@@ -33,6 +33,30 @@ def training_metrics_not_covered(unit: str) -> str:
         "that a run begins with, and the n-gram baselines counted on it (in private/ and on the "
         "terminal only): exact figures, for simulations; do not publish them."
     )
+
+
+def not_covered(unit: str, others: Sequence[parts.Part]) -> list[str]:
+    """Returns the exact figures of a run, as far as no part of its budget stands for them."""
+    is_released = any(part.name == parts.METRICS for part in others)
+    return [] if is_released else [training_metrics_not_covered(unit)]
+
+
+def check_parts(others: Sequence[parts.Part], deployment: simulated_run.Deployment | None) -> None:
+    """Refuses other parts than the weights of a run that simulates a larger one.
+
+    Raises:
+      UsageError: If there are any: they are of other users than those of the larger run.
+    """
+    if others and deployment is not None:
+        raise validation.UsageError(
+            f"The {others[0].name} of a run with simulate_report_goal cannot be a part of its "
+            "budget, which is that of the larger run: leave one of them out."
+        )
+
+
+def derived_parts(others: Sequence[parts.Part]) -> dict[str, Any]:
+    """Returns parts as `PrivacyPlan.derived` has them; empty if there are none."""
+    return {"others": parts.to_json(others)} if others else {}
 
 
 SWAMPED = 0.3
@@ -155,6 +179,7 @@ class PrivacyPlan(abc.ABC):
       needs_secret_cohorts: Whether the guarantee rests on the secrecy of who took part.
       simulated: Larger run whose noise, scaled down with the cohort, this run has; None if the
         run stands for itself. All other attributes are those of this run.
+      others: All else that the run releases about the same users; ε is that of the whole.
     """
 
     needs_secret_cohorts: ClassVar[bool]
@@ -167,6 +192,7 @@ class PrivacyPlan(abc.ABC):
     delta: float
     deterministic_seed: int | None
     simulated: simulated_run.SimulatedRun | None
+    others: tuple[parts.Part, ...] = dataclasses.field(default=(), kw_only=True)
 
     @property
     def wanted_noise_multiplier(self) -> float:
@@ -192,6 +218,11 @@ class PrivacyPlan(abc.ABC):
     @abc.abstractmethod
     def declared(self) -> schema_lib.MinSep:
         """Participation schema that the ledger enforces."""
+
+    @property
+    @abc.abstractmethod
+    def rounds(self) -> parts.Weights:
+        """All rounds' updates, without what else is released."""
 
     @abc.abstractmethod
     def epsilon_after(self, rounds_done: int) -> float | None:

@@ -33,6 +33,7 @@ from tff_dpftrl.runs import (
     loop,
     manifest,
     privacy,
+    released_metrics,
     reporting,
 )
 from tff_dpftrl.runs import prepared as prepared_lib
@@ -69,7 +70,7 @@ def train(
         state = trainer.initial_state()
         template = checkpoint.without_values(state)
         if known is None:
-            opened = _created_rounds(output, prepared.report, state)
+            opened = _created_rounds(output, prepared, state)
         else:
             opened = _opened_rounds(output, prepared.report)
         del state  # It has copies of the model, and the rounds read theirs from the files.
@@ -131,9 +132,10 @@ def _run(
 
 
 def _created_rounds(
-    output: pathlib.Path, run: prepared_lib.Reportable, state: Any
+    output: pathlib.Path, prepared: prepared_lib.Prepared, state: Any
 ) -> committed_rounds.CommittedRounds:
     """Makes the folder of a new run, and opens its rounds."""
+    run = prepared.report
     manifest.check_is_free(output)  # Another process may have begun a run there meanwhile.
     private = output / "private"
     if private.is_symlink():
@@ -151,6 +153,9 @@ def _created_rounds(
     try:
         if _has_secret_cohorts(run.plan):
             cohort_seed.create(private)
+        if run.figures is not None:
+            released_metrics.create_seed(private)
+        prepared.keep_first(output)
         run.known.write(output)  # Last of all files: from now on the folder holds a run.
     except BaseException:
         rounds.close()

@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import override
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import dp_fedavg, statement
+from tff_dpftrl.accounting import calibrate, parts, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import schema as schema_lib
@@ -44,6 +44,7 @@ class SampledPrivacy(privacy.Privacy):
         or `target_epsilon` is then that of the larger run.
       estimator: Denominator of a cohort's sum, `FIXED` or `CLIPPED`.
       per_layer_clipping: Whether each tensor of an update is clipped by itself.
+      others: All else that the run releases about the same users. The target is for the whole.
     """
 
     algorithm: str
@@ -57,9 +58,11 @@ class SampledPrivacy(privacy.Privacy):
     deployment: simulated_run.Deployment | None = None
     estimator: str = FIXED
     per_layer_clipping: bool = False
+    others: tuple[parts.Part, ...] = ()
 
     @override
     def check(self, num_clients: int) -> None:
+        privacy.check_parts(self.others, self.deployment)
         privacy.check_population(num_clients, self.clients_per_round)
         if self.deployment is not None:
             self.deployment.scale(self.clients_per_round)
@@ -72,9 +75,10 @@ class SampledPrivacy(privacy.Privacy):
         if noise_multiplier is None:
             if self.target_epsilon is None:
                 raise validation.UsageError("Give either noise_multiplier or target_epsilon.")
-            noise_multiplier = dp_fedavg.calibrate_noise_multiplier(
-                sampling_probability=self._sampling_probability(num_clients),
-                num_rounds=self.num_rounds,
+            probability = self._sampling_probability(num_clients)
+            noise_multiplier = calibrate.noise_beside(
+                lambda noise: parts.SampledRounds(noise, probability, self.num_rounds),
+                self.others,
                 target_epsilon=self.target_epsilon,
                 delta=self.delta,
             )
@@ -85,7 +89,8 @@ class SampledPrivacy(privacy.Privacy):
         self, num_clients: int, num_parameters: int, derived: Mapping[str, Any]
     ) -> SampledPlan:
         del num_parameters
-        return self._with(num_clients, derived["noise_multiplier"])
+        asked = dataclasses.replace(self, others=parts.from_json(derived.get("others", ())))
+        return asked._with(num_clients, derived["noise_multiplier"])
 
     def _sampling_probability(self, num_clients: int) -> float:
         """Returns the sampling probability of the run that ε is wanted for."""
@@ -104,7 +109,11 @@ class SampledPrivacy(privacy.Privacy):
                 num_rounds=self.num_rounds,
                 participation=f"each with probability {probability:.4g}, in secret",
                 noise_multiplier=noise_multiplier,
-                epsilon=_epsilon(probability, noise_multiplier, self.num_rounds, self.delta),
+                epsilon=_epsilon(
+                    parts.SampledRounds(noise_multiplier, probability, self.num_rounds),
+                    (),
+                    self.delta,
+                ),
                 delta=self.delta,
             )
         return SampledPlan(
@@ -119,6 +128,7 @@ class SampledPrivacy(privacy.Privacy):
             algorithm=self.algorithm,
             estimator=self.estimator,
             per_layer_clipping=self.per_layer_clipping,
+            others=self.others,
         )
 
 
@@ -162,11 +172,19 @@ class SampledPlan(privacy.FederatedPlan):
             seed=seed,
         )
 
+    @property
+    @override
+    def rounds(self) -> parts.SampledRounds:
+        return self._rounds(self.num_rounds)
+
+    def _rounds(self, num_rounds: int) -> parts.SampledRounds:
+        return parts.SampledRounds(self.noise_multiplier, self.sampling_probability, num_rounds)
+
     @override
     def epsilon_after(self, rounds_done: int) -> float | None:
         if not self.has_guarantee:
             return None
-        return _epsilon(self.sampling_probability, self.noise_multiplier, rounds_done, self.delta)
+        return _epsilon(self._rounds(rounds_done), self.others, self.delta)
 
     @override
     def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
@@ -200,7 +218,8 @@ class SampledPlan(privacy.FederatedPlan):
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
         charged = self.num_rounds if charge_all_rounds else seen.num_rounds
-        spent = dp_fedavg.DpFedAvg(self.sampling_probability, self.noise_multiplier, charged)
+        spent = self._rounds(charged)
+        epsilon = _epsilon(spent, self.others, self.delta)
         parameters: dict[str, statement.Scalar] = {
             "clip_norm": self.clip_norm,
             "clients_per_round": self.clients_per_round,
@@ -215,7 +234,7 @@ class SampledPlan(privacy.FederatedPlan):
             parameters |= self.simulated.parameters()
         claim = statement.SampledClaim(
             mechanism=self.algorithm,
-            epsilon=spent.epsilon(self.delta),
+            epsilon=epsilon,
             delta=self.delta,
             accounting=(
                 "Privacy loss distribution of the Poisson-sampled Gaussian mechanism, composed "
@@ -226,14 +245,16 @@ class SampledPlan(privacy.FederatedPlan):
                 f"{self.sampling_probability:.6g}, independently of everything else."
             ),
             seed_is_known=self.deterministic_seed is not None,
-            profile=spent.profile(self.delta) if self.has_guarantee else (),
+            profile=parts.profile(spent, self.others, epsilon) if self.has_guarantee else (),
+            others=self.others,
+            weights=spent,
         )
         return statement.sampled_statement(
             claim,
             facts.with_plan(
                 parameters,
                 headline_caveats=self.simulated.caveats() if self.simulated else (),
-                not_covered=[privacy.training_metrics_not_covered("user")],
+                not_covered=privacy.not_covered("user", self.others),
             ),
             num_users=self.num_clients,
         )
@@ -243,11 +264,10 @@ class SampledPlan(privacy.FederatedPlan):
         return {
             "noise_multiplier": self.wanted_noise_multiplier,
             "sampling_probability": self.sampling_probability,
+            **privacy.derived_parts(self.others),
         }
 
 
 @functools.lru_cache(maxsize=4)
-def _epsilon(probability: float, noise_multiplier: float, rounds: int, delta: float) -> float:
-    if rounds == 0:
-        return 0.0
-    return dp_fedavg.DpFedAvg(probability, noise_multiplier, rounds).epsilon(delta)
+def _epsilon(rounds: parts.SampledRounds, others: tuple[parts.Part, ...], delta: float) -> float:
+    return parts.compose(rounds, others, delta)

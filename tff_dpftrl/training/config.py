@@ -10,14 +10,19 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
+from typing_extensions import override
+
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import defaults
+from tff_dpftrl.data import vocabulary
 from tff_dpftrl.mechanisms import defaults as mechanism_defaults
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.training import language_config, learning_options
 
 if TYPE_CHECKING:
-    from tff_dpftrl.accounting import statement
+    from typing_extensions import Self
+
+    from tff_dpftrl.accounting import parts, statement
     from tff_dpftrl.runs import privacy as privacy_lib
     from tff_dpftrl.runs import simulated_run
 
@@ -63,6 +68,13 @@ class TrainingConfig(language_config.LanguageConfig):
     is what `tff-dpftrl train --help` prints.
     """
 
+    base_vocabulary: str | None = _option(
+        None,
+        "--vocabulary dp: public vocabulary, 'docs', 'english' or a file, whose rarer half gives "
+        "way to words of the training users; 'none' for their words alone. If not given, the one "
+        "that a run without --vocabulary takes.",
+        "data",
+    )
     batch_size: int = _option(8, "Sequences in a client's batch.", "data", 1)
     max_sequences_per_client: int = _option(
         64, "Sequences of one client used in a round, at most.", "data", 1
@@ -146,6 +158,12 @@ class TrainingConfig(language_config.LanguageConfig):
         None, "Instead of a noise multiplier: the largest ε the whole run may spend.", "privacy"
     )
     delta: float = _option(defaults.DELTA, "δ of the (ε, δ) statement.", "privacy")
+    budget_shares: str | None = _option(
+        None,
+        "Shares of the budget for what is released besides the weights, like vocabulary=0.05; the "
+        "defaults if not given.",
+        "privacy",
+    )
     clip_norm: float = _option(
         0.5, "L2 norm that a client's update is clipped to (the first one if adaptive).", "privacy"
     )
@@ -302,6 +320,7 @@ class TrainingConfig(language_config.LanguageConfig):
         self._check_algorithm()
         self._check_noise()
         self._check_simulation()
+        self._check_vocabulary()
 
     def _check_server_optimizer(self):
         if self.server_warmup_rounds >= self.num_rounds:
@@ -392,6 +411,39 @@ class TrainingConfig(language_config.LanguageConfig):
                 "private: leave one of them out."
             )
 
+    def _check_vocabulary(self):
+        if self.vocabulary != vocabulary.DP:
+            if self.base_vocabulary is not None:
+                raise validation.UsageError(
+                    "base_vocabulary is for vocabulary 'dp', which adds words to it: leave it out, "
+                    "or name it as vocabulary."
+                )
+            return
+        for name, why in (
+            ("private", "is counted on the training users without noise"),
+            (vocabulary.DP, "is counted on the training users"),
+        ):
+            if self.base_vocabulary == name:
+                raise validation.UsageError(
+                    f"base_vocabulary must be public, and {name!r} {why}: name 'docs', 'english', "
+                    "a file of public text, or 'none'."
+                )
+        if self.tokenizer not in (None, "words"):
+            raise validation.UsageError(
+                f"vocabulary 'dp' counts words, and tokenizer {self.tokenizer!r} learns sub-words: "
+                "take tokenizer 'words', or a public vocabulary."
+            )
+        if self.target_epsilon is None:
+            raise validation.UsageError(
+                "vocabulary 'dp' takes a share of the budget: give target_epsilon, or take a "
+                "public vocabulary."
+            )
+        if self.simulate_report_goal is not None:
+            raise validation.UsageError(
+                "vocabulary 'dp' has no meaning with simulate_report_goal, because its count is of "
+                "the simulation's own users: leave one of them out."
+            )
+
     def _check_simulation(self):
         goal, population = self.simulate_report_goal, self.simulate_population
         if (goal is None) != (population is None):
@@ -417,6 +469,16 @@ class TrainingConfig(language_config.LanguageConfig):
                     f"{name} has no meaning with simulate_report_goal, because {why}: leave one "
                     "of them out."
                 )
+
+    @override
+    def with_defaults(self) -> Self:
+        """Returns a config that names its vocabulary and all sizes, so that no default changes."""
+        if self.vocabulary != vocabulary.DP:
+            return super().with_defaults()
+        unnamed = dataclasses.replace(self, vocabulary=None, base_vocabulary=None)
+        base = self.base_vocabulary or unnamed._vocabulary_source()
+        public = dataclasses.replace(unnamed, vocabulary=base).with_defaults()
+        return dataclasses.replace(public, vocabulary=vocabulary.DP, base_vocabulary=base)
 
     @property
     def deployment(self) -> simulated_run.Deployment | None:
@@ -468,6 +530,15 @@ class TrainingConfig(language_config.LanguageConfig):
             }
         return parameters
 
+    def _other_parts(self) -> tuple[parts.Part, ...]:
+        """Returns what the run releases of its users besides the weights."""
+        if self.vocabulary != vocabulary.DP:
+            return ()
+        from tff_dpftrl.training import vocabulary_share
+
+        assert self.target_epsilon is not None  # `_check_vocabulary` asks for it.
+        return (vocabulary_share.part(self.target_epsilon, self.delta, self.budget_shares),)
+
     def privacy(self) -> privacy_lib.Privacy:
         """Returns what the run asks of privacy; the plan for a population is made of it."""
         # They bring dp_accounting with them, which `--help` has no use for.
@@ -483,6 +554,8 @@ class TrainingConfig(language_config.LanguageConfig):
             "deterministic_seed": self.deterministic_noise_seed,
             "deployment": self.deployment,
         }
+        if others := self._other_parts():
+            common["others"] = others
         correlated = {
             "options": self.mechanism_options,
             "strategy_file": self.strategy,

@@ -16,6 +16,7 @@ import tqdm
 from tff_dpftrl import validation
 from tff_dpftrl.data import (
     grouping,
+    set_union,
     sources,
     split,
     subword_learning,
@@ -44,12 +45,17 @@ class UserOptions(tables.TableOptions):
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions(UserOptions):
-    """Options of text and vocabulary; `LanguageConfig` says what each means."""
+    """Options of text and vocabulary; `TrainingConfig` says what each means."""
 
     tokenizer: str | None
     vocabulary: str | None
     vocabulary_size: int | None
     lower_case: bool
+    base_vocabulary: str | None
+    target_epsilon: float | None
+    delta: float
+    budget_shares: str | None
+    deterministic_noise_seed: int | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -257,6 +263,19 @@ def _load_corpus(
 
 def _read_vocabulary(options: TextOptions, train: user_text.UserText) -> vocabulary.Vocabulary:
     size, lower_case = options.vocabulary_size, options.lower_case
+    if options.vocabulary == vocabulary.DP:
+        from tff_dpftrl.training import vocabulary_share  # It brings dp_accounting with it.
+
+        assert options.target_epsilon is not None  # `TrainingConfig` asks for it.
+        base = _read_base(options, train)
+        return set_union.add_words(
+            base,
+            train,
+            len(base.words) if size is None else size,  # Only a vocabulary.json has its own size.
+            vocabulary_share.counting(options.target_epsilon, options.delta, options.budget_shares),
+            lower_case=lower_case,
+            seed=options.deterministic_noise_seed,
+        )
     if options.vocabulary == "private":
         size = vocabulary.DEFAULT_SIZE if size is None else size
         make = _maker(options.tokenizer)
@@ -270,6 +289,29 @@ def _read_vocabulary(options: TextOptions, train: user_text.UserText) -> vocabul
         data=options.data,
         train=train,
     )
+
+
+def _read_base(options: TextOptions, train: user_text.UserText) -> vocabulary.Vocabulary | None:
+    """Reads the public words that the vocabulary 'dp' adds to; None for none."""
+    if options.base_vocabulary == vocabulary.NO_BASE:
+        return None
+    base = public_vocabulary(
+        options.base_vocabulary,
+        options.vocabulary_size,
+        lower_case=options.lower_case,
+        pretokenized=options.pretokenized,
+        data=options.data,
+        train=train,
+    )
+    for is_refused, why in (
+        (not base.is_public, "is counted on users of another run: name public words"),
+        (isinstance(base, subwords.Subwords), "has sub-words, and 'dp' counts words: name a list"),
+    ):
+        if is_refused:
+            raise validation.UsageError(
+                f"base_vocabulary {options.base_vocabulary} {why}, or take 'none'."
+            )
+    return base
 
 
 def public_vocabulary(
@@ -306,6 +348,13 @@ def public_vocabulary(
         return _of_model(source, size, tokenizer=tokenizer, lower_case=lower_case)
     make = _maker(tokenizer)
     size = vocabulary.DEFAULT_SIZE if size is None else size
+    if vocabulary.is_of_counts(source):
+        if make is not vocabulary.most_frequent:
+            raise validation.UsageError(
+                f"vocabulary {source} has counts of words, and tokenizer {tokenizer!r} learns "
+                "sub-words on text: take tokenizer 'words', or name public text."
+            )
+        return vocabulary.from_counts(source, size, lower_case=lower_case)
     if source == "docs":
         return vocabulary.standard_library(size, lower_case=lower_case, make=make)
     if source == "english" and make is not vocabulary.most_frequent:

@@ -40,7 +40,8 @@ _MODEL_SIZES = {
 
 FILES = {
     "data": ("docs",),
-    "vocabulary": (None, "docs", "english", "private"),
+    "vocabulary": (None, "docs", "english", "private", vocabulary_lib.DP),
+    "base_vocabulary": (None, "docs", "english", vocabulary_lib.NO_BASE),
     "strategy": (None,),
     "initial_weights": (None,),
     "proxy_data": ("standard-library",),
@@ -185,8 +186,9 @@ class LanguageConfig(TextConfig):
         "Source of the vocabulary: 'english' (frequent words of ordinary English), 'docs' "
         "(docstrings of the standard library, for technical text), the vocabulary.json of a model, "
         "the tokenizer.json of a checkpoint, or a file that you declare to be public, either one "
-        "word a line (.txt) or a corpus of other users, as for --data. 'private' counts it on the "
-        "training users, which the privacy statement then does not cover. If not given, that of "
+        "word a line (.txt) or a corpus of other users, as for --data. 'dp' (train) counts words "
+        "of the training users with noise, for a share of the budget, and 'private' without, which "
+        "the privacy statement then does not cover. If not given, that of "
         "the initial weights, if there are any; else 'docs' for the data 'docs' and for sub-words, "
         "and 'english' for all others.",
         "data",

@@ -12,7 +12,7 @@ import pathlib
 from typing import Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import vocabulary_file
+from tff_dpftrl.data import vocabulary, vocabulary_file
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.training import config as config_lib
@@ -98,11 +98,8 @@ def open_run(
             corpus.check_on_disk(config.data, go_on)
         progress("Reading the data ...")
         text_options = config.part(corpus.TextOptions)
-        if known is not None and vocabulary_file.is_of_model(text_options.vocabulary):
-            # The run's copy, which `check_identities` checks: the other model may be gone.
-            own = output / vocabulary_file.NAME
-            if own.exists():  # Else it crashed before its first round.
-                text_options = dataclasses.replace(text_options, vocabulary=str(own))
+        if known is not None:
+            text_options = _with_own_words(text_options, output)
         text = corpus.read(
             text_options,
             rows=rows,
@@ -111,6 +108,34 @@ def open_run(
         )
     elif known is None:
         corpus.check_named(config.data, text.train)
+        if config.vocabulary == vocabulary.DP:
+            raise validation.UsageError(
+                "vocabulary 'dp' has no meaning with text in memory, which has its own words: give "
+                "rows, or leave it out."
+            )
     if known is None:  # A run that has begun does not need the strategy's file any more.
         config.privacy().check(len(text.train))
     return OpenedRun(output, config, known, text, model, model_trained_on, placement)
+
+
+def _with_own_words(options: corpus.TextOptions, output: pathlib.Path) -> corpus.TextOptions:
+    """Returns the options of a run that has begun, with its copy of words that may be gone.
+
+    `check_identities` checks the copy.
+
+    Raises:
+      UsageError: If words that were counted with noise are gone: another count would have other
+        noise, and cost once more.
+    """
+    own = output / vocabulary_file.NAME
+    is_noised = options.vocabulary == vocabulary.DP
+    if is_noised and not own.exists():
+        raise validation.UsageError(
+            f"{own} is missing: it has the words that the run counted with noise, and a second "
+            "count would be a second release. Restore it, or start a new run."
+        )
+    is_copied = is_noised or vocabulary_file.is_of_model(options.vocabulary)
+    if not is_copied or not own.exists():  # Such a run crashed before its first round.
+        return options
+    size = None if is_noised else options.vocabulary_size
+    return dataclasses.replace(options, vocabulary=str(own), vocabulary_size=size)

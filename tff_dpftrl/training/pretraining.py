@@ -131,10 +131,11 @@ def read(
       ValueError: If text or vocabulary cannot be used.
     """
     options = options.with_defaults()
-    if options.vocabulary == "private":
+    if options.vocabulary in ("private", vocabulary.DP):
         raise validation.UsageError(
-            "vocabulary 'private' is counted on the users to be protected, and pretraining reads "
-            "public text only: name a public vocabulary, and use it for the run too."
+            f"vocabulary {options.vocabulary!r} is counted on the users to be protected, and "
+            "pretraining reads public text only: name a public vocabulary, and use it for the run "
+            "too."
         )
     if options.model == model_table.CUSTOM:
         raise validation.UsageError(

@@ -18,7 +18,7 @@ import numpy as np
 from typing_extensions import override
 
 from tff_dpftrl import durable_files, json_text, validation
-from tff_dpftrl.accounting import composition, display
+from tff_dpftrl.accounting import composition, display, parts
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
@@ -178,7 +178,12 @@ def _facts(known: manifest.Manifest, options: ReportOptions) -> facts_lib.Facts:
         vocabulary_source=known.facts["vocabulary_source"],
         # Older runs did not record it.
         vocabulary_is_public=known.facts.get("vocabulary_is_public", False),
-        headline_caveats=_headline_caveats(known.config.get("vocabulary"), known.facts, runs),
+        headline_caveats=_headline_caveats(
+            known.config.get("vocabulary"),
+            known.facts,
+            runs,
+            others=known.derived.get("others", ()),
+        ),
         not_covered=(
             *([] if source is None else [trained_on]),
             *known.facts.get("not_covered", ()),
@@ -375,11 +380,18 @@ def failure(
 
 
 def _headline_caveats(
-    vocabulary: str | None, facts: Mapping[str, Any], runs: Sequence[composition.Spent] = ()
+    vocabulary: str | None,
+    facts: Mapping[str, Any],
+    runs: Sequence[composition.Spent] = (),
+    others: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[str, ...]:
     # Text in memory brings its own words, whatever the config says; older runs did not record it.
     is_public = vocabulary != "private" and facts.get("vocabulary_is_public", True)
-    caveats = () if is_public else (sentences.PRIVATE_VOCABULARY,)
+    caveats: tuple[str, ...] = ()
+    is_part = any(part["name"] == parts.VOCABULARY for part in others)
+    if not is_public and not is_part:
+        is_noised = facts.get("vocabulary_is_noised")
+        caveats = (sentences.NOISED_ELSEWHERE if is_noised else sentences.PRIVATE_VOCABULARY,)
     is_unknown = facts.get("initial_weights_source") and not facts.get("initial_weights_are_public")
     if is_unknown and not runs:  # What earlier runs have spent is stated as a number.
         caveats += (sentences.INITIAL_WEIGHTS,)

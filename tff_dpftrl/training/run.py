@@ -17,7 +17,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl.data import tables
+from tff_dpftrl.data import tables, vocabulary
 from tff_dpftrl.execution import allocator
 from tff_dpftrl.models import table
 from tff_dpftrl.runs import earlier_runs, manifest, prepared, privacy
@@ -204,6 +204,12 @@ def _prepared(
     reportable.schedule.check_budget(plan)
     if config.engine == "tff":
         process.check_state_fits(plan, num_parameters)
+    keep = functools.partial(
+        trained_model.write_vocabulary,
+        words=language_task.words,
+        is_tokenized=language_task.train.corpus.is_tokenized,
+    )
+    drawn = {"keep_first": keep} if config.vocabulary == vocabulary.DP else {}
     return prepared.Prepared(
         report=reportable,
         trainer=federated_trainer.open_trainer(
@@ -217,11 +223,8 @@ def _prepared(
         ),
         evaluator=report.TextEvaluator(language_task),
         public_seed=config.seed,
-        keep=functools.partial(
-            trained_model.write_vocabulary,
-            words=language_task.words,
-            is_tokenized=language_task.train.corpus.is_tokenized,
-        ),
+        keep=keep,
+        **drawn,
     )
 
 
@@ -241,6 +244,7 @@ def _manifest(
             "user_unit": language_task.train.corpus.user_unit,
             "vocabulary_source": words.source,
             "vocabulary_is_public": words.is_public,
+            **({"vocabulary_is_noised": True} if words.is_noised else {}),
             "vocabulary_size": words.size,
             "model": table.describe(language_task.model),
             "num_parameters": language_task.model.num_parameters,

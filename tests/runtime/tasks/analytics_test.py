@@ -16,9 +16,9 @@ from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import counting_task, served_fleet, small_folder, tiny_task
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee
+from tff_dpftrl.data import vocabulary
 from tff_dpftrl.runtime.plans import measured_run
 from tff_dpftrl.runtime.tasks import (
-    analytics,
     bucket_estimates,
     making,
     planned_task,
@@ -175,7 +175,7 @@ def test_words_and_lengths_of_texts_are_counted(tmp_path):
         ("data", "users.jsonl"), ("vocabulary", "words.txt"), ("proxy_data", "public.jsonl")
     )}  # fmt: skip
     made = _made(tmp_path / "words", analytics="words", vocabulary_size=3, proxy_devices=2, **texts)
-    assert made.buckets["words"][-1] == analytics.OTHER_WORDS and len(made.buckets["words"]) == 4
+    assert made.buckets["words"][-1] == vocabulary.OTHER_WORDS and len(made.buckets["words"]) == 4
     assert made.buckets["lengths"] == [
         *("0", "1", "2-3", "4-7", "8-15", "16-31", "32-63", "64-127", "128 or more")
     ]  # fmt: skip
@@ -190,9 +190,14 @@ def test_words_and_lengths_of_texts_are_counted(tmp_path):
     for word in known:
         assert found["words", word] == pytest.approx(words.count(word), abs=1e-4)
     others = sum(word not in known for word in words)
-    assert found["words", analytics.OTHER_WORDS] == pytest.approx(others, rel=1e-4)
+    assert found["words", vocabulary.OTHER_WORDS] == pytest.approx(others, rel=1e-4)
     assert found["lengths", "2-3"] == pytest.approx(9, rel=1e-4)  # Nine texts of three words.
     assert (tmp_path / "report" / "README.md").read_text().count("counts.csv")
+    # A later task takes its vocabulary from the report, the most frequent words first.
+    counts_file = tmp_path / "report" / "counts.csv"
+    chosen = vocabulary.from_counts(counts_file, 2)
+    assert vocabulary.is_of_counts(counts_file) and chosen.is_noised and not chosen.is_public
+    assert chosen.words == tuple(sorted(known, key=lambda word: (-words.count(word), word))[:2])
 
 
 @pytest.mark.parametrize(

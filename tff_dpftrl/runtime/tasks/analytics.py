@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tff_dpftrl import validation
+from tff_dpftrl.data import vocabulary
 from tff_dpftrl.learning import bucket_counts
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runtime.plans import example_pipeline, text_pipeline
@@ -23,8 +24,6 @@ from tff_dpftrl.runtime.tasks import definition, language_task, task_config
 
 _BATCH_SIZE = 100  # Examples that are counted at once.
 _LONGEST = 128  # Words of a text from which on lengths are not told apart.
-OTHER_WORDS = "(other words)"
-"""Name of the bucket of words that are not in the vocabulary."""
 
 
 def define(
@@ -150,12 +149,15 @@ def define_words(
         place = tf.searchsorted(tf.constant(lengths), num_words + 1) - 1  # Edges up to it.
         return {
             # Words have the ids 1, 2, ..., and all others the next one.
-            "words": _counts(ids.values - 1, len(words.words) + 1),
+            vocabulary.COUNTED_WORDS: _counts(ids.values - 1, len(words.words) + 1),
             "lengths": _counts(place, len(lengths)),
         }
 
     made = define(
-        buckets={"words": [*words.words, OTHER_WORDS], "lengths": _length_names(lengths)},
+        buckets={
+            vocabulary.COUNTED_WORDS: [*words.words, vocabulary.OTHER_WORDS],
+            "lengths": _length_names(lengths),
+        },
         features={feature: example_pipeline.Values(tf.string)},
         count=count,
         proxies=public,

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tff_dpftrl import durable_files
+from tff_dpftrl.data import vocabulary
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms import workload
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
-NAME = "counts.csv"
+NAME = vocabulary.COUNTS
 """Name of the file of the estimates."""
 
 _SHOWN = 3  # Buckets of a histogram in a summary.

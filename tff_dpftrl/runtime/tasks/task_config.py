@@ -10,6 +10,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tff_dpftrl import validation
+from tff_dpftrl.data import vocabulary
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import expectations
 from tff_dpftrl.runtime.tasks import secure_groups as secure_groups_lib
@@ -45,6 +46,7 @@ ROUNDED_BITS = 16
 """Value of `update_bits` with which devices round their updates (`plans.rounded_updates`)."""
 
 MEANINGLESS = {
+    "base_vocabulary": "its words are public",
     "simulate_report_goal": "devices take part themselves",
     "simulate_population": "devices take part themselves",
     "stop_at_accuracy": "the server has no held-out text",
@@ -243,10 +245,12 @@ class TaskConfig(config_lib.TrainingConfig):
                 "and devices come when they can: take algorithm 'dp-ftrl' without sampling; with "
                 "mechanism 'identity' its noise is independent, too."
             )
-        if self.vocabulary == "private":
+        if self.vocabulary in ("private", vocabulary.DP):
             raise validation.UsageError(
-                "vocabulary 'private' is counted on the devices' texts, which the server never "
-                "sees: take 'docs', 'english' or a file of public text."
+                f"vocabulary {self.vocabulary!r} is counted on the texts in one place, and the "
+                "server never sees those of devices: take 'docs', 'english' or a file of public "
+                "text, or count words with noise by a task with analytics 'words', and name the "
+                "counts.csv of its report."
             )
         if self.model == "own":
             raise validation.UsageError(

@@ -347,7 +347,10 @@ class TaskPrivacy:
     def _headline_caveats(
         self, claim: guarantee.Guarantee, others: Mapping[str, float | None]
     ) -> Sequence[str]:
-        caveats = [] if self._terms.vocabulary_is_public else [sentences.PRIVATE_VOCABULARY]
+        caveats = []
+        if not self._terms.vocabulary_is_public:
+            is_noised = self._terms.vocabulary_is_noised
+            caveats = [sentences.NOISED_ELSEWHERE if is_noised else sentences.PRIVATE_VOCABULARY]
         is_unknown = (
             self._terms.initial_weights_source and not self._terms.initial_weights_are_public
         )

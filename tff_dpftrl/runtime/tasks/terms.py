@@ -107,6 +107,7 @@ class Terms:
       model_of: Name of the task whose model is evaluated; None for training.
       secure_aggregation: How reports are hidden from the server; None if it sees them.
       earlier_runs: Runs that the initial weights come from: the last one first.
+      vocabulary_is_noised: Whether a source that is not public counted words with noise.
     """
 
     server_plan: str
@@ -131,6 +132,7 @@ class Terms:
     model_of: str | None = None
     secure_aggregation: SecureAggregation | None = None
     earlier_runs: tuple[composition.Spent, ...] = ()
+    vocabulary_is_noised: bool = False
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -172,6 +174,8 @@ class Terms:
             del values["secure_aggregation"]
         else:
             values["secure_aggregation"] = dataclasses.asdict(self.secure_aggregation)
+        if not self.vocabulary_is_noised:
+            del values["vocabulary_is_noised"]
         if not self.earlier_runs:
             del values["earlier_runs"]
         else:
@@ -255,6 +259,7 @@ def of_training(
         initial_weights_source=None if initial is None else initial.source,
         initial_weights_are_public=initial is not None and initial.is_public,
         earlier_runs=() if initial is None else initial.runs,
+        vocabulary_is_noised=words is not None and words.is_noised,
         parameters=parameters,
         secure_aggregation=secure_aggregation,
     )

@@ -1,0 +1,128 @@
+"""Tests of runs whose vocabulary is counted on the training users with noise."""
+
+import json
+import sys
+
+import pytest
+
+from tests.training import toy_run
+from tff_dpftrl.accounting import parts
+from tff_dpftrl.data import jsonl, set_union, vocabulary_file
+from tff_dpftrl.runs import manifest
+from tff_dpftrl.training import corpus as corpus_lib
+from tff_dpftrl.training import report, run
+
+corpus = toy_run.corpus
+_EPSILON = 200.0
+
+
+def _config(corpus, **options):
+    (corpus / "public.txt").write_text("of\nbao\n")
+    noise = {"noise_multiplier": None, "target_epsilon": _EPSILON, "delta": 1e-3}
+    words = {"vocabulary": "dp", "base_vocabulary": str(corpus / "public.txt")}
+    own = {"vocabulary_size": 20, "deterministic_noise_seed": None, "num_rounds": 2, "min_sep": 2}
+    return toy_run.config(corpus, **noise | words | own | options)
+
+
+@pytest.fixture
+def crash(monkeypatch):
+    """A function that lets the process die before or after the run's manifest is written."""
+
+    def arm(when):
+        write = manifest.Manifest.write
+
+        def crashing(self, output):
+            if when == "after":
+                write(self, output)
+            raise toy_run.Crash
+
+        monkeypatch.setattr(manifest.Manifest, "write", crashing)
+
+    return arm
+
+
+def _count_no_more(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("counted again")
+
+    monkeypatch.setattr(set_union, "release", refuse)
+
+
+def test_words_are_a_part_of_epsilon(corpus, tmp_path):
+    output = tmp_path / "run"
+    config = _config(corpus)
+    statement = run.train(config, output).statement
+    words, _ = vocabulary_file.read(output / "vocabulary.json")
+    # The first public word and the second one, which users have, too; then theirs.
+    assert words.words[:2] == ("of", "bao") and words.is_noised
+    assert len(words.words) == 20 and set(words.words[2:]) <= set(toy_run.WORDS)
+    assert statement.epsilon <= _EPSILON
+    assert [cost.name for cost in statement.parts] == [parts.WEIGHTS, parts.VOCABULARY]
+    weights, counted = statement.parts
+    assert counted.epsilon_alone < weights.epsilon_alone < statement.epsilon
+    assert not any("without noise" in caveat for caveat in statement.headline_caveats)
+    assert not any(line.startswith("Choice of the vocabulary") for line in statement.not_covered)
+    (public,) = (line for line in statement.assumptions if "How text is split into words" in line)
+    assert public.endswith("a public list: word list public.txt, declared public by the operator.")
+    assert "the public words of the vocabulary" in statement.adjacency
+    assert report.report(output).statement.parts == statement.parts
+
+
+def test_words_are_stored_before_the_folder_holds_a_run(corpus, tmp_path, monkeypatch, crash):
+    output = tmp_path / "run"
+    with monkeypatch.context():
+        crash("before")
+        with pytest.raises(toy_run.Crash):
+            run.train(_config(corpus), output)
+        assert (output / "vocabulary.json").exists() and not manifest.exists(output)
+    monkeypatch.undo()
+    # Nobody has seen these words: a new run counts anew.
+    run.train(_config(corpus), output)
+
+
+def test_a_run_that_goes_on_counts_no_more(corpus, tmp_path, monkeypatch, crash):
+    output = tmp_path / "run"
+    crash("after")
+    with pytest.raises(toy_run.Crash):
+        run.train(_config(corpus), output)
+    monkeypatch.undo()
+    content = (output / "vocabulary.json").read_bytes()
+    _count_no_more(monkeypatch)
+    (output / "vocabulary.json").rename(tmp_path / "kept")
+    with pytest.raises(
+        ValueError, match="vocabulary.json is missing: .* would be a second release"
+    ):
+        run.train(None, output)
+    changed = json.loads(content) | {"words": list(reversed(json.loads(content)["words"]))}
+    (output / "vocabulary.json").write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match="words of the vocabulary"):
+        run.train(None, output)
+    (tmp_path / "kept").rename(output / "vocabulary.json")
+    statement = run.train(None, output).statement
+    assert (output / "vocabulary.json").read_bytes() == content
+    assert statement.parts[1].name == parts.VOCABULARY
+
+
+def test_another_run_with_these_words_says_whose_epsilon_covers_them(corpus, tmp_path):
+    path = tmp_path / vocabulary_file.NAME
+    users, counting = jsonl.read(corpus / "users.jsonl"), set_union.Counting(0.2, 1e-3)
+    words = set_union.add_words(None, users, 20, counting, seed=1)
+    vocabulary_file.write(path, words, words.rule())
+    short = {"num_rounds": 2, "min_sep": 2, "deterministic_noise_seed": None}
+    statement = run.train(
+        toy_run.config(corpus, vocabulary=str(path), **short), tmp_path / "run"
+    ).statement
+    assert not statement.parts
+    (caveat,) = (line for line in statement.headline_caveats if "vocabulary" in line)
+    assert "counted with noise on users whom another run protects" in caveat
+
+
+def test_text_in_memory_has_its_own_words(corpus, tmp_path):
+    config = toy_run.config(corpus)
+    text = corpus_lib.read(config.part(corpus_lib.TextOptions))
+    with pytest.raises(ValueError, match="'dp' has no meaning with text in memory"):
+        run.train(_config(corpus), tmp_path / "run", text=text)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,142 @@
+"""Shares of a privacy budget: how much noise each part gets besides the weights.
+
+A share s of the budget is a share of μ²: the noise of a part with it is such that its squared μ
+is s times that of the Gaussian mechanism which spends the whole (ε, δ). Squared μ add up, ε do not:
+shares of ε would promise more than the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import calibrate, gaussian, parts
+
+DEFAULTS = {"vocabulary": 0.02, "metrics": 0.05, "evaluation": 0.02}
+"""Shares of parts that are not given one. With a share s, other noise grows by 1 / √(1 − s)."""
+PARTS = {
+    "vocabulary": parts.VOCABULARY,
+    "metrics": parts.METRICS,
+    "evaluation": parts.EVALUATION,
+}
+"""Names of parts, by the names of their shares."""
+THRESHOLD_SHARE_OF_DELTA = 0.1
+"""Share of δ for the threshold of a vocabulary: the probability that a word of one user is kept."""
+
+
+def parse(text: str) -> dict[str, float]:
+    """Reads shares such as "vocabulary=0.02,metrics=0.05".
+
+    Args:
+      text: Pairs of a name in `PARTS` and a share between 0 and 1.
+
+    Returns:
+      The shares by their names.
+
+    Raises:
+      UsageError: If the text is of another form, or `check` refuses the shares.
+    """
+    shares: dict[str, float] = {}
+    for pair in text.split(","):
+        name, separator, value = pair.partition("=")
+        name = name.strip()
+        try:
+            share = float(value) if separator else math.nan
+        except ValueError:
+            share = math.nan
+        if math.isnan(share) or name in shares:
+            raise validation.UsageError(
+                f"budget_shares={text!r} must be pairs of a part and its share, each part once, "
+                "like vocabulary=0.02,metrics=0.05."
+            )
+        shares[name] = share
+    check(shares)
+    return shares
+
+
+def check(shares: Mapping[str, float]) -> None:
+    """Refuses shares that no budget can be split by.
+
+    Args:
+      shares: Shares by names in `PARTS`.
+
+    Raises:
+      UsageError: If a name is unknown, a share is not between 0 and 1, or nothing is left for the
+        weights.
+    """
+    for name, share in shares.items():
+        if name not in PARTS:
+            raise validation.UsageError(
+                f"budget_shares has {name!r}, which is no part: take {', '.join(PARTS)}."
+            )
+        if not 0.0 < share < 1.0:
+            raise validation.UsageError(
+                f"budget_shares gives {name} the share {share!r} of the budget: give a number "
+                "above 0 and below 1, like 0.05; the weights get the rest."
+            )
+    total = math.fsum(shares.values())
+    if total >= 1.0:
+        raise validation.UsageError(
+            f"budget_shares add up to {total:g}, which leaves nothing for the weights: lower them "
+            "to less than 1 in all, like 0.1."
+        )
+
+
+def split(target_epsilon: float, delta: float, shares: Mapping[str, float]) -> dict[str, float]:
+    """Splits a budget.
+
+    Args:
+      target_epsilon: ε of the whole.
+      delta: δ of the whole.
+      shares: Shares by names in `PARTS`.
+
+    Returns:
+      ρ of zCDP of each part, by the names of the shares, rounded down. The weights get what is
+      left, by `calibrate` or the sampling's own calibration.
+
+    Raises:
+      UsageError: If a share or the target is out of range.
+    """
+    check(shares)
+    whole = gaussian.mu(validation.positive("target_epsilon", target_epsilon), delta)
+    rho = whole * whole / 2.0
+    return {name: math.nextafter(share * rho, 0.0) for name, share in shares.items()}
+
+
+def noise_of_round(rounds: parts.Weights, share: float) -> float:
+    """Computes the noise of a figure of each round that has a share of the rounds' budget.
+
+    Args:
+      rounds: Rounds whose updates have all of the budget but other parts; with the figure's noise
+        as another part, their updates then get more noise.
+      share: Share of the budget.
+
+    Returns:
+      Standard deviation over the largest change of the figure by one unit.
+
+    Raises:
+      UsageError: If the share is not between 0 and 1, or the rounds' sampling allows no figures.
+    """
+    check({"metrics": share})
+    return rounds.noise_of_figure() / math.sqrt(share)
+
+
+def noise_of_round_for_epsilon(rounds: parts.Weights, target_epsilon: float, delta: float) -> float:
+    """Computes the noise of a figure of each round that costs an ε, if released alone.
+
+    Args:
+      rounds: Rounds of the run.
+      target_epsilon: Largest ε of all rounds' figures.
+      delta: δ of the whole.
+
+    Returns:
+      Standard deviation over the largest change of the figure by one unit.
+
+    Raises:
+      UsageError: If the target is out of range, or the rounds' sampling allows no figures.
+    """
+    alone = rounds.without_updates()
+    return calibrate.smallest_noise(
+        lambda noise: alone.composed(0.0, noise**-2, delta), target_epsilon=target_epsilon
+    )

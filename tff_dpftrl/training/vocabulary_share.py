@@ -1,0 +1,47 @@
+"""The vocabulary's share of a run's budget: the noise of its count, and what it costs."""
+
+from __future__ import annotations
+
+import math
+
+from tff_dpftrl.accounting import budget_shares, parts
+from tff_dpftrl.data import set_union
+
+_NAME = "vocabulary"  # Of the share.
+_SAFETY = 1e-12  # Relative excess of noise for rounding.
+
+
+def counting(target_epsilon: float, delta: float, shares: str | None = None) -> set_union.Counting:
+    """Returns the noise of the vocabulary 'dp'.
+
+    Args:
+      target_epsilon: ε of the whole run.
+      delta: δ of the whole run.
+      shares: Shares of the budget, as `budget_shares.parse` reads them; the defaults if None.
+
+    Raises:
+      UsageError: If the shares cannot be used.
+    """
+    rho = _rho(target_epsilon, delta, shares)
+    return set_union.Counting(
+        (1.0 + _SAFETY) / math.sqrt(2.0 * rho), budget_shares.THRESHOLD_SHARE_OF_DELTA * delta
+    )
+
+
+def part(target_epsilon: float, delta: float, shares: str | None = None) -> parts.Part:
+    """Returns the cost of the vocabulary 'dp'; arguments and errors are those of `counting`."""
+    noise = counting(target_epsilon, delta, shares)
+    return parts.Part(
+        parts.VOCABULARY,
+        f"words that were counted, at most {noise.max_words} of a user, whose weights have an L2 "
+        f"norm of 1: Gaussian noise of standard deviation {noise.noise_multiplier:.4g} on their "
+        f"sums, and a threshold of {noise.threshold:.4g} (set union, Gopi et al. 2020)",
+        rho_zcdp=_rho(target_epsilon, delta, shares),
+        delta=noise.delta,
+    )
+
+
+def _rho(target_epsilon: float, delta: float, shares: str | None) -> float:
+    given = {} if shares is None else budget_shares.parse(shares)
+    share = given.get(_NAME, budget_shares.DEFAULTS[_NAME])
+    return budget_shares.split(target_epsilon, delta, {_NAME: share})[_NAME]
