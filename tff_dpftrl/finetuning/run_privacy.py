@@ -222,9 +222,9 @@ class SampledFinetuning(privacy.PrivacyPlan):
         return self.plan.statement(
             facts.with_plan(
                 {"clip_norm": self.clip_norm, "num_steps": seen.num_rounds},
-                not_covered=[METRICS_NOT_COVERED]
-                if privacy.not_covered("user", self.others)
-                else [],
+                not_covered=privacy.not_covered("user", self.others)
+                if any(one.name == parts.METRICS for one in self.others)
+                else [METRICS_NOT_COVERED],
             ),
             steps_done=None if charge_all_rounds else seen.num_rounds,
             seed_is_known=self.deterministic_seed is not None,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.execution import tff_names

@@ -53,7 +53,8 @@ class Results:
       facts: Further facts of the run's `config.json`.
       versions: Versions of packages, by name.
       rows: Metrics by round: "round", "epsilon", columns of held-out users, which begin with
-        "eval_"; if `is_private` also "loss" and "top1" of the training cohorts.
+        "eval_", and released with noise, which begin with "noised_"; if `is_private` also "loss"
+        and "top1" of the training cohorts.
       baselines: Top-1 accuracies of simpler models on the same held-out users, by name.
       settings: Rows of the settings of a sweep, as written.
       cells: Metrics of each run of a sweep that has some, by its name.
@@ -236,7 +237,7 @@ def _rows(folder: pathlib.Path, private: bool) -> list[Row]:
     path = exact if private and exact.exists() else folder / "metrics.csv"
     for row in map(_numbers, _lines(path)):
         kept = {new: row[old] for old, new in names.items() if old in row}
-        rows.append(kept | {name: row[name] for name in row if name.startswith("eval_")})
+        rows.append(kept | {n: row[n] for n in row if n.startswith(("eval_", "noised_"))})
     return rows
 
 

@@ -13,8 +13,8 @@ NAME = "curves.png"
 
 _EXACT_COLUMNS = ("loss", "top1")  # Of the training cohorts.
 _PANELS = (
-    ("top-1 accuracy, words in the vocabulary", ("top1", "eval_top1_in_vocab")),
-    ("cross-entropy (nats per word or sub-word)", ("loss", "eval_loss")),
+    ("top-1 accuracy, words in the vocabulary", ("top1", "eval_top1_in_vocab", "noised_top1")),
+    ("cross-entropy (nats per word or sub-word)", ("loss", "eval_loss", "noised_loss")),
     ("ε spent, for the declared participation", ("epsilon",)),
 )
 EXACT = (
@@ -60,7 +60,10 @@ def draw(
     is_exact = bool(baselines)
     for axes, (panel, names) in zip(panels, shown, strict=True):
         for name, label, style in zip(
-            names, ("training cohort", "held-out users"), ("-", "o-"), strict=False
+            names,
+            ("training cohort", "held-out users", "training cohort, with noise"),
+            ("-", "o-", "."),
+            strict=False,
         ):
             points = [(r["round"], r[name]) for r in rows if r.get(name) is not None]
             if points:

@@ -35,10 +35,18 @@ def training_metrics_not_covered(unit: str) -> str:
     )
 
 
+EXACT_BESIDE_RELEASED = (
+    "What is in private/ and on the terminal: figures of the training data without the noise that "
+    "the released ones have; do not publish them."
+)
+"""Sentence of a statement whose run releases training metrics within its budget."""
+
+
 def not_covered(unit: str, others: Sequence[parts.Part]) -> list[str]:
-    """Returns the exact figures of a run, as far as no part of its budget stands for them."""
-    is_released = any(part.name == parts.METRICS for part in others)
-    return [] if is_released else [training_metrics_not_covered(unit)]
+    """Returns the exact figures of a run that no part of its budget stands for, in a sentence."""
+    if any(part.name == parts.METRICS for part in others):
+        return [EXACT_BESIDE_RELEASED]
+    return [training_metrics_not_covered(unit)]
 
 
 def check_parts(others: Sequence[parts.Part], deployment: simulated_run.Deployment | None) -> None:

@@ -29,7 +29,7 @@ _KNOWN = (
     *("pretrained_model.npz", "held_out.json", "curves.png", "sweep.log", "cell.json"),
     *("audit.md", "audit.json", "trade_off.png", "privacy.png", "README.md", "report.html"),
     *("private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"),
-    *("private/cohort_seed", "private/pool.json", "private/baselines.json"),
+    *("private/cohort_seed", "private/metrics_seed", "private/pool.json", "private/baselines.json"),
     *("private/texts.sqlite", "private/report.html"),
     *hugging_face.FILES,
     *(f"{folder}/{name}" for folder in _CHECKPOINTS for name in _STATEMENTS),
@@ -117,12 +117,13 @@ def _secrets(run: records.Records) -> Iterator[tuple[str, tuple[bytes, ...]]]:
         )
     for name, what in (
         ("cohort_seed", "the seed of the cohorts"),
+        ("metrics_seed", "the seed of the noise of the metrics"),
         ("ledger.sqlite.key", "the key"),
     ):
         path = run.folder / "private" / name
         content = path.read_bytes() if path.is_file() else b""
         if len(content) >= 16:
-            text = content.strip() if name == "cohort_seed" else content.hex().encode()
+            text = content.strip() if name.endswith("_seed") else content.hex().encode()
             yield what, (content.strip(), text, str(int(text, 16)).encode())
 
 
