@@ -1,6 +1,7 @@
 """Shares of a budget: what they promise, and which are refused."""
 
 import math
+import sys
 
 import pytest
 
@@ -46,6 +47,29 @@ def test_figures_of_rounds_cost_what_they_may(rounds):
 def test_shares_are_read():
     text = "vocabulary=0.02, metrics=0.05"
     assert budget_shares.parse(text) == {"vocabulary": 0.02, "metrics": 0.05}
+    default = budget_shares.DEFAULTS["vocabulary"]
+    assert budget_shares.parse("vocabulary,metrics=0.5") == {"vocabulary": default, "metrics": 0.5}
+
+
+def test_a_run_takes_shares_of_what_it_releases():
+    of_run = budget_shares.of_run
+    assert of_run(None, (), 8.0) == {}
+    assert of_run("metrics=0.1", ("vocabulary", "metrics"), 8.0) == {
+        "vocabulary": budget_shares.DEFAULTS["vocabulary"],
+        "metrics": 0.1,
+    }
+    with pytest.raises(ValueError, match="releases no training metrics"):
+        of_run("metrics=0.1", ("vocabulary",), 8.0)
+    with pytest.raises(ValueError, match="shares of target_epsilon: give it"):
+        of_run("vocabulary=0.1", ("vocabulary",), None)
+    with pytest.raises(ValueError, match="leaves nothing for the weights"):
+        of_run("metrics=0.99", ("vocabulary", "metrics"), 8.0)
+
+
+def test_planned_parts_leave_the_rest_of_delta():
+    others = budget_shares.planned(8.0, _DELTA, {"vocabulary": 0.02, "evaluation": 0.1})
+    assert [part.name for part in others] == [parts.VOCABULARY, parts.EVALUATION]
+    assert [part.delta for part in others] == [pytest.approx(0.1 * _DELTA), 0.0]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +79,8 @@ def test_shares_are_read():
         ("metrics=0", "metrics the share 0.0 .* above 0"),
         ("vocabulary=0.5,metrics=0.5", "add up to 1, which leaves nothing for the weights"),
         ("words=0.1", "'words', which is no part: take vocabulary, metrics, evaluation"),
-        ("vocabulary", "like vocabulary=0.02"),
+        ("vocabulary=", "like vocabulary=0.02"),
+        ("words", "like vocabulary=0.02"),
         ("vocabulary=0.1,vocabulary=0.1", "each part once"),
         ("vocabulary=nan", "like vocabulary=0.02"),
         ("", "like vocabulary=0.02"),
@@ -65,3 +90,7 @@ def test_shares_that_split_no_budget_are_refused_in_one_line(text, says):
     with pytest.raises(ValueError, match=says) as error:
         budget_shares.parse(text)
     assert "\n" not in str(error.value)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -8,7 +8,7 @@ shares of ε would promise more than the whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import calibrate, gaussian, parts
@@ -29,7 +29,7 @@ def parse(text: str) -> dict[str, float]:
     """Reads shares such as "vocabulary=0.02,metrics=0.05".
 
     Args:
-      text: Pairs of a name in `PARTS` and a share between 0 and 1.
+      text: Pairs of a name in `PARTS` and a share between 0 and 1; a name alone has the default.
 
     Returns:
       The shares by their names.
@@ -42,7 +42,7 @@ def parse(text: str) -> dict[str, float]:
         name, separator, value = pair.partition("=")
         name = name.strip()
         try:
-            share = float(value) if separator else math.nan
+            share = float(value) if separator else DEFAULTS.get(name, math.nan)
         except ValueError:
             share = math.nan
         if math.isnan(share) or name in shares:
@@ -83,6 +83,38 @@ def check(shares: Mapping[str, float]) -> None:
         )
 
 
+def of_run(
+    text: str | None, released: Sequence[str], target_epsilon: float | None
+) -> dict[str, float]:
+    """Returns the share of each part that a run releases besides its weights.
+
+    Args:
+      text: Shares as `parse` reads them; None for the defaults.
+      released: Names in `PARTS` of what the run releases.
+      target_epsilon: ε of the whole; None if noise is given instead.
+
+    Returns:
+      The shares by names; those that are not given are the defaults.
+
+    Raises:
+      UsageError: If the shares cannot be used, or are of parts that the run does not release.
+    """
+    given = {} if text is None else parse(text)
+    if text is not None and target_epsilon is None:
+        raise validation.UsageError(
+            f"budget_shares={text!r} are shares of target_epsilon: give it, or leave them out."
+        )
+    for name in given:
+        if name not in released:
+            raise validation.UsageError(
+                f"budget_shares gives {name} a share, and this run releases no {PARTS[name]}: "
+                "leave it out, or ask for them."
+            )
+    shares = {name: given.get(name, DEFAULTS[name]) for name in released}
+    check(shares)
+    return shares
+
+
 def split(target_epsilon: float, delta: float, shares: Mapping[str, float]) -> dict[str, float]:
     """Splits a budget.
 
@@ -102,6 +134,59 @@ def split(target_epsilon: float, delta: float, shares: Mapping[str, float]) -> d
     whole = gaussian.mu(validation.positive("target_epsilon", target_epsilon), delta)
     rho = whole * whole / 2.0
     return {name: math.nextafter(share * rho, 0.0) for name, share in shares.items()}
+
+
+def planned(
+    target_epsilon: float, delta: float, shares: Mapping[str, float]
+) -> tuple[parts.Part, ...]:
+    """Returns parts with shares of a budget, before it is known how they are released.
+
+    Args:
+      target_epsilon: ε of the whole.
+      delta: δ of the whole.
+      shares: Shares by names in `PARTS`.
+
+    Returns:
+      The parts, without secret sampling; the vocabulary has its threshold's share of δ.
+
+    Raises:
+      UsageError: If a share or the target is out of range.
+    """
+    rho = split(target_epsilon, delta, shares)
+    return tuple(
+        parts.Part(
+            PARTS[name],
+            f"{share:.3g} of the budget",
+            rho_zcdp=rho[name],
+            delta=THRESHOLD_SHARE_OF_DELTA * delta if name == "vocabulary" else 0.0,
+        )
+        for name, share in shares.items()
+    )
+
+
+def growth(share: float) -> float:
+    """Computes the factor by which the noise of the weights grows if another part has a share."""
+    return (1.0 + 1e-12) / math.sqrt(1.0 - share)
+
+
+def figures(rounds: parts.Weights, share: float) -> parts.Part:
+    """Returns figures of each round that have a share of the rounds' budget.
+
+    The noise of the updates then has to grow by `growth`, and nothing costs more than before.
+
+    Args:
+      rounds: Rounds whose updates have all of the budget but other parts.
+      share: Share of the budget.
+
+    Returns:
+      The part.
+
+    Raises:
+      UsageError: If the share is not between 0 and 1, or the rounds' sampling allows no figures.
+    """
+    noise = noise_of_round(rounds, share)
+    says = f"figures of each round, {share:.3g} of the budget"
+    return parts.Part(parts.METRICS, says, noise_multiplier_of_round=noise)
 
 
 def noise_of_round(rounds: parts.Weights, share: float) -> float:

@@ -162,6 +162,7 @@ def noise_beside(
     target_epsilon: float,
     delta: float,
     initial: float = 1.0,
+    relative_tolerance: float = 1e-4,
 ) -> float:
     """Finds the noise of the weights with which they and all else meet a target.
 
@@ -171,6 +172,7 @@ def noise_beside(
       target_epsilon: ε of the whole.
       delta: δ of the whole.
       initial: Noise at which the search begins, above 0.
+      relative_tolerance: Largest relative excess of the result over the smallest noise.
 
     Returns:
       As `smallest_noise`.
@@ -184,6 +186,7 @@ def noise_beside(
         lambda noise: parts.compose(rounds(noise), others, delta),
         target_epsilon=target_epsilon,
         initial=initial,
+        relative_tolerance=relative_tolerance,
     )
 
 

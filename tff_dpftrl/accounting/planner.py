@@ -144,6 +144,7 @@ class Plan:
             noise_multiplier=self.guarantee.noise_multiplier,
             schema=schema,
             delta=self.guarantee.delta,
+            others=self.guarantee.others,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -218,6 +219,7 @@ def _plan(
             target_epsilon=request.target_epsilon,
             target_rho=request.target_rho,
             delta=request.delta,
+            others=request.others,
         )
     else:
         noise_multiplier = request.target_noise / noise_of_one
@@ -228,7 +230,11 @@ def _plan(
         strategy=strategy,
         report_goal=report_goal,
         guarantee=guarantee.dp_ftrl_guarantee(
-            strategy, noise_multiplier=noise_multiplier, schema=schema, delta=request.delta
+            strategy,
+            noise_multiplier=noise_multiplier,
+            schema=schema,
+            delta=request.delta,
+            others=request.others,
         ),
         noise_in_sum=noise_multiplier * noise_of_one,
         noise_per_round=inflation * noise_multiplier * math.sqrt(variance_of_one) / report_goal,

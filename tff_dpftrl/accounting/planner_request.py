@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import budget_shares, parts
 from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import cohorts
 from tff_dpftrl.participation import schema as schema_lib
@@ -71,6 +73,8 @@ class Request:
       secagg_inflation: Largest factor by which the grid of secure aggregation inflates the
         clip norm; the coarsest such grid is used. None for sums without secure aggregation.
       workload: Workload of the run, whose models' noise counts; None for the prefix sums.
+      shares: Shares of the budget of all else that the run releases (`budget_shares`); the target
+        is for the whole. None without `target_epsilon`.
     """
 
     population: int
@@ -86,6 +90,7 @@ class Request:
     num_parameters: int = 4_050_000
     secagg_inflation: float | None = None
     workload: workload_lib.Workload | None = None
+    shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         targets = (self.target_epsilon, self.target_rho, self.target_noise)
@@ -95,6 +100,8 @@ class Request:
             )
         if self.target_noise is not None:
             validation.positive("target_noise", self.target_noise)
+        if self.shares and self.target_epsilon is None:
+            raise validation.UsageError("budget_shares are shares of target_epsilon: give it.")
         validation.probability("min_sep_fraction", self.min_sep_fraction)
         validation.delta(self.delta)
         for name in ("population", "num_rounds", "num_parameters"):
@@ -105,6 +112,13 @@ class Request:
             if getattr(self, name) is not None:
                 remedy = "Leave it out for as many as fit." if name != "min_sep" else ""
                 validation.integer(name, getattr(self, name), minimum=1, remedy=remedy)
+
+    @property
+    def others(self) -> tuple[parts.Part, ...]:
+        """All else that the run releases about the same clients."""
+        if self.target_epsilon is None:
+            return ()
+        return budget_shares.planned(self.target_epsilon, self.delta, self.shares)
 
     def schema(self, report_goal: int) -> schema_lib.MinSep:
         """Computes the participation schema at a report goal.

@@ -9,13 +9,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from scipy import stats
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import calibrate, cyclic_optimize, planner, samplings
+from tff_dpftrl.accounting import (
+    budget_shares,
+    calibrate,
+    cyclic_optimize,
+    parts,
+    planner,
+    samplings,
+)
 from tff_dpftrl.mechanisms import identity, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import sampling as sampling_lib
@@ -23,6 +31,7 @@ from tff_dpftrl.participation import schema as schema_lib
 
 # Each but one is a copy of the model that the noise keeps.
 _MOST_BANDS = 64
+_OF_ROUNDS = "metrics"  # Share of what each round releases of its cohort.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +48,7 @@ class SampledPlan:
       epsilon: ε of the run at the δ that was asked for, not above the target.
       noise_in_sum: Noise in the sum of the averaged updates (`planner.noise_in_sum`).
       memory_copies: Number of model-sized tensors that the noise keeps between rounds.
+      costs: What the weights and all else that the run releases cost alone; none for weights alone.
     """
 
     name: str
@@ -50,6 +60,7 @@ class SampledPlan:
     epsilon: float
     noise_in_sum: float
     memory_copies: int
+    costs: tuple[parts.Cost, ...] = ()
 
     @property
     def given(self) -> dict[str, Any]:
@@ -70,6 +81,7 @@ class SampledPlan:
             "epsilon": self.epsilon,
             "noise_in_sum": self.noise_in_sum,
             "memory_copies": self.memory_copies,
+            **({"parts": [dataclasses.asdict(cost) for cost in self.costs]} if self.costs else {}),
         }
 
 
@@ -81,6 +93,7 @@ def make_plans(
     report_goals: Sequence[int],
     target_epsilon: float,
     delta: float,
+    shares: Mapping[str, float] = MappingProxyType({}),
 ) -> list[SampledPlan]:
     """Makes plans for each number of clients a round; with cyclic sampling, by bands too.
 
@@ -91,12 +104,14 @@ def make_plans(
       report_goals: Expected numbers of clients a round; those above the population are left out.
       target_epsilon: Largest allowed ε.
       delta: δ of the target.
+      shares: Shares of the budget that others than the weights get (`budget_shares`).
 
     Returns:
       The plans, by report goal and bands.
 
     Raises:
-      UsageError: If an argument is out of range, or all report goals are above the population.
+      UsageError: If an argument is out of range, all report goals are above the population, or
+        metrics of rounds have a share and the sampling allows none.
     """
     population = validation.integer("population", population, minimum=1)
     num_rounds = validation.integer("num_rounds", num_rounds, minimum=1)
@@ -107,19 +122,31 @@ def make_plans(
             f"report_goals must have one of at most population={population}, got "
             f"{', '.join(map(str, report_goals))}."
         )
-    make = _Maker(sampling, population, num_rounds, target_epsilon, delta)
+    budget_shares.check(shares)
+    apart = {name: share for name, share in shares.items() if name != _OF_ROUNDS}
+    others = budget_shares.planned(target_epsilon, delta, apart)
+    make = _Maker(
+        sampling, population, num_rounds, target_epsilon, delta, others, shares.get(_OF_ROUNDS, 0.0)
+    )
     return [plan for goal in goals for plan in make.plans(goal)]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Maker:
-    """Maker of plans for several report goals; attributes as the arguments of `make_plans`."""
+    """Maker of plans for several report goals; attributes as the arguments of `make_plans`.
+
+    Attributes:
+      others: Parts with shares, but for figures of rounds.
+      share_of_figures: Share of the figures of rounds; 0 for none.
+    """
 
     name: str
     population: int
     num_rounds: int
     target_epsilon: float
     delta: float
+    others: tuple[parts.Part, ...] = ()
+    share_of_figures: float = 0.0
 
     def plans(self, goal: int) -> list[SampledPlan]:
         """Makes the plans in which a round expects so many clients."""
@@ -140,7 +167,7 @@ class _Maker:
                         goal,
                         sampling_lib.CyclicPoisson.for_cohorts(rounds, run.num_groups, **expected),
                         run.strategy if run.num_bands > 1 else identity.Identity(),
-                        run.noise_multiplier,
+                        None if self.others else run.noise_multiplier,
                     )
                     for run in choice.curve
                 ]
@@ -179,16 +206,25 @@ class _Maker:
     ) -> SampledPlan:
         """Makes a plan with the smallest noise that meets the target, if it is not given."""
 
-        def epsilon(noise: float) -> float:
+        def rounds(noise: float) -> parts.Weights:
             run = samplings.zero_out(
                 sampling, strategy, noise_multiplier=noise, num_clients=self.population
             )
-            return run.epsilon(self.delta)
+            return samplings.rounds_of(run, self.name)
 
         if noise_multiplier is None:
-            noise_multiplier = calibrate.smallest_noise(
-                epsilon, target_epsilon=self.target_epsilon, relative_tolerance=1e-3
+            noise_multiplier = calibrate.noise_beside(
+                rounds,
+                self.others,
+                target_epsilon=self.target_epsilon,
+                delta=self.delta,
+                relative_tolerance=1e-3,
             )
+        others = self.others
+        if self.share_of_figures:
+            others += (budget_shares.figures(rounds(noise_multiplier), self.share_of_figures),)
+            noise_multiplier *= budget_shares.growth(self.share_of_figures)
+        weights = rounds(noise_multiplier)
         return SampledPlan(
             self.name,
             sampling,
@@ -196,7 +232,7 @@ class _Maker:
             strategy,
             goal,
             noise_multiplier,
-            epsilon(noise_multiplier),
+            parts.compose(weights, others, self.delta),
             planner.noise_in_sum(
                 strategy,
                 num_rounds=self.num_rounds,
@@ -204,6 +240,7 @@ class _Maker:
                 report_goal=goal,
             ),
             strategy.memory_copies(self.num_rounds),
+            parts.costs(weights, strategy.name, others, self.delta),
         )
 
 

@@ -19,6 +19,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import neighbours as neighbours_lib
 
 if TYPE_CHECKING:
+    from tff_dpftrl.accounting import parts
     from tff_dpftrl.mechanisms import strategy as strategy_lib
     from tff_dpftrl.participation import sampling as sampling_lib
 
@@ -222,6 +223,29 @@ def zero_out(
                 sampling.largest_cohort,
             )
     raise validation.UsageError(f"Nothing accounts for the sampling {sampling.kind!r}.")
+
+
+def rounds_of(run: Bounded, sampling: str) -> parts.Weights:
+    """Returns rounds that are accounted for, to be composed with other parts of a budget.
+
+    Args:
+      run: Accounting of the rounds, from `zero_out`.
+      sampling: Name of the sampling.
+
+    Returns:
+      Sampled steps if the sampling is cyclic, and otherwise rounds of which ε is known.
+    """
+    from tff_dpftrl.accounting import amplified_banded, parts
+
+    if not isinstance(run, amplified_banded.AmplifiedBanded):
+        return parts.BoundedRounds(run, sampling)
+    turns = run.sampled
+    return parts.SampledRounds(
+        turns.noise_multiplier,
+        turns.sampling_probability,
+        turns.num_rounds,
+        run.units_per_client,
+    )
 
 
 def check_noise(name: str, strategy: strategy_lib.Strategy) -> None:

@@ -98,7 +98,9 @@ def dp_ftrl_statement(
         accounted=claim.schema,
         observed=observed,
         unit_of_privacy=unit_of_privacy,
-        adjacency=sentences.zero_out(unit_of_privacy, claim.adaptive_clipping),
+        adjacency=sentences.zero_out(
+            unit_of_privacy, claim.adaptive_clipping, *_fixed_words(claim.others)
+        ),
         setting=trust.setting,
         output=sentences.output(unit_of_privacy, data_in_one_place),
         covered=(
@@ -118,7 +120,7 @@ def dp_ftrl_statement(
             *([sentences.CLIPPED_BY_CALLER] if claim.clipped_by_caller else []),
             *([sentences.CLAIMED_BY_AUTHOR] if claim.claimed_by_author else []),
             sentences.NOISE_USED_ONCE,
-            *_vocabulary_assumed(facts),
+            *_vocabulary_assumed(facts, claim.others),
         ),
         caveats=(
             sentences.FLOATING_POINT,
@@ -171,13 +173,23 @@ def _with_earlier_runs(statement: PrivacyStatement, facts: facts_lib.Facts) -> P
 
 
 def _vocabulary_not_covered(facts: facts_lib.Facts, others: Sequence[parts.Part]) -> list[str]:
-    is_part = any(part.name == parts.VOCABULARY for part in others)
-    if facts.vocabulary_is_public is not False or is_part:
+    if facts.vocabulary_is_public is not False or _is_part(parts.VOCABULARY, others):
         return []
     return [sentences.vocabulary_choice(facts.vocabulary_source)]
 
 
-def _vocabulary_assumed(facts: facts_lib.Facts) -> list[str]:
+def _is_part(name: str, others: Sequence[parts.Part]) -> bool:
+    return any(part.name == name for part in others)
+
+
+def _fixed_words(others: Sequence[parts.Part]) -> tuple[str, ...]:
+    """Returns what is fixed of the vocabulary where words of it were counted with noise."""
+    return ("the public words of the vocabulary",) if _is_part(parts.VOCABULARY, others) else ()
+
+
+def _vocabulary_assumed(facts: facts_lib.Facts, others: Sequence[parts.Part]) -> list[str]:
+    if _is_part(parts.VOCABULARY, others):
+        return [sentences.noised_vocabulary(facts.vocabulary_source)]
     if not facts.vocabulary_is_public:
         return []
     return [sentences.public_vocabulary(facts.vocabulary_source)]
@@ -276,7 +288,13 @@ def sampled_statement(
         observed=None,
         unit_of_privacy=unit_of_privacy,
         adjacency=" ".join(
-            filter(None, [sentences.zero_out_when_sampled(unit_of_privacy), claim.add_or_remove])
+            filter(
+                None,
+                [
+                    sentences.zero_out_when_sampled(unit_of_privacy, *_fixed_words(claim.others)),
+                    claim.add_or_remove,
+                ],
+            )
         ),
         setting=trust.setting,
         output=sentences.output(unit_of_privacy, data_in_one_place),
@@ -295,7 +313,7 @@ def sampled_statement(
             sentences.CLIPPED_AS_STATED,
             *([sentences.CLAIMED_BY_AUTHOR] if claim.claimed_by_author else []),
             sentences.NOISE_USED_ONCE,
-            *_vocabulary_assumed(facts),
+            *_vocabulary_assumed(facts, claim.others),
         ),
         caveats=(
             sentences.FLOATING_POINT,

@@ -43,6 +43,10 @@ text (--initial-weights), which is what `finetune` decides by, or measured elsew
 (--gradient-norms). Without them the recommended way is the best one for the fourth root of G,
 halfway.
 
+With --budget-shares metrics=S, figures of each step get the share S of the budget: of 1 / sigma^2,
+or, in passes, of the squared mu. These add up, epsilon does not. The noise of the gradients grows
+by a factor of 1 / sqrt(1 - S) in every way, and epsilon is that of both.
+
 Below the table is the command that fine-tunes in the recommended way.
 """
 
@@ -113,6 +117,12 @@ def add_parser(subparsers) -> None:
         config_flags.add_flag(group, field, hints[field.name])
     parser.add_argument(
         "--target-epsilon", type=float, required=True, metavar="E", help="Epsilon of the run."
+    )
+    parser.add_argument(
+        "--budget-shares",
+        metavar="metrics=SHARE",
+        help="Share of the budget for figures of each step, such as its loss; metrics alone has "
+        "the default share. Default: all for the weights.",
     )
     parser.add_argument(
         "--compute-budget",
@@ -195,6 +205,7 @@ def run(args: argparse.Namespace) -> int:
     """Plans and prints; returns the exit status."""
     from tff_dpftrl.finetuning import plan
 
+    of_metrics = _share(args)
     model, users = _model(args), _users(args)
     plans = plan.choices(
         users,
@@ -205,6 +216,8 @@ def run(args: argparse.Namespace) -> int:
         example_group_sizes=args.example_group_sizes,
         smallest_cohort=args.smallest_cohort,
     )
+    if of_metrics:
+        plans = [one.with_figures(of_metrics) for one in plans]
     measured = None if model is None else _measure(model, args, plans)
     norms = _gradient_norms(args, plans, measured)
     best = {
@@ -215,6 +228,9 @@ def run(args: argparse.Namespace) -> int:
     norm = norms.get("halfway") or next(iter(norms.values()))
     turns = _passes(args, users, norm, recommended.delta)
     by_bands = _cyclic(args, users, norm, recommended.delta)
+    if of_metrics:
+        turns = turns if isinstance(turns, str) else turns.with_figures(of_metrics)
+        by_bands = [one.with_figures(of_metrics) for one in by_bands]
     command = _command(args, _of_plan(recommended))
     sampled = [_as_json(one, users, norms) for one in plans]
     by_passes = turns if isinstance(turns, str) else _passes_json(turns, users, norms)
@@ -269,11 +285,41 @@ def run(args: argparse.Namespace) -> int:
             "own learning rate: four to sixteen times as large for correlated noise, with Adam "
             "(docs/experiments.md)."
         )
+    if of_metrics:
+        advice.append(_split(recommended, of_metrics))
     if args.users is None:
         advice.append(_HAD_A_SAY)
     print("\n" + "\n".join(advice))
     print(f"\nFine-tune in the recommended way:\n  {_wrapped(command)}")
     return 0
+
+
+def _share(args: argparse.Namespace) -> float:
+    """Returns the share of the budget of figures of each step; 0 for none."""
+    if args.budget_shares is None:
+        return 0.0
+    from tff_dpftrl.accounting import budget_shares
+
+    shares = budget_shares.parse(args.budget_shares)
+    if list(shares) != ["metrics"]:
+        raise validation.UsageError(
+            f"--budget-shares {args.budget_shares!r} must be of metrics alone, like metrics=0.05: "
+            "words are those of the initial weights."
+        )
+    return shares["metrics"]
+
+
+def _split(one: plan_lib.Plan, share: float) -> str:
+    """Returns how the budget of a plan is split, with the cost of each part alone."""
+    from tff_dpftrl.accounting import display, parts
+
+    rows = parts.costs(one.rounds(one.num_steps), "", one.parts, one.delta)
+    alone = ", ".join(f"{row.name} {display.round_up(row.epsilon_alone)}" for row in rows)
+    return (
+        f"Of the budget, metrics have the share {share:g} and the weights the rest: epsilon "
+        f"{display.round_up(one.epsilon)} is of both; in the recommended way they would cost, "
+        f"alone, {alone}."
+    )
 
 
 def _passes(
@@ -478,7 +524,10 @@ def _as_json(
     users: example_sampling.Users,
     norms: Mapping[str, group_size.GradientNorms],
 ) -> dict[str, Any]:
-    return dataclasses.asdict(one) | {
+    values = dataclasses.asdict(one)
+    if not one.others:
+        del values["others"]
+    return values | {
         "sampling_probability": one.sampling_probability,
         **_compared(one, users, norms),
     }

@@ -35,6 +35,11 @@ Printed is the plan of least noise for each number of clients a round; with cycl
 out of numbers of bands of correlated noise, up to 64 (--all prints those that were tried).
 There are as many bins as give so many clients a round, with a BLT: give --report-goals, each
 takes seconds.
+
+With --budget-shares, --target-epsilon is of all that leaves. A share of the budget is a share of
+the squared mu of the Gaussian mechanism that spends it all: these add up, epsilon does not. What
+is left is the weights', whose noise grows by a factor of 1 / sqrt(1 - shares), and some for the
+vocabulary's share of delta.
 """
 
 _EPILOG = """\
@@ -81,6 +86,13 @@ def add_parser(subparsers) -> None:
         type=_reference,
         metavar="MECHANISM:Z:GOAL",
         help=("Mechanism, noise multiplier Z and GOAL clients a round whose noise is kept."),
+    )
+    parser.add_argument(
+        "--budget-shares",
+        metavar="PART=SHARE,...",
+        help="Shares of the budget of --target-epsilon for what is released besides the weights: "
+        "vocabulary, metrics, evaluation; a name alone has the default share. Default: all for the "
+        "weights.",
     )
     parser.add_argument(
         "--report-goals",
@@ -170,6 +182,18 @@ def add_parser(subparsers) -> None:
     output.add_format(parser)
 
 
+def _shares(args: argparse.Namespace) -> dict[str, float]:
+    """Returns the shares of the budget that are given."""
+    if args.budget_shares is None:
+        return {}
+    from tff_dpftrl.accounting import budget_shares
+
+    shares = budget_shares.parse(args.budget_shares)
+    if args.target_epsilon is None:
+        raise validation.UsageError("--budget-shares are shares of --target-epsilon: give it.")
+    return shares
+
+
 def _positive_integers(text: str) -> tuple[int, ...]:
     try:
         values = tuple(int(part) for part in text.split(","))
@@ -246,6 +270,7 @@ def _run_sampled(args: argparse.Namespace) -> int:
         report_goals=args.report_goals or planner_request.DEFAULT_REPORT_GOALS,
         target_epsilon=args.target_epsilon,
         delta=args.delta,
+        shares=_shares(args),
     )
     shown = plans if args.all else sampled_plans.least_noise(plans)
     if args.format == "json":
@@ -254,6 +279,8 @@ def _run_sampled(args: argparse.Namespace) -> int:
         )
         return 0
     output.print_table(plan_report.sampled_rows(shown, args.parameters), left=1)
+    if shown[0].costs:
+        print(f"\n{plan_report.split(shown[-1].costs, shown[-1].epsilon, args.delta)}")
     print(f"\n{planner.HYPOTHESIS}")
     return 0
 
@@ -277,6 +304,7 @@ def _request(args: argparse.Namespace) -> planner_request.Request:
     if args.keep_noise_of is not None:
         target_noise = _reference_noise(args, workload)
     return planner_request.Request(
+        shares=_shares(args),
         population=args.population,
         num_rounds=args.rounds,
         delta=args.delta,

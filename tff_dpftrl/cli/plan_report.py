@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import guarantee as guarantee_lib
+    from tff_dpftrl.accounting import parts as parts_lib
     from tff_dpftrl.accounting import planner as planner_lib
     from tff_dpftrl.accounting import planner_request, sampled_plans
 
@@ -45,11 +47,50 @@ def as_json(
         "recommended": recommended.to_dict()
         | {
             "strategy": recommended.strategy.to_dict(),
+            **_parts_json(recommended.guarantee),
             "training_users_needed": _training_users(recommended),
             "users_of_a_file_needed": _users_of_a_file(_training_users(recommended)),
         },
         "plans": plans,
     }
+
+
+def _costs(claim: guarantee_lib.Guarantee) -> tuple[parts_lib.Cost, ...]:
+    from tff_dpftrl.accounting import parts
+
+    return parts.costs(claim.weights, claim.mechanism, claim.others, claim.delta)
+
+
+def _parts_json(claim: guarantee_lib.Guarantee) -> dict[str, Any]:
+    rows = _costs(claim)
+    return {"parts": [dataclasses.asdict(row) for row in rows]} if rows else {}
+
+
+def split(costs: Sequence[parts_lib.Cost], epsilon: float, delta: float) -> str:
+    """Returns how a budget is split, with the cost of each part alone.
+
+    Args:
+      costs: What the weights and the other parts cost alone.
+      epsilon: ε of the whole.
+      delta: δ of the whole.
+
+    Returns:
+      A few lines.
+    """
+    from tff_dpftrl.accounting import display
+
+    rows = [
+        f"  {row.name}: {'the rest' if row.name == costs[0].name else row.says}; alone "
+        f"epsilon {display.round_up(row.epsilon_alone)}"
+        for row in costs
+    ]
+    return "\n".join(
+        [
+            f"Epsilon {display.round_up(epsilon)} at delta {delta:g} is of all together, by shares "
+            "of the squared mu:",
+            *rows,
+        ]
+    )
 
 
 _COLUMNS = ("goal", "mechanism", "min-sep", "max", "z", "noise", "rho", "epsilon", "memory")
@@ -197,6 +238,8 @@ def advice(
         )
     if request.workload is not None:
         lines.append(f"Noise is that of the models, for {request.workload.description}.")
+    if claim.others:
+        lines += ["", split(_costs(claim), claim.epsilon, claim.delta)]
     lines += ["", planner.HYPOTHESIS, "", "To run it:", *_commands(plan, request, workload)]
     return "\n".join(lines)
 
@@ -214,17 +257,20 @@ def _commands(plan: planner_lib.Plan, request: planner_request.Request, workload
     if "workload" in table.MECHANISMS[plan.mechanism].options and workload != "prefix":
         optimize += f" --workload {workload}"
     noise = display.round_up(plan.guarantee.noise_multiplier, digits=7)
-    run = (
-        f"--strategy strategy.json {participation} --noise-multiplier {noise} "
-        f"--delta {request.delta!r}"
-    )
-    train = f"tff-dpftrl train {run} --clients-per-round {plan.report_goal}"
+    run, noise = f"--strategy strategy.json {participation}", f"--noise-multiplier {noise}"
+    account = f"{run} {noise} --delta {request.delta!r}"
+    if (share := request.shares.get("vocabulary")) is not None:
+        # It is a share of the whole, which a noise multiplier does not tell.
+        noise = f"--target-epsilon {request.target_epsilon!r} --vocabulary dp "
+        noise += f"--budget-shares vocabulary={share:g}"
+    train = f"tff-dpftrl train {run} {noise} --delta {request.delta!r} "
+    train += f"--clients-per-round {plan.report_goal}"
     if request.secagg_inflation is not None:
         bits = -(-plan.upload_bytes * 8 // (1 << (request.num_parameters - 1).bit_length()))
         train += f" --secagg-bits {bits}"
     return [
         f"  {optimize} --output strategy.json",
-        f"  tff-dpftrl account {run}",
+        f"  tff-dpftrl account {account}",
         f"  {train} --data YOUR_DATA --output results",
         f"`train` keeps 2 in 10 users of a file for evaluation: for the {_training_users(plan):,} "
         "training users",

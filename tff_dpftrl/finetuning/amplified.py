@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import amplified_banded, statement
+from tff_dpftrl.accounting import amplified_banded, budget_shares, statement
 from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.finetuning import plan as plan_lib
@@ -213,6 +213,15 @@ class PlannedAmplified:
 
     asked: Amplified
     plan: amplified_privacy.AmplifiedPlan
+
+    def with_figures(self, share: float) -> PlannedAmplified:
+        """Returns the plan with figures of each step, which get a share of the same budget."""
+        plan = dataclasses.replace(
+            self.plan,
+            noise_multiplier=self.plan.noise_multiplier * budget_shares.growth(share),
+            others=(*self.plan.others, budget_shares.figures(self.plan.rounds, share)),
+        )
+        return dataclasses.replace(self, plan=plan)
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import statement
+from tff_dpftrl.accounting import budget_shares, statement
 from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.finetuning import plan as plan_lib
@@ -116,6 +116,15 @@ class PlannedPasses:
     epsilon: float
     participations: int
     noise_of_average: float
+
+    def with_figures(self, share: float) -> PlannedPasses:
+        """Returns the passes with figures of each step, which get a share of the same budget."""
+        factor = budget_shares.growth(share)
+        return dataclasses.replace(
+            self,
+            noise_multiplier=factor * self.noise_multiplier,
+            noise_of_average=factor * self.noise_of_average,
+        )
 
     def relative_noise(self, gradient_norm: group_sizes.GradientNorms) -> float:
         """Returns the noise of the average, each gradient clipped to its norm, as for sampling."""

@@ -16,7 +16,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import calibrate, display, mixture_of_gaussians, parts, statement
+from tff_dpftrl.accounting import (
+    budget_shares,
+    calibrate,
+    display,
+    mixture_of_gaussians,
+    parts,
+    statement,
+)
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.finetuning import example_sampling
 from tff_dpftrl.finetuning import group_size as group_sizes
@@ -127,6 +134,16 @@ class Plan:
             return self.others
         says = f"{self.group_size_source} (ε without a δ)"
         return *self.others, parts.Part(parts.MEDIAN, says, epsilon=self.group_size_epsilon)
+
+    def with_figures(self, share: float) -> Plan:
+        """Returns the plan with figures of each step, which get a share of the same budget.
+
+        Raises:
+          UsageError: If the share is not between 0 and 1.
+        """
+        figures = budget_shares.figures(self.rounds(self.num_steps), share)
+        noise = self.noise_multiplier * budget_shares.growth(share)
+        return dataclasses.replace(self, noise_multiplier=noise, others=(*self.others, figures))
 
     def _profile(self, num_steps: int) -> tuple[tuple[float, float], ...]:
         """Returns points (ε, δ) of the first steps, the choice of G included."""

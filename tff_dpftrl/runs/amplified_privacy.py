@@ -81,27 +81,6 @@ def accounted(
     )
 
 
-def rounds_of(spent: samplings.Bounded, sampling: str) -> parts.Weights:
-    """Returns rounds that are accounted for, to be composed with other parts.
-
-    Args:
-      spent: Accounting of the rounds, from `accounted`.
-      sampling: One of `SAMPLINGS`.
-
-    Returns:
-      Sampled steps if the sampling is cyclic, and otherwise rounds of which ε is known.
-    """
-    if isinstance(spent, amplified_banded.AmplifiedBanded):
-        turns = spent.sampled
-        return parts.SampledRounds(
-            turns.noise_multiplier,
-            turns.sampling_probability,
-            turns.num_rounds,
-            spent.units_per_client,
-        )
-    return parts.BoundedRounds(spent, sampling)
-
-
 @dataclasses.dataclass(frozen=True)
 class AmplifiedPrivacy(privacy.Privacy):
     """Request for correlated noise, amplified by secret samples.
@@ -270,7 +249,7 @@ class AmplifiedPrivacy(privacy.Privacy):
         self, wanted: sampling_lib.Sampling, strategy: strategy_lib.Strategy, noise: float
     ) -> parts.Weights:
         """Returns the rounds of a run with a noise multiplier."""
-        return rounds_of(
+        return samplings.rounds_of(
             accounted(
                 wanted,
                 strategy,
@@ -486,7 +465,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
         return self._rounds(self.num_rounds)
 
     def _rounds(self, num_rounds: int) -> parts.Weights:
-        return rounds_of(self._spent(num_rounds), self.sampling.kind)
+        return samplings.rounds_of(self._spent(num_rounds), self.sampling.kind)
 
     def _spent(self, num_rounds: int) -> samplings.Bounded:
         # In whole turns, so that not every round is accounted for anew; more rounds cost no less.

@@ -330,6 +330,10 @@ class TrainingConfig(language_config.LanguageConfig):
         self._check_simulation()
         self._check_vocabulary()
         metrics_share.check(self)
+        if self.budget_shares is not None:
+            from tff_dpftrl.accounting import budget_shares  # It takes long to import.
+
+            budget_shares.of_run(self.budget_shares, self.released_parts, self.target_epsilon)
 
     def _check_server_optimizer(self):
         if self.server_warmup_rounds >= self.num_rounds:
@@ -538,6 +542,15 @@ class TrainingConfig(language_config.LanguageConfig):
                 "restart_every": self.restart_every,
             }
         return parameters
+
+    @property
+    def released_parts(self) -> tuple[str, ...]:
+        """What the run releases besides the weights, by the names of `budget_shares.PARTS`."""
+        is_counted = self.vocabulary == vocabulary.DP
+        return (
+            *(("vocabulary",) if is_counted else ()),
+            *(("metrics",) if self.metrics_share is not None else ()),
+        )
 
     def _other_parts(self) -> tuple[parts.Part, ...]:
         """Returns what the run releases of its users besides the weights."""

@@ -304,9 +304,22 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return high
 
 
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """Computes δ of a Gaussian mechanism: Balle & Wang 2018, Theorem 8."""
+    if mu == 0.0 or math.isinf(mu):
+        return 0.0 if mu == 0.0 else 1.0
+    first = special.ndtr(mu / 2.0 - epsilon / mu)
+    return float(first - math.exp(epsilon) * special.ndtr(-mu / 2.0 - epsilon / mu))
+
+
 @functools.lru_cache(maxsize=64)
 def sampled_epsilon(
-    noise_multiplier: float, probability: float, group_size: int, num_steps: int, delta: float
+    noise_multiplier: float,
+    probability: float,
+    group_size: int,
+    num_steps: int,
+    delta: float,
+    mu: float = 0.0,
 ) -> float:
     """Computes ε of Gaussian noise on secret Poisson samples, by dp_accounting's PLD accountant.
 
@@ -316,16 +329,17 @@ def sampled_epsilon(
       group_size: Number of units of one user.
       num_steps: Number of steps.
       delta: δ of the guarantee.
+      mu: Sensitivity over standard deviation of a Gaussian mechanism besides; 0 for none.
 
     Returns:
       ε at δ, within about 1%; inf without noise.
     """
     if num_steps == 0:
-        return 0.0
+        return gaussian_epsilon(mu, delta)
     if noise_multiplier == 0.0:
         return math.inf
     before = math.inf
-    for accountant in _accountants(noise_multiplier, probability, group_size, num_steps):
+    for accountant in _accountants(noise_multiplier, probability, group_size, num_steps, mu):
         epsilon = float(accountant.get_epsilon(delta))
         if epsilon > before * 0.997:
             return epsilon
@@ -339,10 +353,11 @@ def sampled_deltas(
     group_size: int,
     num_steps: int,
     epsilons: Sequence[float],
+    mu: float = 0.0,
 ) -> list[float]:
     """Computes δ at each ε, within about 1 % at the smallest one; arguments as above."""
     before = [math.inf] * len(epsilons)
-    for accountant in _accountants(noise_multiplier, probability, group_size, num_steps):
+    for accountant in _accountants(noise_multiplier, probability, group_size, num_steps, mu):
         deltas = [float(accountant.get_delta(epsilon)) for epsilon in epsilons]
         if all(now > earlier * 0.997 for now, earlier in zip(deltas, before, strict=True)):
             return deltas
@@ -351,7 +366,7 @@ def sampled_deltas(
 
 
 def _accountants(
-    noise_multiplier: float, probability: float, group_size: int, num_steps: int
+    noise_multiplier: float, probability: float, group_size: int, num_steps: int, mu: float
 ) -> Iterator[pld.PLDAccountant]:
     """Yields accountants of all steps with narrower and narrower cells.
 
@@ -366,7 +381,10 @@ def _accountants(
         step = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
             noise_multiplier, counts, stats.binom.pmf(counts, group_size, probability)
         )
-    composed = dp_accounting.SelfComposedDpEvent(step, num_steps)
+    composed: dp_accounting.DpEvent = dp_accounting.SelfComposedDpEvent(step, num_steps)
+    if mu > 0.0:
+        beside = dp_accounting.GaussianDpEvent(1.0 / mu)
+        composed = dp_accounting.ComposedDpEvent([composed, beside])
     interval = min(1e-2, 0.03 / math.sqrt(num_steps))
     while True:
         yield pld.PLDAccountant(value_discretization_interval=interval).compose(composed)

@@ -189,10 +189,15 @@ def epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_re
         inflation = parameters["clip_norm_inflation"]
         if inflation < 1.0:
             wrong.append(f"clip_norm_inflation={inflation!r} would make contributions smaller")
-        mu = math.sqrt(parameters["sensitivity_squared"]) * inflation / terms.noise_multiplier
-        spent = arithmetic.gaussian_epsilon(mu, delta)
+        weights = math.sqrt(parameters["sensitivity_squared"]) * inflation / terms.noise_multiplier
+        mu = terms.mu(weights, arithmetic.Schema(*(stated["accounted"]).values()))
+        spent = arithmetic.gaussian_epsilon(mu, delta - terms.other_delta) + terms.other_epsilon
         low, high = spent * (1.0 - 1e-6), spent * (1.0 + 1e-6)
-        if findings.differs(stated.get("rho_zcdp"), mu * mu / 2.0):
+        wrong += _small_deltas_of_parts(stated.get("profile", ()), terms, mu)
+        if not terms.is_gaussian:
+            if stated.get("rho_zcdp") is not None:
+                wrong.append("ρ is stated, and parts of the run are no Gaussian mechanisms")
+        elif findings.differs(stated.get("rho_zcdp"), mu * mu / 2.0):
             wrong.append(
                 f"ρ is {stated.get('rho_zcdp')!r} in the statement, computed {mu**2 / 2!r}"
             )
@@ -223,6 +228,21 @@ def _small_deltas(
         f"δ = {stated!r} is stated for ε = {epsilon!r}, and computed anew it is {delta:.6g}"
         for (epsilon, stated), delta in zip(profile, deltas, strict=True)
         if stated < delta * 0.98 - 1e-12
+    ]
+
+
+def _small_deltas_of_parts(
+    profile: Sequence[Sequence[float]], terms: terms_lib.Terms, mu: float
+) -> list[str]:
+    """Lists points (ε, δ) whose δ is smaller than a Gaussian mechanism and other parts allow."""
+    return [
+        f"δ = {delta!r} is stated for ε = {epsilon!r}, and the parts of the run have more"
+        for epsilon, delta in profile
+        if epsilon < terms.other_epsilon
+        or delta
+        < (terms.other_delta + arithmetic.gaussian_delta(mu, epsilon - terms.other_epsilon))
+        * (1.0 - 1e-6)
+        - 1e-15
     ]
 
 

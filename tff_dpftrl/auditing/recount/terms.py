@@ -29,11 +29,12 @@ class Terms:
         is independent by definition.
       probability: Probability of a unit to be sampled; None for DP-FTRL.
       group_size: Number of units of one user in a sample.
-      other_epsilon: ε that was spent before the first step.
+      other_epsilon: ε without a δ that was spent besides, by whatever choice or part.
       num_rounds: Declared number of rounds.
       is_secret: Whether the seed of the noise was drawn in secret.
       sampling: Sampling of a run whose noise is correlated, too, as `sampling_lib.Sampling`
         describes it; None for other runs.
+      others: All else that the run released about the same users, as its records have it.
     """
 
     kind: str
@@ -46,6 +47,33 @@ class Terms:
     num_rounds: int
     is_secret: bool
     sampling: dict[str, Any] | None = None
+    others: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def other_delta(self) -> float:
+        """δ that other parts than the weights spend."""
+        return math.fsum(part["delta"] for part in self.others)
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether the run is one Gaussian mechanism, which ρ says all of."""
+        return self.kind == DP_FTRL and not self.other_delta and not self.other_epsilon
+
+    @property
+    def _mu_of_others(self) -> float:
+        return math.sqrt(math.fsum(2.0 * part["rho_zcdp"] for part in self.others))
+
+    @property
+    def _precision(self) -> float:
+        """Sum of 1 / z² of what each round releases of its cohort besides the update."""
+        noise = [part["noise_multiplier_of_round"] for part in self.others]
+        return math.fsum(1.0 / one**2 for one in noise if one is not None)
+
+    def mu(self, mu_of_weights: float, schema: arithmetic.Schema) -> float:
+        """Computes μ of the weights and of all else, where nothing is sampled in secret."""
+        times = min(schema.times, -(-schema.rounds // schema.stride))
+        squares = (mu_of_weights**2, self._mu_of_others**2, times * self._precision)
+        return math.sqrt(math.fsum(squares))
 
     @property
     def stride(self) -> int:
@@ -77,24 +105,31 @@ class Terms:
         Returns:
           Two bounds, equal up to rounding where the worst participation is known exactly.
         """
+        delta -= self.other_delta
+        mu, other = self._mu_of_others, self.other_epsilon
         if schema.rounds == 0:
-            return 0.0, 0.0
+            spent = other + arithmetic.gaussian_epsilon(mu, delta) if self.others else 0.0
+            return spent * (1.0 - 1e-6), spent * (1.0 + 1e-6)
         if self.is_mixture_of_patterns:
-            sampled = self._amplified(schema.rounds).epsilon(delta)
+            share = 0.1 * delta if mu else 0.0  # As `accounting.parts` splits it.
+            sampled = other + self._amplified(schema.rounds).epsilon(delta - share)
+            sampled += arithmetic.gaussian_epsilon(mu, share) if mu else 0.0
             return sampled * (1.0 - 1e-6), sampled * (1.0 + 1e-6)
         if self.kind == SAMPLED:
             noise_multiplier, num_steps = self.sampled_steps(schema.rounds)
-            sampled = self.other_epsilon + arithmetic.sampled_epsilon(
-                noise_multiplier, self.probability, self.group_size, num_steps, delta
+            sampled = other + arithmetic.sampled_epsilon(
+                noise_multiplier, self.probability, self.group_size, num_steps, delta, mu
             )
             # Each of the two accountants rounds up, on different grids.
             return sampled * 0.99 - 1e-4, sampled * 1.01 + 1e-4
         bounds = arithmetic.squared_sensitivity(self.strategy, schema)
         low, high = (
-            arithmetic.gaussian_epsilon(math.sqrt(squared) / self.noise_multiplier, delta)
+            arithmetic.gaussian_epsilon(
+                self.mu(math.sqrt(squared) / self.noise_multiplier, schema), delta
+            )
             for squared in (bounds.lower, bounds.upper)
         )
-        return low * (1.0 - 1e-6), high * (1.0 + 1e-6)
+        return (other + low) * (1.0 - 1e-6), (other + high) * (1.0 + 1e-6)
 
     def sampled_steps(self, num_rounds: int) -> tuple[float, int]:
         """Returns noise and number of independent Poisson samples that cost what rounds cost.
@@ -107,11 +142,17 @@ class Terms:
           of one group (Choquette-Choo et al. 2023, Theorem 4), and begun turns count as whole.
         """
         if self.sampling is None:
-            return self.noise_multiplier, num_rounds
+            return self._with_figures(self.noise_multiplier), num_rounds
         turns, charged = -(-num_rounds // self.stride), self._charged(num_rounds)
         once = arithmetic.Schema(charged, charged, 1)
         squared = arithmetic.squared_sensitivity(self.strategy, once).upper
-        return self.noise_multiplier / math.sqrt(squared), turns
+        return self._with_figures(self.noise_multiplier / math.sqrt(squared)), turns
+
+    def _with_figures(self, noise_multiplier: float) -> float:
+        """Returns the noise of an update and of what its round releases besides, as one vector."""
+        if not self._precision or not noise_multiplier:
+            return noise_multiplier
+        return (noise_multiplier**-2 + self._precision) ** -0.5
 
     def deltas(self, epsilons: Sequence[float], num_rounds: int) -> list[float]:
         """Computes δ of a sampled run's first rounds at each ε."""
@@ -121,9 +162,15 @@ class Terms:
                 return [1.0] * len(epsilons)  # Nothing else has a profile.
             return [spent.delta(epsilon) for epsilon in epsilons]
         noise_multiplier, num_steps = self.sampled_steps(num_rounds)
-        return arithmetic.sampled_deltas(
-            noise_multiplier, self.probability, self.group_size, num_steps, epsilons
+        deltas = arithmetic.sampled_deltas(
+            noise_multiplier,
+            self.probability,
+            self.group_size,
+            num_steps,
+            epsilons,
+            self._mu_of_others,
         )
+        return [delta + self.other_delta for delta in deltas]
 
     def _charged(self, num_rounds: int) -> int:
         return min(self.num_rounds, -(-num_rounds // self.stride) * self.stride)
@@ -161,6 +208,7 @@ def _of(run: records.Records) -> Terms:
     is_secret = config.get("deterministic_noise_seed") is None
     if "plan" in derived:  # Fine-tuning by sampling.
         plan = derived["plan"]
+        others = tuple(plan.get("others", ()))
         return Terms(
             kind=SAMPLED,
             noise_multiplier=plan["noise_multiplier"],
@@ -168,7 +216,10 @@ def _of(run: records.Records) -> Terms:
             strategy=None,
             probability=plan["expected_units"] / plan["num_units"],
             group_size=plan["group_size"] if plan["sampling"] == "example" else 1,
-            other_epsilon=plan["group_size_epsilon"],
+            other_epsilon=math.fsum(
+                [plan["group_size_epsilon"], *(part["epsilon"] for part in others)]
+            ),
+            others=others,
             num_rounds=plan["num_steps"],
             is_secret=is_secret,
         )
@@ -178,10 +229,12 @@ def _of(run: records.Records) -> Terms:
         if "sampling" in derived:  # By what each expects: bins have whole numbers.
             there = _share(derived["sampling"]) * config["simulate_population"]
             scale = _share(_sampling(run)) * run.num_users / there
+    others = tuple(derived.get("others", ()))
     common = {
         "noise_multiplier": derived["noise_multiplier"] * scale,
         "delta": derived.get("delta", config["delta"]),
-        "other_epsilon": 0.0,
+        "other_epsilon": math.fsum(part["epsilon"] for part in others),
+        "others": others,
         "is_secret": is_secret,
         "group_size": derived.get("pool", {"of_client": 1})["of_client"],
     }
