@@ -183,7 +183,7 @@ def chooses(monkeypatch):
     monkeypatch.setattr(selection_plan, "plan", lambda cells, num_runs, text: planned)
 
     def release(output, chosen, cells):
-        (output / "winner").mkdir()
+        (output / "winner").mkdir(exist_ok=True)
         released.append(len(chosen.drawn))
 
     monkeypatch.setattr(selection, "release", release)
@@ -205,7 +205,7 @@ def test_a_choice_is_made_once_and_shows_nothing_but_the_winner(
     configs = [json.loads(path.read_text()) for path in out.glob("private/cells/*/config.json")]
     assert {config["config"]["delta"] for config in configs} == {1e-8}
     monkeypatch.setattr(selection_lib.NumRuns, "draw", lambda self: pytest.fail("drawn again"))
-    assert sweep(*_SELECT) == 0 and chooses == [3] and _starts(out / "private") == starts
+    assert sweep(*_SELECT) == 0 and chooses == [3, 3] and _starts(out / "private") == starts
     assert sweep(*_SELECT[:4]) == 2
     assert "holds a sweep with --select, whose runs stay secret" in capsys.readouterr().err
     assert sweep("--over", "clip_norm=1,2,3", *_SELECT[2:]) == 2

@@ -109,7 +109,9 @@ def test_the_best_run_alone_is_released_with_the_cost_of_the_choice(tmp_path, mo
 
     monkeypatch.setattr(selection_plan, "ask", ask)
     selection.release(tmp_path, chosen, cells)
-    assert len(asked[0]["folders"]) == 4 and asked[0]["text"] == "/public.jsonl"
+    (tmp_path / "winner" / "README.md").unlink()
+    selection.release(tmp_path, chosen, cells)  # As after a kill.
+    assert len(asked) == 1 and len(asked[0]["folders"]) == 4 and asked[0]["text"] == "/public.jsonl"
     winner = tmp_path / "winner"
     assert {path.name for path in winner.iterdir()} == {
         "model.npz", "vocabulary.json", "config.json", "README.md",
@@ -120,6 +122,7 @@ def test_the_best_run_alone_is_released_with_the_cost_of_the_choice(tmp_path, mo
     stated = statement.PrivacyStatement.from_json(text)
     assert (stated.epsilon, stated.delta) == (2.0, 1e-5) and stated.rho_zcdp is None
     assert stated.profile == ((1.5, 0.01),)
+    assert "report winner" in (winner / "README.md").read_text()
     # Neither how many runs there were, nor which one this is.
     released = " ".join(path.read_text() for path in winner.iterdir() if path.suffix != ".png")
     assert "run=" not in released and '"drawn"' not in released
@@ -127,6 +130,25 @@ def test_the_best_run_alone_is_released_with_the_cost_of_the_choice(tmp_path, mo
     (winner / "config.json").write_text('{"config": {}, "derived": {}, "facts": {}}')
     with pytest.raises(validation.UsageError, match="name a folder in private/cells beside it"):
         records.read(winner)
+
+
+def test_runs_may_be_scored_by_the_loss_that_they_release(tmp_path):
+    for number, losses in enumerate([(9.0, 2.0, 1.0), (1.0, 2.5, 2.5), (0.0, None, 2.0)]):
+        rows = [
+            f"{t + 1},{x},0.1" for t, x in enumerate(("", *losses[:1], "", "", *losses[1:], ""))
+        ]
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        table = ["round,noised_loss,loss", *(row.replace("None", "") for row in rows)]
+        (folder / "metrics.csv").write_text("\n".join(table) + "\n")
+    (cell,) = _cells({**_OPTIONS, "num_rounds": 7}, clip_norm=(1.0,))
+    folders = [tmp_path / str(number) for number in range(3)]
+    scores, score = selection._scores("metrics", folders, cell.config)
+    assert scores == [1.0, 2.5, 2.0] and "released loss" in score
+    with pytest.raises(validation.UsageError, match="give --metrics-epsilon, or name a public"):
+        selection.refuse(_cells(), "metrics")
+    selection.refuse(_cells({**_OPTIONS, "metrics_epsilon": 0.5}), "metrics")
+    selection.refuse(_cells({**_OPTIONS, "budget_shares": "metrics=0.05"}), "metrics")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +168,7 @@ def test_the_best_run_alone_is_released_with_the_cost_of_the_choice(tmp_path, mo
 def test_cells_that_one_choice_cannot_cover_are_refused(options, axes, message):
     base = {"noise_multiplier": 1.0, "delta": 1e-5} if "target" not in "".join(axes) else {}
     with pytest.raises(validation.UsageError, match=message):
-        selection.refuse(_cells({**base, **options}, **axes))
+        selection.refuse(_cells({**base, **options}, **axes), "/public.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -164,13 +186,13 @@ def test_fine_tuning_that_looks_for_its_own_sizes_is_refused(options, message):
     base = {"initial_weights": "x", "target_epsilon": 1.0, "delta": 1e-5}
     cells = _cells({**base, **options}, kinds.FINETUNING, learning_rate=(0.1, 0.2))
     with pytest.raises(validation.UsageError, match=message):
-        selection.refuse(cells)
+        selection.refuse(cells, "/public.jsonl")
 
 
 def test_the_weights_of_a_private_run_are_refused(tmp_path):
     (tmp_path / "privacy_statement.json").write_text("{}")
     with pytest.raises(validation.UsageError, match="weights of a private run"):
-        selection.refuse(_cells({**_OPTIONS, "initial_weights": str(tmp_path)}))
+        selection.refuse(_cells({**_OPTIONS, "initial_weights": str(tmp_path)}), "/x")
 
 
 if __name__ == "__main__":

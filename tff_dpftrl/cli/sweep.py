@@ -144,7 +144,8 @@ def add_parser(subparsers) -> None:
         metavar="TEXT",
         help=(
             "Public text by user, as a file or 'standard-library': the run whose model needs the "
-            "fewest bits per character of it is chosen. --target-epsilon is that of the whole."
+            "fewest bits per character of it is chosen. Or 'metrics': that of the least loss of "
+            "those that --metrics-epsilon releases. --target-epsilon is that of the whole."
         ),
     )
     group.add_argument(
@@ -275,7 +276,7 @@ def _select(
         )
     num_runs = selection.num_runs(args.select_runs, args.select_largest)
     cells = cells_lib.grid(options, axes, kind)
-    selection.refuse(cells)
+    selection.refuse(cells, args.select)
     for cell in cells:
         _check_cell(cell, placement)
     if not selection.exists(output):
@@ -325,9 +326,8 @@ def _select(
         if failed:
             _progress("\nNothing is released. The same command again tries what failed once more.")
             return 1
-        winner = output / selection.WINNER
-        if not winner.exists():
-            selection.release(output, chosen, cells)
+        selection.release(output, chosen, cells)
+    winner = output / selection.WINNER
     print(f"The best run is in {winner}, the only folder that may be published.")
     output_lib.print_next("Look at it", f"tff-dpftrl report {shlex.quote(str(winner))} --html")
     return 0

@@ -147,10 +147,10 @@ class _Training(RunKind):
         plans = {}
 
         def planned(config):
-            asked, users = config.privacy(), num_users(config.part(corpus.UserOptions))
-            key = repr(asked), users
+            users = num_users(config.part(corpus.UserOptions))
+            key = repr((config.privacy(), config.metrics_epsilon, config.metrics_share, users))
             if key not in plans:
-                plans[key] = asked.plan(users, num_parameters=1)  # ε does not depend on them.
+                plans[key] = config.plan(users, num_parameters=1)  # ε does not depend on them.
             return plans[key]
 
         return planned

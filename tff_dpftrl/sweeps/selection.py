@@ -24,7 +24,7 @@ from tff_dpftrl.accounting import chosen_run
 from tff_dpftrl.accounting import selection as selection_lib
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.reports import readme
-from tff_dpftrl.runs import earlier_runs, manifest, reporting
+from tff_dpftrl.runs import earlier_runs, manifest, metrics_log, reporting
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
@@ -37,6 +37,7 @@ WINNER = "winner"
 _FILE = pathlib.PurePath(manifest.PRIVATE, "selection.json")
 _FORMAT = 1
 _RELEASED = ("model.npz", "vocabulary.json", manifest.NAME)
+_RELEASED_LOSS = "noised_loss"
 _MEAN = 10.0  # Default expected number of runs.
 _LARGEST = 5.0  # Default largest number of runs, over the expected one.
 # Options that take the guarantee of a choice away, and why.
@@ -53,7 +54,7 @@ class Selection:
     """A choice among runs that has been planned.
 
     Attributes:
-      score_text: Name of the public text by which models are scored.
+      score_text: Name of the public text by which models are scored, or `METRICS`.
       num_runs: Distribution of the number of runs.
       delta: δ of the choice.
       plan: ε of the choice, and what each run is planned for.
@@ -99,8 +100,12 @@ def exists(output: pathlib.Path) -> bool:
     return (output / _FILE).exists()
 
 
-def refuse(cells: Sequence[cells_lib.Cell]) -> None:
+def refuse(cells: Sequence[cells_lib.Cell], score_text: str) -> None:
     """Refuses cells among which no choice is covered by one ε.
+
+    Args:
+      cells: Cells of the sweep.
+      score_text: Name of the public text by which models are scored, or `METRICS`.
 
     Raises:
       UsageError: If there is one; it names the option and the remedy.
@@ -110,6 +115,11 @@ def refuse(cells: Sequence[cells_lib.Cell]) -> None:
             raise validation.UsageError(
                 f"The cell {axes_lib.label(cell.values)} has {name}, which does not go with "
                 f"--select: {why}, or sweep without --select."
+            )
+        if score_text == selection_plan.METRICS and not _releases_metrics(cell.config):
+            raise validation.UsageError(
+                f"The cell {axes_lib.label(cell.values)} releases no metrics within its ε, and "
+                "--select metrics scores by them: give --metrics-epsilon, or name a public text."
             )
     first = cells[0].config
     shared = {"target_epsilon", "delta"}
@@ -123,6 +133,11 @@ def refuse(cells: Sequence[cells_lib.Cell]) -> None:
                     f"{axes_lib.shown(getattr(first, name))} and "
                     f"{axes_lib.shown(getattr(cell.config, name))}: leave it out of --over."
                 )
+
+
+def _releases_metrics(config: Any) -> bool:
+    names = ("metrics_epsilon", "metrics_share")
+    return any(getattr(config, name, None) is not None for name in names)
 
 
 def _reasons(config: Any) -> list[tuple[str, str]]:
@@ -165,7 +180,7 @@ def open_or_draw(
       definition: Options, axes and kind of the sweep, JSON-compatible.
       cells: Cells of the sweep.
       runs: Distribution of the number of runs.
-      score_text: Name of the public text by which models are scored.
+      score_text: Name of the public text by which models are scored, or `METRICS`.
 
     Returns:
       The choice, which is on the disk: it is never drawn again.
@@ -174,7 +189,8 @@ def open_or_draw(
       UsageError: If the folder holds another choice, or a cell or the text cannot be used.
       OSError: If the file cannot be written.
     """
-    score_text = language_config.absolute_path("data", score_text)
+    if score_text != selection_plan.METRICS:
+        score_text = language_config.absolute_path("data", score_text)
     asked = {
         **definition,
         "axes": [[name, values] for name, values in definition["axes"].items()],  # In their order.
@@ -217,7 +233,7 @@ def open_or_draw(
 
 
 def release(output: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.Cell]) -> None:
-    """Scores the finished runs, and copies what may be published of the best one.
+    """Scores the finished runs, and copies what may be published of the best one, once.
 
     Args:
       output: Folder of the sweep.
@@ -228,18 +244,17 @@ def release(output: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.C
       UsageError: If a run's model or statement cannot be used.
       OSError: If a file cannot be written, or the process that scores fails.
     """
-    private = output / manifest.PRIVATE
+    winner = output / WINNER
+    if not winner.exists():
+        _release(winner, chosen, cells)
+    readme.write(winner)  # It names its folder.
+
+
+def _release(winner: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.Cell]) -> None:
+    private = winner.parent / manifest.PRIVATE
     runs = chosen.runs(cells)
     folders = [folder_lib.cell_folder(private, run) for run in runs]
-    protected = cells[0].config.part(corpus.UserOptions)
-    scores = selection_plan.ask(
-        "tff_dpftrl.training.public_score",
-        {
-            "folders": [str(folder) for folder in folders],
-            "text": chosen.score_text,
-            "protected": dataclasses.asdict(protected),
-        },
-    )
+    scores, score = _scores(chosen.score_text, folders, cells[0].config)
     # Runs are exchangeable: the first one of equal scores is a random one of them.
     finite = [score if math.isfinite(score) else math.inf for score in scores]
     best = finite.index(min(finite))
@@ -253,10 +268,33 @@ def release(output: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.C
         profile=chosen.plan.profile,
         num_runs=chosen.num_runs,
         num_settings=len(cells),
-        score=f"bits per character of {pathlib.PurePath(chosen.score_text).name}, declared public",
+        score=score,
     )
-    with durable_files.new_folder(output / WINNER) as folder:
+    with durable_files.new_folder(winner) as folder:
         for name in _RELEASED:
             shutil.copyfile(folders[best] / name, folder / name)
         reporting.write_statement(folder, stated)
-        readme.write(folder)
+
+
+def _scores(
+    score_text: str, folders: Sequence[pathlib.Path], config: Any
+) -> tuple[list[float], str]:
+    """Returns the scores of finished runs, the least is the best, and what they are."""
+    if score_text == selection_plan.METRICS:
+        scores = [_released_loss(folder, config.num_rounds) for folder in folders]
+        return scores, "the released loss on the training cohorts of the last quarter of the rounds"
+    request = {
+        "folders": [str(folder) for folder in folders],
+        "text": score_text,
+        "protected": dataclasses.asdict(config.part(corpus.UserOptions)),
+    }
+    scores = selection_plan.ask("tff_dpftrl.training.public_score", request)
+    name = pathlib.PurePath(score_text).name
+    return scores, f"bits per character of {name}, declared public by the operator"
+
+
+def _released_loss(folder: pathlib.Path, num_rounds: int) -> float:
+    rows = metrics_log.read_rows(folder, num_rounds)
+    last = [row.get(_RELEASED_LOSS) for row in rows[-math.ceil(len(rows) / 4) :]]
+    found = [loss for loss in last if loss is not None]
+    return math.fsum(found) / len(found) if found else math.nan

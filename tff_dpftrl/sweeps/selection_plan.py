@@ -19,6 +19,9 @@ from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import child, kinds, population_check
 
+METRICS = "metrics"
+"""Score by the metrics that runs release, in place of a public text."""
+
 _HALVINGS = 12
 _MOST_DOUBLINGS = 20
 _DELTAS = (1e-3, 0.01, 0.03, 0.1, 0.3)  # Of the points by which odds are bounded.
@@ -54,7 +57,7 @@ def plan(cells: Sequence[cells_lib.Cell], num_runs: selection.NumRuns, score_tex
     Args:
       cells: Cells of the sweep, which `selection.refuse` has accepted.
       num_runs: Distribution of the number of runs.
-      score_text: Name of the public text by which models are scored.
+      score_text: Name of the public text by which models are scored, or `METRICS`.
 
     Returns:
       The plan. If the cells have a target, `epsilon` is not above it.
@@ -179,7 +182,8 @@ def _main(
     runs = kinds.KINDS[kind]
     made = [runs.config_class(**values) for values in configs]
     try:
-        public_score.read(score_text, made[0].part(corpus.UserOptions))
+        if score_text != METRICS:
+            public_score.read(score_text, made[0].part(corpus.UserOptions))
     except ValueError as error:
         return {"cell": None, "error": str(error)}
     first = population_check.first_error(made)

@@ -566,6 +566,31 @@ class TrainingConfig(language_config.LanguageConfig):
         """Share of the budget for training metrics; None for none, or with `metrics_epsilon`."""
         return metrics_share.of(self.budget_shares)
 
+    def plan(self, num_clients: int, num_parameters: int) -> privacy_lib.FederatedPlan:
+        """Chooses mechanism and noise for a new run, also for the metrics that it releases.
+
+        Args:
+          num_clients: Number of training users.
+          num_parameters: Number of trainable weights.
+
+        Returns:
+          The plan.
+
+        Raises:
+          UsageError: If the population cannot keep what is asked for.
+        """
+        from tff_dpftrl.runs import released_metrics
+        from tff_dpftrl.training import metrics_columns
+
+        return released_metrics.planned(
+            self.privacy(),
+            num_clients,
+            num_parameters,
+            target_epsilon=self.metrics_epsilon,
+            share=self.metrics_share,
+            what=metrics_columns.WHAT_IS_RELEASED,
+        )
+
     def privacy(self) -> privacy_lib.Privacy:
         """Returns what the run asks of privacy; the plan for a population is made of it."""
         # They bring dp_accounting with them, which `--help` has no use for.

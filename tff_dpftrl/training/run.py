@@ -23,7 +23,7 @@ from tff_dpftrl.data import tables, vocabulary
 from tff_dpftrl.execution import allocator
 from tff_dpftrl.learning import bounded_metrics
 from tff_dpftrl.models import table
-from tff_dpftrl.runs import earlier_runs, manifest, prepared, privacy, released_metrics
+from tff_dpftrl.runs import earlier_runs, manifest, prepared, privacy
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import config as config_lib
@@ -31,7 +31,6 @@ from tff_dpftrl.training import (
     corpus,
     custom_models,
     federated_trainer,
-    metrics_columns,
     opening,
     process,
     report,
@@ -159,14 +158,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         facts["initial_weights_are_public"] = initial.is_public
         folder = pathlib.Path(config.initial_weights).expanduser()
         facts |= earlier_runs.facts_of(folder, language_task.train.user_ids)
-    plan = released_metrics.planned(
-        config.privacy(),
-        len(language_task.train.user_ids),
-        language_task.model.num_parameters,
-        target_epsilon=config.metrics_epsilon,
-        share=config.metrics_share,
-        what=metrics_columns.WHAT_IS_RELEASED,
-    )
+    plan = config.plan(len(language_task.train.user_ids), language_task.model.num_parameters)
     known = _manifest(config, plan, language_task, facts)
     return _prepared(opened, known, plan, language_task, progress)
 
