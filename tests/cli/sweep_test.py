@@ -19,10 +19,11 @@ from tests.cli import toy_corpus
 from tests.finetuning import toy_finetuning
 from tests.sweeps import fake_train
 from tff_dpftrl.accounting import planner
+from tff_dpftrl.accounting import selection as selection_lib
 from tff_dpftrl.cli import config_flags, main
 from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.sweeps import cells as cells_lib
-from tff_dpftrl.sweeps import plots, population_check, running
+from tff_dpftrl.sweeps import plots, population_check, running, selection, selection_plan
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import warm_start
 
@@ -169,6 +170,84 @@ def test_mistakes_are_found_before_any_work(sweep, capsys, arguments, message):
     assert not pathlib.Path("out").exists()
 
 
+_SELECT = [
+    "--over", "clip_norm=1,2", "--noise-multiplier", "1", "--select", "public.jsonl",
+]  # fmt: skip
+
+
+@pytest.fixture
+def chooses(monkeypatch):
+    """Plans and releases without text and models; returns the folders that were released."""
+    released = []
+    planned = selection_plan.Planned(5.0, 4.0, 1e-8, [None, None], [])
+    monkeypatch.setattr(selection_plan, "plan", lambda cells, num_runs, text: planned)
+
+    def release(output, chosen, cells):
+        (output / "winner").mkdir(exist_ok=True)
+        released.append(len(chosen.drawn))
+
+    monkeypatch.setattr(selection, "release", release)
+    return released
+
+
+def test_a_choice_is_made_once_and_shows_nothing_but_the_winner(
+    sweep, chooses, capsys, monkeypatch
+):
+    monkeypatch.setattr(selection_lib.NumRuns, "draw", lambda self: 3)
+    assert sweep(*_SELECT, "--jobs", "2") == 0
+    said = capsys.readouterr()
+    assert "The choice has ε = 5 at δ = 1e-07." in said.err
+    assert "top-1" not in said.err + said.out and "winner" in said.out
+    out = pathlib.Path("out")
+    assert {path.name for path in out.iterdir()} == {".sweep.lock", "private", "winner"}
+    starts = _starts(out / "private")
+    assert [name.split(",")[0] for name in starts] == ["run=0", "run=1", "run=2"]
+    configs = [json.loads(path.read_text()) for path in out.glob("private/cells/*/config.json")]
+    assert {config["config"]["delta"] for config in configs} == {1e-8}
+    monkeypatch.setattr(selection_lib.NumRuns, "draw", lambda self: pytest.fail("drawn again"))
+    assert sweep(*_SELECT) == 0 and chooses == [3, 3] and _starts(out / "private") == starts
+    assert sweep(*_SELECT[:4]) == 2
+    assert "holds a sweep with --select, whose runs stay secret" in capsys.readouterr().err
+    assert sweep("--over", "clip_norm=1,2,3", *_SELECT[2:]) == 2
+    assert "Values cannot be added: the runs have been drawn." in capsys.readouterr().err
+
+
+def test_nothing_is_released_before_all_runs_have_ended(sweep, chooses, capsys, monkeypatch):
+    monkeypatch.setattr(selection_lib.NumRuns, "draw", lambda self: 2)
+    flags = [*_SELECT, "--eval-sequences", "2"]
+    assert sweep(*flags) == 1 and not chooses
+    assert "Nothing is released. The same command again" in capsys.readouterr().err
+    assert sweep(*flags) == 0 and chooses == [2]
+    assert set(map(tuple, _starts(pathlib.Path("out/private")).values())) == {("begin", "resume")}
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([*_SELECT[:4], "--select-runs", "3"], "--select-runs is for --select TEXT"),
+        (
+            [*_SELECT, "--select-runs", "1"],
+            "(--select-runs) must be a finite number, above 1, got 1",
+        ),
+        ([*_SELECT, "--select-largest", "4"], "is below the expected one, 10"),
+        ([*_SELECT, "--stop-at-accuracy", "0.2"], "held-out users would decide"),
+        (
+            [*_SELECT, "--target-accuracy", "0.1", "--population", "9"],
+            "--target-accuracy compares all cells",
+        ),
+    ],
+)
+def test_what_a_choice_cannot_have_is_refused(sweep, chooses, capsys, arguments, message):
+    assert sweep(*arguments) == 2 and not chooses
+    assert message in capsys.readouterr().err and not pathlib.Path("out").exists()
+
+
+def test_a_plain_sweep_cannot_become_a_choice(sweep, chooses, capsys):
+    assert sweep(*_SELECT[:4]) == 0
+    assert sweep(*_SELECT) == 2 and not chooses
+    assert "holds a sweep without --select, all of whose runs were seen" in capsys.readouterr().err
+
+
 def test_without_an_axis_there_is_no_sweep(sweep, capsys):
     with pytest.raises(SystemExit):
         sweep()
@@ -216,7 +295,7 @@ def test_flags_of_a_cell_are_read_as_its_config():
 _PRETENDING = f"""
 import sys
 from tff_dpftrl.cli import main
-from tff_dpftrl.sweeps import plots, population_check, running
+from tff_dpftrl.sweeps import plots, population_check, running, selection, selection_plan
 
 plots.write = lambda output, results: None
 running.PROGRAM = {_FAKE!r}
@@ -318,6 +397,44 @@ def test_a_sweep_of_real_runs_survives_a_kill(tmp_path):
         with open(path, newline="") as file:
             assert [row["round"] for row in csv.DictReader(file)] == [str(t + 1) for t in range(30)]
     assert len(list(output.glob("cells/*/model.npz"))) == 4
+
+
+@pytest.mark.slow
+def test_a_choice_among_real_runs_survives_a_kill(tmp_path):
+    toy_corpus.write(tmp_path, lengths=(4, 6, 9))
+    words = (tmp_path / "words.txt").read_text().split()
+    texts = [{"user_id": f"p{i}", "examples": [" ".join(words[i::2])]} for i in range(5)]
+    (tmp_path / "public.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    small = (
+        "--data users.jsonl --vocabulary words.txt --vocabulary-size 10 --embedding-size 4 "
+        "--lstm-size 5 --sequence-length 6 --batch-size 4 --clients-per-round 3 --rounds 20 "
+        "--eval-every 10 --min-sep 2 --mechanism tree --delta 1e-3 --target-epsilon 8"
+    ).split()
+    command = [sys.executable, "-m", "tff_dpftrl.cli.main", "sweep", *small, "--output", "out"]
+    command += ["--over", "server_learning_rate=0.1,1", "--jobs", "2"]
+    command += ["--select", "public.jsonl", "--select-runs", "2", "--select-largest", "3"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    options = {"cwd": tmp_path, "env": environment, "text": True}
+    output = tmp_path / "out"
+    with open(tmp_path / "first.log", "w") as log:
+        child = subprocess.Popen(command, stdout=log, stderr=log, **options)
+        while not list(output.glob("private/cells/*/metrics.csv")):
+            assert child.poll() is None, (tmp_path / "first.log").read_text()
+            time.sleep(0.1)
+        child.kill()
+        child.wait()
+    drawn = (output / "private" / "selection.json").read_text()
+    assert not (output / "winner").exists()
+    done = subprocess.run(command, capture_output=True, **options)
+    assert done.returncode == 0, done.stderr
+    assert (output / "private" / "selection.json").read_text() == drawn
+    stated = json.loads((output / "winner" / "privacy_statement.json").read_text())
+    assert 8 * (1 - 1e-6) < stated["epsilon"] <= 8 and stated["delta"] == 1e-3
+    assert stated["parameters"]["epsilon_of_one_run"] < 8
+    runs = list(output.glob("private/cells/*/model.npz"))
+    assert len(runs) == len(json.loads(drawn)["drawn"])
+    winner = (output / "winner" / "model.npz").read_bytes()
+    assert [run.read_bytes() for run in runs].count(winner) == 1
 
 
 @pytest.mark.slow

@@ -110,6 +110,13 @@ def _at_most(curve: trade_off.TradeOff | None) -> str:
 
 
 def _released(statement: privacy_statement.PrivacyStatement) -> str:
+    if sentences.EXPECTED_RUNS in statement.parameters:
+        return (
+            "What is released is, of the run that was chosen, the final model and every model on "
+            "the way to it, the sums with noise that they are made of, and whatever is computed "
+            f"from these without the data.{_other_parts(statement)} Of the other runs nothing is "
+            "released."
+        )
     sent = "" if statement.data_in_one_place else f" (sent to {statement.unit_of_privacy}s or not)"
     return (
         f"What is released is the final model and every model on the way to it{sent}, the sums "
@@ -120,7 +127,11 @@ def _released(statement: privacy_statement.PrivacyStatement) -> str:
 
 def _other_parts(statement: privacy_statement.PrivacyStatement) -> str:
     """Returns what else is released, with its cost alone; empty if nothing is."""
-    others = [row for row in statement.parts[1:] if not row.name.startswith(parts_lib.EARLIER)]
+    others = [
+        row
+        for row in statement.parts[1:]
+        if not row.name.startswith((parts_lib.EARLIER, parts_lib.SELECTION))
+    ]
     if not others:
         return ""
     rows = (*statement.parts[:1], *others)
@@ -133,10 +144,11 @@ def _other_parts(statement: privacy_statement.PrivacyStatement) -> str:
 
 
 def _not_covered(statement: privacy_statement.PrivacyStatement) -> str:
+    chosen = sentences.EXPECTED_RUNS in statement.parameters
     parts = [
         "exact figures such as losses, accuracies and counts",
         "what is decided by them",
-        "the choice of settings",
+        "which settings were tried" if chosen else "the choice of settings",
     ]
     if any(line.startswith(sentences.VOCABULARY) for line in statement.not_covered):
         parts.append("which words the model knows")

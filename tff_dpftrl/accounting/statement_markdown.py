@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tff_dpftrl.accounting import display
+from tff_dpftrl.accounting import parts as parts_lib
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import facts, privacy_statement
@@ -90,7 +91,9 @@ def _parts(statement: privacy_statement.PrivacyStatement) -> list[str]:
         *(row(one.name, one.epsilon_alone, one.rho_zcdp, one.says) for one in statement.parts),
         row("the whole run", statement.epsilon, statement.rho_zcdp, "all but earlier runs"),
         "",
-        "Losses are composed, not ε: what parts cost alone adds up to more than the whole.",
+        "The choice is what it adds to ε of one run, the worst that it may have been among."
+        if any(one.name == parts_lib.SELECTION for one in statement.parts)
+        else "Losses are composed, not ε: what parts cost alone adds up to more than the whole.",
         "",
     ]
 

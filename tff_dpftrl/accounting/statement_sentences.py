@@ -59,6 +59,8 @@ CHOICE_AMONG_RUNS = (
     "users is not covered by any of them, and whoever sees several runs on the same people learns "
     "more than one epsilon says."
 )
+EXPECTED_RUNS = "selection_expected_runs"
+"""Name of the parameter that the statement of a run chosen by `sweep --select` has alone."""
 NO_SAMPLING = "It is not assumed that who takes part is sampled at random."
 SECRET_SAMPLING = "The samples are drawn independently, by a secret generator, and stay secret."
 NOISE_USED_ONCE = "The noise of one run is used for one sequence of cohorts only."

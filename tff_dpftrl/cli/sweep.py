@@ -8,21 +8,24 @@ import pathlib
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl import validation
+from tff_dpftrl import durable_files, validation
+from tff_dpftrl.accounting import display
 from tff_dpftrl.cli import config_flags
 from tff_dpftrl.cli import output as output_lib
 from tff_dpftrl.finetuning import config as finetuning_config
+from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as training_config
 from tff_dpftrl.training import options as options_lib
 
 if TYPE_CHECKING:
+    from tff_dpftrl.sweeps import axes as axes_lib
     from tff_dpftrl.sweeps import cells as cells_lib
     from tff_dpftrl.sweeps import folder as folder_lib
+    from tff_dpftrl.sweeps import kinds, results_writer
     from tff_dpftrl.sweeps import results as results_lib
-    from tff_dpftrl.sweeps import results_writer
     from tff_dpftrl.training import placement as placement_lib
 
 _DESCRIPTION = """\
@@ -38,6 +41,9 @@ The same command again goes on: finished cells are kept, begun ones resumed, fai
 again. Values can be added to an axis later (seed=0:5 after seed=0:3).
 
 Ctrl-C loses nothing but the rounds, or steps, that are being run.
+
+With --select, the best of a random number of runs is chosen instead, each with a cell drawn at
+random, within one epsilon: winner/ is all that may be published.
 """
 
 _EPILOG = """\
@@ -67,6 +73,10 @@ examples:
   # Fine-tuning: group sizes at two ε, with three seeds.
   tff-dpftrl sweep finetune.toml --finetune --over group_size=1,4,16 --over target_epsilon=1,4 \\
       --over seed=0:3 --output results/groups
+
+  # The best of about ten runs by public text, with epsilon 8 for all of it together.
+  tff-dpftrl sweep my_run.toml --over server_learning_rate=0.3,1 --over clip_norm=0.3,1 \\
+      --target-epsilon 8 --select public.jsonl.gz --select-runs 10 --output results/chosen
 
 docs/how_to/sweeps.md explains the files, and the limits of the numbers.
 """
@@ -128,6 +138,28 @@ def add_parser(subparsers) -> None:
         metavar="N",
         help="Number of devices that will train in production.",
     )
+    group = parser.add_argument_group("the best of a random number of runs, within one epsilon")
+    group.add_argument(
+        "--select",
+        metavar="TEXT",
+        help=(
+            "Public text by user, as a file or 'standard-library': the run whose model needs the "
+            "fewest bits per character of it is chosen. Or 'metrics': that of the least loss of "
+            "those that --metrics-epsilon releases. --target-epsilon is that of the whole."
+        ),
+    )
+    group.add_argument(
+        "--select-runs",
+        type=float,
+        metavar="K",
+        help="Expected number of runs, above 1. Default: 10.",
+    )
+    group.add_argument(
+        "--select-largest",
+        type=int,
+        metavar="N",
+        help="Largest number of runs. Default: 5 K.",
+    )
     config_flags.add_placement(parser.add_argument_group("where clients work (of every cell)"))
     config_flags.add_options(parser)
     config_flags.add_options(
@@ -142,8 +174,15 @@ def what_is_left(args: argparse.Namespace) -> str:
     """Returns what the results folder holds after an interruption, and how to go on."""
     from tff_dpftrl.sweeps import cells as cells_lib
     from tff_dpftrl.sweeps import folder as folder_lib
+    from tff_dpftrl.sweeps import selection
 
     output = pathlib.Path(args.output)
+    same = f":\n  {shlex.join(['tff-dpftrl', *sys.argv[1:]])}" if "sweep" in sys.argv else "."
+    if selection.exists(output):
+        return (
+            "Every committed round is kept, and nothing is released yet: only the end of all runs "
+            f"makes {output}/{selection.WINNER}. Go on with the same command{same}"
+        )
     if not folder_lib.exists(output):
         return "No cell had begun: the same command begins again."
     cells = cells_lib.grid(*folder_lib.read(output))
@@ -153,7 +192,6 @@ def what_is_left(args: argparse.Namespace) -> str:
         for state in ("finished", "begun", "failed", "new")
         if state in states
     )
-    same = f":\n  {shlex.join(['tff-dpftrl', *sys.argv[1:]])}" if "sweep" in sys.argv else "."
     return (
         f"Of {len(cells)} cells: {counts}. Every committed round is kept; {output}/summary.md has "
         f"what is finished. Go on with the same command{same}"
@@ -180,7 +218,15 @@ def run(args: argparse.Namespace) -> int:
     kind.refuse_others(flags, "The command line")
     kind.refuse_others(options, str(args.config))
     options_lib.check_names(options, args.config or "the command line", kind.config_class)
-    axes = folder_lib.check(output, options, axes_lib.parse(args.over, _synonyms(), kind), kind)
+    axes = axes_lib.parse(args.over, _synonyms(), kind)
+    if args.select is not None:
+        return _select(args, options, axes, kind, output, placement)
+    for name in ("select_runs", "select_largest"):
+        if getattr(args, name) is not None:
+            raise validation.UsageError(
+                f"--{name.replace('_', '-')} is for --select TEXT, which is missing: add it."
+            )
+    axes = folder_lib.check(output, options, axes, kind)
     cells = cells_lib.grid(options, axes, kind)
     _check(args, cells, output, placement)
 
@@ -207,6 +253,84 @@ def run(args: argparse.Namespace) -> int:
         if interruption.signals:
             signal.raise_signal(interruption.signals[0])
     return _finish(args, results, output)
+
+
+def _select(
+    args: argparse.Namespace,
+    options: Mapping[str, Any],
+    axes: axes_lib.Axes,
+    kind: kinds.RunKind,
+    output: pathlib.Path,
+    placement: placement_lib.Placement,
+) -> int:
+    """Chooses the best of a random number of runs, or goes on with it; returns the exit status."""
+    from tff_dpftrl.sweeps import axes as axes_lib
+    from tff_dpftrl.sweeps import cells as cells_lib
+    from tff_dpftrl.sweeps import folder as folder_lib
+    from tff_dpftrl.sweeps import running, selection
+
+    if args.target_accuracy is not None:
+        raise validation.UsageError(
+            "--target-accuracy compares all cells, and --select shows the best run only: leave one "
+            "of them out."
+        )
+    num_runs = selection.num_runs(args.select_runs, args.select_largest)
+    cells = cells_lib.grid(options, axes, kind)
+    selection.refuse(cells, args.select)
+    for cell in cells:
+        _check_cell(cell, placement)
+    if not selection.exists(output):
+        folder_lib.check(output, options, axes, kind)
+        if folder_lib.exists(output):
+            raise validation.UsageError(
+                f"--output {output} holds a sweep without --select, all of whose runs were seen: "
+                "name another folder."
+            )
+        _progress(f"{len(cells)} cells. Reading the data, and planning the noise ...")
+    output.mkdir(parents=True, exist_ok=True)
+    interruption = running.Interruption()
+    with folder_lib.lock(output, _progress) as lock:
+        durable_files.remove_leftovers(output)
+        chosen = selection.open_or_draw(
+            output, folder_lib.definition(options, axes, kind), cells, num_runs, args.select
+        )
+        runs, private = chosen.runs(cells), output / manifest.PRIVATE
+        _progress(
+            f"The choice has ε = {display.round_up(chosen.plan.epsilon)} at δ = {chosen.delta:g}. "
+            "How many runs there are is secret, like all that this command prints."
+        )
+        with interruption.noticing():
+            running.run(
+                runs,
+                private,
+                functools.partial(running.command_of, placement_flags=_placement_flags(args)),
+                jobs=args.jobs,
+                lock=lock,
+                interruption=interruption,
+                progress=_progress,
+                after_each=lambda run, ending: _progress(
+                    f"{axes_lib.label(run.values)}: {ending.last_line or 'finished'}"
+                ),
+                reuse=not _placement_flags(args),
+            )
+        if interruption.signals:
+            signal.raise_signal(interruption.signals[0])
+        failed = [
+            run
+            for run in runs
+            if folder_lib.state(folder_lib.cell_folder(private, run)) != "finished"
+        ]
+        for run in failed:
+            log = folder_lib.cell_folder(private, run) / folder_lib.LOG
+            _progress(f"\n{axes_lib.label(run.values)} failed: see {log}")
+        if failed:
+            _progress("\nNothing is released. The same command again tries what failed once more.")
+            return 1
+        selection.release(output, chosen, cells)
+    winner = output / selection.WINNER
+    print(f"The best run is in {winner}, the only folder that may be published.")
+    output_lib.print_next("Look at it", f"tff-dpftrl report {shlex.quote(str(winner))} --html")
+    return 0
 
 
 def _synonyms() -> dict[str, str]:
@@ -237,7 +361,6 @@ def _check(
     placement: placement_lib.Placement,
 ) -> None:
     """Refuses, before any work, options that a cell would refuse."""
-    from tff_dpftrl.sweeps import axes as axes_lib
     from tff_dpftrl.sweeps import folder as folder_lib
     from tff_dpftrl.sweeps import population_check
 
@@ -246,15 +369,19 @@ def _check(
     states = {cell.name: folder_lib.state(folder_lib.cell_folder(output, cell)) for cell in cells}
     unfinished = [cell for cell in cells if states[cell.name] != "finished"]
     for cell in unfinished:
-        try:
-            cell.kind.check(cell.config, placement)
-        except ValueError as error:
-            raise validation.UsageError(
-                f"The cell {axes_lib.label(cell.values)}: {error}"
-            ) from error
+        _check_cell(cell, placement)
     if unfinished:
         _progress(f"{len(cells)} cells, {len(unfinished)} to run. Reading the data ...")
     population_check.check(unfinished)
+
+
+def _check_cell(cell: cells_lib.Cell, placement: placement_lib.Placement) -> None:
+    from tff_dpftrl.sweeps import axes as axes_lib
+
+    try:
+        cell.kind.check(cell.config, placement)
+    except ValueError as error:
+        raise validation.UsageError(f"The cell {axes_lib.label(cell.values)}: {error}") from error
 
 
 def _check_production(args: argparse.Namespace, cells: Sequence[cells_lib.Cell]) -> None:

@@ -306,6 +306,28 @@ def steps_of(
     )
 
 
+def planned(
+    config: config_lib.FinetuningConfig, text: split.UserSplit
+) -> run_privacy.FinetuningPlan:
+    """Returns the privacy of a run that has not begun, whose options leave nothing to be chosen.
+
+    Args:
+      config: Options of the run.
+      text: Users and their text.
+
+    Returns:
+      The plan.
+
+    Raises:
+      UsageError: If the users or the budget cannot have it.
+    """
+    initial = warm_start.find(config.initial_folder).load(sequence_length=config.sequence_length)
+    opened = opening.OpenedRun(pathlib.Path(), config, None, text)
+    users = users_of(_task(opened, initial, lambda line: None))
+    options = config.part(choosing.SamplingOptions)
+    return choosing.choose(options, users, None, initial.model.num_parameters).privacy
+
+
 def plan_of(
     known: manifest.Manifest, config: config_lib.FinetuningConfig
 ) -> run_privacy.FinetuningPlan:

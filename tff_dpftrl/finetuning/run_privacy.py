@@ -27,8 +27,7 @@ METRICS_NOT_COVERED = (
     "The loss on the users or examples of a step, how long it took, which grows with their number, "
     "warnings of gradients that are not finite, the figures about the training users' text and the "
     "reasons for what was chosen that a run begins with, and the n-gram baselines counted on them "
-    "(metrics.csv, curves.png, TensorBoard events and terminal): exact figures; do not publish "
-    "them."
+    "(in private/ and on the terminal only): exact figures; do not publish them."
 )
 
 CorrelatedPlan: TypeAlias = "dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan"
@@ -184,6 +183,11 @@ class SampledFinetuning(privacy.PrivacyPlan):
         plan = dataclasses.replace(self.plan, num_users=num_users)
         return dataclasses.replace(self, num_clients=num_users, plan=plan)
 
+    @override
+    def at_delta(self, delta: float) -> SampledFinetuning:
+        plan = dataclasses.replace(self.plan, delta=delta)
+        return dataclasses.replace(self, delta=delta, plan=plan)
+
     @property
     def declared(self) -> schema_lib.MinSep:
         """Only the number of steps is promised: a sampled user may be in all of them."""
@@ -223,9 +227,9 @@ class SampledFinetuning(privacy.PrivacyPlan):
         return self.plan.statement(
             facts.with_plan(
                 {"clip_norm": self.clip_norm, "num_steps": seen.num_rounds},
-                not_covered=[METRICS_NOT_COVERED]
-                if privacy.not_covered("user", self.others)
-                else [],
+                not_covered=privacy.not_covered("user", self.others)
+                if any(one.name == parts.METRICS for one in self.others)
+                else [METRICS_NOT_COVERED],
             ),
             steps_done=None if charge_all_rounds else seen.num_rounds,
             seed_is_known=self.deterministic_seed is not None,

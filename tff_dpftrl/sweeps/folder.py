@@ -78,6 +78,11 @@ def check(
                 f"--output {output} holds a single run, not a sweep: name another folder."
             )
         manifest.check_is_free(output)
+        if (output / manifest.PRIVATE / "selection.json").exists():
+            raise validation.UsageError(
+                f"--output {output} holds a sweep with --select, whose runs stay secret: give the "
+                "same command as then, or name another folder."
+            )
         if (output / "cells").exists():
             raise validation.UsageError(
                 f"--output {output} has a folder cells, but no {_DEFINITION} that says of which "
@@ -157,6 +162,17 @@ def _missing(then: axes_lib.Axes, now: axes_lib.Axes) -> list[str]:
     return missing
 
 
+def definition(
+    options: Mapping[str, Any], axes: axes_lib.Axes, kind: kinds.RunKind
+) -> dict[str, Any]:
+    """Returns the definition of a sweep, JSON-compatible; the arguments are those of `write`."""
+    return {
+        **({} if kind is kinds.TRAINING else {"kind": kind.name}),  # Earlier sweeps have none.
+        "options": _absolute(_fixed(options, axes)),
+        "axes": {name: list(values) for name, values in axes.items()},
+    }
+
+
 def write(
     output: pathlib.Path,
     options: Mapping[str, Any],
@@ -175,12 +191,7 @@ def write(
       OSError: If it cannot be written.
     """
     (output / "cells").mkdir(parents=True, exist_ok=True)
-    content = {
-        "format": FORMAT,
-        **({} if kind is kinds.TRAINING else {"kind": kind.name}),  # Earlier sweeps have none.
-        "options": _absolute(_fixed(options, axes)),
-        "axes": {name: list(values) for name, values in axes.items()},
-    }
+    content = {"format": FORMAT, **definition(options, axes, kind)}
     text = json.dumps(content, indent=2) + "\n"
     durable_files.write(output / _DEFINITION, text.encode("utf-8"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
@@ -16,6 +16,9 @@ from tff_dpftrl.training import config as training_config
 from tff_dpftrl.training import custom_models, language_config, warm_start
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import placement as placement_lib
+
+if TYPE_CHECKING:
+    from tff_dpftrl.runs import privacy
 
 
 class RunKind(abc.ABC):
@@ -95,6 +98,14 @@ class RunKind(abc.ABC):
         """
 
     @abc.abstractmethod
+    def planner(self) -> Callable[[Any], privacy.PrivacyPlan]:
+        """Returns a function from a config to the privacy that its run will have.
+
+        The function raises a ValueError if the text or the options cannot have it. It keeps what
+        it has read for the next config. What the options leave open has been refused before.
+        """
+
+    @abc.abstractmethod
     def process_group(self, config: Any) -> Hashable | None:
         """Returns what runs that one process runs one after another have in common.
 
@@ -122,7 +133,27 @@ class _Training(RunKind):
         from tff_dpftrl.training import corpus
 
         num_users = functools.cache(lambda options: len(corpus.read(options).train))
-        return lambda config: config.privacy().check(num_users(config.part(corpus.TextOptions)))
+
+        def check(config):
+            config.privacy().check(num_users(config.part(corpus.TextOptions).as_read()))
+
+        return check
+
+    @override
+    def planner(self):
+        from tff_dpftrl.training import corpus
+
+        num_users = functools.cache(lambda options: len(corpus.read_users(options).train))
+        plans = {}
+
+        def planned(config):
+            users = num_users(config.part(corpus.UserOptions))
+            key = repr((config.privacy(), config.metrics_epsilon, config.metrics_share, users))
+            if key not in plans:
+                plans[key] = config.plan(users, num_parameters=1)  # ε does not depend on them.
+            return plans[key]
+
+        return planned
 
     @override
     def process_group(self, config):
@@ -166,6 +197,23 @@ class _Finetuning(RunKind):
                 compared.add((options, folder))
 
         return check
+
+    @override
+    def planner(self):
+        from tff_dpftrl.finetuning import choosing, run
+        from tff_dpftrl.training import corpus
+
+        read = functools.lru_cache(maxsize=1)(corpus.read_users)
+        plans = {}
+
+        def planned(config):
+            users = config.part(corpus.UserOptions)
+            key = repr((users, config.part(choosing.SamplingOptions), config.initial_folder))
+            if key not in plans:
+                plans[key] = run.planned(config, read(users))
+            return plans[key]
+
+        return planned
 
     @override
     def process_group(self, config):

@@ -17,7 +17,7 @@ from tff_dpftrl.accounting import defaults
 from tff_dpftrl.data import vocabulary
 from tff_dpftrl.mechanisms import defaults as mechanism_defaults
 from tff_dpftrl.mechanisms import table
-from tff_dpftrl.training import language_config, learning_options
+from tff_dpftrl.training import language_config, learning_options, metrics_share
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,6 +38,7 @@ _POSITIVE = (
     "client_learning_rate",
     "clip_norm",
     "max_epsilon",
+    "metrics_epsilon",
     "server_adam_epsilon",
     "server_learning_rate",
     "stop_at_accuracy",
@@ -162,6 +163,13 @@ class TrainingConfig(language_config.LanguageConfig):
         None,
         "Shares of the budget for what is released besides the weights, like vocabulary=0.05; the "
         "defaults if not given.",
+        "privacy",
+    )
+    metrics_epsilon: float | None = _option(
+        None,
+        "Release loss and accuracy on the training cohorts with noise, for this ε if nothing else "
+        "were released; target_epsilon is for the whole. Or give budget_shares like metrics=0.05. "
+        "If neither is given, they stay in private/.",
         "privacy",
     )
     clip_norm: float = _option(
@@ -329,6 +337,7 @@ class TrainingConfig(language_config.LanguageConfig):
         self._check_noise()
         self._check_simulation()
         self._check_vocabulary()
+        metrics_share.check(self)
         if self.budget_shares is not None:
             from tff_dpftrl.accounting import budget_shares  # It takes long to import.
 
@@ -555,7 +564,11 @@ class TrainingConfig(language_config.LanguageConfig):
     @property
     def released_parts(self) -> tuple[str, ...]:
         """What the run releases besides the weights, by the names of `budget_shares.PARTS`."""
-        return ("vocabulary",) if self.vocabulary == vocabulary.DP else ()
+        is_counted = self.vocabulary == vocabulary.DP
+        return (
+            *(("vocabulary",) if is_counted else ()),
+            *(("metrics",) if self.metrics_share is not None else ()),
+        )
 
     def _other_parts(self) -> tuple[parts.Part, ...]:
         """Returns what the run releases of its users besides the weights."""
@@ -565,6 +578,36 @@ class TrainingConfig(language_config.LanguageConfig):
 
         assert self.target_epsilon is not None  # `_check_vocabulary` asks for it.
         return (vocabulary_share.part(self.target_epsilon, self.delta, self.budget_shares),)
+
+    @property
+    def metrics_share(self) -> float | None:
+        """Share of the budget for training metrics; None for none, or with `metrics_epsilon`."""
+        return metrics_share.of(self.budget_shares)
+
+    def plan(self, num_clients: int, num_parameters: int) -> privacy_lib.FederatedPlan:
+        """Chooses mechanism and noise for a new run, also for the metrics that it releases.
+
+        Args:
+          num_clients: Number of training users.
+          num_parameters: Number of trainable weights.
+
+        Returns:
+          The plan.
+
+        Raises:
+          UsageError: If the population cannot keep what is asked for.
+        """
+        from tff_dpftrl.runs import released_metrics
+        from tff_dpftrl.training import metrics_columns
+
+        return released_metrics.planned(
+            self.privacy(),
+            num_clients,
+            num_parameters,
+            target_epsilon=self.metrics_epsilon,
+            share=self.metrics_share,
+            what=metrics_columns.WHAT_IS_RELEASED,
+        )
 
     def privacy(self) -> privacy_lib.Privacy:
         """Returns what the run asks of privacy; the plan for a population is made of it."""

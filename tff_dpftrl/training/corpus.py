@@ -57,6 +57,14 @@ class TextOptions(UserOptions):
     budget_shares: str | None
     deterministic_noise_seed: int | None
 
+    def as_read(self) -> TextOptions:
+        """Returns options that are equal if the same text and words are read."""
+        if self.vocabulary == vocabulary.DP:
+            return self
+        return dataclasses.replace(
+            self, target_epsilon=None, delta=0.0, budget_shares=None, deterministic_noise_seed=None
+        )
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunText:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tff_dpftrl.runs import metrics_log
+import math
+
+from tff_dpftrl.runs import metrics_log, released_metrics
 
 EVALUATION_METRICS = {
     "loss": "cross-entropy, nats per word or sub-word",
@@ -57,3 +59,43 @@ COLUMNS = (
     ),
 )
 """Columns of `metrics.csv`."""
+
+WHAT_IS_RELEASED = "loss and accuracy on each round's training cohort"
+"""Words of a statement for `figures_of_rounds`."""
+
+
+def figures_of_rounds(vocabulary_size: int, sequence_length: int) -> released_metrics.Figures:
+    """Returns the figures that federated training releases with noise.
+
+    Args:
+      vocabulary_size: Number of ids. The loss of a guess that takes all for equally likely is the
+        logarithm of it, which is the bound of a target's loss.
+      sequence_length: Number of targets of a sequence. A user counts about as one sequence of
+        targets, also with more: its vector is clipped, and its means stay as they are.
+
+    Returns:
+      The figures; their sums are those of `models.metrics`.
+    """
+    targets = float(sequence_length)
+    return released_metrics.Figures(
+        bounds={
+            "loss_sum": targets * math.log(vocabulary_size),
+            "num_targets": targets,
+            "num_top1": targets,
+            "num_in_vocab": targets,
+        },
+        means=(
+            released_metrics.Mean(
+                "noised_loss",
+                "cross-entropy on the round's training cohort, with noise and within the budget",
+                "loss_sum",
+                "num_targets",
+            ),
+            released_metrics.Mean(
+                "noised_top1",
+                "accuracy on the round's training cohort, with noise and within the budget",
+                "num_top1",
+                "num_in_vocab",
+            ),
+        ),
+    )

@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from tff_dpftrl.runs import (
     manifest,
     prepared,
     privacy,
+    released_metrics,
     released_model,
     reporting,
     run,
@@ -126,7 +127,16 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
         known.facts["training_users"], known.facts["num_parameters"], known.derived
     )
     go_on = custom_models.resume_command(config.model, output, config.data)
-    return of_run(config.part(ReportOptions), known, plan, unit="round", go_on=go_on)
+    options = config.part(ReportOptions)
+    figures = functools.partial(figures_of, known)
+    return of_run(options, known, plan, unit="round", go_on=go_on, figures=figures)
+
+
+def figures_of(known: manifest.Manifest) -> released_metrics.Figures:
+    """Returns the figures that a training run may release of its cohorts, from its manifest."""
+    return metrics_columns.figures_of_rounds(
+        known.facts["vocabulary_size"], known.config["sequence_length"]
+    )
 
 
 def of_run(
@@ -137,6 +147,7 @@ def of_run(
     unit: str,
     go_on: str,
     whole: released_model.Whole = list,
+    figures: Callable[[], released_metrics.Figures] | None = None,
 ) -> prepared.Reportable:
     """Returns what the report on a run on text is made of.
 
@@ -147,10 +158,14 @@ def of_run(
       unit: Name of a round: "round" or "step".
       go_on: Command, or call in Python, that resumes the run.
       whole: Function from the trained weights to those of the model; the identity by default.
+      figures: Function that returns the figures of the training cohorts, if they are released
+        within the budget.
 
     Returns:
       The material of the report.
     """
+    stddev = released_metrics.noise_of(plan)
+    released = figures() if figures is not None and stddev is not None else None
     return prepared.Reportable(
         known=known,
         plan=plan,
@@ -159,8 +174,9 @@ def of_run(
             unit, options.eval_every, options.max_epsilon, options.stop_at_accuracy
         ),
         released=functools.partial(released_model.weights, options.iterate_averaging, whole=whole),
-        presentation=TextPresentation(known, unit),
+        presentation=TextPresentation(known, unit, released, stddev),
         go_on=go_on,
+        figures=released,
     )
 
 
@@ -207,15 +223,24 @@ def _facts(
 class TextPresentation(prepared.Presentation):
     """Model, curves and summary of a run on text."""
 
-    columns = metrics_columns.COLUMNS
-
-    def __init__(self, known: manifest.Manifest, unit: str):
+    def __init__(
+        self,
+        known: manifest.Manifest,
+        unit: str,
+        figures: released_metrics.Figures | None = None,
+        stddev: float | None = None,
+    ):
         """Initialises the presentation.
 
         Args:
           known: Manifest of the run.
           unit: Name of a round: "round" or "step".
+          figures: Figures of the training cohorts that are released with noise; None for none.
+          stddev: Standard deviation of their noise.
         """
+        self.columns = metrics_columns.COLUMNS + (() if figures is None else figures.columns)
+        self._figures = figures
+        self._stddev = stddev or 0.0
         self._known = known
         self._unit = unit
         self._model = table.from_description(known.facts["model"])
@@ -233,11 +258,20 @@ class TextPresentation(prepared.Presentation):
         rows, statement, unit = outcome.rows, outcome.statement, self._unit
         baselines = _read_baselines(output)
         title = _title(_name(self._known), statement)
-        curves.write(output / "curves.png", rows, title=title, baselines=baselines, unit=unit)
+        known_before = {name: baselines[name] for name in baselines if name == PRETRAINED}
+        curves.write(
+            output,
+            rows,
+            title=title,
+            baselines={name: baselines[name] for name in baselines if name != PRETRAINED},
+            public_baselines=known_before,
+            unit=unit,
+        )
         held_out = _read_held_out(output, rows[-1]["round"])
         summary = [
             _accuracy(rows, baselines, unit),
             _loss(rows, self._known.facts),
+            self._figures.of_last_rounds(rows, self._stddev) if self._figures else None,
             _on_held_out_users(held_out) if held_out else None,
             outcome.progress,
             failure(rows, self._known.facts["vocabulary_size"], baselines),

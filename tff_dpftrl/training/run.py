@@ -17,8 +17,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tensorflow_federated as tff
+
 from tff_dpftrl.data import tables, vocabulary
 from tff_dpftrl.execution import allocator
+from tff_dpftrl.learning import bounded_metrics
 from tff_dpftrl.models import table
 from tff_dpftrl.runs import earlier_runs, manifest, prepared, privacy
 from tff_dpftrl.runs import progress as progress_lib
@@ -155,9 +158,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         facts["initial_weights_are_public"] = initial.is_public
         folder = pathlib.Path(config.initial_weights).expanduser()
         facts |= earlier_runs.facts_of(folder, language_task.train.user_ids)
-    plan = config.privacy().plan(
-        len(language_task.train.user_ids), language_task.model.num_parameters
-    )
+    plan = config.plan(len(language_task.train.user_ids), language_task.model.num_parameters)
     known = _manifest(config, plan, language_task, facts)
     return _prepared(opened, known, plan, language_task, progress)
 
@@ -200,7 +201,11 @@ def _prepared(
         progress(line)
     go_on = custom_models.resume_command(config.model, opened.output, config.data)
     options = config.part(report.ReportOptions)
-    reportable = report.of_run(options, known, plan, unit="round", go_on=go_on)
+    figures = functools.partial(report.figures_of, known)
+    reportable = report.of_run(options, known, plan, unit="round", go_on=go_on, figures=figures)
+    aggregated = tff.learning.metrics.sum_then_finalize
+    if reportable.figures is not None:
+        aggregated = bounded_metrics.with_bounded_sums(aggregated, reportable.figures.bounds)
     reportable.schedule.check_budget(plan)
     if config.engine == "tff":
         process.check_state_fits(plan, num_parameters)
@@ -213,7 +218,12 @@ def _prepared(
     return prepared.Prepared(
         report=reportable,
         trainer=federated_trainer.open_trainer(
-            lambda: process.build_process(plan, config.learning, language_task.functional_model()),
+            lambda: process.build_process(
+                plan,
+                config.learning,
+                language_task.functional_model(),
+                metrics_aggregator=aggregated,
+            ),
             plan,
             language_task,
             engine_name=config.engine,

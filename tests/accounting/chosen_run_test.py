@@ -1,0 +1,72 @@
+"""Tests of tff_dpftrl.accounting.chosen_run."""
+
+import dataclasses
+import sys
+
+import pytest
+
+from tff_dpftrl.accounting import chosen_run, guarantee, selection, statement
+from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.participation import schema as schema_lib
+
+_RUNS = selection.NumRuns(10, 50)
+
+
+def _one(noise=4.0, **fields):
+    claim = guarantee.dp_ftrl_guarantee(
+        identity.Identity(), noise_multiplier=noise, schema=schema_lib.MinSep(8, 2, 4), delta=1e-7
+    )
+    seen = schema_lib.MinSep(8, 8, 1)
+    one = statement.dp_ftrl_statement(claim, unit_of_privacy="user", num_users=100_000)
+    return dataclasses.replace(one, accounted=seen, subject={"date": "now", "run": "a"}, **fields)
+
+
+def _chosen(one, delta=1e-6):
+    return chosen_run.statement(
+        one,
+        epsilon=3.0,
+        delta=delta,
+        run_epsilon=2.0,
+        profile=[(2.5, 0.01)],
+        num_runs=_RUNS,
+        num_settings=6,
+        score="bits per character of news.jsonl",
+    )
+
+
+def test_the_statement_is_of_the_choice_and_says_what_it_rests_on():
+    one = _one()
+    found = _chosen(one)
+    assert (found.epsilon, found.delta, found.rho_zcdp) == (3.0, 1e-6, None)
+    assert found.accounted == found.declared  # What another run did is not that of this one.
+    assert found.parameters["epsilon_of_one_run"] == 2.0
+    assert found.parameters["delta_of_one_run"] == 1e-7
+    assert found.parameters[sentences.EXPECTED_RUNS] == 10
+    assert [(row.name, row.epsilon_alone) for row in found.parts] == [
+        ("weights", one.epsilon),
+        ("selection among runs", 1.0),
+    ]
+    assert "sensitivity_squared" not in found.parameters
+    assert found.subject == {"run": "a"}  # The date tells how many runs there were before.
+    text = found.to_markdown()
+    assert "best of a random number of runs" in text and "stay secret" in text
+    assert "Tuning of hyperparameters" in one.to_markdown()
+    assert "Tuning of hyperparameters" not in text and "choice of settings" not in text
+    assert "Of the other runs nothing is released." in found.plain_sentences()[3]
+    assert statement.PrivacyStatement.from_json(found.to_json()) == found
+
+
+def test_the_caveat_of_delta_is_that_of_the_choice():
+    assert not _one().headline_caveats
+    assert "δ = 5e-06 times the 100000 users" in _chosen(_one(), delta=5e-6).headline_caveats[0]
+
+
+def test_without_a_guarantee_of_the_run_the_choice_has_none():
+    broken = _one(epsilon=None, rho_zcdp=None, no_guarantee=("The ledger is damaged.",))
+    found = _chosen(broken)
+    assert found.epsilon is None and found.profile == () and not found.has_guarantee
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

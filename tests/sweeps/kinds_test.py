@@ -1,0 +1,44 @@
+"""Tests of tff_dpftrl.sweeps.kinds: the privacy of runs that have not begun."""
+
+import dataclasses
+import sys
+
+import pytest
+
+from tests.finetuning import toy_finetuning
+from tests.finetuning.toy_finetuning import toy  # noqa: F401
+from tests.training import toy_run
+from tff_dpftrl.sweeps import kinds
+from tff_dpftrl.training import corpus
+
+
+def test_the_plan_of_a_training_run_is_kept_for_all_its_cells(tmp_path, monkeypatch):
+    toy_run.write_corpus(tmp_path)
+    seen, read = [], corpus.read_users
+    monkeypatch.setattr(corpus, "read_users", lambda users: seen.append(users) or read(users))
+    planned = kinds.TRAINING.planner()
+    config = toy_run.config(tmp_path, deterministic_noise_seed=None)
+    plan = planned(config)
+    faster = dataclasses.replace(config, client_learning_rate=0.1)
+    assert planned(faster) is plan and len(seen) == 1
+    noisier = planned(dataclasses.replace(config, noise_multiplier=2.0))
+    assert noisier.epsilon_after(6) < plan.epsilon_after(6)
+    assert plan.at_delta(1e-12).epsilon_after(6) > plan.epsilon_after(6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", ["user", "passes"])
+def test_the_plan_of_fine_tuning_is_that_of_its_run(toy, sampling):  # noqa: F811
+    planned = kinds.FINETUNING.planner()
+    options = {"sampling": sampling, "group_size": 2, "cohort_size": 4, "clip_norm": 1.0}
+    options |= {"delta": 1e-4, "target_epsilon": 2.0, "deterministic_noise_seed": None}
+    config = toy_finetuning.config(toy, **options)
+    plan = planned(config)
+    assert planned(dataclasses.replace(config, learning_rate=0.5)) is plan
+    epsilon = plan.epsilon_after(plan.num_rounds)
+    assert 1.9 < epsilon <= 2.0
+    assert plan.at_delta(1e-6).epsilon_after(plan.num_rounds) > epsilon
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

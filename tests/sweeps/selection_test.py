@@ -1,0 +1,199 @@
+"""Tests of tff_dpftrl.sweeps.selection."""
+
+import json
+import math
+import stat
+import sys
+
+import pytest
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import guarantee, statement
+from tff_dpftrl.accounting import selection as selection_lib
+from tff_dpftrl.auditing.recount import records
+from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.sweeps import cells as cells_lib
+from tff_dpftrl.sweeps import folder as folder_lib
+from tff_dpftrl.sweeps import kinds, selection, selection_plan
+
+_RUNS = selection_lib.NumRuns(3, 15)
+_PLAN = selection_plan.Planned(2.0, 1.5, 1e-6, [1.25, 1.0], [(1.5, 0.01)])
+_OPTIONS = {"target_epsilon": 2.0, "delta": 1e-5}
+
+
+def _cells(options=_OPTIONS, kind=kinds.TRAINING, **axes):
+    axes = axes or {"clip_norm": (0.5, 1.0)}
+    return cells_lib.grid(options, axes, kind)
+
+
+def _open(output, cells=None, score_text="/public.jsonl", runs=_RUNS):
+    definition = folder_lib.definition(_OPTIONS, {"clip_norm": (0.5, 1.0)}, kinds.TRAINING)
+    return selection.open_or_draw(output, definition, cells or _cells(), runs, score_text)
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """Counts how often runs are planned."""
+    made = []
+
+    def plan(cells, num_runs, score_text):
+        made.append(score_text)
+        return _PLAN
+
+    monkeypatch.setattr(selection_plan, "plan", plan)
+    return made
+
+
+def test_what_was_drawn_is_kept_in_private_and_never_drawn_again(tmp_path, plans, monkeypatch):
+    first = _open(tmp_path)
+    path = tmp_path / "private" / "selection.json"
+    assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+    assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["private"]
+    monkeypatch.setattr(selection_lib.NumRuns, "draw", lambda self: pytest.fail("drawn again"))
+    assert _open(tmp_path) == first and len(plans) == 1
+    with pytest.raises(validation.UsageError, match=r"another choice among runs \(other num_runs"):
+        _open(tmp_path, runs=selection_lib.NumRuns(4, 15))
+    with pytest.raises(validation.UsageError, match="other score_text"):
+        _open(tmp_path, score_text="/other.jsonl")
+    definition = folder_lib.definition(_OPTIONS, {"clip_norm": (1.0, 0.5)}, kinds.TRAINING)
+    with pytest.raises(validation.UsageError, match=r"\(other axes\)"):
+        selection.open_or_draw(tmp_path, definition, _cells(), _RUNS, "/public.jsonl")
+    with pytest.raises(validation.UsageError, match="holds a sweep with --select"):
+        folder_lib.check(tmp_path, _OPTIONS, {"clip_norm": (0.5, 1.0)})
+
+
+def test_runs_have_cells_drawn_anew_and_the_noise_that_was_planned(tmp_path, plans):
+    del plans
+    chosen = selection.Selection("/public.jsonl", _RUNS, 1e-5, _PLAN, [1, 0, 1])
+    runs = chosen.runs(_cells())
+    assert [run.name for run in runs] == [
+        "run=0,clip_norm=1", "run=1,clip_norm=0.5", "run=2,clip_norm=1",
+    ]  # fmt: skip
+    assert [run.config.target_epsilon for run in runs] == [1.0, 1.25, 1.0]
+    assert {run.config.delta for run in runs} == {1e-6}
+    numbers, cells = set(), set()
+    for number in range(30):
+        (tmp_path / str(number)).mkdir()
+        drawn = _open(tmp_path / str(number)).drawn
+        numbers.add(len(drawn))
+        cells |= set(drawn)
+    assert len(numbers) > 1 and cells == {0, 1} and max(numbers) <= 15
+
+
+def _finish(folder, noise):
+    folder.mkdir(parents=True)
+    claim = guarantee.dp_ftrl_guarantee(
+        identity.Identity(), noise_multiplier=noise, schema=schema_lib.MinSep(4, 4, 1), delta=1e-6
+    )
+    one = statement.dp_ftrl_statement(claim, unit_of_privacy="user", num_users=1000)
+    (folder / "privacy_statement.json").write_text(one.to_json())
+    (folder / "config.json").write_text(
+        json.dumps({"config": {"data": "x.csv"}, "kind": "training"})
+    )
+    for name in ("model.npz", "vocabulary.json", "metrics.csv", "sweep.log", "cell.json"):
+        (folder / name).write_text(f"{name} {noise}")
+
+
+def test_the_best_run_alone_is_released_with_the_cost_of_the_choice(tmp_path, monkeypatch):
+    cells = _cells()
+    chosen = selection.Selection("/public.jsonl", _RUNS, 1e-5, _PLAN, [1, 0, 1, 0])
+    for number, run in enumerate(chosen.runs(cells)):
+        _finish(folder_lib.cell_folder(tmp_path / "private", run), noise=10.0 + number)
+    asked = []
+
+    def ask(module, request):
+        asked.append(request)
+        return [math.nan, 2.5, 2.0, 2.0]
+
+    monkeypatch.setattr(selection_plan, "ask", ask)
+    selection.release(tmp_path, chosen, cells)
+    (tmp_path / "winner" / "README.md").unlink()
+    selection.release(tmp_path, chosen, cells)  # As after a kill.
+    assert len(asked) == 1 and len(asked[0]["folders"]) == 4 and asked[0]["text"] == "/public.jsonl"
+    winner = tmp_path / "winner"
+    assert {path.name for path in winner.iterdir()} == {
+        "model.npz", "vocabulary.json", "config.json", "README.md",
+        "privacy_statement.json", "privacy_statement.md", "privacy.png",
+    }  # fmt: skip
+    assert (winner / "model.npz").read_text() == "model.npz 12.0"
+    text = (winner / "privacy_statement.json").read_text()
+    stated = statement.PrivacyStatement.from_json(text)
+    assert (stated.epsilon, stated.delta) == (2.0, 1e-5) and stated.rho_zcdp is None
+    assert stated.profile == ((1.5, 0.01),)
+    assert "report winner" in (winner / "README.md").read_text()
+    # Neither how many runs there were, nor which one this is.
+    released = " ".join(path.read_text() for path in winner.iterdir() if path.suffix != ".png")
+    assert "run=" not in released and '"drawn"' not in released
+    assert {path.name for path in tmp_path.iterdir()} == {"private", "winner"}
+    (winner / "config.json").write_text('{"config": {}, "derived": {}, "facts": {}}')
+    with pytest.raises(validation.UsageError, match="name a folder in private/cells beside it"):
+        records.read(winner)
+
+
+def test_runs_may_be_scored_by_the_loss_that_they_release(tmp_path):
+    for number, losses in enumerate([(9.0, 2.0, 1.0), (1.0, 2.5, 2.5), (0.0, None, 2.0)]):
+        rows = [
+            f"{t + 1},{x},0.1" for t, x in enumerate(("", *losses[:1], "", "", *losses[1:], ""))
+        ]
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        table = ["round,noised_loss,loss", *(row.replace("None", "") for row in rows)]
+        (folder / "metrics.csv").write_text("\n".join(table) + "\n")
+    (cell,) = _cells({**_OPTIONS, "num_rounds": 7}, clip_norm=(1.0,))
+    folders = [tmp_path / str(number) for number in range(3)]
+    scores, score = selection._scores("metrics", folders, cell.config)
+    assert scores == [1.0, 2.5, 2.0] and "released loss" in score
+    with pytest.raises(validation.UsageError, match="give --metrics-epsilon, or name a public"):
+        selection.refuse(_cells(), "metrics")
+    selection.refuse(_cells({**_OPTIONS, "metrics_epsilon": 0.5}), "metrics")
+    selection.refuse(_cells({**_OPTIONS, "budget_shares": "metrics=0.05"}), "metrics")
+
+
+@pytest.mark.parametrize(
+    "options, axes, message",
+    [
+        ({}, {"target_epsilon": (1.0, 2.0)}, "the same target_epsilon in all cells"),
+        ({}, {"delta": (1e-5, 1e-6)}, "the same delta in all cells"),
+        ({}, {"user_column": ("a", "b")}, "the same user_column in all cells"),
+        ({}, {"data": ("a.csv", "b.csv")}, "the same data in all cells"),
+        ({"deterministic_noise_seed": 1}, {}, "which is known; leave it out"),
+        ({"stop_at_accuracy": 0.2}, {}, "held-out users would decide"),
+        ({"max_epsilon": 2.0}, {}, "accounted for before it begins"),
+        ({"simulate_report_goal": 100, "simulate_population": 1000}, {}, "protects nobody"),
+        ({}, {"mechanism": ("blt", "none"), "clip_norm": (1.0, 2.0)}, "no guarantee"),
+    ],
+)
+def test_cells_that_one_choice_cannot_cover_are_refused(options, axes, message):
+    base = {"noise_multiplier": 1.0, "delta": 1e-5} if "target" not in "".join(axes) else {}
+    with pytest.raises(validation.UsageError, match=message):
+        selection.refuse(_cells({**base, **options}, **axes), "/public.jsonl")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"sampling": "example"}, "no group_size, which does not go"),
+        (
+            {"sampling": "user", "cohort_size": 4, "group_size": 2},
+            "no clip_norm, which does not go",
+        ),
+        ({"sampling": "user", "cohort_size": 4, "group_size": 2, "delta": None}, "; give --delta"),
+    ],
+)
+def test_fine_tuning_that_looks_for_its_own_sizes_is_refused(options, message):
+    base = {"initial_weights": "x", "target_epsilon": 1.0, "delta": 1e-5}
+    cells = _cells({**base, **options}, kinds.FINETUNING, learning_rate=(0.1, 0.2))
+    with pytest.raises(validation.UsageError, match=message):
+        selection.refuse(cells, "/public.jsonl")
+
+
+def test_the_weights_of_a_private_run_are_refused(tmp_path):
+    (tmp_path / "privacy_statement.json").write_text("{}")
+    with pytest.raises(validation.UsageError, match="weights of a private run"):
+        selection.refuse(_cells({**_OPTIONS, "initial_weights": str(tmp_path)}), "/x")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,102 @@
+"""The statement of the best of a random number of runs, from that of the run by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tff_dpftrl.accounting import display, parts, privacy_statement, selection
+from tff_dpftrl.accounting import statement_sentences as sentences
+
+_ACCOUNTING = (
+    "Of the choice: the best of a random number of runs is (ε₀ + 2 ε₁, E[K] δ₀)-DP if each run is "
+    "(ε₀, δ₀)-DP and (ε₁, δ₁)-DP with δ₁ = γ (e^ε₁ − 1) / (1 − γ), for a geometric K of mean 1/γ "
+    "(Papernot & Steinke 2022; Koskela, Redberg & Wang 2024), cut off at its largest value."
+)
+_OF_OBSERVED = ("sensitivity_squared", "sensitivity_method")
+_COVERED = (
+    "The choice of this run among a random number of runs, each with settings drawn at random, by "
+    "a score of what they release."
+)
+_OUTPUT = (
+    "Of the chosen run alone: its noised sums, and what is computed from them without looking at "
+    "the data again: every intermediate model and the final one. Nothing of the other runs, not "
+    "even their models on the way."
+)
+_SECRET = (
+    "The number of runs, how long they took, their scores, and everything that the other runs "
+    "computed stay secret. No model of any of them was sent to users while it was trained."
+)
+
+
+def statement(
+    one: privacy_statement.PrivacyStatement,
+    *,
+    epsilon: float,
+    delta: float,
+    run_epsilon: float,
+    profile: Sequence[tuple[float, float]],
+    num_runs: selection.NumRuns,
+    num_settings: int,
+    score: str,
+) -> privacy_statement.PrivacyStatement:
+    """Builds the statement of the run that was chosen.
+
+    Args:
+      one: Statement of the run by itself. Without a guarantee, the choice has none.
+      epsilon: ε of the choice, of all settings that it may have been among.
+      delta: δ of the choice.
+      run_epsilon: Largest ε of a run that it may have been, at the run's own δ.
+      profile: Further pairs (ε, δ) that the choice satisfies.
+      num_runs: Distribution of the number of runs.
+      num_settings: Number of settings, which are equally likely.
+      score: What the runs are compared by, a phrase.
+
+    Returns:
+      The statement.
+    """
+    unit = one.unit_of_privacy
+    users = one.parameters.get("num_users")
+    users = users if isinstance(users, int) else None
+    of_one = sentences.delta_caveats(one.delta, users, unit)
+    rows = one.parts or (parts.Cost(parts.WEIGHTS, one.mechanism, one.epsilon),)
+    choice = parts.Cost(
+        parts.SELECTION,
+        f"which of the runs is the best, by {score}: geometric with a mean of {num_runs.mean:g} "
+        f"runs, {num_runs.largest} at most, each with ε = {display.round_up(run_epsilon)} at "
+        f"δ = {one.delta:.3g}",
+        epsilon - run_epsilon,
+    )
+    tuned = sentences.not_covered(None, unit, one.data_in_one_place)[-1]
+    return dataclasses.replace(
+        one,
+        epsilon=None if one.epsilon is None else epsilon,
+        delta=delta,
+        rho_zcdp=None,
+        parts=() if one.epsilon is None else (*rows, choice),
+        profile=() if one.epsilon is None else tuple(profile),
+        accounted=one.declared,  # For all runs that might have been: not what was observed of one.
+        parameters={
+            **{name: value for name, value in one.parameters.items() if name not in _OF_OBSERVED},
+            sentences.EXPECTED_RUNS: num_runs.mean,
+            "selection_largest_number_of_runs": num_runs.largest,
+            "selection_settings": num_settings,
+            "selection_score": score,
+            "epsilon_of_one_run": run_epsilon,
+            "delta_of_one_run": one.delta,
+        },
+        accounting=f"Of one run: {one.accounting} {_ACCOUNTING}",
+        output=_OUTPUT,
+        covered=(*one.covered, _COVERED),
+        not_covered=tuple(
+            "Which settings were tried, and what they were chosen on." if line == tuned else line
+            for line in one.not_covered
+        ),
+        assumptions=(*one.assumptions, _SECRET),
+        headline_caveats=(
+            *sentences.delta_caveats(delta, users, unit),
+            *(line for line in one.headline_caveats if line not in of_one),
+        ),
+        # The date would tell how long the runs took.
+        subject={name: value for name, value in one.subject.items() if name != "date"},
+    )

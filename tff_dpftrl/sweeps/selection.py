@@ -1,0 +1,300 @@
+"""The choice of the best of a random number of runs, within one ε: `sweep --select`.
+
+    private/selection.json   options, plan, and the cells that were drawn; written before any run
+    private/cells/           the runs, as those of a sweep
+    winner/                  the best run's model and its statement; all that may be published
+
+How many runs there are, which ones, their scores and how long they take has to stay secret.
+`accounting/selection.py` has the mathematics.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_dpftrl import durable_files, json_text, validation
+from tff_dpftrl.accounting import chosen_run
+from tff_dpftrl.accounting import selection as selection_lib
+from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.reports import readme
+from tff_dpftrl.runs import earlier_runs, manifest, metrics_log, reporting
+from tff_dpftrl.sweeps import axes as axes_lib
+from tff_dpftrl.sweeps import cells as cells_lib
+from tff_dpftrl.sweeps import folder as folder_lib
+from tff_dpftrl.sweeps import selection_plan
+from tff_dpftrl.training import corpus, language_config, warm_start
+
+WINNER = "winner"
+"""Name of the folder of the run that was chosen, in that of the sweep."""
+
+_FILE = pathlib.PurePath(manifest.PRIVATE, "selection.json")
+_FORMAT = 1
+_RELEASED = ("model.npz", "vocabulary.json", manifest.NAME)
+_RELEASED_LOSS = "noised_loss"
+_MEAN = 10.0  # Default expected number of runs.
+_LARGEST = 5.0  # Default largest number of runs, over the expected one.
+# Options that take the guarantee of a choice away, and why.
+_REFUSED = {
+    "deterministic_noise_seed": "all runs would have the same noise, which is known",
+    "simulate_report_goal": "the ε of a simulated run protects nobody",
+    "stop_at_accuracy": "held-out users would decide when a run ends",
+    "max_epsilon": "each run has to be accounted for before it begins",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """A choice among runs that has been planned.
+
+    Attributes:
+      score_text: Name of the public text by which models are scored, or `METRICS`.
+      num_runs: Distribution of the number of runs.
+      delta: δ of the choice.
+      plan: ε of the choice, and what each run is planned for.
+      drawn: Index of the cell of each run.
+    """
+
+    score_text: str
+    num_runs: selection_lib.NumRuns
+    delta: float
+    plan: selection_plan.Planned
+    drawn: Sequence[int]
+
+    def runs(self, cells: Sequence[cells_lib.Cell]) -> list[cells_lib.Cell]:
+        """Returns the runs as cells, each in a folder of its own."""
+        return [self._run(number, index, cells[index]) for number, index in enumerate(self.drawn)]
+
+    def _run(self, number: int, index: int, cell: cells_lib.Cell) -> cells_lib.Cell:
+        options: dict[str, Any] = {"delta": self.plan.run_delta}
+        if self.plan.run_targets[index] is not None:
+            options["target_epsilon"] = self.plan.run_targets[index]
+        config = dataclasses.replace(cell.config, **options)
+        return cells_lib.Cell({"run": number, **cell.values}, config)
+
+
+def num_runs(mean: float | None = None, largest: int | None = None) -> selection_lib.NumRuns:
+    """Returns the distribution of the number of runs.
+
+    Args:
+      mean: Expected number of runs, without the limit; 10 if None.
+      largest: Largest number of runs; five times the mean if None.
+
+    Raises:
+      UsageError: If a number is out of range.
+    """
+    mean = _MEAN if mean is None else mean
+    if largest is None:
+        largest = math.ceil(_LARGEST * mean) if math.isfinite(mean) else 1
+    return selection_lib.NumRuns(mean, largest)
+
+
+def exists(output: pathlib.Path) -> bool:
+    """Returns whether a folder holds a choice among runs."""
+    return (output / _FILE).exists()
+
+
+def refuse(cells: Sequence[cells_lib.Cell], score_text: str) -> None:
+    """Refuses cells among which no choice is covered by one ε.
+
+    Args:
+      cells: Cells of the sweep.
+      score_text: Name of the public text by which models are scored, or `METRICS`.
+
+    Raises:
+      UsageError: If there is one; it names the option and the remedy.
+    """
+    for cell in cells:
+        for name, why in _reasons(cell.config):
+            raise validation.UsageError(
+                f"The cell {axes_lib.label(cell.values)} has {name}, which does not go with "
+                f"--select: {why}, or sweep without --select."
+            )
+        if score_text == selection_plan.METRICS and not _releases_metrics(cell.config):
+            raise validation.UsageError(
+                f"The cell {axes_lib.label(cell.values)} releases no metrics within its ε, and "
+                "--select metrics scores by them: give --metrics-epsilon, or name a public text."
+            )
+    first = cells[0].config
+    shared = {"target_epsilon", "delta"}
+    shared |= {field.name for field in dataclasses.fields(corpus.UserOptions)}
+    for name in sorted(shared):
+        for cell in cells:
+            if getattr(cell.config, name) != getattr(first, name):
+                raise validation.UsageError(
+                    f"--select needs the same {name} in all cells, since the statement of the best "
+                    f"run has one ε, at one δ, for the users of one text; got "
+                    f"{axes_lib.shown(getattr(first, name))} and "
+                    f"{axes_lib.shown(getattr(cell.config, name))}: leave it out of --over."
+                )
+
+
+def _releases_metrics(config: Any) -> bool:
+    names = ("metrics_epsilon", "metrics_share")
+    return any(getattr(config, name, None) is not None for name in names)
+
+
+def _reasons(config: Any) -> list[tuple[str, str]]:
+    """Returns the options of a cell that are refused, and why."""
+    found = [
+        (name, f"{why}; leave it out")
+        for name, why in _REFUSED.items()
+        if getattr(config, name, None) is not None
+    ]
+    if config.mechanism == "none" or config.noise_multiplier == 0.0:
+        found.append(("no noise", "the best run would have no guarantee; give each cell noise"))
+    if config.delta is None:
+        found.append(("no delta", "what the choice costs depends on it; give --delta"))
+    if getattr(config, "chooses_median", False) or getattr(config, "splits_budget", False):
+        found.append(("no group_size", "each run would look for its own; give --group-size"))
+    if config.clip_norm is None:
+        found.append(("no clip_norm", "each run would look for its own; give --clip-norm"))
+    initial = config.initial_weights
+    if initial is not None and earlier_runs.is_run(warm_start.run_folder(pathlib.Path(initial))):
+        found.append(
+            (
+                "weights of a private run",
+                "their ε is not composed with the choice; begin with public weights",
+            )
+        )
+    return found
+
+
+def open_or_draw(
+    output: pathlib.Path,
+    definition: Mapping[str, Any],
+    cells: Sequence[cells_lib.Cell],
+    runs: selection_lib.NumRuns,
+    score_text: str,
+) -> Selection:
+    """Reads the choice in a folder; plans and draws it if there is none.
+
+    Args:
+      output: Folder of the sweep, which this process has locked.
+      definition: Options, axes and kind of the sweep, JSON-compatible.
+      cells: Cells of the sweep.
+      runs: Distribution of the number of runs.
+      score_text: Name of the public text by which models are scored, or `METRICS`.
+
+    Returns:
+      The choice, which is on the disk: it is never drawn again.
+
+    Raises:
+      UsageError: If the folder holds another choice, or a cell or the text cannot be used.
+      OSError: If the file cannot be written.
+    """
+    if score_text != selection_plan.METRICS:
+        score_text = language_config.absolute_path("data", score_text)
+    asked = {
+        **definition,
+        "axes": [[name, values] for name, values in definition["axes"].items()],  # In their order.
+        "score_text": score_text,
+        "num_runs": dataclasses.asdict(runs),
+        "delta": cells[0].config.delta,
+    }
+    if exists(output):
+        found = json_text.read_object(output / _FILE, remedy="Restore it.")
+        if found.get("format") != _FORMAT:
+            raise validation.UsageError(
+                f"The choice in {output} was begun by another version of tff-dpftrl: name another "
+                "folder."
+            )
+        differences = [
+            name
+            for name, value in json.loads(json.dumps(asked)).items()
+            if found.get(name) != value
+        ]
+        if differences:
+            raise validation.UsageError(
+                f"--output {output} holds another choice among runs (other "
+                f"{', '.join(differences)}): undo that to go on with it, or name another folder. "
+                "Values cannot be added: the runs have been drawn."
+            )
+        plan = selection_plan.Planned.from_json(found["plan"])
+        return Selection(score_text, runs, asked["delta"], plan, found["drawn"])
+    plan = selection_plan.plan(cells, runs, score_text)
+    if not math.isfinite(plan.epsilon):
+        raise validation.UsageError(
+            "A cell has too little noise for a finite ε of the choice: raise noise_multiplier, or "
+            "give target_epsilon."
+        )
+    drawn = [secrets.randbelow(len(cells)) for _ in range(runs.draw())]
+    content = {"format": _FORMAT, **asked, "plan": plan._asdict(), "drawn": drawn}
+    (output / manifest.PRIVATE).mkdir(mode=0o700, exist_ok=True)
+    text = json.dumps(content, indent=2) + "\n"
+    durable_files.write(output / _FILE, text.encode(), private=True)
+    return Selection(score_text, runs, asked["delta"], plan, drawn)
+
+
+def release(output: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.Cell]) -> None:
+    """Scores the finished runs, and copies what may be published of the best one, once.
+
+    Args:
+      output: Folder of the sweep.
+      chosen: The choice, all of whose runs have finished.
+      cells: Cells of the sweep.
+
+    Raises:
+      UsageError: If a run's model or statement cannot be used.
+      OSError: If a file cannot be written, or the process that scores fails.
+    """
+    winner = output / WINNER
+    if not winner.exists():
+        _release(winner, chosen, cells)
+    readme.write(winner)  # It names its folder.
+
+
+def _release(winner: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.Cell]) -> None:
+    private = winner.parent / manifest.PRIVATE
+    runs = chosen.runs(cells)
+    folders = [folder_lib.cell_folder(private, run) for run in runs]
+    scores, score = _scores(chosen.score_text, folders, cells[0].config)
+    # Runs are exchangeable: the first one of equal scores is a random one of them.
+    finite = [score if math.isfinite(score) else math.inf for score in scores]
+    best = finite.index(min(finite))
+    path = folders[best] / "privacy_statement.json"
+    one = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+    stated = chosen_run.statement(
+        one,
+        epsilon=chosen.plan.epsilon,
+        delta=chosen.delta,
+        run_epsilon=chosen.plan.run_epsilon,
+        profile=chosen.plan.profile,
+        num_runs=chosen.num_runs,
+        num_settings=len(cells),
+        score=score,
+    )
+    with durable_files.new_folder(winner) as folder:
+        for name in _RELEASED:
+            shutil.copyfile(folders[best] / name, folder / name)
+        reporting.write_statement(folder, stated)
+
+
+def _scores(
+    score_text: str, folders: Sequence[pathlib.Path], config: Any
+) -> tuple[list[float], str]:
+    """Returns the scores of finished runs, the least is the best, and what they are."""
+    if score_text == selection_plan.METRICS:
+        scores = [_released_loss(folder, config.num_rounds) for folder in folders]
+        return scores, "the released loss on the training cohorts of the last quarter of the rounds"
+    request = {
+        "folders": [str(folder) for folder in folders],
+        "text": score_text,
+        "protected": dataclasses.asdict(config.part(corpus.UserOptions)),
+    }
+    scores = selection_plan.ask("tff_dpftrl.training.public_score", request)
+    name = pathlib.PurePath(score_text).name
+    return scores, f"bits per character of {name}, declared public by the operator"
+
+
+def _released_loss(folder: pathlib.Path, num_rounds: int) -> float:
+    rows = metrics_log.read_rows(folder, num_rounds)
+    last = [row.get(_RELEASED_LOSS) for row in rows[-math.ceil(len(rows) / 4) :]]
+    found = [loss for loss in last if loss is not None]
+    return math.fsum(found) / len(found) if found else math.nan

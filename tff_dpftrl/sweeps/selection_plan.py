@@ -1,0 +1,197 @@
+"""What each run promises so that the best of them may be chosen, computed in another process.
+
+The process reads the text for it, as `population_check` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import selection
+from tff_dpftrl.sweeps import axes as axes_lib
+from tff_dpftrl.sweeps import cells as cells_lib
+from tff_dpftrl.sweeps import child, kinds, population_check
+
+METRICS = "metrics"
+"""Score by the metrics that runs release, in place of a public text."""
+
+_HALVINGS = 12
+_MOST_DOUBLINGS = 20
+_DELTAS = (1e-3, 0.01, 0.03, 0.1, 0.3)  # Of the points by which odds are bounded.
+
+
+class Planned(NamedTuple):
+    """Privacy of a choice among runs of some settings.
+
+    Attributes:
+      epsilon: ε of the choice.
+      run_epsilon: Largest ε of a run of a cell.
+      run_delta: δ that each run is planned for, and that `run_epsilon` is for.
+      run_targets: `target_epsilon` of a run of each cell; None for a given noise multiplier.
+      profile: Further pairs (ε, δ) that the choice satisfies, with larger δ.
+    """
+
+    epsilon: float
+    run_epsilon: float
+    run_delta: float
+    run_targets: list[float | None]
+    profile: list[tuple[float, float]]
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Planned:
+        """Returns the plan of which `_asdict` was written as JSON."""
+        points = [(epsilon, delta) for epsilon, delta in content["profile"]]
+        return cls(**{**content, "profile": points})
+
+
+def plan(cells: Sequence[cells_lib.Cell], num_runs: selection.NumRuns, score_text: str) -> Planned:
+    """Plans the runs of all cells, and checks that a text may score them.
+
+    Args:
+      cells: Cells of the sweep, which `selection.refuse` has accepted.
+      num_runs: Distribution of the number of runs.
+      score_text: Name of the public text by which models are scored, or `METRICS`.
+
+    Returns:
+      The plan. If the cells have a target, `epsilon` is not above it.
+
+    Raises:
+      UsageError: If a cell's text or options cannot be used, or the text is not public.
+      OSError: If the process that reads cannot be started, or fails.
+    """
+    request = {
+        "kind": cells[0].kind.name,
+        "configs": [cell.config.to_dict() for cell in cells],
+        "num_runs": dataclasses.asdict(num_runs),
+        "score_text": score_text,
+    }
+    answer = ask(__name__, request)
+    if "error" in answer:
+        index = answer["cell"]
+        where = "" if index is None else f"The cell {axes_lib.label(cells[index].values)}: "
+        raise validation.UsageError(where + answer["error"])
+    return Planned.from_json(answer)
+
+
+def ask(module: str, request: Any) -> Any:
+    """Runs a module that reads JSON and prints JSON, in a process that ends with this one.
+
+    Args:
+      module: Name of the module.
+      request: What it reads.
+
+    Returns:
+      What it prints in its last line.
+
+    Raises:
+      OSError: If the process cannot be started, or fails.
+    """
+    done = subprocess.run(
+        child.command([sys.executable, "-m", module]),
+        input=json.dumps(request),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for this process; the other one ends with it.
+    )
+    if done.returncode:
+        raise OSError(f"the process of {module} ended with status {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def planned(
+    configs: Sequence[Any], num_runs: selection.NumRuns, planner: Callable[[Any], Any]
+) -> tuple[Planned | None, int, str]:
+    """Plans the runs of configs.
+
+    Args:
+      configs: Configs of the cells, with one target or none.
+      num_runs: Distribution of the number of runs.
+      planner: `kinds.RunKind.planner` of their kind.
+
+    Returns:
+      The plan; or None, the index of the first config that cannot be run, and the reason.
+    """
+    target, delta = configs[0].target_epsilon, configs[0].delta
+    wanted = None if target is None else selection.targets(target, delta, num_runs)
+    run_delta = delta / num_runs.expected
+    targets: list[float | None] = []
+    runs: dict[int, selection.EpsilonOfRun] = {}  # By their plan, which many cells may share.
+    for index, config in enumerate(configs):
+        config = dataclasses.replace(config, delta=run_delta)
+        try:
+            if wanted is not None:
+                largest = _largest_target(config, wanted, planner)
+                config = dataclasses.replace(config, target_epsilon=largest)
+            targets.append(config.target_epsilon)
+            privacy = planner(config)
+        except ValueError as error:
+            return None, index, str(error)
+        runs.setdefault(id(privacy), _epsilon_of(privacy))
+    worst = list(runs.values())
+    if wanted is None:
+        wanted = selection.account(worst, num_runs, delta)
+    profile = [(wanted.epsilon_at(worst, num_runs, each), each) for each in _DELTAS if each > delta]
+    return Planned(wanted.epsilon, wanted.tail[0], run_delta, targets, profile), -1, ""
+
+
+def _epsilon_of(privacy: Any) -> selection.EpsilonOfRun:
+    def epsilon(delta: float) -> float:
+        spent = privacy.at_delta(delta).epsilon_after(privacy.num_rounds)
+        return math.inf if spent is None else spent
+
+    return epsilon
+
+
+def _largest_target(config: Any, wanted: selection.Targets, planner: Callable[[Any], Any]) -> float:
+    """Returns the largest target of a run with which it keeps both promises, to a relative 1e-3.
+
+    For a Gaussian mechanism that is the first promise.
+    """
+
+    def suffices(target: float) -> bool:
+        asked = dataclasses.replace(config, target_epsilon=target)
+        return wanted.are_met_by(_epsilon_of(planner(asked)))
+
+    low = high = wanted.tail[0]
+    for _ in range(_MOST_DOUBLINGS):
+        if suffices(low):
+            break
+        low, high = low / 2.0, low
+    else:
+        raise validation.UsageError(
+            "no noise lets one choose among runs at this target: raise target_epsilon."
+        )
+    for _ in range(_HALVINGS if low < high else 0):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if suffices(middle) else (low, middle)
+    return low
+
+
+def _main(
+    kind: str, configs: list[dict[str, Any]], num_runs: dict[str, Any], score_text: str
+) -> Mapping[str, Any]:
+    from tff_dpftrl.training import corpus, public_score
+
+    runs = kinds.KINDS[kind]
+    made = [runs.config_class(**values) for values in configs]
+    try:
+        if score_text != METRICS:
+            public_score.read(score_text, made[0].part(corpus.UserOptions))
+    except ValueError as error:
+        return {"cell": None, "error": str(error)}
+    first = population_check.first_error(made)
+    if first is not None:
+        return first
+    found, index, why = planned(made, selection.NumRuns(**num_runs), runs.planner())
+    return {"cell": index, "error": why} if found is None else found._asdict()
+
+
+if __name__ == "__main__":
+    print(json.dumps(_main(**json.load(sys.stdin))))

@@ -1,0 +1,89 @@
+"""The score of trained models on a public text: bits per character, the fewer the better.
+
+It is computed from what a run releases, and from nothing about the users that the run protects.
+`python -m` reads the folders in JSON and prints the scores, so that its caller needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tff_dpftrl import validation
+from tff_dpftrl.data import docstrings, sequences, sources, user_text
+from tff_dpftrl.models import evaluation
+from tff_dpftrl.training import corpus, pretraining, trained_model
+
+_MOST_SEQUENCES = 4096
+_SEED = 0  # Of the choice of sequences: the same ones for all models of one vocabulary.
+
+
+def read(name: str, protected: corpus.UserOptions) -> user_text.UserText:
+    """Reads a public text.
+
+    Args:
+      name: A file of text by user, or `pretraining.STANDARD_LIBRARY`.
+      protected: Options of the users that the runs protect, and their text.
+
+    Returns:
+      The text.
+
+    Raises:
+      UsageError: If it cannot be read, has no words, or is text of these users.
+    """
+    if sources.share_texts(name, protected.data, protected):
+        raise validation.UsageError(
+            f"The text that scores the runs, {name!r}, is the text that they protect, a copy of "
+            "it, or has texts of its users: score them on public text."
+        )
+    if name == pretraining.STANDARD_LIBRARY:
+        return docstrings.read_standard_library()
+    text = sources.load_user_text(
+        name,
+        pretokenized=protected.pretokenized,
+        sqlite_text_feature=protected.sqlite_text_feature,
+        sqlite_split=protected.sqlite_split,
+    )
+    if not text.has_text():
+        raise validation.UsageError(f"The text that scores the runs, {name!r}, has no word in it.")
+    return text
+
+
+def bits_per_character(folder: pathlib.Path, text: user_text.UserText) -> float:
+    """Computes the score of the model in a folder; NaN if its weights are not finite.
+
+    Args:
+      folder: Folder of a finished run.
+      text: Public text.
+
+    Returns:
+      Bits per character of the text, all words counted.
+
+    Raises:
+      UsageError: If the folder has no model, or the model none of a language.
+    """
+    trained = trained_model.find(folder).load()
+    rows = sequences.SequenceCorpus(
+        text, trained.words, sequences.SequenceSpec(trained.model.sequence_length)
+    )
+    ids, users = rows.pooled_with_users(max_sequences=_MOST_SEQUENCES, seed=_SEED)
+    measured = [rows.user_ids[index] for index in sorted(set(users.tolist()))]
+    evaluate = evaluation.Evaluator(
+        trained.model,
+        trained.special,
+        ids,
+        targets_per_character=rows.targets_per_character(measured),
+    )
+    return evaluate(trained.weights)["bits_per_character"]
+
+
+def _main(folders: Sequence[str], text: str, protected: dict[str, Any]) -> None:
+    public = read(text, corpus.UserOptions(**protected))
+    print(json.dumps([bits_per_character(pathlib.Path(folder), public) for folder in folders]))
+
+
+if __name__ == "__main__":
+    _main(**json.load(sys.stdin))
