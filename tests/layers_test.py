@@ -22,7 +22,7 @@ _ALLOWED = {
     "accounting": ("participation", "mechanisms", "discretization"),
     "numpy_noise": ("participation", "mechanisms", "accounting"),
     "reports": ("accounting",),
-    "private_round": ("mechanisms", "discretization"),
+    "private_round": ("mechanisms", "discretization", "numpy_noise"),
     "aggregators": (*_MATHS, "private_round", "execution"),
     "learning": (*_MATHS, "private_round", "aggregators", "execution", "models", "data"),
     "execution": ("private_round",),

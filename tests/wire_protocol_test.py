@@ -67,7 +67,7 @@ def test_the_page_names_no_field_that_is_not_there():
         ("32,000,000 with their envelope", verification.DEFAULT_CEILING.plan_bytes),
         ("2,000,000,000, 600 and 64,000,000", verification.DEFAULT_CEILING.memory_bytes),
         ("This page is version 2 ", max(session_stream.VERSIONS)),
-        ("today 2:", allowed_ops.RUNTIME_VERSION),
+        ("today 3:", allowed_ops.RUNTIME_VERSION),
         ("The built-in token has 129 bytes", attestation.TOKEN_BYTES),
         ("an attestation token of 4,096 bytes", keys.MAX_PROOF_BYTES),
     ],

@@ -168,6 +168,27 @@ def test_rotated_noise_has_the_promised_deviation_on_every_coordinate():
         assert scipy.stats.kstest(part, "norm").pvalue > 1e-3
 
 
+def test_secure_noise_is_that_of_the_server():
+    encoding = _encoding(_BLT)
+    round_ = fixed_clip.FixedClipRound(
+        _BLT,
+        clipping=clipping.FlatClipping(_CLIP),
+        encoded_norm=encoding.inflated_clip_norm(_CLIP),
+        secure_noise=True,
+        **_COMMON,
+    )
+    seed = seeds.root_seed(7, secure=True).numpy()
+    party = party_noise.PartyNoise(round_, _SHAPES, encoding)
+    state, own = round_.initial_state(_SHAPES), party.initial_state(seed)
+    for _ in range(3):
+        expected, state = round_.noise(state, _SHAPES)
+        noise, count, own = party.draw(own)
+        assert noise.dtype == tf.float64
+        np.testing.assert_array_equal(noise[:_DIM], _flat(expected))
+        vector, _ = party.encode(noise, count, _ROUND_SEED)
+        assert 0 <= vector.min() <= vector.max() < encoding.sum_modulus
+
+
 def test_the_seed_is_what_it_was_given():
     _, _, party = _made(_fixed, _BLT)
     one, other = (party.draw(party.initial_state(np.array(s)))[0] for s in ([1, 2], [2, 1]))

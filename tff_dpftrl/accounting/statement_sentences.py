@@ -19,6 +19,22 @@ FLOATING_POINT = (
     "The proof is about ideal Gaussians on real numbers. The noise comes from a pseudo-random "
     "generator and floating-point arithmetic, whose gaps are not accounted for (Mironov 2012)."
 )
+NOISE_GENERATOR = "noise_generator"
+"""Name of the parameter that says which generator drew the noise, if it was not Philox."""
+SECURE_AND_EXACT = "AES-256 in counter mode; Gaussians rounded and added without error"
+SECURE_AND_CORRELATED = (
+    "AES-256 in counter mode; Gaussians rounded without error, correlated in float64"
+)
+SECURE_GENERATOR = (
+    "The noise comes from AES-256 in counter mode, which nobody without its key can tell from "
+    "random bits."
+)
+ROUNDED_CORRELATION = (
+    "The proof is about noise that is correlated over the rounds without error. Here it is "
+    "correlated in float64 and rounded to multiples of 2^-32 of its standard deviation: what that "
+    "adds to epsilon, about what 0.00001 standard deviations do for 4 million weights and 2,000 "
+    "rounds, is not accounted for."
+)
 NO_NOISE = "No noise was added (noise_multiplier is 0)."
 TOO_LITTLE_NOISE = "No noise was added, or too little for any finite epsilon."
 KNOWN_SEED = (
@@ -59,6 +75,27 @@ FROM_OTHERS = (
     "The protection is from everybody who sees what is released, however much they know of others."
 )
 FROM_WHOM_UNKNOWN = f"{FROM_OTHERS} What the server sees is said below, under Trust."
+
+
+def noise_generator(is_sum_of_draws: bool) -> str:
+    """Returns the value of the parameter `NOISE_GENERATOR` of secure noise."""
+    return SECURE_AND_EXACT if is_sum_of_draws else SECURE_AND_CORRELATED
+
+
+def generator_assumed(facts: facts_lib.Facts) -> tuple[str, ...]:
+    """Returns the assumption on the generator of secure noise."""
+    return (SECURE_GENERATOR,) if NOISE_GENERATOR in facts.parameters else ()
+
+
+def arithmetic_caveats(facts: facts_lib.Facts) -> tuple[str, ...]:
+    """Returns the caveats on how noise is drawn and added."""
+    match facts.parameters.get(NOISE_GENERATOR):
+        case None:
+            return (FLOATING_POINT,)
+        case generator if generator == SECURE_AND_EXACT:
+            return ()
+        case _:
+            return (ROUNDED_CORRELATION,)
 
 
 def trust(unit: str, in_one_place: bool) -> facts_lib.Trust:

@@ -174,6 +174,7 @@ def build_adaptive_dp_ftrl_aggregator(
     clients_per_round: float,
     clipping: adaptive_clipping_lib.AdaptiveClipping = adaptive_clipping_lib.DEFAULT_CLIPPING,
     deterministic_seed: int | None = None,
+    secure_noise: bool = False,
     sum_factory: tff.aggregators.UnweightedAggregationFactory | None = None,
     count_sum_factory: tff.aggregators.UnweightedAggregationFactory | None = None,
     unit_inflation: float | None = None,
@@ -210,6 +211,9 @@ def build_adaptive_dp_ftrl_aggregator(
       clipping: Settings of the estimation of the clip norm.
       deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
         run with a known seed is not private. From the operating system if None.
+      secure_noise: Whether the noise is of a cryptographic generator, AES-256 in counter mode, on
+        a grid (`numpy_noise.secure_draws`); else of Philox. TFF's own executor cannot draw it:
+        compile the process (`tff_dpftrl.compile_process`).
       sum_factory: Factory of the sum of clipped updates; TFF's plain `SumFactory` if None.
         Any other one receives updates divided by the active clip norm, of norm at most 1,
         and its sum is multiplied by it again.
@@ -254,6 +258,7 @@ def build_adaptive_dp_ftrl_aggregator(
         unit_inflation=inner_sum.contribution_norm if is_encoded else None,
         deterministic_seed=deterministic_seed,
         noise_is_in_totals=noise_is_in_sums,
+        secure_noise=secure_noise,
     )
     factory = AdaptiveDPFTRLFactory(
         private_round,

@@ -30,7 +30,7 @@ class DPFTRLState(NamedTuple):
 
     Attributes:
       round_index: int64 scalar, the index of the next round.
-      seed: int64 tensor of shape [2], the root seed of all noise.
+      seed: int64 tensor of shape [2], the root seed of all noise; [4] if it is secure.
       buffer: Past noise, from `noise_stream.NoiseStream`; () for many strategies.
       sum_state: State of the inner sum.
     """
@@ -134,6 +134,7 @@ def build_dp_ftrl_aggregator(
     clip_norm: float | None = None,
     clipping: clipping_lib.Clipping | None = None,
     deterministic_seed: int | None = None,
+    secure_noise: bool = False,
     sum_factory: tff.aggregators.UnweightedAggregationFactory | None = None,
     encoded_norm: float | None = None,
     report_non_finite_clients: bool = False,
@@ -152,7 +153,7 @@ def build_dp_ftrl_aggregator(
     the round (`private_round.summation` has the proof).
 
     Updates are clipped, summed and noised in float64; the average is cast back to
-    their dtypes at the end. The draws of the noise are float32.
+    their dtypes at the end. The draws of Philox's noise are float32.
 
     Args:
       strategy: Strategy C that correlates the noise of different rounds.
@@ -166,8 +167,11 @@ def build_dp_ftrl_aggregator(
         2018). The norm has to be the same in all rounds.
       deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only.
         A reader who knows it can remove the noise, so the run is not private.
-        If None, `initialize` takes 128 bits from the operating system each time
-        it runs.
+        If None, `initialize` takes 128 bits (256 for secure noise) from the operating
+        system each time it runs.
+      secure_noise: Whether the noise is of a cryptographic generator, AES-256 in counter mode, on
+        a grid (`numpy_noise.secure_draws`); else of Philox. TFF's own executor cannot draw it:
+        compile the process (`tff_dpftrl.compile_process`).
       sum_factory: Factory of the sum of clipped updates, nested like the updates; TFF's
         plain `SumFactory`, in float64, if None. Another one receives float32 unless it
         has an attribute `sum_dtype`. Its measurements become the aggregator's.
@@ -203,6 +207,7 @@ def build_dp_ftrl_aggregator(
         encoded_norm=inner_sum.contribution_norm,
         deterministic_seed=deterministic_seed,
         noise_is_in_totals=noise_is_in_sums,
+        secure_noise=secure_noise,
     )
     return DPFTRLFactory(
         private_round,

@@ -62,6 +62,7 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
         estimator: estimators.Estimator,
         weight_cap: float = 1.0,
         deterministic_seed: int | None = None,
+        secure_noise: bool = False,
         report_non_finite_clients: bool = False,
     ):
         """Initialises the factory.
@@ -75,6 +76,8 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
             every client that has examples weighs the same.
           deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
             run with a known seed is not private. From the operating system if None.
+          secure_noise: Whether the noise is of a cryptographic generator, AES-256 in counter mode,
+            on a grid; else of Philox. TFF's own executor cannot draw it: compile the process.
           report_non_finite_clients: Whether the measurement "non_finite_clients" counts
             the updates dropped as not finite: an exact count, outside the privacy
             guarantee.
@@ -88,6 +91,7 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
             estimator=estimator,
             weight_cap=weight_cap,
             deterministic_seed=deterministic_seed,
+            secure_noise=secure_noise,
         )
         self._report_non_finite_clients = report_non_finite_clients
 

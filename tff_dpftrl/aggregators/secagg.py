@@ -159,6 +159,7 @@ def build_secagg_dp_ftrl_aggregator(
     max_clients: int | None = None,
     encoding: grid.GridEncoding | None = None,
     deterministic_seed: int | None = None,
+    secure_noise: bool = False,
     rotation_seed: int | None = None,
     noise_is_in_sums: bool = False,
 ) -> SecAggFactory:
@@ -189,6 +190,9 @@ def build_secagg_dp_ftrl_aggregator(
         number of parameters.
       deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
         run with a known seed is not private. From the operating system if None.
+      secure_noise: Whether the noise is of a cryptographic generator, AES-256 in counter mode, on
+        a grid (`numpy_noise.secure_draws`); else of Philox. TFF's own executor cannot draw it:
+        compile the process (`tff_dpftrl.compile_process`).
       rotation_seed: Public seed of the rotations, an integer in [0, 2^128) other than the
         seed of the noise. From the operating system if None.
       noise_is_in_sums: Whether others add the noise within the sums, for which `encoding` has
@@ -210,6 +214,7 @@ def build_secagg_dp_ftrl_aggregator(
                 clients_per_round=clients_per_round,
                 clipping=clip_norm,
                 deterministic_seed=deterministic_seed,
+                secure_noise=secure_noise,
                 sum_factory=secagg_sum.SecAggSumFactory(used, 1.0, rotation_seed=rotation_seed),
                 count_sum_factory=secagg_sum.SecAggHalfBitFactory(has_noise=noise_is_in_sums),
                 noise_is_in_sums=noise_is_in_sums,
@@ -220,6 +225,7 @@ def build_secagg_dp_ftrl_aggregator(
             clip_norm=clip_norm,
             clients_per_round=clients_per_round,
             deterministic_seed=deterministic_seed,
+            secure_noise=secure_noise,
             sum_factory=secagg_sum.SecAggSumFactory(used, clip_norm, rotation_seed=rotation_seed),
             noise_is_in_sums=noise_is_in_sums,
         )

@@ -97,7 +97,7 @@ def _audit(
     num_parties = len(getattr(config, "noise_parties", ()))
     error_rate /= 3.0 if num_parties else 2.0
     if isinstance(plan, sampled_privacy.SampledPlan):
-        built = process.build_sampled_aggregator(plan)
+        built = process.build_sampled_aggregator(plan, config.noise)
         whole = claim_lib.Claim(built.run_of(plan.num_rounds).epsilon(plan.delta), plan.delta)
         # In the games everybody knows who was sampled.
         mu = mechanism_lib.Mechanism.of(built).mu(plan.declared)

@@ -172,7 +172,7 @@ class CompiledProcess:
         self._initialize: Callable[[], list[tf.Tensor]] | None = form.initialize_function()
         self._prepare = process_form.local_function(form.round.prepare)
         self._memory = memory  # It lasts as long as what uses it.
-        finish, specs = form.finish(memory)
+        finish, specs = form.finish(memory, answers_draws=True)
         self._finish = client_part.traced(finish, specs, device=client_part.CPU)
         self._unplaced: dict[str, Callable[..., Any]] = {}
 

@@ -19,10 +19,9 @@ import tensorflow as tf
 
 from tff_dpftrl import validation
 from tff_dpftrl.execution import graph_function
-from tff_dpftrl.private_round import gaussians, repeated_draws
+from tff_dpftrl.private_round import gaussians, repeated_draws, secure_calls, seeds
 
 _DEFAULT_BYTES = 320 << 20  # All 20 copies of a model of 4 million weights over 2,000 rounds.
-_SEED_FLOATS = 4
 _COUNTER = itertools.count()
 _CPU = "/CPU:0"
 _STATEFUL = {
@@ -64,25 +63,24 @@ class DrawMemory:
             return
         copies = self._most_copies
         if copies is None:
-            copies = _DEFAULT_BYTES // (4 * sum(kind.size for kind in kinds.values()))
+            copies = _DEFAULT_BYTES // sum(k.size * _dtype(k).size for k in kinds.values())
         self.num_copies = min(copies, max(kind.num_slots for kind in kinds.values()))
         if self.num_copies:
             _call_instead(graph_def, {name: self._keeper(kind) for name, kind in kinds.items()})
 
     def _keeper(self, kind: repeated_draws.TensorDraws) -> tf.types.experimental.ConcreteFunction:
         """Allocates the rows of a tensor, and traces the function that draws with them."""
-        num_rows, length = min(self.num_copies, kind.num_slots), kind.size + _SEED_FLOATS
+        num_rows, length = min(self.num_copies, kind.num_slots), _row_length(kind)
+        dtype = _dtype(kind)
 
         # TensorFlow frees a variable of this name when it is told to, and not before.
         name = f"repeated_draws_{os.getpid()}_{next(_COUNTER)}"
 
         def rows() -> tf.Tensor:
-            return tf.raw_ops.VarHandleOp(
-                dtype=tf.float32, shape=[num_rows, length], shared_name=name
-            )
+            return tf.raw_ops.VarHandleOp(dtype=dtype, shape=[num_rows, length], shared_name=name)
 
         with tf.init_scope(), tf.device(_CPU):
-            tf.raw_ops.AssignVariableOp(resource=rows(), value=tf.zeros([num_rows, length]))
+            tf.raw_ops.AssignVariableOp(resource=rows(), value=tf.zeros([num_rows, length], dtype))
             freed = weakref.finalize(self, _free, rows())
         freed.atexit = False
 
@@ -91,11 +89,11 @@ class DrawMemory:
                 handle = rows()
                 return tf.cond(
                     slot < num_rows,
-                    lambda: _kept(handle, seed, slot, kind.size),
+                    lambda: _kept(handle, seed, slot, kind),
                     lambda: gaussians.normal(seed, kind.size),
                 )
 
-        specs = [tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int64)]
+        specs = [tf.TensorSpec([kind.seed_length], tf.int64), tf.TensorSpec([], tf.int64)]
         return tf.function(draw, input_signature=specs, autograph=False).get_concrete_function()
 
 
@@ -105,21 +103,33 @@ def _free(handle: tf.Tensor) -> None:
         tf.raw_ops.DestroyResourceOp(resource=handle)
 
 
-def _kept(handle: tf.Tensor, seed: tf.Tensor, slot: tf.Tensor, size: int) -> tf.Tensor:
+def _dtype(kind: repeated_draws.TensorDraws) -> tf.DType:
+    return tf.float32 if kind.seed_length == seeds.PHILOX_WORDS else secure_calls.DTYPE
+
+
+def _row_length(kind: repeated_draws.TensorDraws) -> int:
+    return kind.size + kind.seed_length * tf.int64.size // _dtype(kind).size
+
+
+def _kept(
+    handle: tf.Tensor, seed: tf.Tensor, slot: tf.Tensor, kind: repeated_draws.TensorDraws
+) -> tf.Tensor:
     """Returns a draw of the row of a slot, which has it then if it did not before."""
     # Seed and draw are read at once, and written at once: no other thread comes between. To write,
     # `ResourceScatterUpdate` has a lock of its own in some versions of TensorFlow only.
-    row = tf.raw_ops.ResourceGather(resource=handle, indices=slot, dtype=tf.float32)
-    row = tf.ensure_shape(row, [size + _SEED_FLOATS])
+    size, dtype = kind.size, _dtype(kind)
+    row = tf.raw_ops.ResourceGather(resource=handle, indices=slot, dtype=dtype)
+    row = tf.ensure_shape(row, [_row_length(kind)])
 
     def make() -> tf.Tensor:
         drawn = gaussians.normal(seed, size)
-        new = tf.concat([drawn, tf.reshape(tf.bitcast(seed, tf.float32), [-1])], axis=0)
+        new = tf.concat([drawn, tf.reshape(tf.bitcast(seed, dtype), [-1])], axis=0)
         write = tf.raw_ops.ResourceScatterNdUpdate(ref=handle, indices=[[slot]], updates=new[None])
         with tf.control_dependencies([write]):
             return tf.identity(drawn)
 
-    kept_seed = tf.bitcast(tf.reshape(row[size:], [2, 2]), tf.int64)
+    kept_seed = row[size:] if dtype.size == tf.int64.size else tf.reshape(row[size:], [-1, 2])
+    kept_seed = tf.bitcast(kept_seed, tf.int64)
     return tf.cond(tf.reduce_all(tf.equal(kept_seed, seed)), lambda: row[:size], make)
 
 

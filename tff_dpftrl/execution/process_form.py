@@ -17,6 +17,7 @@ from tff_dpftrl.execution import (
     large_constants,
     large_fills,
     leaves,
+    secure_noise,
     tff_names,
 )
 
@@ -116,12 +117,13 @@ class ProcessForm:
         )
 
     def finish(
-        self, memory: draw_memory.DrawMemory | None = None
+        self, memory: draw_memory.DrawMemory | None = None, *, answers_draws: bool = False
     ) -> tuple[Callable[..., list[tf.Tensor]], list[tf.TensorSpec]]:
         """Builds the server's update of a round.
 
         Args:
           memory: Memory of the draws of its noise; None for none.
+          answers_draws: Whether the function is run in this process, which draws secure noise.
 
         Returns:
           A pair. First, a traceable function: it takes the flat tensors of the server state,
@@ -134,6 +136,8 @@ class ProcessForm:
             large_fills.compute(graph_def)
             if memory is not None:
                 memory.attach(graph_def)
+            if answers_draws:
+                secure_noise.answer(graph_def)
 
         update = graph_of(self.round.update).importer(edit=edit)
         state_specs = leaves.specs(self.round.prepare.type_signature.parameter)

@@ -63,8 +63,11 @@ class TreeNoise:
         """Number of rounds that the tree has fresh draws for."""
         return 2**self.num_levels - 1
 
-    def descent(self) -> TreeDescent:
+    def descent(self, dtype: type[np.floating] = np.float32) -> TreeDescent:
         """Computes the scales with which a tree with variance reduction is sampled top down.
+
+        Args:
+          dtype: Dtype of the scales.
 
         Returns:
           Standard deviations and slopes, as `private_round.tree_kernels` derives them.
@@ -77,15 +80,15 @@ class TreeNoise:
         left = child - node / 4
         slope = -node / (4 * child - node)
         return TreeDescent(
-            np.sqrt(variance).astype(np.float32),
-            np.sqrt(left).astype(np.float32),
-            slope.astype(np.float32),
-            np.sqrt(left * (1 - slope**2)).astype(np.float32),
+            np.sqrt(variance).astype(dtype),
+            np.sqrt(left).astype(dtype),
+            slope.astype(dtype),
+            np.sqrt(left * (1 - slope**2)).astype(dtype),
         )
 
 
 class TreeDescent(NamedTuple):
-    """Scales of the draws of a tree with variance reduction, float32.
+    """Scales of the draws of a tree with variance reduction.
 
     Attributes:
       root_stddev: Standard deviation of the estimate of a root, by its level.
@@ -182,6 +185,20 @@ def blocks(recipe: NoiseRecipe) -> tuple[BlockRecipe, tuple[int, ...]]:
             f"starts must begin with 0 and increase strictly, got {list(starts)}."
         )
     return recipe.recipe, starts
+
+
+def is_sum_of_draws(recipe: NoiseRecipe) -> bool:
+    """Checks whether the noise of every round is a sum of whole draws, so that grids add exactly.
+
+    Args:
+      recipe: Recipe, with restarts or without.
+
+    Returns:
+      True for independent noise, and for a tree without variance reduction.
+    """
+    block, _ = blocks(recipe)
+    is_plain_tree = isinstance(block, TreeNoise) and not block.variance_reduction
+    return isinstance(block, IdentityNoise) or is_plain_tree
 
 
 def beyond_horizon(max_rounds: int) -> str:

@@ -162,6 +162,7 @@ class AdaptiveClipRound(interface.PrivateRound):
         for a private run.
       noise_is_in_totals: Whether others have added the noise to both sums: `release` adds none,
         and the state has no secret.
+      secure_noise: Whether the noise is of a cryptographic generator, on a grid.
     """
 
     contribution_type = CountedContribution
@@ -178,6 +179,7 @@ class AdaptiveClipRound(interface.PrivateRound):
         unit_inflation: float | None = None,
         deterministic_seed: int | None = None,
         noise_is_in_totals: bool = False,
+        secure_noise: bool = False,
     ):
         """Initialises the round.
 
@@ -194,6 +196,8 @@ class AdaptiveClipRound(interface.PrivateRound):
           deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only;
             from the operating system if None.
           noise_is_in_totals: Whether others have added the noise to both sums.
+          secure_noise: Whether the noise is of a cryptographic generator, on a grid; else of
+            Philox. An engine that draws it must run the graph: see `secure_calls`.
 
         Raises:
           ValueError: If an argument is out of range, or the noise cannot be split.
@@ -220,6 +224,7 @@ class AdaptiveClipRound(interface.PrivateRound):
         self.unit_inflation = unit_inflation
         self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
         self.noise_is_in_totals = noise_is_in_totals
+        self.secure_noise = secure_noise
         self._recipe = strategy.noise_recipe()
 
     @property
@@ -238,7 +243,7 @@ class AdaptiveClipRound(interface.PrivateRound):
             return AdaptiveClipState(start, tf.zeros([2], tf.int64), (), (), clip)
         return AdaptiveClipState(
             round_index=tf.constant(0, tf.int64),
-            seed=seeds.root_seed(self.deterministic_seed),
+            seed=seeds.root_seed(self.deterministic_seed, secure=self.secure_noise),
             buffer=self._stream(shapes).initial_buffer(),
             count_buffer=self._stream([()]).initial_buffer(),
             clip=clip,
@@ -273,11 +278,10 @@ class AdaptiveClipRound(interface.PrivateRound):
             update = [tf.cast(tensor, tf.float64) * active for tensor in update]
             multiplier *= self.unit_inflation
         stddev = multiplier * active
-        average = summation.noised_mean(update, noise, stddev, self.clients_per_round)
+        average = self._noised_mean(update, noise, stddev, self.update_noise_multiplier)
         count_stddev = tf.constant(self.clipped_count_stddev, tf.float64)
-        (fraction,) = summation.noised_mean(
-            [totals.bit], [count_noise], count_stddev, self.clients_per_round
-        )
+        count_multiplier = self.clipped_count_stddev / noise_split.COUNT_SENSITIVITY
+        (fraction,) = self._noised_mean([totals.bit], [count_noise], count_stddev, count_multiplier)
         fraction = tf.cast(fraction + noise_split.COUNT_SENSITIVITY, tf.float32)
         excess = state.clip.excess + fraction - self.clipping.target_unclipped_quantile
         estimate = self.clipping.estimate(excess)
@@ -290,6 +294,13 @@ class AdaptiveClipRound(interface.PrivateRound):
             "num_restarts": self._stream(shapes).block(state.round_index)[0],
         }
         return skipped._replace(clip=clip), average, measurements
+
+    def _noised_mean(self, total, noise, stddev, noise_multiplier):
+        if self.secure_noise and noise_multiplier > 0 and not self.noise_is_in_totals:
+            return summation.noised_mean_on_grid(
+                total, noise, stddev, self.clients_per_round, noise_multiplier
+            )
+        return summation.noised_mean(total, noise, stddev, self.clients_per_round)
 
     @override
     def skip(self, state, shapes):
@@ -328,4 +339,6 @@ class AdaptiveClipRound(interface.PrivateRound):
         return ClipState(active, estimate, excess)
 
     def _stream(self, shapes) -> noise_stream.NoiseStream:
-        return noise_stream.NoiseStream(self._recipe, shapes, max_rounds=self.strategy.max_rounds)
+        return noise_stream.NoiseStream(
+            self._recipe, shapes, max_rounds=self.strategy.max_rounds, secure=self.secure_noise
+        )

@@ -51,6 +51,7 @@ class FixedClipRound(interface.PrivateRound):
         for a private run.
       noise_is_in_totals: Whether others have added the noise to the sums: `release` adds none, and
         the state has no secret.
+      secure_noise: Whether the noise is of a cryptographic generator, on a grid.
     """
 
     state_type = FixedClipState
@@ -66,6 +67,7 @@ class FixedClipRound(interface.PrivateRound):
         encoded_norm: float | None = None,
         deterministic_seed: int | None = None,
         noise_is_in_totals: bool = False,
+        secure_noise: bool = False,
     ):
         """Initialises the round.
 
@@ -80,6 +82,8 @@ class FixedClipRound(interface.PrivateRound):
           deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only;
             from the operating system if None.
           noise_is_in_totals: Whether others have added the noise to the sums.
+          secure_noise: Whether the noise is of a cryptographic generator, on a grid; else of
+            Philox. An engine that draws it must run the graph: see `secure_calls`.
 
         Raises:
           ValueError: If an argument cannot be used.
@@ -93,6 +97,7 @@ class FixedClipRound(interface.PrivateRound):
         self.clipping = clipping
         self.clients_per_round = summation.check_clients_per_round(clients_per_round)
         self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
+        self.secure_noise = secure_noise
         self.encoded_norm = validation.number(
             "encoded_norm",
             clipping.constant_norm if encoded_norm is None else encoded_norm,
@@ -108,7 +113,7 @@ class FixedClipRound(interface.PrivateRound):
         self.clipping.check_num_tensors(len(shapes))
         if self.noise_is_in_totals:
             return FixedClipState(tf.constant(0, tf.int64), tf.zeros([2], tf.int64), ())
-        seed = seeds.root_seed(self.deterministic_seed)
+        seed = seeds.root_seed(self.deterministic_seed, secure=self.secure_noise)
         return FixedClipState(tf.constant(0, tf.int64), seed, self._stream(shapes).initial_buffer())
 
     @override
@@ -122,7 +127,12 @@ class FixedClipRound(interface.PrivateRound):
         """Adds the noise; measures `clip_norm` and `noise_stddev` (before the division)."""
         noise, new_state = self.noise(state, [tensor.shape for tensor in totals.update])
         stddev = self._stddev
-        average = summation.noised_mean(totals.update, noise, stddev, self.clients_per_round)
+        if self.secure_noise and self.noise_multiplier > 0 and not self.noise_is_in_totals:
+            average = summation.noised_mean_on_grid(
+                totals.update, noise, stddev, self.clients_per_round, self.noise_multiplier
+            )
+        else:
+            average = summation.noised_mean(totals.update, noise, stddev, self.clients_per_round)
         measurements = {
             "clip_norm": tf.constant(self.clipping.constant_norm, tf.float32),
             "noise_stddev": tf.cast(stddev, tf.float32),
@@ -132,7 +142,8 @@ class FixedClipRound(interface.PrivateRound):
     @property
     def is_separable(self) -> bool:
         """Whether `release_tensor` can release one tensor after the other."""
-        return self._stream([]).is_separable and not self.noise_is_in_totals
+        is_plain = not self.secure_noise and not self.noise_is_in_totals
+        return is_plain and self._stream([]).is_separable
 
     def release_tensor(
         self, state: FixedClipState, position: tf.Tensor, total: tf.Tensor
@@ -183,4 +194,6 @@ class FixedClipRound(interface.PrivateRound):
         return noise, FixedClipState(state.round_index + 1, state.seed, buffer)
 
     def _stream(self, shapes) -> noise_stream.NoiseStream:
-        return noise_stream.NoiseStream(self._recipe, shapes, max_rounds=self.strategy.max_rounds)
+        return noise_stream.NoiseStream(
+            self._recipe, shapes, max_rounds=self.strategy.max_rounds, secure=self.secure_noise
+        )

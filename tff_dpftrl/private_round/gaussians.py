@@ -9,10 +9,10 @@ import math
 
 import tensorflow as tf
 
-from tff_dpftrl.private_round import seeds
+from tff_dpftrl.private_round import secure_calls, seeds
 
 
-def normal(seed: tf.Tensor, size: int) -> tf.Tensor:
+def normal(seed: tf.Tensor, size: int, scale: tf.Tensor | float = 1.0) -> tf.Tensor:
     """Draws independent standard Gaussians, without the gaps of `tf.random.stateless_normal`.
 
     TensorFlow makes a pair of draws from a uniform number of 23 bits, not below 1e-7.
@@ -20,12 +20,16 @@ def normal(seed: tf.Tensor, size: int) -> tf.Tensor:
     a sum off that grid reveals that there was a client. Here the distance has 64 bits.
 
     Args:
-      seed: int64 tensor of shape [2].
+      seed: int64 tensor of shape [2], or a secure seed with the indices of the draw.
       size: Number of draws.
+      scale: Standard deviation of the draws, before a secure seed's are rounded to their grid; it
+        is 1 for Philox.
 
     Returns:
-      float32 tensor of shape [size].
+      float32 tensor of shape [size]; of a secure seed, float64.
     """
+    if seeds.is_secure(seed):
+        return secure_calls.normal(tf.convert_to_tensor(seed), size, scale)
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
     words = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[3, (size + 1) // 2], key=key, counter=counter, alg=seeds.PHILOX, dtype=tf.uint32

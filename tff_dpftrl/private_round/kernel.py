@@ -10,8 +10,12 @@ import tensorflow as tf
 
 from tff_dpftrl.mechanisms import noise_recipe
 
-Draw: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
-"""Function from an int64 scalar i to the i-th float32 vector of independent N(0, 1)."""
+Draw: TypeAlias = Callable[..., tf.Tensor]
+"""Function from an int64 scalar i to the i-th vector of independent N(0, 1), of `Kernel.dtype`.
+
+Secure draws take a scale after i, a float64 scalar: the vector is that times as large before it is
+rounded to the grid.
+"""
 
 
 class Kernel(abc.ABC):
@@ -21,6 +25,9 @@ class Kernel(abc.ABC):
     draws.
     """
 
+    dtype: tf.DType = tf.float32
+    """Dtype of draws, buffer and noise."""
+
     num_buffers: int = 0
     """Number of vectors kept between rounds, the rows of the buffer."""
 
@@ -29,6 +36,23 @@ class Kernel(abc.ABC):
 
     num_slots: int = 0
     """Number of draws that are worth keeping at a time, because later rounds use them again."""
+
+    def fresh(self, draw: Draw, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        """Draws the only vector of a round that no earlier round has used, times its weight.
+
+        A product of secure draws with the weight would leave the grid, and rounding it to the
+        grid would leave gaps or steps in the law of the noise. So they are scaled before they are
+        rounded.
+
+        Args:
+          draw: Draws of this tensor and block.
+          index: Number of the draw, an int64 scalar.
+          scale: Weight of the draw, a scalar of `dtype`.
+
+        Returns:
+          The vector, of shape [size].
+        """
+        return draw(index, scale) if self.dtype == tf.float64 else draw(index) * scale
 
     def slot(self, index: tf.Tensor) -> tf.Tensor:
         """Returns the slot in which a draw may be kept; the lower ones save more draws.
@@ -48,14 +72,14 @@ class Kernel(abc.ABC):
         """Emits the noise of one round.
 
         Args:
-          buffer: float32 tensor of shape [num_buffers, size], zeros before the
+          buffer: Tensor of shape [num_buffers, size], zeros before the
             first round; None if `num_buffers` is 0.
           t: Index of the round within its block, an int64 scalar, from 0.
           draw: Draws of this tensor and block; the same i always gives the
             same vector of shape [size].
 
         Returns:
-          The noise, float32 of shape [size], and the new buffer.
+          The noise, of shape [size], and the new buffer.
         """
 
 

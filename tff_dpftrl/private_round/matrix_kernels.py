@@ -25,26 +25,29 @@ class IdentityKernel(kernel.Kernel):
 class BufferedKernel(kernel.Kernel):
     """Kernel of BLT noise; it keeps one buffer for each decay."""
 
-    def __init__(self, recipe: noise_recipe.BufferedNoise):
+    def __init__(self, recipe: noise_recipe.BufferedNoise, dtype: tf.DType = tf.float32):
         """Initialises the kernel.
 
         Args:
           recipe: Decays θ and scales ω of the BLT.
+          dtype: Dtype of draws, buffer and noise.
         """
+        self.dtype = dtype
         decay = np.asarray(recipe.buf_decay, np.float64)
         scale = np.asarray(recipe.output_scale, np.float64)
         self.num_buffers = len(decay)
         # With ẑ = z - ωᵀS and S' = diag(θ) S + 1 ẑ, the rows of (ẑ, S') are one matrix times S,
         # plus z in every row: a single pass over the buffers.
         next_buffers = np.diag(decay) - scale[np.newaxis]
-        self._transition = np.concatenate([-scale[np.newaxis], next_buffers]).astype(np.float32)
+        self._transition = np.concatenate([-scale[np.newaxis], next_buffers])
+        self._transition = self._transition.astype(dtype.as_numpy_dtype)
 
     @override
     def step(self, buffer, t, draw):
         z = draw(t)
         if buffer is None:
             return z, None
-        keep = tf.cast(t > 0, tf.float32)
+        keep = tf.cast(t > 0, self.dtype)
         rows = tf.matmul(keep * self._transition, buffer) + z
         return rows[0], rows[1:]
 
@@ -52,30 +55,32 @@ class BufferedKernel(kernel.Kernel):
 class BandedKernel(kernel.Kernel):
     """Kernel of forward substitution with the bands of C; the last outputs are kept in a ring."""
 
-    def __init__(self, recipe: noise_recipe.BandedNoise):
+    def __init__(self, recipe: noise_recipe.BandedNoise, dtype: tf.DType = tf.float32):
         """Initialises the kernel.
 
         Args:
           recipe: Bands of C.
+          dtype: Dtype of draws, buffer and noise.
         """
+        self.dtype = dtype
         rows = np.asarray(recipe.rows, np.float64)
         self._toeplitz = len(rows) == 1
         self.max_rounds = recipe.max_rounds
         self.num_buffers = rows.shape[1] - 1
-        self._inverse_diagonal = (1 / rows[:, 0]).astype(np.float32)
-        self._bands = (rows[:, 1:] / rows[:, :1]).astype(np.float32)
+        self._inverse_diagonal = (1 / rows[:, 0]).astype(dtype.as_numpy_dtype)
+        self._bands = (rows[:, 1:] / rows[:, :1]).astype(dtype.as_numpy_dtype)
 
     @override
     def step(self, buffer, t, draw):
         row = 0 if self._toeplitz else t
-        noise = draw(t) * tf.gather(self._inverse_diagonal, row)
+        noise = self.fresh(draw, t, tf.gather(self._inverse_diagonal, row))
         if buffer is None:
             return noise, None
         # Slot s holds the output of the latest round before t that is s modulo the ring's size.
         size = self.num_buffers
         lag_minus_one = tf.math.floormod(t - 1 - tf.range(size, dtype=tf.int64), size)
         weights = tf.gather(tf.gather(self._bands, row), lag_minus_one)
-        weights = tf.where(lag_minus_one < t, weights, 0.0)
+        weights = tf.where(lag_minus_one < t, weights, tf.zeros([], self.dtype))
         noise -= tf.matmul(weights[tf.newaxis], buffer)[0]
         slot = tf.math.floormod(t, size)
         buffer = tf.tensor_scatter_nd_update(
@@ -91,12 +96,14 @@ class InverseBandedKernel(kernel.Kernel):
     of a block is kept; that of single rounds is not.
     """
 
-    def __init__(self, recipe: noise_recipe.InverseBandedNoise):
+    def __init__(self, recipe: noise_recipe.InverseBandedNoise, dtype: tf.DType = tf.float32):
         """Initialises the kernel.
 
         Args:
           recipe: Rows of C⁻¹, and the number of rounds in a block.
+          dtype: Dtype of draws, buffer and noise.
         """
+        self.dtype = dtype
         self._block = recipe.rounds_at_once
         self.num_buffers = self._block if self._block > 1 else 0
         self._toeplitz = len(recipe.rows) == 1
@@ -104,7 +111,8 @@ class InverseBandedKernel(kernel.Kernel):
         lengths = np.asarray([len(row) for row in recipe.rows], np.int64)
         self._lengths = lengths
         self._offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
-        self._entries = np.concatenate([np.asarray(row, np.float32) for row in recipe.rows])
+        rows = [np.asarray(row, dtype.as_numpy_dtype) for row in recipe.rows]
+        self._entries = np.concatenate(rows)
 
     @override
     def step(self, buffer, t, draw):
@@ -117,7 +125,7 @@ class InverseBandedKernel(kernel.Kernel):
         def add_term(lag, total):
             return lag + 1, total + tf.gather(self._entries, offset + lag) * draw(t - lag)
 
-        first = tf.gather(self._entries, offset) * draw(t)
+        first = self.fresh(draw, t, tf.gather(self._entries, offset))
         _, noise = tf.while_loop(
             lambda lag, _: lag < num_terms,
             add_term,
@@ -145,7 +153,13 @@ class InverseBandedKernel(kernel.Kernel):
             lag = rounds - index
             is_used = (lag >= 0) & (lag < lengths)
             entries = tf.gather(self._entries, offsets + tf.where(is_used, lag, 0))
-            weights = tf.where(is_used, entries, 0.0)
+            weights = tf.where(is_used, entries, tf.zeros([], self.dtype))
+            if self.dtype == tf.float64:
+                is_fresh = tf.equal(lag, 0)
+                scale = tf.reduce_max(tf.where(is_fresh, entries, tf.zeros([], self.dtype)))
+                own = tf.cast(is_fresh, self.dtype)[:, tf.newaxis]
+                totals += own * self.fresh(draw, index, scale)
+                weights = tf.where(is_fresh, tf.zeros([], self.dtype), weights)
             return index - 1, totals + weights[:, tf.newaxis] * draw(index)
 
         _, buffer = tf.while_loop(

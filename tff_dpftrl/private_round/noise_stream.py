@@ -15,22 +15,25 @@ import tensorflow as tf
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe
+from tff_dpftrl.numpy_noise import secure_draws
 from tff_dpftrl.private_round import (
     gaussians,
     kernel,
     matrix_kernels,
     repeated_draws,
+    secure_calls,
     seeds,
     tree_kernels,
 )
 
 
 @functools.singledispatch
-def build_kernel(recipe: noise_recipe.BlockRecipe) -> kernel.Kernel:
+def build_kernel(recipe: noise_recipe.BlockRecipe, dtype: tf.DType = tf.float32) -> kernel.Kernel:
     """Builds the kernel that runs a recipe.
 
     Args:
       recipe: Recipe of one block, without restarts.
+      dtype: Dtype of draws, buffer and noise.
 
     Returns:
       The kernel.
@@ -42,35 +45,43 @@ def build_kernel(recipe: noise_recipe.BlockRecipe) -> kernel.Kernel:
 
 
 @build_kernel.register
-def _(recipe: noise_recipe.IdentityNoise) -> kernel.Kernel:
-    del recipe  # It has no parameters.
+def _(recipe: noise_recipe.IdentityNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
+    del recipe, dtype  # It has no parameters.
     return matrix_kernels.IdentityKernel()
 
 
 @build_kernel.register
-def _(recipe: noise_recipe.BufferedNoise) -> kernel.Kernel:
-    return matrix_kernels.BufferedKernel(recipe)
+def _(recipe: noise_recipe.BufferedNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
+    return matrix_kernels.BufferedKernel(recipe, dtype)
 
 
 @build_kernel.register
-def _(recipe: noise_recipe.BandedNoise) -> kernel.Kernel:
-    return matrix_kernels.BandedKernel(recipe)
+def _(recipe: noise_recipe.BandedNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
+    return matrix_kernels.BandedKernel(recipe, dtype)
 
 
 @build_kernel.register
-def _(recipe: noise_recipe.InverseBandedNoise) -> kernel.Kernel:
-    return matrix_kernels.InverseBandedKernel(recipe)
+def _(recipe: noise_recipe.InverseBandedNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
+    return matrix_kernels.InverseBandedKernel(recipe, dtype)
 
 
 @build_kernel.register
-def _(recipe: noise_recipe.TreeNoise) -> kernel.Kernel:
+def _(recipe: noise_recipe.TreeNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
     if recipe.variance_reduction:
-        return tree_kernels.ReducedTreeKernel(recipe)
-    return tree_kernels.VanillaTreeKernel(recipe)
+        return tree_kernels.ReducedTreeKernel(recipe, dtype)
+    return tree_kernels.VanillaTreeKernel(recipe, dtype)
 
 
 class NoiseStream:
     """Stream of unit noise C⁻¹ z for a list of tensors; multiply it by z · clip norm.
+
+    Secure noise is float64, on the grid of `secure_draws.STEP`, for
+    `summation.noised_mean_on_grid`. If the noise is a sum of whole draws, it is exact
+    (`noise_recipe.is_sum_of_draws`). Other noise is correlated in float64 and rounded to the grid.
+    That moves a coordinate by less than a step, which counts together as a change of the sums by
+    √(coordinates · rounds) steps at most, times the norm of C: about 10⁻⁵ standard deviations
+    for 4 million coordinates and 2,000 rounds. It leaves no gaps: a round has a draw that no
+    earlier round used, rounded to the grid by itself, or two of them at least.
 
     Attributes:
       starts: First rounds of the blocks; (0,) without restarts.
@@ -82,6 +93,7 @@ class NoiseStream:
         shapes: Sequence[Sequence[int]],
         *,
         max_rounds: int | None = None,
+        secure: bool = False,
     ):
         """Initialises the stream.
 
@@ -90,6 +102,7 @@ class NoiseStream:
           shapes: Static shapes of the tensors, in a fixed order.
           max_rounds: Number of rounds that the strategy is defined for, all blocks
             together; None if any.
+          secure: Whether its seeds are those of secure noise.
 
         Raises:
           ValueError: If `recipe` is unknown or its restarts do not begin with
@@ -99,7 +112,8 @@ class NoiseStream:
         self._shapes = [tuple(shape) for shape in shapes]
         self._sizes = [int(np.prod(shape)) for shape in self._shapes]
         self._max_rounds = max_rounds
-        self._kernel = build_kernel(block_recipe)
+        self._secure = secure
+        self._kernel = build_kernel(block_recipe, *([secure_calls.DTYPE] if secure else []))
 
     def initial_buffer(self) -> tf.Tensor | tuple[()]:
         """Returns the buffer before the first round; an empty tuple if nothing is ever kept.
@@ -108,10 +122,12 @@ class NoiseStream:
         round, once more for every level of nesting.
 
         Returns:
-          float32 tensor of shape [number of buffers, number of coordinates], or ().
+          Tensor of shape [number of buffers, number of coordinates], float32, or float64 if
+          the noise is secure; or ().
         """
         num_buffers = self._kernel.num_buffers
-        return tf.zeros([num_buffers, sum(self._sizes)], tf.float32) if num_buffers else ()
+        shape = [num_buffers, sum(self._sizes)]
+        return tf.zeros(shape, self._kernel.dtype) if num_buffers else ()
 
     def block(self, round_index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the index of a round's block, and the round's index within it.
@@ -134,10 +150,12 @@ class NoiseStream:
         Args:
           buffer: Buffer that `initial_buffer` or the previous round returned.
           round_index: Index of the round, an int64 scalar, from 0; rounds must be run in order.
-          seed: Seed of the stream, int64 tensor of shape [2].
+          seed: Seed of the stream, int64 tensor of shape [2]; [5] if the noise is secure: the
+            root seed and the index of the stream.
 
         Returns:
-          float32 tensors of the stream's shapes, and the new buffer.
+          float32 tensors of the stream's shapes, float64 if the noise is secure; and the new
+          buffer.
 
         Raises:
           tf.errors.InvalidArgumentError: When run, if the recipe has no such round.
@@ -156,10 +174,11 @@ class NoiseStream:
                 joint, next_buffer = self._kernel.step(
                     tf.convert_to_tensor(buffer),
                     t,
-                    lambda i: tf.concat([draw(i) for draw in draws], axis=0),
+                    lambda *draw_args: tf.concat([draw(*draw_args) for draw in draws], axis=0),
                 )
                 buffer = buffer if next_buffer is None else next_buffer
                 vectors = tf.split(joint, self._sizes)
+            vectors = [self._on_grid(vector) for vector in vectors]
         return [tf.reshape(*pair) for pair in zip(vectors, self._shapes, strict=True)], buffer
 
     @property
@@ -176,17 +195,27 @@ class NoiseStream:
           position: Position of the tensor in the model, an integer scalar.
           shape: Static shape of the tensor.
           round_index: Index of the round, an int64 scalar, from 0.
-          seed: Seed of the stream, int64 tensor of shape [2].
+          seed: Seed of the stream, as for `next`.
 
         Returns:
-          The same bits as `next` has for it, float32.
+          The same bits as `next` has for it.
         """
         with tf.device("CPU:0"):  # As in `next`.
             block_seed, t = self._at(round_index, seed)
             own = seeds.derive(block_seed, position)
             size = shape.num_elements()
             draw = lambda index: gaussians.normal(seeds.derive(own, index), size)  # noqa: E731
-            return tf.reshape(self._kernel.step(None, t, draw)[0], shape)
+            return tf.reshape(self._on_grid(self._kernel.step(None, t, draw)[0]), shape)
+
+    def _on_grid(self, noise: tf.Tensor) -> tf.Tensor:
+        """Rounds secure noise to the grid of the draws.
+
+        Half a step is rounded up: the new draw of the round, a multiple of the step, must not
+        decide where what was drawn before is rounded to, as it would if halves became even.
+        """
+        if not self._secure:
+            return noise
+        return tf.floor(noise * (1 / secure_draws.STEP) + 0.5) * secure_draws.STEP
 
     def _at(self, round_index: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the seed of a round's block, and the round's index within it."""
@@ -196,7 +225,16 @@ class NoiseStream:
     def _draw_with(self, seed: tf.Tensor, position: int) -> kernel.Draw:
         """Returns the draws of a tensor, of which number i is made from sub-seed i of `seed`."""
         size, num_slots = self._sizes[position], self._kernel.num_slots
+        alone = lambda index, *scale: gaussians.normal(seeds.derive(seed, index), size, *scale)  # noqa: E731
         if not num_slots:
-            return lambda index: gaussians.normal(seeds.derive(seed, index), size)
-        draw = repeated_draws.drawing(repeated_draws.TensorDraws(position, size, num_slots))
-        return lambda index: draw(seeds.derive(seed, index), self._kernel.slot(index))
+            return alone
+        length = seed.shape[0] + (1 if self._secure else 0)  # That of a draw's seed.
+        kind = repeated_draws.TensorDraws(position, size, num_slots, length)
+        draw = repeated_draws.drawing(kind)
+
+        def kept(index: tf.Tensor, *scale: tf.Tensor) -> tf.Tensor:
+            if scale:  # Of one round only.
+                return alone(index, *scale)
+            return draw(seeds.derive(seed, index), self._kernel.slot(index))
+
+        return kept

@@ -11,7 +11,7 @@ R⁻¹ (Σ round(R x) + round(R n)).
   of different rounds are correlated before the rotation, as they are where the server adds them.
 - *Padding.* Vectors are padded with zeros before they are rotated, but rounding leaves the space of
   padded vectors: the last `padded_dim - dim` coordinates of R⁻¹ Σ depend on the clients, and the
-  server sees them. They get the same correlated noise, from a stream of its own.
+  server sees them. They get the same correlated noise, as one more tensor of the update.
 - *Scale.* In grid steps the noise does not depend on the clip norm, of which a step is a fraction.
 - *Count.* The bits of adaptive clipping are summed as the integers 2 b + 1. The noise on their
   sum is doubled and rounded.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -37,25 +37,12 @@ from tff_dpftrl.private_round import (
     adaptive_clipping,
     discretize,
     fixed_clip,
-    noise_stream,
     seeds,
     walsh_hadamard,
 )
 
-PADDING_STREAM = 2
-"""Index of the sub-seed for the noise on the padding; 0 and 1 are those of updates and counts."""
-
-
-class PartyState(NamedTuple):
-    """State between rounds. Secret. It is a function of the seed and the round.
-
-    Attributes:
-      of_round: State of the private round, with index, seed and past noise.
-      padding_buffer: Past noise on the padding, from `noise_stream.NoiseStream`.
-    """
-
-    of_round: Any
-    padding_buffer: Any
+State: TypeAlias = fixed_clip.FixedClipState | adaptive_clipping.AdaptiveClipState
+"""State of the private round between rounds, for an update with its padding. Secret."""
 
 
 class PartyNoise:
@@ -88,34 +75,29 @@ class PartyNoise:
             raise validation.UsageError(
                 f"encoding is for dim {encoding.dim}, and an update has {size} numbers."
             )
+        if encoding.padded_dim > encoding.dim:
+            self._shapes.append((encoding.padded_dim - encoding.dim,))
         self.encoding = encoding
         self._is_adaptive = isinstance(private_round, adaptive_clipping.AdaptiveClipRound)
-        recipe = private_round.strategy.noise_recipe()
-        self._starts = noise_recipe.blocks(recipe)[1]
-        padding = encoding.padded_dim - encoding.dim
-        self._padding = None
-        if padding:
-            self._padding = noise_stream.NoiseStream(
-                recipe, [(padding,)], max_rounds=private_round.strategy.max_rounds
-            )
+        self._starts = noise_recipe.blocks(private_round.strategy.noise_recipe())[1]
         self._next = tf.function(self._draw, autograph=False)
         self._to_grid = tf.function(self._encode, autograph=False)
 
-    def initial_state(self, seed: np.ndarray) -> PartyState:
+    def initial_state(self, seed: np.ndarray) -> State:
         """Returns the state before the first round.
 
         Args:
-          seed: Root seed of all noise, int64, shape [2]; from the operating system.
+          seed: Root seed of all noise, int64, of the length that the mechanism's seeds have, or
+            longer; from the operating system.
         """
         made = self._round.initial_state(self._shapes)
-        made = made._replace(seed=tf.constant(seed, tf.int64))
-        return PartyState(made, () if self._padding is None else self._padding.initial_buffer())
+        return made._replace(seed=tf.constant(seed[: made.seed.shape[0]], tf.int64))
 
     def block_start(self, round_index: int) -> int:
         """Returns the round from which on the noise of a round depends on no noise before."""
         return max(start for start in self._starts if start <= round_index)
 
-    def before_round(self, state: PartyState, round_index: int) -> PartyState:
+    def before_round(self, state: State, round_index: int) -> State:
         """Returns the state before a round; what cannot be left out is drawn again.
 
         Args:
@@ -125,27 +107,27 @@ class PartyNoise:
         Raises:
           ValueError: If the state is of a later round.
         """
-        reached = int(state.of_round.round_index)
+        reached = int(state.round_index)
         if reached > round_index:
             raise validation.UsageError(f"state is before round {reached}, after {round_index}.")
-        has_buffers = any(len(part.shape) for part in _buffers(state))
-        first = self.block_start(round_index) if has_buffers else round_index
+        keeps_noise = not isinstance(state.buffer, tuple)
+        first = self.block_start(round_index) if keeps_noise else round_index
         if reached < first:
-            reached, index = first, tf.constant(first, tf.int64)
-            state = state._replace(of_round=state.of_round._replace(round_index=index))
+            reached = first
+            state = state._replace(round_index=tf.constant(first, tf.int64))
         for _ in range(reached, round_index):
             state = self._next(state)[-1]
         return state
 
-    def draw(self, state: PartyState) -> tuple[tf.Tensor, tf.Tensor, PartyState]:
+    def draw(self, state: State) -> tuple[tf.Tensor, tf.Tensor, State]:
         """Draws the unit noise of the next round.
 
         Args:
           state: State before the round.
 
         Returns:
-          Noise of the update and its padding, float32, shape [encoding.padded_dim]; noise of the
-          count, a float32 scalar, 0 where none is noised; and the state after the round.
+          Noise of the update and its padding, shape [encoding.padded_dim]; noise of the count, a
+          scalar, 0 where none is noised; and the state after the round.
 
         Raises:
           tf.errors.InvalidArgumentError: If the mechanism has no such round.
@@ -183,15 +165,9 @@ class PartyNoise:
         return self._round.clipped_count_stddev if self._is_adaptive else 0.0
 
     def _draw(self, state):
-        drawn, *counts, after = self._round.noise(state.of_round, self._shapes)
-        parts = [tf.reshape(part, [-1]) for part in drawn]
-        buffer = state.padding_buffer
-        if self._padding is not None:
-            seed = seeds.derive(state.of_round.seed, PADDING_STREAM)
-            padding, buffer = self._padding.next(buffer, state.of_round.round_index, seed)
-            parts += padding
-        count = counts[0] if counts else tf.constant(0.0)
-        return tf.concat(parts, axis=0), count, PartyState(after, buffer)
+        drawn, *counts, after = self._round.noise(state, self._shapes)
+        flat = tf.concat([tf.reshape(part, [-1]) for part in drawn], axis=0)
+        return flat, counts[0] if counts else tf.constant(0.0), after
 
     def _encode(self, noise, count_noise, round_seed):
         steps = tf.cast(noise, tf.float64) * tf.constant(self.stddev, tf.float64)
@@ -223,9 +199,3 @@ def noise_ratio(
     """
     largest = float(np.max(strategy.round_noise_variance(num_rounds)))
     return update_noise_multiplier * math.sqrt(num_parties * largest)
-
-
-def _buffers(state: PartyState) -> list[Any]:
-    buffers = [state.of_round.buffer, state.padding_buffer]
-    buffers.append(getattr(state.of_round, "count_buffer", ()))
-    return [buffer for buffer in buffers if not isinstance(buffer, tuple)]

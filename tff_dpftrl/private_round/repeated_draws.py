@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tff_dpftrl.private_round import gaussians
+from tff_dpftrl.private_round import gaussians, secure_calls, seeds
 
 _NAME = "repeated_draw_tensor_{}_size_{}_slots_{}_end"
-_PATTERN = re.compile(_NAME.replace("{}", r"(\d+)"))
+_SECURE_NAME = "repeated_draw_tensor_{}_size_{}_slots_{}_seed_{}_end"
+_PATTERN = re.compile(r"repeated_draw_tensor_(\d+)_size_(\d+)_slots_(\d+)(?:_seed_(\d+))?_end")
 
 
 class TensorDraws(NamedTuple):
@@ -27,11 +28,13 @@ class TensorDraws(NamedTuple):
       tensor: Position of the tensor in its stream.
       size: Number of its coordinates.
       num_slots: Number of draws that are worth keeping at a time.
+      seed_length: Length of a draw's seed: 2, or that of a secure seed with its indices.
     """
 
     tensor: int
     size: int
     num_slots: int
+    seed_length: int = seeds.PHILOX_WORDS
 
 
 def drawing(kind: TensorDraws) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
@@ -41,13 +44,12 @@ def drawing(kind: TensorDraws) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
       kind: The tensor.
 
     Returns:
-      Function from a seed, int64, shape [2], and a slot, int64, scalar, to `gaussians.normal` of
-      the seed. A slot below `num_slots` says where to keep the draw; the lower ones save more.
+      Function from a seed, int64, shape [seed_length], and a slot, int64, scalar, to
+      `gaussians.normal` of the seed. A slot below `num_slots` says where to keep the draw; the
+      lower ones save more.
     """
-    with tf.init_scope():
-        is_in_graph = not tf.executing_eagerly()
     # A function keeps each `tf.Graph` that it was called in: those of TFF have theirs.
-    return _made(kind) if is_in_graph else _lasting(kind)
+    return _made(kind) if secure_calls.is_for_others() else _lasting(kind)
 
 
 def _made(kind: TensorDraws) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
@@ -56,15 +58,20 @@ def _made(kind: TensorDraws) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
         with tf.device("CPU:0"):
             return gaussians.normal(seed, kind.size)
 
-    draw.__name__ = _NAME.format(*kind)
-    signature = [tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int64)]
+    draw.__name__ = _name(kind)
+    signature = [tf.TensorSpec([kind.seed_length], tf.int64), tf.TensorSpec([], tf.int64)]
     return tf.function(draw, input_signature=signature, autograph=False)
 
 
 _lasting = functools.cache(_made)
 
 
+def _name(kind: TensorDraws) -> str:
+    is_philox = kind.seed_length == seeds.PHILOX_WORDS
+    return (_NAME if is_philox else _SECURE_NAME).format(*kind)
+
+
 def kind_of(function_name: str) -> TensorDraws | None:
     """Reads the name of a function in a graph; None if it is not one of `drawing`."""
     found = _PATTERN.search(function_name)
-    return TensorDraws(*map(int, found.groups())) if found else None
+    return TensorDraws(*map(int, filter(None, found.groups()))) if found else None

@@ -62,6 +62,7 @@ class SampledGaussianRound(interface.PrivateRound):
       weight_cap: Number ŵ of examples from which on a client has weight 1.
       deterministic_seed: Seed given by the caller, with which the run is not private; None
         for a private run.
+      secure_noise: Whether the noise is of a cryptographic generator, on a grid.
     """
 
     contribution_type = WeightedContribution
@@ -76,6 +77,7 @@ class SampledGaussianRound(interface.PrivateRound):
         estimator: estimators.Estimator,
         weight_cap: float = 1.0,
         deterministic_seed: int | None = None,
+        secure_noise: bool = False,
     ):
         """Initialises the round.
 
@@ -88,6 +90,8 @@ class SampledGaussianRound(interface.PrivateRound):
             every client that has examples weighs the same.
           deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
             run with a known seed is not private. From the operating system if None.
+          secure_noise: Whether the noise is of a cryptographic generator, on a grid; else of
+            Philox. An engine that draws it must run the graph: see `secure_calls`.
 
         Raises:
           ValueError: If an argument cannot be used.
@@ -105,13 +109,13 @@ class SampledGaussianRound(interface.PrivateRound):
         self.estimator = estimator
         self.weight_cap = validation.positive("weight_cap", weight_cap)
         self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
+        self.secure_noise = secure_noise
 
     @override
     def initial_state(self, shapes):
         self.clipping.check_num_tensors(len(shapes))
-        return SampledGaussianState(
-            tf.constant(0, tf.int64), seeds.root_seed(self.deterministic_seed)
-        )
+        seed = seeds.root_seed(self.deterministic_seed, secure=self.secure_noise)
+        return SampledGaussianState(tf.constant(0, tf.int64), seed)
 
     @override
     def clip_client(self, tensors, broadcast, weight=None):
@@ -131,11 +135,18 @@ class SampledGaussianRound(interface.PrivateRound):
         clip_norm = self.clipping.norm(state.round_index)
         stddev = self.noise_multiplier * self.estimator.unit_sensitivity * clip_norm
         shapes = [tensor.shape for tensor in totals.update]
-        stream = noise_stream.NoiseStream(noise_recipe.IdentityNoise(), shapes)
+        stream = noise_stream.NoiseStream(
+            noise_recipe.IdentityNoise(), shapes, secure=self.secure_noise
+        )
         noise, _ = stream.next((), state.round_index, seeds.derive(state.seed, _NOISE_STREAM))
         divisor = self.estimator.divisor(tf.cast(totals.weight, tf.float64))
         means = [tf.cast(tensor, tf.float64) / divisor for tensor in totals.update]
-        estimate = summation.noised_mean(means, noise, stddev, 1.0)
+        if self.secure_noise and self.noise_multiplier > 0:
+            estimate = summation.noised_mean_on_grid(
+                means, noise, stddev, 1.0, self.noise_multiplier
+            )
+        else:
+            estimate = summation.noised_mean(means, noise, stddev, 1.0)
         measurements = {
             "clip_norm": tf.cast(clip_norm, tf.float32),
             "noise_stddev": tf.cast(stddev, tf.float32),

@@ -27,7 +27,17 @@ clip norm, more than the margin from some hundred clients on.
 **The noise.** `noised_mean` adds it in float64. An IEEE sum is a function of the exact
 sum of its two terms, so that rounding, the division and the cast to the dtype of
 the updates are post-processing. That leaves what a privacy statement names anyway:
-the noise is made of pseudo-random float32 numbers, and is no ideal Gaussian.
+the noise of Philox is made of pseudo-random float32 numbers, and is no ideal Gaussian.
+
+**Secure noise.** `noised_mean_on_grid` rounds the sum to integers X, in units of
+2⁻³² standard deviations, and adds integers N, ideal Gaussians rounded to the same grid
+(`numpy_noise.secure_draws`). X + N is what rounding makes of X plus an ideal Gaussian,
+since X is an integer. So it is as private as the ideal Gaussian mechanism, the float64
+that rounds X + N and all that follows is post-processing, and its low bits tell nothing
+that is not paid for. Rounding moves each coordinate of X by half a unit at most, hence
+the difference of two neighbours' by √d units; `grid_inflation` enlarges the noise for it,
+by z √d 2⁻³²: a millionth for 4 million coordinates. Noise that is correlated is rounded
+to the grid after it was correlated, in float64: `noise_stream` says where that is exact.
 
 **Quotients.** The clipped denominator of `estimators` divides the sum by Σ w_k, which
 has a relative error of at most γ too, and the quotient is no longer than C: the
@@ -39,11 +49,13 @@ and the quotient no longer than n C / W, so that γ n is left.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tff_dpftrl import validation
+from tff_dpftrl.numpy_noise import secure_draws
 
 DTYPE = tf.float64
 """Dtype in which clipped updates are summed and noised, here and in `aggregators.inner_sum`."""
@@ -87,6 +99,57 @@ def check_clients_per_round(clients_per_round: float) -> float:
         at_most=MAX_CLIENTS,
         remedy="That sums move by no more than the clip norm is proven up to there.",
     )
+
+
+def grid_inflation(noise_multiplier: float, num_coordinates: int) -> float:
+    """Computes the factor of secure noise that pays for rounding the sum to its grid.
+
+    Args:
+      noise_multiplier: Standard deviation z of the noise per unit of sensitivity.
+      num_coordinates: Number d of coordinates of the sum.
+
+    Returns:
+      1 / (1 - z √d 2⁻³²): with σ that much larger than z times the sensitivity, it is z times the
+      sensitivity and √d grid steps.
+
+    Raises:
+      ValueError: If no noise is enough, from z √d = 2³² on.
+    """
+    share = noise_multiplier * math.sqrt(num_coordinates) * secure_draws.STEP
+    if not share < 1:
+        raise validation.UsageError(
+            f"noise_multiplier {noise_multiplier} is too large for secure noise on "
+            f"{num_coordinates} coordinates: take philox."
+        )
+    return 1 / (1 - share)
+
+
+def noised_mean_on_grid(
+    total: Sequence[tf.Tensor],
+    noise: Sequence[tf.Tensor],
+    stddev: tf.Tensor,
+    divisor: tf.Tensor | float,
+    noise_multiplier: float,
+) -> list[tf.Tensor]:
+    """Computes (total + stddev · noise) / divisor of secure noise, on its grid.
+
+    Args:
+      total: Sum of the clipped updates, floats.
+      noise: Unit noise of the same shapes, float64 multiples of `secure_draws.STEP`.
+      stddev: Standard deviation of the noise before the division, a float64 scalar, above 0.
+      divisor: Denominator of the noised sum.
+      noise_multiplier: Standard deviation of the noise per unit of sensitivity.
+
+    Returns:
+      float64 tensors of the same shapes.
+    """
+    size = sum(tensor.shape.num_elements() for tensor in total)
+    stddev = tf.cast(stddev, DTYPE) * grid_inflation(noise_multiplier, size)
+    step = stddev * secure_draws.STEP
+    return [
+        (tf.round(tf.cast(x, DTYPE) / step) + z * (1 / secure_draws.STEP)) * (step / divisor)
+        for x, z in zip(total, noise, strict=True)
+    ]
 
 
 def noised_mean(

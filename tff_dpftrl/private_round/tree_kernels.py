@@ -26,7 +26,7 @@ def _bits(t: tf.Tensor, num_bits: int) -> tf.Tensor:
 
 def _weighted_draws(ids: tf.Tensor, weights: tf.Tensor, draw: kernel.Draw) -> tf.Tensor:
     """Computes Σ_i weights[i] draw(ids[i]); at least one weight is not zero."""
-    used = tf.not_equal(weights, 0.0)
+    used = tf.not_equal(weights, tf.zeros([], weights.dtype))
     ids, weights = tf.boolean_mask(ids, used), tf.boolean_mask(weights, used)
     _, total = tf.while_loop(
         lambda i, _: i < tf.size(ids),
@@ -40,12 +40,14 @@ def _weighted_draws(ids: tf.Tensor, weights: tf.Tensor, draw: kernel.Draw) -> tf
 class VanillaTreeKernel(kernel.Kernel):
     """Kernel with one draw for each node; a round needs two draws on average."""
 
-    def __init__(self, recipe: noise_recipe.TreeNoise):
+    def __init__(self, recipe: noise_recipe.TreeNoise, dtype: tf.DType = tf.float32):
         """Initialises the kernel.
 
         Args:
           recipe: Tree without variance reduction.
+          dtype: Dtype of draws and noise.
         """
+        self.dtype = dtype
         self._num_levels = recipe.num_levels
         self.max_rounds = recipe.max_rounds
 
@@ -57,8 +59,8 @@ class VanillaTreeKernel(kernel.Kernel):
         completed = tf.reduce_sum(tf.math.cumprod(ones))
         ids = levels * noise_recipe.LEVEL_STRIDE + tf.where(levels < completed, spine - 1, spine)
         # Not `==`: in the graphs that TFF builds it compares identities.
-        is_top = tf.cast(tf.equal(levels, completed), tf.float32)
-        weights = tf.where(levels < completed, -1.0, is_top)
+        is_top = tf.cast(tf.equal(levels, completed), self.dtype)
+        weights = tf.where(levels < completed, tf.constant(-1.0, self.dtype), is_top)
         return _weighted_draws(ids, weights, draw), buffer
 
 
@@ -84,15 +86,17 @@ class ReducedTreeKernel(kernel.Kernel):
         2^-H est(root) + Σ_{h > r} 2^(1-h) G_h - Σ_{1 <= h <= r} (U_h + (1 - 2^(1-h)) W_h).
     """
 
-    def __init__(self, recipe: noise_recipe.TreeNoise):
+    def __init__(self, recipe: noise_recipe.TreeNoise, dtype: tf.DType = tf.float32):
         """Initialises the kernel.
 
         Args:
           recipe: Tree with variance reduction.
+          dtype: Dtype of draws and noise.
         """
+        self.dtype = dtype
         self._num_levels = recipe.num_levels
         self.max_rounds = recipe.max_rounds
-        self._scales = recipe.descent()
+        self._scales = recipe.descent(dtype.as_numpy_dtype)
         self.num_slots = 2 * (recipe.num_levels - 1)
 
     @override
@@ -116,27 +120,37 @@ class ReducedTreeKernel(kernel.Kernel):
         # as many leading ones of t as there are trees before its own.
         height = self._num_levels - 1 - tf.reduce_sum(tf.math.cumprod(as_int, reverse=True))
         levels = tf.range(1, self._num_levels, dtype=tf.int64)
-        scale = tf.pow(2.0, tf.cast(1 - levels, tf.float32))
+        one, zero = tf.ones([], self.dtype), tf.zeros([], self.dtype)
+        scale = tf.pow(2 * one, tf.cast(1 - levels, self.dtype))
         on_spine = levels <= completed
         goes_right = bits[:-1]
-        u_weight = tf.where(on_spine, -1.0, tf.where(goes_right, 0.0, scale))
-        w_weight = tf.where(on_spine, scale - 1.0, tf.where(goes_right, scale, 0.0))
+        u_weight = tf.where(on_spine, -one, tf.where(goes_right, zero, scale))
+        w_weight = tf.where(on_spine, scale - one, tf.where(goes_right, scale, zero))
         below_root = levels <= height
         first = tf.where(
-            below_root, (u_weight + w_weight * self._scales.slope) * self._scales.left_stddev, 0.0
+            below_root, (u_weight + w_weight * self._scales.slope) * self._scales.left_stddev, zero
         )
-        second = tf.where(below_root, w_weight * self._scales.right_stddev, 0.0)
+        second = tf.where(below_root, w_weight * self._scales.right_stddev, zero)
+        is_secure = self.dtype == tf.float64 and self._num_levels > 1
+        # A leaf to the right of its sibling has one new draw; all other rounds have two or more.
+        alone = second[0] if is_secure else zero
+        if is_secure:
+            second = tf.concat([[zero], second[1:]], 0)
         root = tf.gather(self._scales.root_stddev, height) * tf.pow(
-            2.0, -tf.cast(height, tf.float32)
+            2 * one, -tf.cast(height, self.dtype)
         )
         nodes = tf.bitwise.right_shift(t, levels)
         ids = levels * noise_recipe.LEVEL_STRIDE + 2 * nodes
         root_id = (self._num_levels + height) * noise_recipe.LEVEL_STRIDE
-        return (
-            _weighted_draws(
-                tf.concat([root_id[tf.newaxis], ids, ids + 1], 0),
-                tf.concat([root[tf.newaxis], first, second], 0),
-                draw,
-            ),
-            buffer,
+        noise = _weighted_draws(
+            tf.concat([root_id[tf.newaxis], ids, ids + 1], 0),
+            tf.concat([root[tf.newaxis], first, second], 0),
+            draw,
         )
+        if is_secure:
+            noise = tf.cond(
+                tf.equal(alone, zero),
+                lambda: noise,
+                lambda: noise + self.fresh(draw, ids[0] + 1, alone),
+            )
+        return noise, buffer

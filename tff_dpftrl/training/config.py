@@ -259,6 +259,14 @@ class TrainingConfig(language_config.LanguageConfig):
         1,
     )
 
+    noise: learning_options.NoiseGenerator = _option(
+        "philox",
+        "Generator of the noise: 'philox', or 'secure' for AES-256 in counter mode, with Gaussians "
+        "that are rounded without error and added on a grid, safe from attacks on floating point. "
+        "It needs engine 'compiled'.",
+        "privacy",
+    )
+
     max_epsilon: float | None = _option(
         None,
         "Stop before the round that would bring the ε spent above this.",
@@ -390,6 +398,16 @@ class TrainingConfig(language_config.LanguageConfig):
             raise validation.UsageError(
                 "max_epsilon has no meaning with deterministic_noise_seed, which makes the run not "
                 "private: leave one of them out."
+            )
+
+        if self.noise == "secure" and self.engine != "compiled":
+            raise validation.UsageError(
+                f"noise 'secure' needs engine 'compiled', got {self.engine!r}: TensorFlow "
+                "Federated's executor cannot draw it."
+            )
+        if self.noise == "secure" and self.mechanism == "none":
+            raise validation.UsageError(
+                "noise 'secure' has no meaning with mechanism 'none': leave it out."
             )
 
     def _check_simulation(self):

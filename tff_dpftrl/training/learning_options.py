@@ -1,4 +1,4 @@
-"""How clients and the server learn from a round, without TensorFlow."""
+"""How clients and the server learn from a round, and what draws its noise; no TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ if TYPE_CHECKING:
     from tff_dpftrl.mechanisms import workload as workload_lib
 
 ServerOptimizer = Literal["sgd", "momentum", "adam"]
+NoiseGenerator = Literal["philox", "secure"]
 Decay = Literal["none", "linear", "cosine"]
 
 
 @dataclasses.dataclass(frozen=True)
 class LearningOptions:
-    """Optimizers, their schedule, and the adaptation of a learned clip norm.
+    """Optimizers, their schedule, the adaptation of a learned clip norm, and the noise's generator.
 
     Attributes:
       num_rounds: Number of rounds, over which the server's learning rate decays.
@@ -31,6 +32,7 @@ class LearningOptions:
       clip_learning_rate: Step of the logarithm of the adaptive clip norm.
       clipped_count_stddev: Standard deviation of the noise on a round's number of unclipped
         clients; None for a twentieth of the cohort.
+      noise: Generator of the noise.
     """
 
     num_rounds: int
@@ -46,6 +48,7 @@ class LearningOptions:
     target_unclipped_quantile: float
     clip_learning_rate: float
     clipped_count_stddev: float | None
+    noise: NoiseGenerator
 
     @property
     def update_rule(self) -> workload_lib.UpdateRule:

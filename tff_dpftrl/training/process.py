@@ -89,7 +89,7 @@ def _build_sampled(
 ) -> tff.learning.templates.LearningProcess:
     common = {
         "metrics_aggregator": metrics_aggregator,
-        "aggregator": build_sampled_aggregator(plan),
+        "aggregator": build_sampled_aggregator(plan, options.noise),
         "server_optimizer": build_server_optimizer(options),
     }
     if plan.algorithm == "dp-fedsgd":
@@ -104,7 +104,7 @@ def _build_sampled(
 
 
 def build_sampled_aggregator(
-    plan: sampled_privacy.SampledPlan,
+    plan: sampled_privacy.SampledPlan, noise: learning_options.NoiseGenerator = "philox"
 ) -> sampled_gaussian.SampledGaussianFactory:
     """Builds the aggregator of the updates of a sampled cohort."""
     clip = clipping.PerLayerClipping if plan.per_layer_clipping else clipping.FlatClipping
@@ -117,6 +117,7 @@ def build_sampled_aggregator(
         noise_multiplier=plan.noise_multiplier,
         estimator=estimator(plan.sampling_probability, plan.num_clients),
         deterministic_seed=plan.deterministic_seed,
+        secure_noise=noise == "secure",
         report_non_finite_clients=True,
     )
 
@@ -203,6 +204,7 @@ def build_aggregator(
         "noise_multiplier": plan.noise_multiplier,
         "clients_per_round": plan.clients_per_round,
         "deterministic_seed": plan.deterministic_seed,
+        "secure_noise": options.noise == "secure",
     }
     if isinstance(plan, amplified_privacy.AmplifiedPlan):
         return dp_ftrl.build_dp_ftrl_aggregator(

@@ -22,6 +22,7 @@ from tff_dpftrl.accounting import composition, display
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.models import export, table
 from tff_dpftrl.runs import (
     curves,
@@ -153,7 +154,7 @@ def of_run(
     return prepared.Reportable(
         known=known,
         plan=plan,
-        facts=_facts(known, options),
+        facts=_facts(known, options, plan),
         schedule=stopping.Schedule(
             unit, options.eval_every, options.max_epsilon, options.stop_at_accuracy
         ),
@@ -163,14 +164,22 @@ def of_run(
     )
 
 
-def _facts(known: manifest.Manifest, options: ReportOptions) -> facts_lib.Facts:
+def _facts(
+    known: manifest.Manifest, options: ReportOptions, plan: privacy.PrivacyPlan
+) -> facts_lib.Facts:
     """Returns the facts that the statement of a run on text reports."""
+    generator: dict[str, statement_lib.Scalar] = {}
+    if known.config.get("noise") == "secure":
+        strategy = getattr(plan, "strategy", None)  # Without one, noise is independent.
+        is_sum = strategy is None or noise_recipe.is_sum_of_draws(strategy.noise_recipe())
+        generator[sentences.NOISE_GENERATOR] = sentences.noise_generator(is_sum)
     source = known.facts.get("initial_weights_source")
     runs, same_users = earlier_runs.parts(known.facts)
     trained_on = f"Text that the initial weights were trained on: {source}."
     return facts_lib.Facts(
         parameters={
             **options.statement_parameters,
+            **generator,
             **known.facts.get("choices", {}),
             "data": _name(known),
             "user": known.facts["user_unit"],

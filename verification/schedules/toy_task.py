@@ -13,7 +13,6 @@ from tff_dpftrl.runtime.protocol import session_stream
 from tff_dpftrl.secure_sums import device as participant_lib
 from tff_dpftrl.secure_sums import parameters, vectors
 
-
 NOISE_ROWS = "rows "
 """Beginning of the entry of a sum that names the rows of its noise parties' noise."""
 

@@ -15,6 +15,7 @@ from tff_dpftrl.runtime.store import interface
 from verification.schedules import toy_task
 
 _MASKED_VECTOR = 2  # Step of a secure sum from which on a device's report may be in it.
+_NOISE = 1  # Step in which a noise party sends its noise.
 
 
 class Law(enum.Enum):
@@ -31,7 +32,7 @@ class Law(enum.Enum):
     COMMIT_FIRST = "a result left the server that is not the committed one"
     ONE_COHORT = "released results of one noise have different cohorts"
     OWN_DEVICES = "a sum has a device of another population"
-    NOISE_ONCE = "two sums that the server saw have the noise of one row of a party"
+    NOISE_ONCE = "a noise party has sent the noise of one row to two attempts"
     OWN_NOISE = "a round was committed with the noise of another round"
     SEPARATION = "a device is in two released rounds that are closer than the task allows"
     FEW_SKIPS = "more rounds were skipped in a row than devices have to rest"
@@ -62,7 +63,8 @@ class Watch:
         self._released: dict[tuple[str, str], tuple[str, ...]] = {}
         self._known_good: set[str] = set()
         self._masked: dict[str, set[str]] = collections.defaultdict(set)
-        self._noised: dict[tuple[int, str], str] = {}  # Aggregators by party and row.
+        self._rounds: dict[str, int] = {}  # Indices by attempt.
+        self._noised: dict[tuple[str, int], str] = {}  # Attempts by noise party and row.
         self._notes = {
             messages.Configure: self._note_configure,
             events.RoundBegan: self._note_attempt,
@@ -151,6 +153,7 @@ class Watch:
 
     def _note_configure(self, sender: str, message: messages.Configure) -> None:
         del sender
+        self._rounds[message.attempt] = message.round_index
         if message.model:
             self._leaves(message.model.decode())
 
@@ -178,12 +181,14 @@ class Watch:
     def _note_secure_sum(self, sender: str, message: messages.SecureSumMessage) -> None:
         if message.step == _MASKED_VECTOR:
             self._masked[message.attempt].add(sender)
+        name = sender.partition(".")[0]
+        if message.step == _NOISE and name not in self._members:
+            row = self._rounds[message.attempt]
+            if self._noised.setdefault((name, row), message.attempt) != message.attempt:
+                self._break(Law.NOISE_ONCE, f"row {row} of {name}")
 
     def _note_groups(self, sender: str, message: messages.PartialSum) -> None:
-        rows = toy_task.rows_in(message.total or []).removeprefix(toy_task.NOISE_ROWS)
-        for party, row in enumerate(rows.split("+") if rows else ()):
-            if self._noised.setdefault((party, row), sender) != sender:
-                self._break(Law.NOISE_ONCE, f"row {row} of party {party}")
+        del sender
         for outcome in ("summed_groups", "lost_groups"):
             self.seen[outcome] += message.counts.get(outcome, 0)
 

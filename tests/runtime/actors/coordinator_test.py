@@ -7,7 +7,7 @@ import pytest
 
 from tff_dpftrl.runtime.actors import actor, coordinator, events, messages, population
 from tff_dpftrl.runtime.store import interface
-from verification.schedules import simulation
+from verification.schedules import noise_parties, simulation
 
 SERVED = simulation.small_population()  # Lease 8 s, heartbeat 2 s; training wants 4 devices.
 SELECTORS = ("s0", "s1")
@@ -508,6 +508,86 @@ def test_an_earlier_attempt_that_commits_after_all_ends_the_later_one():
     made.deliver(committed(attempt=first.address))
     assert made.sent(second.address) == [messages.AbandonRound("the round is committed")]
     assert made.sent(events.OBSERVER, events.RoundReleased)
+
+
+NOISED = simulation.noised_population(2)
+PARTIES = noise_parties.public_keys(2)
+
+
+def _ready(*parties, next_round=4):
+    return tuple(
+        messages.PartyReady(f"party {i}", PARTIES[i], "training", next_round) for i in parties
+    )
+
+
+def _count(selector, count, parties=(), serial=0):
+    return messages.DevicesWaiting(selector, 3, "training", serial, count, parties=parties)
+
+
+def test_a_round_waits_for_all_noise_parties():
+    made = leading(NOISED, training=4)
+    made.deliver(_count("s0", 9, _ready(0)))
+    assert not made.spawned()
+    made.deliver(_count("s1", 0, _ready(1)))  # At another Selector.
+    (spawn,) = made.spawned()
+    assert spawn.role.parties == ("party 0", "party 1") and not spawn.role.skips
+    # These connections are given away: the next round waits for others.
+    made.deliver(committed(rounds_done=5, attempt=spawn.address))
+    assert not made.deliver(_count("s0", 9, _ready(0, 1), serial=1)).spawned()
+    again = tuple(dataclasses.replace(p, address=f"new {p.address}") for p in _ready(0, 1))
+    (spawn,) = made.deliver(_count("s0", 9, again, serial=1)).spawned()
+    assert spawn.role.parties == ("new party 0", "new party 1")
+
+
+def test_a_party_of_a_silent_selector_is_away():
+    made = leading(NOISED)
+    made.deliver(_count("s1", 0, _ready(1, next_round=0)), 101.0)
+    made.deliver(messages.LeaseGranted(3, 105.0), 106.5)
+    assert not made.deliver(_count("s0", 9, _ready(0, next_round=0)), 106.5).spawned()
+
+
+def test_rounds_whose_noise_was_given_are_skipped_before_an_attempt():
+    made = leading(NOISED, training=4)
+    parties = (*_ready(0), *_ready(1, next_round=6))
+    (spawn,) = made.deliver(_count("s0", 9, parties)).spawned()
+    assert spawn.role.skips and spawn.role.commit.rounds_done == 4
+    skipped = interface.Commit(
+        "training", 5, 3, b"", b"secret", {"attempt": spawn.address, population.SKIPPED: True}
+    )
+    made.deliver(messages.RoundCommitted(spawn.address, 3, skipped))
+    (spawn,) = made.deliver(_count("s0", 9, parties)).spawned()
+    assert spawn.role.skips and spawn.role.commit.rounds_done == 5
+    skipped = dataclasses.replace(
+        skipped, rounds_done=6, metrics={**skipped.metrics, "attempt": spawn.address}
+    )
+    made.deliver(messages.RoundCommitted(spawn.address, 3, skipped))
+    (spawn,) = made.deliver(_count("s0", 9, parties)).spawned()
+    assert not spawn.role.skips and spawn.role.commit.rounds_done == 6
+
+
+def test_an_attempt_of_noise_parties_that_fails_costs_its_round():
+    made = leading(NOISED, training=4).deliver(_count("s0", 9, _ready(0, 1)))
+    (spawn,) = made.spawned()
+    made.deliver(messages.RoundAbandoned(spawn.address, "too few reports", {}))
+    (asked,) = made.sent("store", messages.ReadCommits)
+    known = interface.Commit("training", 4, 1, b"model 4", b"secret")
+    made.deliver(messages.CommitsRead(asked.request, (known,)))
+    (spawn,) = made.spawned()
+    assert spawn.role.skips and spawn.role.commit.rounds_done == 4
+
+
+def test_it_says_that_a_noise_party_is_away_and_that_it_is_back():
+    made = leading(NOISED)
+    away = events.PartyAway("training", 1, 2)
+    made.deliver(_count("s0", 9, _ready(0, next_round=0)))
+    assert not made.heartbeat(102.0).sent(events.OBSERVER, events.PartyAway)
+    made.deliver(messages.LeaseGranted(3, 102.0))
+    made.deliver(_count("s0", 9, _ready(0, next_round=0)), 103.0)
+    assert made.heartbeat(104.0).sent(events.OBSERVER, events.PartyAway) == [away]
+    assert not made.heartbeat(104.5).sent(events.OBSERVER, events.PartyAway)
+    made.deliver(_count("s0", 0, _ready(0, 1, next_round=0)), 105.0)
+    back = events.PartyAway("training", 0, 2)
+    assert made.heartbeat(106.0).sent(events.OBSERVER, events.PartyAway) == [back]
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 
 from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.secure_sums import parameters, vectors
-from verification.schedules import simulation
+from verification.schedules import noise_parties, simulation
 
 SERVED = simulation.small_population()
 SIZES = population.RoundSettings(goal_count=100)
@@ -145,6 +145,17 @@ def test_a_shortage_says_what_mends_it():
     assert "390 devices are needed" in rests and "smaller clients_per_round or min_sep" in rests
     spent = task.shortage(events.TooFewDevices("training", 2, 80, 70, True))
     assert "max_participations times" in spent and "390" not in spent
+
+
+def test_noise_parties_have_noise_for_one_group_a_round():
+    task = simulation.noised_population(2).tasks[0]
+    assert task.noise_parties == noise_parties.public_keys(2)
+    plain = simulation.secure_population().tasks[0]
+    assert task.secure_sum.num_steps == plain.secure_sum.num_steps + 1
+    with pytest.raises(ValueError, match="one group a round: raise devices_per_aggregator to 7"):
+        dataclasses.replace(task, rounds=dataclasses.replace(task.rounds, devices_per_aggregator=6))
+    event = events.PartyAway("training", 1, 2)
+    assert task.wait_for_parties(event).startswith("1 of 2 noise parties that the plan names")
 
 
 if __name__ == "__main__":

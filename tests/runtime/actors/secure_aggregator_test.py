@@ -3,11 +3,13 @@ import random
 import sys
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.runtime.server import example_secure_task
 from tff_dpftrl.runtime.actors import actor, messages, roles, secure_aggregator
 from tff_dpftrl.runtime.actors.messages import Refusal
-from tff_dpftrl.secure_sums import secure_sum_pb2
+from tff_dpftrl.runtime.protocol import session_stream
+from tff_dpftrl.secure_sums import noise_party, secure_sum_pb2
 
 DEVICES = ("a", "b", "c", "d", "e")
 NUMBERS = {name: (i, 10 * i, 500) for i, name in enumerate(DEVICES, 1)}
@@ -299,6 +301,102 @@ def test_what_is_printed_holds_nothing_of_a_device():
     assert repr(message) == "SecureSumMessage(device='a', attempt='attempt', step=2)"
     made.deliver(message)
     assert "content" not in repr(made.effects) and "session" not in repr(ROLE)
+
+
+PARTY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(32))
+
+
+class NoisedGroup(Group):
+    """A group with a noise party, whose noise is 1, 2 and 3."""
+
+    def __init__(self):
+        task = example_secure_task.task(5)
+        settings = task.secure_sum
+        demanded = dataclasses.replace(
+            settings.parameters, noise_parties=(PARTY.public_key().public_bytes_raw(),)
+        )
+        settings = dataclasses.replace(settings, parameters=demanded)
+        role = dataclasses.replace(ROLE, parties=("party",))
+        super().__init__(dataclasses.replace(task, secure_sum=settings), role=role)
+
+    def _deliver_effect(self, to, message):
+        if to != "party" or not isinstance(message, messages.Configure):
+            super()._deliver_effect(to, message)
+            return
+        self.configured[to] = message
+        made = noise_party.NoiseParty(
+            self.demands,
+            message.secure_sum_session,
+            PARTY,
+            lambda: example_secure_task.vector((1, 2, 3), count=0),
+            context=session_stream.secure_sum_context("sum", 5, b"the model"),
+        )
+        self.participants[to], self.to_send[to] = made, made.advertise()
+
+
+def test_a_noise_party_adds_to_the_sum_and_counts_as_no_device():
+    group = NoisedGroup()
+    group.send("party", *DEVICES)
+    counted = [m for m in group.sent if isinstance(m, messages.ReportsCounted)]
+    assert (counted[-1].accepted, counted[-1].outstanding) == (5, 0)
+    group.deliver(CLOSE)
+    for _ in range(3):
+        group.send()
+    assert not group.ends
+    group.send("party")
+    part = group.part()
+    assert part.total == [
+        5,
+        *(
+            sum(numbers) % 1000 + i + 1
+            for i, numbers in enumerate(zip(*NUMBERS.values(), strict=True))
+        ),
+    ]
+    assert part.counts == {"reports": 5, "summed_groups": 1}
+    assert all(isinstance(end, messages.ReportAccepted) for end in group.ends.values())
+    assert group.ends.keys() == {*DEVICES, "party"}
+
+
+def test_reporting_waits_a_step_for_the_keys_of_a_noise_party():
+    group = NoisedGroup().send(*DEVICES).deliver(CLOSE)
+    assert group.to_send.keys() == {"party"}  # The devices have no answer yet.
+    group.send("party")
+    assert group.to_send.keys() == set(DEVICES)
+    late = NoisedGroup().send(*DEVICES).deliver(CLOSE).time_is_over()
+    assert late.part().counts["lost_groups"] == 1 and late.part().total is None
+
+
+@pytest.mark.parametrize("step", range(5))
+def test_a_group_that_its_noise_party_leaves_is_lost(step):
+    group = NoisedGroup().send("party", *DEVICES)
+    for number in range(step):
+        group = group.send() if number else group.deliver(CLOSE)
+    group.gone("party")
+    if not step:
+        assert group.sent[-1].outstanding == 0  # Nothing to wait for: reporting is closed.
+        group.deliver(CLOSE)
+    part = group.part()
+    assert part.total is None and part.counts["lost_groups"] == 1
+    assert part.counts["reports"] == 0 and "dropped" not in part.counts
+
+
+def test_noise_that_has_come_is_in_the_sum_though_its_party_is_gone():
+    group = NoisedGroup()
+    group.send("party", *DEVICES).deliver(CLOSE)
+    for _ in range(3):
+        group.send()
+    group.send("party").gone("party")
+    assert group.part().counts == {"reports": 5, "summed_groups": 1}
+
+
+def test_noise_that_cannot_be_read_loses_the_group():
+    group = NoisedGroup().send("party", *DEVICES).deliver(CLOSE)
+    for _ in range(3):
+        group.send()
+    group.deliver(group.message("party", b"\xff"))
+    assert group.part().total is None
+    assert group.ends["party"].refusal is Refusal.UNUSABLE
+    assert Refusal.UNUSABLE.value not in group.part().counts  # It is no report.
 
 
 if __name__ == "__main__":

@@ -213,5 +213,35 @@ def test_unknown_messages_are_mistakes():
         make().step(1.0, 5)
 
 
+def test_noise_parties_are_told_of_and_are_no_devices():
+    made = make()
+    party = messages.PartyReady("party", b"key", "training", 3)
+    (count,) = sent(made.step(1.0, party), messages.DevicesWaiting)
+    assert (count.waiting, count.parties) == (0, (party,))
+    check_in(made, "a")
+    (count,) = sent(check_in(made, "b"), messages.DevicesWaiting)
+    assert (count.waiting, count.parties) == (2, (party,))
+    (forwarded,) = sent(made.step(2.0, forward(1, 2)), messages.DevicesForwarded)
+    assert sorted(forwarded.devices) == ["a", "b"]
+    (count,) = sent(made.step(3.0, messages.DeviceGone("party")), messages.DevicesWaiting)
+    assert count.parties == ()
+
+
+def test_noise_parties_are_sent_away_when_all_rounds_are_done():
+    made = make()
+    made.step(1.0, messages.PartyReady("party", b"key", "training", 3))
+    over = dataclasses.replace(WISH, accepting=False, is_finished=True)
+    (away,) = sent(made.step(2.0, over), messages.ComeBack)
+    assert away.device == "party" and away.is_finished
+
+
+def test_a_noise_party_that_comes_before_a_coordinator_waits_for_it():
+    made = make(wish=None)
+    party = messages.PartyReady("party", b"key", "training", 3)
+    assert not made.step(1.0, party)
+    (count,) = sent(made.step(2.0, WISH), messages.DevicesWaiting)
+    assert count.parties == (party,)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

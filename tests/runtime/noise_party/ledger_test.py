@@ -70,7 +70,7 @@ def test_it_is_all_there_after_it_is_opened_again(path):
     ledger.close()
     again = _open(path)
     np.testing.assert_array_equal(again.seed(), seed)
-    assert seed.dtype == np.int64 and seed.shape == (2,)
+    assert seed.dtype == np.int64 and seed.shape == (4,)
     assert (again.next_row, again.last().outcome) == (1, ledger_lib.SUMMED)
     assert ledger_lib.Ledger.read(path).task == ("task", _TERMS)
     assert path.stat().st_mode & 0o777 == 0o600

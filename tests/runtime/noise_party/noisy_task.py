@@ -167,6 +167,12 @@ class Rounds:
         self.accepts = True
 
     def __call__(self, session):
+        try:
+            yield from self._session(session)
+        except StopIteration:  # The party has gone.
+            return
+
+    def _session(self, session):
         challenge = b"c" * 32
         yield wire_server.challenge_of(challenge)
         check_in = session.receive("check_in")

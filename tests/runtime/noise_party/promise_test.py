@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.noise_party import noisy_task
+from tff_dpftrl.accounting import statement_sentences
 from tff_dpftrl.mechanisms import restarts
 from tff_dpftrl.runtime.noise_party import ledger as ledger_lib
 from tff_dpftrl.runtime.noise_party import promise as promise_lib
@@ -38,6 +39,15 @@ def test_the_noise_is_that_of_the_terms():
     encoding = promise.encoding
     assert promise.noise.stddev == 1.5 * encoding.inflation * encoding.scaled_clip_norm
     assert encoding.padded_dim == 16
+
+
+def test_secure_noise_is_drawn_where_the_terms_state_it():
+    task = noisy_task.make()
+    parameters = {**task.terms.parameters, statement_sentences.NOISE_GENERATOR: "AES"}
+    terms = dataclasses.replace(task.terms, parameters=parameters)
+    for stated, words in ((task.terms, 2), (terms, 4)):
+        promise = _promise(dataclasses.replace(task, terms=stated))
+        assert promise.noise.initial_state(np.arange(4)).seed.shape == (words,)
 
 
 def test_a_task_for_another_party_is_refused():

@@ -7,7 +7,7 @@ import pytest
 
 from tests.verification.schedules import mistakes
 from tff_dpftrl.runtime.actors import factory
-from verification.schedules import faults, simulation, watch
+from verification.schedules import faults, noise_parties, simulation, watch
 
 SCHEDULES = 10_000  # 42 seconds of one core of the machine that this was written on.
 SCHEDULES_BY_DEFAULT = 250
@@ -235,6 +235,49 @@ def test_a_mistake_of_other_aggregators_is_found(mistake, law, factories, served
             print(f"found by schedule {seed}: {watched.broken}")
             return
     pytest.fail(f"no schedule before {SCHEDULES_PER_MISTAKE} found it")
+
+
+@pytest.mark.parametrize("parties", [1, 2])
+@pytest.mark.parametrize(
+    "schedules", [SECURE_BY_DEFAULT // 4, pytest.param(SECURE_SCHEDULES, marks=pytest.mark.slow)]
+)
+def test_the_noise_of_a_party_is_in_one_sum_of_its_round_in_every_schedule(schedules, parties):
+    seen = collections.Counter()
+    served = simulation.noised_population(parties)
+    for seed in range(schedules):
+        watched = simulation.Simulation(seed, served=served).run()
+        assert not watched.broken, f"schedule {seed}: {watched.broken}"
+        seen.update(watched.seen)
+    for what in (
+        "rounds of training",
+        "skipped rounds of training",
+        "RoundLost",
+        "summed_groups",
+        "lost_groups",
+        "killed: coordinator",
+        "reports refused: group lost",
+    ):
+        assert seen[what] > schedules // 20, what
+
+
+class _Forgetful(noise_parties.Party):
+    """A noise party that loses its ledger when it dies."""
+
+    def disconnect(self, seconds):
+        self._next_row = 0
+        super().disconnect(seconds)
+
+
+def test_a_noise_party_that_forgets_what_it_gave_is_found(monkeypatch):
+    monkeypatch.setattr(noise_parties, "Party", _Forgetful)
+    served, laws = simulation.noised_population(), set()
+    dying = faults.Faults(killed=0.01, killed_together=1.0)  # All of the server at once.
+    for seed in range(SCHEDULES_PER_MISTAKE):
+        watched = simulation.Simulation(seed, served=served, going_wrong=dying).run()
+        laws |= {law for law, _ in watched.broken}
+        if watch.Law.NOISE_ONCE in laws:
+            return
+    raise AssertionError(laws)
 
 
 if __name__ == "__main__":

@@ -486,6 +486,7 @@ class Coordinator(actor.Actor):
         half_seconds = self._experience[task.name].half_seconds
         parties = tuple(party.address for party in self._waiting_parties(task))
         self._given.update(parties)
+        self._away, self._said_away = None, False
         attempt = self._spawn_attempt(
             task, task.longest, model, from_selector, half_seconds, parties=parties
         )

@@ -364,8 +364,8 @@ class Task:
         if not event.away:
             return "all noise parties are connected."
         return (
-            f"{event.away} of {event.promised} noise parties that the plan names are away: the next "
-            "round waits for them. Have their operators start tff-dpftrl noise-party."
+            f"{event.away} of {event.promised} noise parties that the plan names are away, and the "
+            "next round waits for them: have their operators start tff-dpftrl noise-party."
         )
 
     @property

@@ -149,9 +149,9 @@ class Ledger:
         return names
 
     def seed(self) -> np.ndarray:
-        """Returns the root seed of all noise, int64, shape [2]. Secret."""
+        """Returns the root seed of all noise, int64, shape [4]. Secret."""
         [(seed,)] = self._database.read("SELECT seed FROM task")
-        return np.frombuffer(seed, "<i8")[:2].astype(np.int64)
+        return np.frombuffer(seed, "<i8").astype(np.int64)
 
     @property
     def next_row(self) -> int:

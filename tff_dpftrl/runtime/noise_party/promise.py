@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import statement_sentences
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import noise_split
 from tff_dpftrl.private_round import adaptive_clipping, clipping, fixed_clip, party_noise
@@ -33,7 +34,7 @@ class PromiseRefusedError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """What the noise of an attempt depends on, besides its round.
+    """Inputs of the noise of an attempt, besides its round.
 
     Attributes:
       round_seed: Public seed of the round's rotation, int64, shape [2].
@@ -208,6 +209,7 @@ class Promise:
         common = {
             "noise_multiplier": terms.noise_multiplier,
             "clients_per_round": terms.parameters["clients_per_round"],
+            "secure_noise": statement_sentences.NOISE_GENERATOR in terms.parameters,
         }
         if self._count is None:
             return fixed_clip.FixedClipRound(

@@ -28,7 +28,7 @@ class _Drawn(NamedTuple):
     row: int
     noise: tf.Tensor
     count: tf.Tensor
-    after: party_noise.PartyState
+    after: party_noise.State
 
 
 class Rows:
@@ -44,7 +44,7 @@ class Rows:
 
         Args:
           noise: Noise of the task.
-          seed: Root seed of the noise, int64, shape [2].
+          seed: Root seed of the noise, int64.
           checkpoint: File for past noise, which is secret; None for no file.
         """
         self._noise, self._seed = noise, seed
@@ -66,7 +66,7 @@ class Rows:
         drawn = self._drawn
         if drawn is not None and drawn.row < row:
             self._state = drawn.after
-        if int(self._state.of_round.round_index) > row:
+        if int(self._state.round_index) > row:
             self._state = self._noise.initial_state(self._seed)
         self._state = self._noise.before_round(self._state, row)
         self._keep(row)
@@ -88,10 +88,10 @@ class Rows:
 
     def _keep(self, row: int) -> None:
         """Writes the state before a round, if there is past noise and the last one is old."""
-        arrays = [np.asarray(part) for part in tf.nest.flatten(self._state)]
-        has_past = any(array.ndim > 1 for array in arrays)
+        has_past = not isinstance(self._state.buffer, tuple)
         if self._path is None or not has_past or row < self._kept + _ROWS_BETWEEN_CHECKPOINTS:
             return
+        arrays = [np.asarray(part) for part in tf.nest.flatten(self._state)]
         content = io.BytesIO()
         np.savez(content, *arrays)
         durable_files.write(
@@ -110,7 +110,7 @@ class Rows:
         with np.load(io.BytesIO(content), allow_pickle=False) as loaded:
             arrays = [tf.constant(loaded[name]) for name in loaded.files]
         self._state = tf.nest.pack_sequence_as(self._state, arrays)
-        self._kept = int(self._state.of_round.round_index)
+        self._kept = int(self._state.round_index)
 
     def _digest(self, content: bytes) -> bytes:
         """Returns the SHA-256 of a checkpoint and the seed that its noise comes from."""

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from tff_dpftrl import validation
 from tff_dpftrl.execution import graph_function, large_fills, leaves, process_form, tff_names
 from tff_dpftrl.models import metric_grid
-from tff_dpftrl.private_round import interface
+from tff_dpftrl.private_round import interface, secure_calls
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
@@ -431,7 +431,8 @@ def _skip_graph(
         after = dict(zip(places, tf.nest.flatten(private_round.skip(before, shapes)), strict=True))
         return [after.get(i, tensor) for i, tensor in enumerate(tensors)]
 
-    return graphs.traced(skip, specs, inputs=labels, outputs=labels)
+    with secure_calls.graphs_for_others():
+        return graphs.traced(skip, specs, inputs=labels, outputs=labels)
 
 
 def _part(

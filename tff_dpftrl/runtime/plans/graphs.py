@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 from google.protobuf import message
 
-from tff_dpftrl.execution import client_part, graph_function, lent_arrays
+from tff_dpftrl.execution import client_part, graph_function, lent_arrays, secure_noise
 from tff_dpftrl.runtime.plans import plan_pb2
 
 _NOT_NEEDED = ("_gradient_op_type", "forward_function_name", "backward_function_name")
@@ -101,7 +101,7 @@ def spec_of(tensor: plan_pb2.Tensor) -> tf.TensorSpec:
 
 
 def function_of(
-    graph: plan_pb2.Graph, *, variables_from: int | None = None
+    graph: plan_pb2.Graph, *, variables_from: int | None = None, draws_noise: bool = False
 ) -> Callable[..., Sequence[tf.Tensor]]:
     """Makes a function of a graph: from tensors to a list of tensors, on the CPU.
 
@@ -109,6 +109,7 @@ def function_of(
       graph: Trusted graph; `verification` checks one that is not.
       variables_from: Index from which on its arguments are variables, as `lent_arrays.lent`
         makes them; None if all are tensors.
+      draws_noise: Whether this process draws the secure noise of the graph.
 
     Returns:
       The function, which keeps no state.
@@ -122,7 +123,7 @@ def function_of(
         tuple(tensor.name for tensor in graph.inputs),
         tuple(tensor.name for tensor in graph.outputs),
         tuple(specs),
-    ).importer()
+    ).importer(edit=secure_noise.answer if draws_noise else None)
     if variables_from is not None:
         call = lent_arrays.taking(call, variables_from, specs[variables_from:])
         specs[variables_from:] = [tf.TensorSpec([], tf.resource)] * (len(specs) - variables_from)

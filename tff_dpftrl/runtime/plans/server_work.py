@@ -54,10 +54,10 @@ class ServerWork:
         self._zero = [_light(array) for array in _arrays(graphs.function_of(plan.zero)())]
         self._accumulate = _adding(plan.accumulate)
         self._merge = _adding(plan.merge)
-        self._finish = graphs.function_of(plan.finish, variables_from=0)
+        self._finish = graphs.function_of(plan.finish, variables_from=0, draws_noise=True)
         self._get_weights = graphs.function_of(plan.get_weights)
         self._set_weights = graphs.function_of(plan.set_weights)
-        self._skip = graphs.function_of(plan.skip)
+        self._skip = graphs.function_of(plan.skip, draws_noise=True)
         self._num_plain = len(plan.zero.outputs)
         self._secure = plan.finish.inputs[len(plan.prepare.inputs) + self._num_plain :]
 

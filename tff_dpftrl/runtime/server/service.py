@@ -376,7 +376,8 @@ class Service:
             return
         session.phase = Phase.TRAINING
         ends = session.deadline = self._loop_time() + desk.tasks[answer.task].task.longest
-        await self._send(session, context, self._configuration_of(answer, plan, by_hash=True))
+        by_hash = session_stream.sends_less(check_in.protocol_version)
+        await self._send(session, context, self._configuration_of(answer, plan, by_hash=by_hash))
         session.deadline = ends
         conversation = self._secure_conversation(session, context, answer, await context.read())
         reply = await conversation.take()

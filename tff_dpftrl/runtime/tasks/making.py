@@ -17,11 +17,12 @@ import tensorflow_federated as tff
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.aggregators import check_process
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.learning import metric_histograms, own_model, secure_metrics
-from tff_dpftrl.mechanisms import noise_split
+from tff_dpftrl.mechanisms import noise_recipe, noise_split
 from tff_dpftrl.models import metric_grid
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import adaptive_clipping, interface
@@ -170,6 +171,11 @@ def make(
         stated |= _counted(defined.buckets, defined.pipeline.max_rows)
     elif defined.language is None:
         stated[terms_lib.METRICS] = _listed(own_model.metric_specs(parts.model))
+    if learning.noise == "secure" and plan.strategy is not None:
+        is_sum = noise_recipe.is_sum_of_draws(plan.strategy.noise_recipe())
+        # A party rotates its noise before it rounds it to the grid of the sum.
+        is_exact = is_sum and not plan.noise_parties
+        stated[sentences.NOISE_GENERATOR] = sentences.noise_generator(is_exact)
     if parts.grids:
         stated[terms_lib.ORDER_STATISTICS] = ", ".join(parts.grids)
     terms = dataclasses.replace(terms, parameters={**terms.parameters, **stated})

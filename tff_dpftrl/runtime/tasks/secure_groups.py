@@ -152,7 +152,7 @@ class SecureGroups:
                 )
         if len(self.noise_parties) > MOST_PARTIES:
             raise validation.UsageError(
-                f"noise_party names {len(self.noise_parties)} parties, of which each adds the whole "
+                f"noise_party names {len(self.noise_parties)} parties, and each adds the whole "
                 f"noise: name {MOST_PARTIES} at most."
             )
         wanted = self.rounds.wanted

@@ -69,12 +69,13 @@ def who_adds_noise(secure: terms_lib.SecureAggregation) -> str:
       A few sentences.
     """
     return (
-        f"{_parties(secure)} within the sum of each round, so that nobody sees updates, or sums of "
-        f"updates, without it. {_protects(secure)} This rests on devices' software, which refuses a "
-        "sum without a party whose key is in the signed plan; on the holder of the key that signs "
-        "plans, who could sign one without; and on each party's keeping its seed, and giving the "
-        "noise of a round once, which it records before it sends any. A round whose sum was "
-        "abandoned after that is skipped, and counts as one of the rounds that ε is of."
+        f"{_parties(secure)} within the sum of each round, so that nobody sees updates, or sums "
+        f"of updates, without it. {_protects(secure)} This rests on devices' software, which "
+        "refuses a sum without a party whose key is in the signed plan; on the holder of the key "
+        "that signs plans, who could sign one without; and on each party's keeping its seed "
+        "secret, and giving the noise of a round once, which it records before it sends any. A "
+        "round whose sum was abandoned after that is skipped, and counts as one of the rounds that "
+        "ε is of."
     )
 
 

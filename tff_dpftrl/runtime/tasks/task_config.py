@@ -186,10 +186,10 @@ class TaskConfig(config_lib.TrainingConfig):
     noise_party: str | None = _option(
         None,
         "Public keys of noise parties (KEY.pub, or 64 hexadecimal digits), with commas between: "
-        "other operators, who add the noise of each round within the secure sum, so that the server "
-        "sees no sum without it. Each adds the whole noise: with two it has twice the variance, and "
-        "protects from a server that colludes with one of them. A round is one group, and waits for "
-        "all parties. If not given, the server adds the noise.",
+        "other operators, who add the noise of each round within the secure sum, so that the "
+        "server sees no sum without it. Each adds the whole noise: with two it has twice the "
+        "variance, and protects from a server that colludes with one of them. A round is one "
+        "group, and waits for all parties. If not given, the server adds the noise.",
         _SECURE,
     )
 
@@ -392,7 +392,7 @@ class TaskConfig(config_lib.TrainingConfig):
 
     @property
     def noise_parties(self) -> tuple[str, ...]:
-        """Raw public keys, hexadecimal, of the noise parties; empty if the server adds the noise."""
+        """Raw public keys, hexadecimal, of the noise parties; empty without them."""
         if self.noise_party is None:
             return ()
         return tuple(map(_party_key, self.noise_party.split(",")))

@@ -88,7 +88,7 @@ class SecureAggregation:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON-compatible values; without noise parties, as in terms of earlier versions."""
+        """Returns JSON-compatible values; those of earlier versions without noise parties."""
         values = dataclasses.asdict(self)
         if not self.noise_parties:
             del values["noise_parties"]

@@ -1,0 +1,104 @@
+"""Task of a few weights whose noise a noise party adds, and the same with the server's noise."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from tests.runtime.plans import small_tasks
+from tests.runtime.tasks import small_folder
+from tff_dpftrl import aggregators
+from tff_dpftrl.discretization import grid
+from tff_dpftrl.execution import contexts
+from tff_dpftrl.learning import secure_metrics
+from tff_dpftrl.private_round import party_noise
+from tff_dpftrl.runtime.plans import bounding, building, plan_pb2
+from tff_dpftrl.runtime.tasks import task_folder
+
+SEED = 7
+KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes([5]) * 32)
+PARTY = KEY.public_key().public_bytes_raw()
+CLIPPING = aggregators.AdaptiveClipping(
+    initial_clip_norm=1.0, clipped_count_stddev=1.0, only_estimates=True
+)
+_TERMS = small_folder.SECURE_TERMS
+
+
+@functools.cache
+def plans(*parties: bytes, adaptive: bool = False) -> building.Plans:
+    """Builds the plans; without parties the server adds the noise, on the same grid."""
+    z, strategy = _TERMS.noise_multiplier, _TERMS.strategy
+    update_z = z
+    if adaptive:
+        update_z = aggregators.build_adaptive_dp_ftrl_aggregator(
+            strategy, clipping=CLIPPING, noise_multiplier=z, clients_per_round=3
+        ).private_round.update_noise_multiplier
+    num_rounds = _TERMS.schema.num_rounds
+    ratio = party_noise.noise_ratio(strategy, update_z, num_rounds, max(len(parties), 1))
+    encoding = grid.for_bits(4, 8, 20, noise_ratio=ratio)
+    aggregator = aggregators.build_secagg_dp_ftrl_aggregator(
+        strategy,
+        clip_norm=CLIPPING if adaptive else _TERMS.clip_norm,
+        encoding=encoding,
+        noise_multiplier=z,
+        clients_per_round=3,
+        deterministic_seed=SEED,
+        rotation_seed=5,
+        noise_is_in_sums=bool(parties),
+    )
+    demanded = plan_pb2.SecureAggregation()
+    demanded.CopyFrom(small_tasks.SECURE_AGGREGATION)
+    demanded.noise_parties.extend(parties)
+    limits = bounding.ReportLimits(clip_norm="active" if adaptive else 1.0, encoding=encoding)
+    with contexts.secure_sum_simulation():
+        process = small_tasks.federated_averaging(
+            aggregator, secure_metrics.secure_sum_then_finalize
+        )
+        return small_folder.plans(
+            process,
+            secure_aggregation=demanded,
+            report_limits=limits,
+            private_round=aggregator.private_round,
+        )
+
+
+def terms(*parties: bytes, adaptive: bool = False):
+    """Returns the terms of the task."""
+    secure = dataclasses.replace(
+        _TERMS.secure_aggregation, noise_parties=tuple(party.hex() for party in parties)
+    )
+    made = plans(*parties, adaptive=adaptive).server
+    inflation = grid.GridEncoding(
+        4,
+        8,
+        made.party_noise.scaled_clip_norm or 1.0,
+        noise_ratio=made.party_noise.noise_ratio,
+    ).inflation
+    return dataclasses.replace(
+        _TERMS,
+        secure_aggregation=secure,
+        adaptive_clipping=adaptive,
+        parameters={**_TERMS.parameters, "secagg_norm_inflation": inflation},
+    )
+
+
+def write(path, *parties: bytes, adaptive: bool = False, **options) -> task_folder.TaskFolder:
+    """Writes the task to a new folder, and reads it."""
+    config = dataclasses.replace(
+        small_folder.CONFIG,
+        mechanism="blt",
+        secagg_bits=20,
+        secure_aggregation="honest-but-curious",
+        least_group=2,
+        noise_party=",".join(party.hex() for party in parties) or None,
+        **options,
+    )
+    small_folder.write_plans(
+        path,
+        plans(*parties, adaptive=adaptive),
+        terms=terms(*parties, adaptive=adaptive),
+        config=config,
+    )
+    return task_folder.read(path, small_tasks.KEYS)

@@ -1,0 +1,118 @@
+"""Draws of the cryptographic stream: a call in the graph that Python answers.
+
+TensorFlow has no AES. A graph that stays in this process calls Python for its draws. A graph for
+others, a TFF computation or a signed plan, has calls of a function instead that says that nobody
+answers: no other noise takes their place. An engine that runs such a graph, a compiled process or
+a server of tasks, puts `answered` in the place of those functions, which `size_of` finds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl.numpy_noise import secure_draws
+from tff_dpftrl.private_round import seeds
+
+DTYPE = tf.float64
+"""Dtype of secure draws, and of the noise that is made of them."""
+
+_NAME = "secure_draw_path_{}_size_{}_end"
+_PATTERN = re.compile(_NAME.replace("{}", r"(\d+)"))
+_UNANSWERED = (
+    "Secure noise is drawn by compiled processes and by servers of tasks: TensorFlow Federated's "
+    "own executor cannot draw it. Take noise 'philox' there."
+)
+_FOR_OTHERS = contextvars.ContextVar("graphs_for_others", default=False)
+
+
+@contextlib.contextmanager
+def graphs_for_others() -> Iterator[None]:
+    """Leaves secure draws open in the graphs that are traced inside, as in those of TFF."""
+    token = _FOR_OTHERS.set(True)
+    try:
+        yield
+    finally:
+        _FOR_OTHERS.reset(token)
+
+
+def is_for_others() -> bool:
+    """Checks whether a graph is traced here that another engine runs."""
+    with tf.init_scope():
+        return not tf.executing_eagerly() or _FOR_OTHERS.get()
+
+
+def normal(seed: tf.Tensor, size: int, scale: tf.Tensor | float = 1.0) -> tf.Tensor:
+    """Draws independent Gaussians, rounded to multiples of `secure_draws.STEP`.
+
+    Args:
+      seed: Secure seed and the indices of the draw, an int64 tensor of static shape.
+      size: Number of draws.
+      scale: Standard deviation of the Gaussians before they are rounded, a float64 scalar.
+
+    Returns:
+      float64 tensor of shape [size].
+    """
+    build = _unanswered if is_for_others() else answered
+    return build(seed.shape[0], size)(seed, tf.convert_to_tensor(scale, DTYPE))
+
+
+@functools.cache
+def answered(path_length: int, size: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """Returns the function that draws by Python, traced once in this process.
+
+    Args:
+      path_length: Length of the seed with the indices of the draw.
+      size: Number of draws.
+
+    Returns:
+      Concrete function from an int64 tensor of shape [path_length] and a scale, a float64 scalar,
+      to `normal` of them.
+    """
+
+    def draw(seed: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        drawn = tf.numpy_function(functools.partial(_draw, size=size), [seed, scale], DTYPE)
+        return tf.ensure_shape(drawn, [size])
+
+    with tf.init_scope():
+        return _function(draw, path_length).get_concrete_function()
+
+
+def _unanswered(path_length: int, size: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    def draw(seed: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        del seed, scale  # A message with the seed in it would reach logs.
+        name = _NAME.format(path_length, size)
+        never = tf.raw_ops.Assert(condition=False, data=[_UNANSWERED], name=name)
+        with tf.control_dependencies([never]):
+            return tf.zeros([size], DTYPE)
+
+    return _function(draw, path_length)
+
+
+def _function(draw: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], path_length: int):
+    signature = [tf.TensorSpec([path_length], tf.int64), tf.TensorSpec([], DTYPE)]
+    return tf.function(draw, input_signature=signature, autograph=False)
+
+
+def size_of(node_name: str) -> tuple[int, int] | None:
+    """Reads the name of a node in a function of a graph.
+
+    Args:
+      node_name: Name of the node.
+
+    Returns:
+      The arguments of `answered`, if the function is a draw that nobody answers; else None.
+    """
+    found = _PATTERN.search(node_name)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _draw(path: np.ndarray, scale: np.ndarray, size: int) -> np.ndarray:
+    seed, indices = path[: seeds.SECURE_WORDS], path[seeds.SECURE_WORDS :]
+    return secure_draws.normal(seed.astype("<i8").tobytes(), indices.tolist(), size, float(scale))
