@@ -33,7 +33,7 @@ _ALLOWED = {
     "training": (*_FEDERATED, "reports", "runs"),
     "sweeps": ("accounting", "mechanisms", "reports", "runs", "finetuning", "training"),
     "secure_sums": (),
-    "auditing": (*_FEDERATED, "runs", "finetuning", "training", "runtime"),
+    "auditing": (*_FEDERATED, "runs", "finetuning", "training", "runtime", "secure_sums"),
     "runtime": (*_FEDERATED, "secure_sums", "reports", "runs", "training"),
     "cli": (
         *_FEDERATED,

@@ -14,11 +14,14 @@ import tensorflow_federated as tff
 
 from tests.training import toy_run
 from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.mechanisms import serialization, tree
+from tff_dpftrl.models import export
 from tff_dpftrl.participation import ledger, schema
 from tff_dpftrl.runs import committed_rounds, manifest
 from tff_dpftrl.training import corpus as corpus_lib
-from tff_dpftrl.training import report, run, trained_model
+from tff_dpftrl.training import placement, report, run, trained_model
 
 corpus = toy_run.corpus
 
@@ -306,6 +309,29 @@ def test_adaptive_clipping_restarts_and_is_accounted_in_blocks(corpus, tmp_path,
     # Nobody takes part twice: one block of two rounds, one leaf and its parent.
     assert results.statement.parameters["sensitivity_squared"] == 2.0
     assert report.report(tmp_path / "run").statement == results.statement
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", ["identity", "tree"])
+def test_secure_noise_is_stated_and_repeated_after_a_resume(corpus, tmp_path, mechanism):
+    options = {"noise": "secure", "mechanism": mechanism, "buffers": None}
+    private = {**options, "deterministic_noise_seed": None, "num_rounds": 2}
+    results = run.train(toy_run.config(corpus, **private), tmp_path / "private")
+    statement = results.statement
+    assert "AES-256" in statement.parameters["noise_generator"]
+    assert sentences.SECURE_GENERATOR in statement.assumptions
+    assert sentences.FLOATING_POINT not in statement.caveats
+    assert (sentences.ROUNDED_CORRELATION in statement.caveats) == (mechanism == "tree")
+    assert report.report(tmp_path / "private").statement == statement
+    assert not run_folder.recount_run(tmp_path / "private").is_violated
+    # The same seed has the same noise, with a memory of draws or without.
+    models = []
+    for number, copies in enumerate((0, None)):
+        where = placement.Placement(memory_copies=copies)
+        run.train(toy_run.config(corpus, **options), tmp_path / f"{number}", placement=where)
+        models.append(export.read(tmp_path / f"{number}" / "model.npz")[1])
+    for one, other in zip(*models, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.slow

@@ -215,7 +215,7 @@ class NoiseStream:
         """
         if not self._secure:
             return noise
-        return tf.floor(noise / secure_draws.STEP + 0.5) * secure_draws.STEP
+        return tf.floor(noise * (1 / secure_draws.STEP) + 0.5) * secure_draws.STEP
 
     def _at(self, round_index: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the seed of a round's block, and the round's index within it."""
@@ -228,7 +228,7 @@ class NoiseStream:
         alone = lambda index, *scale: gaussians.normal(seeds.derive(seed, index), size, *scale)  # noqa: E731
         if not num_slots:
             return alone
-        length = seed.shape[0] + (1 if self._secure else 0)  # That of a draw's seed.
+        length = (seed.shape[0] or 0) + int(self._secure)  # That of a draw's seed.
         kind = repeated_draws.TensorDraws(position, size, num_slots, length)
         draw = repeated_draws.drawing(kind)
 

@@ -147,7 +147,7 @@ def noised_mean_on_grid(
     stddev = tf.cast(stddev, DTYPE) * grid_inflation(noise_multiplier, size)
     step = stddev * secure_draws.STEP
     return [
-        (tf.round(tf.cast(x, DTYPE) / step) + z / secure_draws.STEP) * (step / divisor)
+        (tf.round(tf.cast(x, DTYPE) / step) + z * (1 / secure_draws.STEP)) * (step / divisor)
         for x, z in zip(total, noise, strict=True)
     ]
 

@@ -44,7 +44,7 @@ WAITS = backoff.Waits(after_failure_s=2.0, longest_s=60.0)
 
 
 class Ending(enum.Enum):
-    """How a session ended."""
+    """Kind of the end of a session; the value says it in words."""
 
     SUMMED = "the noise is in the sum"
     NOT_SUMMED = "the noise was given, and is in no sum"

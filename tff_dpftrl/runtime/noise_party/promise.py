@@ -34,7 +34,7 @@ class PromiseRefusedError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """What the noise of an attempt depends on, besides its round.
+    """Inputs of the noise of an attempt, besides its round.
 
     Attributes:
       round_seed: Public seed of the round's rotation, int64, shape [2].

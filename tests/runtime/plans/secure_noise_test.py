@@ -1,0 +1,135 @@
+"""Secure noise in graphs of TFF: compiled processes and servers of tasks draw it, TFF refuses."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytest.importorskip("tensorflow_federated", reason="compiles processes of TFF")
+
+from tests.runtime.plans import small_tasks
+from tff_dpftrl import aggregators, execution
+from tff_dpftrl.execution import contexts, draw_memory, graph_function, secure_noise
+from tff_dpftrl.mechanisms import blt, tree
+from tff_dpftrl.private_round import noise_stream, secure_calls, seeds
+from tff_dpftrl.runtime.plans import building, server_work
+
+_STRATEGIES = {"blt": blt.Blt((0.9, 0.5), (0.3, 0.2)), "tree": tree.Tree(8)}
+_SPECS = [tf.TensorSpec([], tf.int64), tf.TensorSpec([5], tf.int64)]
+
+
+def _aggregator(name, deterministic_seed=7):
+    return aggregators.build_dp_ftrl_aggregator(
+        _STRATEGIES[name],
+        clip_norm=1.0,
+        noise_multiplier=0.5,
+        clients_per_round=3,
+        deterministic_seed=deterministic_seed,
+        secure_noise=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "copies"), [("blt", None), pytest.param("tree", 3, marks=pytest.mark.slow)]
+)
+def test_a_compiled_process_has_the_noise_of_its_round(name, copies):
+    aggregator = _aggregator(name)
+    with contexts.compiled_only():
+        process = small_tasks.federated_averaging(aggregator)
+        compiled = execution.compile_process(process, memory_copies=copies)
+    private_round, shapes = aggregator.private_round, [[3, 1], [1]]
+    noise_state = private_round.initial_state(shapes)
+    no_clients = private_round.no_contribution(shapes)
+    state = compiled.initialize()
+    for _ in range(3):
+        noise_state, noise, _ = private_round.release(noise_state, no_clients)
+        before = compiled.get_model_weights(state).trainable
+        again = compiled.next(state, []).state
+        state = compiled.next(state, []).state
+        for weights in (compiled.get_model_weights(one).trainable for one in (state, again)):
+            for new, old, added in zip(weights, before, noise, strict=True):
+                np.testing.assert_array_equal(new, old - tf.cast(added, tf.float32))
+    compiled.close()
+
+
+@pytest.mark.parametrize("copies", [0, 2, pytest.param(None, marks=pytest.mark.slow)])
+def test_a_memory_of_draws_changes_no_bit(copies):
+    stream = noise_stream.NoiseStream(tree.Tree(8).noise_recipe(), [[7], [3]], secure=True)
+    with secure_calls.graphs_for_others():
+        graph = graph_function.GraphFunction.trace(
+            lambda t, seed: stream.next((), t, seed)[0], _SPECS
+        )
+    memory = draw_memory.DrawMemory(copies)
+
+    def edit(graph_def):
+        memory.attach(graph_def)
+        secure_noise.answer(graph_def)
+
+    call = tf.function(graph.importer(edit=edit), input_signature=_SPECS)
+    for root in (1, 2):
+        seed = seeds.derive(seeds.root_seed(root, secure=True), 0)
+        for t in (0, 1, 2, 5, 1):
+            index = tf.constant(t, tf.int64)
+            for one, other in zip(call(index, seed), stream.next((), index, seed)[0], strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+def test_a_graph_whose_draws_nobody_answers_fails_and_shows_no_seed():
+    stream = noise_stream.NoiseStream(_STRATEGIES["blt"].noise_recipe(), [[7]], secure=True)
+    with secure_calls.graphs_for_others():
+        graph = graph_function.GraphFunction.trace(
+            lambda t, seed: stream.next(stream.initial_buffer(), t, seed)[0], _SPECS
+        )
+    call = tf.function(graph.importer(), input_signature=_SPECS)
+    seed = seeds.derive(seeds.root_seed(1234567890123, secure=True), 0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="own executor cannot") as caught:
+        call(tf.constant(0, tf.int64), seed)
+    assert "1234567890123" not in str(caught.value)
+
+
+@pytest.fixture(scope="module", name="task_plans")
+def _task_plans():
+    aggregator = _aggregator("blt", deterministic_seed=None)
+    process = small_tasks.federated_averaging(aggregator)
+    return small_tasks.plans(process, private_round=aggregator.private_round)
+
+
+def test_a_server_of_tasks_repeats_and_passes_over_secure_noise(task_plans):
+    server = server_work.ServerWork(task_plans.server)
+    state = server.initialize()
+    labels = [tensor.label for tensor in server.state]
+    assert state[labels.index("aggregator/seed")].shape == (4,)
+    assert state[labels.index("aggregator/buffer")].dtype == np.float64
+    (first, metrics), (again, _) = (server.finish(state, server.zero()) for _ in range(2))
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert metrics["aggregator/noise_stddev"] == 0.5
+    assert np.all(server.weights(first)["trainable/0"] != 0)
+    skipped = server.skip(state)
+    for label, one, other in zip(labels, skipped, first, strict=True):
+        if label.startswith("aggregator/"):
+            np.testing.assert_array_equal(one, other, label)
+    # Another process loads the same bytes: nothing in them is of this one.
+    for graph in (task_plans.server.finish, task_plans.server.skip):
+        assert b"PyFunc" not in graph.graph_def
+
+
+def test_a_plan_with_a_call_to_this_process_is_refused():
+    private_round = _aggregator("blt").private_round
+
+    def skip(*state):
+        return list(tf.nest.flatten(private_round.skip(private_round.state_type(*state), [[4]])))
+
+    specs = [tf.TensorSpec([], tf.int64), tf.TensorSpec([4], tf.int64)]
+    specs.append(tf.TensorSpec([2, 4], tf.float64))
+    labels = ["a", "b", "c"]
+    graph = building.graphs.traced(skip, specs, inputs=labels, outputs=labels)
+    with pytest.raises(building.CannotPlanError, match="PyFunc"):
+        building._check_repeatable("skip", graph)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
