@@ -77,6 +77,10 @@ def _check_in() -> wire_pb2.CheckIn:
     )
 
 
+def _noise_party() -> wire_pb2.NoiseParty:
+    return wire_pb2.NoiseParty(key=bytes(32), task="t", next_round=3, signature=bytes(64))
+
+
 def from_device() -> list[bytes]:
     update = tensor_values.to_bytes([np.arange(4, dtype=np.int32), np.int64(5)])
     report = wire_pb2.Report(attempt="a", update=update, strides=[1, 0, 0, 0], times=[1, 0, 0])
@@ -84,6 +88,7 @@ def from_device() -> list[bytes]:
         wire_pb2.FromDevice(**fields).SerializeToString()
         for fields in (
             {"check_in": _check_in()},
+            {"check_in": wire_pb2.CheckIn(population="toys", noise_party=_noise_party())},
             {"report": report},
             {"update_part": bytes(1024)},
             {"plan_wanted": {}},

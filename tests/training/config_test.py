@@ -93,6 +93,15 @@ def test_words_of_users_are_added_to_the_usual_public_list(given, base, size):
             "buffers is for the mech",
         ),
         (
+            {"noise_multiplier": 1.0, "noise": "secure", "engine": "tff"},
+            "noise 'secure' needs engine 'compiled', got 'tff'",
+        ),
+        (
+            {"mechanism": "none", "noise": "secure"},
+            "noise 'secure' has no meaning with mechanism 'none'",
+        ),
+        ({"noise_multiplier": 1.0, "noise": "aes"}, "noise must be one of philox, secure"),
+        (
             {"noise_multiplier": 1.0, "server_momentum": 1.0},
             "server_momentum must be a finite number, below 1, got 1",
         ),
