@@ -12,6 +12,7 @@ import pytest
 
 from tff_dpftrl.accounting import display, guarantee, statement
 from tff_dpftrl.accounting import facts as facts_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.participation import observed
 from tff_dpftrl.participation import schema as schema_lib
@@ -63,6 +64,20 @@ def test_markdown_says_what_the_checklist_asks_for():
     ):
         assert expected in text
     assert "No differential privacy" not in text
+
+
+def test_caveats_on_arithmetic_follow_the_generator_of_the_noise():
+    usual = _statement()
+    assert sentences.FLOATING_POINT in usual.caveats
+    assert sentences.SECURE_GENERATOR not in usual.assumptions
+    for is_sum, caveats in ((True, []), (False, [sentences.ROUNDED_CORRELATION])):
+        generator = {sentences.NOISE_GENERATOR: sentences.noise_generator(is_sum)}
+        built = _statement(parameters=generator)
+        assert [one for one in built.caveats if one not in usual.caveats] == caveats
+        assert sentences.FLOATING_POINT not in built.caveats
+        assert sentences.SECURE_GENERATOR in built.assumptions
+        assert "AES-256 in counter mode" in built.to_markdown()
+        assert built.epsilon == usual.epsilon
 
 
 @pytest.mark.parametrize(

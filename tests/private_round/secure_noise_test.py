@@ -199,7 +199,9 @@ def _possible(released: np.ndarray, total: float, dtype) -> np.ndarray:
 
 def _noised(total, unit, dtype):
     total = tf.fill([len(unit)], tf.constant(total, tf.float64))
-    (mean,) = summation.noised_mean([total], [tf.constant(unit)], tf.constant(_STDDEV), 1.0)
+    (mean,) = summation.noised_mean(
+        [total], [tf.constant(unit)], tf.constant(_STDDEV, tf.float64), 1.0
+    )
     return mean.numpy().astype(dtype).astype(np.float64)
 
 
@@ -211,9 +213,9 @@ def test_an_attack_on_float32_noise_tells_sums_apart(dtype):
         clipping=clipping.FlatClipping(1.0),
         clients_per_round=1,
     )
+    sums = interface.Contribution([tf.fill([_SIZE], tf.constant(0.3, tf.float64))])
     state = private_round.initial_state([[_SIZE]])
-    unit = private_round._noise(state, [[_SIZE]])[0][0].numpy()
-    released = _noised(0.3, unit, dtype)
+    released = private_round.release(state, sums)[1][0].numpy().astype(dtype).astype(np.float64)
     assert np.all(_possible(released, 0.3, dtype))
     # Each coordinate alone excludes the other sum with this probability.
     excluded = 1 - np.mean(_possible(released, 0.0, dtype))

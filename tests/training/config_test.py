@@ -50,6 +50,15 @@ def test_integers_are_accepted_for_floats_and_nothing_else_is_converted():
             "buffers is for the mech",
         ),
         (
+            {"noise_multiplier": 1.0, "noise": "secure", "engine": "tff"},
+            "noise 'secure' needs engine 'compiled', got 'tff'",
+        ),
+        (
+            {"mechanism": "none", "noise": "secure"},
+            "noise 'secure' has no meaning with mechanism 'none'",
+        ),
+        ({"noise_multiplier": 1.0, "noise": "aes"}, "noise must be one of philox, secure"),
+        (
             {"noise_multiplier": 1.0, "server_momentum": 1.0},
             "server_momentum must be a finite number, below 1, got 1",
         ),

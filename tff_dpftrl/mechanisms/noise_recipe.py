@@ -63,7 +63,7 @@ class TreeNoise:
         """Number of rounds that the tree has fresh draws for."""
         return 2**self.num_levels - 1
 
-    def descent(self, dtype: type[np.floating] = np.float32) -> TreeDescent:
+    def descent(self, dtype: type[np.number] = np.float32) -> TreeDescent:
         """Computes the scales with which a tree with variance reduction is sampled top down.
 
         Args:

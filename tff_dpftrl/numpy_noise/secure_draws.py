@@ -8,7 +8,7 @@ any number of draws, but no seed, cannot tell others from random (NIST SP 800-38
 **The Gaussians.** A pair is Box and Muller's transform of two real numbers, U and V, uniform in
 (0, 1): sqrt(-2 log U) times cosine and sine of 2π V. The stream has 192 bits of each. What `normal`
 returns is that real number, rounded to the nearest multiple of `STEP`. It is computed in float64
-with a bound on the error; where that leaves two multiples (about one draw in 30,000), in decimal
+with a bound on the error; where that leaves two multiples (about one draw in 20,000), in decimal
 arithmetic. So a draw is what rounding makes of an ideal Gaussian, up to 2⁻¹²⁰, and not a number
 that a library's logarithm makes. All machines have the same, and every multiple of `STEP` has its
 probability: there are no gaps (Mironov 2012, "On significance of the least significant bits for

@@ -228,7 +228,7 @@ class NoiseStream:
         alone = lambda index, *scale: gaussians.normal(seeds.derive(seed, index), size, *scale)  # noqa: E731
         if not num_slots:
             return alone
-        length = seed.shape[0] + (1 if self._secure else 0)  # That of a draw's seed.
+        length = (seed.shape[0] or 0) + int(self._secure)  # That of a draw's seed.
         kind = repeated_draws.TensorDraws(position, size, num_slots, length)
         draw = repeated_draws.drawing(kind)
 

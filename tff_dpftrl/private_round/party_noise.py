@@ -78,7 +78,10 @@ class PartyNoise:
         if encoding.padded_dim > encoding.dim:
             self._shapes.append((encoding.padded_dim - encoding.dim,))
         self.encoding = encoding
-        self._is_adaptive = isinstance(private_round, adaptive_clipping.AdaptiveClipRound)
+        self._multiplier, self._count_stddev = private_round.noise_multiplier, 0.0
+        if isinstance(private_round, adaptive_clipping.AdaptiveClipRound):
+            self._multiplier = private_round.update_noise_multiplier
+            self._count_stddev = private_round.clipped_count_stddev
         self._starts = noise_recipe.blocks(private_round.strategy.noise_recipe())[1]
         self._next = tf.function(self._draw, autograph=False)
         self._to_grid = tf.function(self._encode, autograph=False)
@@ -154,15 +157,7 @@ class PartyNoise:
     @property
     def stddev(self) -> float:
         """Standard deviation of the noise on a coordinate of the sum for unit noise, in steps."""
-        multiplier = self._round.noise_multiplier
-        if self._is_adaptive:
-            multiplier = self._round.update_noise_multiplier
-        return multiplier * self.encoding.inflation * self.encoding.scaled_clip_norm
-
-    @property
-    def count_stddev(self) -> float:
-        """Standard deviation of the noise on the count for unit noise; 0 where none is noised."""
-        return self._round.clipped_count_stddev if self._is_adaptive else 0.0
+        return self._multiplier * self.encoding.inflation * self.encoding.scaled_clip_norm
 
     def _draw(self, state):
         drawn, *counts, after = self._round.noise(state, self._shapes)
@@ -174,7 +169,7 @@ class PartyNoise:
         rotated = walsh_hadamard.rotate(steps, seeds.derive(round_seed, discretize.ROTATION_STREAM))
         vector = tf.cast(tf.round(rotated), tf.int64)
         modulus = tf.constant(self.encoding.sum_modulus, tf.int64)
-        doubled = 2 * self.count_stddev * tf.cast(count_noise, tf.float64)
+        doubled = 2 * self._count_stddev * tf.cast(count_noise, tf.float64)
         return tf.math.floormod(vector, modulus), tf.cast(tf.round(doubled), tf.int64)
 
 

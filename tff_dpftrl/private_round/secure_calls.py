@@ -60,7 +60,7 @@ def normal(seed: tf.Tensor, size: int, scale: tf.Tensor | float = 1.0) -> tf.Ten
       float64 tensor of shape [size].
     """
     build = _unanswered if is_for_others() else answered
-    return build(seed.shape[0], size)(seed, tf.convert_to_tensor(scale, DTYPE))
+    return build(seed.shape[0] or 0, size)(seed, tf.convert_to_tensor(scale, DTYPE))
 
 
 @functools.cache

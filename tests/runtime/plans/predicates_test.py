@@ -24,6 +24,7 @@ from tff_dpftrl.runtime.plans import (
 )
 
 _PROXIES = [small_tasks.examples(seed, 8) for seed in range(3)]
+_ON = f"On version {allowed_ops.RUNTIME_VERSION}"
 _PREDICATES = predicates.Predicates(num_rounds=4, loss="client_work/train/mse", largest_change=10.0)
 
 
@@ -146,7 +147,7 @@ def test_all_reasons_are_told_at_once(plans, monkeypatch):
     wanted = ("does not fall: 1 in", "norm is between", "takes 61 seconds", "takes 600000000 bytes")
     assert len(reasons) == 4
     for reason, part in zip(reasons, wanted, strict=True):
-        assert reason.startswith("On version 2: ") and part in reason
+        assert reason.startswith(f"{_ON}: ") and part in reason
 
 
 @pytest.mark.usefixtures("costs_little")
@@ -185,7 +186,7 @@ def test_expectations_of_the_engineer_are_tested(plans):
     )
     assert len(reasons) == 4
     for reason, part in zip(reasons, wanted, strict=True):
-        assert reason.startswith(f"On version 2: The expectation {part}")
+        assert reason.startswith(f"{_ON}: The expectation {part}")
 
 
 def test_what_a_device_refuses_is_refused(plans):
@@ -278,16 +279,16 @@ def test_what_fails_with_another_tensorflow_is_refused(plans, monkeypatch):
 
     monkeypatch.setattr(measured_run, "DeviceProcess", Other)
     reasons = _reasons(plans, pythons=["other"])
-    assert len(reasons) == 2 and "On version 2, TensorFlow 9.9.9: A run takes 61 s" in reasons[1]
+    assert len(reasons) == 2 and f"{_ON}, TensorFlow 9.9.9: A run takes 61 s" in reasons[1]
     assert reasons[0].startswith(
-        "On version 2, TensorFlow 9.9.9: The update differs by 0.5, relative to its norm, from that"
+        f"{_ON}, TensorFlow 9.9.9: The update differs by 0.5, relative to its norm, from that"
     )
 
 
 @pytest.mark.usefixtures("costs_little")
 def test_an_interpreter_that_fails_is_named(plans):
     (reason,) = _reasons(plans, pythons=["/bin/true"])
-    assert reason.startswith("On version 2, /bin/true: A process that runs the plan failed")
+    assert reason.startswith(f"{_ON}, /bin/true: A process that runs the plan failed")
 
 
 @pytest.mark.slow

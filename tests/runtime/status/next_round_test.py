@@ -37,6 +37,18 @@ def test_too_few_devices_have_checked_in():
     ]
 
 
+def test_a_noise_party_is_away():
+    told = _led()
+    told.on_event(events.PartyAway("train", 1, 2))
+    assert _select(told)[0] == (
+        "A noise party is away: 1 of 2 noise parties that the plan names are away, and the next "
+        "round waits for them: have their operators start tff-dpftrl noise-party."
+    )
+    assert told.seen.tasks["train"].phase == "waiting for a noise party"
+    told.on_event(events.PartyAway("train", 0, 2))
+    assert "party" not in _select(told)[0]
+
+
 def test_devices_have_to_rest():
     found = _select(_led(min_sep=3), resting=20)
     assert (

@@ -14,6 +14,7 @@ from tests.runtime.fleet import server_thread
 from tests.runtime.plans import small_tasks
 from tests.runtime.server import example_service
 from tests.runtime.tasks import tiny_task
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.models import export
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import population
@@ -97,6 +98,16 @@ def test_the_plans_follow_from_the_options(folder, lines):
     assert any(
         "Tested for devices of version 1 and later: TensorFlow 2.14" in line for line in lines
     )
+
+
+@pytest.mark.slow
+def test_a_task_with_secure_noise_says_so_in_its_terms(corpora, tmp_path):
+    config = tiny_task.config(corpora, noise="secure")
+    made = making.make(config, tmp_path / "noise", small_tasks.KEY, progress=lambda line: None)
+    generator = made.terms.parameters[sentences.NOISE_GENERATOR]
+    assert generator == sentences.SECURE_AND_EXACT  # Its noise is independent.
+    (seed,) = (t for t in made.server.prepare.inputs if t.label == "aggregator/seed")
+    assert list(seed.shape) == [4]
 
 
 @pytest.mark.slow

@@ -75,8 +75,9 @@ def test_with_a_common_seed_the_model_is_that_of_the_servers_noise(tmp_path, ada
         rounds[1].run_groups([(_added(layout, vectors), 3)])
         models = [tensor_values.from_bytes(one.commit.model, device.broadcast) for one in rounds]
         for tensor, mine, servers in zip(device.broadcast, *models, strict=True):
-            if tensor.label.endswith("/active"):  # The count is rounded to halves.
-                assert mine == pytest.approx(servers, rel=0.2)
+            if tensor.label.endswith(("/active", "/estimate", "/excess")):
+                # In each of three rounds the count of three devices is rounded to halves.
+                assert mine == pytest.approx(servers, rel=0.2, abs=3 * 0.25 / 3)
             else:
                 largest = max(largest, np.abs(np.subtract(mine, servers, dtype=float)).max())
     assert 0 < largest < (2.0 if adaptive else 1.0) * 4 * step
@@ -150,7 +151,7 @@ def test_statement_and_terms_say_whom_the_noise_protects_from(tmp_path):
         "the noise party." in statement.from_whom
     )
     assert "The server is not among these" not in statement.from_whom
-    assert "giving the noise of a round once" in statement.trust
+    assert "giving the noise of a round once" in statement.setting
     assert statement.parameters["noise_parties"] == 1
     assert made.terms.secure_aggregation.noise_parties == (_PARTY.hex(),)
     assert json.loads(made.terms.to_bytes())["secure_aggregation"]["noise_parties"]
@@ -228,10 +229,10 @@ def test_rounds_over_the_wire_have_the_noise_of_a_party_that_comes_and_goes(tmp_
             thread.join(60)
     released = example_service.released(store, task.name, "tests")
     assert len(released) >= 2
-    with ledger_lib.Ledger.open(
-        tmp_path / "party.ledger", made.name, made.terms.digest()
-    ) as ledger:
-        assert ledger.next_row >= released[-1]["round"] + 1
+    ledger = ledger_lib.Ledger.open(tmp_path / "party.ledger", made.name, made.terms.digest())
+    given = [each.row for each in ledger.given()]
+    ledger.close()
+    assert given == sorted(set(given)) and {row["round"] for row in released} <= set(given)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ import sys
 
 import pytest
 
+from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.secure_sums import parameters, vectors
 
+_KEY = "ab" * 32
 _CURIOUS, _ACTIVE = "honest-but-curious", "active-server"
 _GIVEN = {
     "population": "keyboard",
@@ -125,6 +127,32 @@ def test_a_round_has_as_many_groups_as_the_options_say(
         ),
         ({"secure_step_timeout": 0.0}, "secure_step_timeout must be"),
         (
+            {"secure_aggregation": None, "noise_party": _KEY},
+            f"noise_party='{_KEY}' has no meaning without secure_aggregation",
+        ),
+        ({"noise_party": f"{_KEY}, {_KEY.upper()}"}, "noise_party has the key abab.* twice"),
+        ({"noise_party": "no_such.pub"}, "noise_party='no_such.pub' names no key: There is no"),
+        (
+            {"noise_party": ",".join(f"{i:064x}" for i in range(9))},
+            "noise_party names 9 parties, and each adds the whole noise: name 8 at most",
+        ),
+        (
+            {"noise_party": _KEY, "devices_per_aggregator": 50},
+            "one group a round, .*=50 makes 3 of 130 devices: raise it to 130.$",
+        ),
+        (
+            {"noise_party": _KEY, "clients_per_round": 1000},
+            "makes 3 of 1300 devices: raise it to 1300, with secure_neighbours.$",
+        ),
+        (
+            {"noise_party": _KEY, "clients_per_round": 4000, "num_devices": 99_999},
+            "clients_per_round=4000 .* choose 5200 devices: lower one of these until it is 5000",
+        ),
+        (
+            {"noise_party": _KEY, "mechanism": "none", "noise_multiplier": None},
+            "mechanism 'none'",
+        ),
+        (
             {"secure_neighbours": 50, "secure_corrupt_fraction": 1.5},
             "secure_corrupt_fraction must be .* below 1, got 1.5",
         ),
@@ -142,6 +170,18 @@ def test_options_that_do_not_fit_are_refused_in_one_line(changes, message):
     with pytest.raises(ValueError, match=message) as caught:
         _config(**changes)
     assert "\n" not in str(caught.value)
+
+
+def test_noise_parties_are_named_by_their_keys(tmp_path):
+    key = signing_keys.create(tmp_path / "party").public_key().public_bytes_raw()
+    config = _config(noise_party=f"{tmp_path / 'party.pub'},{_KEY}")
+    assert config.noise_parties == (key.hex(), _KEY)
+    assert config.secure_groups.demanded().noise_parties == [key, bytes.fromhex(_KEY)]
+    assert config.secure_groups.stated().noise_parties == (key.hex(), _KEY)
+    # The task's folder needs no file of another machine.
+    assert config.resolved("nwp").noise_party == f"{key.hex()},{_KEY}"
+    plain = _config().secure_groups.stated()
+    assert not plain.noise_parties and "noise_parties" not in plain.to_dict()
 
 
 def test_neighbours_are_enough_for_all_drop_outs_that_a_group_outlasts():
