@@ -27,6 +27,21 @@ def _contribution(round_, clip, values):
     return np.append(contribution.update[0], contribution.update[1]), float(contribution.bit)
 
 
+def test_noise_that_is_in_both_totals_is_not_added_again():
+    """The estimate of the clip norm follows the noised count as it is."""
+    round_ = _round(noise_is_in_totals=True)
+    state = round_.initial_state(_SHAPES)
+    assert (state.buffer, state.count_buffer) == ((), ()) and not np.any(state.seed)
+    update = [tf.constant([4.0, 0.0, -8.0], tf.float64), tf.constant(1.0, tf.float64)]
+    noised = adaptive_clipping.CountedContribution(update, tf.constant(3.0, tf.float64))
+    after, average, measurements = round_.release(state, noised)
+    np.testing.assert_array_equal(average[0], [1.0, 0.0, -2.0])
+    assert measurements["unclipped_fraction"] == 3.0 / 4 + 0.5
+    assert after.clip.estimate == pytest.approx(2.0 * math.exp(-0.2 * (1.25 - 0.5)))
+    skipped = round_.skip(after, _SHAPES)
+    assert skipped.round_index == 2 and skipped.clip.estimate == after.clip.estimate
+
+
 _CLIENTS = [
     [0.0] * 4,
     [-0.0] * 4,

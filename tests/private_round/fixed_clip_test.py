@@ -45,6 +45,18 @@ def test_without_noise_it_is_the_clipped_sum_over_the_denominator():
     assert measurements["clip_norm"] == 2.0 and measurements["noise_stddev"] == 0.0
 
 
+def test_noise_that_is_in_the_totals_is_not_added_again():
+    strategy = blt.Blt((0.9, 0.5), (0.1, 0.2))
+    round_ = _round(strategy, noise_is_in_totals=True, deterministic_seed=None)
+    noised = interface.Contribution([tf.constant([1.0, -2.0, 8.0]), tf.ones([2, 2])])
+    state = round_.initial_state(_SHAPES)
+    assert state.buffer == () and not np.any(state.seed)  # Nothing of it is secret.
+    after, average, measurements = round_.release(state, noised)
+    np.testing.assert_array_equal(average[0], [0.25, -0.5, 2.0])
+    assert after.round_index == 1 and measurements["noise_stddev"] == 3.0
+    assert round_.skip(after, _SHAPES).round_index == 2 and not round_.is_separable
+
+
 @pytest.mark.parametrize("strategy", [blt.Blt((0.9, 0.5), (0.1, 0.2)), tree.Tree(6)])
 def test_noise_is_the_scaled_stream_of_the_strategy(strategy):
     noise, measurements = _released(_round(strategy, encoded_norm=3.0), 5)

@@ -156,5 +156,17 @@ def test_sums_have_room_for_the_most_reports(rule, largest, room):
             report_bounds.ReportBounds(plan, _MOST)
 
 
+
+def test_a_sum_is_not_checked_where_noise_parties_have_added_to_it():
+    noised = _norm([1, 2], 5.0)
+    noised.noised = True
+    bounds = report_bounds.ReportBounds(_plan(_entries(0, 0, 5), noised), _MOST)
+    with pytest.raises(report_bounds.OutOfBoundsError):
+        bounds.check(_report(1, (900.0, 0.0, 0.0)))  # A report has the bound all the same.
+    bounds.check_sum(_report(1, (900.0, 0.0, 0.0)), 2)
+    with pytest.raises(report_bounds.OutOfBoundsError):
+        bounds.check_sum(_report(11), 2)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))
