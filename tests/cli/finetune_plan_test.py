@@ -64,7 +64,8 @@ def test_metrics_of_steps_get_a_share(capsys):
         assert other["epsilon"] == pytest.approx(one["epsilon"], rel=1e-4)
     noise = shared["recommended"]["noise_multiplier"]
     assert f"--noise-multiplier {noise!r}" in shared["command"]
-    text = _out(capsys, *_USERS, *sizes, "--budget-shares", "metrics=0.19")
+    small = ["--users", "100", "--examples-per-user", "2", "--target-epsilon", "4", "--steps", "2"]
+    text = _out(capsys, *small, "--compute-budget", "32", "--budget-shares", "metrics=0.19")
     assert "metrics have the share 0.19 and the weights the rest: epsilon 4 is of both" in text
     assert main.main(["finetune-plan", *_USERS, "--budget-shares", "vocabulary=0.1"]) == 2
     error = capsys.readouterr().err

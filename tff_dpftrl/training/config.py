@@ -536,7 +536,7 @@ class TrainingConfig(language_config.LanguageConfig):
 
     @property
     def released_parts(self) -> tuple[str, ...]:
-        """What the run releases besides the weights, by the names of `budget_shares.PARTS`."""
+        """Parts that the run releases besides the weights, by names of `budget_shares.PARTS`."""
         return ("vocabulary",) if self.vocabulary == vocabulary.DP else ()
 
     def _other_parts(self) -> tuple[parts.Part, ...]:
