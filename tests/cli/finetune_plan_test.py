@@ -62,8 +62,7 @@ def test_metrics_of_steps_get_a_share(capsys):
     for one, other in [*pairs, (plain["passes"], shared["passes"])]:
         assert other["noise_multiplier"] == pytest.approx(one["noise_multiplier"] / 0.9)
         assert other["epsilon"] == pytest.approx(one["epsilon"], rel=1e-4)
-    noise = shared["recommended"]["noise_multiplier"]
-    assert f"--noise-multiplier {noise!r}" in shared["command"]
+    assert "--target-epsilon 4 --steps 20 --budget-shares metrics=0.19" in shared["command"]
     small = ["--users", "100", "--examples-per-user", "2", "--target-epsilon", "4", "--steps", "2"]
     text = _out(capsys, *small, "--compute-budget", "32", "--budget-shares", "metrics=0.19")
     assert "metrics have the share 0.19 and the weights the rest: epsilon 4 is of both" in text

@@ -143,7 +143,8 @@ def test_a_budget_is_split_by_shares(capsys):
     assert "Epsilon 5 at delta 1e-10 is of all together, by shares of the squared mu:" in text
     assert "vocabulary: 0.02 of the budget; alone epsilon 0." in text
     (train,) = (line for line in text.splitlines() if "tff-dpftrl train" in line)
-    assert "--target-epsilon 5.0 --vocabulary dp --budget-shares vocabulary=0.02 " in train
+    shares = "--budget-shares vocabulary=0.02,metrics=0.19 --vocabulary dp"
+    assert f"--target-epsilon 5.0 {shares} " in train
     (alone,), (shared,) = (
         json.loads(_out(capsys, *flags, "--format", "json"))["plans"] for flags in (one, split_up)
     )

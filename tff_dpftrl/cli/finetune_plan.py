@@ -231,8 +231,7 @@ def run(args: argparse.Namespace) -> int:
     if of_metrics:
         turns = turns if isinstance(turns, str) else turns.with_figures(of_metrics)
         by_bands = [one.with_figures(of_metrics) for one in by_bands]
-    noise = recommended.noise_multiplier if of_metrics else None
-    command = _command(args, _of_plan(recommended), noise)
+    command = _command(args, _of_plan(recommended))
     sampled = [_as_json(one, users, norms) for one in plans]
     by_passes = turns if isinstance(turns, str) else _passes_json(turns, users, norms)
     cyclic = [_cyclic_json(one, users, norms) for one in by_bands]
@@ -319,10 +318,7 @@ def _split(one: plan_lib.Plan, share: float) -> str:
     return (
         f"Of the budget, metrics have the share {share:g} and the weights the rest: epsilon "
         f"{display.round_up(one.epsilon)} is of both; in the recommended way they would cost, "
-        f"alone, {alone}. finetune releases no metrics of its steps: its command leaves their "
-        "share. If you release figures of each step's sample, add noise of "
-        f"{display.round_up(rows[-1].noise_multiplier_of_round)} times their largest change by "
-        "one user (or, in ELS, by one example)."
+        f"alone, {alone}."
     )
 
 
@@ -399,11 +395,8 @@ def _of_cyclic(one: amplified.PlannedAmplified) -> list[list[str]]:
     ]
 
 
-def _command(args: argparse.Namespace, sizes: list[list[str]], noise: float | None) -> list[str]:
-    """Returns the command of `finetune` that runs a plan, each flag with its value.
-
-    With a noise it leaves the rest of the target to others than the weights.
-    """
+def _command(args: argparse.Namespace, sizes: list[list[str]]) -> list[str]:
+    """Returns the command of `finetune` that runs a plan, each flag with its value."""
     parts = [["--data", args.data or "CORPUS"]]
     for name, value in _given_text_options(args).items():
         flag = name.replace("_", "-")
@@ -418,11 +411,11 @@ def _command(args: argparse.Namespace, sizes: list[list[str]], noise: float | No
     if args.users is None:
         parts.append(["--group-size-looked-at-users"])
     numbers = {"--target-epsilon": args.target_epsilon, "--steps": args.steps}
-    if noise is not None:
-        numbers = {"--noise-multiplier": noise, "--steps": args.steps}
     if args.delta is not None:
         numbers["--delta"] = args.delta
     parts += [[flag, repr(number).removesuffix(".0")] for flag, number in numbers.items()]
+    if of_metrics := _share(args):
+        parts.append(["--budget-shares", f"metrics={of_metrics:g}"])
     parts.append(["--output", "results/finetuned"])
     return ["tff-dpftrl finetune", *(shlex.join(part) for part in parts)]
 
