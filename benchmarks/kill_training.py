@@ -51,8 +51,8 @@ _KINDS = {
 # They hold times, or keys. The ledger and the metrics are compared by their rows, checkpoints by
 # their names, which are fingerprints of all tensors.
 _NOT_COMPARED = {
-    "metrics.csv",
-    "tensorboard",
+    "private/metrics.csv",
+    "private/tensorboard",
     "private/ledger.sqlite",
     "private/ledger.sqlite.key",
 }
@@ -191,7 +191,7 @@ def _ledger(output: pathlib.Path) -> dict[str, dict[int, tuple]]:
 
 def _rows(output: pathlib.Path) -> list[dict[str, str]]:
     """What `metrics.csv` says of each round, but how long it took."""
-    path = output / "metrics.csv"
+    path = output / "private" / "metrics.csv"
     if not path.exists():
         return []
     with open(path, newline="") as file:
@@ -229,7 +229,7 @@ def _files(output: pathlib.Path) -> dict[str, bytes]:
         name = str(path.relative_to(output))
         if name.endswith("-journal"):  # A ledger that was only read since: empty, or it were gone.
             continue
-        if path.is_file() and not {name, name.split("/")[0]} & _NOT_COMPARED:
+        if path.is_file() and not {name, name.rpartition("/")[0]} & _NOT_COMPARED:
             found[name] = b"" if path.parent.name == "checkpoints" else path.read_bytes()
             for value in own:
                 found[name] = found[name].replace(value.encode(), b"")

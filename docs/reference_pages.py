@@ -157,10 +157,11 @@ def _metrics() -> str:
         [
             "# Metrics",
             "",
-            "## Columns of `metrics.csv`",
+            "## Columns of `private/metrics.csv`",
             "",
-            "One row a round. *Exact*: a figure of the training cohort, which no guarantee covers; "
-            "see [what a run's folder holds](../docs/reference/results_folder.md).",
+            "One row a round. *Exact*: a figure of the training cohort, which no guarantee covers "
+            "and `metrics.csv` has not; see "
+            "[what a run's folder holds](../docs/reference/results_folder.md).",
             "",
             _table(("column", "meaning", ""), columns),
             "## Metrics of a server",

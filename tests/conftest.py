@@ -33,5 +33,7 @@ def pytest_runtest_setup(item):
     durable_files.write_picture = _write_picture if is_about_pictures else _leave_empty
 
 
-def _leave_empty(path, *_, **__):
+def _leave_empty(path, *_, private=False, **__):
     pathlib.Path(path).write_bytes(b"")
+    if private:
+        pathlib.Path(path).chmod(0o600)

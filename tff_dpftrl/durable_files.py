@@ -83,7 +83,12 @@ def write(path: str | os.PathLike[str], content: bytes, *, private: bool = False
 
 
 def write_picture(
-    path: str | os.PathLike[str], figure: figure_lib.Figure, *, dpi: int, form: str = "png"
+    path: str | os.PathLike[str],
+    figure: figure_lib.Figure,
+    *,
+    dpi: int,
+    form: str = "png",
+    private: bool = False,
 ) -> None:
     """Writes a figure of Matplotlib in one step.
 
@@ -92,11 +97,12 @@ def write_picture(
       figure: The figure.
       dpi: Dots per inch.
       form: Format, one that Matplotlib knows.
+      private: Whether only the owner may read the file; otherwise the umask decides.
 
     Raises:
       OSError: If the file cannot be written; an existing one is unchanged then.
     """
-    with replacing(path) as file:
+    with replacing(path, private=private) as file:
         figure.savefig(file, format=form, dpi=dpi)
 
 

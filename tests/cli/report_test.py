@@ -126,7 +126,7 @@ def test_the_page_and_the_readme_have_no_exact_figures(folder, capsys):
     assert f"The page is in {folder}/report.html" in capsys.readouterr().err
     figures = {
         text
-        for row in csv.DictReader((folder / "metrics.csv").read_text().splitlines())
+        for row in csv.DictReader((folder / "private" / "metrics.csv").read_text().splitlines())
         for text in (row["loss"], row["seconds"])  # A share, like 1/9, may be that of others, too.
     }
     assert len(figures) > 3

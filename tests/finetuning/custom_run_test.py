@@ -118,7 +118,8 @@ def test_a_run_keeps_books_and_states_what_its_plan_spent(sampling, tmp_path):
     assert (tmp_path / "run" / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert stat.S_IMODE((tmp_path / "run" / "private").stat().st_mode) == 0o700
     note = (tmp_path / "run" / "metrics_README.md").read_text()
-    assert "Do not publish `loss`" in note
+    assert "- `loss`" in note.partition("**Do not publish** them")[2]
+    assert "loss" not in (tmp_path / "run" / "metrics.csv").read_text().splitlines()[0]
 
 
 @pytest.mark.parametrize("crash_at", [pytest.param(1, marks=pytest.mark.slow), 4])

@@ -47,7 +47,7 @@ def _digest(weights) -> list[list[float]]:
 def _outcome(
     toy: pathlib.Path, output: pathlib.Path, lines: list[str], summary: str, weights
 ) -> dict[str, Any]:
-    rows = list(csv.DictReader((output / "metrics.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((output / "private" / "metrics.csv").read_text().splitlines()))
     statement = (output / "privacy_statement.md").read_text().replace(str(toy), "TOY")
     # The date, the run's id and the digests of files with long numbers in them.
     statement = re.sub(r"(?m)^- (date|run|tensorflow|\w+_sha256): .*$", r"- \1: #", statement)

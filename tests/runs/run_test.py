@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import facts
+from tff_dpftrl.accounting import facts, parts
 from tff_dpftrl.runs import (
     cohort_seed,
+    curves,
     dp_ftrl_privacy,
     loop,
     manifest,
     metrics_log,
     prepared,
+    released_metrics,
     released_model,
     reporting,
     sampled_privacy,
@@ -76,7 +78,8 @@ class _Trainer(prepared.Trainer):
             "aggregator": {"index": state["aggregator"]["index"] + 1, "noise": noise},
             "global_model_weights": {"trainable": [weights + len(members) + noise]},
         }
-        return prepared.Trained(after, 3.0 - round_index, 0.1 * round_index, self._not_finite)
+        sums = np.array([3.0, float(len(members))])
+        return prepared.Trained(after, 3.0 - round_index, 0.1 * round_index, self._not_finite, sums)
 
 
 class _Evaluator(prepared.Evaluator):
@@ -96,7 +99,7 @@ class _Evaluator(prepared.Evaluator):
 
 class _Presentation(prepared.Presentation):
     columns = tuple(
-        metrics_log.Column(name, name)
+        metrics_log.Column(name, name, is_exact=name in ("loss", "top1", "clients", "seconds"))
         for name in ("round", "loss", "top1", "epsilon", "clients", "seconds", "eval_top1_in_vocab")
     )
     has_events = False
@@ -111,6 +114,7 @@ class _Presentation(prepared.Presentation):
         np.savez(output / self.model_file, weights[0])
 
     def write(self, output, outcome):
+        curves.write(output, outcome.rows, title="title")
         np.save(output / "model.npy", outcome.weights[0])
         return outcome
 
@@ -119,8 +123,16 @@ def _manifest(plan):
     return manifest.Manifest({"x": 1}, plan.derived(), {}, {}, recorded_kind=manifest.TRAINING)
 
 
+_FIGURES = released_metrics.Figures(
+    {"loss_sum": 1.0, "num": 1.0}, (released_metrics.Mean("noised_loss", "", "loss_sum", "num"),)
+)
+
+
 def _prepared(plan, trainer=None, evaluator=None, *, known=None, **schedule):
     presentation = _Presentation()
+    figures = None if released_metrics.noise_of(plan) is None else _FIGURES
+    if figures is not None:
+        presentation.columns += figures.columns
     report = prepared.Reportable(
         known=known or _manifest(plan),
         plan=plan,
@@ -129,6 +141,7 @@ def _prepared(plan, trainer=None, evaluator=None, *, known=None, **schedule):
         released=functools.partial(released_model.weights, None),
         presentation=presentation,
         go_on="the same call",
+        figures=figures,
     )
     trainer = trainer or _Trainer(plan)
     evaluator = evaluator or _Evaluator()
@@ -140,6 +153,31 @@ def _run(output, plan, *parts, progress=lambda line: None, **schedule):
     made, *rest = _prepared(plan, *parts, **schedule)
     known = manifest.read(output) if manifest.exists(output) else None
     return run_lib.train(output, known, lambda: made, lambda known: made, progress), *rest
+
+
+class _OtherFigures(_Trainer):
+    """Trains the same model, and measures something else."""
+
+    def train(self, state, round_index, members):
+        trained = super().train(state, round_index, members)
+        return trained._replace(loss=7.0, top1=0.9, num_not_finite=2)
+
+
+@pytest.mark.pictures
+def test_nothing_outside_of_private_depends_on_figures_of_the_training_users(tmp_path):
+    plan, found = _in_turns(), []
+    for name, trainer in (("a", _Trainer(plan)), ("b", _OtherFigures(plan))):
+        _run(tmp_path / name, plan, trainer)
+        files = [path for path in (tmp_path / name).iterdir() if path.is_file()]
+        # The README has the folder's name, and the statement a date and digests with a key.
+        found.append(
+            {p.name: p.read_bytes() for p in files if not p.name.startswith(("README", "privacy"))}
+        )
+    assert found[0] == found[1]
+    assert {"metrics.csv", "curves.png", "model.npz", "config.json"} <= found[0].keys()
+    for name in ("metrics.csv", "curves.png"):
+        exact = [(tmp_path / run / "private" / name).read_bytes() for run in "ab"]
+        assert exact[0] != exact[1]
 
 
 @pytest.mark.parametrize("make_plan", [_sampled, _in_turns])
@@ -208,7 +246,53 @@ def test_without_noise_the_promise_says_that_there_is_none(tmp_path):
     assert reporting.promise(statement).startswith("Privacy: NO guarantee. No noise")
 
 
-@pytest.mark.parametrize("make_plan", [_sampled, _in_turns])
+def _releasing(**options):
+    others = (parts.Part(parts.METRICS, "loss", noise_multiplier_of_round=0.1),)
+    return _in_turns(others=others, **options)
+
+
+def test_metrics_are_released_with_a_noise_that_a_secret_seed_decides(tmp_path):
+    plan, found = _releasing(), []
+    for name in "ab":
+        outcome, *_ = _run(tmp_path / name, plan)
+        seed = released_metrics.read_seed(tmp_path / name / "private", None)
+        for t, row in enumerate(outcome.rows):
+            expected = released_metrics.Release(_FIGURES, 0.1, seed).of_round(
+                t, np.array([3.0, 4.0])
+            )
+            assert {column: row[column] for column in expected} == expected
+        header, *published = (tmp_path / name / "metrics.csv").read_text().splitlines()
+        assert "noised_loss,noised_loss_se" in header and len(published) == 4
+        found.append([row["noised_loss"] for row in outcome.rows])
+    assert len({*found[0], *found[1]}) == 8  # Another noise in each round, and in each run.
+    assert outcome.statement.epsilon > _run(tmp_path / "c", _in_turns())[0].statement.epsilon
+
+
+def test_a_round_that_is_repeated_releases_the_same_metrics(tmp_path, monkeypatch):
+    plan, released = _releasing(), []
+    of_round = released_metrics.Release.of_round
+
+    def remember(release, round_index, sums):
+        released.append((round_index, of_round(release, round_index, sums)))
+        return released[-1][1]
+
+    def crash(*args):
+        raise _Crash
+
+    monkeypatch.setattr(released_metrics.Release, "of_round", remember)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.committed_rounds.CommittedRounds, "commit", crash)
+        with pytest.raises(_Crash):
+            _run(tmp_path, plan)
+    outcome, *_ = _run(tmp_path, plan)
+    assert [t for t, _ in released] == [0, 0, 1, 2, 3] and released[0] == released[1]
+    assert outcome.rows[0]["noised_loss"] == released[0][1]["noised_loss"]
+    (tmp_path / "private" / released_metrics.SEED).unlink()
+    with pytest.raises(validation.UsageError, match="seed of the noise of the metrics"):
+        _run(tmp_path, plan)
+
+
+@pytest.mark.parametrize("make_plan", [_sampled, _in_turns, _releasing])
 @pytest.mark.parametrize("where", ["train", "begin", "commit", "_publish", "evaluate", "examine"])
 def test_a_run_killed_anywhere_gives_what_it_would_have_given(
     make_plan, where, tmp_path, monkeypatch
@@ -237,7 +321,8 @@ def test_a_run_killed_anywhere_gives_what_it_would_have_given(
             _run(tmp_path / "killed", plan, trainer, evaluator)
     went_on, _, after, _ = _run(tmp_path / "killed", plan)
     np.testing.assert_array_equal(went_on.weights[0], expected.weights[0])
-    assert [row["loss"] for row in went_on.rows] == [row["loss"] for row in expected.rows]
+    for name in ("loss", "noised_loss"):
+        assert [row.get(name) for row in went_on.rows] == [row.get(name) for row in expected.rows]
     assert went_on.statement == expected.statement
     rows = went_on.rows
     assert all(row["eval_top1_in_vocab"] is not None for row in (rows[1], rows[3]))

@@ -21,7 +21,7 @@ from tff_dpftrl.data import split
 from tff_dpftrl.participation import ledger
 from tff_dpftrl.runs import checkpoint, manifest, metrics_log
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import opening, report, run
+from tff_dpftrl.training import federated_trainer, opening, report, run, text_task
 
 corpus = toy_run.corpus
 # Those of the run and of the report on it are compared.
@@ -46,6 +46,62 @@ def _assert_same_run(output, expected):
     for ours, theirs in zip(toy_run.weights(output), toy_run.weights(expected), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert toy_run.rows(output) == toy_run.rows(expected)
+
+
+# Every file that a run leaves outside of private/, and what it rests on besides the model.
+_PUBLISHED = {
+    "README.md": "what is in the other files",
+    "best_model.npz": "held-out users, who choose the round",
+    "config.json": "options, and what the statement names",
+    "curves.png": "ε, held-out users",
+    "held_out.json": "held-out users",
+    "metrics.csv": "ε, held-out users",
+    "metrics_README.md": "nothing",
+    "model.npz": "nothing",
+    "privacy.png": "the statement",
+    "privacy_statement.json": "accounting, participation",
+    "privacy_statement.md": "accounting, participation",
+    "vocabulary.json": "the vocabulary, a public one here",
+}
+_KEYED = re.compile(r'("?(run|data_hmac_sha256)"?[:`| ]*"?)[0-9a-f]{16,}')  # By a random key.
+
+
+def _published(output):
+    """The content of each file outside of private/, without the date and what is keyed."""
+    found = {}
+    for path in output.rglob("*"):
+        name = path.relative_to(output)
+        if path.is_file() and name.parts[0] != "private":
+            found[str(name)] = path.read_bytes()
+            if path.suffix in (".json", ".md"):
+                text = _KEYED.sub(r"\1", _DATE.sub("", path.read_text()))
+                found[str(name)] = text.encode()
+    return found
+
+
+@pytest.mark.slow
+def test_what_may_be_published_does_not_depend_on_exact_figures(uninterrupted, corpus, tmp_path):
+    expected, _ = uninterrupted
+    train = federated_trainer.FederatedTrainer.train
+
+    def measure_otherwise(trainer, state, round_index, members):
+        time.sleep(0.01)
+        trained = train(trainer, state, round_index, members)
+        return trained._replace(loss=1.5 + round_index, top1=0.75, num_not_finite=3)
+
+    output = tmp_path / "uninterrupted"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(corpus)
+        patch.setattr(federated_trainer.FederatedTrainer, "train", measure_otherwise)
+        patch.setattr(text_task.TextTask, "baselines", lambda task: {"unigrams": 0.987})
+        run.train(toy_run.config(pathlib.Path(".")), output)
+    assert toy_run.rows(output) != toy_run.rows(expected)
+    ours, theirs = _published(output), _published(expected)
+    assert ours.keys() == theirs.keys() and ours.keys() <= _PUBLISHED.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+    for name in ("metrics.csv", "curves.png", "baselines.json"):
+        private = [folder / "private" / name for folder in (output, expected)]
+        assert private[0].read_bytes() != private[1].read_bytes(), name
 
 
 # Where a process dies in its fourth call, rounds committed by then, and rounds begun.

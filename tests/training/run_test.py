@@ -50,7 +50,6 @@ def test_a_run_leaves_everything_in_its_folder(uninterrupted):
         "privacy_statement.json",
         "privacy_statement.md",
         "private",
-        "tensorboard",
         "vocabulary.json",
     }
     rows = toy_run.rows(output)

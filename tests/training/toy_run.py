@@ -85,8 +85,8 @@ def weights(output: pathlib.Path) -> tuple[np.ndarray, ...]:
 
 
 def rows(output: pathlib.Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv, without the times."""
-    with open(output / "metrics.csv", newline="") as file:
+    """The rows of private/metrics.csv, without the times."""
+    with open(output / "private" / "metrics.csv", newline="") as file:
         found = list(csv.DictReader(file))
     for row in found:
         del row["seconds"]

@@ -221,7 +221,7 @@ class SampledClaim:
       seed_is_known: Whether the seed of the noise or of the sampling was given by the user.
       claimed_by_author: Whether the strategy is of a class outside this package, as of
         `guarantee.Guarantee`.
-      profile: Further pairs (ε, δ) that the run satisfies, from `trade_off.of_samples`. The
+      profile: Further pairs (ε, δ) that the run satisfies, from `parts.profile`. The
         odds of a guess follow from them; without any, from ε and δ alone.
       others: All else that the run releases about the same users. ε is that of the whole.
       weights: The rounds, whose cost alone is stated beside those of `others`; None without them.

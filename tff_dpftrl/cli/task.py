@@ -81,8 +81,8 @@ _REPORT = """\
 Write metrics, curves, privacy statement and model of what a task has committed so far, and print a
 summary. The server may go on meanwhile: its store is only read.
 
-The results are in the folder report/ of the task, unless --output names another. Statement, model
-and vocabulary may be published; metrics and curves hold exact figures of the devices.
+The results are in the folder report/ of the task, unless --output names another. What is
+in its private/ holds exact figures of the devices; the rest may be published.
 """
 
 _REPORT_EPILOG = """\
@@ -308,7 +308,7 @@ def _report(args: argparse.Namespace) -> int:
     else:
         print(f"{report.summary}\nMetrics, curves, statement and model are in {output}/")
         if sessions.total:
-            print("\nSessions of the population's devices, by shape (sessions.md says of what):")
+            print("\nSessions of the population's devices, by shape (see private/sessions.md):")
             rows = [
                 [shape, str(count), "" if share is None else f"{share:.1f} %"]
                 for shape, count, share in sessions.rows()

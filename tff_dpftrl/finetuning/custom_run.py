@@ -47,6 +47,7 @@ from tff_dpftrl.finetuning import (
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.models import keras_versions
 from tff_dpftrl.runs import (
+    curves,
     earlier_runs,
     manifest,
     metrics_log,
@@ -68,7 +69,7 @@ Evaluate = Callable[[list[np.ndarray]], Mapping[str, float]]
 """Function from weights to metrics by name, the same names each time."""
 
 _WEIGHTS = "weights.npz"
-_CURVES = "curves.png"
+_EXACT = "; the loss is exact: do not publish it"
 _EVAL_EVERY = 25
 
 
@@ -453,7 +454,10 @@ class _Presentation(prepared.Presentation):
             metrics_log.Column("round", "number of the step, from 1"),
             metrics_log.Column("loss", "mean loss of the step's users or examples", is_exact=True),
             metrics_log.Column("epsilon", "ε that all steps so far spent at the run's δ"),
-            *(metrics_log.Column(name, "measured by the caller's function") for name in names),
+            *(
+                metrics_log.Column(name, "measured by the caller's function, on data of the caller")
+                for name in names
+            ),
         )
 
     @override
@@ -464,8 +468,12 @@ class _Presentation(prepared.Presentation):
 
     @override
     def write(self, output: pathlib.Path, outcome: prepared.Outcome) -> Results:
-        picture = _drawn(outcome.rows, self._shown, outcome.statement)
-        durable_files.write_picture(output / _CURVES, picture, dpi=100)
+        exact = _drawn(outcome.rows, self._shown, outcome.statement, _EXACT)
+        path = output / "private" / curves.NAME
+        durable_files.write_picture(path, exact, dpi=100, private=True)
+        public = [name for name in self._shown if name != "loss"]
+        picture = _drawn(outcome.rows, public, outcome.statement)
+        durable_files.write_picture(output / curves.NAME, picture, dpi=100)
         lines = [outcome.progress, reporting.promise(outcome.statement)]
         evaluated = [row for row in outcome.rows if any(row[n] is not None for n in self._measured)]
         if evaluated:
@@ -628,12 +636,14 @@ def _drawn(
     rows: Sequence[Mapping[str, Any]],
     columns: Sequence[str],
     promised: statement.PrivacyStatement,
+    note: str = "",
 ) -> figure_lib.Figure:
-    """Returns a figure of loss and metrics against steps, with ε above it."""
+    """Returns a figure of metrics against steps, with ε and a note above it."""
     from matplotlib import figure
 
     picture = figure.Figure(figsize=(3.6 * len(columns), 3.4), layout="constrained")
-    for axes, column in zip(picture.subplots(1, len(columns)), columns, strict=True):
+    panels = picture.subplots(1, len(columns), squeeze=False)
+    for axes, column in zip(panels[0], columns, strict=True):
         points = [(row["round"], row[column]) for row in rows if row[column] is not None]
         if points:
             axes.plot(*zip(*points, strict=True), "o-", markersize=2, lw=1)
@@ -641,7 +651,7 @@ def _drawn(
     promise = "no guarantee"
     if promised.epsilon is not None:
         promise = f"ε = {display.round_up(promised.epsilon, 3)}"
-    picture.suptitle(f"{promised.mechanism}: {promise}; the loss is exact: do not publish it")
+    picture.suptitle(f"{promised.mechanism}: {promise}{note}")
     return picture
 
 

@@ -39,6 +39,8 @@ class File:
 _WORDS = "the words of the model's ids; its words may tell of a private vocabulary"
 _EXACT = "exact figures of the training users"
 
+_RUNS: tuple[Kind, ...] = ("training", "finetuning", "custom finetuning", "handed on")
+
 FILES = (
     File("README.md", "which file is what; the card of the model", "yes"),
     File("report.html", "the report as one page, of tff-dpftrl report --html", "yes"),
@@ -70,12 +72,12 @@ FILES = (
     File(
         "config.json", "options, what was derived from them, versions; paths of files", "yes, but"
     ),
-    File("metrics.csv", f"a row for each round, with {_EXACT}", "no"),
+    File("metrics.csv", "a row for each round: ε, and the held-out users", "yes, but"),
     File("metrics_README.md", "what each column of metrics.csv is", "yes"),
     File("held_out.json", "exact figures of the held-out users", "yes, but"),
     File("curves.png", "loss and accuracy of each epoch", "yes, but", ("pretraining",)),
-    File("curves.png", f"accuracy, loss and ε by round; shows {_EXACT}", "no"),
-    File("tensorboard/", "the same as events", "no"),
+    File("curves.png", "accuracy, loss and ε by round", "yes, but"),
+    File("tensorboard/", f"of an earlier version: events with {_EXACT}", "no", _RUNS),
     File("pretraining.json", "text, options, metrics of each epoch", "yes, but"),
     File("text_digests.npz", "digests that tell whether a known text was in", "yes, but"),
     File("sweep.json", "options and axes of the sweep; paths of files", "yes, but"),
@@ -86,7 +88,7 @@ FILES = (
     File("pareto.png", "accuracy against ε", "no"),
     File("sweep.log", "what the run of a sweep has printed", "no"),
     File("cell.json", "how the run of a sweep has ended", "no"),
-    File("sessions.md", "shapes of the sessions of the devices", "no"),
+    File("sessions.md", "of an earlier version: sessions of the devices", "no", ("task",)),
     File("other_tasks.json", "what other tasks on the same devices have spent", "yes"),
     File("task/", "the task as it was served, signed", "yes, but"),
     File("audit.md", "report of an audit", "no"),
@@ -94,7 +96,7 @@ FILES = (
     File("trade_off.png", "picture of an audit", "no"),
     File(
         "private/",
-        "state, record of participation, keys: with them the noise can be undone",
+        f"state, record of participation, keys: with them the noise can be undone; {_EXACT}",
         "never",
     ),
 )
@@ -109,9 +111,22 @@ def present(folder: pathlib.Path, kind: Kind) -> Iterator[File]:
       kind: Kind of the folder, which tells apart files of one name.
     """
     seen = set()
+    is_older = _has_exact_columns(folder / "metrics.csv")
     for file in FILES:
+        if is_older and file.name in ("metrics.csv", "curves.png"):
+            file = dataclasses.replace(file, what=f"of an earlier version: {_EXACT}", publish="no")
         if file.name in seen or (file.kinds and kind not in file.kinds):
             continue
         if file.name == "README.md" or (folder / file.name).exists():  # The former is written last.
             seen.add(file.name)
             yield file
+
+
+def _has_exact_columns(table: pathlib.Path) -> bool:
+    """Returns whether a table of metrics is of an earlier version, which kept nothing apart."""
+    try:
+        with open(table, encoding="utf-8", errors="replace") as file:
+            columns = file.readline().strip().split(",")
+    except FileNotFoundError:
+        return False
+    return not {"seconds", "clients", "loss", "committed_at"}.isdisjoint(columns)

@@ -53,7 +53,8 @@ class Results:
       facts: Further facts of the run's `config.json`.
       versions: Versions of packages, by name.
       rows: Metrics by round: "round", "epsilon", columns of held-out users, which begin with
-        "eval_"; if `is_private` also "loss" and "top1" of the training cohorts.
+        "eval_", and released with noise, which begin with "noised_"; if `is_private` also "loss"
+        and "top1" of the training cohorts.
       baselines: Top-1 accuracies of simpler models on the same held-out users, by name.
       settings: Rows of the settings of a sweep, as written.
       cells: Metrics of each run of a sweep that has some, by its name.
@@ -111,9 +112,11 @@ def kind_of(folder: pathlib.Path) -> files.Kind:
         return "sweep"
     if (folder / "pretraining.json").exists():
         return "pretraining"
-    if "committed_at" in _header(folder / "metrics.csv"):
+    columns = _header(folder / "metrics.csv")
+    has_statement = (folder / "privacy_statement.json").exists()
+    if {"committed_at", "privacy/epsilon"} & set(columns) or (columns and not has_statement):
         return "task"
-    if (folder / "privacy_statement.json").exists():
+    if has_statement:
         return "handed on"
     what = "does not exist" if not folder.is_dir() else "has no results of tff-dpftrl"
     raise validation.UsageError(
@@ -206,8 +209,13 @@ def _lines(path: pathlib.Path) -> list[dict[str, str]]:
 
 
 def _header(path: pathlib.Path) -> list[str]:
-    rows = _lines(path)
-    return list(rows[0]) if rows else []
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            return next(csv.reader(file), [])
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, csv.Error) as error:
+        raise validation.UsageError(f"{path} cannot be read: {error}. Remove it.") from error
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -225,9 +233,11 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
 def _rows(folder: pathlib.Path, private: bool) -> list[Row]:
     names = _PUBLIC | _EXACT if private else _PUBLIC
     rows = []
-    for row in map(_numbers, _lines(folder / "metrics.csv")):
+    exact = folder / "private" / "metrics.csv"  # Of an older run, metrics.csv has all columns.
+    path = exact if private and exact.exists() else folder / "metrics.csv"
+    for row in map(_numbers, _lines(path)):
         kept = {new: row[old] for old, new in names.items() if old in row}
-        rows.append(kept | {name: row[name] for name in row if name.startswith("eval_")})
+        rows.append(kept | {n: row[n] for n in row if n.startswith(("eval_", "noised_"))})
     return rows
 
 

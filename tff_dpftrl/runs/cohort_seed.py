@@ -16,27 +16,45 @@ _NAME = "cohort_seed"
 _BITS = 256
 
 
-def create(private: pathlib.Path) -> int:
-    """Draws the seed of a new run and keeps it in the folder of the run's secrets.
+def create(private: pathlib.Path, name: str = _NAME) -> int:
+    """Draws a seed of a new run and keeps it in the folder of the run's secrets.
+
+    Args:
+      private: The folder.
+      name: Name of the seed's file.
+
+    Returns:
+      The seed.
 
     Raises:
       OSError: If it cannot be written.
     """
     seed = secrets.randbits(_BITS)
-    durable_files.write(private / _NAME, f"{seed:x}\n".encode("ascii"), private=True)
+    durable_files.write(private / name, f"{seed:x}\n".encode("ascii"), private=True)
     return seed
 
 
-def read(private: pathlib.Path) -> int:
+def read(
+    private: pathlib.Path, name: str = _NAME, *, of: str = "cohorts", what: str = "cohorts"
+) -> int:
     """Reads the seed that `create` kept.
+
+    Args:
+      private: The folder.
+      name: Name of the seed's file.
+      of: What the seed is of, for a message.
+      what: What it decides, for a message.
+
+    Returns:
+      The seed.
 
     Raises:
       ValueError: If its file is missing or damaged.
     """
     try:
-        return int((private / _NAME).read_text(encoding="ascii"), base=16)
+        return int((private / name).read_text(encoding="ascii"), base=16)
     except (OSError, ValueError) as error:
         raise validation.UsageError(
-            f"The secret seed of the cohorts, {private / _NAME}, cannot be read: {error}. Without "
-            "it the run cannot go on with the same cohorts; restore it or start a new run."
+            f"The secret seed of the {of}, {private / name}, cannot be read: {error}. Without "
+            f"it the run cannot go on with the same {what}; restore it or start a new run."
         ) from error

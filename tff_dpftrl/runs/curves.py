@@ -1,16 +1,20 @@
-"""`curves.png`: accuracy, loss and ε against rounds."""
+"""`curves.png`, and `private/curves.png` with exact figures: accuracy, loss and ε by round."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl import durable_files
 
+NAME = "curves.png"
+"""Name of the figure's file."""
+
+_EXACT_COLUMNS = ("loss", "top1")  # Of the training cohorts.
 _PANELS = (
-    ("top-1 accuracy, words in the vocabulary", ("top1", "eval_top1_in_vocab")),
-    ("cross-entropy (nats per word or sub-word)", ("loss", "eval_loss")),
+    ("top-1 accuracy, words in the vocabulary", ("top1", "eval_top1_in_vocab", "noised_top1")),
+    ("cross-entropy (nats per word or sub-word)", ("loss", "eval_loss", "noised_loss")),
     ("ε spent, for the declared participation", ("epsilon",)),
 )
 EXACT = (
@@ -24,7 +28,8 @@ def draw(
     rows: Sequence[Mapping[str, Any]],
     *,
     title: str,
-    baselines: Mapping[str, float],
+    baselines: Mapping[str, float] | None = None,
+    public_baselines: Mapping[str, float] | None = None,
     unit: str = "round",
 ) -> Any:
     """Draws held-out accuracy and loss, and the ε spent, against rounds.
@@ -34,6 +39,7 @@ def draw(
       title: Title of the figure.
       baselines: Top-1 accuracies of simpler models, counted on the training users and
         measured on the same held-out users: horizontal lines, by label.
+      public_baselines: The same of models that were not counted on the training users.
       unit: Name of a round: "round", "step" or "epoch".
 
     Returns:
@@ -54,16 +60,20 @@ def draw(
     is_exact = bool(baselines)
     for axes, (panel, names) in zip(panels, shown, strict=True):
         for name, label, style in zip(
-            names, ("training cohort", "held-out users"), ("-", "o-"), strict=False
+            names,
+            ("training cohort", "held-out users", "training cohort, with noise"),
+            ("-", "o-", "."),
+            strict=False,
         ):
             points = [(r["round"], r[name]) for r in rows if r.get(name) is not None]
             if points:
                 axes.plot(*zip(*points, strict=True), style, label=label, markersize=3, lw=1)
-                is_exact |= name in ("top1", "loss")
+                is_exact |= name in _EXACT_COLUMNS
         axes.set_xlabel(unit)
         axes.set_title(panel, fontsize=10)
-    for shade, (label, value) in enumerate(baselines.items()):
-        shade = 0.7 - 0.5 * shade / max(1, len(baselines) - 1)
+    lines = {**(public_baselines or {}), **(baselines or {})}
+    for shade, (label, value) in enumerate(lines.items()):
+        shade = 0.7 - 0.5 * shade / max(1, len(lines) - 1)
         panels[0].axhline(value, ls="--", lw=1, color=str(shade), label=label)
     for axes in panels[:2]:
         if axes.get_legend_handles_labels()[0]:
@@ -75,17 +85,35 @@ def draw(
 
 
 def write(
-    path: pathlib.Path,
+    output: pathlib.Path,
     rows: Sequence[Mapping[str, Any]],
     *,
     title: str,
-    baselines: Mapping[str, float],
+    baselines: Mapping[str, float] | None = None,
+    public_baselines: Mapping[str, float] | None = None,
     unit: str = "round",
+    exact: Collection[str] = (),
 ) -> None:
-    """Writes the figure of `draw` as a PNG file, in one step.
+    """Writes the figure of `draw` without exact figures, and with them to `private/`.
+
+    Args:
+      output: Folder of the run. It gets `curves.png`, and `private/curves.png` if there are exact
+        figures.
+      rows: Rows of `metrics_log.MetricsLog`.
+      title: Title of the figure.
+      baselines: Top-1 accuracies of models that were counted on the training users, by label.
+      public_baselines: Top-1 accuracies of other models, by label.
+      unit: Name of a round: "round", "step" or "epoch".
+      exact: Names of columns that are exact, besides those of the training cohorts.
 
     Raises:
-      OSError: If it cannot be written.
+      OSError: If a file cannot be written.
     """
-    figure = draw(rows, title=title, baselines=baselines, unit=unit)
-    durable_files.write_picture(path, figure, dpi=120)
+    exact = {*_EXACT_COLUMNS, *exact}
+    options: dict[str, Any] = {"title": title, "public_baselines": public_baselines, "unit": unit}
+    public = [{k: v for k, v in row.items() if k not in exact} for row in rows]
+    durable_files.write_picture(output / NAME, draw(public, **options), dpi=120)
+    if baselines or any(row.get(name) is not None for row in rows for name in exact):
+        (output / "private").mkdir(mode=0o700, exist_ok=True)
+        figure = draw(rows, baselines=baselines, **options)
+        durable_files.write_picture(output / "private" / NAME, figure, dpi=120, private=True)

@@ -21,6 +21,7 @@ from tff_dpftrl.runs import (
     checkpoint,
     committed_rounds,
     metrics_log,
+    released_metrics,
     released_model,
     reporting,
     stopping,
@@ -83,6 +84,12 @@ class Loop:
         self._events = None
         if presentation.has_events:
             self._events = tensorboard_log.TensorBoardLog(self._output)
+        self._release = None
+        if self._run.figures is not None:
+            plan = self._run.plan
+            seed = released_metrics.read_seed(self._output / "private", plan.deterministic_seed)
+            stddev = released_metrics.noise_of(plan)
+            self._release = released_metrics.Release(self._run.figures, stddev, seed)
         if row:
             # The crash may have come between the commit and the row.
             self._publish(self._measured(row))
@@ -117,6 +124,8 @@ class Loop:
             "epsilon": plan.epsilon_after(round_index + 1),
             "clients": None if plan.needs_secret_cohorts else len(members),
         }
+        if self._release is not None:
+            row |= self._release.of_round(round_index, trained.bounded_sums)
         self._warn_of_dropped(trained.num_not_finite, round_index, len(members))
         self._check_finite(trained.state, round_index)
         self._state = trained.state

@@ -1,4 +1,7 @@
-"""`metrics.csv`, one row a round, and a note beside it on what is fit to publish."""
+"""`metrics.csv`, one row a round, and the same with exact figures in `private/`.
+
+Older runs have one table with all columns outside of `private/`: it is still read.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from typing import Any
 from tff_dpftrl import durable_files, validation
 
 _TABLE = "metrics.csv"
+EXACT_TABLE = pathlib.PurePath("private", "metrics.csv")
+"""Path of the table with the exact figures, too, in the folder of a run."""
 _NOTE = "metrics_README.md"
 
 Row = dict[str, Any]
@@ -34,11 +39,12 @@ class Column:
 
 
 class MetricsLog:
-    """Table of the metrics of one run, a row for each round.
+    """Tables of the metrics of one run, a row for each round.
 
-    The first row after opening rewrites the table atomically, without rows beyond the last
-    committed round. Each later row is appended. A line that a crash cut short has no end of
-    line, and readers leave it out.
+    `private/metrics.csv` has all columns, `metrics.csv` those that are not exact. The first row
+    after opening rewrites both tables atomically, without rows beyond the last committed round.
+    Each later row is appended. A line that a crash cut short has no end of line, and readers leave
+    it out.
 
     Attributes:
       rows: The rows, by round; values by column, None where there is none.
@@ -56,10 +62,13 @@ class MetricsLog:
         Raises:
           OSError: If the note cannot be written.
         """
-        self._path = folder / _TABLE
         self._columns = tuple(column.name for column in columns)
+        published = tuple(column.name for column in columns if not column.is_exact)
+        # The one that is read comes first: a crash between them leaves no row out.
+        self._tables = {folder / EXACT_TABLE: self._columns, folder / _TABLE: published}
         self.rows = read_rows(folder, rounds_done)
-        self._is_written = False  # Whether the file holds `rows` and nothing else.
+        self._is_written = False  # Whether the files hold `rows` and nothing else.
+        (folder / EXACT_TABLE).parent.mkdir(mode=0o700, exist_ok=True)
         durable_files.write(folder / _NOTE, _note(columns).encode("utf-8"))
 
     def append(self, row: Mapping[str, Any]) -> Row:
@@ -72,29 +81,50 @@ class MetricsLog:
           The row, with all columns.
 
         Raises:
-          OSError: If the table cannot be written.
+          OSError: If a table cannot be written.
         """
         values = {name: row.get(name) for name in self._columns}
         if any(row["round"] == values["round"] for row in self.rows[-1:]):
             self.rows.pop()
             self._is_written = False
         self.rows.append(values)
-        if self._is_written:
-            self._is_written = False  # Until the whole line is in the file.
-            durable_files.append(self._path, self._line(values).encode())
-        else:
-            header = self._line(dict(zip(self._columns, self._columns, strict=True)))
-            lines = [self._line(row) for row in self.rows]
-            durable_files.write(self._path, "".join([header, *lines]).encode())
+        is_written, self._is_written = self._is_written, False  # Until all lines are whole.
+        for path, columns in self._tables.items():
+            if is_written:
+                durable_files.append(path, _line(values, columns))
+            else:
+                header = _line(dict(zip(columns, columns, strict=True)), columns)
+                lines = [_line(row, columns) for row in self.rows]
+                private = path.parent.name == EXACT_TABLE.parent.name
+                durable_files.write(path, b"".join([header, *lines]), private=private)
         self._is_written = True
         return values
 
-    def _line(self, row: Mapping[str, Any]) -> str:
-        text = io.StringIO()
-        csv.DictWriter(text, self._columns, lineterminator="\n").writerow(
-            {k: repr(float(v)) if isinstance(v, float) else v for k, v in row.items()}
-        )
-        return text.getvalue()
+
+def _line(row: Mapping[str, Any], columns: Sequence[str]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    shown = {name: row.get(name) for name in columns}
+    writer.writerow({k: repr(float(v)) if isinstance(v, float) else v for k, v in shown.items()})
+    return text.getvalue().encode()
+
+
+def table(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the path of the table with all columns that there are.
+
+    Args:
+      folder: Folder of a run.
+
+    Returns:
+      Path of `private/metrics.csv`; that of `metrics.csv` of an older run, or without `private/`.
+    """
+    exact = folder / EXACT_TABLE
+    return exact if exact.exists() else folder / _TABLE
+
+
+def is_of_earlier_version(folder: pathlib.Path) -> bool:
+    """Returns whether the only table of a run has all columns, the exact ones included."""
+    return table(folder) == folder / _TABLE and (folder / _TABLE).exists()
 
 
 def read_rows(folder: pathlib.Path, rounds_done: int) -> list[Row]:
@@ -105,21 +135,22 @@ def read_rows(folder: pathlib.Path, rounds_done: int) -> list[Row]:
       rounds_done: Number of committed rounds; later rows are left out.
 
     Returns:
-      The rows, by round; none if there is no table yet.
+      The rows, by round, with all columns that `table` has; none if there is no table yet.
 
     Raises:
       ValueError: If the table is damaged.
     """
-    if not rounds_done or not (folder / _TABLE).exists():
+    path = table(folder)
+    if not rounds_done or not path.exists():
         return []
     try:
-        with open(folder / _TABLE, newline="", encoding="utf-8") as file:
+        with open(path, newline="", encoding="utf-8") as file:
             whole = [line for line in file if line.endswith("\n")]
         rows = [_parse(row) for row in csv.DictReader(whole)]
         return [row for row in rows if row["round"] <= rounds_done]
     except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         raise validation.UsageError(
-            f"{folder / _TABLE} is not the table of a run: {error!r}. Remove it; its later rows "
+            f"{path} is not the table of a run: {error!r}. Remove it; its later rows "
             "will be written again."
         ) from error
 
@@ -133,16 +164,16 @@ def _number(text: str) -> int | float:
 
 
 def _note(columns: Sequence[Column]) -> str:
-    exact = [column for column in columns if column.is_exact]
     lines = ["# metrics.csv", "", "One row a round. An empty cell: not measured in that round.", ""]
-    lines += [f"- `{column.name}`: {column.meaning}" for column in columns]
+    lines += [f"- `{one.name}`: {one.meaning}" for one in columns if not one.is_exact]
+    exact = [one for one in columns if one.is_exact]
     if exact:
-        names = ", ".join(f"`{column.name}`" for column in exact)
         lines += [
             "",
-            f"**Do not publish {names}**: they are exact figures of the users whom the run "
-            "protects, without noise, for simulations. The privacy statement does not cover them, "
-            "nor what shows them: the curves of training cohorts in `curves.png`, the events in "
-            "`tensorboard/` and the terminal.",
+            f"`{EXACT_TABLE}` has these columns too, exact figures of the users whom the run "
+            "protects, without noise, which the privacy statement does not cover. **Do not "
+            "publish** them, nor what shows them: the other files in `private/`, and the terminal.",
+            "",
+            *(f"- `{one.name}`: {one.meaning}" for one in exact),
         ]
     return "\n".join(lines) + "\n"

@@ -17,7 +17,14 @@ import numpy as np
 
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement as statement_lib
-from tff_dpftrl.runs import checkpoint, manifest, metrics_log, privacy, stopping
+from tff_dpftrl.runs import (
+    checkpoint,
+    manifest,
+    metrics_log,
+    privacy,
+    released_metrics,
+    stopping,
+)
 
 
 class Trained(NamedTuple):
@@ -28,12 +35,14 @@ class Trained(NamedTuple):
       loss: Mean loss on the round's training data; None if there was no data.
       top1: Accuracy on the round's training data; None if it was not measured.
       num_not_finite: Number of contributions that were not finite and counted as zero.
+      bounded_sums: Sums of the round for `released_metrics`, without noise; None if there are none.
     """
 
     state: Any
     loss: float | None
     top1: float | None
     num_not_finite: int
+    bounded_sums: np.ndarray | None = None
 
 
 class Trainer(abc.ABC):
@@ -193,6 +202,7 @@ class Reportable:
       released: Function from the state of the run to the weights that are published.
       presentation: Writes the model and the curves.
       go_on: Command, or call in Python, that resumes the run.
+      figures: Figures of the training cohorts that are released with noise; None for none.
       publish: Function of the run's folder and state that writes the model in other layouts,
         once model and statement have been written.
     """
@@ -204,6 +214,7 @@ class Reportable:
     released: Callable[[checkpoint.Snapshot], list[np.ndarray]]
     presentation: Presentation
     go_on: str
+    figures: released_metrics.Figures | None = None
     publish: Callable[[pathlib.Path, checkpoint.Snapshot], None] = lambda output, snapshot: None
 
 

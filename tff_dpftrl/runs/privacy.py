@@ -30,15 +30,23 @@ def training_metrics_not_covered(unit: str) -> str:
     return (
         f"Loss and accuracy on the training cohorts, the number of {unit}s in them and of those "
         f"whose update was dropped, how long a round took, the figures about the training data "
-        "that a run begins with, and the n-gram baselines counted on it (metrics.csv, curves.png, "
-        "TensorBoard events and terminal): exact figures, for simulations; do not publish them."
+        "that a run begins with, and the n-gram baselines counted on it (in private/ and on the "
+        "terminal only): exact figures, for simulations; do not publish them."
     )
 
 
+EXACT_BESIDE_RELEASED = (
+    "What is in private/ and on the terminal: figures of the training data without the noise that "
+    "the released ones have; do not publish them."
+)
+"""Sentence of a statement whose run releases training metrics within its budget."""
+
+
 def not_covered(unit: str, others: Sequence[parts.Part]) -> list[str]:
-    """Returns the exact figures of a run, as far as no part of its budget stands for them."""
-    is_released = any(part.name == parts.METRICS for part in others)
-    return [] if is_released else [training_metrics_not_covered(unit)]
+    """Returns the exact figures of a run that no part of its budget stands for, in a sentence."""
+    if any(part.name == parts.METRICS for part in others):
+        return [EXACT_BESIDE_RELEASED]
+    return [training_metrics_not_covered(unit)]
 
 
 def check_parts(others: Sequence[parts.Part], deployment: simulated_run.Deployment | None) -> None:

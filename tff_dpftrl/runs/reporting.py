@@ -48,6 +48,8 @@ def write(
     rows = metrics_log.read_rows(output, done)
     if not rows or rows[-1]["round"] < done:  # The crash came between the commit and the row.
         rows.append({column.name: saved.get(column.name) for column in run.presentation.columns})
+    if metrics_log.is_of_earlier_version(output):
+        metrics_log.MetricsLog(output, run.presentation.columns, done).append(rows[-1])
     ended = schedule.reason_to_end(plan, rows, done)
     weights = run.released(snapshot)
     run.presentation.write_model(output, weights)

@@ -6,6 +6,9 @@ The folder of a run:
                                 versions
     metrics.csv, metrics_README.md, curves.png
     privacy_statement.json, .md
+    private/metrics.csv, curves.png
+                                the same with exact figures of the training users
+    private/tensorboard/        the same as events
     private/ledger.sqlite       who took part when, and which state was committed
     private/checkpoints/        state of the process, with seed and noise buffers
     private/manifest.json       what config.json said when the run began
@@ -30,6 +33,7 @@ from tff_dpftrl.runs import (
     loop,
     manifest,
     privacy,
+    released_metrics,
     reporting,
 )
 from tff_dpftrl.runs import prepared as prepared_lib
@@ -149,6 +153,8 @@ def _created_rounds(
     try:
         if _has_secret_cohorts(run.plan):
             cohort_seed.create(private)
+        if run.figures is not None:
+            released_metrics.create_seed(private)
         prepared.keep_first(output)
         run.known.write(output)  # Last of all files: from now on the folder holds a run.
     except BaseException:

@@ -1,4 +1,4 @@
-"""The rows of `metrics.csv` as TensorBoard events."""
+"""The rows of `private/metrics.csv` as TensorBoard events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _SCALARS = _Metadata(plugin_data=_Metadata.PluginData(plugin_name="scalars"))
 
 
 class TensorBoardLog:
-    """Writes rows to the folder `tensorboard` of a run; as private as the umask makes it."""
+    """Writes rows to `private/tensorboard` of a run, for the owner only.
+
+    Events tell when they were written, and so how long a round took.
+    """
 
     def __init__(self, folder: pathlib.Path):
         """Opens a new file of events in the folder of a run.
@@ -23,9 +26,16 @@ class TensorBoardLog:
         Raises:
           OSError: If it cannot be written.
         """
-        self._folder = folder / "tensorboard"
+        self._folder = folder / "private" / "tensorboard"
+        self._folder.parent.mkdir(mode=0o700, exist_ok=True)
+        older = folder / "tensorboard"  # That of a run of an earlier version.
+        if older.is_dir() and not self._folder.exists():
+            older.rename(self._folder)
         with tensorflow_files.as_os_error(self._folder):
             self._writer = tf.summary.create_file_writer(str(self._folder))
+            self._writer.flush()
+        for path in (self._folder, *self._folder.iterdir()):
+            path.chmod(0o700 if path.is_dir() else 0o600)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Writes one scalar for each number of a row; "round" is the step.

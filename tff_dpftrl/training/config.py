@@ -17,7 +17,7 @@ from tff_dpftrl.accounting import defaults
 from tff_dpftrl.data import vocabulary
 from tff_dpftrl.mechanisms import defaults as mechanism_defaults
 from tff_dpftrl.mechanisms import table
-from tff_dpftrl.training import language_config, learning_options
+from tff_dpftrl.training import language_config, learning_options, metrics_share
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,6 +38,7 @@ _POSITIVE = (
     "client_learning_rate",
     "clip_norm",
     "max_epsilon",
+    "metrics_epsilon",
     "server_adam_epsilon",
     "server_learning_rate",
     "stop_at_accuracy",
@@ -164,6 +165,13 @@ class TrainingConfig(language_config.LanguageConfig):
         "defaults if not given.",
         "privacy",
     )
+    metrics_epsilon: float | None = _option(
+        None,
+        "Release loss and accuracy on the training cohorts with noise, for this ε if nothing else "
+        "were released; target_epsilon is for the whole. Or give budget_shares like metrics=0.05. "
+        "If neither is given, they stay in private/.",
+        "privacy",
+    )
     clip_norm: float = _option(
         0.5, "L2 norm that a client's update is clipped to (the first one if adaptive).", "privacy"
     )
@@ -285,6 +293,12 @@ class TrainingConfig(language_config.LanguageConfig):
     stop_at_accuracy: float | None = _option(
         None, "Stop once the held-out top-1 accuracy reaches this (a share, not %).", "run"
     )
+    held_out_users: Literal["public", "protected"] = _option(
+        "public",
+        "Whether figures of the held-out users, who never train, may be published. With "
+        "'protected' all that is measured on them stays in private/, the best model too.",
+        "run",
+    )
     eval_every: int = _option(10, "Rounds between evaluations on held-out users.", "run", 1)
     eval_sequences: int = _option(
         4000, "Held-out sequences used in an evaluation, at most.", "run", 1
@@ -321,6 +335,12 @@ class TrainingConfig(language_config.LanguageConfig):
         self._check_noise()
         self._check_simulation()
         self._check_vocabulary()
+        metrics_share.check(self)
+        if self.held_out_users == "protected" and self.stop_at_accuracy is not None:
+            raise validation.UsageError(
+                f"stop_at_accuracy={self.stop_at_accuracy:g} would end the run by exact figures of "
+                "held-out users, and held_out_users are 'protected': leave one of them out."
+            )
         if self.budget_shares is not None:
             from tff_dpftrl.accounting import budget_shares  # It takes long to import.
 
@@ -536,8 +556,12 @@ class TrainingConfig(language_config.LanguageConfig):
 
     @property
     def released_parts(self) -> tuple[str, ...]:
-        """What the run releases besides the weights, by the names of `budget_shares.PARTS`."""
-        return ("vocabulary",) if self.vocabulary == vocabulary.DP else ()
+        """Parts that the run releases besides the weights, by names of `budget_shares.PARTS`."""
+        is_counted = self.vocabulary == vocabulary.DP
+        return (
+            *(("vocabulary",) if is_counted else ()),
+            *(("metrics",) if self.metrics_share is not None else ()),
+        )
 
     def _other_parts(self) -> tuple[parts.Part, ...]:
         """Returns what the run releases of its users besides the weights."""
@@ -547,6 +571,11 @@ class TrainingConfig(language_config.LanguageConfig):
 
         assert self.target_epsilon is not None  # `_check_vocabulary` asks for it.
         return (vocabulary_share.part(self.target_epsilon, self.delta, self.budget_shares),)
+
+    @property
+    def metrics_share(self) -> float | None:
+        """Share of the budget for training metrics; None for none, or with `metrics_epsilon`."""
+        return metrics_share.of(self.budget_shares)
 
     def privacy(self) -> privacy_lib.Privacy:
         """Returns what the run asks of privacy; the plan for a population is made of it."""

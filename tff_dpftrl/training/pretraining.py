@@ -429,10 +429,4 @@ def _draw(output: pathlib.Path, text: PublicText, rows: list[dict[str, float]]) 
     from tff_dpftrl.runs import curves
 
     shown = [{name: row[name] for name in row if name != "loss"} for row in rows]
-    curves.write(
-        output / "curves.png",
-        shown,
-        title=f"pretraining on {text.corpus}",
-        baselines={},
-        unit="epoch",
-    )
+    curves.write(output, shown, title=f"pretraining on {text.corpus}", unit="epoch")

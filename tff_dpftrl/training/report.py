@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from tff_dpftrl.runs import (
     manifest,
     prepared,
     privacy,
+    released_metrics,
     released_model,
     reporting,
     run,
@@ -125,7 +126,16 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
         known.facts["training_users"], known.facts["num_parameters"], known.derived
     )
     go_on = custom_models.resume_command(config.model, output, config.data)
-    return of_run(config.part(ReportOptions), known, plan, unit="round", go_on=go_on)
+    options = config.part(ReportOptions)
+    figures = functools.partial(figures_of, known)
+    return of_run(options, known, plan, unit="round", go_on=go_on, figures=figures)
+
+
+def figures_of(known: manifest.Manifest) -> released_metrics.Figures:
+    """Returns the figures that a training run may release of its cohorts, from its manifest."""
+    return metrics_columns.figures_of_rounds(
+        known.facts["vocabulary_size"], known.config["sequence_length"]
+    )
 
 
 def of_run(
@@ -136,6 +146,7 @@ def of_run(
     unit: str,
     go_on: str,
     whole: released_model.Whole = list,
+    figures: Callable[[], released_metrics.Figures] | None = None,
 ) -> prepared.Reportable:
     """Returns what the report on a run on text is made of.
 
@@ -146,10 +157,14 @@ def of_run(
       unit: Name of a round: "round" or "step".
       go_on: Command, or call in Python, that resumes the run.
       whole: Function from the trained weights to those of the model; the identity by default.
+      figures: Function that returns the figures of the training cohorts, if they are released
+        within the budget.
 
     Returns:
       The material of the report.
     """
+    stddev = released_metrics.noise_of(plan)
+    released = figures() if figures is not None and stddev is not None else None
     return prepared.Reportable(
         known=known,
         plan=plan,
@@ -158,8 +173,9 @@ def of_run(
             unit, options.eval_every, options.max_epsilon, options.stop_at_accuracy
         ),
         released=functools.partial(released_model.weights, options.iterate_averaging, whole=whole),
-        presentation=TextPresentation(known, unit),
+        presentation=TextPresentation(known, unit, released, stddev),
         go_on=go_on,
+        figures=released,
     )
 
 
@@ -198,22 +214,35 @@ def _facts(known: manifest.Manifest, options: ReportOptions) -> facts_lib.Facts:
 class TextPresentation(prepared.Presentation):
     """Model, curves and summary of a run on text."""
 
-    columns = metrics_columns.COLUMNS
-
-    def __init__(self, known: manifest.Manifest, unit: str):
+    def __init__(
+        self,
+        known: manifest.Manifest,
+        unit: str,
+        figures: released_metrics.Figures | None = None,
+        stddev: float | None = None,
+    ):
         """Initialises the presentation.
 
         Args:
           known: Manifest of the run.
           unit: Name of a round: "round" or "step".
+          figures: Figures of the training cohorts that are released with noise; None for none.
+          stddev: Standard deviation of their noise.
         """
+        self._protects_held_out = _protects_held_out(known)
+        self.columns = metrics_columns.of_run(protects_held_out=self._protects_held_out)
+        self.columns += () if figures is None else figures.columns
+        self._figures = figures
+        self._stddev = stddev or 0.0
         self._known = known
         self._unit = unit
         self._model = table.from_description(known.facts["model"])
 
     @override
     def write_best(self, output, weights):
-        export.write(output / "best_model.npz", self._model, weights)
+        private = self._protects_held_out
+        folder = output / manifest.PRIVATE if private else output
+        export.write(folder / "best_model.npz", self._model, weights, private=private)
 
     @override
     def write_model(self, output, weights):
@@ -224,11 +253,21 @@ class TextPresentation(prepared.Presentation):
         rows, statement, unit = outcome.rows, outcome.statement, self._unit
         baselines = _read_baselines(output)
         title = _title(_name(self._known), statement)
-        curves.write(output / "curves.png", rows, title=title, baselines=baselines, unit=unit)
+        known_before = {name: baselines[name] for name in baselines if name == PRETRAINED}
+        curves.write(
+            output,
+            rows,
+            title=title,
+            baselines={name: baselines[name] for name in baselines if name != PRETRAINED},
+            public_baselines=known_before,
+            unit=unit,
+            exact=[column.name for column in self.columns if column.is_exact],
+        )
         held_out = _read_held_out(output, rows[-1]["round"])
         summary = [
             _accuracy(rows, baselines, unit),
             _loss(rows, self._known.facts),
+            self._figures.of_last_rounds(rows, self._stddev, unit) if self._figures else None,
             _on_held_out_users(held_out) if held_out else None,
             outcome.progress,
             failure(rows, self._known.facts["vocabulary_size"], baselines),
@@ -241,13 +280,21 @@ class TextPresentation(prepared.Presentation):
 class TextEvaluator(prepared.Evaluator):
     """Evaluator of language models on held-out users, and against simpler models."""
 
-    def __init__(self, task: text_task.TextTask, baselines: Mapping[str, float] | None = None):
+    def __init__(
+        self,
+        task: text_task.TextTask,
+        baselines: Mapping[str, float] | None = None,
+        *,
+        protects_held_out: bool = False,
+    ):
         """Initialises the evaluator.
 
         Args:
           task: Model and text of the run.
           baselines: Top-1 accuracies of models to compare with besides n-grams, by name.
+          protects_held_out: Whether all that is measured is kept in `private/`.
         """
+        self._protects_held_out = protects_held_out
         self._task = task
         self._baselines = baselines or {}
 
@@ -258,25 +305,34 @@ class TextEvaluator(prepared.Evaluator):
 
     @override
     def examine(self, output, rounds_done, weights):
-        write_held_out(output, rounds_done, self._task.examine(weights))
+        measured, private = self._task.examine(weights), self._protects_held_out
+        write_held_out(output, rounds_done, measured, private=private)
         # Counted on the training users, and so among the run's secrets.
         text = json.dumps({**self._baselines, **self._task.baselines()}, indent=2) + "\n"
         durable_files.write(output / _BASELINES, text.encode("utf-8"), private=True)
 
 
-def write_held_out(output: pathlib.Path, rounds_done: int, measured: Mapping[str, Any]) -> None:
+def _protects_held_out(known: manifest.Manifest) -> bool:
+    return known.config.get("held_out_users") == "protected"  # Older runs had no such option.
+
+
+def write_held_out(
+    output: pathlib.Path, rounds_done: int, measured: Mapping[str, Any], *, private: bool = False
+) -> None:
     """Writes what `TextTask.examine` measured after the last round.
 
     Args:
       output: Folder of the run.
       rounds_done: Number of rounds that the measured model has seen.
       measured: The metrics.
+      private: Whether they are written to `private/`.
 
     Raises:
       OSError: If the file cannot be written.
     """
     text = json.dumps({"note": _HELD_OUT_NOTE, "round": rounds_done, **measured}, indent=2) + "\n"
-    durable_files.write(output / _HELD_OUT, text.encode("utf-8"))
+    folder = output / manifest.PRIVATE if private else output
+    durable_files.write(folder / _HELD_OUT, text.encode("utf-8"), private=private)
 
 
 def _read_baselines(output: pathlib.Path) -> dict[str, float]:
@@ -298,6 +354,8 @@ def _damaged(path: pathlib.Path) -> validation.UsageError:
 
 def _read_held_out(output: pathlib.Path, rounds_done: int) -> dict[str, Any] | None:
     path = output / _HELD_OUT
+    if not path.exists():
+        path = output / manifest.PRIVATE / _HELD_OUT
     if not path.exists():
         return None
     try:

@@ -17,10 +17,13 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tensorflow_federated as tff
+
 from tff_dpftrl.data import tables, vocabulary
 from tff_dpftrl.execution import allocator
+from tff_dpftrl.learning import bounded_metrics
 from tff_dpftrl.models import table
-from tff_dpftrl.runs import earlier_runs, manifest, prepared, privacy
+from tff_dpftrl.runs import earlier_runs, manifest, prepared, privacy, released_metrics
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import config as config_lib
@@ -28,6 +31,7 @@ from tff_dpftrl.training import (
     corpus,
     custom_models,
     federated_trainer,
+    metrics_columns,
     opening,
     process,
     report,
@@ -155,8 +159,13 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         facts["initial_weights_are_public"] = initial.is_public
         folder = pathlib.Path(config.initial_weights).expanduser()
         facts |= earlier_runs.facts_of(folder, language_task.train.user_ids)
-    plan = config.privacy().plan(
-        len(language_task.train.user_ids), language_task.model.num_parameters
+    plan = released_metrics.planned(
+        config.privacy(),
+        len(language_task.train.user_ids),
+        language_task.model.num_parameters,
+        target_epsilon=config.metrics_epsilon,
+        share=config.metrics_share,
+        what=metrics_columns.WHAT_IS_RELEASED,
     )
     known = _manifest(config, plan, language_task, facts)
     return _prepared(opened, known, plan, language_task, progress)
@@ -200,7 +209,11 @@ def _prepared(
         progress(line)
     go_on = custom_models.resume_command(config.model, opened.output, config.data)
     options = config.part(report.ReportOptions)
-    reportable = report.of_run(options, known, plan, unit="round", go_on=go_on)
+    figures = functools.partial(report.figures_of, known)
+    reportable = report.of_run(options, known, plan, unit="round", go_on=go_on, figures=figures)
+    aggregated = tff.learning.metrics.sum_then_finalize
+    if reportable.figures is not None:
+        aggregated = bounded_metrics.with_bounded_sums(aggregated, reportable.figures.bounds)
     reportable.schedule.check_budget(plan)
     if config.engine == "tff":
         process.check_state_fits(plan, num_parameters)
@@ -213,7 +226,12 @@ def _prepared(
     return prepared.Prepared(
         report=reportable,
         trainer=federated_trainer.open_trainer(
-            lambda: process.build_process(plan, config.learning, language_task.functional_model()),
+            lambda: process.build_process(
+                plan,
+                config.learning,
+                language_task.functional_model(),
+                metrics_aggregator=aggregated,
+            ),
             plan,
             language_task,
             engine_name=config.engine,
@@ -221,7 +239,9 @@ def _prepared(
             placement=opened.placement,
             progress=progress,
         ),
-        evaluator=report.TextEvaluator(language_task),
+        evaluator=report.TextEvaluator(
+            language_task, protects_held_out=config.held_out_users == "protected"
+        ),
         public_seed=config.seed,
         keep=keep,
         **drawn,
@@ -240,6 +260,11 @@ def _manifest(
         derived=plan.derived(),
         facts={
             **facts,
+            **(
+                {"not_covered": [metrics_columns.HELD_OUT_NOT_COVERED]}
+                if config.held_out_users == "protected"
+                else {}
+            ),
             "training_users": len(language_task.train.user_ids),
             "user_unit": language_task.train.corpus.user_unit,
             "vocabulary_source": words.source,

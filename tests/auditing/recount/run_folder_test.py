@@ -296,15 +296,21 @@ def _tell_key(folder):
 
 
 def _tell_loss(folder):
-    loss = (folder / "metrics.csv").read_text().splitlines()[1].split(",")[1]
+    loss = (folder / "private" / "metrics.csv").read_text().splitlines()[1].split(",")[1]
     _edit(folder / "held_out.json", note=f"loss {loss}")
+
+
+def _tables(folder):
+    return [folder / "metrics.csv", folder / "private" / "metrics.csv"]
 
 
 def _metrics(column, value):
     def change(folder):
-        lines = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
-        lines[-1][lines[0].index(column)] = value
-        (folder / "metrics.csv").write_text("\n".join(map(",".join, lines)) + "\n")
+        for path in _tables(folder):
+            lines = [line.split(",") for line in path.read_text().splitlines()]
+            if column in lines[0]:
+                lines[-1][lines[0].index(column)] = value
+            path.write_text("\n".join(map(",".join, lines)) + "\n")
 
     return change
 
@@ -471,14 +477,14 @@ def test_a_forged_sentence_is_found_though_both_files_say_it(finished, entry, ha
 
 def test_epsilon_that_falls_between_the_recounted_rows_is_found(finished, monkeypatch):
     monkeypatch.setattr(statement_checks, "_ROWS_RECOUNTED", {terms_lib.DP_FTRL: 2})
-    path = finished / "metrics.csv"
-    header, *rows = path.read_text().splitlines()
-    column = header.split(",").index("epsilon")
-    cells = rows[3].split(",")
-    cells[column] = str(float(cells[column]) / 2)
-    rows[3] = ",".join(cells)
     assert _METRICS not in _violated(finished)
-    path.write_text("\n".join([header, *rows]) + "\n")
+    for path in _tables(finished):
+        header, *rows = path.read_text().splitlines()
+        column = header.split(",").index("epsilon")
+        cells = rows[3].split(",")
+        cells[column] = str(float(cells[column]) / 2)
+        rows[3] = ",".join(cells)
+        path.write_text("\n".join([header, *rows]) + "\n")
     assert _violated(finished) == {_METRICS}
 
 

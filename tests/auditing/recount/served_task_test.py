@@ -96,7 +96,7 @@ def test_pages_of_a_report_are_among_what_is_looked_through(report, capsys):
         assert "Do not publish it." not in text and "for one device" in text
     assert "Do not publish it." in (report / "private" / "report.html").read_text()
     assert _violated(report) == set()
-    *_, last = csv.DictReader((report / "metrics.csv").read_text().splitlines())
+    *_, last = csv.DictReader((report / "private" / "metrics.csv").read_text().splitlines())
     (report / "report.html").write_text(last["client_work/train/loss"])
     (found,) = _violated(report)
     assert "exact figures" in found
@@ -244,14 +244,14 @@ def _changed_byte(folder):
 def _other_row(folder):
     (row,) = json.loads((folder / "private" / "rows.json").read_text())["rounds"][2:]
     loss = str(json.loads(row["metrics"])["client_work/train/loss"])
-    path = folder / "metrics.csv"
+    path = folder / "private" / "metrics.csv"
     assert loss in path.read_text()
     path.write_text(path.read_text().replace(loss, "0.5"))
 
 
 def _less_noise_in_the_last_round(folder):
     _of_metrics(2, **{"aggregator/noise_stddev": 2.9})(folder)
-    path = folder / "metrics.csv"
+    path = folder / "private" / "metrics.csv"
     *before, last = path.read_text().splitlines()
     assert ",1.0,3.0," in last
     path.write_text("\n".join([*before, last.replace(",1.0,3.0,", ",1.0,2.9,"), ""]))

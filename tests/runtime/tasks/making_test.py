@@ -168,7 +168,7 @@ def test_everything_is_reported_of_what_was_committed(folder, tmp_path):
     found = task_report.write(folder, rounds.store, output, sessions=sessions)
     assert "| `-v[]+^` | 1 | 100.0 % |" in (output / "sessions.md").read_text()
     assert [row["round"] for row in found.rows] == [1, 2]
-    with open(output / "metrics.csv", newline="") as file:
+    with open(output / "private" / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["round"] for row in rows] == ["1", "2"]
     assert float(rows[1]["privacy/epsilon"]) == found.rows[1]["privacy/epsilon"]

@@ -29,10 +29,12 @@ _KNOWN = (
     *("pretrained_model.npz", "held_out.json", "curves.png", "sweep.log", "cell.json"),
     *("audit.md", "audit.json", "trade_off.png", "privacy.png", "README.md", "report.html"),
     *("private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"),
-    *("private/cohort_seed", "private/pool.json", "private/baselines.json"),
+    *("private/cohort_seed", "private/metrics_seed", "private/pool.json", "private/baselines.json"),
     *("private/texts.sqlite", "private/report.html"),
     *hugging_face.FILES,
     *(f"{folder}/{name}" for folder in _CHECKPOINTS for name in _STATEMENTS),
+    *("private/metrics.csv", "private/curves.png", "private/held_out.json"),
+    "private/best_model.npz",
     "private/ledger.sqlite-journal",  # A killed process leaves one even if nothing is undone.
 )
 # Looked through for secrets and exact figures, but compared with nothing.
@@ -44,7 +46,8 @@ _NOT_READ = frozenset(
         *_CHECKPOINTS,
     }
 )
-_FOLDERS = ("private", "private/checkpoints", "tensorboard", *_CHECKPOINTS)
+_EVENTS = ("private/tensorboard/", "tensorboard/")  # The latter of an earlier version.
+_FOLDERS = ("private", "private/checkpoints", *(name[:-1] for name in _EVENTS), *_CHECKPOINTS)
 # Files of text that may be published, by docs/reference/results_folder.md.
 _MAY_BE_PUBLISHED = (
     *("privacy_statement.json", "privacy_statement.md", "config.json", "vocabulary.json"),
@@ -115,12 +118,13 @@ def _secrets(run: records.Records) -> Iterator[tuple[str, tuple[bytes, ...]]]:
         )
     for name, what in (
         ("cohort_seed", "the seed of the cohorts"),
+        ("metrics_seed", "the seed of the noise of the metrics"),
         ("ledger.sqlite.key", "the key"),
     ):
         path = run.folder / "private" / name
         content = path.read_bytes() if path.is_file() else b""
         if len(content) >= 16:
-            text = content.strip() if name == "cohort_seed" else content.hex().encode()
+            text = content.strip() if name.endswith("_seed") else content.hex().encode()
             yield what, (content.strip(), text, str(int(text, 16)).encode())
 
 
@@ -162,7 +166,7 @@ def complete(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_r
     kept = None if run.checkpoint is None else f"private/checkpoints/{run.checkpoint.path.name}"
     for name in sorted(present):
         is_leftover = name.rpartition("/")[2].startswith(".") and name.endswith(".unfinished")
-        if name in _KNOWN or name == kept or name.startswith("tensorboard/") or is_leftover:
+        if name in _KNOWN or name == kept or name.startswith(_EVENTS) or is_leftover:
             continue
         if name.startswith("private/checkpoints/") and kept is not None:
             wrong.append(f"{name} is another state than the one committed last: remove it")
@@ -201,16 +205,27 @@ def exact_figures(test: str, run: records.Records) -> audit_report.Finding:
         return findings.skipped(test, "there is no metrics.csv, or no row in it")
     # A share such as 1/9 may be that of the held-out users, too, which may be published.
     published = {
-        text for row in run.metrics for column, text in row.items() if column.startswith("eval_")
+        text
+        for row in run.published_metrics or ()
+        for column, text in row.items()
+        if column.startswith("eval_")
     }
+    exact = _EXACT
+    if run.config.get("held_out_users") == "protected":
+        exact += tuple(column for column in run.metrics[0] if column.startswith("eval_"))
     figures = {
         (column, row[column])
         for row in run.metrics
-        for column in _EXACT
+        for column in exact
         if len(row.get(column) or "") >= 8  # Shorter numbers may be there by chance.
         and row[column] not in published
     }
-    wrong, looked_at = holds_figures(run.folder, _MAY_BE_PUBLISHED, figures)
+    # Older runs have exact figures in metrics.csv, and say so.
+    is_apart = (run.folder / "private" / "metrics.csv").exists()
+    names = (*_MAY_BE_PUBLISHED, "metrics.csv") if is_apart else _MAY_BE_PUBLISHED
+    wrong, looked_at = holds_figures(run.folder, names, figures)
+    columns = run.published_metrics[0] if is_apart and run.published_metrics else ()
+    wrong += [f"metrics.csv has the column {column}" for column in exact if column in columns]
     note = run.folder / "metrics_README.md"
     if note.is_file():
         warning = note.read_text(encoding="utf-8", errors="replace").partition("Do not publish")[2]

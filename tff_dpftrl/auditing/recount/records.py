@@ -138,7 +138,9 @@ class Records:
       checkpoint: State that the ledger names last.
       statement: Content of `privacy_statement.json`.
       statement_text: Content of `privacy_statement.md`.
-      metrics: Rows of `metrics.csv`.
+      metrics: Rows of `private/metrics.csv`; of an older run, or without `private/`, those of
+        `metrics.csv`.
+      published_metrics: Rows of `metrics.csv`.
       unreadable: Sentences on the files that cannot be read.
       cohort_seed: Secret seed of the samples, from `private/cohort_seed`.
       pool: Number of examples of each user in the pool of ELS, from `private/pool.json`.
@@ -152,6 +154,7 @@ class Records:
     statement: Json | None
     statement_text: str | None
     metrics: list[dict[str, str]] | None
+    published_metrics: list[dict[str, str]] | None
     unreadable: tuple[str, ...]
     cohort_seed: int | None = None
     pool: list[int] | None = None
@@ -230,6 +233,8 @@ def read(folder: pathlib.Path) -> Records:
         )
     ledger = _ledger(folder / "private" / "ledger.sqlite", unreadable)
     pool = read_json(folder / "private" / "pool.json", unreadable)
+    published = read_rows(folder / "metrics.csv", unreadable)
+    exact = read_rows(folder / "private" / "metrics.csv", unreadable)
     return Records(
         folder=folder,
         public=public,
@@ -238,7 +243,8 @@ def read(folder: pathlib.Path) -> Records:
         checkpoint=None if ledger is None else _checkpoint(folder, ledger, unreadable),
         statement=read_json(folder / "privacy_statement.json", unreadable),
         statement_text=read_text(folder / "privacy_statement.md", unreadable),
-        metrics=read_rows(folder / "metrics.csv", unreadable),
+        metrics=published if exact is None else exact,
+        published_metrics=published,
         cohort_seed=_seed(folder / "private" / "cohort_seed", unreadable),
         pool=None if pool is None else pool.get("examples_of_users"),
         unreadable=tuple(unreadable),

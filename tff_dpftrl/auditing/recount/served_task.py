@@ -38,8 +38,9 @@ _MAY_BE_PUBLISHED = ("privacy/", "participation/", "devices/")
 # The columns of a task that the checks of runs look at, under the names that runs have.
 _COLUMNS = {"epsilon": "privacy/epsilon"}
 _FILES = (
-    *("metrics.csv", "metrics_README.md", "curves.png", "sessions.md", "vocabulary.json"),
-    "counts.csv",
+    *("metrics.csv", "metrics_README.md", "curves.png", "vocabulary.json", "counts.csv"),
+    *("private/metrics.csv", "private/curves.png", "private/sessions.md"),
+    "sessions.md",  # Of an earlier version.
     *("model.npz", "privacy_statement.json", "privacy_statement.md", "privacy.png"),
     *("audit.md", "audit.json", "README.md", "report.html", "private/report.html"),
 )
@@ -116,7 +117,9 @@ def read(folder: pathlib.Path) -> TaskRecords:
     if known.rows is not None:
         state = task_state_lib.TaskState.from_bytes(known.rows.commit.state, task.terms.digest())
     unreadable: list[str] = []
-    metrics = records.read_rows(folder / "metrics.csv", unreadable)
+    published = records.read_rows(folder / "metrics.csv", unreadable)
+    metrics = records.read_rows(folder / "private" / "metrics.csv", unreadable)
+    metrics = published if metrics is None else metrics
     for row in metrics or ():
         row.update({name: row.get(column) or "" for name, column in _COLUMNS.items()})
     return TaskRecords(
@@ -132,6 +135,7 @@ def read(folder: pathlib.Path) -> TaskRecords:
         statement=records.read_json(folder / "privacy_statement.json", unreadable),
         statement_text=records.read_text(folder / "privacy_statement.md", unreadable),
         metrics=metrics,
+        published_metrics=published,
         unreadable=tuple(unreadable),
         task=task,
         rows=known.rows,
@@ -350,12 +354,12 @@ def _subject(task: TaskRecords) -> dict[str, str]:
 
 
 def _metrics(test: str, task: TaskRecords) -> audit_report.Finding:
-    """Checks that the rows of metrics.csv are those of the store."""
+    """Checks that the rows of the metrics are those of the store, and published as they are."""
     if task.metrics is None:
         return findings.skipped(test, "there is no metrics.csv")
     if task.rows is None:
         return findings.skipped(test, _GONE)
-    wrong = []
+    wrong = statement_checks.otherwise_published(task)
     committed = task.rows.rounds
     if len(task.metrics) != len(committed):
         wrong.append(f"it has {len(task.metrics)} rows, and {len(committed)} rounds are committed")
@@ -371,6 +375,8 @@ def _noise(test: str, task: TaskRecords, by_terms: terms_lib.Terms) -> audit_rep
     """Checks that each released round drew noise of z times its clip norm, by its metrics."""
     name, clip = "aggregator/noise_stddev", "aggregator/clip_norm"
     rounds = [row for row in task.metrics or () if row.get("skipped") != "True"]
+    if rounds and name not in rounds[0]:
+        return findings.skipped(test, "there is no private/metrics.csv")
     if not by_terms.has_guarantee or not rounds:
         return findings.skipped(test, "no round was released with noise")
     least = by_terms.noise_multiplier * (1.0 - 1e-5)  # Metrics are of single precision.

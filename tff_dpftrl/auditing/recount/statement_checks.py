@@ -495,6 +495,18 @@ def _falls(values: Sequence[str | None]) -> list[str]:
     ]
 
 
+def otherwise_published(run: records.Records) -> list[str]:
+    """Lists values of `metrics.csv` that are others than in `private/metrics.csv`."""
+    wrong = []
+    exact, published = run.metrics or [], run.published_metrics or []
+    if len(exact) != len(published):
+        wrong.append(f"{len(published)} rows are published of {len(exact)} in private/")
+    for row, shown in zip(exact, published, strict=False):
+        names = [name for name, value in shown.items() if row.get(name) != value]
+        wrong += [f"{name} of round {shown.get('round')} is not as in private/" for name in names]
+    return wrong
+
+
 def metrics_rows(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """Checks that rows belong to committed rounds and do not disclose a secret cohort's size."""
     rows, ledger = run.metrics, run.ledger
@@ -504,7 +516,7 @@ def metrics_rows(test: str, run: records.Records, terms: terms_lib.Terms) -> aud
         return findings.skipped(test, record_checks.GONE)
     numbers = [row.get("round") for row in rows]
     done = len(ledger.commits)
-    wrong = []
+    wrong = otherwise_published(run)
     # A killed process may have left its last row out; `report` does not write it either.
     complete = [str(t + 1) for t in range(done)]
     if numbers != complete and (done == terms.num_rounds or numbers != complete[:-1]):

@@ -37,6 +37,12 @@ from tff_dpftrl.runtime.tasks import (
 from tff_dpftrl.training import corpus, metrics_columns, text_task, trained_model
 
 METRICS = "metrics.csv"
+EXACT_METRICS = pathlib.PurePath("private", METRICS)
+"""Path of the table with all columns in the folder of the results."""
+SESSIONS = pathlib.PurePath("private", "sessions.md")
+"""Path of the table of sessions in the folder of the results."""
+
+_PUBLIC = ("round", "privacy/", "participation/")  # Beginnings of columns that may be published.
 
 _RHO = "privacy/rho_zcdp"
 # Names of the curves, and their columns in training and in evaluation tasks.
@@ -60,24 +66,26 @@ _NOTE = """\
 
 One row for each committed round, for `pandas.read_csv`. An empty cell: not known in that round.
 
-- `round`: number of the round, from 1; `epoch`: of the lease it was committed under;
-  `committed_at`: seconds since 1970; `attempt`: name of the attempt that was committed
-- `skipped`: true of a round that was skipped, of which nothing is released: its attempt failed,
-  or too many devices had to rest; empty in all other rows
-- `devices/...`: how many devices reported, dropped out or were refused
+- `round`: number of the round, from 1
 - `privacy/...`: what the rounds so far have spent, for the declared participation; quote the
   privacy statement instead
 - `participation/...`: smallest stride and largest number of times that devices reported so far;
   number of reports that contradict the declared participation, and of rounds whose histograms
   no devices could have made
+
+`private/metrics.csv` has more columns. **Do not publish them**, nor `private/curves.png`, which
+shows some of them: they are exact figures of the devices, without noise, which the privacy
+statement does not cover.
+
+- `epoch`: of the lease the round was committed under; `committed_at`: seconds since 1970;
+  `attempt`: name of the attempt that was committed
+- `skipped`: true of a round that was skipped, of which nothing is released: its attempt failed,
+  or too many devices had to rest; empty in all other rows
+- `devices/...`: how many devices reported, dropped out or were refused
 - `.../p10`, `.../median`, `.../p90`: order statistics of the devices' own values, with
   `order_statistics` only, from histograms: half the width of the widest bucket is `.../resolution`.
   Devices without examples, or whose training diverged, have no value
 - all others: sums and means over the devices of the round
-
-**Do not publish columns but `round`, `privacy/...` and `participation/...`**: they are exact
-figures of the devices, without noise, which the privacy statement does not cover. The curves show
-some of them.
 """
 
 
@@ -151,9 +159,10 @@ def write(
       folder: Folder of the task, verified.
       store: Store from which the task is served.
       output: Folder of the results, made if missing; files in it are replaced: `metrics.csv`,
-        `metrics_README.md`, `curves.png` and `README.md`; for a training task also
-        `privacy_statement.json` and `.md`, `model.npz` and `vocabulary.json`, or `counts.csv` in
-        place of the vocabulary if the task counts; with `sessions` also `sessions.md`.
+        `curves.png`, the same with exact figures in `private/`, `metrics_README.md` and
+        `README.md`; for a training task also `privacy_statement.json` and `.md`, `model.npz` and
+        `vocabulary.json`, or `counts.csv` in place of the vocabulary if the task counts; with
+        `sessions` also `private/sessions.md`.
       with_held_out: Whether the model is evaluated on the held-out users of the options' data,
         who never train; a model that is not of this package is not evaluated.
       sessions: Counts of the shapes of the devices' sessions, for `sessions.md`; None if they are
@@ -187,19 +196,21 @@ def write(
             f"The task {terms.task!r} has not released a round yet: there is nothing to report."
         )
     output.mkdir(parents=True, exist_ok=True)
+    spent_by_others = others(store, terms.population, terms.task)
+    if rows_of_store is not None:  # First, since it replaces the folder private/.
+        task_records.write(output, folder.path, rows_of_store, spent_by_others)
     _write_metrics(output, rows)
     if sessions is not None and sessions.total:
         _write_sessions(output, terms.population, sessions)
     if terms.kind == "evaluation":
         shown = _shown(released, _EVALUATION_CURVES)
         title = f"{terms.task}: evaluation of {terms.model_of} on devices"
-        curves.write(output / "curves.png", shown, title=title, baselines={})
+        curves.write(output, shown, title=title)
         summary = f"{len(released)} rounds evaluated {terms.model_of}. {_last(shown)}"
         summary += f"\n{summation_sentences.in_short(terms.secure_aggregation)}"
         readme.write(output)
         return TaskReport(rows, None, None, summary)
     accounting = task_privacy.TaskPrivacy(terms)
-    spent_by_others = others(store, terms.population, terms.task)
     weights = _released(folder, state)
     model = _write_model(folder, weights, output)
     counts = []
@@ -213,15 +224,13 @@ def write(
     )
     statement = reporting.with_audits(output, statement)
     reporting.write_statement(output, statement)
-    if rows_of_store is not None:
-        task_records.write(output, folder.path, rows_of_store, spent_by_others)
     shown = _shown(released, _CURVES)
     held_out = None
     if with_held_out and model is not None:
         held_out = _evaluate(folder, model, weights)
         shown[-1] |= {f"eval_{name}": value for name, value in held_out.items()}
     title = f"{terms.population}/{terms.task}: {statement.mechanism}, {_epsilon(statement)}"
-    curves.write(output / "curves.png", shown, title=title, baselines={})
+    curves.write(output, shown, title=title)
     readme.write(output)
     over = accounting.refusal(state.observed)
     if over:
@@ -245,11 +254,15 @@ def write(
 
 
 def _write_metrics(output: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    durable_files.write(output / METRICS, text.getvalue().encode("utf-8"))
+    (output / "private").mkdir(mode=0o700, exist_ok=True)
+    public = [name for name in rows[0] if name.startswith(_PUBLIC)]
+    for path, columns in ((EXACT_METRICS, list(rows[0])), (pathlib.PurePath(METRICS), public)):
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+        content, private = text.getvalue().encode("utf-8"), path == EXACT_METRICS
+        durable_files.write(output / path, content, private=private)
     durable_files.write(output / "metrics_README.md", _NOTE.encode("utf-8"))
 
 
@@ -259,7 +272,7 @@ def _write_sessions(
     """Writes the table of sessions of Bonawitz et al. 2019, with a legend of its signs."""
     title = f"# Sessions of the devices of {population}, of all its tasks"
     text = f"{title}\n\n{sessions.to_markdown()}\n\n{_SIGNS}"
-    durable_files.write(output / "sessions.md", text.encode("utf-8"))
+    durable_files.write(output / SESSIONS, text.encode("utf-8"), private=True)
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[dict[str, Any]]:

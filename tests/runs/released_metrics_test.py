@@ -1,0 +1,184 @@
+"""Figures of the training cohorts that are released with noise: bounds, noise, accounting."""
+
+import hashlib
+import math
+import sys
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import pld_privacy_accountant
+from scipy import stats
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import parts
+from tff_dpftrl.runs import (
+    amplified_privacy,
+    dp_ftrl_privacy,
+    privacy,
+    released_metrics,
+    sampled_privacy,
+)
+
+_FIGURES = released_metrics.Figures(
+    bounds={"loss_sum": 8.0, "num": 2.0, "right": 2.0},
+    means=(
+        released_metrics.Mean("noised_loss", "loss", "loss_sum", "num"),
+        released_metrics.Mean("noised_top1", "accuracy", "right", "num"),
+    ),
+)
+_COMMON = {"num_rounds": 12, "clients_per_round": 4, "clip_norm": 1.0, "delta": 1e-5}
+
+
+def _planned(asked, num_clients=24, **options):
+    given = {"target_epsilon": None, "share": None, "what": "loss"} | options
+    return released_metrics.planned(asked, num_clients, 10, **given)
+
+
+def _in_turns(**options):
+    return dp_ftrl_privacy.DpFtrlPrivacy(
+        **_COMMON, mechanism="blt", min_sep=4, max_participations=2, **options
+    )
+
+
+def test_the_noise_is_a_function_of_seed_and_round():
+    # Written anew, with Python's own integers and floats.
+    seed, round_index = 2**255 + 12345, 7
+    content = b"tff_dpftrl released metrics 1" + seed.to_bytes(32, "little") + b"\7" + b"\0" * 7
+    stream = hashlib.shake_256(content).digest(32)
+    words = [int.from_bytes(stream[8 * i : 8 * i + 8], "little") for i in range(4)]
+    radii = [math.sqrt(-2.0 * math.log((word + 0.5) / 2**64)) for word in words[:2]]
+    angles = [2.0 * math.pi * (word + 0.5) / 2**64 for word in words[2:]]
+    expected = [r * math.cos(a) for r, a in zip(radii, angles, strict=True)]
+    expected += [r * math.sin(a) for r, a in zip(radii, angles, strict=True)]
+    found = released_metrics.gaussians(seed, round_index, 4)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_array_equal(found[:3], released_metrics.gaussians(seed, round_index, 3))
+
+
+def test_the_noise_is_gaussian_and_independent_of_other_rounds_and_seeds():
+    drawn = np.array([released_metrics.gaussians(5, t, 4) for t in range(5000)])
+    assert stats.kstest(drawn.ravel(), "norm").pvalue > 1e-3
+    others = np.array([released_metrics.gaussians(6, t, 4) for t in range(5000)])
+    columns = [*drawn.T, *others.T, *np.roll(drawn, 1, axis=0).T]
+    correlations = np.corrcoef(columns) - np.eye(len(columns))
+    assert np.abs(correlations).max() < 6 / math.sqrt(len(drawn))
+    # Power: a round's noise that is another one's shifted would be seen.
+    assert np.corrcoef(drawn[:, 0], drawn[:, 0])[0, 1] > 0.99
+
+
+def test_a_round_releases_sums_with_noise_and_their_means():
+    release, sums = released_metrics.Release(_FIGURES, 0.5, seed=3), np.array([30.0, 40.0, 10.0])
+    row = release.of_round(2, sums)
+    assert row == release.of_round(2, sums) != release.of_round(3, sums)
+    assert row.keys() == {column.name for column in _FIGURES.columns}
+    noised = np.array([row[f"noised_sum_{name}"] for name in _FIGURES.bounds])
+    np.testing.assert_allclose(
+        noised, sums + 0.5 * released_metrics.gaussians(3, 2, 3), atol=0.5 * 2.0**-13
+    )
+    np.testing.assert_array_equal(noised % (0.5 * 2.0**-12), 0.0)  # On the grid.
+    assert row["noised_loss"] == pytest.approx(4.0 * noised[0] / noised[1])
+    assert row["noised_top1"] == pytest.approx(noised[2] / noised[1])
+
+
+def test_standard_errors_are_those_of_the_means():
+    stddev, sums = 0.5, np.array([30.0, 40.0, 10.0])
+    release = released_metrics.Release(_FIGURES, stddev, seed=3)
+    rows = [release.of_round(t, sums) for t in range(4000)]
+    for name, mean in (("noised_loss", 3.0), ("noised_top1", 0.25)):
+        errors = np.array([row[name] for row in rows]) - mean
+        told = np.mean([row[f"{name}_se"] for row in rows])
+        assert np.std(errors) == pytest.approx(told, rel=0.06)
+        assert abs(np.mean(errors)) < 6 * told / math.sqrt(len(rows))
+    sentence = _FIGURES.of_last_rounds(rows, stddev)
+    assert "of the last 1000 rounds, by the noised sums: loss 2.997 ± 0.002, top1" in sentence
+
+
+def test_a_mean_that_noise_outweighs_is_left_out():
+    values = _FIGURES.values(np.array([1.0, 1.5, 1.0]), 0.5)
+    assert set(values.values()) == {None}
+    rows = [
+        {"round": 1, "noised_sum_loss_sum": 1.0, "noised_sum_num": 1.5, "noised_sum_right": 1.0}
+    ]
+    assert _FIGURES.of_last_rounds(rows, 0.5) is None
+    assert _FIGURES.of_last_rounds([{"round": 1, "loss": 2.0}], 0.5) is None
+
+
+def _gaussian_delta(mu, epsilon):
+    """Balle & Wang 2018, theorem 8."""
+    upper = stats.norm.cdf(mu / 2 - epsilon / mu)
+    return upper - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+
+
+def test_in_turns_all_rounds_cost_what_is_asked_for():
+    plan = _planned(_in_turns(noise_multiplier=2.0), target_epsilon=1.5)
+    noise = released_metrics.noise_of(plan)
+    mu = math.sqrt(2) / noise  # Two participations, each changing the sums by a norm of 1.
+    assert _gaussian_delta(mu, 1.5) == pytest.approx(1e-5, rel=2e-3)
+    assert _gaussian_delta(mu, 1.5) <= 1e-5
+    weights = _in_turns(noise_multiplier=2.0).plan(24, 10)
+    rho = parts.compose(weights.rounds, (), 1e-5)
+    assert plan.epsilon_after(12) > max(rho, 1.5)
+    whole = math.hypot(weights.rounds.mu, mu)
+    assert _gaussian_delta(whole, plan.epsilon_after(12)) == pytest.approx(1e-5, rel=1e-4)
+
+
+def test_a_target_is_for_weights_and_metrics_together():
+    for given in ({"target_epsilon": 2.0}, {"share": 0.2}):
+        plan = _planned(_in_turns(target_epsilon=6.0), **given)
+        assert 5.99 < plan.epsilon_after(12) <= 6.0
+        alone = _in_turns(target_epsilon=6.0).plan(24, 10)
+        assert plan.noise_multiplier > alone.noise_multiplier
+        if "share" in given:  # A fifth of μ² is that of the metrics.
+            mu = math.sqrt(2) / released_metrics.noise_of(plan)
+            assert mu**2 == pytest.approx(0.2 * alone.rounds.mu**2, rel=1e-3)
+    assert _planned(_in_turns(target_epsilon=6.0)) == _in_turns(target_epsilon=6.0).plan(24, 10)
+
+
+def test_sampled_rounds_pay_for_update_and_metrics_as_one_release():
+    asked = sampled_privacy.SampledPrivacy("dp-fedavg", **_COMMON, noise_multiplier=1.5)
+    plan = _planned(asked, target_epsilon=1.0)
+    noise = released_metrics.noise_of(plan)
+    accountant = pld_privacy_accountant.PLDAccountant()
+    both = 1.0 / math.hypot(1.0 / 1.5, 1.0 / noise)
+    sampled = dp_event.PoissonSampledDpEvent(4 / 24, dp_event.GaussianDpEvent(both))
+    accountant.compose(dp_event.SelfComposedDpEvent(sampled, 12))
+    assert plan.epsilon_after(12) == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
+    alone = pld_privacy_accountant.PLDAccountant()
+    sampled = dp_event.PoissonSampledDpEvent(4 / 24, dp_event.GaussianDpEvent(noise))
+    alone.compose(dp_event.SelfComposedDpEvent(sampled, 12))
+    assert alone.get_epsilon(1e-5) == pytest.approx(1.0, rel=2e-3)
+
+
+def test_a_run_without_noise_and_a_sampling_without_a_bound_are_refused():
+    without = dp_ftrl_privacy.DpFtrlPrivacy(**_COMMON, mechanism=None)
+    with pytest.raises(validation.UsageError, match="within the budget of a run without noise"):
+        _planned(without, target_epsilon=1.0)
+    bins = amplified_privacy.AmplifiedPrivacy(
+        **_COMMON, sampling="bins", mechanism="bandtoep", noise_multiplier=2.0
+    )
+    with pytest.raises(validation.UsageError, match="cannot be accounted for"):
+        _planned(bins, target_epsilon=1.0)
+
+
+def test_the_seed_is_secret_and_kept(tmp_path):
+    released_metrics.create_seed(tmp_path)
+    path = tmp_path / released_metrics.SEED
+    assert path.stat().st_mode & 0o777 == 0o600
+    seed = released_metrics.read_seed(tmp_path, None)
+    assert 0 <= seed < 2**256 and seed == int(path.read_text(), 16)
+    assert released_metrics.read_seed(tmp_path, 7) == 7
+    path.unlink()
+    with pytest.raises(validation.UsageError, match="seed of the noise of the metrics"):
+        released_metrics.read_seed(tmp_path, None)
+
+
+def test_the_statement_says_what_stays_private():
+    plan = _planned(_in_turns(noise_multiplier=2.0), target_epsilon=1.5)
+    assert privacy.not_covered("user", plan.others) == [privacy.EXACT_BESIDE_RELEASED]
+    (entry,) = privacy.not_covered("user", ())
+    assert entry.startswith("Loss and accuracy on the training cohorts")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

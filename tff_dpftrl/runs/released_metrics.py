@@ -1,0 +1,295 @@
+"""Figures of the training cohorts that a run releases with noise, within its budget.
+
+Each round, the sums of a few metrics get independent Gaussian noise. A unit of privacy counts for
+an L2 norm of at most 1 in them: each sum is divided by a public bound, and the vector of a unit is
+clipped as a whole. Means are quotients of noised sums, which cost nothing more.
+
+The noise is a function of a secret seed in `private/` and of the round, by SHAKE-256, so that a
+round that is repeated repeats it. It shares nothing with the noise of the updates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import budget_shares, parts
+from tff_dpftrl.runs import cohort_seed, metrics_log, privacy
+
+SEED = "metrics_seed"
+"""Name of the file of the noise's seed, in the folder of the run's secrets."""
+
+_DOMAIN = b"tff_dpftrl released metrics 1"
+_SEED_BYTES = 32
+# A mean is told where its denominator is more than three standard deviations of its noise.
+_LEAST_SIGNAL = 3.0
+# What is released is rounded to this part of the noise, so that its last bits tell nothing.
+_GRID = 2.0**-12
+_LAST_SHARE = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """Mean of a metric, from two of the sums.
+
+    Attributes:
+      column: Column of `metrics.csv`; that of its standard error ends in "_se".
+      meaning: Meaning of the column, in a few words.
+      numerator: Name of the sum that is divided.
+      denominator: Name of the sum that it is divided by.
+    """
+
+    column: str
+    meaning: str
+    numerator: str
+    denominator: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """Sums of a round that are released, and the means that are made of them.
+
+    Attributes:
+      bounds: What a unit's sums are divided by before it is clipped to an L2 norm of 1, by their
+        names. They must not depend on protected data.
+      means: The means.
+    """
+
+    bounds: Mapping[str, float]
+    means: tuple[Mean, ...]
+
+    @property
+    def columns(self) -> tuple[metrics_log.Column, ...]:
+        """The columns of `metrics.csv`."""
+        found = []
+        for mean in self.means:
+            found += [
+                metrics_log.Column(mean.column, f"{mean.meaning}; empty where noise outweighs it"),
+                metrics_log.Column(
+                    f"{mean.column}_se", f"standard error of `{mean.column}` by the noise"
+                ),
+            ]
+        for name, bound in self.bounds.items():
+            meaning = f"sum of {name} of the round's cohort with noise, in units of {bound:.6g}"
+            found.append(metrics_log.Column(_sum_column(name), meaning))
+        return tuple(found)
+
+    def values(self, sums: np.ndarray, stddev: float) -> dict[str, float | None]:
+        """Computes the means of noised sums.
+
+        Args:
+          sums: Noised sums in the order of `bounds`, each in units of its bound.
+          stddev: Standard deviation of their noise.
+
+        Returns:
+          The means and their standard errors by column; None where noise outweighs them.
+        """
+        by_name = dict(zip(self.bounds, map(float, sums), strict=True))
+        values: dict[str, float | None] = {}
+        for mean in self.means:
+            over, under = by_name[mean.numerator], by_name[mean.denominator]
+            values[mean.column] = values[f"{mean.column}_se"] = None
+            if under > _LEAST_SIGNAL * stddev:
+                unit = self.bounds[mean.numerator] / self.bounds[mean.denominator]
+                ratio = over / under
+                values[mean.column] = unit * ratio
+                # To first order in the noise of both sums.
+                values[f"{mean.column}_se"] = unit * stddev / under * math.hypot(1.0, ratio)
+        return values
+
+    def of_last_rounds(
+        self, rows: Sequence[Mapping[str, Any]], stddev: float, unit: str = "round"
+    ) -> str | None:
+        """Returns the means over the last quarter of some rounds, in a sentence.
+
+        Args:
+          rows: Rows of `metrics.csv`.
+          stddev: Standard deviation of the noise of a round's sums.
+          unit: Name of a round: "round" or "step".
+
+        Returns:
+          The sentence; None if there are no noised sums, or noise outweighs all means.
+        """
+        names = [_sum_column(name) for name in self.bounds]
+        known = [row for row in rows if all(row.get(name) is not None for name in names)]
+        last = known[-max(1, math.ceil(_LAST_SHARE * len(known))) :]
+        if not last:
+            return None
+        sums = np.sum([[row[name] for name in names] for row in last], axis=0)
+        values = self.values(sums, stddev * math.sqrt(len(last)))
+        shown = [
+            f"{mean.column.removeprefix('noised_')} {values[mean.column]:.4g} ± "
+            f"{values[f'{mean.column}_se']:.2g}"
+            for mean in self.means
+            if values[mean.column] is not None
+        ]
+        if not shown:
+            return None
+        return (
+            f"Training cohorts of the last {len(last)} {unit}s, by the noised sums: "
+            f"{', '.join(shown)} (± one standard error)."
+        )
+
+
+def _sum_column(name: str) -> str:
+    return f"noised_sum_{name}"
+
+
+def planned(
+    asked: privacy.Privacy,
+    num_clients: int,
+    num_parameters: int,
+    *,
+    target_epsilon: float | None,
+    share: float | None,
+    what: str,
+) -> privacy.FederatedPlan:
+    """Chooses mechanism and noise for a new run that may release figures of its cohorts.
+
+    Args:
+      asked: Request for privacy.
+      num_clients: Number of training users.
+      num_parameters: Number of trainable weights.
+      target_epsilon: Largest ε of the figures alone; None for none, or for a share.
+      share: Share of the budget for them instead; None for none.
+      what: What is released, in a few words.
+
+    Returns:
+      The plan, with the figures' part if there are any.
+
+    Raises:
+      UsageError: If the population cannot keep what is asked for, or the rounds allow no figures.
+    """
+    plan = asked.plan(num_clients, num_parameters)
+    if target_epsilon is None and share is None:
+        return plan
+    others = (*plan.others, part(plan, target_epsilon, share, what))
+    return dataclasses.replace(asked, others=others).plan(num_clients, num_parameters)
+
+
+def part(
+    plan: privacy.PrivacyPlan, target_epsilon: float | None, share: float | None, what: str
+) -> parts.Part:
+    """Makes the part of a budget that pays for the figures of all rounds.
+
+    Args:
+      plan: Privacy of the run, without the figures.
+      target_epsilon: Largest ε of the figures of all rounds, if nothing else were released; None
+        for a share of the budget.
+      share: Share of the budget; None if `target_epsilon` is given.
+      what: What is released, in a few words.
+
+    Returns:
+      The part; its noise is independent in each round.
+
+    Raises:
+      UsageError: If the run's rounds allow no figures of their cohorts, or have no noise.
+    """
+    if not plan.has_noise:
+        raise validation.UsageError(
+            "Metrics cannot be released within the budget of a run without noise: take a mechanism "
+            "and a noise_multiplier or target_epsilon, or leave metrics_epsilon out."
+        )
+    if share is not None:
+        noise = budget_shares.noise_of_round(plan.rounds, share)
+    else:
+        assert target_epsilon is not None
+        noise = budget_shares.noise_of_round_for_epsilon(plan.rounds, target_epsilon, plan.delta)
+    return parts.Part(
+        parts.METRICS,
+        f"{what}: sums in which nobody counts for more than an L2 norm of 1, with independent "
+        f"Gaussian noise of standard deviation {noise:.6g} in each round",
+        noise_multiplier_of_round=noise,
+    )
+
+
+def noise_of(plan: privacy.PrivacyPlan) -> float | None:
+    """Returns the standard deviation of the noise of a round's sums; None if none are released."""
+    return next(
+        (one.noise_multiplier_of_round for one in plan.others if one.name == parts.METRICS), None
+    )
+
+
+class Release:
+    """Adds the noise to the sums of each round. It holds the seed, and is secret."""
+
+    def __init__(self, figures: Figures, stddev: float, seed: int):
+        """Keeps its arguments.
+
+        Args:
+          figures: What is released.
+          stddev: Standard deviation of the noise.
+          seed: Seed of the noise, in [0, 2^256).
+        """
+        self._figures = figures
+        self._stddev = stddev
+        self._seed = seed
+
+    def of_round(self, round_index: int, sums: np.ndarray) -> dict[str, float | None]:
+        """Releases the figures of a round.
+
+        Args:
+          round_index: Number of the round, from 0.
+          sums: Sums of the round, in units of their bounds, shape [n].
+
+        Returns:
+          Values by column of `metrics.csv`.
+        """
+        drawn = gaussians(self._seed, round_index, len(self._figures.bounds))
+        step = self._stddev * _GRID
+        noised = step * np.round((np.asarray(sums, np.float64) + self._stddev * drawn) / step)
+        columns = map(_sum_column, self._figures.bounds)
+        released = dict(zip(columns, map(float, noised), strict=True))
+        return {**self._figures.values(noised, self._stddev), **released}
+
+
+def create_seed(private: pathlib.Path) -> None:
+    """Draws the seed of a new run's noise and keeps it in the folder of the run's secrets.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    cohort_seed.create(private, SEED)
+
+
+def read_seed(private: pathlib.Path, deterministic_seed: int | None) -> int:
+    """Reads the seed that `create_seed` kept.
+
+    Args:
+      private: Folder of the run's secrets.
+      deterministic_seed: Seed of a run that is not private; None to read the file.
+
+    Raises:
+      UsageError: If its file is missing or damaged.
+    """
+    if deterministic_seed is not None:
+        return deterministic_seed
+    return cohort_seed.read(private, SEED, of="noise of the metrics", what="noise")
+
+
+def gaussians(seed: int, round_index: int, size: int) -> np.ndarray:
+    """Draws independent standard Gaussians of a round.
+
+    Args:
+      seed: Seed, in [0, 2^256).
+      round_index: Number of the round.
+      size: Number of draws.
+
+    Returns:
+      float64 array of shape [size]: Box and Muller's transform of words of 64 bits of SHAKE-256 of
+      the seed and the round.
+    """
+    content = _DOMAIN + seed.to_bytes(_SEED_BYTES, "little") + round_index.to_bytes(8, "little")
+    pairs = (size + 1) // 2
+    words = np.frombuffer(hashlib.shake_256(content).digest(16 * pairs), "<u8").reshape([2, pairs])
+    uniform = (words.astype(np.float64) + 0.5) * 2.0**-64
+    radius = np.sqrt(-2.0 * np.log(np.minimum(uniform[0], 1.0)))
+    angle = 2.0 * math.pi * uniform[1]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]

@@ -1,0 +1,53 @@
+"""Options that pay for training metrics: an ε of their own, or a share of the budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tff_dpftrl import validation
+
+_NAME = "metrics"  # Of the share.
+
+
+def of(shares: str | None) -> float | None:
+    """Returns the share of the budget for training metrics; None if it is not given.
+
+    Args:
+      shares: Shares of the budget, as `budget_shares.parse` reads them; None for none.
+
+    Raises:
+      UsageError: If the shares cannot be used.
+    """
+    if shares is None:
+        return None
+    from tff_dpftrl.accounting import budget_shares  # It brings dp_accounting with it.
+
+    return budget_shares.parse(shares).get(_NAME)
+
+
+def check(config: Any) -> None:
+    """Refuses options that no metrics can be released with.
+
+    Args:
+      config: Options of a run: `metrics_epsilon`, `budget_shares`, `target_epsilon`.
+
+    Raises:
+      UsageError: If an ε and a share are given, a share has no whole, or an ε leaves nothing of the
+        whole.
+    """
+    share, epsilon, whole = of(config.budget_shares), config.metrics_epsilon, config.target_epsilon
+    if share is not None and epsilon is not None:
+        raise validation.UsageError(
+            f"metrics_epsilon={epsilon:g} and budget_shares metrics={share:g} say two things of "
+            "the noise of the metrics: leave one of them out."
+        )
+    if share is not None and whole is None:
+        raise validation.UsageError(
+            f"budget_shares metrics={share:g} is a share of target_epsilon: give that, or "
+            "metrics_epsilon instead."
+        )
+    if epsilon is not None and whole is not None and epsilon >= whole:
+        raise validation.UsageError(
+            f"metrics_epsilon={epsilon:g} leaves nothing of target_epsilon={whole:g} for the "
+            "model: lower it, to a quarter of that, say."
+        )
