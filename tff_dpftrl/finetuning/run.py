@@ -379,6 +379,7 @@ def _manifest(
             "user_unit": task.train.corpus.user_unit,
             "vocabulary_source": task.words.source,
             "vocabulary_is_public": task.words.is_public,
+            **({"vocabulary_is_noised": True} if task.words.is_noised else {}),
             "vocabulary_size": task.words.size,
             "model": table.describe(task.model),
             "num_parameters": part.model.num_parameters,

@@ -57,6 +57,22 @@ class TextOptions(UserOptions):
     budget_shares: str | None
     deterministic_noise_seed: int | None
 
+    def without_noise(self) -> TextOptions:
+        """Returns options of the same users and public words, by which nothing is counted."""
+        words = self.vocabulary
+        if words == vocabulary.DP:
+            has_base = self.base_vocabulary != vocabulary.NO_BASE
+            words = self.base_vocabulary if has_base else "docs"
+        return dataclasses.replace(
+            self,
+            vocabulary=words,
+            base_vocabulary=None,
+            target_epsilon=None,
+            delta=0.0,
+            budget_shares=None,
+            deterministic_noise_seed=None,
+        )
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunText:
