@@ -69,7 +69,7 @@ def test_words_are_a_part_of_epsilon(corpus, tmp_path):
     assert report.report(output).statement.parts == statement.parts
     # Counted anew from the records, the whole comes to the same; without the words it does not.
     assert run_folder.recount_run(output).verdict == "consistent with the claim"
-    path = output / "private" / "manifest.json"
+    path = output / "config.json"
     changed = json.loads(path.read_text())
     changed["derived"]["others"][0]["rho_zcdp"] *= 0.5
     path.write_text(json.dumps(changed))

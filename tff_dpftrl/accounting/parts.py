@@ -156,8 +156,8 @@ class Weights(Protocol):
         """Computes an upper bound of δ at an ε; None if only ε is known.
 
         Args:
-          mu: As for `composed`.
-          precision: As for `composed`.
+          mu: Sensitivity over standard deviation, as `composed` takes it.
+          precision: Sum of 1 / z², as `composed` takes it.
           epsilon: ε.
 
         Returns:

@@ -574,7 +574,7 @@ class TrainingConfig(language_config.LanguageConfig):
 
     @property
     def released_parts(self) -> tuple[str, ...]:
-        """What the run releases besides the weights, by the names of `budget_shares.PARTS`."""
+        """Parts that the run releases besides the weights, by names of `budget_shares.PARTS`."""
         is_counted = self.vocabulary == vocabulary.DP
         return (
             *(("vocabulary",) if is_counted else ()),

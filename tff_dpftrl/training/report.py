@@ -276,7 +276,7 @@ class TextPresentation(prepared.Presentation):
         summary = [
             _accuracy(rows, baselines, unit),
             _loss(rows, self._known.facts),
-            self._figures.of_last_rounds(rows, self._stddev) if self._figures else None,
+            self._figures.of_last_rounds(rows, self._stddev, unit) if self._figures else None,
             _on_held_out_users(held_out) if held_out else None,
             outcome.progress,
             failure(rows, self._known.facts["vocabulary_size"], baselines),
