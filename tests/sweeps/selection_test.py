@@ -128,7 +128,7 @@ def test_the_best_run_alone_is_released_with_the_cost_of_the_choice(tmp_path, mo
     assert "run=" not in released and '"drawn"' not in released
     assert {path.name for path in tmp_path.iterdir()} == {"private", "winner"}
     (winner / "config.json").write_text('{"config": {}, "derived": {}, "facts": {}}')
-    with pytest.raises(validation.UsageError, match="name a folder in private/cells beside it"):
+    with pytest.raises(validation.UsageError, match="name the folder that the sweep wrote to"):
         records.read(winner)
 
 
