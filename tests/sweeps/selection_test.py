@@ -160,6 +160,7 @@ def test_runs_may_be_scored_by_the_loss_that_they_release(tmp_path):
         ({}, {"data": ("a.csv", "b.csv")}, "the same data in all cells"),
         ({"deterministic_noise_seed": 1}, {}, "which is known; leave it out"),
         ({"stop_at_accuracy": 0.2}, {}, "held-out users would decide"),
+        ({"vocabulary": "private"}, {}, "does not cover its words; take 'dp'"),
         ({"max_epsilon": 2.0}, {}, "accounted for before it begins"),
         ({"simulate_report_goal": 100, "simulate_population": 1000}, {}, "protects nobody"),
         ({}, {"mechanism": ("blt", "none"), "clip_norm": (1.0, 2.0)}, "no guarantee"),

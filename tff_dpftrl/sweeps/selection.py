@@ -149,6 +149,10 @@ def _reasons(config: Any) -> list[tuple[str, str]]:
     ]
     if config.mechanism == "none" or config.noise_multiplier == 0.0:
         found.append(("no noise", "the best run would have no guarantee; give each cell noise"))
+    if getattr(config, "vocabulary", None) == "private":
+        found.append(
+            ("vocabulary 'private'", "ε does not cover its words; take 'dp' or public ones")
+        )
     if config.delta is None:
         found.append(("no delta", "what the choice costs depends on it; give --delta"))
     if getattr(config, "chooses_median", False) or getattr(config, "splits_budget", False):
