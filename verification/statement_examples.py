@@ -10,7 +10,7 @@ import itertools
 import textwrap
 from collections.abc import Iterator
 
-from tff_dpftrl.accounting import composition, statement
+from tff_dpftrl.accounting import budget_shares, composition, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
@@ -55,6 +55,25 @@ def _passes(*, in_one_place: bool) -> statement.PrivacyStatement:
         mechanism="tree",
         noise_multiplier=5.0,
         data_in_one_place=in_one_place,
+    ).plan(_NUM_USERS, 1000)
+    return _of_run(plan, min_sep=20, times=5)
+
+
+def _with_parts() -> statement.PrivacyStatement:
+    target, delta = 8.0, 1e-7
+    words, metrics = budget_shares.planned(target, delta, {"vocabulary": 0.02, "metrics": 0.05})
+    others = (
+        dataclasses.replace(words, says="words, counted with noise, above a threshold"),
+        dataclasses.replace(metrics, says="loss and accuracy of each round, with noise"),
+    )
+    plan = dp_ftrl_privacy.DpFtrlPrivacy(
+        num_rounds=100,
+        clients_per_round=1000,
+        clip_norm=0.5,
+        delta=delta,
+        mechanism="tree",
+        target_epsilon=target,
+        others=others,
     ).plan(_NUM_USERS, 1000)
     return _of_run(plan, min_sep=20, times=5)
 
@@ -152,6 +171,7 @@ def examples() -> Iterator[tuple[str, statement.PrivacyStatement]]:
       What was run, and its statement.
     """
     yield "`train` (DP-FTRL)", _passes(in_one_place=False)
+    yield "`train` with a vocabulary and metrics within ε", _with_parts()
     yield "`train --algorithm dp-fedavg`", _dp_fedavg()
     yield "`train --sampling cyclic`", _cyclic()
     yield "`finetune --sampling example` (ELS)", _finetuning(plan_lib.EXAMPLE)

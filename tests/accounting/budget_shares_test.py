@@ -67,8 +67,8 @@ def test_a_run_takes_shares_of_what_it_releases():
 
 
 def test_planned_parts_leave_the_rest_of_delta():
-    others = budget_shares.planned(8.0, _DELTA, {"vocabulary": 0.02, "evaluation": 0.1})
-    assert [part.name for part in others] == [parts.VOCABULARY, parts.EVALUATION]
+    others = budget_shares.planned(8.0, _DELTA, {"vocabulary": 0.02, "metrics": 0.1})
+    assert [part.name for part in others] == [parts.VOCABULARY, parts.METRICS]
     assert [part.delta for part in others] == [pytest.approx(0.1 * _DELTA), 0.0]
 
 
@@ -78,7 +78,7 @@ def test_planned_parts_leave_the_rest_of_delta():
         ("vocabulary=1.5", "vocabulary the share 1.5 .* below 1"),
         ("metrics=0", "metrics the share 0.0 .* above 0"),
         ("vocabulary=0.5,metrics=0.5", "add up to 1, which leaves nothing for the weights"),
-        ("words=0.1", "'words', which is no part: take vocabulary, metrics, evaluation"),
+        ("words=0.1", "'words', which is no part: take vocabulary, metrics"),
         ("vocabulary=", "like vocabulary=0.02"),
         ("words", "like vocabulary=0.02"),
         ("vocabulary=0.1,vocabulary=0.1", "each part once"),

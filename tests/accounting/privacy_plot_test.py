@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tff_dpftrl.accounting import dp_fedavg, guarantee, privacy_plot, statement
+from tff_dpftrl.accounting import guarantee, parts, privacy_plot, statement
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema as schema_lib
 
-_RUN = dp_fedavg.DpFedAvg(0.05, 1.0, 20)
+_RUN = parts.SampledRounds(1.0, 0.05, 20)
+_EPSILON = parts.compose(_RUN, (), 1e-7)
 
 
 def _gaussian():
@@ -29,11 +30,11 @@ def _gaussian():
 def _sampled():
     claim = statement.SampledClaim(
         mechanism="dp-fedavg",
-        epsilon=_RUN.epsilon(1e-7),
+        epsilon=_EPSILON,
         delta=1e-7,
         accounting="PLD.",
         sampling="Poisson.",
-        profile=_RUN.profile(1e-7),
+        profile=parts.profile(_RUN, (), _EPSILON),
     )
     return statement.sampled_statement(claim)
 
@@ -65,7 +66,7 @@ def test_a_gaussian_run_is_drawn_as_one_and_a_sampled_one_by_its_profile():
     assert _lines(right)["this run"].get_ydata()[-1] == pytest.approx(1e-7, rel=1e-6)
     _, right = privacy_plot.draw(_sampled()).axes
     points = [tuple(point) for point in _lines(right)["this run"].get_xydata().tolist()]
-    assert tuple(points) == _RUN.profile(1e-7)
+    assert tuple(points) == parts.profile(_RUN, (), _EPSILON)
 
 
 def test_a_statement_without_a_guarantee_has_no_picture():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from tff_dpftrl.accounting import display, dp_fedavg, gaussian, mixture_of_gaussians, trade_off
+from tff_dpftrl.accounting import display, gaussian, mixture_of_gaussians, parts, trade_off
 
 
 @pytest.mark.parametrize("mu", [1e-6, 0.1, 1.0, 1.4142, 5.0, 8.0])
@@ -57,7 +57,8 @@ def _best_guess_by_integration(mixture, num_steps):
 def test_the_best_guess_with_samples_is_an_integral(noise, probability, group_size, num_steps):
     mixture = mixture_of_gaussians.els(noise, probability, group_size)
     epsilon = mixture_of_gaussians.epsilon(mixture, num_steps=num_steps, delta=1e-6)
-    points = trade_off.of_samples(mixture, num_steps=num_steps, epsilon=epsilon)
+    rounds = parts.SampledRounds(noise, probability, num_steps, group_size)
+    points = parts.profile(rounds, (), epsilon)
     assert points[0][0] == 0.0 and len(points) == 12
     right = _best_guess_by_integration(mixture, num_steps)
     # The grid of the integral errs by its spacing squared, 2e-4 at most.
@@ -65,9 +66,8 @@ def test_the_best_guess_with_samples_is_an_integral(noise, probability, group_si
 
 
 def test_the_choice_before_the_first_step_is_added():
-    mixture = mixture_of_gaussians.uls(1.0, 0.1)
-    points = trade_off.of_samples(mixture, num_steps=10, epsilon=2.0)
-    later = trade_off.of_samples(mixture, num_steps=10, epsilon=2.0, spent=0.5)
+    rounds, choice = parts.SampledRounds(1.0, 0.1, 10), parts.Part(parts.MEDIAN, "", epsilon=0.5)
+    points, later = parts.profile(rounds, (), 2.0), parts.profile(rounds, (choice,), 2.5)
     assert later == tuple((0.5 + epsilon, delta) for epsilon, delta in points)
     assert trade_off.TradeOff(later).best_guess() > trade_off.TradeOff(points).best_guess()
 
@@ -106,8 +106,9 @@ def test_the_curve_of_a_huge_epsilon_is_that_of_no_promise():
 
 
 def test_a_run_with_next_to_no_noise_has_no_profile():
-    assert dp_fedavg.DpFedAvg(0.2, 0.5, 1000).profile(1e-7) == ()
-    assert trade_off.of_samples(mixture_of_gaussians.uls(1.0, 0.1), num_steps=0, epsilon=1.0) == ()
+    rounds = parts.SampledRounds(0.5, 0.2, 1000)
+    assert parts.profile(rounds, (), parts.compose(rounds, (), 1e-7)) == ()
+    assert parts.profile(parts.SampledRounds(1.0, 0.1, 0), (), 0.0) == ()
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,25 @@ def test_text_has_all_ways_and_a_reason(capsys):
     assert "must stay secret" in text and "--initial-weights" in text
 
 
+def test_metrics_of_steps_get_a_share(capsys):
+    sizes = ("--example-group-sizes", "8")
+    plain = _json(capsys, *_USERS, *sizes)
+    shared = _json(capsys, *_USERS, *sizes, "--budget-shares", "metrics=0.19")
+    assert "others" not in plain["plans"][0]
+    ways = [(plain[key], shared[key]) for key in ("plans", "cyclic")]
+    pairs = [pair for one, other in ways for pair in zip(one, other, strict=True)]
+    for one, other in [*pairs, (plain["passes"], shared["passes"])]:
+        assert other["noise_multiplier"] == pytest.approx(one["noise_multiplier"] / 0.9)
+        assert other["epsilon"] == pytest.approx(one["epsilon"], rel=1e-4)
+    assert "--target-epsilon 4 --steps 20 --budget-shares metrics=0.19" in shared["command"]
+    small = ["--users", "100", "--examples-per-user", "2", "--target-epsilon", "4", "--steps", "2"]
+    text = _out(capsys, *small, "--compute-budget", "32", "--budget-shares", "metrics=0.19")
+    assert "metrics have the share 0.19 and the weights the rest: epsilon 4 is of both" in text
+    assert main.main(["finetune-plan", *_USERS, "--budget-shares", "vocabulary=0.1"]) == 2
+    error = capsys.readouterr().err
+    assert "must be of metrics alone" in error and error.count("\n") == 1
+
+
 def test_json_has_plans_that_meet_the_target(capsys):
     report = _json(capsys, *_USERS)
     for row in report["plans"]:

@@ -136,6 +136,36 @@ def test_the_note_of_held_out_users_is_near_the_split():
 _CONFIG_FIELDS = set(config.TrainingConfig.__dataclass_fields__)
 
 
+def test_a_budget_is_split_by_shares(capsys):
+    one = [*_KNOWN, "--target-epsilon", "5", "--report-goals", "5000", "--mechanisms", "blt"]
+    split_up = [*one, "--budget-shares", "vocabulary,metrics=0.19"]
+    text = _out(capsys, *split_up)
+    assert "Epsilon 5 at delta 1e-10 is of all together, by shares of the squared mu:" in text
+    assert "vocabulary: 0.02 of the budget; alone epsilon 0." in text
+    (train,) = (line for line in text.splitlines() if "tff-dpftrl train" in line)
+    shares = "--budget-shares vocabulary=0.02,metrics=0.19 --vocabulary dp"
+    assert f"--target-epsilon 5.0 {shares} " in train
+    (alone,), (shared,) = (
+        json.loads(_out(capsys, *flags, "--format", "json"))["plans"] for flags in (one, split_up)
+    )
+    # 1 / √(1 − 0.21), and a little for the vocabulary's tenth of δ.
+    growth = shared["noise_multiplier"] / alone["noise_multiplier"]
+    assert 0.79**-0.5 < growth < 1.01 * 0.79**-0.5
+    assert shared["epsilon"] == pytest.approx(alone["epsilon"], rel=1e-9)
+
+
+def test_a_budget_of_sampled_rounds_is_split_by_shares(capsys):
+    flags = [*_SAMPLED, "poisson"]
+    split_up = [*flags, "--budget-shares", "metrics=0.19"]
+    (alone,), (shared,) = (
+        json.loads(_out(capsys, *one, "--format", "json"))["plans"] for one in (flags, split_up)
+    )
+    assert shared["noise_multiplier"] == pytest.approx(alone["noise_multiplier"] / 0.9, rel=1e-9)
+    assert shared["epsilon"] == pytest.approx(alone["epsilon"], rel=1e-4)
+    assert [row["name"] for row in shared["parts"]] == ["weights", "training metrics"]
+    assert "training metrics: figures of each round, 0.19 of the budget" in _out(capsys, *split_up)
+
+
 def test_json(capsys):
     report = json.loads(_out(capsys, *_TARGET, "--format", "json"))
     assert report["recommended"]["mechanism"] == report["recommended"]["strategy"]["mechanism"]
@@ -245,6 +275,12 @@ def test_a_plot_in_an_unknown_format_is_refused(capsys, tmp_path):
         ),
         ([*_KNOWN, "--keep-noise-of", "magic:7:6500"], "magic"),
         ([*_KNOWN, "--target-epsilon", "0"], "target_epsilon"),
+        ([*_TARGET, "--budget-shares", "vocabulary=1.5"], "above 0 and below 1"),
+        ([*_TARGET, "--budget-shares", "vocabulary=0"], "above 0 and below 1"),
+        ([*_TARGET, "--budget-shares", "vocabulary=0.5,metrics=0.5"], "nothing for the weights"),
+        ([*_TARGET, "--budget-shares", "words=0.1"], "no part: take vocabulary, metrics"),
+        ([*_KNOWN, "--target-rho", "1", "--budget-shares", "metrics"], "of --target-epsilon"),
+        ([*_SAMPLED, "truncated", "--budget-shares", "metrics"], "the sampling 'truncated'"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(arguments, message, capsys):

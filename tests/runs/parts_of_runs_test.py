@@ -99,10 +99,24 @@ def test_the_statement_has_all_parts_and_the_whole(plan, statement):
     assert not any(x.startswith("Choice of the vocabulary") for x in statement.not_covered)
 
 
-def test_a_later_run_adds_what_the_whole_has_spent(statement):
+def test_losses_of_runs_with_parts_are_composed(kind, statement):
     spent = composition.Spent.from_json("a", json.loads(statement.to_json()))
+    assert (spent.rho_zcdp is None, spent.steps is None) == (kind != "dp-ftrl", kind == "dp-ftrl")
+    assert composition.Spent(**json.loads(json.dumps(spent.to_json()))) == spent
+    once, total = composition.compose([spent]), composition.compose([spent, spent])
+    assert once.epsilon == pytest.approx(statement.epsilon, rel=1e-3)
+    choice = _CHOICE.epsilon  # Added, and all else as a mechanism of √2 times the μ, about.
+    assert total.epsilon - 2.0 * choice < 1.6 * (statement.epsilon - choice)
+    assert total.epsilon > statement.epsilon and total.delta == _DELTA
+
+
+def test_a_table_that_does_not_come_to_epsilon_is_added_up(statement):
+    stated = json.loads(statement.to_json())
+    stated["parts"][1]["rho_zcdp"] *= 4.0
+    spent = composition.Spent.from_json("a", stated)
+    assert spent.steps is spent.rho_zcdp is None and not spent.others
     total = composition.compose([spent, spent])
-    assert statement.epsilon < total.epsilon <= 2.0 * statement.epsilon
+    assert total.epsilon == 2.0 * statement.epsilon and total.delta == 2.0 * _DELTA
 
 
 def test_a_recount_comes_to_the_same(kind, plan, statement):
@@ -129,8 +143,10 @@ def test_without_parts_a_statement_has_no_table():
 
 
 def test_gaussian_parts_are_one_mechanism_with_the_weights():
-    shares = {"metrics": 0.05, "evaluation": 0.1}
-    others = budget_shares.planned(_TARGET, _DELTA, shares)
+    others = budget_shares.planned(_TARGET, _DELTA, {"metrics": 0.05})
+    others += (
+        dataclasses.replace(others[0], name=parts.EVALUATION, rho_zcdp=2 * others[0].rho_zcdp),
+    )
     statement = _state(_plan("dp-ftrl", others))
     assert statement.epsilon == pytest.approx(_TARGET) and not statement.profile
     rho = sum(row.rho_zcdp for row in statement.parts)

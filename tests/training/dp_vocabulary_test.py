@@ -7,6 +7,7 @@ import pytest
 
 from tests.training import toy_run
 from tff_dpftrl.accounting import parts
+from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.data import jsonl, set_union, vocabulary_file
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import corpus as corpus_lib
@@ -66,6 +67,14 @@ def test_words_are_a_part_of_epsilon(corpus, tmp_path):
     assert public.endswith("a public list: word list public.txt, declared public by the operator.")
     assert "the public words of the vocabulary" in statement.adjacency
     assert report.report(output).statement.parts == statement.parts
+    # Counted anew from the records, the whole comes to the same; without the words it does not.
+    assert run_folder.recount_run(output).verdict == "consistent with the claim"
+    path = output / "config.json"
+    changed = json.loads(path.read_text())
+    changed["derived"]["others"][0]["rho_zcdp"] *= 0.5
+    path.write_text(json.dumps(changed))
+    found = run_folder.recount_run(output)
+    assert any(one.test == "statement: ε" and one.outcome == "violated" for one in found.findings)
 
 
 def test_words_are_stored_before_the_folder_holds_a_run(corpus, tmp_path, monkeypatch, crash):

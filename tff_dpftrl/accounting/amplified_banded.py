@@ -15,7 +15,7 @@ import dataclasses
 import math
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import dp_fedavg, mixture_of_gaussians, trade_off
+from tff_dpftrl.accounting import dp_fedavg, mixture_of_gaussians
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
@@ -111,12 +111,6 @@ class AmplifiedBanded:
         """Computes delta at `epsilon`, by privacy loss distributions."""
         return mixture_of_gaussians.delta(
             self._mixture, num_steps=self.sampled.num_rounds, epsilon=epsilon
-        )
-
-    def profile(self, delta: float) -> tuple[tuple[float, float], ...]:
-        """Computes points (ε, δ) from ε = 0 to ε at `delta`."""
-        return trade_off.of_samples(
-            self._mixture, num_steps=self.sampled.num_rounds, epsilon=self.epsilon(delta)
         )
 
     @property

@@ -13,13 +13,9 @@ from collections.abc import Mapping, Sequence
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import calibrate, gaussian, parts
 
-DEFAULTS = {"vocabulary": 0.02, "metrics": 0.05, "evaluation": 0.02}
+DEFAULTS = {"vocabulary": 0.02, "metrics": 0.05}
 """Shares of parts that are not given one. With a share s, other noise grows by 1 / √(1 − s)."""
-PARTS = {
-    "vocabulary": parts.VOCABULARY,
-    "metrics": parts.METRICS,
-    "evaluation": parts.EVALUATION,
-}
+PARTS = {"vocabulary": parts.VOCABULARY, "metrics": parts.METRICS}
 """Names of parts, by the names of their shares."""
 THRESHOLD_SHARE_OF_DELTA = 0.1
 """Share of δ for the threshold of a vocabulary: the probability that a word of one user is kept."""

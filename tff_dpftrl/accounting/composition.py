@@ -8,7 +8,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl.accounting import display, gaussian
+from tff_dpftrl.accounting import display, gaussian, parts
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import mixture_of_gaussians
@@ -74,6 +74,14 @@ class SampledSteps:
             return None
         return steps if math.isclose(again, epsilon, rel_tol=_TOLERANCE) else None
 
+    def beside(self, others: Sequence[parts.Part]) -> SampledSteps:
+        """Returns the steps together with the figures that they release of their samples."""
+        precision = parts.precision_of_rounds(others)
+        if precision == 0.0:
+            return self
+        noise = 1.0 / math.hypot(1.0 / self.noise_multiplier, math.sqrt(precision))
+        return dataclasses.replace(self, noise_multiplier=noise)
+
     def run(self) -> tuple[mixture_of_gaussians.MixtureOfGaussians, int]:
         """Returns the pair of one step and the number of steps."""
         from tff_dpftrl.accounting import mixture_of_gaussians  # It takes long to import.
@@ -100,6 +108,8 @@ class Spent:
       rho_zcdp: ρ if the run is a Gaussian mechanism with μ = √(2ρ); None otherwise.
       unit_of_privacy: Unit that its guarantee protects: "user", "device" or "example".
       steps: Steps of the run if it sampled in secret and they are known; None otherwise.
+      others: What the run released besides its weights, if it is known by its losses; ρ and steps
+        are then of the weights alone.
     """
 
     name: str
@@ -108,10 +118,13 @@ class Spent:
     rho_zcdp: float | None = None
     unit_of_privacy: str = "user"
     steps: SampledSteps | None = None
+    others: tuple[parts.Part, ...] = ()
 
     def __post_init__(self):
-        if isinstance(self.steps, Mapping):  # As `dataclasses.asdict` wrote it.
+        if isinstance(self.steps, Mapping):  # As `to_json` wrote it.
             object.__setattr__(self, "steps", SampledSteps(**self.steps))
+        if not isinstance(self.others, tuple):
+            object.__setattr__(self, "others", parts.from_json(self.others))
 
     @classmethod
     def from_json(cls, name: str, statement: Mapping[str, Any]) -> Spent:
@@ -132,11 +145,48 @@ class Spent:
         if values["epsilon"] is None:
             return cls(name, unit_of_privacy=unit)
         steps = None
+        if values["rho_zcdp"] is None and statement.get("parts"):
+            return cls._of_parts(name, unit, statement)
         if values["rho_zcdp"] is None and isinstance(statement.get("parameters"), Mapping):
             steps = SampledSteps.of_statement(
                 statement["parameters"], values["epsilon"], values["delta"]
             )
         return cls(name, unit_of_privacy=unit, steps=steps, **values)
+
+    @classmethod
+    def _of_parts(cls, name: str, unit: str, statement: Mapping[str, Any]) -> Spent:
+        """Reads a run with other parts, by their losses if these come to what is stated."""
+        epsilon, delta = statement["epsilon"], statement["delta"]
+        stated = cls(name, delta, epsilon, unit_of_privacy=unit)
+        rows = [
+            parts.Cost(**{key: row[key] for key in vars(_NO_COST)})
+            for row in statement["parts"]
+            if not str(row["name"]).startswith(parts.EARLIER)
+        ]
+        weights = next((row for row in rows if row.name == parts.WEIGHTS), _NO_COST)
+        others = tuple(row.part for row in rows if row.name in parts.NAMES)
+        rho, steps = weights.rho_zcdp, None
+        if rho is not None:  # Figures of rounds cost as much, each time that a unit is there.
+            times = (statement.get("accounted") or {}).get("max_participations", math.nan)
+            precision = parts.precision_of_rounds(others)
+            rho += times * precision / 2.0 if precision else 0.0
+            others = tuple(dataclasses.replace(p, noise_multiplier_of_round=None) for p in others)
+        elif weights.epsilon_alone is not None:
+            # The choice of a group size is one of the parts.
+            parameters = {**statement["parameters"], "group_size_epsilon": 0.0}
+            steps = SampledSteps.of_statement(parameters, weights.epsilon_alone, delta)
+        if rho is None and steps is None:
+            return stated
+        found = dataclasses.replace(stated, rho_zcdp=rho, steps=steps, others=others)
+        again = _composed([found], delta)
+        return found if math.isclose(again, epsilon, rel_tol=_TOLERANCE) else stated
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns JSON-compatible values, of which `Spent(**values)` is the same again."""
+        values = dataclasses.asdict(self)
+        if not self.others:
+            del values["others"]
+        return values
 
     @property
     def says(self) -> str:
@@ -201,16 +251,15 @@ def compose(runs: Sequence[Spent]) -> Total | None:
     if len(sampled) + bool(rhos) == 1:  # What is stated of the run is as exact.
         others += sampled
         sampled = []
-    if sampled:
+    if rhos or sampled:
         delta = max(run.delta for run in (*rhos, *sampled))
-        epsilon = _by_loss(rhos, sampled, delta)
-        how.append("privacy loss distributions convolved")
-    elif rhos:
-        delta = max(run.delta for run in rhos)
-        epsilon = gaussian.epsilon(
-            gaussian.mu_from_rho(math.fsum(run.rho_zcdp for run in rhos)), delta
-        )
-        how.append("ρ of the Gaussian mechanisms added up")
+        # What parts spend of δ is within the largest one, as long as it leaves half of it.
+        lost = math.fsum(part.delta for run in (*rhos, *sampled) for part in run.others)
+        if lost > 0.5 * delta:
+            delta += lost
+        epsilon = _composed([*rhos, *sampled], delta)
+        by_loss = "privacy loss distributions convolved"
+        how.append(by_loss if sampled else "ρ of the Gaussian mechanisms added up")
     if others:
         epsilon += math.fsum(run.epsilon for run in others)
         delta += math.fsum(run.delta for run in others)
@@ -218,17 +267,18 @@ def compose(runs: Sequence[Spent]) -> Total | None:
     return Total(epsilon, delta, ", ".join(how))
 
 
-def _by_loss(rhos: Sequence[Spent], sampled: Sequence[Spent], delta: float) -> float:
-    """Composes Gaussian mechanisms and sampled steps by their privacy loss distributions."""
-    from tff_dpftrl.accounting import mixture_of_gaussians  # It takes long to import.
+_NO_COST = parts.Cost("", "", None)
 
-    steps = [run.steps for run in sampled if run.steps is not None]
-    runs = [one.run() for one in steps]
-    mu = gaussian.mu_from_rho(math.fsum(run.rho_zcdp or 0.0 for run in rhos))
-    if mu > 0.0:
-        runs.append((mixture_of_gaussians.MixtureOfGaussians(1.0, (mu,), (1.0,)), 1))
-    chosen = math.fsum(one.chosen_epsilon for one in steps)
-    return chosen + mixture_of_gaussians.epsilon_of_runs(runs, delta=delta)
+
+def _composed(runs: Sequence[Spent], delta: float) -> float:
+    """Composes Gaussian mechanisms, sampled steps and what was released beside them, at δ."""
+    others = [part for run in runs for part in run.others]
+    steps = [run.steps.beside(run.others) for run in runs if run.steps is not None]
+    rho = math.fsum((*(run.rho_zcdp or 0.0 for run in runs), *(part.rho_zcdp for part in others)))
+    chosen = math.fsum((*(one.chosen_epsilon for one in steps), parts.added_epsilon(others)))
+    left = parts.remaining_delta(others, delta)
+    mu = gaussian.mu_from_rho(rho)
+    return chosen + parts.epsilon_of_losses(mu, [one.run() for one in steps], left)
 
 
 def with_earlier_runs(

@@ -19,7 +19,7 @@ from dp_accounting import rdp
 from scipy import special
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import calibrate, mixture_of_gaussians, trade_off
+from tff_dpftrl.accounting import calibrate, mixture_of_gaussians
 
 _MOMENTS = np.arange(1, 33)
 # Noise multipliers whose squares, and inverse squares, are far from overflowing. The looser
@@ -67,11 +67,6 @@ class DpFedAvg:
             num_steps=self.num_rounds,
             delta=delta,
         )
-
-    def profile(self, delta: float) -> tuple[tuple[float, float], ...]:
-        """Computes points (ε, δ) from ε = 0 to ε at `delta`; see `trade_off.of_samples`."""
-        mixture = mixture_of_gaussians.uls(self.noise_multiplier, self.sampling_probability)
-        return trade_off.of_samples(mixture, num_steps=self.num_rounds, epsilon=self.epsilon(delta))
 
     def epsilon_rdp(self, delta: float) -> float:
         """Computes epsilon at `delta` by Rényi divergences, with dp_accounting's orders."""

@@ -123,6 +123,18 @@ class Cost:
     epsilon: float = 0.0
     noise_multiplier_of_round: float | None = None
 
+    @property
+    def part(self) -> Part:
+        """The part, where it is one of `NAMES`."""
+        return Part(
+            self.name,
+            self.says,
+            self.rho_zcdp or 0.0,
+            self.delta,
+            self.epsilon,
+            self.noise_multiplier_of_round,
+        )
+
 
 class Weights(Protocol):
     """Rounds of a run, whose updates are noised."""
@@ -144,8 +156,8 @@ class Weights(Protocol):
         """Computes an upper bound of δ at an ε; None if only ε is known.
 
         Args:
-          mu: As for `composed`.
-          precision: As for `composed`.
+          mu: Sensitivity over standard deviation, as `composed` takes it.
+          precision: Sum of 1 / z², as `composed` takes it.
           epsilon: ε.
 
         Returns:

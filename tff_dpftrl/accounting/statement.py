@@ -108,7 +108,9 @@ def dp_ftrl_statement(
             *sentences.parts_covered(claim.others),
         ),
         not_covered=(
-            *sentences.not_covered(facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place),
+            *sentences.not_covered(
+                facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place, claim.others
+            ),
             *_vocabulary_not_covered(facts, claim.others),
             *facts.not_covered,
         ),
@@ -219,7 +221,7 @@ class SampledClaim:
       seed_is_known: Whether the seed of the noise or of the sampling was given by the user.
       claimed_by_author: Whether the strategy is of a class outside this package, as of
         `guarantee.Guarantee`.
-      profile: Further pairs (ε, δ) that the run satisfies, from `trade_off.of_samples`. The
+      profile: Further pairs (ε, δ) that the run satisfies, from `parts.profile`. The
         odds of a guess follow from them; without any, from ε and δ alone.
       others: All else that the run releases about the same users. ε is that of the whole.
       weights: The rounds, whose cost alone is stated beside those of `others`; None without them.
@@ -282,7 +284,7 @@ def sampled_statement(
         delta=claim.delta,
         rho_zcdp=None,
         no_guarantee=tuple(reasons),
-        accounting=claim.accounting + sentences.parts_accounting(claim.others),
+        accounting=claim.accounting + sentences.parts_accounting(claim.others, is_sampled=True),
         declared=None,
         accounted=None,
         observed=None,
@@ -303,7 +305,9 @@ def sampled_statement(
             *sentences.parts_covered(claim.others),
         ),
         not_covered=(
-            *sentences.not_covered(facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place),
+            *sentences.not_covered(
+                facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place, claim.others
+            ),
             *_vocabulary_not_covered(facts, claim.others),
             *facts.not_covered,
         ),

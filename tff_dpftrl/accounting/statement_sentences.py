@@ -162,12 +162,19 @@ def covered(unit: str, in_one_place: bool = False) -> tuple[str, ...]:
     return (f"What the noised sums say about the training data of one {unit}{which}.",)
 
 
-def not_covered(tuning: str | None, unit: str, in_one_place: bool = False) -> tuple[str, ...]:
-    """Returns the accesses to data that no run's guarantee covers."""
+def not_covered(
+    tuning: str | None,
+    unit: str,
+    in_one_place: bool = False,
+    others: Sequence[parts.Part] = (),
+) -> tuple[str, ...]:
+    """Returns the accesses to data that a run's guarantee does not cover, whatever its weights."""
+    figures = "Metrics, held-out evaluation"
+    if any(part.name in (parts.METRICS, parts.EVALUATION) for part in others):
+        figures = "Other metrics than those above, other evaluation"
     return (
         *(() if in_one_place else (f"{unit.capitalize()}s that do not follow the algorithm.",)),
-        "Metrics, held-out evaluation and A/B tests, and what is decided by them, like the choice "
-        "of a checkpoint.",
+        f"{figures} and A/B tests, and what is decided by them, like the choice of a checkpoint.",
         f"Tuning of hyperparameters: {tuning or 'not recorded'}.",
     )
 
@@ -225,14 +232,16 @@ def authors_sensitivity(mechanism: str) -> str:
     )
 
 
-def parts_accounting(others: Sequence[parts.Part]) -> str:
+def parts_accounting(others: Sequence[parts.Part], *, is_sampled: bool = False) -> str:
     """Returns how ε of the weights and of other parts is computed, to follow on the former."""
     if not others:
         return ""
-    text = (
-        " ε is of all parts together: squared μ of Gaussian mechanisms are added up (Dong et al. "
-        "2022), and convolved with the loss of sampled rounds"
-    )
+    text = " ε is of all parts together: squared μ of Gaussian mechanisms add up (Dong et al. 2022)"
+    if is_sampled:
+        text += (
+            ", and their loss is convolved with that of the rounds (Zhu, Dong & Wang 2022) or, "
+            "where of the rounds ε alone is known, their ε at a tenth of δ is added"
+        )
     if any(part.noise_multiplier_of_round is not None for part in others):
         text += "; a figure of each round is one Gaussian vector with its update"
     if any(part.delta for part in others):

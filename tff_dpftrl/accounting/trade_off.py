@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Sequence
 
 import numpy as np
 from scipy import special
 
-from tff_dpftrl.accounting import mixture_of_gaussians
-
-_POINTS = 12
-_LARGE_EPSILON = 40.0
-"""ε above which no profile is computed: guesses are right practically always."""
 _ROUNDING = 1e-12
 _LARGEST_EXPONENT = 700.0
 """Exponent that no float overflows with; it matters to rates below 1e-304 alone."""
@@ -68,32 +61,3 @@ class TradeOff:
         if self.mu is not None:
             bounds.append(float(special.ndtr(self.mu / 2.0)))
         return min(1.0, min(bounds) * (1.0 + _ROUNDING))
-
-
-@functools.lru_cache(maxsize=64)
-def of_samples(
-    mixture: mixture_of_gaussians.MixtureOfGaussians,
-    *,
-    num_steps: int,
-    epsilon: float,
-    spent: float = 0.0,
-) -> tuple[tuple[float, float], ...]:
-    """Computes points (ε, δ) of steps with secret samples, by their privacy loss distribution.
-
-    Args:
-      mixture: Pair of one step.
-      num_steps: Number of steps.
-      epsilon: Largest ε of a point.
-      spent: ε of a choice before the first step, which is added to each point.
-
-    Returns:
-      The points, from the smallest ε on, with δ rounded up; empty if there are no steps, or if
-      ε is so large that no guess is bounded.
-    """
-    if num_steps == 0 or not 0.0 < epsilon <= _LARGE_EPSILON:
-        return ()
-    # Denser at small ε, which decide most of the trade-off curve.
-    at: Sequence[float] = (epsilon * np.linspace(0.0, 1.0, _POINTS + 1)[:-1] ** 2).tolist()
-    return tuple(
-        (spent + e, mixture_of_gaussians.delta(mixture, num_steps=num_steps, epsilon=e)) for e in at
-    )

@@ -116,10 +116,7 @@ def _gaps(budget: data_budget.Budget) -> list[str]:
 def _as_json(budget: data_budget.Budget) -> dict[str, object]:
     total = budget.total
     return {
-        "runs": [
-            {"folder": str(folder), **dataclasses.asdict(run)}
-            for folder, run in budget.runs.items()
-        ],
+        "runs": [{"folder": str(folder), **run.to_json()} for folder, run in budget.runs.items()],
         "without_statement": list(map(str, budget.without_statement)),
         "not_found": list(budget.not_found),
         "not_compared": list(map(str, budget.not_compared)),

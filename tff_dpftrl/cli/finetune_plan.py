@@ -414,6 +414,8 @@ def _command(args: argparse.Namespace, sizes: list[list[str]]) -> list[str]:
     if args.delta is not None:
         numbers["--delta"] = args.delta
     parts += [[flag, repr(number).removesuffix(".0")] for flag, number in numbers.items()]
+    if of_metrics := _share(args):
+        parts.append(["--budget-shares", f"metrics={of_metrics:g}"])
     parts.append(["--output", "results/finetuned"])
     return ["tff-dpftrl finetune", *(shlex.join(part) for part in parts)]
 

@@ -91,8 +91,7 @@ def add_parser(subparsers) -> None:
         "--budget-shares",
         metavar="PART=SHARE,...",
         help="Shares of the budget of --target-epsilon for what is released besides the weights: "
-        "vocabulary, metrics, evaluation; a name alone has the default share. Default: all for the "
-        "weights.",
+        "vocabulary, metrics; a name alone has the default share. Default: all for the weights.",
     )
     parser.add_argument(
         "--report-goals",

@@ -259,10 +259,11 @@ def _commands(plan: planner_lib.Plan, request: planner_request.Request, workload
     noise = display.round_up(plan.guarantee.noise_multiplier, digits=7)
     run, noise = f"--strategy strategy.json {participation}", f"--noise-multiplier {noise}"
     account = f"{run} {noise} --delta {request.delta!r}"
-    if (share := request.shares.get("vocabulary")) is not None:
-        # It is a share of the whole, which a noise multiplier does not tell.
-        noise = f"--target-epsilon {request.target_epsilon!r} --vocabulary dp "
-        noise += f"--budget-shares vocabulary={share:g}"
+    if request.shares:
+        # They are shares of the whole, which a noise multiplier does not tell.
+        shares = ",".join(f"{name}={share:g}" for name, share in request.shares.items())
+        noise = f"--target-epsilon {request.target_epsilon!r} --budget-shares {shares}"
+        noise += " --vocabulary dp" if "vocabulary" in request.shares else ""
     train = f"tff-dpftrl train {run} {noise} --delta {request.delta!r} "
     train += f"--clients-per-round {plan.report_goal}"
     if request.secagg_inflation is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from tff_dpftrl import validation
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.mechanisms import table
-from tff_dpftrl.training import language_config
+from tff_dpftrl.training import language_config, metrics_share
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import statement
@@ -37,6 +37,7 @@ _POSITIVE = (
     "learning_rate",
     "max_epsilon",
     "stop_at_accuracy",
+    "metrics_epsilon",
     "target_epsilon",
 )
 
@@ -217,6 +218,18 @@ class FinetuningConfig(language_config.TextConfig):
         "need no number of users or examples otherwise).",
         "privacy",
     )
+    metrics_epsilon: float | None = _option(
+        None,
+        "Release the loss on each step's users or examples with noise, for this ε if nothing else "
+        "were released; target_epsilon is for the whole. Or give budget_shares like metrics=0.05. "
+        "If neither is given, it stays in private/.",
+        "privacy",
+    )
+    budget_shares: str | None = _option(
+        None,
+        "Share of target_epsilon for what is released besides the weights: metrics=0.05.",
+        "privacy",
+    )
     clip_norm: float | None = _option(
         None,
         "L2 norm that the gradient of an example (example) or of a user (all others) is clipped "
@@ -279,6 +292,11 @@ class FinetuningConfig(language_config.TextConfig):
         for name in _POSITIVE:
             if getattr(self, name) is not None:
                 validation.positive(name, getattr(self, name))
+        metrics_share.check(self)
+        if self.budget_shares is not None:
+            from tff_dpftrl.accounting import budget_shares  # It takes long to import.
+
+            budget_shares.of_run(self.budget_shares, ("metrics",), self.target_epsilon)
         if self.delta is not None:
             validation.delta(self.delta)
         for name in ("momentum", "second_moment_decay"):

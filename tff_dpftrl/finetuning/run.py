@@ -32,10 +32,19 @@ from tff_dpftrl.finetuning import (
 )
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.models import hugging_face, table
-from tff_dpftrl.runs import checkpoint, earlier_runs, manifest, prepared, released_model
+from tff_dpftrl.runs import (
+    checkpoint,
+    earlier_runs,
+    manifest,
+    prepared,
+    released_metrics,
+    released_model,
+)
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import (
+    metrics_columns,
+    metrics_share,
     report,
     startup,
     text_task,
@@ -122,6 +131,15 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         dataclasses.replace(initial, model=part.model, weights=part.weights),
         progress,
     )
+    share = metrics_share.of(config.budget_shares)
+    if config.metrics_epsilon is not None or share is not None:
+        with_figures = run_privacy.with_figures(
+            chosen.privacy,
+            config.metrics_epsilon,
+            share,
+            meets_target=config.target_epsilon is not None,
+        )
+        chosen = dataclasses.replace(chosen, privacy=with_figures)
     facts = {
         "pretrained_top1": float(before["top1_in_vocab"]),
         "pretrained_loss": float(before["loss"]),
@@ -167,7 +185,11 @@ def _prepared(
     config, group_size = opened.config, known.derived["group_size"]
     seed, options = config.deterministic_noise_seed, config.part(report.ReportOptions)
     go_on = opening.resume_command(opened.output, config.data)
-    reportable = report.of_run(options, known, plan, unit="step", go_on=go_on, whole=part.whole)
+    figures = functools.partial(_figures_of, known)
+    reportable = report.of_run(
+        options, known, plan, unit="step", go_on=go_on, whole=part.whole, figures=figures
+    )
+    released = reportable.figures
     return prepared.Prepared(
         report=_publishing(reportable, config, lambda: part),
         trainer=contextlib.nullcontext(
@@ -177,6 +199,7 @@ def _prepared(
                 steps_of(config, plan, group_size, part.model, part.weights),
                 _reader(task.train),
                 progress=progress,
+                loss_bound=None if released is None else released.bounds["loss_sum"],
             )
         ),
         evaluator=report.TextEvaluator(task, {report.PRETRAINED: known.facts["pretrained_top1"]}),
@@ -246,8 +269,16 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
 
     options, go_on = config.part(report.ReportOptions), opening.resume_command(output, config.data)
     plan = plan_of(known, config)
-    run = report.of_run(options, known, plan, unit="step", go_on=go_on, whole=whole)
+    figures = functools.partial(_figures_of, known)
+    run = report.of_run(
+        options, known, plan, unit="step", go_on=go_on, whole=whole, figures=figures
+    )
     return _publishing(run, config, part)
+
+
+def _figures_of(known: manifest.Manifest) -> released_metrics.Figures:
+    """Returns the figures that a run may release of its steps, from its manifest."""
+    return metrics_columns.figures_of_steps(known.facts["vocabulary_size"])
 
 
 def _publishing(

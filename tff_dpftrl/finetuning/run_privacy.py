@@ -12,16 +12,19 @@ from typing import Any, TypeAlias
 import numpy as np
 from typing_extensions import override
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
+from tff_dpftrl.accounting import budget_shares, parts, statement
 from tff_dpftrl.accounting import facts as facts_lib
-from tff_dpftrl.accounting import parts, statement
 from tff_dpftrl.finetuning import example_sampling
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import observed
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, privacy
+from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, privacy, released_metrics
+
+WHAT_IS_RELEASED = "loss on the users or examples of each step"
+"""Words of a statement for the figures that fine-tuning releases."""
 
 METRICS_NOT_COVERED = (
     "The loss on the users or examples of a step, how long it took, which grows with their number, "
@@ -53,6 +56,46 @@ def strategy_of(plan: FinetuningPlan) -> strategy_lib.Strategy:
     if isinstance(plan, SampledFinetuning) or plan.strategy is None:
         return identity.Identity()
     return plan.strategy
+
+
+def with_figures(
+    plan: FinetuningPlan, target_epsilon: float | None, share: float | None, *, meets_target: bool
+) -> FinetuningPlan:
+    """Adds figures of each step to a plan.
+
+    Args:
+      plan: Plan of the updates alone.
+      target_epsilon: Largest ε of the figures alone; None for a share of the budget.
+      share: Share of the budget; None if `target_epsilon` is given.
+      meets_target: Whether the updates get so much more noise that the whole costs what `plan`
+        does, rather than the same noise as before.
+
+    Returns:
+      The plan.
+
+    Raises:
+      UsageError: If the steps allow no figures, or the figures leave nothing of the budget.
+    """
+    figures = released_metrics.part(plan, target_epsilon, share, WHAT_IS_RELEASED)
+    others, growth = (*plan.others, figures), 1.0
+    if meets_target:
+        noise = figures.noise_multiplier_of_round
+        assert noise is not None
+        taken = (plan.rounds.noise_of_figure() / noise) ** 2
+        if taken >= 1.0:
+            raise validation.UsageError(
+                f"metrics_epsilon={target_epsilon:g} leaves nothing of target_epsilon for the "
+                "model: lower it."
+            )
+        growth = budget_shares.growth(taken)
+    noise_multiplier = growth * plan.noise_multiplier
+    if not isinstance(plan, SampledFinetuning):
+        return dataclasses.replace(plan, noise_multiplier=noise_multiplier, others=others)
+    return SampledFinetuning.of(
+        dataclasses.replace(plan.plan, noise_multiplier=noise_multiplier, others=others),
+        clip_norm=plan.clip_norm,
+        deterministic_seed=plan.deterministic_seed,
+    )
 
 
 def rows_per_unit(plan: FinetuningPlan, group_size: int) -> int:

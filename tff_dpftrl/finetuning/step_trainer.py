@@ -37,6 +37,7 @@ class StepTrainer(prepared.Trainer):
         *,
         progress: progress_lib.Progress | None = None,
         try_losses: Callable[[Sequence[np.ndarray], clipped_sums.Rows], None] | None = None,
+        loss_bound: float | None = None,
     ):
         """Keeps its arguments.
 
@@ -50,7 +51,9 @@ class StepTrainer(prepared.Trainer):
           try_losses: Function that raises an error if the losses are unfit, given weights and some
             rows of a batch. It is called at the steps 1, 2, 4, 8 … and at the first one of this
             process; None for losses of the package.
+          loss_bound: What the loss of a unit is divided by in bounded sums; None for no such sums.
         """
+        self._loss_bound = loss_bound
         self._user_ids = user_ids
         self._sample = sample
         self._steps = steps
@@ -113,7 +116,10 @@ class StepTrainer(prepared.Trainer):
             )
         losses = np.asarray(units.losses)[counts]
         loss = float(np.mean(losses)) if counts.any() else None
-        return prepared.Trained(state, loss, None, int(np.sum(~counts)))
+        sums = None
+        if self._loss_bound is not None:
+            sums = bounded_sums(np.asarray(units.losses), self._loss_bound)
+        return prepared.Trained(state, loss, None, int(np.sum(~counts)), sums)
 
     def _try(self, state: Any, rows: clipped_sums.Rows) -> None:
         """Tries the losses on a few rows of a batch."""
@@ -122,3 +128,20 @@ class StepTrainer(prepared.Trainer):
                 lambda x: x[:: max(1, len(x) // _TRIED_ROWS)][:_TRIED_ROWS], rows
             )
             self._try_losses(state["global_model_weights"]["trainable"], few)
+
+
+def bounded_sums(losses: np.ndarray, bound: float) -> np.ndarray:
+    """Sums the losses and the number of units, of which none counts for more than a norm of 1.
+
+    Args:
+      losses: Losses of the units, shape [n].
+      bound: What a loss is divided by, before the pair of it and of 1 is clipped.
+
+    Returns:
+      Sum of the scaled losses and number of units, weighted alike, float64, shape [2]. A loss that
+      is not finite counts as nothing.
+    """
+    scaled = losses[np.isfinite(losses)].astype(np.float64) / bound
+    pairs = np.stack([scaled, np.ones_like(scaled)])
+    norms = np.hypot(*pairs)  # At least 1, also where a float32 was large.
+    return np.sum(pairs * ((1.0 - 1e-9) / norms), axis=1)

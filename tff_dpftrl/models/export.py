@@ -22,6 +22,8 @@ def write(
     path: str | os.PathLike[str],
     model: language_model.LanguageModel,
     weights: Sequence[np.ndarray],
+    *,
+    private: bool = False,
 ) -> None:
     """Writes a model, whole or not at all.
 
@@ -29,6 +31,7 @@ def write(
       path: File to write; an existing one is replaced.
       model: Model that a row of `table.MODELS` makes, or a custom one.
       weights: One array for each entry of the model's `weight_shapes`.
+      private: Whether only the owner may read the file; otherwise the umask decides.
 
     Raises:
       ValueError: If the weights are not those of the model.
@@ -36,7 +39,7 @@ def write(
     """
     named = _named(model, [np.asarray(weight) for weight in weights], str(path))
     description = json.dumps(table.describe(model))
-    with durable_files.replacing(path) as file:
+    with durable_files.replacing(path, private=private) as file:
         np.savez(file, **{_DESCRIPTION: np.array(description)}, **named)
 
 

@@ -513,15 +513,12 @@ class AmplifiedPlan(privacy.FederatedPlan):
     def _profile(self, num_rounds: int) -> tuple[tuple[float, float], ...]:
         if not self.has_guarantee or num_rounds == 0:
             return ()
-        if self.others:
-            epsilon = self._epsilon_spent(num_rounds)
-            return parts.profile(self._rounds(num_rounds), self.others, epsilon)
+        rounds, epsilon = self._rounds(num_rounds), self._epsilon_spent(num_rounds)
+        if isinstance(rounds, parts.SampledRounds):
+            return parts.profile(rounds, self.others, epsilon)
         spent = self._spent(num_rounds)
-        if isinstance(spent, amplified_banded.AmplifiedBanded):
-            return spent.profile(self.delta)
-        if not isinstance(spent, balls_in_bins.BallsInBins):
+        if self.others or not isinstance(spent, balls_in_bins.BallsInBins):
             return ()
-        epsilon = _epsilon(self._rounds(num_rounds), (), self.delta)
         return tuple((share * epsilon, spent.delta(share * epsilon)) for share in _PROFILE)
 
     @override

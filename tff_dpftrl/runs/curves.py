@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl import durable_files
@@ -92,6 +92,7 @@ def write(
     baselines: Mapping[str, float] | None = None,
     public_baselines: Mapping[str, float] | None = None,
     unit: str = "round",
+    exact: Collection[str] = (),
 ) -> None:
     """Writes the figure of `draw` without exact figures, and with them to `private/`.
 
@@ -103,14 +104,16 @@ def write(
       baselines: Top-1 accuracies of models that were counted on the training users, by label.
       public_baselines: Top-1 accuracies of other models, by label.
       unit: Name of a round: "round", "step" or "epoch".
+      exact: Names of columns that are exact, besides those of the training cohorts.
 
     Raises:
       OSError: If a file cannot be written.
     """
+    exact = {*_EXACT_COLUMNS, *exact}
     options: dict[str, Any] = {"title": title, "public_baselines": public_baselines, "unit": unit}
-    public = [{k: v for k, v in row.items() if k not in _EXACT_COLUMNS} for row in rows]
+    public = [{k: v for k, v in row.items() if k not in exact} for row in rows]
     durable_files.write_picture(output / NAME, draw(public, **options), dpi=120)
-    if baselines or any(row.get(name) is not None for row in rows for name in _EXACT_COLUMNS):
+    if baselines or any(row.get(name) is not None for row in rows for name in exact):
         (output / "private").mkdir(mode=0o700, exist_ok=True)
         figure = draw(rows, baselines=baselines, **options)
         durable_files.write_picture(output / "private" / NAME, figure, dpi=120, private=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,7 +41,7 @@ def facts_of(folder: pathlib.Path, users: Sequence[str]) -> dict[str, Any]:
         same = theirs == manifest.identity(users)
         if len(chain) > 1 and same:
             same = _facts(folder).get(_SAME_USERS)
-    return {_RUNS: [dataclasses.asdict(run) for run in chain], _SAME_USERS: same}
+    return {_RUNS: [run.to_json() for run in chain], _SAME_USERS: same}
 
 
 def chain_of(folder: pathlib.Path) -> tuple[composition.Spent, ...]:

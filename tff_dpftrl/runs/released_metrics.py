@@ -104,12 +104,15 @@ class Figures:
                 values[f"{mean.column}_se"] = unit * stddev / under * math.hypot(1.0, ratio)
         return values
 
-    def of_last_rounds(self, rows: Sequence[Mapping[str, Any]], stddev: float) -> str | None:
+    def of_last_rounds(
+        self, rows: Sequence[Mapping[str, Any]], stddev: float, unit: str = "round"
+    ) -> str | None:
         """Returns the means over the last quarter of some rounds, in a sentence.
 
         Args:
           rows: Rows of `metrics.csv`.
           stddev: Standard deviation of the noise of a round's sums.
+          unit: Name of a round: "round" or "step".
 
         Returns:
           The sentence; None if there are no noised sums, or noise outweighs all means.
@@ -130,7 +133,7 @@ class Figures:
         if not shown:
             return None
         return (
-            f"Training cohorts of the last {len(last)} rounds, by the noised sums: "
+            f"Training cohorts of the last {len(last)} {unit}s, by the noised sums: "
             f"{', '.join(shown)} (± one standard error)."
         )
 

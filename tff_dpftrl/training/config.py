@@ -293,6 +293,12 @@ class TrainingConfig(language_config.LanguageConfig):
     stop_at_accuracy: float | None = _option(
         None, "Stop once the held-out top-1 accuracy reaches this (a share, not %).", "run"
     )
+    held_out_users: Literal["public", "protected"] = _option(
+        "public",
+        "Whether figures of the held-out users, who never train, may be published. With "
+        "'protected' all that is measured on them stays in private/, the best model too.",
+        "run",
+    )
     eval_every: int = _option(10, "Rounds between evaluations on held-out users.", "run", 1)
     eval_sequences: int = _option(
         4000, "Held-out sequences used in an evaluation, at most.", "run", 1
@@ -330,6 +336,11 @@ class TrainingConfig(language_config.LanguageConfig):
         self._check_simulation()
         self._check_vocabulary()
         metrics_share.check(self)
+        if self.held_out_users == "protected" and self.stop_at_accuracy is not None:
+            raise validation.UsageError(
+                f"stop_at_accuracy={self.stop_at_accuracy:g} would end the run by exact figures of "
+                "held-out users, and held_out_users are 'protected': leave one of them out."
+            )
         if self.budget_shares is not None:
             from tff_dpftrl.accounting import budget_shares  # It takes long to import.
 
@@ -545,7 +556,7 @@ class TrainingConfig(language_config.LanguageConfig):
 
     @property
     def released_parts(self) -> tuple[str, ...]:
-        """What the run releases besides the weights, by the names of `budget_shares.PARTS`."""
+        """Parts that the run releases besides the weights, by names of `budget_shares.PARTS`."""
         is_counted = self.vocabulary == vocabulary.DP
         return (
             *(("vocabulary",) if is_counted else ()),

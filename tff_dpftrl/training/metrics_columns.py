@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from tff_dpftrl.runs import metrics_log, released_metrics
@@ -59,6 +60,53 @@ COLUMNS = (
     ),
 )
 """Columns of `metrics.csv`."""
+
+
+def of_run(*, protects_held_out: bool) -> tuple[metrics_log.Column, ...]:
+    """Returns the columns of a run.
+
+    Args:
+      protects_held_out: Whether the figures of the held-out users are exact figures, too, of users
+        whom the run protects.
+    """
+    if not protects_held_out:
+        return COLUMNS
+    return tuple(
+        dataclasses.replace(column, is_exact=column.is_exact or column.name.startswith("eval_"))
+        for column in COLUMNS
+    )
+
+
+HELD_OUT_NOT_COVERED = (
+    "What is measured on the held-out users, who never train and are protected too: exact figures "
+    "in private/ and on the terminal, and the choice of private/best_model.npz by them; do not "
+    "publish them."
+)
+"""Sentence of a statement whose run keeps the figures of the held-out users private."""
+
+
+def figures_of_steps(vocabulary_size: int) -> released_metrics.Figures:
+    """Returns the figures that fine-tuning releases with noise.
+
+    Args:
+      vocabulary_size: Number of ids, whose logarithm bounds the loss, as for `figures_of_rounds`.
+
+    Returns:
+      The figures, of units of which each has a mean loss.
+    """
+    return released_metrics.Figures(
+        bounds={"loss_sum": math.log(vocabulary_size), "num_units": 1.0},
+        means=(
+            released_metrics.Mean(
+                "noised_loss",
+                "cross-entropy, mean over the step's users or examples, with noise and within the "
+                "budget; one with a larger loss than its bound counts for less",
+                "loss_sum",
+                "num_units",
+            ),
+        ),
+    )
+
 
 WHAT_IS_RELEASED = "loss and accuracy on each round's training cohort"
 """Words of a statement for `figures_of_rounds`."""

@@ -229,7 +229,9 @@ class TextPresentation(prepared.Presentation):
           figures: Figures of the training cohorts that are released with noise; None for none.
           stddev: Standard deviation of their noise.
         """
-        self.columns = metrics_columns.COLUMNS + (() if figures is None else figures.columns)
+        self._protects_held_out = _protects_held_out(known)
+        self.columns = metrics_columns.of_run(protects_held_out=self._protects_held_out)
+        self.columns += () if figures is None else figures.columns
         self._figures = figures
         self._stddev = stddev or 0.0
         self._known = known
@@ -238,7 +240,9 @@ class TextPresentation(prepared.Presentation):
 
     @override
     def write_best(self, output, weights):
-        export.write(output / "best_model.npz", self._model, weights)
+        private = self._protects_held_out
+        folder = output / manifest.PRIVATE if private else output
+        export.write(folder / "best_model.npz", self._model, weights, private=private)
 
     @override
     def write_model(self, output, weights):
@@ -257,12 +261,13 @@ class TextPresentation(prepared.Presentation):
             baselines={name: baselines[name] for name in baselines if name != PRETRAINED},
             public_baselines=known_before,
             unit=unit,
+            exact=[column.name for column in self.columns if column.is_exact],
         )
         held_out = _read_held_out(output, rows[-1]["round"])
         summary = [
             _accuracy(rows, baselines, unit),
             _loss(rows, self._known.facts),
-            self._figures.of_last_rounds(rows, self._stddev) if self._figures else None,
+            self._figures.of_last_rounds(rows, self._stddev, unit) if self._figures else None,
             _on_held_out_users(held_out) if held_out else None,
             outcome.progress,
             failure(rows, self._known.facts["vocabulary_size"], baselines),
@@ -275,13 +280,21 @@ class TextPresentation(prepared.Presentation):
 class TextEvaluator(prepared.Evaluator):
     """Evaluator of language models on held-out users, and against simpler models."""
 
-    def __init__(self, task: text_task.TextTask, baselines: Mapping[str, float] | None = None):
+    def __init__(
+        self,
+        task: text_task.TextTask,
+        baselines: Mapping[str, float] | None = None,
+        *,
+        protects_held_out: bool = False,
+    ):
         """Initialises the evaluator.
 
         Args:
           task: Model and text of the run.
           baselines: Top-1 accuracies of models to compare with besides n-grams, by name.
+          protects_held_out: Whether all that is measured is kept in `private/`.
         """
+        self._protects_held_out = protects_held_out
         self._task = task
         self._baselines = baselines or {}
 
@@ -292,25 +305,34 @@ class TextEvaluator(prepared.Evaluator):
 
     @override
     def examine(self, output, rounds_done, weights):
-        write_held_out(output, rounds_done, self._task.examine(weights))
+        measured, private = self._task.examine(weights), self._protects_held_out
+        write_held_out(output, rounds_done, measured, private=private)
         # Counted on the training users, and so among the run's secrets.
         text = json.dumps({**self._baselines, **self._task.baselines()}, indent=2) + "\n"
         durable_files.write(output / _BASELINES, text.encode("utf-8"), private=True)
 
 
-def write_held_out(output: pathlib.Path, rounds_done: int, measured: Mapping[str, Any]) -> None:
+def _protects_held_out(known: manifest.Manifest) -> bool:
+    return known.config.get("held_out_users") == "protected"  # Older runs had no such option.
+
+
+def write_held_out(
+    output: pathlib.Path, rounds_done: int, measured: Mapping[str, Any], *, private: bool = False
+) -> None:
     """Writes what `TextTask.examine` measured after the last round.
 
     Args:
       output: Folder of the run.
       rounds_done: Number of rounds that the measured model has seen.
       measured: The metrics.
+      private: Whether they are written to `private/`.
 
     Raises:
       OSError: If the file cannot be written.
     """
     text = json.dumps({"note": _HELD_OUT_NOTE, "round": rounds_done, **measured}, indent=2) + "\n"
-    durable_files.write(output / _HELD_OUT, text.encode("utf-8"))
+    folder = output / manifest.PRIVATE if private else output
+    durable_files.write(folder / _HELD_OUT, text.encode("utf-8"), private=private)
 
 
 def _read_baselines(output: pathlib.Path) -> dict[str, float]:
@@ -332,6 +354,8 @@ def _damaged(path: pathlib.Path) -> validation.UsageError:
 
 def _read_held_out(output: pathlib.Path, rounds_done: int) -> dict[str, Any] | None:
     path = output / _HELD_OUT
+    if not path.exists():
+        path = output / manifest.PRIVATE / _HELD_OUT
     if not path.exists():
         return None
     try:

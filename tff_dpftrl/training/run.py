@@ -231,7 +231,9 @@ def _prepared(
             placement=opened.placement,
             progress=progress,
         ),
-        evaluator=report.TextEvaluator(language_task),
+        evaluator=report.TextEvaluator(
+            language_task, protects_held_out=config.held_out_users == "protected"
+        ),
         public_seed=config.seed,
         keep=keep,
         **drawn,
@@ -250,6 +252,11 @@ def _manifest(
         derived=plan.derived(),
         facts={
             **facts,
+            **(
+                {"not_covered": [metrics_columns.HELD_OUT_NOT_COVERED]}
+                if config.held_out_users == "protected"
+                else {}
+            ),
             "training_users": len(language_task.train.user_ids),
             "user_unit": language_task.train.corpus.user_unit,
             "vocabulary_source": words.source,

@@ -324,6 +324,9 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
             f"which must be one of {', '.join(get_args(Which))}; got {which!r}."
         )
     model_path, words_path = folder / _MODELS[which], folder / vocabulary_file.NAME
+    if which == "best" and not model_path.exists():  # Held-out users who are protected chose it.
+        private = folder / "private" / _MODELS[which]
+        model_path = private if private.exists() else model_path
     quoted = shlex.quote(str(folder))
     if not model_path.exists() and hugging_face.is_checkpoint(folder):
         if which == "best":

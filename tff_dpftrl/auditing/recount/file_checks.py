@@ -33,7 +33,8 @@ _KNOWN = (
     *("private/texts.sqlite", "private/report.html"),
     *hugging_face.FILES,
     *(f"{folder}/{name}" for folder in _CHECKPOINTS for name in _STATEMENTS),
-    *("private/metrics.csv", "private/curves.png"),
+    *("private/metrics.csv", "private/curves.png", "private/held_out.json"),
+    "private/best_model.npz",
     "private/ledger.sqlite-journal",  # A killed process leaves one even if nothing is undone.
 )
 # Looked through for secrets and exact figures, but compared with nothing.
@@ -204,12 +205,18 @@ def exact_figures(test: str, run: records.Records) -> audit_report.Finding:
         return findings.skipped(test, "there is no metrics.csv, or no row in it")
     # A share such as 1/9 may be that of the held-out users, too, which may be published.
     published = {
-        text for row in run.metrics for column, text in row.items() if column.startswith("eval_")
+        text
+        for row in run.published_metrics or ()
+        for column, text in row.items()
+        if column.startswith("eval_")
     }
+    exact = _EXACT
+    if run.config.get("held_out_users") == "protected":
+        exact += tuple(column for column in run.metrics[0] if column.startswith("eval_"))
     figures = {
         (column, row[column])
         for row in run.metrics
-        for column in _EXACT
+        for column in exact
         if len(row.get(column) or "") >= 8  # Shorter numbers may be there by chance.
         and row[column] not in published
     }
@@ -218,7 +225,7 @@ def exact_figures(test: str, run: records.Records) -> audit_report.Finding:
     names = (*_MAY_BE_PUBLISHED, "metrics.csv") if is_apart else _MAY_BE_PUBLISHED
     wrong, looked_at = holds_figures(run.folder, names, figures)
     columns = run.published_metrics[0] if is_apart and run.published_metrics else ()
-    wrong += [f"metrics.csv has the column {column}" for column in _EXACT if column in columns]
+    wrong += [f"metrics.csv has the column {column}" for column in exact if column in columns]
     note = run.folder / "metrics_README.md"
     if note.is_file():
         warning = note.read_text(encoding="utf-8", errors="replace").partition("Do not publish")[2]

@@ -179,7 +179,7 @@ class Terms:
         if not self.earlier_runs:
             del values["earlier_runs"]
         else:
-            values["earlier_runs"] = [dataclasses.asdict(run) for run in self.earlier_runs]
+            values["earlier_runs"] = [run.to_json() for run in self.earlier_runs]
         return (json.dumps(values, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
     def digest(self) -> str:

@@ -1,0 +1,88 @@
+"""Whole runs that release metrics with noise, and that keep those of held-out users private."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tests.training import toy_run
+from tff_dpftrl import validation
+from tff_dpftrl.auditing.recount import run_folder
+from tff_dpftrl.runs import manifest, released_metrics
+from tff_dpftrl.training import report, run, trained_model
+
+corpus = toy_run.corpus
+
+_SUMS = tuple(f"noised_sum_{n}" for n in ("loss_sum", "num_targets", "num_top1", "num_in_vocab"))
+
+
+def _table(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+@pytest.mark.pictures
+def test_nothing_outside_of_private_tells_of_protected_held_out_users(corpus, tmp_path):
+    output = tmp_path / "run"
+    config = toy_run.config(
+        corpus,
+        num_rounds=4,
+        eval_every=2,
+        noise_multiplier=None,
+        target_epsilon=60.0,
+        delta=1e-5,
+        budget_shares="metrics=0.3",
+        held_out_users="protected",
+        deterministic_noise_seed=None,
+    )
+    results = run.train(config, output)
+    assert {path.name for path in output.iterdir()} == {
+        *("README.md", "config.json", "curves.png", "metrics.csv", "metrics_README.md"),
+        *("model.npz", "privacy.png", "privacy_statement.json", "privacy_statement.md"),
+        *("private", "vocabulary.json"),
+    }
+    public, exact = _table(output / "metrics.csv"), _table(output / "private" / "metrics.csv")
+    assert not [name for name in public[0] if name.startswith("eval_")]
+    assert exact[3]["eval_loss"] and public[3]["noised_sum_loss_sum"]
+    hidden = [row[name] for row in exact for name in row if name not in public[0]]
+    hidden += [str(number) for number in results.held_out["head_words"]["histograms"]["10"]]
+    for path in output.iterdir():
+        if path.suffix in (".json", ".md", ".csv"):
+            text = path.read_text()
+            assert not [figure for figure in hidden if len(figure) > 7 and figure in text], path
+    assert results.statement.epsilon <= 60.0
+    assert any("protected too" in entry for entry in results.statement.not_covered)
+    assert run_folder.recount_run(output).verdict == "consistent with the claim"
+    assert report.report(output).held_out == results.held_out  # For the operator.
+    trained_model.find(output, which="best")  # It is found in private/.
+
+
+@pytest.mark.slow
+def test_both_engines_release_the_same_sums(corpus, tmp_path):
+    sums = {}
+    for engine in ("compiled", "tff"):
+        output = tmp_path / engine
+        run.train(toy_run.config(corpus, engine=engine, metrics_epsilon=2.0, num_rounds=2), output)
+        found = [[float(row[name]) for name in _SUMS] for row in _table(output / "metrics.csv")]
+        noise = manifest.read(output).derived["others"][0]["noise_multiplier_of_round"]
+        drawn = np.array([released_metrics.gaussians(7, t, 4) for t in range(2)])
+        sums[engine] = np.array(found) - noise * drawn
+        # Five users in a round, each of a norm of at most 1, all of whose entries are positive.
+        assert np.all(np.linalg.norm(sums[engine], axis=1) <= 5.0 + noise * 1e-3)
+        assert np.all(sums[engine] > -noise * 1e-3) and np.all(sums[engine][:, 1] > 1.0)
+        statement = json.loads((output / "privacy_statement.json").read_text())
+        assert statement["epsilon"] is None  # Its seed is known.
+    step = noise * 2.0**-12  # They are rounded to it.
+    np.testing.assert_allclose(sums["compiled"], sums["tff"], atol=1.01 * step)
+
+
+def test_an_accuracy_of_protected_users_ends_no_run(corpus):
+    with pytest.raises(validation.UsageError, match="leave one of them out"):
+        toy_run.config(corpus, held_out_users="protected", stop_at_accuracy=0.2)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
