@@ -50,7 +50,7 @@ def test_a_text_is_read_once(options, monkeypatch):
     seen = []
     read = corpus.read
     monkeypatch.setattr(corpus, "read", lambda text: seen.append(text) or read(text))
-    grid = cells.grid(options, {"max_users": (10, 20), "seed": (0, 1), "target_epsilon": (4, 8)})
+    grid = cells.grid(options, {"max_users": (10, 20), "delta": (1e-5, 1e-6), "batch_size": (4, 8)})
     assert population_check.first_error([cell.config for cell in grid]) is None
     assert [text.max_users for text in seen] == [10, 20]
 

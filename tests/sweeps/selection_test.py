@@ -143,8 +143,8 @@ def test_runs_may_be_scored_by_the_loss_that_they_release(tmp_path):
         (folder / "metrics.csv").write_text("\n".join(table) + "\n")
     (cell,) = _cells({**_OPTIONS, "num_rounds": 7}, clip_norm=(1.0,))
     folders = [tmp_path / str(number) for number in range(3)]
-    scores, score = selection._scores("metrics", folders, cell.config)
-    assert scores == [1.0, 2.5, 2.0] and "released loss" in score
+    scores, score = selection._scores("metrics", folders, cell)
+    assert scores == [1.0, 2.5, 2.0] and "last quarter of the rounds" in score
     with pytest.raises(validation.UsageError, match="give --metrics-epsilon, or name a public"):
         selection.refuse(_cells(), "metrics")
     selection.refuse(_cells({**_OPTIONS, "metrics_epsilon": 0.5}), "metrics")

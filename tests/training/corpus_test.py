@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -86,6 +87,17 @@ def test_words_of_users_are_added_with_the_noise_of_their_share(tmp_path):
     assert found != _read_with_noise(tmp_path, users, deterministic_noise_seed=2).words
     alone = _read_with_noise(tmp_path, users, base_vocabulary="none", vocabulary_size=9).words
     assert set(alone.words) == {"the", "tests", "often", "say", "so", "word"}
+
+
+def test_a_check_of_the_text_counts_nothing(tmp_path):
+    data = str(tmp_path / "c.jsonl")
+    options = {"data": data, "vocabulary": "dp", "target_epsilon": 1.0}
+    for base, words in (("none", "docs"), ("english", "english")):
+        config = config_lib.TrainingConfig(base_vocabulary=base, **options)
+        checked = config.part(corpus.TextOptions).without_noise()
+        assert (checked.vocabulary, checked.data) == (words, data)
+        other = dataclasses.replace(config, target_epsilon=2.0, delta=1e-7)
+        assert other.part(corpus.TextOptions).without_noise() == checked
 
 
 def test_a_list_that_is_not_public_is_no_base(tmp_path):

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from tff_dpftrl.accounting import guarantee
+from tff_dpftrl.accounting import guarantee, parts
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema
 from tff_dpftrl.runs import reporting
-from tff_dpftrl.training import metrics_columns, report
+from tff_dpftrl.training import metrics_columns, report, vocabulary_share
 
 
 def test_a_delta_that_protects_nobody_is_not_quoted_alone():
@@ -36,6 +36,16 @@ def test_a_private_vocabulary_is_said_beside_epsilon():
     # Text that was given in memory has words of its own, whatever the config says.
     assert report._headline_caveats("docs", {"vocabulary_is_public": False}) == (caveat,)
     assert report._headline_caveats("docs", {"vocabulary_is_public": True}) == ()
+
+
+def test_words_counted_with_noise_are_a_part_of_epsilon_of_the_run_that_counted_them():
+    facts = {"vocabulary_is_public": False, "vocabulary_is_noised": True}
+    (caveat,) = report._headline_caveats("vocabulary.json", facts)
+    assert "another run protects: its statement covers" in caveat
+    part = vocabulary_share.part(1.0, 1e-5)
+    assert report._headline_caveats("dp", facts, others=parts.to_json([part])) == ()
+    # Whatever the options say: without the part nothing covers the words.
+    assert report._headline_caveats("dp", facts) == (caveat,)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.training import toy_model
 from tff_dpftrl.data import vocabulary
@@ -50,6 +51,23 @@ def test_other_words_are_mapped_by_word(tmp_path, monkeypatch, tie_embeddings):
         for here, there in same.items():
             np.testing.assert_array_equal(new[name][here], old[name][there])
         np.testing.assert_array_equal(new[name][2], fresh[name][2])
+
+
+def test_new_words_of_users_begin_as_the_unknown_word(tmp_path):
+    words = vocabulary.Vocabulary(
+        ("end", "new", "the", "newer"), "users", is_public=False, is_noised=True
+    )
+    model, found = _read(toy_model.write(tmp_path), words)
+    ids = np.array([[1, 3, 2, 4]])
+    scores = model.logits(found.weights, tf.constant(ids, tf.int32)).numpy()[0]
+    old_ids = np.array([[3, 1, toy_model.WORDS.oov, toy_model.WORDS.oov]])
+    old = toy_model.MODEL.logits(toy_model.weights(), tf.constant(old_ids, tf.int32)).numpy()[0]
+    unknown = np.exp(old[:, toy_model.WORDS.oov])
+    # Both together are as likely as the unknown word is, which the model reads them as.
+    for new in (2, 4):
+        np.testing.assert_allclose(np.exp(scores[:, new]), unknown / 2, rtol=1e-4)
+    np.testing.assert_allclose(np.exp(scores[:, words.oov]), unknown, rtol=1e-4)
+    np.testing.assert_allclose(scores[:, 1], old[:, 3], rtol=1e-4)
 
 
 def test_another_sequence_length_needs_no_other_weights(tmp_path):

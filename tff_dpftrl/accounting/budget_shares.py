@@ -13,8 +13,11 @@ from collections.abc import Mapping, Sequence
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import calibrate, gaussian, parts
 
-DEFAULTS = {"vocabulary": 0.02, "metrics": 0.05}
-"""Shares of parts that are not given one. With a share s, other noise grows by 1 / √(1 − s)."""
+DEFAULTS = {"vocabulary": 0.05, "metrics": 0.05}
+"""Shares of parts that are not given one. With a share s, other noise grows by 1 / √(1 − s).
+
+The vocabulary's is where coverage has gained most of what it can (docs/how_to/vocabulary.md).
+"""
 PARTS = {"vocabulary": parts.VOCABULARY, "metrics": parts.METRICS}
 """Names of parts, by the names of their shares."""
 THRESHOLD_SHARE_OF_DELTA = 0.1

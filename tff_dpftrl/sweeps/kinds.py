@@ -133,11 +133,10 @@ class _Training(RunKind):
         from tff_dpftrl.training import corpus
 
         num_users = functools.cache(lambda options: len(corpus.read(options).train))
-
-        def check(config):
-            config.privacy().check(num_users(config.part(corpus.TextOptions).as_read()))
-
-        return check
+        # Cells that differ in their noise alone have the same text.
+        return lambda config: config.privacy().check(
+            num_users(config.part(corpus.TextOptions).without_noise())
+        )
 
     @override
     def planner(self):
@@ -208,7 +207,9 @@ class _Finetuning(RunKind):
 
         def planned(config):
             users = config.part(corpus.UserOptions)
-            key = repr((users, config.part(choosing.SamplingOptions), config.initial_folder))
+            released = config.metrics_epsilon, config.budget_shares
+            sampling = config.part(choosing.SamplingOptions)
+            key = repr((users, sampling, config.initial_folder, released))
             if key not in plans:
                 plans[key] = run.planned(config, read(users))
             return plans[key]

@@ -57,12 +57,20 @@ class TextOptions(UserOptions):
     budget_shares: str | None
     deterministic_noise_seed: int | None
 
-    def as_read(self) -> TextOptions:
-        """Returns options that are equal if the same text and words are read."""
-        if self.vocabulary == vocabulary.DP:
-            return self
+    def without_noise(self) -> TextOptions:
+        """Returns options of the same users and public words, by which nothing is counted."""
+        words = self.vocabulary
+        if words == vocabulary.DP:
+            has_base = self.base_vocabulary != vocabulary.NO_BASE
+            words = self.base_vocabulary if has_base else "docs"
         return dataclasses.replace(
-            self, target_epsilon=None, delta=0.0, budget_shares=None, deterministic_noise_seed=None
+            self,
+            vocabulary=words,
+            base_vocabulary=None,
+            target_epsilon=None,
+            delta=0.0,
+            budget_shares=None,
+            deterministic_noise_seed=None,
         )
 
 

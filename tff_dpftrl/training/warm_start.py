@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -193,7 +194,8 @@ def read(
       folder: Folder that `pretrain` or `train` wrote to.
       model: The model that is to begin with them. Only its vocabulary, and a sequence
         length that decides no shape, may be another.
-      words: Vocabulary of the model. Words that the earlier model did not know begin at random.
+      words: Vocabulary of the model. Words that the earlier model did not know begin at random, and
+        as its unknown word if they were counted with noise.
       seed: Seed of the weights that begin at random.
       protected: Corpus of the run, as its config names it.
       table: Options of reading that corpus, if it is a table.
@@ -221,6 +223,7 @@ def read(
     # A longer vocabulary shows along which axis a weight belongs to words.
     longer = dataclasses.replace(model, vocabulary_size=model.vocabulary_size + 1).weight_shapes
     there, here = _ids(earlier.words, words)
+    new = np.setdiff1d(np.arange(1, len(words.words) + 1), here)
     weights = []
     for (name, shape), fresh, old in zip(
         model.weight_shapes.items(), model.initial_weights(seed), earlier.weights, strict=True
@@ -241,10 +244,26 @@ def read(
         rows = [pair for pair in zip(here, there, strict=True) if min(pair) >= first]
         to, of = np.array(rows).T - first
         mapped[to] = old.swapaxes(0, axis)[of]
+        if words.is_noised and earlier.words.oov is not None:
+            unknown = old.swapaxes(0, axis)[earlier.words.oov - first]
+            _as_unknown(mapped, unknown, new - first)
         weights.append(mapped.swapaxes(0, axis))
     num_special = words.size - len(words.words)
     runs = earlier_runs.chain_of(run_folder(folder))
     return InitialWeights(tuple(weights), *source(folder), len(here) - num_special, runs)
+
+
+def _as_unknown(mapped: np.ndarray, unknown: np.ndarray, places: np.ndarray) -> None:
+    """Lets new words begin as the unknown word was, all together as likely as it stays.
+
+    Args:
+      mapped: Weights that belong to words, words first; changed in place.
+      unknown: Those of the unknown word, in the earlier model.
+      places: Places of the new words.
+    """
+    mapped[places] = unknown
+    if mapped.ndim == 1:  # The bias of the words' scores, which are logarithms.
+        mapped[places] -= math.log(max(1, len(places)))
 
 
 def _ids(
