@@ -44,7 +44,7 @@ def test_the_statement_is_of_the_choice_and_says_what_it_rests_on():
     assert found.parameters["delta_of_one_run"] == 1e-7
     assert found.parameters[sentences.EXPECTED_RUNS] == 10
     assert [(row.name, row.epsilon_alone) for row in found.parts] == [
-        ("weights", one.epsilon),
+        ("weights", 2.0),
         ("selection among runs", 1.0),
     ]
     assert "sensitivity_squared" not in found.parameters

@@ -20,6 +20,7 @@ from tests.finetuning import toy_finetuning
 from tests.sweeps import fake_train
 from tff_dpftrl.accounting import planner
 from tff_dpftrl.accounting import selection as selection_lib
+from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.cli import config_flags, main
 from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.sweeps import cells as cells_lib
@@ -435,6 +436,15 @@ def test_a_choice_among_real_runs_survives_a_kill(tmp_path):
     assert len(runs) == len(json.loads(drawn)["drawn"])
     winner = (output / "winner" / "model.npz").read_bytes()
     assert [run.read_bytes() for run in runs].count(winner) == 1
+    report = run_folder.recount_run(output)
+    assert not report.is_violated, report.findings
+    less = json.loads(drawn)
+    less["plan"]["epsilon"] -= 0.5  # As if the ratio of the choice cost less than it does.
+    (output / "private" / "selection.json").write_text(json.dumps(less))
+    wrong = {
+        one.test for one in run_folder.recount_run(output).findings if one.outcome == "violated"
+    }
+    assert wrong == {"what each run promises", "statement: ε of the choice"}
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def test_the_best_run_alone_is_released_with_the_cost_of_the_choice(tmp_path, mo
     assert "run=" not in released and '"drawn"' not in released
     assert {path.name for path in tmp_path.iterdir()} == {"private", "winner"}
     (winner / "config.json").write_text('{"config": {}, "derived": {}, "facts": {}}')
-    with pytest.raises(validation.UsageError, match="name a folder in private/cells beside it"):
+    with pytest.raises(validation.UsageError, match="name the folder that the sweep wrote to"):
         records.read(winner)
 
 
@@ -143,8 +143,8 @@ def test_runs_may_be_scored_by_the_loss_that_they_release(tmp_path):
         (folder / "metrics.csv").write_text("\n".join(table) + "\n")
     (cell,) = _cells({**_OPTIONS, "num_rounds": 7}, clip_norm=(1.0,))
     folders = [tmp_path / str(number) for number in range(3)]
-    scores, score = selection._scores("metrics", folders, cell.config)
-    assert scores == [1.0, 2.5, 2.0] and "released loss" in score
+    scores, score = selection._scores("metrics", folders, cell)
+    assert scores == [1.0, 2.5, 2.0] and "last quarter of the rounds" in score
     with pytest.raises(validation.UsageError, match="give --metrics-epsilon, or name a public"):
         selection.refuse(_cells(), "metrics")
     selection.refuse(_cells({**_OPTIONS, "metrics_epsilon": 0.5}), "metrics")
@@ -160,6 +160,7 @@ def test_runs_may_be_scored_by_the_loss_that_they_release(tmp_path):
         ({}, {"data": ("a.csv", "b.csv")}, "the same data in all cells"),
         ({"deterministic_noise_seed": 1}, {}, "which is known; leave it out"),
         ({"stop_at_accuracy": 0.2}, {}, "held-out users would decide"),
+        ({"vocabulary": "private"}, {}, "does not cover its words; take 'dp'"),
         ({"max_epsilon": 2.0}, {}, "accounted for before it begins"),
         ({"simulate_report_goal": 100, "simulate_population": 1000}, {}, "protects nobody"),
         ({}, {"mechanism": ("blt", "none"), "clip_norm": (1.0, 2.0)}, "no guarantee"),

@@ -59,7 +59,7 @@ def statement(
     users = one.parameters.get("num_users")
     users = users if isinstance(users, int) else None
     of_one = sentences.delta_caveats(one.delta, users, unit)
-    rows = one.parts or (parts.Cost(parts.WEIGHTS, one.mechanism, one.epsilon),)
+    rows = one.parts or (parts.Cost(parts.WEIGHTS, one.mechanism, run_epsilon),)
     choice = parts.Cost(
         parts.SELECTION,
         f"which of the runs is the best, by {score}: geometric with a mean of {num_runs.mean:g} "

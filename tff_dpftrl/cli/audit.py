@@ -91,8 +91,8 @@ def add_parser(subparsers) -> None:
         "--run",
         metavar="RUN",
         dest="run_folder",
-        help="Results folder of train or finetune whose run is not under way, or the report of a "
-        "served task with its records (task report --records).",
+        help="Results folder of train, finetune or sweep --select that is not under way, or the "
+        "report of a served task with its records (task report --records).",
     )
     parser.add_argument(
         "--output",

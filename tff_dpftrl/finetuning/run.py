@@ -131,15 +131,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         dataclasses.replace(initial, model=part.model, weights=part.weights),
         progress,
     )
-    share = metrics_share.of(config.budget_shares)
-    if config.metrics_epsilon is not None or share is not None:
-        with_figures = run_privacy.with_figures(
-            chosen.privacy,
-            config.metrics_epsilon,
-            share,
-            meets_target=config.target_epsilon is not None,
-        )
-        chosen = dataclasses.replace(chosen, privacy=with_figures)
+    chosen = dataclasses.replace(chosen, privacy=_with_figures(config, chosen.privacy))
     facts = {
         "pretrained_top1": float(before["top1_in_vocab"]),
         "pretrained_loss": float(before["loss"]),
@@ -356,7 +348,20 @@ def planned(
     opened = opening.OpenedRun(pathlib.Path(), config, None, text)
     users = users_of(_task(opened, initial, lambda line: None))
     options = config.part(choosing.SamplingOptions)
-    return choosing.choose(options, users, None, initial.model.num_parameters).privacy
+    chosen = choosing.choose(options, users, None, initial.model.num_parameters)
+    return _with_figures(config, chosen.privacy)
+
+
+def _with_figures(
+    config: config_lib.FinetuningConfig, plan: run_privacy.FinetuningPlan
+) -> run_privacy.FinetuningPlan:
+    """Returns the privacy of a run together with the figures of steps that it releases, if any."""
+    share = metrics_share.of(config.budget_shares)
+    if config.metrics_epsilon is None and share is None:
+        return plan
+    return run_privacy.with_figures(
+        plan, config.metrics_epsilon, share, meets_target=config.target_epsilon is not None
+    )
 
 
 def plan_of(

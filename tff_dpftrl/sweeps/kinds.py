@@ -207,7 +207,9 @@ class _Finetuning(RunKind):
 
         def planned(config):
             users = config.part(corpus.UserOptions)
-            key = repr((users, config.part(choosing.SamplingOptions), config.initial_folder))
+            released = config.metrics_epsilon, config.budget_shares
+            sampling = config.part(choosing.SamplingOptions)
+            key = repr((users, sampling, config.initial_folder, released))
             if key not in plans:
                 plans[key] = run.planned(config, read(users))
             return plans[key]

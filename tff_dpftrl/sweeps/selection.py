@@ -29,7 +29,7 @@ from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.sweeps import selection_plan
-from tff_dpftrl.training import corpus, language_config, warm_start
+from tff_dpftrl.training import corpus, language_config, metrics_share, warm_start
 
 WINNER = "winner"
 """Name of the folder of the run that was chosen, in that of the sweep."""
@@ -136,8 +136,8 @@ def refuse(cells: Sequence[cells_lib.Cell], score_text: str) -> None:
 
 
 def _releases_metrics(config: Any) -> bool:
-    names = ("metrics_epsilon", "metrics_share")
-    return any(getattr(config, name, None) is not None for name in names)
+    share = metrics_share.of(config.budget_shares)
+    return config.metrics_epsilon is not None or share is not None
 
 
 def _reasons(config: Any) -> list[tuple[str, str]]:
@@ -149,6 +149,10 @@ def _reasons(config: Any) -> list[tuple[str, str]]:
     ]
     if config.mechanism == "none" or config.noise_multiplier == 0.0:
         found.append(("no noise", "the best run would have no guarantee; give each cell noise"))
+    if getattr(config, "vocabulary", None) == "private":
+        found.append(
+            ("vocabulary 'private'", "ε does not cover its words; take 'dp' or public ones")
+        )
     if config.delta is None:
         found.append(("no delta", "what the choice costs depends on it; give --delta"))
     if getattr(config, "chooses_median", False) or getattr(config, "splits_budget", False):
@@ -254,7 +258,7 @@ def _release(winner: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.
     private = winner.parent / manifest.PRIVATE
     runs = chosen.runs(cells)
     folders = [folder_lib.cell_folder(private, run) for run in runs]
-    scores, score = _scores(chosen.score_text, folders, cells[0].config)
+    scores, score = _scores(chosen.score_text, folders, cells[0])
     # Runs are exchangeable: the first one of equal scores is a random one of them.
     finite = [score if math.isfinite(score) else math.inf for score in scores]
     best = finite.index(min(finite))
@@ -277,16 +281,17 @@ def _release(winner: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.
 
 
 def _scores(
-    score_text: str, folders: Sequence[pathlib.Path], config: Any
+    score_text: str, folders: Sequence[pathlib.Path], cell: cells_lib.Cell
 ) -> tuple[list[float], str]:
     """Returns the scores of finished runs, the least is the best, and what they are."""
     if score_text == selection_plan.METRICS:
-        scores = [_released_loss(folder, config.num_rounds) for folder in folders]
-        return scores, "the released loss on the training cohorts of the last quarter of the rounds"
+        length = cell.kind.length(cell.config)
+        scores = [_released_loss(folder, length) for folder in folders]
+        return scores, f"the loss that they release, of the last quarter of the {cell.kind.unit}s"
     request = {
         "folders": [str(folder) for folder in folders],
         "text": score_text,
-        "protected": dataclasses.asdict(config.part(corpus.UserOptions)),
+        "protected": dataclasses.asdict(cell.config.part(corpus.UserOptions)),
     }
     scores = selection_plan.ask("tff_dpftrl.training.public_score", request)
     name = pathlib.PurePath(score_text).name

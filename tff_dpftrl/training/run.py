@@ -31,6 +31,7 @@ from tff_dpftrl.training import (
     corpus,
     custom_models,
     federated_trainer,
+    metrics_columns,
     opening,
     process,
     report,

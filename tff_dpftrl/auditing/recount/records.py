@@ -235,7 +235,7 @@ def read(folder: pathlib.Path) -> Records:
     if statement is not None and "selection_expected_runs" in statement.get("parameters", {}):
         raise validation.UsageError(
             f"The run in {folder} was chosen among several, and its records are with those of the "
-            "others: name a folder in private/cells beside it."
+            "others: name the folder that the sweep wrote to."
         )
     ledger = _ledger(folder / "private" / "ledger.sqlite", unreadable)
     pool = read_json(folder / "private" / "pool.json", unreadable)

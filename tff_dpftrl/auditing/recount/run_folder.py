@@ -13,6 +13,7 @@ from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing.recount import (
     arithmetic,
+    choice,
     file_checks,
     findings,
     record_checks,
@@ -37,7 +38,7 @@ def recount_run(
 
     Args:
       folder: Folder that `tff-dpftrl train` or `finetune` wrote to, of a run that is finished or
-        interrupted; or that `tff-dpftrl task report --records` wrote to.
+        interrupted; or that `sweep --select` or `tff-dpftrl task report --records` wrote to.
       progress: Callback for progress lines: the name of each test before it begins.
 
     Returns:
@@ -48,6 +49,8 @@ def recount_run(
       OSError: If a file cannot be read.
     """
     folder = pathlib.Path(folder)
+    if choice.is_choice(folder):
+        return choice.recount(folder, recount_run, progress)
     if (folder / _TASK).is_dir():
         # Imported here: it needs `cryptography`, which a machine that fine-tunes may not have.
         from tff_dpftrl.auditing.recount import served_task

@@ -1,0 +1,96 @@
+"""Tests of tff_dpftrl.auditing.recount.choice, with runs whose ε is given."""
+
+import copy
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import gaussian, selection
+from tff_dpftrl.auditing import audit_report, claim
+from tff_dpftrl.auditing.recount import choice, record_checks, records
+from tff_dpftrl.auditing.recount import terms as terms_lib
+
+_RUNS = selection.NumRuns(4, 20)
+_DELTA = 1e-5
+_WANTED = selection.targets(3.0, _DELTA, _RUNS)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Terms:
+    delta: float = 0.0
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A choice among three Gaussian runs, which has been made."""
+    planned = {"epsilon": _WANTED.epsilon, "run_epsilon": _WANTED.tail[0]}
+    planned |= {"run_delta": _WANTED.tail[1], "run_targets": [_WANTED.tail[0]], "profile": []}
+    content = {"options": {"target_epsilon": 3.0}, "delta": _DELTA, "drawn": [0, 0, 0]}
+    content |= {"num_runs": dataclasses.asdict(_RUNS), "plan": planned}
+    parameters = {"selection_expected_runs": 4, "selection_largest_number_of_runs": 20}
+    parameters |= {"epsilon_of_one_run": _WANTED.tail[0], "delta_of_one_run": _WANTED.tail[1]}
+    stated = {"epsilon": _WANTED.epsilon, "delta": _DELTA, "parameters": parameters}
+    for name in ("winner", *(f"private/cells/run={number},a=1" for number in range(3))):
+        (tmp_path / name).mkdir(parents=True)
+        for file in ("model.npz", "vocabulary.json", "config.json"):
+            (tmp_path / name / file).write_text(
+                name if name[-1] != "r" else "private/cells/run=1,a=1"
+            )
+    (tmp_path / "private" / "selection.json").write_text(json.dumps(content))
+    (tmp_path / "winner" / "privacy_statement.json").write_text(json.dumps(stated))
+    mu = gaussian.mu(*_WANTED.tail) * (1 - 1e-11)
+    monkeypatch.setattr(records, "read", lambda run: run)
+    monkeypatch.setattr(terms_lib, "of", lambda run: _Terms())
+    monkeypatch.setattr(
+        record_checks,
+        "epsilon_asked_for",
+        lambda run, terms: (gaussian.epsilon(mu, terms.delta),) * 2,
+    )
+    return tmp_path
+
+
+def _wrong(folder):
+    one = audit_report.AuditReport("run", claim.Claim(1.0, 1e-5), (), is_ours=True)
+    report = choice.recount(folder, lambda run: one, lambda line: None)
+    return {each.test for each in report.findings if each.outcome == "violated"}
+
+
+def test_a_choice_that_was_made_as_planned_is_consistent(folder):
+    assert choice.is_choice(folder) and not _wrong(folder)
+
+
+@pytest.mark.parametrize(
+    "path, value, tests",
+    [
+        (("drawn",), [0, 0], {"number of runs"}),
+        (("plan", "epsilon"), 2.9, {"what each run promises", "statement: ε of the choice"}),
+        (("plan", "run_epsilon"), 2.0, {"what each run promises", "statement: ε of the choice"}),
+        (("plan", "run_delta"), 1e-5, {"what each run promises", "statement: ε of the choice"}),
+        (("num_runs", "mean"), 8.0, {"what each run promises", "statement: ε of the choice"}),
+        (("options", "target_epsilon"), 2.5, {"statement: ε of the choice"}),
+    ],
+)
+def test_a_choice_that_costs_more_is_found(folder, path, value, tests):
+    file = folder / "private" / "selection.json"
+    content = copy.deepcopy(json.loads(file.read_text()))
+    place = content
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    file.write_text(json.dumps(content))
+    assert _wrong(folder) == tests
+
+
+def test_files_of_two_runs_and_a_choice_under_way_are_found(folder):
+    (folder / "winner" / "model.npz").write_text("private/cells/run=2,a=1")
+    assert _wrong(folder) == {"winner: files of one run"}
+    (folder / "winner" / "privacy_statement.json").unlink()
+    with pytest.raises(validation.UsageError, match="has no winner yet. Let the sweep end"):
+        _wrong(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
