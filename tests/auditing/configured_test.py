@@ -6,7 +6,10 @@ import pytest
 
 pytest.importorskip("tensorflow_federated", reason="audits processes of TFF")
 
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
 from tff_dpftrl.auditing import configured
+from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.training import config as config_lib
 
 _COMMON = {"num_rounds": 20, "clients_per_round": 40, "noise_multiplier": 2.0}
@@ -56,6 +59,26 @@ def test_correct_configs_are_consistent(options):
     tests = [finding.test for finding in report.findings]
     assert any(test.startswith("distinguishing game") for test in tests)
     assert any(test.startswith("training: one-run bound") for test in tests)
+
+
+@pytest.mark.slow
+def test_noise_parties_of_a_task_are_audited():
+    key = ed25519.Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+    config = task_config.TaskConfig(
+        **_COMMON,
+        mechanism="blt",
+        secagg_bits=20,
+        population="audit",
+        num_devices=_NUM_CLIENTS,
+        secure_aggregation="honest-but-curious",
+        noise_party=key.hex(),
+    )
+    report = configured.audit_config(
+        config, num_clients=_NUM_CLIENTS, trials=200, error_rate=_ERROR_RATE
+    )
+    assert not report.is_violated, report.verdict
+    assert report.confidence >= 1.0 - _ERROR_RATE - 1e-9
+    assert sum(finding.test.startswith("secure sum: ") for finding in report.findings) == 3
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def honest_device(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attempt:
-    """What the server is left with of one device's vector in one attempt.
+    """View that the server has of one device's vector in one attempt.
 
     Attributes:
       vector: Vector of the device.
