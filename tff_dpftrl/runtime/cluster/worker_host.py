@@ -60,13 +60,13 @@ class WorkerHost(host_lib.Host):
         return is_elsewhere
 
     def _note_devices(self, address: str, role: Any) -> None:
-        """Notes the devices whose loss an Aggregator must be notified of."""
+        """Notes the devices, and noise parties, whose loss an Aggregator must be notified of."""
         if not isinstance(role, roles.AggregatorRole):
             return
-        self._devices[address] = role.devices
+        connections = self._devices[address] = (*role.devices, *role.parties)
         lives = {
             (self._placement.host_of(device), placement_lib.life_of_device(device))
-            for device in role.devices
+            for device in connections
         }
         for host, life in lives:
             if life < self._lives.get(host, ""):  # That process has ended in the meantime.
