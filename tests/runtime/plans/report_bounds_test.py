@@ -156,7 +156,6 @@ def test_sums_have_room_for_the_most_reports(rule, largest, room):
             report_bounds.ReportBounds(plan, _MOST)
 
 
-
 def test_a_sum_is_not_checked_where_noise_parties_have_added_to_it():
     noised = _norm([1, 2], 5.0)
     noised.noised = True
