@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tff_dpftrl.accounting.dp_fedavg import calibrate_noise_multiplier as calibrate_dp_fedavg
     from tff_dpftrl.accounting.facts import Facts
     from tff_dpftrl.accounting.guarantee import Guarantee, dp_ftrl_guarantee, epsilon_so_far
+    from tff_dpftrl.accounting.parts import Cost, Part
     from tff_dpftrl.accounting.statement import (
         PrivacyStatement,
         SampledClaim,
@@ -153,6 +154,8 @@ __all__ = [
     "calibrate_dp_fedavg",
     "AmplifiedBanded",
     "Facts",
+    "Part",
+    "Cost",
     "PrivacyStatement",
     "SampledClaim",
     "dp_ftrl_statement",
@@ -252,6 +255,8 @@ _MODULE_OF = {
     "calibrate_dp_fedavg": "accounting.dp_fedavg:calibrate_noise_multiplier",
     "AmplifiedBanded": "accounting.amplified_banded",
     "Facts": "accounting.facts",
+    "Part": "accounting.parts",
+    "Cost": "accounting.parts",
     "PrivacyStatement": "accounting.statement",
     "SampledClaim": "accounting.statement",
     "dp_ftrl_statement": "accounting.statement",

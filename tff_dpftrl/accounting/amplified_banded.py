@@ -15,7 +15,7 @@ import dataclasses
 import math
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import dp_fedavg, mixture_of_gaussians
+from tff_dpftrl.accounting import dp_fedavg, mixture_of_gaussians, parts
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
@@ -111,6 +111,20 @@ class AmplifiedBanded:
         """Computes delta at `epsilon`, by privacy loss distributions."""
         return mixture_of_gaussians.delta(
             self._mixture, num_steps=self.sampled.num_rounds, epsilon=epsilon
+        )
+
+    def profile(self, delta: float) -> tuple[tuple[float, float], ...]:
+        """Computes points (ε, δ) from ε = 0 to ε at `delta`; see `parts.profile`."""
+        return parts.profile(self.rounds, (), self.epsilon(delta))
+
+    @property
+    def rounds(self) -> parts.SampledRounds:
+        """Sampled rounds that cost the same, to be composed with other parts of a budget."""
+        return parts.SampledRounds(
+            self.sampled.noise_multiplier,
+            self.sampled.sampling_probability,
+            self.sampled.num_rounds,
+            self.units_per_client,
         )
 
     @property

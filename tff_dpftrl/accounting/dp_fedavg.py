@@ -19,7 +19,7 @@ from dp_accounting import rdp
 from scipy import special
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import calibrate, mixture_of_gaussians
+from tff_dpftrl.accounting import calibrate, mixture_of_gaussians, parts
 
 _MOMENTS = np.arange(1, 33)
 # Noise multipliers whose squares, and inverse squares, are far from overflowing. The looser
@@ -67,6 +67,13 @@ class DpFedAvg:
             num_steps=self.num_rounds,
             delta=delta,
         )
+
+    def profile(self, delta: float) -> tuple[tuple[float, float], ...]:
+        """Computes points (ε, δ) from ε = 0 to ε at `delta`; see `parts.profile`."""
+        rounds = parts.SampledRounds(
+            self.noise_multiplier, self.sampling_probability, self.num_rounds
+        )
+        return parts.profile(rounds, (), self.epsilon(delta))
 
     def epsilon_rdp(self, delta: float) -> float:
         """Computes epsilon at `delta` by Rényi divergences, with dp_accounting's orders."""

@@ -237,15 +237,9 @@ def rounds_of(run: Bounded, sampling: str) -> parts.Weights:
     """
     from tff_dpftrl.accounting import amplified_banded, parts
 
-    if not isinstance(run, amplified_banded.AmplifiedBanded):
-        return parts.BoundedRounds(run, sampling)
-    turns = run.sampled
-    return parts.SampledRounds(
-        turns.noise_multiplier,
-        turns.sampling_probability,
-        turns.num_rounds,
-        run.units_per_client,
-    )
+    if isinstance(run, amplified_banded.AmplifiedBanded):
+        return run.rounds
+    return parts.BoundedRounds(run, sampling)
 
 
 def check_noise(name: str, strategy: strategy_lib.Strategy) -> None:

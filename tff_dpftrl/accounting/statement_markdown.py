@@ -81,7 +81,7 @@ def _parts(statement: privacy_statement.PrivacyStatement) -> list[str]:
     def row(name: str, epsilon: float | None, rho: float | None, says: str) -> str:
         shown = "" if rho is None else display.round_up(rho)
         cells = (name, display.round_up(epsilon), shown, says)
-        return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+        return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |".replace("|  |", "| |")
 
     return [
         "## Parts",

@@ -89,6 +89,7 @@ class Loop:
             plan = self._run.plan
             seed = released_metrics.read_seed(self._output / "private", plan.deterministic_seed)
             stddev = released_metrics.noise_of(plan)
+            assert stddev is not None  # There are figures because the plan has their part.
             self._release = released_metrics.Release(self._run.figures, stddev, seed)
         if row:
             # The crash may have come between the commit and the row.
@@ -125,6 +126,7 @@ class Loop:
             "clients": None if plan.needs_secret_cohorts else len(members),
         }
         if self._release is not None:
+            assert trained.bounded_sums is not None  # A trainer of such a run measures them.
             row |= self._release.of_round(round_index, trained.bounded_sums)
         self._warn_of_dropped(trained.num_not_finite, round_index, len(members))
         self._check_finite(trained.state, round_index)

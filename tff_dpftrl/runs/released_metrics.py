@@ -171,7 +171,8 @@ def planned(
     if target_epsilon is None and share is None:
         return plan
     others = (*plan.others, part(plan, target_epsilon, share, what))
-    return dataclasses.replace(asked, others=others).plan(num_clients, num_parameters)
+    request: Any = asked  # All requests are dataclasses with this field.
+    return dataclasses.replace(request, others=others).plan(num_clients, num_parameters)
 
 
 def part(
