@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from tff_dpftrl import validation
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.mechanisms import table
-from tff_dpftrl.training import language_config, metrics_share
+from tff_dpftrl.runs import metrics_share
+from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import statement

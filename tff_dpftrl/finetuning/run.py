@@ -36,6 +36,7 @@ from tff_dpftrl.runs import (
     checkpoint,
     earlier_runs,
     manifest,
+    metrics_share,
     prepared,
     released_metrics,
     released_model,
@@ -43,8 +44,6 @@ from tff_dpftrl.runs import (
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import (
-    metrics_columns,
-    metrics_share,
     report,
     startup,
     text_task,
@@ -270,7 +269,7 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
 
 def _figures_of(known: manifest.Manifest) -> released_metrics.Figures:
     """Returns the figures that a run may release of its steps, from its manifest."""
-    return metrics_columns.figures_of_steps(known.facts["vocabulary_size"])
+    return run_privacy.figures_of_steps(known.facts["vocabulary_size"])
 
 
 def _publishing(

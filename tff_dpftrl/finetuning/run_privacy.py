@@ -58,6 +58,29 @@ def strategy_of(plan: FinetuningPlan) -> strategy_lib.Strategy:
     return plan.strategy
 
 
+def figures_of_steps(vocabulary_size: int) -> released_metrics.Figures:
+    """Returns the figures that fine-tuning releases with noise.
+
+    Args:
+      vocabulary_size: Number of ids, whose logarithm bounds the loss.
+
+    Returns:
+      The figures, of units of which each has a mean loss.
+    """
+    return released_metrics.Figures(
+        bounds={"loss_sum": math.log(vocabulary_size), "num_units": 1.0},
+        means=(
+            released_metrics.Mean(
+                "noised_loss",
+                "cross-entropy, mean over the step's users or examples, with noise and within the "
+                "budget; one with a larger loss than its bound counts for less",
+                "loss_sum",
+                "num_units",
+            ),
+        ),
+    )
+
+
 def with_figures(
     plan: FinetuningPlan, target_epsilon: float | None, share: float | None, *, meets_target: bool
 ) -> FinetuningPlan:

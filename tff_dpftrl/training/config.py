@@ -17,7 +17,8 @@ from tff_dpftrl.accounting import defaults
 from tff_dpftrl.data import vocabulary
 from tff_dpftrl.mechanisms import defaults as mechanism_defaults
 from tff_dpftrl.mechanisms import table
-from tff_dpftrl.training import language_config, learning_options, metrics_share
+from tff_dpftrl.runs import metrics_share
+from tff_dpftrl.training import language_config, learning_options
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -85,29 +85,6 @@ HELD_OUT_NOT_COVERED = (
 """Sentence of a statement whose run keeps the figures of the held-out users private."""
 
 
-def figures_of_steps(vocabulary_size: int) -> released_metrics.Figures:
-    """Returns the figures that fine-tuning releases with noise.
-
-    Args:
-      vocabulary_size: Number of ids, whose logarithm bounds the loss, as for `figures_of_rounds`.
-
-    Returns:
-      The figures, of units of which each has a mean loss.
-    """
-    return released_metrics.Figures(
-        bounds={"loss_sum": math.log(vocabulary_size), "num_units": 1.0},
-        means=(
-            released_metrics.Mean(
-                "noised_loss",
-                "cross-entropy, mean over the step's users or examples, with noise and within the "
-                "budget; one with a larger loss than its bound counts for less",
-                "loss_sum",
-                "num_units",
-            ),
-        ),
-    )
-
-
 WHAT_IS_RELEASED = "loss and accuracy on each round's training cohort"
 """Words of a statement for `figures_of_rounds`."""
 
