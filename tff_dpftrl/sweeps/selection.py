@@ -24,12 +24,12 @@ from tff_dpftrl.accounting import chosen_run
 from tff_dpftrl.accounting import selection as selection_lib
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.reports import readme
-from tff_dpftrl.runs import earlier_runs, manifest, metrics_log, reporting
+from tff_dpftrl.runs import earlier_runs, manifest, metrics_log, metrics_share, reporting
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.sweeps import selection_plan
-from tff_dpftrl.training import corpus, language_config, metrics_share, warm_start
+from tff_dpftrl.training import corpus, language_config, warm_start
 
 WINNER = "winner"
 """Name of the folder of the run that was chosen, in that of the sweep."""
