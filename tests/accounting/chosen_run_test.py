@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.accounting import chosen_run, guarantee, selection, statement
+from tff_dpftrl.accounting import chosen_run, guarantee, parts, selection, statement
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema as schema_lib
@@ -22,7 +22,7 @@ def _one(noise=4.0, **fields):
     return dataclasses.replace(one, accounted=seen, subject={"date": "now", "run": "a"}, **fields)
 
 
-def _chosen(one, delta=1e-6):
+def _chosen(one, delta=1e-6, **fields):
     return chosen_run.statement(
         one,
         epsilon=3.0,
@@ -32,6 +32,7 @@ def _chosen(one, delta=1e-6):
         num_runs=_RUNS,
         num_settings=6,
         score="bits per character of news.jsonl",
+        **fields,
     )
 
 
@@ -55,6 +56,18 @@ def test_the_statement_is_of_the_choice_and_says_what_it_rests_on():
     assert "Tuning of hyperparameters" not in text and "choice of settings" not in text
     assert "Of the other runs nothing is released." in found.plain_sentences()[3]
     assert statement.PrivacyStatement.from_json(found.to_json()) == found
+
+
+def test_parts_cost_what_was_planned_whatever_was_observed_of_the_run():
+    of_run = (parts.Cost("weights", "tree", 0.5), parts.Cost("vocabulary", "words", 0.25))
+    planned = (parts.Cost("weights", "", 1.5), parts.Cost("vocabulary", "words", 0.75))
+    rows = _chosen(_one(parts=of_run), costs=planned).parts
+    assert [(row.name, row.epsilon_alone) for row in rows] == [
+        ("weights", 1.5),
+        ("vocabulary", 0.75),
+        ("selection among runs", 1.0),
+    ]
+    assert rows[0].says == _one().mechanism
 
 
 def test_the_caveat_of_delta_is_that_of_the_choice():

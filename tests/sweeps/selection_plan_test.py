@@ -48,6 +48,18 @@ def test_runs_of_one_target_keep_both_promises_and_waste_little():
     assert max(epsilon for epsilon, _ in found.profile) < found.epsilon
 
 
+def test_the_cost_of_each_part_is_that_of_the_plan_at_the_delta_of_the_choice():
+    (config,), (found, _, _) = _planned(
+        mechanism=["tree"], min_sep=[5], vocabulary=["dp"], target_epsilon=[3.0]
+    )
+    run = dataclasses.replace(config, target_epsilon=found.run_targets[0], delta=found.run_delta)
+    plan = _plan(run.privacy())
+    ((weights, words),) = found.run_costs
+    assert weights["rho_zcdp"] == plan.rounds.mu**2 / 2
+    assert weights["epsilon_alone"] == gaussian.epsilon(plan.rounds.mu, 1e-4)
+    assert words["name"] == "vocabulary" and words["rho_zcdp"] == plan.others[0].rho_zcdp
+
+
 def test_sampled_runs_get_a_target_with_which_they_keep_both():
     (config,), (found, _, _) = _planned(algorithm=["dp-fedavg"], target_epsilon=[2.0])
     assert found.epsilon <= 2.0

@@ -18,7 +18,7 @@ from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.sweeps import kinds, selection, selection_plan
 
 _RUNS = selection_lib.NumRuns(3, 15)
-_PLAN = selection_plan.Planned(2.0, 1.5, 1e-6, [1.25, 1.0], [(1.5, 0.01)])
+_PLAN = selection_plan.Planned(2.0, 1.5, 1e-6, [1.25, 1.0], [(1.5, 0.01)], [[], []])
 _OPTIONS = {"target_epsilon": 2.0, "delta": 1e-5}
 
 

@@ -69,6 +69,12 @@ def test_words_of_users_are_added_to_the_usual_public_list(given, base, size):
     assert made.with_defaults() == made
 
 
+def test_a_share_for_the_vocabulary_is_kept_beside_the_defaults():
+    shares = "vocabulary=0.1,metrics=0.05"
+    made = config.TrainingConfig(**_DP | {"budget_shares": shares}).with_defaults()
+    assert (made.vocabulary, made.budget_shares) == ("dp", shares)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

@@ -36,6 +36,7 @@ def statement(
     delta: float,
     run_epsilon: float,
     profile: Sequence[tuple[float, float]],
+    costs: Sequence[parts.Cost] = (),
     num_runs: selection.NumRuns,
     num_settings: int,
     score: str,
@@ -48,6 +49,8 @@ def statement(
       delta: δ of the choice.
       run_epsilon: Largest ε of a run that it may have been, at the run's own δ.
       profile: Further pairs (ε, δ) that the choice satisfies.
+      costs: What the weights and all else that the run releases cost alone, at `delta`, as planned:
+        what is stated of the run by itself is of what was observed. None for weights alone.
       num_runs: Distribution of the number of runs.
       num_settings: Number of settings, which are equally likely.
       score: What the runs are compared by, a phrase.
@@ -59,7 +62,10 @@ def statement(
     users = one.parameters.get("num_users")
     users = users if isinstance(users, int) else None
     of_one = sentences.delta_caveats(one.delta, users, unit)
-    rows = one.parts or (parts.Cost(parts.WEIGHTS, one.mechanism, run_epsilon),)
+    rows = [
+        dataclasses.replace(row, says=row.says or one.mechanism)
+        for row in costs or (parts.Cost(parts.WEIGHTS, "", run_epsilon),)
+    ]
     choice = parts.Cost(
         parts.SELECTION,
         f"which of the runs is the best, by {score}: geometric with a mean of {num_runs.mean:g} "

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl import durable_files, json_text, validation
-from tff_dpftrl.accounting import chosen_run
+from tff_dpftrl.accounting import chosen_run, parts
 from tff_dpftrl.accounting import selection as selection_lib
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.reports import readme
@@ -70,6 +70,12 @@ class Selection:
     def runs(self, cells: Sequence[cells_lib.Cell]) -> list[cells_lib.Cell]:
         """Returns the runs as cells, each in a folder of its own."""
         return [self._run(number, index, cells[index]) for number, index in enumerate(self.drawn)]
+
+    def costs(self, number: int) -> tuple[parts.Cost, ...]:
+        """Returns what the weights and all else that a run was planned to release cost alone."""
+        if not self.plan.run_costs:
+            return ()
+        return tuple(parts.Cost(**row) for row in self.plan.run_costs[self.drawn[number]])
 
     def _run(self, number: int, index: int, cell: cells_lib.Cell) -> cells_lib.Cell:
         options: dict[str, Any] = {"delta": self.plan.run_delta}
@@ -270,6 +276,7 @@ def _release(winner: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.
         delta=chosen.delta,
         run_epsilon=chosen.plan.run_epsilon,
         profile=chosen.plan.profile,
+        costs=chosen.costs(best),
         num_runs=chosen.num_runs,
         num_settings=len(cells),
         score=score,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import selection
+from tff_dpftrl.accounting import parts, selection
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import child, kinds, population_check
@@ -36,6 +36,8 @@ class Planned(NamedTuple):
       run_delta: δ that each run is planned for, and that `run_epsilon` is for.
       run_targets: `target_epsilon` of a run of each cell; None for a given noise multiplier.
       profile: Further pairs (ε, δ) that the choice satisfies, with larger δ.
+      run_costs: What the weights and all else that a run of each cell releases cost alone at δ of
+        the choice, as `parts.Cost` has it, JSON-compatible; nothing for weights alone.
     """
 
     epsilon: float
@@ -43,6 +45,7 @@ class Planned(NamedTuple):
     run_delta: float
     run_targets: list[float | None]
     profile: list[tuple[float, float]]
+    run_costs: Sequence[Sequence[Mapping[str, Any]]] = ()
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Planned:
@@ -122,6 +125,7 @@ def planned(
     wanted = None if target is None else selection.targets(target, delta, num_runs)
     run_delta = delta / num_runs.expected
     targets: list[float | None] = []
+    costs: list[list[dict[str, Any]]] = []
     runs: dict[int, selection.EpsilonOfRun] = {}  # By their plan, which many cells may share.
     for index, config in enumerate(configs):
         config = dataclasses.replace(config, delta=run_delta)
@@ -134,11 +138,14 @@ def planned(
         except ValueError as error:
             return None, index, str(error)
         runs.setdefault(id(privacy), _epsilon_of(privacy))
+        rows = parts.costs(privacy.rounds, "", privacy.others, delta)
+        costs.append([dataclasses.asdict(row) for row in rows])
     worst = list(runs.values())
     if wanted is None:
         wanted = selection.account(worst, num_runs, delta)
     profile = [(wanted.epsilon_at(worst, num_runs, each), each) for each in _DELTAS if each > delta]
-    return Planned(wanted.epsilon, wanted.tail[0], run_delta, targets, profile), -1, ""
+    found = Planned(wanted.epsilon, wanted.tail[0], run_delta, targets, profile, costs)
+    return found, -1, ""
 
 
 def _epsilon_of(privacy: Any) -> selection.EpsilonOfRun:

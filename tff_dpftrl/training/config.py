@@ -518,10 +518,14 @@ class TrainingConfig(language_config.LanguageConfig):
         """Returns a config that names its vocabulary and all sizes, so that no default changes."""
         if self.vocabulary != vocabulary.DP:
             return super().with_defaults()
-        unnamed = dataclasses.replace(self, vocabulary=None, base_vocabulary=None)
+        counted = {name: getattr(self, name) for name in ("vocabulary", "budget_shares")}
+        # Without the shares, since a public vocabulary has none.
+        unnamed = dataclasses.replace(
+            self, vocabulary=None, base_vocabulary=None, budget_shares=None
+        )
         base = self.base_vocabulary or unnamed._vocabulary_source()
         public = dataclasses.replace(unnamed, vocabulary=base).with_defaults()
-        return dataclasses.replace(public, vocabulary=vocabulary.DP, base_vocabulary=base)
+        return dataclasses.replace(public, base_vocabulary=base, **counted)
 
     @property
     def deployment(self) -> simulated_run.Deployment | None:
