@@ -89,7 +89,7 @@ def test_the_statement_has_all_parts_and_the_whole(plan, statement):
     assert max(alone) < statement.epsilon < sum(alone)
     text = statement.to_markdown()
     assert "| training metrics | " in text and "| the whole run | 3 |" in text
-    assert "Released with noise, too: vocabulary, selection among runs, training" in text
+    assert "Released with noise, too: vocabulary, training" in text
     again = privacy_statement.PrivacyStatement.from_json(statement.to_json())
     assert again == statement
     # Every point of the profile has the δ of the vocabulary, and the last one comes to ε.

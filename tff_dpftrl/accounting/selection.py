@@ -7,17 +7,17 @@ releases; ties are broken at random. So runs are independent of each other and a
 data; where K, or another run, or its seed, is known, nothing here holds.
 
 The bound is in terms of each run's (ε, δ) in both directions of neighbouring data (after Koskela,
-Redberg & Wang 2024), and not by Rényi divergences. Let F(y) be the probability that a run scores at most y, and f the generating
-function of K. The best run then has density f'(F) relative to one run. If every run is
-(ε₁, δ₁)-DP with δ₁ = γ (e^ε₁ − 1) / (1 − γ), then
-1 − (1 − γ) F' = γ + (1 − γ) (1 − F') ≤ e^ε₁ (1 − (1 − γ) F) for neighbouring data. Without N,
-f'(F) is proportional to (1 − (1 − γ) F)^−2, so f'(F) ≤ e^(2 ε₁) f'(F')
-(if F ≤ F', it is no larger without any factor). Ties are broken by a further uniform number of each
-run, which makes F continuous. Given K ≤ N the factor is no larger: the slope of log f' at x is the mean of (K − 1) / x
-under weights k P(K = k) x^(k − 1), which is smaller without the large k. With f' ≤ E[K], the density p f'(F) is
-at most e^(ε₀ + 2 ε₁) p' f'(F') plus E[K] times the excess of p over e^ε₀ p', which is δ₀ in all. So
-the choice is (ε₀ + 2 ε₁, E[K] δ₀)-DP if each run is (ε₀, δ₀)-DP, too. A run of settings drawn at
-random, which are released, keeps what all of the settings keep.
+Redberg & Wang 2024), and not by Rényi divergences. Let F(y) be the probability that a run scores at
+most y, and f the generating function of K. The best run then has density f'(F) relative to one run.
+If every run is (ε₁, δ₁)-DP with δ₁ = γ (e^ε₁ − 1) / (1 − γ), then 1 − (1 − γ) F' = γ + (1 − γ) (1 −
+F') ≤ e^ε₁ (1 − (1 − γ) F) for neighbouring data. Without N, f'(F) is proportional to (1 − (1 − γ)
+F)^−2, so f'(F) ≤ e^(2 ε₁) f'(F') (if F ≤ F', it is no larger without any factor). Ties are broken
+by a further uniform number of each run, which makes F continuous. Given K ≤ N the factor is no
+larger: the slope of log f' at x is the mean of (K − 1) / x under weights k P(K = k) x^(k − 1),
+which is smaller without the large k. With f' ≤ E[K], the density p f'(F) is at most e^(ε₀ + 2 ε₁)
+p' f'(F') plus E[K] times the excess of p over e^ε₀ p', which is δ₀ in all. So the choice is (ε₀ + 2
+ε₁, E[K] δ₀)-DP if each run is (ε₀, δ₀)-DP, too. A run of settings drawn at random, which are
+released, keeps what all of the settings keep.
 """
 
 from __future__ import annotations
