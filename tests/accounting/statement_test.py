@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from tff_dpftrl.accounting import display, guarantee, statement
+from tff_dpftrl.accounting import display, guarantee, parts, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import tree
@@ -78,6 +78,23 @@ def test_caveats_on_arithmetic_follow_the_generator_of_the_noise():
         assert sentences.SECURE_GENERATOR in built.assumptions
         assert "AES-256 in counter mode" in built.to_markdown()
         assert built.epsilon == usual.epsilon
+
+
+@pytest.mark.parametrize(
+    ("cost", "is_noised"),
+    [
+        ({"rho_zcdp": 0.1}, True),
+        ({"noise_multiplier_of_round": 9.0}, True),
+        ({"epsilon": 1}, False),
+    ],
+)
+def test_noise_of_other_parts_is_not_said_to_be_secure(cost, is_noised):
+    claim = _claim(others=(parts.Part(parts.METRICS, "figures", **cost),))
+    usual = _statement(claim=claim)
+    assert sentences.OTHER_GENERATORS not in usual.caveats
+    secure = {sentences.NOISE_GENERATOR: sentences.SECURE_AND_EXACT}
+    built = _statement(claim=claim, parameters=secure)
+    assert (sentences.OTHER_GENERATORS in built.caveats) == is_noised
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 import tff_dpftrl
 from tests.auditing import planted_bugs
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
+from tff_dpftrl import execution
 from tff_dpftrl.auditing import aggregator as aggregator_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
@@ -43,6 +44,25 @@ def test_a_correct_aggregator_is_consistent_and_its_mu_nearly_reached():
     assert report.claim.mu - 0.5 < report.mu_at_least < report.claim.mu
     assert report.confidence == pytest.approx(1 - _ERROR_RATE)
     assert "not tested" not in _outcomes(report).values()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", [{"encoding": planted_bugs.encoding()}, {"bits": 20}])
+def test_secure_aggregators_are_audited_on_a_grid_of_theirs_or_one_that_is_made(grid):
+    with execution.compiled_only():
+        aggregator = tff_dpftrl.build_secagg_dp_ftrl_aggregator(
+            planted_bugs.blt(),
+            noise_multiplier=2.0,
+            clients_per_round=planted_bugs.CLIENTS_PER_ROUND,
+            clip_norm=planted_bugs.CLIP_NORM,
+            **grid,
+        )
+        report = tff_dpftrl.audit_aggregator(
+            aggregator, schema=planted_bugs.SCHEMA, budget=_games(800)
+        )
+    assert report.verdict == "consistent with the claim", report.to_markdown()
+    assert report.is_ours
+    assert _outcomes(report)["distinguishing game, likelihood ratio"] == "consistent"
 
 
 @pytest.mark.slow

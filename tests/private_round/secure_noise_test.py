@@ -109,6 +109,20 @@ def test_rounding_a_weighted_draw_leaves_no_gaps(strategy):
     assert _odd_share(2.0 * secure_draws.normal(_root(1), [0], size)) == 0.0
 
 
+def test_rounds_with_the_same_draws_do_not_show_the_grid_of_these():
+    # In a tree with variance reduction, rounds 0 and 1 differ by twice the noise of one draw.
+    strategy, size = example_strategies.STRATEGIES["tree"], 4_000
+    stream = noise_stream.NoiseStream(strategy.noise_recipe(), [[size]], secure=True)
+    first, second = _stream_rounds(stream, 2) * 2.0**secure_draws.STEP_BITS
+    weight = 2 * strategy.noise_recipe().descent(np.float64).left_stddev[0]
+    assert abs(np.mean(np.exp(2j * np.pi * (first - second) / weight))) < 4 / np.sqrt(size)
+    # Were the draw on the grid, rounding would leave much of that.
+    drawn = weight * np.rint(secure_draws.normal(_root(1), [0], size) * 2.0**32)
+    offset = np.random.default_rng(0).random(size)
+    shown = np.floor(offset + drawn) - np.floor(offset)
+    assert abs(np.mean(np.exp(2j * np.pi * shown / weight))) > 15 / np.sqrt(size)
+
+
 _SHAPES = [[300], [4, 5]]
 
 

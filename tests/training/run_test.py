@@ -17,7 +17,6 @@ from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.mechanisms import serialization, tree
-from tff_dpftrl.models import export
 from tff_dpftrl.participation import ledger, schema
 from tff_dpftrl.runs import committed_rounds, manifest
 from tff_dpftrl.training import corpus as corpus_lib
@@ -311,24 +310,39 @@ def test_adaptive_clipping_restarts_and_is_accounted_in_blocks(corpus, tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanism", ["identity", "tree"])
-def test_secure_noise_is_stated_and_repeated_after_a_resume(corpus, tmp_path, mechanism):
-    options = {"noise": "secure", "mechanism": mechanism, "buffers": None}
+@pytest.mark.parametrize("mechanism", ["identity", "tree", "blt"])
+def test_secure_noise_is_stated_and_repeated_after_a_resume(
+    corpus, tmp_path, monkeypatch, mechanism
+):
+    buffers = 2 if mechanism == "blt" else None
+    options = {"noise": "secure", "mechanism": mechanism, "buffers": buffers}
     private = {**options, "deterministic_noise_seed": None, "num_rounds": 2}
     results = run.train(toy_run.config(corpus, **private), tmp_path / "private")
     statement = results.statement
     assert "AES-256" in statement.parameters["noise_generator"]
     assert sentences.SECURE_GENERATOR in statement.assumptions
     assert sentences.FLOATING_POINT not in statement.caveats
-    assert (sentences.ROUNDED_CORRELATION in statement.caveats) == (mechanism == "tree")
+    assert (sentences.ROUNDED_CORRELATION in statement.caveats) == (mechanism != "identity")
     assert report.report(tmp_path / "private").statement == statement
     assert not run_folder.recount_run(tmp_path / "private").is_violated
-    # The same seed has the same noise, with a memory of draws or without.
-    models = []
-    for number, copies in enumerate((0, None)):
-        where = placement.Placement(memory_copies=copies)
-        run.train(toy_run.config(corpus, **options), tmp_path / f"{number}", placement=where)
-        models.append(export.read(tmp_path / f"{number}" / "model.npz")[1])
+    # The same seed has the same noise, with a memory of draws or without, and after a crash.
+    where = placement.Placement(memory_copies=0)
+    run.train(toy_run.config(corpus, **options), tmp_path / "0", placement=where)
+    commit = ledger.Ledger.commit_round
+    committed = []
+
+    def crashing(self, *args, **kwargs):
+        committed.append(args)
+        if len(committed) == 4:
+            raise toy_run.Crash
+        return commit(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger.Ledger, "commit_round", crashing)
+        with pytest.raises(toy_run.Crash):
+            run.train(toy_run.config(corpus, **options), tmp_path / "1")
+    run.train(None, tmp_path / "1")
+    models = [toy_run.weights(tmp_path / name) for name in ("0", "1")]
     for one, other in zip(*models, strict=True):
         np.testing.assert_array_equal(one, other)
 

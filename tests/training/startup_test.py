@@ -4,10 +4,11 @@ import sys
 
 import pytest
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import vocabulary
 from tff_dpftrl.runs import privacy
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import startup
+from tff_dpftrl.training import opening, startup
 
 _NUM_PARAMETERS = 10_000
 
@@ -107,6 +108,13 @@ def test_a_vocabulary_without_any_word_of_the_text_is_refused():
     words = vocabulary.Vocabulary((".", ","), "a list")
     with pytest.raises(ValueError, match=r"vocabulary \(2 words, a list\) has no word of the text"):
         startup.describe_unknown_words(1.0, words)
+
+
+def test_a_missing_generator_of_noise_is_found_before_anything_is_read(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    options = {"data": str(tmp_path / "none.jsonl"), "noise_multiplier": 1.0, "noise": "secure"}
+    with pytest.raises(validation.UsageError, match="pip install 'cryptography>=45'"):
+        opening.open_run(config_lib.TrainingConfig(**options), tmp_path / "run")
 
 
 if __name__ == "__main__":

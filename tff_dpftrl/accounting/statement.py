@@ -126,7 +126,7 @@ def dp_ftrl_statement(
             *_vocabulary_assumed(facts, claim.others),
         ),
         caveats=(
-            *sentences.arithmetic_caveats(facts),
+            *sentences.arithmetic_caveats(facts, claim.others),
             *sentences.unit_caveats(unit_of_privacy),
             *facts.caveats,
         ),
@@ -322,7 +322,7 @@ def sampled_statement(
             *_vocabulary_assumed(facts, claim.others),
         ),
         caveats=(
-            *sentences.arithmetic_caveats(facts),
+            *sentences.arithmetic_caveats(facts, claim.others),
             *sentences.unit_caveats(unit_of_privacy),
             *facts.caveats,
         ),

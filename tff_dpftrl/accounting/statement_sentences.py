@@ -36,6 +36,10 @@ ROUNDED_CORRELATION = (
     "adds to epsilon, about what 0.00001 standard deviations do for 4 million weights and 2,000 "
     "rounds, is not accounted for."
 )
+OTHER_GENERATORS = (
+    "The noise of other parts than the weights comes from other generators than AES-256, and from "
+    "floating-point arithmetic, whose gaps are not accounted for (Mironov 2012)."
+)
 NO_NOISE = "No noise was added (noise_multiplier is 0)."
 TOO_LITTLE_NOISE = "No noise was added, or too little for any finite epsilon."
 KNOWN_SEED = (
@@ -94,15 +98,18 @@ def generator_assumed(facts: facts_lib.Facts) -> tuple[str, ...]:
     return (SECURE_GENERATOR,) if NOISE_GENERATOR in facts.parameters else ()
 
 
-def arithmetic_caveats(facts: facts_lib.Facts) -> tuple[str, ...]:
+def arithmetic_caveats(
+    facts: facts_lib.Facts, others: Sequence[parts.Part] = ()
+) -> tuple[str, ...]:
     """Returns the caveats on how noise is drawn and added."""
-    match facts.parameters.get(NOISE_GENERATOR):
-        case None:
-            return (FLOATING_POINT,)
-        case generator if generator == SECURE_AND_EXACT:
-            return ()
-        case _:
-            return (ROUNDED_CORRELATION,)
+    generator = facts.parameters.get(NOISE_GENERATOR)
+    if generator is None:
+        return (FLOATING_POINT,)
+    is_noised = any(part.rho_zcdp or part.noise_multiplier_of_round is not None for part in others)
+    return (
+        *(() if generator == SECURE_AND_EXACT else (ROUNDED_CORRELATION,)),
+        *((OTHER_GENERATORS,) if is_noised else ()),
+    )
 
 
 def trust(unit: str, in_one_place: bool) -> facts_lib.Trust:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import gaussian
+from tff_dpftrl.aggregators import secagg
 from tff_dpftrl.auditing import audit_report, defaults, games, judging, playing, probes
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
@@ -120,6 +121,10 @@ def audit_aggregator(
         seed that was given.
     """
     budget = GameBudget() if budget is None else budget
+    if isinstance(aggregator_or_process, secagg.SecAggFactory):
+        # The mechanism is that of a grid, which may follow from the updates.
+        any_type = value_type or _vectors([_coordinates(_MOST_CANARIES)] * 2)
+        aggregator_or_process = aggregator_or_process.for_updates(any_type)
     _refuse(aggregator_or_process)
     rounds = _num_rounds(schema, budget.rounds)
     if not (isinstance(resume, bool) or callable(resume)):
@@ -453,17 +458,24 @@ def _maker(
             raise validation.UsageError("value_type must be None for a process, which has a type.")
         return lambda: aggregator
     if value_type is None:
-        # Of both tensors a part stays quiet, and each canary has a coordinate in both.
-        size = max(_FEWEST_COORDINATES, num_canaries * 4 // 3 + 4)
-        sizes = [size, size]
+        sizes = [_coordinates(num_canaries)] * 2
         if mechanism is not None and mechanism.encoding is not None:
             dim = mechanism.encoding.dim
             sizes = [dim - dim // 2, dim // 2] if dim > 1 else [1]
-        value_type = tff_names.to_type([tff_names.TensorType(np.float32, [size]) for size in sizes])
+        value_type = _vectors(sizes)
     if isinstance(aggregator, tff.aggregators.WeightedAggregationFactory):
         weight_type = tff_names.TensorType(np.float32)
         return lambda: aggregator.create(value_type, weight_type)
     return lambda: aggregator.create(value_type)
+
+
+def _coordinates(num_canaries: int) -> int:
+    """Returns the size of each of two tensors: part of both is quiet, a canary has one in both."""
+    return max(_FEWEST_COORDINATES, num_canaries * 4 // 3 + 4)
+
+
+def _vectors(sizes: Sequence[int]) -> tff_names.Type:
+    return tff_names.to_type([tff_names.TensorType(np.float32, [size]) for size in sizes])
 
 
 def _subject(aggregator: Any, mechanism: mechanism_lib.Mechanism | None) -> str:

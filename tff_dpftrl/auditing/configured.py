@@ -11,7 +11,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
-from tff_dpftrl.aggregators import secagg
 from tff_dpftrl.auditing import aggregator as aggregator_lib
 from tff_dpftrl.auditing import audit_report, defaults, served_noise, training
 from tff_dpftrl.auditing import canaries as canaries_lib
@@ -104,8 +103,6 @@ def _audit(
         aggregator_claim = claim_lib.Claim.gaussian(mu, plan.delta)
     else:
         built = process.build_aggregator(config.learning, plan)
-        if isinstance(built, secagg.SecAggFactory):
-            built = built.for_updates(None)  # It has the plan's grid, whatever updates are.
         aggregator_claim = claim_lib.Claim.of(built.guarantee(plan.declared, plan.delta))
         whole = _claim_of(plan, built, plan.declared)
     progress(f"The aggregator: {trials} games of {min(rounds, plan.num_rounds)} rounds.")

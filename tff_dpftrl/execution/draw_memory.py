@@ -90,7 +90,7 @@ class DrawMemory:
                 return tf.cond(
                     slot < num_rows,
                     lambda: _kept(handle, seed, slot, kind),
-                    lambda: gaussians.normal(seed, kind.size),
+                    lambda: gaussians.repeated(seed, kind.size),
                 )
 
         specs = [tf.TensorSpec([kind.seed_length], tf.int64), tf.TensorSpec([], tf.int64)]
@@ -122,7 +122,7 @@ def _kept(
     row = tf.ensure_shape(row, [_row_length(kind)])
 
     def make() -> tf.Tensor:
-        drawn = gaussians.normal(seed, size)
+        drawn = gaussians.repeated(seed, size)
         new = tf.concat([drawn, tf.reshape(tf.bitcast(seed, dtype), [-1])], axis=0)
         write = tf.raw_ops.ResourceScatterNdUpdate(ref=handle, indices=[[slot]], updates=new[None])
         with tf.control_dependencies([write]):

@@ -55,6 +55,20 @@ _ERROR = 2.0**-48
 _LARGEST_SCALE = 2.0**16
 
 
+def check_installed() -> None:
+    """Checks that the generator can be used here.
+
+    Raises:
+      ValueError: If the package `cryptography` is not installed.
+    """
+    try:
+        import cryptography  # noqa: F401
+    except ImportError:
+        raise validation.UsageError(
+            "Secure noise needs the package cryptography: pip install 'cryptography>=45'."
+        ) from None
+
+
 def seed_from_os() -> bytes:
     """Reads a fresh root seed from the operating system."""
     return secrets.token_bytes(SEED_BYTES)
@@ -255,11 +269,8 @@ def _threads(process: int) -> concurrent.futures.ThreadPoolExecutor:
 
 
 def _encryptor(draw_key: bytes, counter: bytes):
-    try:
-        from cryptography.hazmat.primitives import ciphers
-        from cryptography.hazmat.primitives.ciphers import algorithms, modes
-    except ImportError:
-        raise validation.UsageError(
-            "Secure noise needs the package cryptography: pip install 'cryptography>=45'."
-        ) from None
+    check_installed()
+    from cryptography.hazmat.primitives import ciphers
+    from cryptography.hazmat.primitives.ciphers import algorithms, modes
+
     return ciphers.Cipher(algorithms.AES(draw_key), modes.CTR(counter)).encryptor()

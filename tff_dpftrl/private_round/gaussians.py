@@ -37,6 +37,26 @@ def normal(seed: tf.Tensor, size: int, scale: tf.Tensor | float = 1.0) -> tf.Ten
     return tf.reshape(gaussians_from_words(words), [-1])[:size]
 
 
+def repeated(seed: tf.Tensor, size: int) -> tf.Tensor:
+    """Draws Gaussians whose multiples are in several rounds, none of which has a draw of its own.
+
+    Sums of secure draws times weights that are no integers are on a lattice of their own: noise of
+    two rounds together would show it, though it is rounded. A second draw, 2⁻²⁰ as large, blurs it:
+    the lattice is 2²⁰ times finer than the grid then, and smooth over 2¹² of its steps.
+
+    Args:
+      seed: Seed of the draws, as for `normal`.
+      size: Number of draws.
+
+    Returns:
+      Tensor of shape [size]; for Philox, the bits of `normal`.
+    """
+    drawn = normal(seed, size)
+    if not seeds.is_secure(seed):
+        return drawn
+    return drawn + 2.0**-20 * normal(seeds.derive(seed, 0), size)
+
+
 def gaussians_from_words(words: tf.Tensor) -> tf.Tensor:
     """Applies Box and Muller's transform, exact to float32 rounding near 0 and in the tail.
 

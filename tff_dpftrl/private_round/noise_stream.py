@@ -80,8 +80,9 @@ class NoiseStream:
     (`noise_recipe.is_sum_of_draws`). Other noise is correlated in float64 and rounded to the grid.
     That moves a coordinate by less than a step, which counts together as a change of the sums by
     √(coordinates · rounds) steps at most, times the norm of C: about 10⁻⁵ standard deviations
-    for 4 million coordinates and 2,000 rounds. It leaves no gaps: a round has a draw that no
-    earlier round used, rounded to the grid by itself, or two of them at least.
+    for 4 million coordinates and 2,000 rounds. It leaves no gaps: each round has a draw that no
+    earlier round used, rounded to the grid by itself. Rounds of a tree with variance reduction have
+    none: its draws are much finer than the grid (`gaussians.repeated`).
 
     Attributes:
       starts: First rounds of the blocks; (0,) without restarts.
@@ -232,9 +233,4 @@ class NoiseStream:
         kind = repeated_draws.TensorDraws(position, size, num_slots, length)
         draw = repeated_draws.drawing(kind)
 
-        def kept(index: tf.Tensor, *scale: tf.Tensor) -> tf.Tensor:
-            if scale:  # Of one round only.
-                return alone(index, *scale)
-            return draw(seeds.derive(seed, index), self._kernel.slot(index))
-
-        return kept
+        return lambda index: draw(seeds.derive(seed, index), self._kernel.slot(index))

@@ -45,7 +45,7 @@ def drawing(kind: TensorDraws) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
 
     Returns:
       Function from a seed, int64, shape [seed_length], and a slot, int64, scalar, to
-      `gaussians.normal` of the seed. A slot below `num_slots` says where to keep the draw; the
+      `gaussians.repeated` of the seed. A slot below `num_slots` says where to keep the draw; the
       lower ones save more.
     """
     # A function keeps each `tf.Graph` that it was called in: those of TFF have theirs.
@@ -56,7 +56,7 @@ def _made(kind: TensorDraws) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     def draw(seed: tf.Tensor, slot: tf.Tensor) -> tf.Tensor:
         del slot  # For an engine with a memory.
         with tf.device("CPU:0"):
-            return gaussians.normal(seed, kind.size)
+            return gaussians.repeated(seed, kind.size)
 
     draw.__name__ = _name(kind)
     signature = [tf.TensorSpec([kind.seed_length], tf.int64), tf.TensorSpec([], tf.int64)]

@@ -131,11 +131,6 @@ class ReducedTreeKernel(kernel.Kernel):
             below_root, (u_weight + w_weight * self._scales.slope) * self._scales.left_stddev, zero
         )
         second = tf.where(below_root, w_weight * self._scales.right_stddev, zero)
-        is_secure = self.dtype == tf.float64 and self._num_levels > 1
-        # A leaf to the right of its sibling has one new draw; all other rounds have two or more.
-        alone = second[0] if is_secure else zero
-        if is_secure:
-            second = tf.concat([[zero], second[1:]], 0)
         root = tf.gather(self._scales.root_stddev, height) * tf.pow(
             2 * one, -tf.cast(height, self.dtype)
         )
@@ -147,10 +142,4 @@ class ReducedTreeKernel(kernel.Kernel):
             tf.concat([root[tf.newaxis], first, second], 0),
             draw,
         )
-        if is_secure:
-            noise = tf.cond(
-                tf.equal(alone, zero),
-                lambda: noise,
-                lambda: noise + self.fresh(draw, ids[0] + 1, alone),
-            )
         return noise, buffer
