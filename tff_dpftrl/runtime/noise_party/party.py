@@ -119,8 +119,8 @@ class Party:
         """
         failures, said = 0, ""
         while not should_stop():
-            # The server skips a last round that it has lost, when the party has said that it is given.
-            is_last = self._ledger.next_row >= self._promise.num_rounds
+            # Also when all noise is given: a server that has lost the last round skips it then.
+            is_given = self._ledger.next_row >= self._promise.num_rounds
             try:
                 ended = self.run_session()
             except (
@@ -130,12 +130,8 @@ class Party:
             ) as error:
                 refused = isinstance(error, ledger_lib.NoiseRefusedError)
                 last = self._ledger.last()
-                if (
-                    is_last
-                    and not refused
-                    and last is not None
-                    and last.outcome == ledger_lib.SUMMED
-                ):
+                is_summed = last is not None and last.outcome == ledger_lib.SUMMED
+                if is_given and is_summed and not refused:
                     progress(f"The noise of all rounds was given, and the server is gone: {error}")
                     return
                 failures += 1
