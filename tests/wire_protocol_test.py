@@ -141,10 +141,11 @@ def test_keys_of_a_noise_party():
     raw = [key.public_key().public_bytes_raw() for key in promised]
     layout = (vectors.Segment(7, 2**20), vectors.Segment(5, 1000))
     model = parameters.ThreatModel.HONEST_BUT_CURIOUS
-    demanded = parameters.Parameters(layout, model, 40, noise_parties=raw)
+    plans = b"digest of plans"
+    demanded = parameters.Parameters(layout, model, 40, noise_parties=raw, noised_plans=plans)
     label = b"tff_dpftrl secure sum: what a noise party's noise is for\0"
     numbers = b"".join(number.to_bytes(16, "big") for number in (2, 7, 2**20, 5, 1000, 40))
-    bound = hashlib.sha256(label + SESSION + numbers + b"".join(raw)).digest()
+    bound = hashlib.sha256(label + SESSION + numbers + b"".join(raw) + plans).digest()
     assert demanded.noise_session(SESSION) == bound
     private = [x25519.X25519PrivateKey.from_private_bytes(bytes([i] * 32)) for i in (1, 2)]
     public = [key.public_key().public_bytes_raw() for key in private]

@@ -544,6 +544,7 @@ def test_sessions_of_noise_differ_by_all_that_must_agree():
             {"least_devices": 4},
             {"noise_parties": _PUBLIC[1:2]},
             {"noise_parties": _PUBLIC[:2]},
+            {"noised_plans": b"of another making"},
         )
     ]
     sessions = [

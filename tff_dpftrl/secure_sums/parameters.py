@@ -58,6 +58,7 @@ class Parameters:
       noise_parties: Public Ed25519 keys, 32 bytes each, of the parties that add noise to the sum
         (`noise_party`). Without the vector of each of them there is no sum. They are no devices:
         the numbers of devices do not count them.
+      noised_plans: Digest of the plans whose noise the parties add; empty without parties.
     """
 
     layout: vectors.Layout
@@ -66,6 +67,7 @@ class Parameters:
     least_neighbours: int | None = None
     most_devices: int | None = None
     noise_parties: tuple[bytes, ...] = ()
+    noised_plans: bytes = b""
 
     def __post_init__(self):
         object.__setattr__(self, "layout", tuple(self.layout))
@@ -122,14 +124,14 @@ class Parameters:
 
         Returns:
           SESSION_BYTES bytes, over which noise parties sign, and from which their masks are
-          derived: two sides with another layout, least number of devices or list of noise parties
-          refuse each other's keys and share no mask.
+          derived: two sides with another layout, least number of devices, list of noise parties or
+          plans refuse each other's keys and share no mask.
         """
         digest = hashlib.sha256(_FOR_NOISE + session)
         numbers = [len(self.layout), *(n for s in self.layout for n in (s.size, s.modulus))]
         for number in (*numbers, self.least_devices):
             digest.update(number.to_bytes(16, "big"))
-        digest.update(b"".join(self.noise_parties))
+        digest.update(b"".join([*self.noise_parties, self.noised_plans]))
         return digest.digest()
 
 

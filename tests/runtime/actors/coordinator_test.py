@@ -585,6 +585,10 @@ def test_it_says_that_a_noise_party_is_away_and_that_it_is_back():
     made.deliver(_count("s0", 9, _ready(0, next_round=0)), 103.0)
     assert made.heartbeat(104.0).sent(events.OBSERVER, events.PartyAway) == [away]
     assert not made.heartbeat(104.5).sent(events.OBSERVER, events.PartyAway)
+    made.deliver(_count("s0", 9), 104.6)
+    assert not made.heartbeat(104.7).sent(events.OBSERVER, events.PartyAway)
+    both = dataclasses.replace(away, away=2)
+    assert made.heartbeat(104.8).sent(events.OBSERVER, events.PartyAway) == [both]
     made.deliver(_count("s0", 0, _ready(0, 1, next_round=0)), 105.0)
     back = events.PartyAway("training", 0, 2)
     assert made.heartbeat(106.0).sent(events.OBSERVER, events.PartyAway) == [back]

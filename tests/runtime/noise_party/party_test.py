@@ -165,10 +165,25 @@ def test_a_server_that_is_away_is_tried_again(run, server):
 
 def test_the_end_of_all_rounds_is_the_end(run):
     running, rounds = run(requests=[{"round_index": 7}], most_skipped=10)
-    assert (
-        running.lines[-1] == "The noise of all rounds was given, or passed over: nothing is left."
-    )
-    assert len(rounds.check_ins) == 1
+    assert running.lines[-1] == "All rounds are done: no round"
+    assert [one.next_round for one in rounds.check_ins] == [0, 8]
+
+
+def test_a_server_that_has_lost_the_last_round_is_told(run, server):
+    running, rounds = run(requests=[], sessions=0)
+    rounds.requests = [{"round_index": 7}]
+    rounds.accepts = False
+    running.run()
+    assert [one.next_round for one in rounds.check_ins] == [0, 8]
+    running.ledger.note(7, ledger_lib.SENT)  # As after a kill of the server.
+    running.run()
+    assert [one.next_round for one in rounds.check_ins] == [0, 8, 8]
+    server.stop()
+    running.run(2)
+    assert "again in" in running.lines[-1]
+    running.ledger.note(7, ledger_lib.SUMMED)
+    running.run()
+    assert "and the server is gone" in running.lines[-1]
 
 
 def test_a_stop_between_ledger_and_sending_costs_the_round_and_nothing_is_sent(run, monkeypatch):

@@ -177,7 +177,7 @@ def test_everything_is_reported_of_what_was_committed(folder, tmp_path):
     sessions = session_table.SessionTable()
     sessions.add("-v[]+^")
     found = task_report.write(folder, rounds.store, output, sessions=sessions)
-    assert "| `-v[]+^` | 1 | 100.0 % |" in (output / "sessions.md").read_text()
+    assert "| `-v[]+^` | 1 | 100.0 % |" in (output / task_report.SESSIONS).read_text()
     assert [row["round"] for row in found.rows] == [1, 2]
     with open(output / "private" / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -25,7 +25,7 @@ from tff_dpftrl.runtime.noise_party import ledger as ledger_lib
 from tff_dpftrl.runtime.noise_party import party as party_lib
 from tff_dpftrl.runtime.noise_party import promise as promise_lib
 from tff_dpftrl.runtime.noise_party import rows as rows_lib
-from tff_dpftrl.runtime.plans import allowed_ops, predicates, tensor_values
+from tff_dpftrl.runtime.plans import allowed_ops, predicates, secure_report, tensor_values
 from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.tasks import planned_task
 from verification import memory_store
@@ -97,6 +97,19 @@ def test_the_servers_part_has_no_noise_and_says_who_adds_it(tmp_path):
     assert task.served.task.noise_parties == (_PARTY,)
     noised = [bound for bound in made.server.report_bounds if bound.noised]
     assert [list(made.server.update[b.tensors[0]].shape) for b in noised] == [[4]]
+
+
+def test_plans_of_two_makings_have_no_masks_in_common():
+    one, other = (noised_folder.plans(_PARTY, adaptive=adaptive) for adaptive in (False, True))
+    made = [
+        secure_report.parameters_of(plan)
+        for plans in (one, other)
+        for plan in (plans.server, *plans.devices)
+    ]
+    digests = [parameters.noised_plans for parameters in made]
+    assert digests[0] == digests[1] != digests[2] == digests[3]
+    assert [len(digest) for digest in digests] == [32] * 4
+    assert not secure_report.parameters_of(noised_folder.plans().server).noised_plans
 
 
 @pytest.mark.slow

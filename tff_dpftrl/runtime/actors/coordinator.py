@@ -93,7 +93,7 @@ class Coordinator(actor.Actor):
         self._parties: dict[str, tuple[messages.PartyReady, ...]] = {}  # By Selector.
         self._given: set[str] = set()  # Addresses of parties that were given to an attempt.
         self._away: events.PartyAway | None = None  # Found at the last heartbeat.
-        self._said_away = False
+        self._said_away = 0  # Number of parties that the observer takes to be away.
         self._progress: events.SelectionProgress | None = None  # The last one sent.
         self._resting: dict[str, int] = {}  # Check-ins of resting devices, by Selector.
         self._resting_before: dict[str, int] = {}  # The same when the last attempt ended.
@@ -384,15 +384,15 @@ class Coordinator(actor.Actor):
         return tuple(found[key] for key in task.noise_parties if key in found)
 
     def _report_parties(self) -> None:
-        """Sends the observer that parties are away at a second heartbeat, and that all are back."""
+        """Sends the observer how many parties are away at a second heartbeat, or all are back."""
         task = self._next
         if task is None or self._attempt is not None:
             return
         promised = len(task.noise_parties)
         away = events.PartyAway(task.name, promised - len(self._waiting_parties(task)), promised)
-        is_new = away == self._away if away.away else self._said_away
-        if is_new and self._said_away != bool(away.away):
-            self._said_away = bool(away.away)
+        is_sure = not away.away or away == self._away
+        if is_sure and away.away != self._said_away:
+            self._said_away = away.away
             self.send(events.OBSERVER, away)
         self._away = away
 
@@ -486,7 +486,7 @@ class Coordinator(actor.Actor):
         half_seconds = self._experience[task.name].half_seconds
         parties = tuple(party.address for party in self._waiting_parties(task))
         self._given.update(parties)
-        self._away, self._said_away = None, False
+        self._away, self._said_away = None, 0
         attempt = self._spawn_attempt(
             task, task.longest, model, from_selector, half_seconds, parties=parties
         )

@@ -119,9 +119,8 @@ class Party:
         """
         failures, said = 0, ""
         while not should_stop():
-            if self._ledger.next_row >= self._promise.num_rounds:
-                progress("The noise of all rounds was given, or passed over: nothing is left.")
-                return
+            # Also when all noise is given: a server that has lost the last round skips it then.
+            is_given = self._ledger.next_row >= self._promise.num_rounds
             try:
                 ended = self.run_session()
             except (
@@ -130,6 +129,11 @@ class Party:
                 ledger_lib.NoiseRefusedError,
             ) as error:
                 refused = isinstance(error, ledger_lib.NoiseRefusedError)
+                last = self._ledger.last()
+                is_summed = last is not None and last.outcome == ledger_lib.SUMMED
+                if is_given and is_summed and not refused:
+                    progress(f"The noise of all rounds was given, and the server is gone: {error}")
+                    return
                 failures += 1
                 line = f"Refused: {error}" if refused else str(error)
                 if self._row is not None:
@@ -160,7 +164,8 @@ class Party:
           ledger.NoiseRefusedError: If the server asks for what must not be given.
         """
         first = self._ledger.next_row
-        self._rows.prepare(first)  # Before a group waits for it.
+        if first < self._promise.num_rounds:
+            self._rows.prepare(first)  # Before a group waits for it.
         self._row = None
         stream: server_connection.Stream | None = None
         reason = "the server has no address."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -177,6 +178,10 @@ def build_plans(
         _check_secure_aggregation(server)
         if secure_aggregation.noise_parties:
             server.party_noise.CopyFrom(_party_noise(server, private_round, report_limits))
+            content = server.SerializeToString(deterministic=True)
+            content += graph.SerializeToString(deterministic=True)
+            server.secure_aggregation.noised_plans = hashlib.sha256(content).digest()
+            common["secure_aggregation"] = server.secure_aggregation
     shuffled = plan_pb2.DEVICE_DRAWS if pipeline.shuffle else plan_pb2.NO_SEED
     device = plan_pb2.DevicePlan(
         graph=graph,

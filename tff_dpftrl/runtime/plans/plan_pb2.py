@@ -14,17 +14,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tff_dpftrl/runtime/plans/plan.proto\x12\x18tff_dpftrl.runtime.plans\"C\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x03\"\x7f\n\x05Graph\x12\x11\n\tgraph_def\x18\x01 \x01(\x0c\x12\x30\n\x06inputs\x18\x02 \x03(\x0b\x32 .tff_dpftrl.runtime.plans.Tensor\x12\x31\n\x07outputs\x18\x03 \x03(\x0b\x32 .tff_dpftrl.runtime.plans.Tensor\"L\n\tSelection\x12\x12\n\ncollection\x18\x01 \x01(\t\x12\x14\n\x0cmax_examples\x18\x02 \x01(\r\x12\x15\n\rmax_age_hours\x18\x03 \x01(\x01\"E\n\x06Limits\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x14\n\x0cupload_bytes\x18\x03 \x01(\x04\"i\n\rParticipation\x12\x16\n\x0emin_sep_rounds\x18\x01 \x01(\r\x12\x15\n\rmin_sep_hours\x18\x02 \x01(\x01\x12\x14\n\x0cstride_edges\x18\x03 \x03(\r\x12\x13\n\x0btimes_edges\x18\x04 \x03(\r\"?\n\tSecureSum\x12\x11\n\x07modulus\x18\x01 \x01(\x04H\x00\x12\x17\n\rlargest_entry\x18\x02 \x01(\x04H\x00\x42\x06\n\x04rule\"\x98\x02\n\x11SecureAggregation\x12M\n\x0cthreat_model\x18\x01 \x01(\x0e\x32\x37.tff_dpftrl.runtime.plans.SecureAggregation.ThreatModel\x12\x15\n\rleast_devices\x18\x02 \x01(\r\x12\x14\n\x0cmost_devices\x18\x03 \x01(\r\x12\x18\n\x10least_neighbours\x18\x04 \x01(\r\x12\x15\n\rnoise_parties\x18\x46 \x03(\x0c\"V\n\x0bThreatModel\x12\x1c\n\x18THREAT_MODEL_UNSPECIFIED\x10\x00\x12\x16\n\x12HONEST_BUT_CURIOUS\x10\x01\x12\x11\n\rACTIVE_SERVER\x10\x02\"\x9d\x01\n\nPartyNoise\x12\x12\n\nround_seed\x18\x01 \x01(\t\x12\x0e\n\x06vector\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\t\x12\x14\n\x0c\x63ount_stddev\x18\x04 \x01(\x01\x12\x18\n\x10scaled_clip_norm\x18\x05 \x01(\x01\x12\x17\n\x0frejection_bound\x18\x06 \x01(\x01\x12\x13\n\x0bnoise_ratio\x18\x07 \x01(\x01\"\xa0\x02\n\x0bReportBound\x12\x0f\n\x07tensors\x18\x01 \x03(\r\x12>\n\x07\x65ntries\x18\x02 \x01(\x0b\x32-.tff_dpftrl.runtime.plans.ReportBound.Entries\x12\x38\n\x04norm\x18\x03 \x01(\x0b\x32*.tff_dpftrl.runtime.plans.ReportBound.Norm\x12\x13\n\x0b\x63ounts_once\x18( \x01(\x08\x12\x0e\n\x06noised\x18\x46 \x01(\x08\x1a)\n\x07\x45ntries\x12\r\n\x05least\x18\x01 \x01(\x01\x12\x0f\n\x07largest\x18\x02 \x01(\x01\x1a\x36\n\x04Norm\x12\x0f\n\x07largest\x18\x01 \x01(\x01\x12\x0e\n\x06\x63\x65ntre\x18\x02 \x01(\x01\x12\r\n\x05times\x18\x03 \x01(\t\")\n\tHistogram\x12\r\n\x05label\x18\x01 \x01(\t\x12\r\n\x05\x65\x64ges\x18\x02 \x03(\x01\"\xee\x01\n\nProvenance\x12\x17\n\x0fpackage_version\x18\x01 \x01(\t\x12<\n\x07package\x18\x02 \x01(\x0b\x32+.tff_dpftrl.runtime.plans.Provenance.Commit\x12\x12\n\nbuild_file\x18\x03 \x01(\t\x12:\n\x05\x62uild\x18\x04 \x01(\x0b\x32+.tff_dpftrl.runtime.plans.Provenance.Commit\x12\x0f\n\x07\x62uilder\x18\x05 \x01(\t\x1a(\n\x06\x43ommit\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08is_dirty\x18\x02 \x01(\x08\"\xe4\x05\n\nDevicePlan\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x30\n\x04kind\x18\x03 \x01(\x0e\x32\".tff_dpftrl.runtime.plans.TaskKind\x12\x1d\n\x15least_runtime_version\x18\x04 \x01(\r\x12.\n\x05graph\x18\x05 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x38\n\x0bsecure_sums\x18\x06 \x03(\x0b\x32#.tff_dpftrl.runtime.plans.SecureSum\x12\x0b\n\x03ops\x18\x07 \x03(\t\x12\x36\n\tselection\x18\x08 \x01(\x0b\x32#.tff_dpftrl.runtime.plans.Selection\x12\x12\n\nbatch_size\x18\t \x01(\r\x12\x0e\n\x06\x65pochs\x18\n \x01(\r\x12\x39\n\x0bseed_policy\x18\x0b \x01(\x0e\x32$.tff_dpftrl.runtime.plans.SeedPolicy\x12\x30\n\x06limits\x18\x0c \x01(\x0b\x32 .tff_dpftrl.runtime.plans.Limits\x12>\n\rparticipation\x18\r \x01(\x0b\x32\'.tff_dpftrl.runtime.plans.Participation\x12G\n\x12secure_aggregation\x18\x0e \x01(\x0b\x32+.tff_dpftrl.runtime.plans.SecureAggregation\x12\x19\n\x11tested_tensorflow\x18\x19 \x03(\t\x12\x0f\n\x07rounded\x18\x1e \x03(\r\x12\x34\n\x07seconds\x18( \x01(\x0b\x32#.tff_dpftrl.runtime.plans.Histogram\x12\x38\n\nprovenance\x18\x32 \x01(\x0b\x32$.tff_dpftrl.runtime.plans.Provenance\"\xaf\x08\n\nServerPlan\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x30\n\x04kind\x18\x03 \x01(\x0e\x32\".tff_dpftrl.runtime.plans.TaskKind\x12\x33\n\ninitialize\x18\x04 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x30\n\x07prepare\x18\x05 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12-\n\x04zero\x18\x06 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x33\n\naccumulate\x18\x07 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12.\n\x05merge\x18\x08 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12/\n\x06\x66inish\x18\t \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x30\n\x06update\x18\n \x03(\x0b\x32 .tff_dpftrl.runtime.plans.Tensor\x12\x38\n\x0bsecure_sums\x18\x0b \x03(\x0b\x32#.tff_dpftrl.runtime.plans.SecureSum\x12\x34\n\x0bget_weights\x18\x0c \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x34\n\x0bset_weights\x18\r \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x14\n\x0c\x64\x65vice_plans\x18\x0e \x03(\x0c\x12>\n\rparticipation\x18\x0f \x01(\x0b\x32\'.tff_dpftrl.runtime.plans.Participation\x12G\n\x12secure_aggregation\x18\x10 \x01(\x0b\x32+.tff_dpftrl.runtime.plans.SecureAggregation\x12-\n\x04skip\x18\x11 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12<\n\rreport_bounds\x18\x12 \x03(\x0b\x32%.tff_dpftrl.runtime.plans.ReportBound\x12\x39\n\x0bparty_noise\x18\x46 \x01(\x0b\x32$.tff_dpftrl.runtime.plans.PartyNoise\x12\x0f\n\x07rounded\x18\x1e \x03(\r\x12\x37\n\nhistograms\x18( \x03(\x0b\x32#.tff_dpftrl.runtime.plans.Histogram\x12\x38\n\nprovenance\x18\x32 \x01(\x0b\x32$.tff_dpftrl.runtime.plans.Provenance\"\xb2\x01\n\tApprovals\x12\r\n\x05terms\x18\x01 \x01(\x0c\x12\x13\n\x0bserver_plan\x18\x02 \x01(\x0c\x12\x14\n\x0c\x64\x65vice_plans\x18\x03 \x03(\x0c\x12?\n\tapprovals\x18\x04 \x03(\x0b\x32,.tff_dpftrl.runtime.plans.Approvals.Approval\x1a*\n\x08\x41pproval\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x82\x01\n\nSignedPlan\x12\x0c\n\x04plan\x18\x01 \x01(\x0c\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12\x36\n\tapprovals\x18\x32 \x01(\x0b\x32#.tff_dpftrl.runtime.plans.Approvals\"y\n\nSignedTask\x12\x34\n\x06server\x18\x01 \x01(\x0b\x32$.tff_dpftrl.runtime.plans.SignedPlan\x12\x35\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32$.tff_dpftrl.runtime.plans.SignedPlan\"x\n\x06Values\x12\x36\n\x06values\x18\x01 \x03(\x0b\x32&.tff_dpftrl.runtime.plans.Values.Value\x1a\x36\n\x05Value\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c*C\n\x08TaskKind\x12\x19\n\x15TASK_KIND_UNSPECIFIED\x10\x00\x12\x0c\n\x08TRAINING\x10\x01\x12\x0e\n\nEVALUATION\x10\x02*H\n\nSeedPolicy\x12\x1b\n\x17SEED_POLICY_UNSPECIFIED\x10\x00\x12\x0b\n\x07NO_SEED\x10\x01\x12\x10\n\x0c\x44\x45VICE_DRAWS\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tff_dpftrl/runtime/plans/plan.proto\x12\x18tff_dpftrl.runtime.plans\"C\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x03\"\x7f\n\x05Graph\x12\x11\n\tgraph_def\x18\x01 \x01(\x0c\x12\x30\n\x06inputs\x18\x02 \x03(\x0b\x32 .tff_dpftrl.runtime.plans.Tensor\x12\x31\n\x07outputs\x18\x03 \x03(\x0b\x32 .tff_dpftrl.runtime.plans.Tensor\"L\n\tSelection\x12\x12\n\ncollection\x18\x01 \x01(\t\x12\x14\n\x0cmax_examples\x18\x02 \x01(\r\x12\x15\n\rmax_age_hours\x18\x03 \x01(\x01\"E\n\x06Limits\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x14\n\x0cupload_bytes\x18\x03 \x01(\x04\"i\n\rParticipation\x12\x16\n\x0emin_sep_rounds\x18\x01 \x01(\r\x12\x15\n\rmin_sep_hours\x18\x02 \x01(\x01\x12\x14\n\x0cstride_edges\x18\x03 \x03(\r\x12\x13\n\x0btimes_edges\x18\x04 \x03(\r\"?\n\tSecureSum\x12\x11\n\x07modulus\x18\x01 \x01(\x04H\x00\x12\x17\n\rlargest_entry\x18\x02 \x01(\x04H\x00\x42\x06\n\x04rule\"\xae\x02\n\x11SecureAggregation\x12M\n\x0cthreat_model\x18\x01 \x01(\x0e\x32\x37.tff_dpftrl.runtime.plans.SecureAggregation.ThreatModel\x12\x15\n\rleast_devices\x18\x02 \x01(\r\x12\x14\n\x0cmost_devices\x18\x03 \x01(\r\x12\x18\n\x10least_neighbours\x18\x04 \x01(\r\x12\x15\n\rnoise_parties\x18\x46 \x03(\x0c\x12\x14\n\x0cnoised_plans\x18G \x01(\x0c\"V\n\x0bThreatModel\x12\x1c\n\x18THREAT_MODEL_UNSPECIFIED\x10\x00\x12\x16\n\x12HONEST_BUT_CURIOUS\x10\x01\x12\x11\n\rACTIVE_SERVER\x10\x02\"\x9d\x01\n\nPartyNoise\x12\x12\n\nround_seed\x18\x01 \x01(\t\x12\x0e\n\x06vector\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\t\x12\x14\n\x0c\x63ount_stddev\x18\x04 \x01(\x01\x12\x18\n\x10scaled_clip_norm\x18\x05 \x01(\x01\x12\x17\n\x0frejection_bound\x18\x06 \x01(\x01\x12\x13\n\x0bnoise_ratio\x18\x07 \x01(\x01\"\xa0\x02\n\x0bReportBound\x12\x0f\n\x07tensors\x18\x01 \x03(\r\x12>\n\x07\x65ntries\x18\x02 \x01(\x0b\x32-.tff_dpftrl.runtime.plans.ReportBound.Entries\x12\x38\n\x04norm\x18\x03 \x01(\x0b\x32*.tff_dpftrl.runtime.plans.ReportBound.Norm\x12\x13\n\x0b\x63ounts_once\x18( \x01(\x08\x12\x0e\n\x06noised\x18\x46 \x01(\x08\x1a)\n\x07\x45ntries\x12\r\n\x05least\x18\x01 \x01(\x01\x12\x0f\n\x07largest\x18\x02 \x01(\x01\x1a\x36\n\x04Norm\x12\x0f\n\x07largest\x18\x01 \x01(\x01\x12\x0e\n\x06\x63\x65ntre\x18\x02 \x01(\x01\x12\r\n\x05times\x18\x03 \x01(\t\")\n\tHistogram\x12\r\n\x05label\x18\x01 \x01(\t\x12\r\n\x05\x65\x64ges\x18\x02 \x03(\x01\"\xee\x01\n\nProvenance\x12\x17\n\x0fpackage_version\x18\x01 \x01(\t\x12<\n\x07package\x18\x02 \x01(\x0b\x32+.tff_dpftrl.runtime.plans.Provenance.Commit\x12\x12\n\nbuild_file\x18\x03 \x01(\t\x12:\n\x05\x62uild\x18\x04 \x01(\x0b\x32+.tff_dpftrl.runtime.plans.Provenance.Commit\x12\x0f\n\x07\x62uilder\x18\x05 \x01(\t\x1a(\n\x06\x43ommit\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08is_dirty\x18\x02 \x01(\x08\"\xe4\x05\n\nDevicePlan\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x30\n\x04kind\x18\x03 \x01(\x0e\x32\".tff_dpftrl.runtime.plans.TaskKind\x12\x1d\n\x15least_runtime_version\x18\x04 \x01(\r\x12.\n\x05graph\x18\x05 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x38\n\x0bsecure_sums\x18\x06 \x03(\x0b\x32#.tff_dpftrl.runtime.plans.SecureSum\x12\x0b\n\x03ops\x18\x07 \x03(\t\x12\x36\n\tselection\x18\x08 \x01(\x0b\x32#.tff_dpftrl.runtime.plans.Selection\x12\x12\n\nbatch_size\x18\t \x01(\r\x12\x0e\n\x06\x65pochs\x18\n \x01(\r\x12\x39\n\x0bseed_policy\x18\x0b \x01(\x0e\x32$.tff_dpftrl.runtime.plans.SeedPolicy\x12\x30\n\x06limits\x18\x0c \x01(\x0b\x32 .tff_dpftrl.runtime.plans.Limits\x12>\n\rparticipation\x18\r \x01(\x0b\x32\'.tff_dpftrl.runtime.plans.Participation\x12G\n\x12secure_aggregation\x18\x0e \x01(\x0b\x32+.tff_dpftrl.runtime.plans.SecureAggregation\x12\x19\n\x11tested_tensorflow\x18\x19 \x03(\t\x12\x0f\n\x07rounded\x18\x1e \x03(\r\x12\x34\n\x07seconds\x18( \x01(\x0b\x32#.tff_dpftrl.runtime.plans.Histogram\x12\x38\n\nprovenance\x18\x32 \x01(\x0b\x32$.tff_dpftrl.runtime.plans.Provenance\"\xaf\x08\n\nServerPlan\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x30\n\x04kind\x18\x03 \x01(\x0e\x32\".tff_dpftrl.runtime.plans.TaskKind\x12\x33\n\ninitialize\x18\x04 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x30\n\x07prepare\x18\x05 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12-\n\x04zero\x18\x06 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x33\n\naccumulate\x18\x07 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12.\n\x05merge\x18\x08 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12/\n\x06\x66inish\x18\t \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x30\n\x06update\x18\n \x03(\x0b\x32 .tff_dpftrl.runtime.plans.Tensor\x12\x38\n\x0bsecure_sums\x18\x0b \x03(\x0b\x32#.tff_dpftrl.runtime.plans.SecureSum\x12\x34\n\x0bget_weights\x18\x0c \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x34\n\x0bset_weights\x18\r \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x14\n\x0c\x64\x65vice_plans\x18\x0e \x03(\x0c\x12>\n\rparticipation\x18\x0f \x01(\x0b\x32\'.tff_dpftrl.runtime.plans.Participation\x12G\n\x12secure_aggregation\x18\x10 \x01(\x0b\x32+.tff_dpftrl.runtime.plans.SecureAggregation\x12-\n\x04skip\x18\x11 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12<\n\rreport_bounds\x18\x12 \x03(\x0b\x32%.tff_dpftrl.runtime.plans.ReportBound\x12\x39\n\x0bparty_noise\x18\x46 \x01(\x0b\x32$.tff_dpftrl.runtime.plans.PartyNoise\x12\x0f\n\x07rounded\x18\x1e \x03(\r\x12\x37\n\nhistograms\x18( \x03(\x0b\x32#.tff_dpftrl.runtime.plans.Histogram\x12\x38\n\nprovenance\x18\x32 \x01(\x0b\x32$.tff_dpftrl.runtime.plans.Provenance\"\xb2\x01\n\tApprovals\x12\r\n\x05terms\x18\x01 \x01(\x0c\x12\x13\n\x0bserver_plan\x18\x02 \x01(\x0c\x12\x14\n\x0c\x64\x65vice_plans\x18\x03 \x03(\x0c\x12?\n\tapprovals\x18\x04 \x03(\x0b\x32,.tff_dpftrl.runtime.plans.Approvals.Approval\x1a*\n\x08\x41pproval\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x82\x01\n\nSignedPlan\x12\x0c\n\x04plan\x18\x01 \x01(\x0c\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12\x36\n\tapprovals\x18\x32 \x01(\x0b\x32#.tff_dpftrl.runtime.plans.Approvals\"y\n\nSignedTask\x12\x34\n\x06server\x18\x01 \x01(\x0b\x32$.tff_dpftrl.runtime.plans.SignedPlan\x12\x35\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32$.tff_dpftrl.runtime.plans.SignedPlan\"x\n\x06Values\x12\x36\n\x06values\x18\x01 \x03(\x0b\x32&.tff_dpftrl.runtime.plans.Values.Value\x1a\x36\n\x05Value\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c*C\n\x08TaskKind\x12\x19\n\x15TASK_KIND_UNSPECIFIED\x10\x00\x12\x0c\n\x08TRAINING\x10\x01\x12\x0e\n\nEVALUATION\x10\x02*H\n\nSeedPolicy\x12\x1b\n\x17SEED_POLICY_UNSPECIFIED\x10\x00\x12\x0b\n\x07NO_SEED\x10\x01\x12\x10\n\x0c\x44\x45VICE_DRAWS\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tff_dpftrl.runtime.plans.plan_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_TASKKIND']._serialized_start=3978
-  _globals['_TASKKIND']._serialized_end=4045
-  _globals['_SEEDPOLICY']._serialized_start=4047
-  _globals['_SEEDPOLICY']._serialized_end=4119
+  _globals['_TASKKIND']._serialized_start=4000
+  _globals['_TASKKIND']._serialized_end=4067
+  _globals['_SEEDPOLICY']._serialized_start=4069
+  _globals['_SEEDPOLICY']._serialized_end=4141
   _globals['_TENSOR']._serialized_start=65
   _globals['_TENSOR']._serialized_end=132
   _globals['_GRAPH']._serialized_start=134
@@ -38,37 +38,37 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_SECURESUM']._serialized_start=519
   _globals['_SECURESUM']._serialized_end=582
   _globals['_SECUREAGGREGATION']._serialized_start=585
-  _globals['_SECUREAGGREGATION']._serialized_end=865
-  _globals['_SECUREAGGREGATION_THREATMODEL']._serialized_start=779
-  _globals['_SECUREAGGREGATION_THREATMODEL']._serialized_end=865
-  _globals['_PARTYNOISE']._serialized_start=868
-  _globals['_PARTYNOISE']._serialized_end=1025
-  _globals['_REPORTBOUND']._serialized_start=1028
-  _globals['_REPORTBOUND']._serialized_end=1316
-  _globals['_REPORTBOUND_ENTRIES']._serialized_start=1219
-  _globals['_REPORTBOUND_ENTRIES']._serialized_end=1260
-  _globals['_REPORTBOUND_NORM']._serialized_start=1262
-  _globals['_REPORTBOUND_NORM']._serialized_end=1316
-  _globals['_HISTOGRAM']._serialized_start=1318
-  _globals['_HISTOGRAM']._serialized_end=1359
-  _globals['_PROVENANCE']._serialized_start=1362
-  _globals['_PROVENANCE']._serialized_end=1600
-  _globals['_PROVENANCE_COMMIT']._serialized_start=1560
-  _globals['_PROVENANCE_COMMIT']._serialized_end=1600
-  _globals['_DEVICEPLAN']._serialized_start=1603
-  _globals['_DEVICEPLAN']._serialized_end=2343
-  _globals['_SERVERPLAN']._serialized_start=2346
-  _globals['_SERVERPLAN']._serialized_end=3417
-  _globals['_APPROVALS']._serialized_start=3420
-  _globals['_APPROVALS']._serialized_end=3598
-  _globals['_APPROVALS_APPROVAL']._serialized_start=3556
-  _globals['_APPROVALS_APPROVAL']._serialized_end=3598
-  _globals['_SIGNEDPLAN']._serialized_start=3601
-  _globals['_SIGNEDPLAN']._serialized_end=3731
-  _globals['_SIGNEDTASK']._serialized_start=3733
-  _globals['_SIGNEDTASK']._serialized_end=3854
-  _globals['_VALUES']._serialized_start=3856
-  _globals['_VALUES']._serialized_end=3976
-  _globals['_VALUES_VALUE']._serialized_start=3922
-  _globals['_VALUES_VALUE']._serialized_end=3976
+  _globals['_SECUREAGGREGATION']._serialized_end=887
+  _globals['_SECUREAGGREGATION_THREATMODEL']._serialized_start=801
+  _globals['_SECUREAGGREGATION_THREATMODEL']._serialized_end=887
+  _globals['_PARTYNOISE']._serialized_start=890
+  _globals['_PARTYNOISE']._serialized_end=1047
+  _globals['_REPORTBOUND']._serialized_start=1050
+  _globals['_REPORTBOUND']._serialized_end=1338
+  _globals['_REPORTBOUND_ENTRIES']._serialized_start=1241
+  _globals['_REPORTBOUND_ENTRIES']._serialized_end=1282
+  _globals['_REPORTBOUND_NORM']._serialized_start=1284
+  _globals['_REPORTBOUND_NORM']._serialized_end=1338
+  _globals['_HISTOGRAM']._serialized_start=1340
+  _globals['_HISTOGRAM']._serialized_end=1381
+  _globals['_PROVENANCE']._serialized_start=1384
+  _globals['_PROVENANCE']._serialized_end=1622
+  _globals['_PROVENANCE_COMMIT']._serialized_start=1582
+  _globals['_PROVENANCE_COMMIT']._serialized_end=1622
+  _globals['_DEVICEPLAN']._serialized_start=1625
+  _globals['_DEVICEPLAN']._serialized_end=2365
+  _globals['_SERVERPLAN']._serialized_start=2368
+  _globals['_SERVERPLAN']._serialized_end=3439
+  _globals['_APPROVALS']._serialized_start=3442
+  _globals['_APPROVALS']._serialized_end=3620
+  _globals['_APPROVALS_APPROVAL']._serialized_start=3578
+  _globals['_APPROVALS_APPROVAL']._serialized_end=3620
+  _globals['_SIGNEDPLAN']._serialized_start=3623
+  _globals['_SIGNEDPLAN']._serialized_end=3753
+  _globals['_SIGNEDTASK']._serialized_start=3755
+  _globals['_SIGNEDTASK']._serialized_end=3876
+  _globals['_VALUES']._serialized_start=3878
+  _globals['_VALUES']._serialized_end=3998
+  _globals['_VALUES_VALUE']._serialized_start=3944
+  _globals['_VALUES_VALUE']._serialized_end=3998
 # @@protoc_insertion_point(module_scope)

@@ -87,7 +87,7 @@ class SecureSum(_message.Message):
     def __init__(self, modulus: _Optional[int] = ..., largest_entry: _Optional[int] = ...) -> None: ...
 
 class SecureAggregation(_message.Message):
-    __slots__ = ("threat_model", "least_devices", "most_devices", "least_neighbours", "noise_parties")
+    __slots__ = ("threat_model", "least_devices", "most_devices", "least_neighbours", "noise_parties", "noised_plans")
     class ThreatModel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         THREAT_MODEL_UNSPECIFIED: _ClassVar[SecureAggregation.ThreatModel]
@@ -101,12 +101,14 @@ class SecureAggregation(_message.Message):
     MOST_DEVICES_FIELD_NUMBER: _ClassVar[int]
     LEAST_NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
     NOISE_PARTIES_FIELD_NUMBER: _ClassVar[int]
+    NOISED_PLANS_FIELD_NUMBER: _ClassVar[int]
     threat_model: SecureAggregation.ThreatModel
     least_devices: int
     most_devices: int
     least_neighbours: int
     noise_parties: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, threat_model: _Optional[_Union[SecureAggregation.ThreatModel, str]] = ..., least_devices: _Optional[int] = ..., most_devices: _Optional[int] = ..., least_neighbours: _Optional[int] = ..., noise_parties: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    noised_plans: bytes
+    def __init__(self, threat_model: _Optional[_Union[SecureAggregation.ThreatModel, str]] = ..., least_devices: _Optional[int] = ..., most_devices: _Optional[int] = ..., least_neighbours: _Optional[int] = ..., noise_parties: _Optional[_Iterable[bytes]] = ..., noised_plans: _Optional[bytes] = ...) -> None: ...
 
 class PartyNoise(_message.Message):
     __slots__ = ("round_seed", "vector", "count", "count_stddev", "scaled_clip_norm", "rejection_bound", "noise_ratio")

@@ -132,6 +132,7 @@ def parameters_of(plan: Plan) -> parameters_lib.Parameters:
             neighbours,
             asked.most_devices,
             tuple(asked.noise_parties),
+            asked.noised_plans,
         )
     except ValueError as error:
         raise PlanNotSecureError(f"The plan's secure_aggregation cannot be met: {error}") from None

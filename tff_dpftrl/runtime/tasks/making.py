@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from tff_dpftrl.learning import metric_histograms, own_model, secure_metrics
 from tff_dpftrl.mechanisms import noise_recipe, noise_split
 from tff_dpftrl.models import metric_grid
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.private_round import adaptive_clipping, interface
+from tff_dpftrl.private_round import adaptive_clipping, interface, party_noise
 from tff_dpftrl.runs import dp_ftrl_privacy, privacy
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runtime import participation_histograms
@@ -449,8 +448,7 @@ def _on_grid(
             )
             stddev = clipping.count_stddev(z, plan.clients_per_round)
             z = noise_split.update_noise_multiplier(z, stddev)
-        variance = float(strategy.round_noise_variance(plan.num_rounds).max())
-        noise_ratio = z * math.sqrt(variance * num_parties)
+        noise_ratio = party_noise.noise_ratio(strategy, z, plan.num_rounds, num_parties)
     most_reports = parts.demands.rounds.wanted
     encoding = grid.for_bits(parts.num_parameters, most_reports, bits, noise_ratio=noise_ratio)
     return dataclasses.replace(plan, encoding=encoding, noise_parties=num_parties)
