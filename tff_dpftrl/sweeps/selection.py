@@ -211,7 +211,7 @@ def open_or_draw(
             )
         differences = [
             name
-            for name, value in json.loads(json.dumps(asked)).items()
+            for name, value in json_text.parse(json.dumps(asked)).items()
             if found.get(name) != value
         ]
         if differences:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tff_dpftrl import validation
+from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import selection
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
@@ -102,7 +102,7 @@ def ask(module: str, request: Any) -> Any:
     )
     if done.returncode:
         raise OSError(f"the process of {module} ended with status {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return json_text.parse(done.stdout.splitlines()[-1])
 
 
 def planned(
@@ -194,4 +194,4 @@ def _main(
 
 
 if __name__ == "__main__":
-    print(json.dumps(_main(**json.load(sys.stdin))))
+    print(json.dumps(_main(**json_text.parse(sys.stdin.read()))))

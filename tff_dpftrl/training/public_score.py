@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tff_dpftrl import validation
+from tff_dpftrl import json_text, validation
 from tff_dpftrl.data import docstrings, sequences, sources, user_text
 from tff_dpftrl.models import evaluation
 from tff_dpftrl.training import corpus, pretraining, trained_model
@@ -86,4 +86,4 @@ def _main(folders: Sequence[str], text: str, protected: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _main(**json.load(sys.stdin))
+    _main(**json_text.parse(sys.stdin.read()))
