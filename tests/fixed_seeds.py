@@ -24,7 +24,7 @@ def fixed_seeds(monkeypatch):
 def fix(patch: pytest.MonkeyPatch) -> None:
     """Has root seeds of noise and cohorts drawn by generators that begin here."""
 
-    def drawn(num_words=2):
+    def drawn(num_words=seeds.PHILOX_WORDS):
         return tf.random.uniform([num_words], maxval=2**62, dtype=tf.int64, seed=5)
 
     tf.random.set_seed(5)  # Otherwise what is drawn depends on the tests before.

@@ -75,12 +75,25 @@ def test_one_file_is_verified_by_its_proof(log, statement, tmp_path, capsys):
         (("verify", "--proof", "p"), "is of one file: name it with --has"),
         (("verify", "nowhere"), "There is no log in nowhere"),
         (("verify", "log", "--earlier", "nowhere"), "nowhere cannot be read"),
+        (("verify", "log", "--earlier", "picture"), "picture is neither a checkpoint nor a proof"),
+        (("verify", "--has", "picture", "--proof", "picture"), "neither a checkpoint nor a proof"),
     ],
 )
 def test_mistakes_are_one_line(log, tmp_path, monkeypatch, capsys, arguments, says):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "picture").write_bytes(b"\x89PNG")
     assert _log(*arguments, "--public-key", "log.key.pub") == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_name_cannot_steer_the_terminal(statement, tmp_path, capsys):
+    folder = statement.parent.rename(tmp_path / "\x1b[2Jrun")
+    key = tmp_path / "log.key"
+    assert _log("append", tmp_path / "log", folder, "--key", key, "--name", "n") == 0
+    capsys.readouterr()
+    assert _log("verify", tmp_path / "log", "--public-key", f"{key}.pub") == 0
+    out = capsys.readouterr().out
+    assert "�[2Jrun" in out and "\x1b" not in out
 
 
 def test_no_key_is_made_for_a_log_that_is_not_begun(statement, tmp_path, capsys):

@@ -97,6 +97,15 @@ def test_a_name_of_a_column_is_no_link_and_hides_nothing(tmp_path):
     assert "![" not in text and "where 50 % would be chance" in text
 
 
+def test_protected_held_out_users_were_measured_but_not_for_all_to_see(tmp_path):
+    for held_out, says in (("public", "has not been measured"), ("protected", "in `private/`.")):
+        folder = made_up.write_run(tmp_path / held_out, held_out_users=held_out)
+        (folder / "metrics.csv").write_text("round,epsilon\n1,1.5\n")
+        _, text = _written(folder)
+        _, _, evaluation = text.partition("## Evaluation\n\n")
+        assert says in evaluation.partition("\n")[0]
+
+
 def test_a_sweep_has_no_card(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"options": {}}))
     for name in "ab":

@@ -1,5 +1,6 @@
 """Figures of the training cohorts that are released with noise: bounds, noise, accounting."""
 
+import dataclasses
 import hashlib
 import math
 import sys
@@ -133,6 +134,14 @@ def test_a_target_is_for_weights_and_metrics_together():
             mu = math.sqrt(2) / released_metrics.noise_of(plan)
             assert mu**2 == pytest.approx(0.2 * alone.rounds.mu**2, rel=1e-3)
     assert _planned(_in_turns(target_epsilon=6.0)) == _in_turns(target_epsilon=6.0).plan(24, 10)
+
+
+def test_a_known_seed_changes_no_noise():
+    for given in ({"target_epsilon": 2.0}, {"share": 0.2}):
+        known = _planned(_in_turns(target_epsilon=6.0, deterministic_seed=7), **given)
+        secret = _planned(_in_turns(target_epsilon=6.0), **given)
+        assert dataclasses.replace(known, deterministic_seed=None) == secret
+        assert known.epsilon_after(12) is None
 
 
 def test_sampled_rounds_pay_for_update_and_metrics_as_one_release():

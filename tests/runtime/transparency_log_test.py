@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import re
 import subprocess
 import sys
 
@@ -213,6 +214,30 @@ def test_entries_are_lines_whatever_they_are_of(folder):
     odd = dataclasses.replace(_entry(b"odd"), of="zwei\nZeilen\u2028\r—")
     logs.append(folder, [(odd, b"odd")], _KEY)
     assert list(_read(folder).entries())[-1] == odd
+
+
+@pytest.mark.parametrize("change", [b"[]", b'{"a": 1}', b"no", b'"sha256": "../x"', b'"of": 3'])
+def test_what_is_no_entry_is_refused_though_its_keeper_signed_it(folder, change):
+    line = _entry(b"new").line()
+    name, _, _ = change.partition(b":")
+    new = re.sub(name + b': "[^"]*"', change, line) if name in line else change
+    (folder / logs.ENTRIES).write_bytes(new + b"\n")
+    root = logs.root_hash([logs.leaf_hash(new)])
+    (folder / logs.CHECKPOINT).write_text(logs.Checkpoint(_NAME, 1, root).sign(_KEY))
+    log = _read(folder)
+    with pytest.raises(logs.LogRefusedError, match="is no entry"):
+        list(log.entries())
+    with pytest.raises(logs.LogRefusedError, match="is no entry"):
+        _append(folder, b"newer")
+    with pytest.raises(logs.LogRefusedError, match="does not lead"):
+        logs.entry_by_proof(log.prove(0), b"new", _KEY.public_key())
+
+
+@pytest.mark.parametrize("size", [-1, "05", "1_0", " 5"])
+def test_a_size_is_a_number_of_entries(folder, size):
+    note = logs.Checkpoint(_NAME, size, bytes(32)).sign(_KEY)
+    with pytest.raises(logs.LogRefusedError, match="no checkpoint"):
+        logs.Checkpoint.verified(note, _KEY.public_key(), "it")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def _parts(statement: privacy_statement.PrivacyStatement) -> list[str]:
         return []
 
     def row(name: str, epsilon: float | None, rho: float | None, says: str) -> str:
-        shown = "" if rho is None else display.round_up(rho)
+        shown = display.round_up(rho) if rho else ""  # Figures of rounds cost, and have none here.
         cells = (name, display.round_up(epsilon), shown, says)
         return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |".replace("|  |", "| |")
 

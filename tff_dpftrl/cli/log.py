@@ -151,12 +151,13 @@ def _verify(args: argparse.Namespace) -> int:
                 "A --proof is of one file: name it with --has, and leave out --earlier."
             )
         ((name, content),) = contents.items()
-        entry = transparency_log.entry_by_proof(_read(args.proof).decode("utf-8"), content, key)
-        print(f"{name} is in the log as a {entry.kind} of {entry.of}, entered {entry.entered}.")
+        entry = transparency_log.entry_by_proof(_text(args.proof), content, key)
+        what = f"a {entry.kind} of {entry.of}, entered {entry.entered}"
+        print(f"{name} is in the log as {_shown(what)}.")
         return 0
     log = transparency_log.read(args.log, key)
     if args.earlier is not None:
-        note = _read(args.earlier).decode("utf-8")
+        note = _text(args.earlier)
         log.check_continues(transparency_log.Checkpoint.verified(note, key, args.earlier))
     absent = [name for name, content in contents.items() if log.place_of(content) is None]
     if absent:
@@ -175,7 +176,7 @@ def _verify(args: argparse.Namespace) -> int:
         )
         return 0
     for entry in entries:
-        print(f"{entry.entered}  {entry.kind:<11} {entry.sha256[:16]}  {entry.of}")
+        print(_shown(f"{entry.entered}  {entry.kind:<11} {entry.sha256[:16]}  {entry.of}"))
     since = "" if args.earlier is None else f" It goes on from {args.earlier}."
     print(f"The log {log.checkpoint.log_name} holds: {len(entries)} entries.{since}")
     if missing:
@@ -208,3 +209,17 @@ def _read(path: str) -> bytes:
         return pathlib.Path(path).read_bytes()
     except OSError as error:
         raise validation.UsageError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _shown(line: str) -> str:
+    """Returns a line that whoever keeps the log wrote, without what would steer a terminal."""
+    return "".join(c if c.isprintable() else "�" for c in line)
+
+
+def _text(path: str) -> str:
+    try:
+        return _read(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise validation.UsageError(
+            f"{path} is neither a checkpoint nor a proof: it is no text."
+        ) from None

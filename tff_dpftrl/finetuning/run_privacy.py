@@ -104,7 +104,7 @@ def with_figures(
     if meets_target:
         noise = figures.noise_multiplier_of_round
         assert noise is not None
-        taken = (plan.rounds.noise_of_figure() / noise) ** 2
+        taken = (released_metrics.rounds_with_secret_noise(plan).noise_of_figure() / noise) ** 2
         if taken >= 1.0:
             raise validation.UsageError(
                 f"metrics_epsilon={target_epsilon:g} leaves nothing of target_epsilon for the "

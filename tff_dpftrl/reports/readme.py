@@ -205,7 +205,11 @@ def _evaluation(found: results_lib.Results) -> list[str]:
     measured = _last(found)
     lines = ["## Evaluation", ""]
     if not measured:
-        return [*lines, "It has not been measured on held-out users.", ""]
+        if found.options.get("held_out_users") == "protected":
+            none = "Held-out users are protected: what is measured on them stays in `private/`."
+        else:
+            none = "It has not been measured on held-out users."
+        return [*lines, none, ""]
     lines += ["| on held-out users | value |", "|---|---|"]
     for name, value in measured.items():
         meaning = _MEASURED.get(name, ("", _plain(name.removeprefix("eval_"))))[1]

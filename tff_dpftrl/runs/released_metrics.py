@@ -198,17 +198,24 @@ def part(
             "Metrics cannot be released within the budget of a run without noise: take a mechanism "
             "and a noise_multiplier or target_epsilon, or leave metrics_epsilon out."
         )
+    rounds = rounds_with_secret_noise(plan)
     if share is not None:
-        noise = budget_shares.noise_of_round(plan.rounds, share)
+        noise = budget_shares.noise_of_round(rounds, share)
     else:
         assert target_epsilon is not None
-        noise = budget_shares.noise_of_round_for_epsilon(plan.rounds, target_epsilon, plan.delta)
+        noise = budget_shares.noise_of_round_for_epsilon(rounds, target_epsilon, plan.delta)
     return parts.Part(
         parts.METRICS,
         f"{what}: sums in which nobody counts for more than an L2 norm of 1, with independent "
         f"Gaussian noise of standard deviation {noise:.6g} in each round",
         noise_multiplier_of_round=noise,
     )
+
+
+def rounds_with_secret_noise(plan: privacy.PrivacyPlan) -> parts.Weights:
+    """Returns a plan's rounds as if its seed were secret: noise does not depend on the seed."""
+    secret: Any = plan  # All plans are dataclasses with this field.
+    return dataclasses.replace(secret, deterministic_seed=None).rounds
 
 
 def noise_of(plan: privacy.PrivacyPlan) -> float | None:

@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 
 from cryptography import exceptions
@@ -39,6 +40,7 @@ FILES = "files"
 
 _ED25519 = b"\x01"  # Type of a signature in signed notes.
 _LOCK = ".lock"
+_SHA256 = re.compile("[0-9a-f]{64}")
 _PROOF = "tff_dpftrl inclusion proof 1"
 
 
@@ -158,7 +160,7 @@ class Checkpoint:
         text, _, signatures = note.partition("\n\n")
         try:
             log_name, size, root = text.split("\n")[:3]
-            checkpoint = cls(log_name, int(size), base64.b64decode(root, validate=True))
+            checkpoint = cls(log_name, _size(size), base64.b64decode(root, validate=True))
         except ValueError:
             raise LogRefusedError(
                 f"{source} is no checkpoint of a log: it cannot be read."
@@ -198,6 +200,13 @@ def _key_hash(log_name: str, key: ed25519.Ed25519PublicKey) -> bytes:
     return hashlib.sha256(named).digest()[:4]
 
 
+def _size(text: str) -> int:
+    """Reads a number as checkpoints have it: only one text means it."""
+    if text != str(int(text)) or int(text) < 0:
+        raise ValueError(f"{text!r} is no number of entries.")
+    return int(text)
+
+
 def _encode(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
@@ -229,6 +238,25 @@ class Entry:
         """Returns the line of the entry, without its end."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False, sort_keys=True).encode()
 
+    @classmethod
+    def read(cls, line: bytes) -> Entry:
+        """Reads what `line` returned.
+
+        Raises:
+          LogRefusedError: If it is no entry: the keeper may have signed anything.
+        """
+        try:
+            entry = cls(**json_text.parse(line))
+            texts = all(isinstance(value, str) for value in vars(entry).values())
+            if texts and _SHA256.fullmatch(entry.sha256):
+                return entry
+        except (TypeError, ValueError):
+            pass
+        raise LogRefusedError(
+            f"The log has a line that is no entry, {line[:80]!r}, which its keeper signed: ask the "
+            "keeper, or take a newer tff_dpftrl."
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Log:
@@ -245,9 +273,8 @@ class Log:
     lines: tuple[bytes, ...]
 
     def entries(self) -> Iterator[Entry]:
-        """Yields the entries in their order."""
-        for line in self.lines:
-            yield Entry(**json_text.parse(line))
+        """Returns the entries in their order."""
+        return map(Entry.read, self.lines)
 
     def place_of(self, content: bytes) -> int | None:
         """Returns the place of the entry of a file's content, from 0; None if it has none."""
@@ -393,7 +420,7 @@ def _append_alone(
         lines, log_name = list(log.lines), log.checkpoint.log_name
     elif (path / CHECKPOINT).exists():
         raise validation.UsageError(f"There is a log in {path}, with its name: leave out --name.")
-    known = {json_text.parse(line)["sha256"] for line in lines}
+    known = {Entry.read(line).sha256 for line in lines}
     new = []
     for entry, content in files:
         if entry.sha256 not in known:
@@ -426,9 +453,9 @@ def entry_by_proof(proof: str, content: bytes, key: ed25519.Ed25519PublicKey) ->
     try:
         title, line, place, *path = head.split("\n")
         nodes = [base64.b64decode(node, validate=True) for node in path]
-        entry = Entry(**json_text.parse(line))
+        entry = Entry.read(line.encode())
         root = root_by_path(leaf_hash(line.encode()), int(place), checkpoint.size, nodes)
-    except (TypeError, ValueError):
+    except ValueError:
         title, root, entry = "", None, None
     if title != _PROOF or entry is None or root != checkpoint.root:
         raise LogRefusedError("The proof does not lead from its entry to the log's root.")
