@@ -25,7 +25,8 @@ _OUTPUT = (
 )
 _SECRET = (
     "The number of runs, how long they took, their scores, and everything that the other runs "
-    "computed stay secret. No model of any of them was sent to users while it was trained."
+    "computed stay secret. No model of any of them was sent to users while it was trained. None of "
+    "them failed for a reason that depends on the data: a run that diverges is not covered."
 )
 
 
