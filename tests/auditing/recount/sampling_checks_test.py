@@ -80,7 +80,8 @@ def _found(kind, samples, *, has_seed=True, pool=_POOL):
             dropped={},
             clients={},
         ),
-        **dict.fromkeys(["checkpoint", "statement", "statement_text", "metrics"]),
+        **dict.fromkeys(["checkpoint", "statement", "statement_text"]),
+        **dict.fromkeys(["metrics", "published_metrics"]),
         unreadable=(),
         cohort_seed=_SEED if has_seed else None,
         pool=pool if is_example else None,
@@ -206,7 +207,7 @@ def test_the_noise_of_a_simulation_is_recounted_by_what_its_rounds_expect(kind, 
     plan = config.privacy().plan(53, 10)
     facts = {"training_users": 53}
     public = {"config": config.to_dict(), "derived": plan.derived(), "facts": facts}
-    run = records.Records(tmp_path, public, *[None] * 6, unreadable=())
+    run = records.Records(tmp_path, public, *[None] * 7, unreadable=())
     found = terms_lib.of(run)
     assert found.noise_multiplier == pytest.approx(plan.noise_multiplier, rel=1e-12)
     assert found.sampling == plan.sampling.to_dict()
