@@ -14,7 +14,7 @@ import shutil
 import reference_pages
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_LINKED = ("docs", "experiments", "benchmarks", "tff_dpftrl", "LICENSE", "CITATION.cff")
+_LINKED = ("docs", "experiments", "benchmarks", "tests", "tff_dpftrl", "LICENSE", "CITATION.cff")
 _NOT_EXECUTED = "> This notebook was not executed for this page: its cells have no outputs here."
 
 

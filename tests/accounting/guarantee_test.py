@@ -188,6 +188,16 @@ def test_tree_row_of_pt_pt_does_not_follow_from_its_parameters():
     assert implied == pytest.approx(4.03, abs=0.02)
 
 
+def test_tree_row_of_id_id():
+    # Table 4: TreeAgg-7 / 437 / 5 over 2350 rounds, rho = .94, and epsilon of that printed rho.
+    schema = schema_lib.MinSep.from_gap(2350, 437, 5)
+    claim = guarantee.dp_ftrl_guarantee(
+        tree.Tree(2350), noise_multiplier=7.0, schema=schema, delta=1e-10
+    )
+    assert round(claim.rho_zcdp, 2) == 0.94
+    assert round(gaussian.epsilon(gaussian.mu_from_rho(0.94), 1e-10), 2) == 9.29
+
+
 def _strategies(rounds):
     return [
         identity.Identity(),
