@@ -23,12 +23,13 @@ _HERE = pathlib.Path(__file__).resolve().parent
 _PICTURES = _HERE.parent / "docs" / "experiments"
 
 
-def collect(sweep: pathlib.Path, name: str) -> list[pathlib.Path]:
+def collect(sweep: pathlib.Path, name: str, *, with_picture: bool = True) -> list[pathlib.Path]:
     """Copies tables and curves of a sweep.
 
     Args:
       sweep: Folder of a sweep, all cells of which are finished.
       name: Name of the experiment.
+      with_picture: Whether its curves are shown.
 
     Returns:
       The files that were written.
@@ -47,8 +48,9 @@ def collect(sweep: pathlib.Path, name: str) -> list[pathlib.Path]:
     results.mkdir(parents=True, exist_ok=True)
     _PICTURES.mkdir(parents=True, exist_ok=True)
     written = [_copy_table(sweep / file, results / file) for file in ("cells.csv", "summary.csv")]
-    picture = _PICTURES / f"{name}.png"
-    shutil.copyfile(sweep / "curves.png", picture)
+    if with_picture:
+        written.append(_PICTURES / f"{name}.png")
+        shutil.copyfile(sweep / "curves.png", written[-1])
     baselines = [
         {"model": model, results_lib.ACCURACY: mean}
         for model, mean in results_lib.common_baselines(found).items()
@@ -56,7 +58,7 @@ def collect(sweep: pathlib.Path, name: str) -> list[pathlib.Path]:
     heads = [_head_words(sweep, cell) for cell in cells]
     written.append(_write(results / "baselines.csv", ["model", results_lib.ACCURACY], baselines))
     written.append(_write(results / "head_words.csv", list(heads[0]), heads))
-    return [*written, picture]
+    return written
 
 
 def _copy_table(source: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
@@ -94,9 +96,11 @@ def main() -> None:
     )
     parser.add_argument("sweep", type=pathlib.Path, help="Folder of a finished sweep.")
     parser.add_argument("name", nargs="?", help="Name of the experiment; the folder's if left out.")
+    parser.add_argument("--no-picture", action="store_true", help="Leave the curves out.")
     args = parser.parse_args()
+    name = args.name or args.sweep.resolve().name
     try:
-        written = collect(args.sweep, args.name or args.sweep.resolve().name)
+        written = collect(args.sweep, name, with_picture=not args.no_picture)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     print("\n".join(map(str, written)))

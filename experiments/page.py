@@ -17,6 +17,7 @@ written; the exit status says whether the page is up to date.
 from __future__ import annotations
 
 import argparse
+import collections
 import csv
 import math
 import pathlib
@@ -100,14 +101,9 @@ def cross(name: str, axes: list[str]) -> str:
     Returns:
       Markdown, ending with a newline; a setting that was not run is left empty.
     """
-    only = dict(axis.split("=") for axis in axes if "=" in axis)
-    shown, searched = only.pop("shown", "loss"), only.pop("best", None)
-    row_axis, *column_axes = (axis for axis in axes if "=" not in axis)
+    shown, row_axis, column_axes, rows = _selected(name, axes)
     losses: dict[str, dict[tuple[str, ...], list[float]]] = {}
     columns: dict[tuple[str, ...], None] = {}
-    rows = [r for r in _read(_HERE / "results" / f"{name}.csv") if only.items() <= r.items()]
-    if searched is not None:
-        rows = _best(rows, searched, [row_axis, *column_axes])
     for row in rows:
         column = tuple(row[axis] for axis in column_axes)
         columns[column] = None
@@ -117,6 +113,47 @@ def cross(name: str, axes: list[str]) -> str:
     for value in sorted(losses, key=_order):
         lines.append([value, *(_mean(losses[value].get(column, [])) for column in in_order)])
     return _markdown(lines)
+
+
+def _selected(
+    name: str, axes: Sequence[str]
+) -> tuple[str, str, list[str], Sequence[dict[str, str]]]:
+    """The column that is averaged, the axes of rows and columns, and the rows of the file."""
+    only = dict(axis.split("=") for axis in axes if "=" in axis)
+    shown, searched = only.pop("shown", "loss"), only.pop("best", None)
+    row_axis, *column_axes = (axis for axis in axes if "=" not in axis)
+    rows = [r for r in _read(_HERE / "results" / f"{name}.csv") if only.items() <= r.items()]
+    if searched is not None:
+        rows = _best(rows, searched, [row_axis, *column_axes])
+    return shown, row_axis, column_axes, rows
+
+
+def num_seeds(kind: str, name: str, axes: Sequence[str]) -> int:
+    """The least number of seeds behind a figure of a table.
+
+    Args:
+      kind: That of the block: table, heads, cross or csv.
+      name: Of the results.
+      axes: What else the block says.
+
+    Returns:
+      The number; 0 if the results say nothing of seeds.
+    """
+    folder = _HERE / "results" / name
+    match kind:
+        case "table":
+            return min(int(row["cells"]) for row in _read(folder / "summary.csv"))
+        case "heads":
+            cells = collections.Counter(r["setting"] for r in _read(folder / "head_words.csv"))
+        case "cross":
+            _, row_axis, others, rows = _selected(name, axes)
+            cells = collections.Counter(
+                tuple(r[axis] for axis in (row_axis, *others)) for r in rows
+            )
+        case _:
+            rows = _read(folder.with_suffix(".csv"))
+            return min((int(row["seeds"]) for row in rows if row.get("seeds")), default=0)
+    return min(cells.values())
 
 
 def _best(
@@ -167,6 +204,15 @@ def _with_error(row: Mapping[str, str], metric: str, unit: float, digits: int) -
     error = row[f"{metric}_se"]
     mean = f"{unit * float(row[metric]):.{digits}f}"
     return f"{mean} ± {unit * float(error):.{digits}f}" if error else mean
+
+
+def blocks(page: str) -> list[tuple[re.Match[str], str, list[str]]]:
+    """Returns the blocks of tables of a page, each with the name of its results and its axes."""
+    found = []
+    for block in _BLOCK.finditer(page):
+        name, *axes = (part.strip() for part in block["what"].split(","))
+        found.append((block, name, axes))
+    return found
 
 
 def render(page: str) -> str:
