@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 import sys
@@ -69,6 +70,16 @@ def test_a_status_has_what_shows_it_or_a_reason(row):
             assert links and len(last.split()) >= 2
         case "not done":
             assert len(re.sub(r"\[[^]]+\]\([^)]+\)", "", last).split()) >= 5
+
+
+@pytest.mark.parametrize("paper", _PAPERS)
+def test_a_notebook_of_each_paper_ends_in_its_figure_beside_ours(paper):
+    (section,) = re.findall(rf"\n## {paper}\n(.*?)\n\|", _PAGE.read_text("utf-8"), re.DOTALL)
+    (target,) = re.findall(r"\]\((\S+\.ipynb)\)\s+ends in", section)
+    *_, words, code = json.loads((_PAGE.parent / target).read_text("utf-8"))["cells"]
+    heading = words["source"][0].rstrip()
+    assert re.fullmatch(r"## The papers?['’]s? figures beside ours", heading), heading
+    assert code["cell_type"] == "code"
 
 
 if __name__ == "__main__":
