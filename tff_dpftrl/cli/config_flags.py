@@ -35,7 +35,7 @@ METAVARS = {
     "build": "FILE.py:NAME",
     "vocabulary": "SOURCE",
     "without_near_duplicates_of": "CORPUS",
-    "strategy": "FILE",
+    "strategy": "FILE|NAME",
     "initial_weights": "DIR",
 }
 """What stands for an option's value in `--help`."""
