@@ -51,8 +51,8 @@ def test_name_tells_the_schema_and_the_optimum(name):
         assert zoo.load(name).buf_decay[0] <= 1 - 1 / claim.num_rounds
 
 
-# McMahan, Xu & Zhang 2024, Table 4, its rows of BLTs, all with δ = 1e-10: rounds, MinS (a gap), MaxP,
-# noise multiplier, ρ and ε as printed.
+# McMahan, Xu & Zhang 2024, Table 4, its rows of BLTs, all with δ = 1e-10: rounds, MinS (a gap),
+# MaxP, noise multiplier, ρ and ε as printed.
 _TABLE_4 = {
     "es-ES": ("blt-gboard-b400", 1280, 300, 4, 7.379, "0.16", "3.46"),
     "id-ID": ("blt-gboard-b400", 2350, 447, 5, 7.379, "0.20", "3.93"),
