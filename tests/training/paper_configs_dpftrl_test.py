@@ -237,7 +237,7 @@ def test_synthetic_data_in_the_layout_of_tff_can_be_trained_on(name, corpus, tmp
     assert (plan.encoding is not None) == (name == "gboard_fixed")
 
 
-@pytest.mark.slow  # Six seconds of CPU each.
+@pytest.mark.slow  # Ten seconds of CPU each.
 @pytest.mark.parametrize("name", _CONFIGS)
 def test_two_rounds_on_synthetic_data_in_the_layout_of_tff(name, corpus, tmp_path):
     run.train(_tiny(name, corpus), tmp_path, progress=lambda line: None)
