@@ -10,12 +10,14 @@ import argparse
 import dataclasses
 import importlib
 import inspect
+import itertools
 import json
 import pkgutil
 import re
 import types
 import typing
 from collections.abc import Iterator
+from importlib import resources
 
 import tff_dpftrl
 from tff_dpftrl.cli import main as main_lib
@@ -25,7 +27,7 @@ from tff_dpftrl.runtime.status import metrics as status_metrics
 from tff_dpftrl.runtime.status import observations
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.training import config as training_config
-from tff_dpftrl.training import metrics_columns
+from tff_dpftrl.training import metrics_columns, options
 
 _CONFIGS = {
     "`train`, `sweep` and `pretrain`": training_config.TrainingConfig,
@@ -123,6 +125,9 @@ def _configuration() -> str:
         "`--num-rounds 100`. A flag overrules the file.",
         "",
     ]
+    configs = [(f"`{name}`", _summary(name)) for name in options.built_in_configs()]
+    lines += ["## Configurations of the package", "", "`--config NAME` takes one of them.", ""]
+    lines += [_table(("name", "what it runs"), configs)]
     for commands, kind in _CONFIGS.items():
         lines += [f"## Keys of {commands}", ""]
         hints = typing.get_type_hints(kind)
@@ -132,6 +137,14 @@ def _configuration() -> str:
             lines += [f"**{group.capitalize()}**", ""]
             lines += [_table(("key", "type", "default", "meaning"), rows)]
     return "\n".join(lines)
+
+
+def _summary(name: str) -> str:
+    """Returns the first paragraph of the comment that a config of the package begins with."""
+    file = resources.files("tff_dpftrl.training") / "configs" / f"{name}.toml"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    head = itertools.takewhile(lambda line: line.startswith("# "), lines)
+    return _plain(" ".join(line.removeprefix("# ") for line in head))
 
 
 def _key(field: dataclasses.Field, hint: object) -> tuple[str, ...]:

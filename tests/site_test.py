@@ -12,7 +12,7 @@ import pytest
 
 import tff_dpftrl
 from tff_dpftrl.cli import main
-from tff_dpftrl.training import config, metrics_columns
+from tff_dpftrl.training import config, metrics_columns, options
 
 _DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 
@@ -63,6 +63,8 @@ def test_each_key_and_metric_is_explained(pages):
     keys, metrics = pages["reference/configuration.md"], pages["reference/metrics.md"]
     assert all(f"| `{name}` |" in keys for name in _fields(config.TrainingConfig))
     assert "| `num_rounds` | integer |" in keys
+    for name in options.built_in_configs():  # With what it runs, the beginning of its comment.
+        assert re.search(rf"^\| `{name}` \| \w.* \|$", keys, re.MULTILINE)
     assert all(f"| `{column.name}` |" in metrics for column in metrics_columns.COLUMNS)
     assert "| `tff_dpftrl_rounds_committed` | counter |" in metrics
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tff_dpftrl.cli import mechanism_flags
-from tff_dpftrl.mechanisms import restarts, serialization, table, tree
+from tff_dpftrl.mechanisms import restarts, serialization, table, tree, zoo
 from tff_dpftrl.participation import schema as schema_lib
 
 _SCHEMA = ["--rounds", "10", "--min-sep", "4"]
@@ -79,6 +79,12 @@ def test_a_file_holds_the_strategy_of_a_block(tmp_path):
 def test_restarts_that_make_no_sense_are_refused(flags, message):
     with pytest.raises(ValueError, match=message):
         _strategy("--mechanism", "tree", *_SCHEMA, *flags)
+
+
+def test_a_strategy_may_be_an_entry_of_the_zoo():
+    assert _strategy("--strategy", "blt-gboard-b100", *_SCHEMA) == zoo.load("blt-gboard-b100")
+    with pytest.raises(ValueError, match="blt-gboard: there is no such file, .* blt-gboard-b100,"):
+        _strategy("--strategy", "blt-gboard", *_SCHEMA)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_a_missing_toml_file_is_named(tmp_path):
 def test_configs_of_the_package_have_names(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = options_lib.read_toml(name)
-    assert {"num_rounds", "clip_norm", "target_epsilon"} <= set(options)
+    assert {"num_rounds", "clip_norm", "delta"} <= set(options)
     pathlib.Path(name).write_text("num_rounds = 7")  # A file of this name comes first.
     assert options_lib.read_toml(name) == {"num_rounds": 7}
 
@@ -52,6 +52,14 @@ def test_configs_of_the_package_have_names(name, tmp_path, monkeypatch):
 def test_what_is_neither_file_nor_name_is_told_the_names():
     with pytest.raises(ValueError, match="quikstart: No such file.* next_word, quickstart"):
         options_lib.read_toml("quikstart")
+
+
+def test_a_mechanism_takes_the_place_of_a_strategy():
+    fixed = {"strategy": "blt-gboard-b400", "noise_multiplier": 7.0}
+    assert options_lib.overrule(fixed, {"clip_norm": 1.0}) == fixed | {"clip_norm": 1.0}
+    tree = {"mechanism": "tree", "noise_multiplier": 7.0}
+    assert options_lib.overrule(fixed, {"mechanism": "tree"}) == tree
+    assert options_lib.overrule({}, tree | fixed) == tree | fixed
 
 
 def test_resolved_config_round_trips():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from tests.training import sqlite_file
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus, task
 
@@ -26,24 +25,6 @@ def _write_jsonl(path, users):
     return path
 
 
-def _write_sqlite(path, users, feature="tokens"):
-    connection = sqlite3.connect(path)
-    connection.execute(
-        "CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)"
-    )
-    connection.execute("CREATE TABLE client_metadata (client_id TEXT, split_name TEXT)")
-    for user, texts in users.items():
-        connection.execute("INSERT INTO client_metadata VALUES (?, 'train')", (user,))
-        for text in texts:
-            values = tf.train.BytesList(value=[text.encode()])
-            features = tf.train.Features(feature={feature: tf.train.Feature(bytes_list=values)})
-            proto = tf.train.Example(features=features).SerializeToString()
-            connection.execute("INSERT INTO examples VALUES ('train', ?, ?)", (user, proto))
-    connection.commit()
-    connection.close()
-    return path
-
-
 def _build(data, **options):
     vocabulary = data.with_name("words.txt")
     vocabulary.write_text("the\nfront\nend\nbecause\ntests\nisn't\n.\n-\n")
@@ -55,7 +36,7 @@ def _build(data, **options):
 
 def test_the_same_corpus_is_the_same_in_sqlite_and_in_json_lines(tmp_path):
     lines = _build(_write_jsonl(tmp_path / "c.jsonl", _users()))
-    rows = _build(_write_sqlite(tmp_path / "c.sqlite", _users()))
+    rows = _build(sqlite_file.write(tmp_path / "c.sqlite", _users()))
     assert rows.training_text == lines.training_text
     assert sorted(rows.train.user_ids) == sorted(lines.train.user_ids)
     for user in lines.train.user_ids:
@@ -63,7 +44,7 @@ def test_the_same_corpus_is_the_same_in_sqlite_and_in_json_lines(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("write", "name"), [(_write_jsonl, "c.jsonl"), (_write_sqlite, "c.sqlite")]
+    ("write", "name"), [(_write_jsonl, "c.jsonl"), (sqlite_file.write, "c.sqlite")]
 )
 def test_text_can_be_taken_as_words_already(tmp_path, write, name):
     data = write(tmp_path / name, _users())
@@ -75,7 +56,7 @@ def test_text_can_be_taken_as_words_already(tmp_path, write, name):
 
 
 def test_sqlite_options_reach_the_reader(tmp_path):
-    data = _write_sqlite(tmp_path / "c.sqlite", _users(), feature="body")
+    data = sqlite_file.write(tmp_path / "c.sqlite", _users(), feature="body")
     assert _build(data, sqlite_text_feature="body", sqlite_split="train").training_text.num_words
     with pytest.raises(ValueError, match="with one value of bytes are body"):
         _build(data)
@@ -140,7 +121,7 @@ def test_held_out_users_are_examined_one_by_one(tmp_path):
 
 def test_protected_text_in_sqlite_is_no_public_vocabulary(tmp_path):
     vocabulary = _write_jsonl(tmp_path / "c.jsonl", _users())
-    data = _write_sqlite(tmp_path / "c.sqlite", _users())
+    data = sqlite_file.write(tmp_path / "c.sqlite", _users())
     for path in (vocabulary, data):
         with pytest.raises(ValueError, match="cannot be public"):
             _build(data, vocabulary=str(path))

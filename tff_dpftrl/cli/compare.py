@@ -204,12 +204,12 @@ def _check_names(names: list[str]) -> None:
 
 
 def _strategy(name: str, schema, options: table.Options):
-    from tff_dpftrl.mechanisms import serialization, zoo
+    from tff_dpftrl.mechanisms import zoo
 
     if name in table.MECHANISMS:
         fitting = table.fitting(name, options)
         return table.build(name, schema, fitting, notify=mechanism_flags.notify)
-    return serialization.load(name) if os.path.exists(name) else zoo.load(name)
+    return zoo.find(name)
 
 
 def _evaluate(name: str, strategy, schema, workload) -> Point:

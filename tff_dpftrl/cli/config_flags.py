@@ -16,7 +16,10 @@ from tff_dpftrl.training import language_config
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import placement as placement_lib
 
-CONFIG_HELP = "TOML file of options, or the name of a config of the package, like quickstart."
+CONFIG_HELP = (
+    "TOML file of options, or the name of a config of the package: "
+    f"{', '.join(options_lib.built_in_configs())}."
+)
 """Help of the flag --config."""
 
 SHORT_FLAGS = {
@@ -35,7 +38,7 @@ METAVARS = {
     "build": "FILE.py:NAME",
     "vocabulary": "SOURCE",
     "without_near_duplicates_of": "CORPUS",
-    "strategy": "FILE",
+    "strategy": "FILE|NAME",
     "initial_weights": "DIR",
 }
 """What stands for an option's value in `--help`."""

@@ -32,8 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> tuple[argparse._ActionsCon
     )
     which.add_argument(
         "--strategy",
-        metavar="FILE",
-        help="File of a strategy that tff-dpftrl optimize --output wrote.",
+        metavar="FILE|NAME",
+        help="File of a strategy that tff-dpftrl optimize --output wrote, or an entry of the zoo: "
+        "blt-gboard-b100, -b400 or -b1000, with the parameters of production models, or others.",
     )
     separation = add_schema_arguments(parser)
     parser.add_argument(
@@ -190,7 +191,7 @@ def strategy_from(args: argparse.Namespace, schema: schema_lib.MinSep) -> strate
     Raises:
       ValueError: If flags do not fit together, or a file cannot be read.
     """
-    from tff_dpftrl.mechanisms import restarts, serialization
+    from tff_dpftrl.mechanisms import restarts, zoo
 
     for flag, value in (
         ("--restart-every", args.restart_every),
@@ -211,7 +212,7 @@ def strategy_from(args: argparse.Namespace, schema: schema_lib.MinSep) -> strate
         return table.build(args.mechanism, schema, options, starts=starts, notify=notify)
     if options.given():
         raise validation.UsageError("--strategy takes no options of mechanisms; leave them out.")
-    return restarts.whole_run(serialization.load(args.strategy), schema.num_rounds, starts)
+    return restarts.whole_run(zoo.find(args.strategy), schema.num_rounds, starts)
 
 
 def notify(sentence: str) -> None:

@@ -28,7 +28,7 @@ from tff_dpftrl.accounting import (
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.accounting.amplification import balls_in_bins
-from tff_dpftrl.mechanisms import serialization, table
+from tff_dpftrl.mechanisms import serialization, table, zoo
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import cohorts, observed
@@ -94,7 +94,7 @@ class AmplifiedPrivacy(privacy.Privacy):
       delta: δ of the (ε, δ) statement.
       mechanism: A key of `mechanisms.table.MECHANISMS`.
       options: Options of the mechanism.
-      strategy_file: Path of a file with a strategy, instead of a mechanism.
+      strategy_file: File of a strategy, or a name of the zoo, instead of a mechanism.
       min_sep: Smallest stride of a client: the number of groups of cyclic sampling (the bands of
         the strategy if None), or the b of b-min-sep. Bins follow from `clients_per_round`. If
         neither is given, nor the bands of "bandtoep", those of least noise at `target_epsilon` are
@@ -323,7 +323,7 @@ class AmplifiedPrivacy(privacy.Privacy):
     def _bands(self) -> int | None:
         """Returns the bands that are known before the strategy is built; None if none are."""
         if self.strategy_file is not None:
-            loaded = serialization.load(self.strategy_file)
+            loaded = zoo.find(self.strategy_file)
             return None if self.sampling != _CYCLIC else amplified_banded.num_bands(loaded)
         if self.mechanism == "identity":
             return 1
@@ -332,7 +332,7 @@ class AmplifiedPrivacy(privacy.Privacy):
     def _strategy(self, drawn: sampling_lib.Sampling) -> strategy_lib.Strategy:
         """Returns the strategy of least noise for the participations that cost something."""
         if self.strategy_file is not None:
-            return serialization.load(self.strategy_file)
+            return zoo.find(self.strategy_file)
         schema, options = drawn.schema, self.options
         if self.mechanism in _BANDED and self.mechanism != "identity" and options.bands is None:
             options = dataclasses.replace(options, bands=min(schema.min_sep, schema.num_rounds))

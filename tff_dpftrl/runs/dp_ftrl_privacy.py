@@ -13,7 +13,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import calibrate, guarantee, parts, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.mechanisms import dense, identity, restarts, serialization, table
+from tff_dpftrl.mechanisms import dense, identity, restarts, serialization, table, zoo
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import cohorts, observed
@@ -33,7 +33,7 @@ class DpFtrlPrivacy(privacy.Privacy):
       mechanism: A key of `mechanisms.table.MECHANISMS`; None for no clipping and no
         noise.
       options: Options of the mechanism.
-      strategy_file: Path of a file with a strategy for a block, instead of a mechanism.
+      strategy_file: File of a strategy for a block, or a name of the zoo, instead of a mechanism.
       starts: First rounds of the blocks between restarts of the noise, the first one 0.
       noise_multiplier: z; None if `target_epsilon` is given instead, or without
         mechanism.
@@ -77,7 +77,7 @@ class DpFtrlPrivacy(privacy.Privacy):
         self._wanted_schema(num_clients)
         _sampler(num_clients, self.clients_per_round, self._own_schema(num_clients), seed=0)
         if self.strategy_file is not None:
-            serialization.load(self.strategy_file)
+            zoo.find(self.strategy_file)
 
     @override
     def plan(self, num_clients: int, num_parameters: int) -> DpFtrlPlan:
@@ -144,7 +144,7 @@ class DpFtrlPrivacy(privacy.Privacy):
     def _strategy(self, schema: schema_lib.MinSep) -> strategy_lib.Strategy | None:
         """Returns the strategy of the whole run, restarts included."""
         if self.strategy_file is not None:
-            base = serialization.load(self.strategy_file)
+            base = zoo.find(self.strategy_file)
             return restarts.whole_run(base, self.num_rounds, self.starts)
         if self.mechanism is None:
             return None

@@ -150,7 +150,7 @@ class TrainingConfig(language_config.LanguageConfig):
     strategy: str | None = _option(
         None,
         "Instead of a mechanism's own optimisation: a file that `tff-dpftrl optimize --output` "
-        "wrote.",
+        "wrote, or an entry of the zoo like blt-gboard-b400, of production models.",
         "privacy",
     )
     noise_multiplier: float | None = _option(

@@ -60,8 +60,9 @@ def check_names(
 def overrule(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Overrules the options of a file, say, by flags.
 
-    Naming `noise_multiplier` takes `target_epsilon` away, and the other way round;
-    the mechanism 'none' takes both away, and the larger run whose noise is simulated.
+    Naming `noise_multiplier` takes `target_epsilon` away, and the other way round; a mechanism
+    takes the `strategy` away that would stand in its place. The mechanism 'none' takes noise
+    multiplier and target away, and the larger run whose noise is simulated.
 
     Args:
       options: Field names of `TrainingConfig` and values; nothing is validated.
@@ -71,6 +72,7 @@ def overrule(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
       All of them, fit for `config_from_mapping`.
     """
     without = set(NOISY) if given.get("mechanism") == "none" else set()
+    without |= {"strategy"} if given.get("mechanism") is not None else set()
     without |= {other for name, other in _NOISE.items() if given.get(name) is not None}
     kept = {name: value for name, value in options.items() if name not in without}
     return {name: value for name, value in (kept | dict(given)).items() if value is not None}
