@@ -36,7 +36,9 @@ _EXACT = {
 }
 _RUN_KINDS = ("training", "finetuning", "custom finetuning")
 # Columns of a sweep's summary.csv that tell something of the training users, or take much room.
-_NOT_OF_A_SETTING = re.compile(r"(seconds|eval_perplexity|eval_top1_oov.*?|eval_top[35].*)(_se)?")
+_NOT_OF_A_SETTING = re.compile(
+    r"(seconds|eval_perplexity|eval_top1_oov.*?|eval_top[35].*|eval_decoder)(_se)?"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
