@@ -15,15 +15,16 @@ import shutil
 import statistics
 from collections.abc import Iterable, Mapping
 
+from tff_dpftrl.reports import results as reported
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.sweeps import results as results_lib
-from tff_dpftrl.training import language_config, metrics_columns
+from tff_dpftrl.training import language_config
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _PICTURES = _HERE.parent / "docs" / "experiments"
-_KEYBOARD = {f"eval_{name}": name for name in metrics_columns.KEYBOARD_METRICS}
+_KEYBOARD = {f"eval_{name}": name for name in reported.KEYBOARD_METRICS}
 
 
 def collect(sweep: pathlib.Path, name: str) -> list[pathlib.Path]:

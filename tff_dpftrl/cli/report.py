@@ -223,13 +223,13 @@ def _print_head_words(head_words: Mapping[str, Any]) -> None:
 
 def _print_keyboards(measured: Mapping[str, Mapping[str, Any]]) -> None:
     """Prints the stand-ins for a keyboard's A/B metrics, of the model and of n-grams."""
-    from tff_dpftrl.training import metrics_columns, report
+    from tff_dpftrl.training import report
 
     print("\nOn held-out users, as the suggestions of a keyboard:")
-    rows = [["", *metrics_columns.KEYBOARD_METRICS]]
+    rows = [["", *results_lib.KEYBOARD_METRICS]]
     rows += [[name, *report.keyboard_shares(one)] for name, one in measured.items()]
     output.print_table(rows, left=0)
-    for name, meaning in metrics_columns.KEYBOARD_METRICS.items():
+    for name, meaning in results_lib.KEYBOARD_METRICS.items():
         print(f"{name}: {meaning}")
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import json_text, validation
+from tff_dpftrl.reports import results as reported
 from tff_dpftrl.runs import metrics_log
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
-from tff_dpftrl.training import metrics_columns
 
 ACCURACY = "eval_top1_in_vocab"
 """The metric that settings are plotted by: top-1 accuracy on the held-out users."""
@@ -127,7 +127,7 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
 
 def _keyboard(held_out: Mapping[str, Any]) -> dict[str, float]:
     measured = held_out.get("keyboard", {})  # Older runs had none.
-    names = metrics_columns.KEYBOARD_METRICS
+    names = reported.KEYBOARD_METRICS
     return {name: measured[name] for name in names if measured.get(name) is not None}
 
 

@@ -23,15 +23,6 @@ EVALUATION_METRICS = {
 }
 """Metrics of `models.metrics` that are recorded for held-out users, and their meaning."""
 
-KEYBOARD_METRICS = {
-    "picked_at_3": "share of the words after another word that are among three suggestions",
-    "triggered": "share of words with an inline suggestion, at the threshold where half of these "
-    "are right",
-    "decoder": "share of words that a decoder of noisy taps gets right on its own",
-    "rescored": "the same with the model's probabilities",
-}
-"""The metrics of `models.keyboard` that tables show, and their meaning."""
-
 COLUMNS = (
     metrics_log.Column("round", "number of the round, from 1; of fine-tuning, of the step"),
     metrics_log.Column(

@@ -24,6 +24,7 @@ from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.models import export, table
+from tff_dpftrl.reports import results
 from tff_dpftrl.runs import (
     curves,
     earlier_runs,
@@ -426,7 +427,7 @@ def _on_held_out_users(measured: Mapping[str, Any]) -> str:
 
 
 def keyboard_shares(measured: Mapping[str, Any]) -> list[str]:
-    """Returns the figures of `metrics_columns.KEYBOARD_METRICS` in what `keyboard.measure` found.
+    """Returns the figures of `results.KEYBOARD_METRICS` in what `keyboard.measure` found.
 
     Args:
       measured: What it returned, perhaps from a file.
@@ -434,7 +435,7 @@ def keyboard_shares(measured: Mapping[str, Any]) -> list[str]:
     Returns:
       Percentages; "–" for a share of nothing.
     """
-    values = (measured[name] for name in metrics_columns.KEYBOARD_METRICS)
+    values = (measured[name] for name in results.KEYBOARD_METRICS)
     return ["–" if value is None else f"{value:.1%}" for value in values]
 
 
