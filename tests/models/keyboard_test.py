@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import sys
@@ -9,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.models import evaluation, keyboard, metrics, ngrams, word_lstm
+from tff_dpftrl.models import evaluation, held_out, keyboard, metrics, ngrams, word_lstm
 
 # Ids: padding 0, words 1 to 16, out of vocabulary 17, beginning 18, end 19.
 _WORDS = tuple("a I the The cat car bat far tree free trie it's 42 of if or".split())
@@ -33,13 +34,6 @@ def _typed(sequences):
     return keyboard.TypedWords.create(sequences, _SPECIAL, _WORDS)
 
 
-def _fixed(probabilities, sequences):
-    """A predictor with given distributions, one for each word."""
-    words = np.isin(sequences[:, 1:], [0, 18, 19], invert=True).sum(axis=1)
-    ends = np.cumsum(words)
-    return lambda rows: probabilities[ends[rows.start] - words[rows.start] : ends[rows.stop - 1]]
-
-
 def _one_at_a_time(sequences):
     """Target of each word, and whether a word comes before it."""
     pairs = itertools.chain.from_iterable(itertools.pairwise(row) for row in sequences.tolist())
@@ -53,7 +47,7 @@ def test_suggestions_are_judged_word_by_word():
     given = rng.dirichlet(np.full(20, 0.15), len(words)).round(2)  # With ties.
     given[np.arange(len(words)), [target for target, _ in words]] += rng.random(len(words)) < 0.3
     given += 1e-6  # No row is of zeros.
-    found = keyboard.measure(_fixed(given, sequences), _typed(sequences))
+    found = keyboard.measure(np.split(given, [7, 100]), _typed(sequences))
     picked, right, confidences = [], [], []
     for (target, follows), row in zip(words, given.tolist(), strict=True):
         known = row[1:17]
@@ -89,18 +83,18 @@ def test_a_perfect_model_and_one_that_knows_nothing():
     sequences = _sequences()
     targets = np.array([target for target, _ in _one_at_a_time(sequences)])
     known = np.mean(targets <= 16)
-    perfect = keyboard.measure(_fixed(np.eye(20)[targets], sequences), _typed(sequences))
+    perfect = keyboard.measure([np.eye(20)[targets]], _typed(sequences))
     follows = [target <= 16 for target, follows in _one_at_a_time(sequences) if follows]
     assert perfect["picked_at_3"] == np.mean(follows)  # Nobody suggests an unknown word.
     assert perfect["thresholds"]["0.7"] == {"triggered": pytest.approx(known), "accepted": 1.0}
     assert perfect["rescored"] == perfect["among_candidates"] >= perfect["decoder"]
     uniform = np.full([len(targets), 20], 1 / 20)
-    nothing = keyboard.measure(_fixed(uniform, sequences), _typed(sequences))
+    nothing = keyboard.measure([uniform], _typed(sequences))
     assert nothing["picked_at_3"] == nothing["triggered"] == 0.0  # A tie is no guess.
     assert nothing["thresholds"]["0.1"] == {"triggered": 0.0, "accepted": None}  # 1 / 16 is less.
     assert nothing["rescored"] == nothing["decoder"] == perfect["decoder"]
     for broken in (np.full([len(targets), 20], np.nan), np.zeros([len(targets), 20])):
-        assert keyboard.measure(_fixed(broken, sequences), _typed(sequences)) == nothing
+        assert keyboard.measure([broken], _typed(sequences)) == nothing
 
 
 def test_taps_are_decoded_by_their_distances():
@@ -140,7 +134,7 @@ def test_a_decoder_with_the_true_prior_is_as_often_right_as_bayes_rule_says():
     )
     typed = keyboard.TypedWords.create(sequences, special, words)
     given = np.concatenate([[0.0], prior, [0.0, 0.0, 0.0]])
-    found = keyboard.measure(lambda rows: np.tile(given, [5 * (rows.stop - rows.start), 1]), typed)
+    found = keyboard.measure([np.tile(given, [2500, 1])] * 2, typed)
     posterior = np.exp(typed.scores - typed.scores.max(axis=1, keepdims=True))
     posterior *= given[typed.candidates]
     best = posterior.max(axis=1) / posterior.sum(axis=1)
@@ -154,46 +148,34 @@ def test_models_and_ngrams_are_predictors():
     sequences = _sequences()
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=s).astype(np.float32) for s in _MODEL.weight_shapes.values()]
-    predict = keyboard.model_predictor(_MODEL, weights, _SPECIAL, sequences)
-    rows = slice(3, 7)
-    expected = []
-    for row in sequences[rows]:
-        scores = np.exp(_MODEL.logits(weights, row[None, :-1]).numpy()[0])
-        scores[:, _SPECIAL.never_next] = 0.0
-        shares = scores / scores.sum(axis=1, keepdims=True)
-        expected += [s for s, t in zip(shares, row[1:], strict=True) if 1 <= t <= 17]
-    np.testing.assert_allclose(predict(rows), expected, rtol=1e-4, atol=1e-7)
     typed = _typed(sequences)
-    found = keyboard.measure(predict, typed)
-    pooled = evaluation.Evaluator(_MODEL, _SPECIAL, sequences)(weights)
-    all_words = keyboard.TypedWords(
-        _SPECIAL,
-        typed.offsets,
-        typed.targets,
-        np.ones_like(typed.follows_word),
-        *([typed.candidates, typed.scores]),
-    )
-    everywhere = keyboard.measure(predict, all_words)
+    everywhere = keyboard.Meter(dataclasses.replace(typed, follows_word=typed.targets > 0))
+    held_out.predict_words(_MODEL, weights, _SPECIAL, sequences, visit=everywhere.add)
     # With first words, it is the accuracy that counts unknown words as wrong.
-    assert everywhere["picked_at_3"] == pytest.approx(pooled["top3_oov_wrong"], rel=1e-6)
-    assert found["picked_at_3"] != everywhere["picked_at_3"]
+    pooled = evaluation.Evaluator(_MODEL, _SPECIAL, sequences)(weights)
+    picked = everywhere.result()["picked_at_3"]
+    assert picked == pytest.approx(pooled["top3_oov_wrong"], rel=1e-6) and picked > 0.1
     counted = ngrams.NgramModel(sequences, _SPECIAL, 20)
-    shares = keyboard.ngram_predictor(counted, 2, _SPECIAL, sequences)(rows)
-    every = counted.probabilities(sequences[rows], 2).reshape(-1, 4, 20)
-    is_word = (sequences[rows, 1:] >= 1) & (sequences[rows, 1:] <= 17)
-    np.testing.assert_array_equal(shares, every[is_word])
+    every = counted.probabilities(sequences, 2).reshape(-1, 4, 20)
+    is_word = (sequences[:, 1:] >= 1) & (sequences[:, 1:] <= 17)
+    found = np.concatenate(list(keyboard.of_ngrams(counted, 2, _SPECIAL, sequences)))
+    np.testing.assert_array_equal(found, every[is_word])
 
 
 def test_nothing_to_predict_has_no_figures():
     typed = keyboard.TypedWords.create(np.array([[18, 19, 0, 0, 0]]), _SPECIAL, None)
-    found = keyboard.measure(lambda rows: pytest.fail("nothing is asked for"), typed)
+    found = keyboard.measure([], typed)
     assert (found["words"], found["words_decoded"]) == (0, 0)
     assert found["picked_at_3"] is found["triggered"] is found["rescored"] is None
 
 
-def test_a_predictor_of_other_words_is_refused():
-    with pytest.raises(ValueError, match="one distribution for each of .* words, got 1"):
-        keyboard.measure(lambda rows: np.ones([1, 20]), _typed(_sequences()))
+def test_each_word_is_predicted_once():
+    typed = _typed(_sequences())
+    words = len(typed.targets)
+    with pytest.raises(ValueError, match="0 are left, got 1 distributions"):
+        keyboard.measure([np.ones([words, 20]), np.ones([1, 20])], typed)
+    with pytest.raises(ValueError, match=f"given {words} distributions before result, got 1"):
+        keyboard.measure([np.ones([1, 20])], typed)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,13 @@ other; so thresholds mean the same for all predictors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.models import language_model, metrics, ngrams
+from tff_dpftrl.models import metrics, ngrams
 
 SHOWN = 3
 """Number of words that next-word prediction shows."""
@@ -39,13 +38,6 @@ CANDIDATES = 10
 
 TAP_STDDEV = 0.5
 """Standard deviation of a tap about the centre of its key, in key widths, along each axis."""
-
-Predictor = Callable[[slice], np.ndarray]
-"""A function from rows of held-out sequences to probabilities of what comes next.
-
-It returns one row for each word of the sequences (`metrics.SpecialIds.is_word`), in order, shape
-[words, V]. Each row is the distribution over the V ids given what comes before the word.
-"""
 
 _KEY_ROWS = (("qwertyuiop", 0.0), ("asdfghjkl", 0.5), ("zxcvbnm", 1.5))
 _KEYS = {
@@ -67,7 +59,6 @@ class TypedWords:
 
     Attributes:
       special: Ids of special tokens.
-      offsets: Number of words before each sequence, and of all, int64, shape [sequences + 1].
       targets: Ids of the words, those out of the vocabulary included, int64, shape [n].
       follows_word: Whether a word comes before it in its sequence, bool, shape [n].
       candidates: Ids of the decoder's candidates, int64, shape [n, CANDIDATES].
@@ -77,7 +68,6 @@ class TypedWords:
     """
 
     special: metrics.SpecialIds
-    offsets: np.ndarray
     targets: np.ndarray
     follows_word: np.ndarray
     candidates: np.ndarray
@@ -99,65 +89,108 @@ class TypedWords:
         """
         is_word = _is_word(sequences, special)
         targets = np.asarray(sequences, np.int64)[:, 1:][is_word[:, 1:]]
-        offsets = np.concatenate([[0], np.cumsum(np.count_nonzero(is_word[:, 1:], axis=1))])
         follows = is_word[:, :-1][is_word[:, 1:]]
-        return cls(special, offsets, targets, follows, *_decode(targets, words or ()))
-
-    def batches(self) -> Iterator[tuple[slice, slice]]:
-        """Yields rows of the sequences that have words, and where their words are."""
-        end = len(self.offsets) - 1
-        for start in range(0, end, _BATCH):
-            rows = slice(start, min(start + _BATCH, end))
-            words = slice(int(self.offsets[rows.start]), int(self.offsets[rows.stop]))
-            if words.start < words.stop:
-                yield rows, words
+        return cls(special, targets, follows, *_decode(targets, words or ()))
 
 
-def measure(predict: Predictor, typed: TypedWords) -> dict[str, Any]:
-    """Measures a predictor of the next word.
+class Meter:
+    """A measurement of a predictor of the next word, to which its probabilities are given.
 
     A word is right if it is of the vocabulary and no other one has as large a probability: ties
     count against the predictor, as in `metrics.count`. Special ids are never shown.
-
-    Args:
-      predict: Predictor on the sequences that `typed` was made of.
-      typed: Words that are to be predicted.
-
-    Returns:
-      Fit for JSON; shares of nothing are None. `words`: number of words. `picked_at_3`: share of
-      the `words_after_another` that are among the `SHOWN` likeliest. `triggered`: as of
-      `triggered_at` with `FIXED_ACCEPTANCE`. `thresholds`: for each of `THRESHOLDS` the share of
-      words `triggered`, and of these the share `accepted`. `decoder`, `rescored`: shares of the
-      `words_decoded` that the decoder gets right, alone and with the logarithms of the
-      probabilities added to its scores; `among_candidates`: the upper bound of both.
-
-    Raises:
-      ValueError: If the predictor returns another number of distributions than there are words.
     """
-    ranks, confidences, log_probabilities = [], [], []
-    for rows, words in typed.batches():
-        judged = _judge(predict(rows), typed.targets[words], typed.candidates[words], typed.special)
-        for part, values in zip((ranks, confidences, log_probabilities), judged, strict=True):
-            part.append(values)
-    if not ranks:
-        ranks, confidences = [np.zeros(0, np.int64)], [np.zeros(0)]
-        log_probabilities = [np.zeros([0, CANDIDATES])]
-    rank, confidence = np.concatenate(ranks), np.concatenate(confidences)
-    is_right = rank == 1
-    return {
-        "words": len(rank),
-        "words_after_another": int(np.count_nonzero(typed.follows_word)),
-        "picked_at_3": _share(rank[typed.follows_word] <= SHOWN),
-        "triggered": triggered_at(confidence, is_right, FIXED_ACCEPTANCE),
-        "thresholds": {
-            str(threshold): {
-                "triggered": _share(confidence >= threshold),
-                "accepted": _share(is_right[confidence >= threshold]),
-            }
-            for threshold in THRESHOLDS
-        },
-        **_rescored(typed, np.concatenate(log_probabilities)),
-    }
+
+    def __init__(self, typed: TypedWords):
+        """Begins with the first word.
+
+        Args:
+          typed: Words that are to be predicted.
+        """
+        self._typed = typed
+        self._rank = np.zeros(len(typed.targets), np.int64)
+        self._confidence = np.zeros(len(typed.targets))
+        self._log_probabilities = np.zeros(typed.candidates.shape)
+        self._done = 0
+
+    def add(self, probabilities: np.ndarray) -> None:
+        """Judges the next words.
+
+        Args:
+          probabilities: Distribution over the V ids for each of the next k words, given what comes
+            before it in its sequence, floating, shape [k, V]. It need not be normalised.
+
+        Raises:
+          ValueError: If there are fewer words left.
+        """
+        left = len(self._rank) - self._done
+        if len(probabilities) > left:
+            raise validation.UsageError(
+                f"probabilities must be of one word each: {left} are left, got "
+                f"{len(probabilities)} distributions."
+            )
+        words = slice(self._done, self._done + len(probabilities))
+        self._done = words.stop
+        shares, targets = np.array(probabilities), self._typed.targets[words, None]
+        shares[:, self._typed.special.all] = 0.0
+        own = np.take_along_axis(shares, targets, axis=1)
+        rank = np.count_nonzero(shares >= own, axis=1)
+        # A special id, or not a number, is never among the first.
+        self._rank[words] = np.where(own[:, 0] > 0.0, rank, shares.shape[1])
+        known = np.maximum(shares.sum(axis=1), np.finfo(np.float32).tiny)
+        self._confidence[words] = np.nan_to_num(shares.max(axis=1) / known)
+        chosen = np.take_along_axis(shares, self._typed.candidates[words], axis=1)
+        floored = np.maximum(np.nan_to_num(chosen / known[:, None]), _LEAST)
+        self._log_probabilities[words] = np.log(floored)
+
+    def result(self) -> dict[str, Any]:
+        """Returns what was measured.
+
+        Returns:
+          Fit for JSON; shares of nothing are None. `words`: number of words. `picked_at_3`: share
+          of the `words_after_another` that are among the `SHOWN` likeliest. `triggered`: as of
+          `triggered_at` with `FIXED_ACCEPTANCE`. `thresholds`: for each of `THRESHOLDS` the share
+          of words `triggered`, and of these the share `accepted`. `decoder`, `rescored`: shares of
+          the `words_decoded` that the decoder gets right, alone and with the logarithms of the
+          probabilities added to its scores; `among_candidates`: the upper bound of both.
+
+        Raises:
+          ValueError: If words are left that `add` was not given.
+        """
+        typed, rank, confidence = self._typed, self._rank, self._confidence
+        if self._done < len(rank):
+            raise validation.UsageError(
+                f"add must be given {len(rank)} distributions before result, got {self._done}."
+            )
+        is_right, is_typed = rank == 1, typed.scores[:, 0] > -np.inf
+        scores = typed.scores[is_typed]
+        found = typed.candidates[is_typed] == typed.targets[is_typed, None]
+        best = scores.argmax(axis=1), (scores + self._log_probabilities[is_typed]).argmax(axis=1)
+        alone, rescored = (np.take_along_axis(found, one[:, None], axis=1) for one in best)
+        return {
+            "words": len(rank),
+            "words_after_another": int(np.count_nonzero(typed.follows_word)),
+            "picked_at_3": _share(rank[typed.follows_word] <= SHOWN),
+            "triggered": triggered_at(confidence, is_right, FIXED_ACCEPTANCE),
+            "thresholds": {
+                str(threshold): {
+                    "triggered": _share(confidence >= threshold),
+                    "accepted": _share(is_right[confidence >= threshold]),
+                }
+                for threshold in THRESHOLDS
+            },
+            "words_decoded": len(found),
+            "among_candidates": _share(found.any(axis=1)),
+            "decoder": _share(alone),
+            "rescored": _share(rescored),
+        }
+
+
+def measure(probabilities: Iterable[np.ndarray], typed: TypedWords) -> dict[str, Any]:
+    """Measures a predictor of the next word: `Meter.result` of batches for `Meter.add`."""
+    meter = Meter(typed)
+    for batch in probabilities:
+        meter.add(batch)
+    return meter.result()
 
 
 def triggered_at(confidence: np.ndarray, is_right: np.ndarray, acceptance: float) -> float | None:
@@ -185,76 +218,24 @@ def triggered_at(confidence: np.ndarray, is_right: np.ndarray, acceptance: float
     return int(triggered[keeps].max(initial=0)) / len(order)
 
 
-def model_predictor(
-    model: language_model.LanguageModel,
-    weights: Sequence[np.ndarray],
-    special: metrics.SpecialIds,
-    sequences: np.ndarray,
-) -> Predictor:
-    """Returns the predictor of a language model.
+def of_ngrams(
+    model: ngrams.NgramModel, order: int, special: metrics.SpecialIds, sequences: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Yields the probabilities of interpolated n-grams for `measure`.
 
     Args:
-      model: Model.
-      weights: One array for each entry of its `weight_shapes`.
+      model: Counted n-grams.
+      order: Order of the n-grams.
       special: Ids of special tokens.
-      sequences: Ids, integer, shape [n, T + 1], T the model's sequence length.
-
-    Returns:
-      Its probabilities if padding and the beginning of a text never come next.
+      sequences: Ids, integer, shape [n, T + 1].
     """
-    tensors = tuple(tf.convert_to_tensor(weight, tf.float32) for weight in weights)
-
-    @tf.function(
-        autograph=False,
-        input_signature=[tf.TensorSpec([None, model.sequence_length + 1], tf.int32)],
-    )
-    def probabilities(batch):
-        logits, positions = model.compact_logits(tensors, batch[:, :-1])
-        is_word = special.is_word(tf.gather(tf.reshape(batch[:, 1:], [-1]), positions))
-        logits = tf.boolean_mask(logits, is_word)
-        never = np.isin(np.arange(logits.shape[1]), special.never_next)
-        return tf.nn.softmax(tf.where(never, np.float32(-np.inf), logits))
-
-    return lambda rows: probabilities(tf.constant(sequences[rows], tf.int32)).numpy()
-
-
-def ngram_predictor(
-    ngram_model: ngrams.NgramModel,
-    order: int,
-    special: metrics.SpecialIds,
-    sequences: np.ndarray,
-) -> Predictor:
-    """Returns the predictor of interpolated n-grams of an order, as of `model_predictor`."""
-
-    def predict(rows: slice) -> np.ndarray:
-        is_word = _is_word(sequences[rows], special)[:, 1:]
-        return ngram_model.probabilities(sequences[rows], order)[is_word.ravel()]
-
-    return predict
+    for start in range(0, len(sequences), _BATCH):
+        batch = sequences[start : start + _BATCH]
+        yield model.probabilities(batch, order)[_is_word(batch, special)[:, 1:].ravel()]
 
 
 def _is_word(ids: np.ndarray, special: metrics.SpecialIds) -> np.ndarray:
     return ~np.isin(ids, [special.pad, special.bos, special.eos])
-
-
-def _judge(
-    predicted: np.ndarray, targets: np.ndarray, candidates: np.ndarray, special: metrics.SpecialIds
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns ranks of the targets, the largest probabilities, and logarithms of candidates'."""
-    if len(predicted) != len(targets):
-        raise validation.UsageError(
-            f"predict must return one distribution for each of {len(targets)} words, got "
-            f"{len(predicted)}."
-        )
-    probabilities = np.array(predicted)
-    probabilities[:, special.all] = 0.0
-    own = np.take_along_axis(probabilities, targets[:, None], axis=1)
-    rank = np.count_nonzero(probabilities >= own, axis=1)
-    rank[~(own[:, 0] > 0.0)] = probabilities.shape[1]  # Not known, or not a number.
-    chosen = np.take_along_axis(probabilities, candidates, axis=1).astype(np.float64)
-    floored = np.log(np.maximum(np.nan_to_num(chosen), _LEAST))
-    known = np.maximum(probabilities.sum(axis=1), np.finfo(np.float32).tiny)
-    return rank, np.nan_to_num(probabilities.max(axis=1) / known), floored
 
 
 def _decode(targets: np.ndarray, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -289,20 +270,6 @@ def _decode(targets: np.ndarray, words: Sequence[str]) -> tuple[np.ndarray, np.n
             ids[now, :k] = same[best]
             scores[now, :k] = np.take_along_axis(fit, best, axis=1)
     return ids, scores
-
-
-def _rescored(typed: TypedWords, log_probabilities: np.ndarray) -> dict[str, Any]:
-    """Returns how often the decoder is right, alone and with the model's log-probabilities."""
-    is_typed = typed.scores[:, 0] > -np.inf
-    scores = typed.scores[is_typed]
-    right = typed.candidates[is_typed] == typed.targets[is_typed][:, None]
-    rows = np.arange(len(right))
-    return {
-        "words_decoded": len(right),
-        "among_candidates": _share(right.any(axis=1)),
-        "decoder": _share(right[rows, scores.argmax(axis=1)]),
-        "rescored": _share(right[rows, (scores + log_probabilities[is_typed]).argmax(axis=1)]),
-    }
 
 
 def _share(values: np.ndarray) -> float | None:

@@ -129,24 +129,25 @@ class NgramModel:
         Raises:
           ValueError: If `order` is not 1, 2 or 3.
         """
-        (unigrams, first), *others = self._of_order(sequences, order)
-        shares = np.zeros(self._size, np.float32)
-        shares[unigrams.targets] = unigrams.counts / unigrams.counts.sum()
-        mixed = np.tile(shares, [len(first), 1])
-        for table, context in others:
-            place, was_seen = table.find(context)
+        (unigrams, keys), *others = self._of_order(sequences, order)
+        mixed = np.zeros([1, self._size], np.float32)
+        mixed[0, unigrams.targets] = unigrams.counts / unigrams.counts.sum()
+        row_of = np.zeros(len(keys), np.int64)  # In `mixed`, which has a row for each context.
+        for table, keys in others:
+            contexts, index, is_at = np.unique(keys, return_index=True, return_inverse=True)
+            mixed, row_of = mixed[row_of[index]], is_at
+            place, was_seen = table.find(contexts)
             rows, place = np.flatnonzero(was_seen), place[was_seen]
             start, different = table.first[place], table.first[place + 1] - table.first[place]
             of_row = np.repeat(np.arange(len(rows)), different)
-            found = np.arange(len(of_row)) + np.repeat(
-                start - (np.cumsum(different) - different), different
-            )
+            begins = np.cumsum(different) - different
+            found = np.arange(len(of_row)) + np.repeat(start - begins, different)
             counts = table.counts[found]
             total = np.bincount(of_row, counts, len(rows)) + different
             mixed[rows] *= (different / total).astype(np.float32)[:, None]
-            flat = rows[of_row] * self._size + table.targets[found]
-            mixed.reshape(-1)[flat] += (counts / total[of_row]).astype(np.float32)
-        return mixed
+            at = rows[of_row] * self._size + table.targets[found]
+            mixed.reshape(-1)[at] += (counts / total[of_row]).astype(np.float32)
+        return mixed[row_of]
 
     def _of_order(self, sequences: np.ndarray, order: int) -> list[tuple[_Table, np.ndarray]]:
         """Returns the tables up to an order, the shortest contexts first, and those contexts."""

@@ -89,10 +89,13 @@ class TextTask:
           Fit for JSON. `users`, `sequences` and `words`: what it was measured on;
           `accuracy_by_user`: for the two ways to count words out of the vocabulary, the
           number of users who have words, and quantiles of their top-1 accuracies;
-          `head_words`: the histogram of Table 3 of McMahan et al. 2018; `keyboard`: what
-          `keyboard.measure` returns.
+          `head_words`: the histogram of Table 3 of McMahan et al. 2018; `keyboard`: the
+          result of `keyboard.Meter`.
         """
-        predictions = held_out.predict_words(self.model, weights, self.special, self.held_out)
+        meter = keyboard.Meter(self._typed)
+        predictions = held_out.predict_words(
+            self.model, weights, self.special, self.held_out, visit=meter.add
+        )
         by_user = {
             name: held_out.accuracy_by_user(
                 predictions, self.held_out_users, self.special, count_oov=count_oov
@@ -114,10 +117,7 @@ class TextTask:
                     zip(map(str, held_out.HEAD_SIZES), histogram.tolist(), strict=True)
                 ),
             },
-            "keyboard": keyboard.measure(
-                keyboard.model_predictor(self.model, weights, self.special, self.held_out),
-                self._typed,
-            ),
+            "keyboard": meter.result(),
         }
 
     @functools.cached_property
@@ -154,8 +154,7 @@ class TextTask:
         ngram_model, of = self._ngrams
         return {
             f"{name}{of}": keyboard.measure(
-                keyboard.ngram_predictor(ngram_model, order, self.special, self.held_out),
-                self._typed,
+                keyboard.of_ngrams(ngram_model, order, self.special, self.held_out), self._typed
             )
             for name, order in _NGRAM_ORDERS.items()
         }
