@@ -5,7 +5,8 @@ Held-out text has no user to pick anything. Here the user is ideal: takes what i
 word of the text, and never else. So the figures rank models; they are no rates of real users.
 
 * Next-word prediction shows three words after a word is committed. The ratio of committed words
-  that are among them is the paper's accuracy, and an upper bound of its picked rate.
+  that are among them is the paper's accuracy. A picked word is committed, so its picked rate is
+  at most that.
 * Smart Compose shows the likeliest word where its probability reaches a threshold.
 * On-the-fly rescoring orders the candidates of a decoder again, before a word is committed.
 
