@@ -12,7 +12,10 @@ import csv
 import json
 import pathlib
 import shutil
+import statistics
+from collections.abc import Iterable, Mapping
 
+from tff_dpftrl.reports import results as reported
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
@@ -21,6 +24,7 @@ from tff_dpftrl.training import language_config
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _PICTURES = _HERE.parent / "docs" / "experiments"
+_KEYBOARD = {f"eval_{name}": name for name in reported.KEYBOARD_METRICS}
 
 
 def collect(sweep: pathlib.Path, name: str, *, with_picture: bool = True) -> list[pathlib.Path]:
@@ -51,12 +55,18 @@ def collect(sweep: pathlib.Path, name: str, *, with_picture: bool = True) -> lis
     if with_picture:
         written.append(_PICTURES / f"{name}.png")
         shutil.copyfile(sweep / "curves.png", written[-1])
+    keyboards = [_keyboard_baselines(sweep, cell) for cell in cells]
     baselines = [
-        {"model": model, results_lib.ACCURACY: mean}
+        {
+            "model": model,
+            results_lib.ACCURACY: mean,
+            **_means(one.get(model, {}) for one in keyboards),
+        }
         for model, mean in results_lib.common_baselines(found).items()
     ]
     heads = [_head_words(sweep, cell) for cell in cells]
-    written.append(_write(results / "baselines.csv", ["model", results_lib.ACCURACY], baselines))
+    columns = ["model", results_lib.ACCURACY, *_KEYBOARD]
+    written.append(_write(results / "baselines.csv", columns, baselines))
     written.append(_write(results / "head_words.csv", list(heads[0]), heads))
     return written
 
@@ -78,6 +88,22 @@ def _head_words(sweep: pathlib.Path, cell: cells_lib.Cell) -> dict[str, object]:
     return {"setting": axes_lib.label(cell.setting), "seed": cell.config.seed} | {
         f"of_{size}": sum(count * share for count, share in enumerate(shares))
         for size, shares in head["histograms"].items()
+    }
+
+
+def _keyboard_baselines(sweep: pathlib.Path, cell: cells_lib.Cell) -> dict[str, dict[str, float]]:
+    """What n-grams do as suggestions of a keyboard, by model; nothing of an older run."""
+    path = folder_lib.cell_folder(sweep, cell) / "private" / "keyboard_baselines.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _means(measured: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Means over the cells, by column of a summary; none of what a cell has not."""
+    found = list(measured)
+    return {
+        column: statistics.fmean(one[name] for one in found)
+        for column, name in _KEYBOARD.items()
+        if all(one.get(name) is not None for one in found)
     }
 
 

@@ -87,6 +87,28 @@ def test_a_table_has_settings_and_baselines(tmp_path, monkeypatch):
     assert "| bigrams |  |  |  | 15.00 % |  |  |" in lines
 
 
+def test_a_table_has_further_shares_of_settings_and_baselines(tmp_path, monkeypatch):
+    page = _load("page")
+    monkeypatch.setattr(page, "_HERE", tmp_path)
+    names = ("eval_top1_in_vocab", "eval_top3_in_vocab", "eval_perplexity", "eval_rescored")
+    row = {"mechanism": "blt", "cells": 1, "epsilon": 4, "simulated_epsilon": ""}
+    row |= dict.fromkeys(names, 0.5) | {f"{name}_se": "" for name in names}
+    _write(tmp_path / "results" / "toy" / "summary.csv", [row])
+    baselines = [
+        {"model": "bigrams", "eval_top1_in_vocab": 0.15, "eval_rescored": 0.25},
+        {"model": "trigrams", "eval_top1_in_vocab": 0.2, "eval_rescored": ""},
+    ]
+    _write(tmp_path / "results" / "toy" / "baselines.csv", baselines)
+    block = "<!-- table: toy, mechanism, shown=eval_rescored -->\n<!-- end -->"
+    lines = page.render(block).splitlines()
+    assert lines[1].endswith("| perplexity | rescored |")
+    assert lines[3:6] == [
+        "| blt | 4 | 1 | 50.00 % | 50.00 % | 0.5 | 50.00 % |",
+        "| bigrams |  |  | 15.00 % |  |  | 25.00 % |",
+        "| trigrams |  |  | 20.00 % |  |  |  |",
+    ]
+
+
 def test_frequent_words_are_averaged_over_seeds(tmp_path, monkeypatch):
     page = _load("page")
     monkeypatch.setattr(page, "_HERE", tmp_path)
@@ -365,6 +387,9 @@ def test_a_sweep_is_kept_when_it_is_finished(tmp_path, monkeypatch):
         (cell / "private").mkdir(parents=True)
         (cell / "private" / "baselines.json").write_text(json.dumps({"bigrams": accuracy}))
         (cell / "held_out.json").write_text(json.dumps({"head_words": {"histograms": histograms}}))
+        keyboard = {"picked_at_3": accuracy, "triggered": None, "decoder": 0.5, "rescored": 0.75}
+        path = cell / "private" / "keyboard_baselines.json"
+        path.write_text(json.dumps({"bigrams": keyboard}))
         folder.write_ending(cell, folder.Ending(0, ""))
     (sweep / "cells" / "seed=7").mkdir()  # Of somebody else.
     for path in collect.collect(sweep, "toy"):
@@ -372,7 +397,8 @@ def test_a_sweep_is_kept_when_it_is_finished(tmp_path, monkeypatch):
     kept = tmp_path / "experiments" / "results" / "toy"
     cells = (kept / "cells.csv").read_text().splitlines()
     assert cells == ["seed,initial_weights", "0,pretrained", "1,pretrained"]
-    assert (kept / "baselines.csv").read_text() == "model,eval_top1_in_vocab\nbigrams,0.2\n"
+    columns = "model,eval_top1_in_vocab,eval_picked_at_3,eval_triggered,eval_decoder,eval_rescored"
+    assert (kept / "baselines.csv").read_text() == f"{columns}\nbigrams,0.2,0.2,,0.5,0.75\n"
     heads = (kept / "head_words.csv").read_text().splitlines()
     assert heads == ["setting,seed,of_10,of_50", ",0,0.75,1.0", ",1,0.75,1.0"]
     folder.write(sweep, options, {"seed": (0, 1, 2)})

@@ -43,10 +43,13 @@ def _one_at_a_time(weights, sequences):
 @pytest.mark.parametrize("top, batch_size", [(1, 64), (10, 5), (16, 1), (99, 23)])
 def test_every_word_is_asked_for(top, batch_size):
     weights, sequences = _weights(), _sequences()
+    visited = []
     found = held_out.predict_words(
-        _MODEL, weights, _SPECIAL, sequences, top=top, batch_size=batch_size
+        _MODEL, weights, _SPECIAL, sequences, top=top, batch_size=batch_size, visit=visited.append
     )
     expected = _one_at_a_time(weights, sequences)
+    shares = [np.exp(s) / np.exp(s).sum() for _, _, s in expected]
+    np.testing.assert_allclose(np.concatenate(visited), shares, rtol=1e-4)
     assert found.rows.tolist() == [i for i, _, _ in expected]
     assert found.targets.tolist() == [t for _, t, _ in expected]
     best = [t < 17 and sum(s[1:17] >= s[t]) == 1 for _, t, s in expected]

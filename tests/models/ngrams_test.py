@@ -59,6 +59,40 @@ def test_agrees_with_counting_by_hand(order):
     assert model.evaluate(test, order) == _brute_force(train, test, order)
 
 
+def _interpolated(train, row, t, order):
+    """Witten and Bell's rule with dictionaries, for the target of one position."""
+    mixed = dict.fromkeys(range(12), 0.0)
+    for length in range(order):
+        padded = [0, *row]
+
+        def context(words, t, length=length):
+            return tuple(words[t + 1 - length : t + 1])
+
+        seen = collections.Counter(
+            other[u]
+            for other in train.tolist()
+            for u in range(1, len(other))
+            if 1 <= other[u] <= 8 and context([0, *other], u) == context(padded, t)
+        )
+        if seen:
+            different = len(seen) if length else 0
+            total = sum(seen.values()) + different
+            mixed = {w: (seen[w] + different * mixed[w]) / total for w in mixed}
+    return [mixed[word] for word in range(12)]
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_probabilities_are_interpolated(order):
+    train, test = _random_sequences(0, 30), _random_sequences(1, 6)
+    found = ngrams.NgramModel(train, _SPECIAL).probabilities(test, order)
+    assert found.dtype == np.float32
+    expected = [
+        _interpolated(train, row, t, order) for row in test.tolist() for t in range(1, len(row))
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-5)
+
+
 def test_a_small_example():
     train = np.array([[10, 1, 2, 11, 0], [10, 1, 2, 11, 0], [10, 3, 2, 4, 11]])
     model = ngrams.NgramModel(train, _SPECIAL)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 
 import pytest
@@ -31,6 +32,7 @@ def test_it_has_the_whole_statement_and_what_was_measured(tmp_path):
     assert "held-out users, who never train" in found
     assert "share of next words that the first guess found, of words in the vocabulary" in found
     assert "top1_in_vocab" not in found[: found.index("Configuration</h2>")]
+    assert "75.3%" in found and "share of words that a decoder of noisy taps gets right" in found
 
 
 def test_the_default_page_has_nothing_that_must_not_be_published(tmp_path):
@@ -45,7 +47,7 @@ def test_the_operators_page_has_all_under_a_banner(tmp_path):
     found = _of(made_up.write_run(tmp_path / "run"), private=True)
     assert page._PRIVATE in found and "/home/secret/users.csv" in found
     assert all(name in found for name in ("unigrams", "bigrams", "trigrams", "training cohort"))
-    assert "3.14" in found and "27.2 %" in found
+    assert "3.14" in found and "27.2 %" in found and "16.2%" in found
 
 
 def test_it_names_neither_scripts_nor_other_files(tmp_path):
@@ -82,9 +84,9 @@ def test_it_shows_a_recount_or_how_to_make_one(tmp_path):
 
 def test_what_is_missing_is_said(tmp_path):
     folder = made_up.write_run(tmp_path / "run")
-    for path in ("private/baselines.json", "metrics.csv", "config.json"):
+    for path in ("metrics.csv", "config.json"):
         (folder / path).unlink()
-    (folder / "private").rmdir()
+    shutil.rmtree(folder / "private")
     found = _of(folder)
     assert "There is no private/" in found and "There is no metrics.csv" in found
     assert "Results that were handed on" in found

@@ -31,6 +31,19 @@ def test_all_facts_are_read_for_the_operator(tmp_path):
     assert not any("clients" in row or "seconds" in row for row in found.rows)
 
 
+def test_suggestions_of_the_last_model_are_read_and_of_ngrams_for_the_operator(tmp_path):
+    folder = made_up.write_run(tmp_path / "run")
+    model = {"picked_at_3": 0.4, "decoder": 0.5, "rescored": 0.753}
+    assert results.read(folder).keyboard == {"model": model}
+    bigrams = model | {"picked_at_3": made_up.BIGRAMS}
+    assert results.read(folder, private=True).keyboard == {"model": model, "bigrams": bigrams}
+    held_out = (folder / "held_out.json").rename(folder / "private" / "held_out.json")
+    assert results.read(folder).keyboard == {}  # The held-out users are protected.
+    assert results.read(folder, private=True).keyboard["model"] == model
+    held_out.write_text(held_out.read_text().replace('"round": 4', '"round": 3'))
+    assert results.read(folder, private=True).keyboard == {}
+
+
 def test_of_a_task_only_columns_that_may_be_published_are_read(tmp_path):
     (tmp_path / "metrics.csv").write_text(
         "round,committed_at,privacy/epsilon,client_work/train/loss,devices/reports\n1,9,0.5,3.5,4\n"

@@ -1,6 +1,7 @@
 """Tests of what cells say together: means, standard errors, the Pareto front."""
 
 import dataclasses
+import json
 import sys
 
 import numpy as np
@@ -52,6 +53,18 @@ def test_the_version_that_began_a_cell_is_read(tmp_path):
     of_cell.mkdir(parents=True)
     (of_cell / "config.json").write_text('{"versions": {"tff_dpftrl": "0.3.0"}}')
     assert results.read(tmp_path, cell).code_version == "0.3.0"
+
+
+def test_suggestions_of_a_finished_cell_are_metrics(tmp_path):
+    cell = made_up.result({"noise_multiplier": 1.0}, 0.1).cell
+    of_cell = folder.cell_folder(tmp_path, cell)
+    of_cell.mkdir(parents=True)
+    keyboard = {"words": 9, "picked_at_3": 0.4, "triggered": None, "rescored": 0.75}
+    (of_cell / "held_out.json").write_text(json.dumps({"keyboard": keyboard}))
+    assert results.read(tmp_path, cell).metrics == {}  # Perhaps of an earlier attempt.
+    folder.write_ending(of_cell, folder.Ending(0, ""))
+    found = results.read(tmp_path, cell).metrics
+    assert found == {"eval_picked_at_3": 0.4, "eval_rescored": 0.75}
 
 
 def test_a_mean_of_infinities_has_no_error():

@@ -49,6 +49,7 @@ def test_nothing_outside_of_private_tells_of_protected_held_out_users(corpus, tm
     assert exact[3]["eval_loss"] and public[3]["noised_sum_loss_sum"]
     hidden = [row[name] for row in exact for name in row if name not in public[0]]
     hidden += [str(number) for number in results.held_out["head_words"]["histograms"]["10"]]
+    hidden += [str(figure) for figure in results.held_out["keyboard"].values()]
     for path in output.iterdir():
         if path.suffix in (".json", ".md", ".csv"):
             text = path.read_text()

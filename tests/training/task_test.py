@@ -117,6 +117,21 @@ def test_held_out_users_are_examined_one_by_one(tmp_path):
     # The vocabulary has eight words, all of which are proposed, and are among the first ten.
     assert found["head_words"]["top"] == 8
     assert found["head_words"]["histograms"]["10"] == [0.0] * 8 + [1.0]
+    measured = found["keyboard"]
+    the = np.mean(np.concatenate(words) == 1)
+    assert measured["thresholds"]["0.7"] == pytest.approx({"triggered": 1.0, "accepted": the})
+    assert (measured["words"], measured["triggered"]) == (found["words"], float(the >= 0.5))
+    assert measured["words_decoded"] > 0
+
+
+def test_ngrams_are_judged_as_the_model_is(tmp_path):
+    built = _build(_write_jsonl(tmp_path / "c.jsonl", _users()), embedding_size=4, lstm_size=5)
+    found = built.keyboard_baselines()
+    assert list(found) == ["unigrams", "bigrams", "trigrams"] == list(built.baselines())
+    model = built.examine(built.model.initial_weights(0))["keyboard"]
+    for name in ("words", "words_after_another", "words_decoded", "decoder", "among_candidates"):
+        assert {measured[name] for measured in found.values()} == {model[name]}
+    assert found["trigrams"]["picked_at_3"] > found["unigrams"]["picked_at_3"]
 
 
 def test_protected_text_in_sqlite_is_no_public_vocabulary(tmp_path):

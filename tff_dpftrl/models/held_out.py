@@ -8,7 +8,7 @@ for the end of a run: during it, `evaluation.Evaluator` is quicker.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -52,6 +52,7 @@ def predict_words(
     *,
     top: int = TOP,
     batch_size: int = 64,
+    visit: Callable[[np.ndarray], object] | None = None,
 ) -> WordPredictions:
     """Predicts each word of some sequences.
 
@@ -62,6 +63,8 @@ def predict_words(
       sequences: Ids, integer, shape [n, T + 1], T the model's sequence length.
       top: Number k of the likeliest words to keep; all if the vocabulary has fewer.
       batch_size: Number of sequences that are scored at a time; it bounds memory.
+      visit: Callback for the probabilities of all ids at the words of each batch, float32, shape
+        [words, V]; they are not computed without one.
 
     Returns:
       The predictions, sequence after sequence.
@@ -90,11 +93,16 @@ def predict_words(
         is_known = special.is_known(targets)
         is_best = is_known & is_finite & tf.equal(metrics.ranks(logits, targets, special), 1.0)
         ids, _ = next_words.likeliest(logits, special, top)
-        return tf.boolean_mask(positions, is_word), targets, is_best, ids
+        shares = tf.nn.softmax(logits) if visit is not None else logits[:, :0]
+        return tf.boolean_mask(positions, is_word), targets, is_best, ids, shares
 
     parts = []
     for start in range(0, len(sequences), batch_size):
-        positions, *others = predict(tf.constant(sequences[start : start + batch_size], tf.int32))
+        positions, *others, shares = predict(
+            tf.constant(sequences[start : start + batch_size], tf.int32)
+        )
+        if visit is not None:
+            visit(shares.numpy())
         rows = start + positions.numpy() // model.sequence_length
         parts.append((rows, *(part.numpy() for part in others)))
     rows, targets, is_best, ids = (np.concatenate(part) for part in zip(*parts, strict=True))

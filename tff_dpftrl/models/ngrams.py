@@ -33,10 +33,13 @@ class NgramAccuracy:
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """The most frequent target after each context seen."""
+    """The targets after each context seen, and how often each came."""
 
     contexts: np.ndarray  # Sorted, int64.
-    best: np.ndarray
+    first: np.ndarray  # Where the targets of each context begin, and the number of targets.
+    targets: np.ndarray
+    counts: np.ndarray
+    best: np.ndarray  # The most frequent target of each context.
 
     @classmethod
     def count(cls, contexts: np.ndarray, targets: np.ndarray, size: int) -> _Table:
@@ -46,14 +49,14 @@ class _Table:
         # count, the smallest target is best.
         first = np.flatnonzero(np.diff(contexts, prepend=contexts[0] - 1))
         rank = counts * size + (size - 1 - targets)
-        best = np.maximum.reduceat(rank, first)
-        return cls(contexts[first], size - 1 - best % size)
+        best = size - 1 - np.maximum.reduceat(rank, first) % size
+        return cls(contexts[first], np.append(first, len(pairs)), targets, counts, best)
 
-    def look_up(self, contexts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the best targets, and whether each context was seen."""
+    def find(self, contexts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the places of contexts, and whether each was seen."""
         place = np.searchsorted(self.contexts, contexts)
         place = np.minimum(place, len(self.contexts) - 1)
-        return self.best[place], self.contexts[place] == contexts
+        return place, self.contexts[place] == contexts
 
 
 class NgramModel:
@@ -103,15 +106,56 @@ class NgramModel:
         Raises:
           ValueError: If `order` is not 1, 2 or 3.
         """
+        predicted = np.zeros(sequences.shape[0] * (sequences.shape[1] - 1), np.int64)
+        for table, context in self._of_order(sequences, order):
+            place, was_seen = table.find(context)
+            predicted = np.where(was_seen, table.best[place], predicted)
+        return predicted.reshape(len(sequences), -1)
+
+    def probabilities(self, sequences: np.ndarray, order: int) -> np.ndarray:
+        """Returns the probability of each word at each position, with interpolated n-grams.
+
+        Shares of an order are mixed with those of the next lower one by the rule of Witten and
+        Bell (1991, method C): a context seen c times with d different words after it has the
+        weight c / (c + d).
+
+        Args:
+          sequences: Ids, shape [n, T + 1].
+          order: Order of the n-grams: 1, 2 or 3.
+
+        Returns:
+          Probabilities of all ids, float32, shape [n · T, size]; 0 for special ids.
+
+        Raises:
+          ValueError: If `order` is not 1, 2 or 3.
+        """
+        (unigrams, keys), *others = self._of_order(sequences, order)
+        mixed = np.zeros([1, self._size], np.float32)
+        mixed[0, unigrams.targets] = unigrams.counts / unigrams.counts.sum()
+        row_of = np.zeros(len(keys), np.int64)  # In `mixed`, which has a row for each context.
+        for table, keys in others:
+            contexts, index, is_at = np.unique(keys, return_index=True, return_inverse=True)
+            mixed, row_of = mixed[row_of[index]], is_at
+            place, was_seen = table.find(contexts)
+            rows, place = np.flatnonzero(was_seen), place[was_seen]
+            start, different = table.first[place], table.first[place + 1] - table.first[place]
+            of_row = np.repeat(np.arange(len(rows)), different)
+            begins = np.cumsum(different) - different
+            found = np.arange(len(of_row)) + np.repeat(start - begins, different)
+            counts = table.counts[found]
+            total = np.bincount(of_row, counts, len(rows)) + different
+            mixed[rows] *= (different / total).astype(np.float32)[:, None]
+            at = rows[of_row] * self._size + table.targets[found]
+            mixed.reshape(-1)[at] += (counts / total[of_row]).astype(np.float32)
+        return mixed[row_of]
+
+    def _of_order(self, sequences: np.ndarray, order: int) -> list[tuple[_Table, np.ndarray]]:
+        """Returns the tables up to an order, the shortest contexts first, and those contexts."""
         if not 1 <= order <= MAX_ORDER:
             raise validation.UsageError(f"order must be 1, 2 or 3, got {order!r}.")
         before, last, _ = _contexts(sequences, self._special.pad)
         contexts = (np.zeros_like(last), last, before * self._size + last)
-        predicted, _ = self._tables[0].look_up(contexts[0])
-        for table, context in zip(self._tables[1:order], contexts[1:order], strict=True):
-            best, was_seen = table.look_up(context)
-            predicted = np.where(was_seen, best, predicted)
-        return predicted.reshape(len(sequences), -1)
+        return list(zip(self._tables, contexts, strict=True))[:order]
 
     def evaluate(self, sequences: np.ndarray, order: int) -> NgramAccuracy:
         """Returns the accuracy on held-out sequences.

@@ -60,6 +60,7 @@ class Comparison:
     def facts(self) -> dict[str, list[str]]:
         """Returns promise, participation, accuracy and loss, one text for each run."""
         stated = self.statements
+        keyboards = [run.keyboard.get("model", {}) for run in self.runs]
         return {
             "kind": [page.TITLES[run.kind] for run in self.runs],
             "ε": [_epsilon(one) for one in stated],
@@ -75,6 +76,13 @@ class Comparison:
             "top-1 accuracy, held-out users": [_last(r, results_lib.ACCURACY) for r in self.runs],
             "best top-1 accuracy of the run": [_best(run) for run in self.runs],
             "loss, held-out users": [_last(run, results_lib.LOSS) for run in self.runs],
+            **{
+                f"{name}, held-out users": [
+                    f"{one[name]:.1%}" if name in one else _NONE for one in keyboards
+                ]
+                for name in results_lib.KEYBOARD_METRICS
+                if any(name in one for one in keyboards)
+            },
         }
 
     def accuracies(self) -> list[list[str]]:

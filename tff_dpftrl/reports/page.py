@@ -301,6 +301,21 @@ def _measured(found: results_lib.Results) -> str:
                 ["metric", "value"], rows, f"Held-out users, after {unit} {last.get('round', 0):g}"
             )
         )
+    if found.keyboard:
+        rows = [
+            [
+                markup.text(name),
+                *(f"{one[m]:.1%}" if m in one else "–" for m in results_lib.KEYBOARD_METRICS),
+            ]
+            for name, one in found.keyboard.items()
+        ]
+        meanings = "; ".join(
+            f"{name}: {what}" for name, what in results_lib.KEYBOARD_METRICS.items()
+        )
+        parts.append(
+            markup.table(["", *results_lib.KEYBOARD_METRICS], rows, "As suggestions of a keyboard")
+        )
+        parts.append(markup.element("p", markup.text(f"{meanings}."), class_="muted"))
     if found.evaluations or found.cells:
         parts.append(markup.element("p", markup.text(HELD_OUT), class_="muted"))
     if drawn and not found.is_private and found.kind not in ("pretraining", "task"):

@@ -21,6 +21,14 @@ from tff_dpftrl.reports import files
 ACCURACY = "eval_top1_in_vocab"
 LOSS = "eval_loss"
 Row = Mapping[str, float]
+KEYBOARD_METRICS = {
+    "picked_at_3": "share of the words after another word that are among three suggestions",
+    "triggered": "share of words with an inline suggestion, at the threshold where half of these "
+    "are right",
+    "decoder": "share of words that a decoder of noisy taps gets right on its own",
+    "rescored": "the same with the model's probabilities",
+}
+"""The metrics of `models.keyboard` that tables show, and their meaning."""
 
 # The columns of `metrics.csv` that are no figures of the training users, under one name each.
 _PUBLIC = {
@@ -36,7 +44,9 @@ _EXACT = {
 }
 _RUN_KINDS = ("training", "finetuning", "custom finetuning")
 # Columns of a sweep's summary.csv that tell something of the training users, or take much room.
-_NOT_OF_A_SETTING = re.compile(r"(seconds|eval_perplexity|eval_top1_oov.*?|eval_top[35].*)(_se)?")
+_NOT_OF_A_SETTING = re.compile(
+    r"(seconds|eval_perplexity|eval_top1_oov.*?|eval_top[35].*|eval_decoder)(_se)?"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,6 +66,8 @@ class Results:
         "eval_", and released with noise, which begin with "noised_"; if `is_private` also "loss"
         and "top1" of the training cohorts.
       baselines: Top-1 accuracies of simpler models on the same held-out users, by name.
+      keyboard: `KEYBOARD_METRICS` on the same held-out users after the last round, by name: of
+        "model", and if `is_private` of n-grams. A metric that is not known is left out.
       settings: Rows of the settings of a sweep, as written.
       cells: Metrics of each run of a sweep that has some, by its name.
       audit: What a recount has reported in the folder; None if there is no such report.
@@ -72,6 +84,7 @@ class Results:
     versions: Mapping[str, Any]
     rows: Sequence[Row]
     baselines: Mapping[str, float]
+    keyboard: Mapping[str, Row]
     settings: Sequence[Mapping[str, str]]
     cells: Mapping[str, Sequence[Row]]
     audit: Mapping[str, Any] | None
@@ -145,6 +158,7 @@ def read(folder: pathlib.Path, *, private: bool = False) -> Results:
     options = _mapping(config, "config") or _mapping(sweep, "options")
     options = options or {**_mapping(pretraining, "pretraining"), **_mapping(pretraining, "model")}
     facts = _mapping(config, "facts")
+    rows = _epochs(pretraining) or _rows(folder, private)
     return Results(
         folder=folder,
         kind=kind,
@@ -155,8 +169,9 @@ def read(folder: pathlib.Path, *, private: bool = False) -> Results:
         facts=facts or pretraining,
         versions=_mapping(config, "versions")
         or {name: pretraining[name] for name in ("tff_dpftrl",) if name in pretraining},
-        rows=_epochs(pretraining) or _rows(folder, private),
+        rows=rows,
         baselines=_baselines(folder, facts, private),
+        keyboard=_keyboard(folder, private, rows[-1].get("round") if rows else None),
         settings=_settings(folder, private) if kind == "sweep" else (),
         cells=_cells(folder, private) if kind == "sweep" else {},
         audit=_object(folder / "audit.json") or None,
@@ -252,6 +267,23 @@ def _baselines(folder: pathlib.Path, facts: Mapping[str, Any], private: bool) ->
     if private:
         found |= _numbers(_object(folder / "private" / "baselines.json"))
     return found
+
+
+def _keyboard(folder: pathlib.Path, private: bool, last: float | None) -> dict[str, Row]:
+    held_out = _object(folder / "held_out.json")
+    if private:
+        held_out |= _object(folder / "private" / "held_out.json")
+    if last is None or held_out.get("round") != last:  # It is of an earlier model.
+        return {}
+    measured = {"model": _mapping(held_out, "keyboard")}
+    if private:
+        ngrams = _object(folder / "private" / "keyboard_baselines.json")
+        measured |= {name: _mapping(ngrams, name) for name in ngrams}
+    shown = {
+        name: _numbers({metric: one[metric] for metric in KEYBOARD_METRICS if metric in one})
+        for name, one in measured.items()
+    }
+    return {name: one for name, one in shown.items() if one}
 
 
 def _settings(folder: pathlib.Path, private: bool) -> list[dict[str, str]]:

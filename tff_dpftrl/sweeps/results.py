@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import json_text, validation
+from tff_dpftrl.reports import results as reported
 from tff_dpftrl.runs import metrics_log
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
@@ -47,6 +48,8 @@ class CellResult:
         secure aggregation.
       baselines: Accuracies of n-gram models, by name.
       code_version: Version of this package that began the run; None if it has not begun.
+      keyboard: Stand-ins for a keyboard's A/B metrics after the last round, by name; empty before
+        the end, and of protected held-out users.
     """
 
     cell: cells_lib.Cell
@@ -60,6 +63,7 @@ class CellResult:
     clip_norm_inflation: float
     baselines: Mapping[str, float]
     code_version: str | None = None
+    keyboard: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def evaluations(self) -> list[Mapping[str, Any]]:
@@ -78,6 +82,7 @@ class CellResult:
                 if name.startswith(_EVALUATED) and value is not None
             }
             metrics["best_" + ACCURACY] = max(row[ACCURACY] for row in self.evaluations)
+        metrics |= {f"{_EVALUATED}{name}": value for name, value in self.keyboard.items()}
         if self.rows:
             metrics["seconds"] = math.fsum(row.get("seconds") or 0.0 for row in self.rows)
         return metrics
@@ -116,7 +121,14 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
         clip_norm_inflation=parameters.get("clip_norm_inflation", 1.0),
         baselines=_json(folder / "private" / "baselines.json"),
         code_version=_json(folder / "config.json").get("versions", {}).get("tff_dpftrl"),
+        keyboard=_keyboard(_json(folder / "held_out.json")) if state == "finished" else {},
     )
+
+
+def _keyboard(held_out: Mapping[str, Any]) -> dict[str, float]:
+    measured = held_out.get("keyboard", {})  # Older runs had none.
+    names = reported.KEYBOARD_METRICS
+    return {name: measured[name] for name in names if measured.get(name) is not None}
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:

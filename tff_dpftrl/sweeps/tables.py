@@ -24,6 +24,9 @@ _METRICS = {
     results_lib.BITS: ("bits per character", False),
     results_lib.ACCURACY: ("top-1", True),
     "best_" + results_lib.ACCURACY: ("best top-1", True),
+    "eval_picked_at_3": ("picked at 3", True),
+    "eval_triggered": ("triggered", True),
+    "eval_rescored": ("re-scored", True),
 }
 _SIMULATED = (
     "ε is that of the users who trained here. The simulated run's, and the noise multiplier, are "

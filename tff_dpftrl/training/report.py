@@ -24,6 +24,7 @@ from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.models import export, table
+from tff_dpftrl.reports import results
 from tff_dpftrl.runs import (
     curves,
     earlier_runs,
@@ -51,6 +52,7 @@ _HELD_OUT_NOTE = (
     "are among the 10 most frequent words of these users."
 )
 _BASELINES = pathlib.PurePath("private", "baselines.json")
+_KEYBOARD_BASELINES = pathlib.PurePath("private", "keyboard_baselines.json")
 _HELD_OUT = "held_out.json"
 # What comes of reading JSON that has other values than were written.
 _NOT_AS_WRITTEN = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
@@ -77,6 +79,8 @@ class TrainingResults:
         the run has not ended yet.
       held_out: Metrics that `TextTask.examine` measured on the held-out users after the last
         round; None if the run has not ended yet.
+      keyboard_baselines: What `keyboard.measure` found of the n-gram models, by name; empty if the
+        run has not ended yet.
       statement: The privacy statement.
       summary: The outcome in a few lines.
     """
@@ -84,6 +88,7 @@ class TrainingResults:
     rows: Sequence[Mapping[str, Any]]
     baselines: Mapping[str, float]
     held_out: Mapping[str, Any] | None
+    keyboard_baselines: Mapping[str, Mapping[str, Any]]
     statement: statement_lib.PrivacyStatement
     summary: str
 
@@ -278,12 +283,14 @@ class TextPresentation(prepared.Presentation):
             _loss(rows, self._known.facts),
             self._figures.of_last_rounds(rows, self._stddev, unit) if self._figures else None,
             _on_held_out_users(held_out) if held_out else None,
+            _as_keyboard(held_out) if held_out else None,
             outcome.progress,
             failure(rows, self._known.facts["vocabulary_size"], baselines),
             reporting.promise(statement),
         ]
         text = "\n".join(filter(None, summary))
-        return TrainingResults(rows, baselines, held_out, statement, text)
+        keyboards = _read_keyboard_baselines(output) if held_out else {}
+        return TrainingResults(rows, baselines, held_out, keyboards, statement, text)
 
 
 class TextEvaluator(prepared.Evaluator):
@@ -317,8 +324,12 @@ class TextEvaluator(prepared.Evaluator):
         measured, private = self._task.examine(weights), self._protects_held_out
         write_held_out(output, rounds_done, measured, private=private)
         # Counted on the training users, and so among the run's secrets.
-        text = json.dumps({**self._baselines, **self._task.baselines()}, indent=2) + "\n"
-        durable_files.write(output / _BASELINES, text.encode("utf-8"), private=True)
+        for path, counted in (
+            (_BASELINES, {**self._baselines, **self._task.baselines()}),
+            (_KEYBOARD_BASELINES, self._task.keyboard_baselines()),
+        ):
+            text = json.dumps(counted, indent=2) + "\n"
+            durable_files.write(output / path, text.encode("utf-8"), private=True)
 
 
 def _protects_held_out(known: manifest.Manifest) -> bool:
@@ -355,6 +366,19 @@ def _read_baselines(output: pathlib.Path) -> dict[str, float]:
         raise _damaged(path) from None
 
 
+def _read_keyboard_baselines(output: pathlib.Path) -> dict[str, Mapping[str, Any]]:
+    path = output / _KEYBOARD_BASELINES
+    if not path.exists():  # Of an older run.
+        return {}
+    try:
+        baselines = json_text.parse(path.read_text(encoding="utf-8"))
+        for measured in baselines.values():
+            keyboard_shares(measured)  # It reads all that is needed.
+    except _NOT_AS_WRITTEN:
+        raise _damaged(path) from None
+    return baselines
+
+
 def _damaged(path: pathlib.Path) -> validation.UsageError:
     return validation.UsageError(
         f"{path} is damaged: restore it, or remove it to report without it."
@@ -371,7 +395,9 @@ def _read_held_out(output: pathlib.Path, rounds_done: int) -> dict[str, Any] | N
         measured = json_text.parse(path.read_text(encoding="utf-8"))
         if measured["round"] != rounds_done:
             return None
-        _on_held_out_users(measured)  # It reads all that is needed.
+        _on_held_out_users(measured)  # They read all that is needed.
+        if "keyboard" in measured:  # Older runs had none.
+            keyboard_shares(measured["keyboard"])
     except _NOT_AS_WRITTEN:
         raise _damaged(path) from None
     return measured
@@ -398,6 +424,30 @@ def _on_held_out_users(measured: Mapping[str, Any]) -> str:
         f"their text (histograms: {_HELD_OUT})."
     )
     return "\n".join(lines)
+
+
+def keyboard_shares(measured: Mapping[str, Any]) -> list[str]:
+    """Returns the figures of `results.KEYBOARD_METRICS` in what `keyboard.measure` found.
+
+    Args:
+      measured: What it returned, perhaps from a file.
+
+    Returns:
+      Percentages; "–" for a share of nothing.
+    """
+    values = (measured[name] for name in results.KEYBOARD_METRICS)
+    return ["–" if value is None else f"{value:.1%}" for value in values]
+
+
+def _as_keyboard(held_out: Mapping[str, Any]) -> str | None:
+    if "keyboard" not in held_out:
+        return None
+    picked, triggered, decoder, rescored = keyboard_shares(held_out["keyboard"])
+    return (
+        f"For a user who takes a suggestion if and only if it is right: three suggestions hold "
+        f"{picked} of next words; inline ones, half of them right, come with {triggered} of words; "
+        f"a decoder of noisy taps is right about {decoder}, with the model {rescored}."
+    )
 
 
 def failure(

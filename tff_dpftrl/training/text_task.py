@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl.data import sequences, user_text, vocabulary
-from tff_dpftrl.models import evaluation, held_out, language_model, metrics, ngrams
+from tff_dpftrl.models import evaluation, held_out, keyboard, language_model, metrics, ngrams
 
 _EVALUATION_SEED = 0
 """Seed of the choice of held-out sequences: the same for all seeds of a run, to compare them."""
@@ -89,9 +89,13 @@ class TextTask:
           Fit for JSON. `users`, `sequences` and `words`: what it was measured on;
           `accuracy_by_user`: for the two ways to count words out of the vocabulary, the
           number of users who have words, and quantiles of their top-1 accuracies;
-          `head_words`: the histogram of Table 3 of McMahan et al. 2018.
+          `head_words`: the histogram of Table 3 of McMahan et al. 2018; `keyboard`: the
+          result of `keyboard.Meter`.
         """
-        predictions = held_out.predict_words(self.model, weights, self.special, self.held_out)
+        meter = keyboard.Meter(self._typed)
+        predictions = held_out.predict_words(
+            self.model, weights, self.special, self.held_out, visit=meter.add
+        )
         by_user = {
             name: held_out.accuracy_by_user(
                 predictions, self.held_out_users, self.special, count_oov=count_oov
@@ -113,7 +117,13 @@ class TextTask:
                     zip(map(str, held_out.HEAD_SIZES), histogram.tolist(), strict=True)
                 ),
             },
+            "keyboard": meter.result(),
         }
+
+    @functools.cached_property
+    def _typed(self) -> keyboard.TypedWords:
+        words = self.words.words if self.words.oov is not None else None
+        return keyboard.TypedWords.create(self.held_out, self.special, words)
 
     @functools.cached_property
     def training_text(self) -> TextFacts:
@@ -133,16 +143,31 @@ class TextTask:
         For comparison in a simulation: these counts are not private. Of a large corpus, a sample
         of the sequences is counted, and the names say so.
         """
+        ngram_model, of = self._ngrams
+        return {
+            f"{name}{of}": ngram_model.evaluate(self.held_out, order).top1_in_vocab
+            for name, order in _NGRAM_ORDERS.items()
+        }
+
+    def keyboard_baselines(self) -> Mapping[str, Mapping[str, Any]]:
+        """Returns what `keyboard.measure` finds of the n-grams of `baselines`, by their names."""
+        ngram_model, of = self._ngrams
+        return {
+            f"{name}{of}": keyboard.measure(
+                keyboard.of_ngrams(ngram_model, order, self.special, self.held_out), self._typed
+            )
+            for name, order in _NGRAM_ORDERS.items()
+        }
+
+    @functools.cached_property
+    def _ngrams(self) -> tuple[ngrams.NgramModel, str]:
+        """The n-grams of the training users' text, and what of it was counted if not all."""
         total = self.training_text.num_sequences
         limit, of = (
             (None, "") if total <= _COUNTED else (_COUNTED, f" of {_COUNTED}/{total} sequences")
         )
         pooled = self.train.pooled(max_sequences=limit)
-        ngram_model = ngrams.NgramModel(pooled, self.special, self.words.size)
-        return {
-            f"{name}{of}": ngram_model.evaluate(self.held_out, order).top1_in_vocab
-            for name, order in _NGRAM_ORDERS.items()
-        }
+        return ngrams.NgramModel(pooled, self.special, self.words.size), of
 
 
 def sequences_of(

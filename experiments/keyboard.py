@@ -1,0 +1,65 @@
+"""Models and n-grams as suggestions of a keyboard: `python experiments/keyboard.py RUN NAME=FILE`.
+
+Measures each model (`model.npz`, `best_model.npz`) on the held-out users of the run in folder RUN,
+which need not have ended, and n-grams counted on its training users. Writes results/keyboard.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from tff_dpftrl.models import export
+from tff_dpftrl.runs import manifest
+from tff_dpftrl.training import corpus, options, task
+
+_TABLE = pathlib.Path(__file__).resolve().parent / "results" / "keyboard.csv"
+_SHOWN = "0.3"  # The threshold in the table.
+
+
+def _row(name: str, top1: float, measured: Mapping[str, Any]) -> dict[str, str]:
+    shown = measured["thresholds"][_SHOWN]
+    shares = {
+        "top-1": top1,
+        "picked at 3": measured["picked_at_3"],
+        f"triggered at {_SHOWN}": shown["triggered"],
+        f"accepted at {_SHOWN}": shown["accepted"],
+        "triggered, half accepted": measured["triggered"],
+        "decoder": measured["decoder"],
+        "re-scored": measured["rescored"],
+    }
+    return {"model": name} | {
+        column: "–" if share is None else f"{100 * share:.1f} %" for column, share in shares.items()
+    }
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=pathlib.Path, help="Folder of a training run.")
+    parser.add_argument("models", nargs="+", metavar="NAME=FILE", help="Models by their names.")
+    args = parser.parse_args()
+    config = options.of_manifest(manifest.read(args.run), args.run)
+    text = corpus.read(config.part(corpus.TextOptions))
+    built = task.build_language_task(config.part(task.TaskOptions), text)
+    rows = []
+    for given in args.models:
+        name, _, path = given.partition("=")
+        _, weights = export.read(pathlib.Path(path))
+        top1 = built.evaluate(weights)["top1_in_vocab"]
+        rows.append(_row(name, top1, built.examine(weights)["keyboard"]))
+    top1 = built.baselines()
+    rows += [_row(name, top1[name], found) for name, found in built.keyboard_baselines().items()]
+    with open(_TABLE, "w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
