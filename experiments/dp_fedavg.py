@@ -2,8 +2,7 @@
 
 Each name is a sweep of experiments/dp_fedavg.toml with three seeds, in results/NAME, which is then
 kept in experiments/results/NAME (`collect.py`). Numbers of figures are those of the paper. Its
-σ = z S / C is the noise on the average; z and C are of the run that cohorts of ten stand for. All
-together are some 150 runs of 15 to 25 CPU-seconds, about 25 minutes of two cores with --jobs 2. What
+σ = z S / C is the noise on the average; z and C are of the run that cohorts of ten stand for. What
 was interrupted goes on with the same command. --list shows the commands.
 """
 
