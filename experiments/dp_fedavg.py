@@ -51,7 +51,7 @@ SWEEPS = {
     ),
     # Figures 4 and 8: noise and clip norm, at one z, as they are and changed halfway.
     "dp_fedavg_schedule": Sweep(
-        ("clip_norm=10,3", "clip_norm_schedule=none,40:1"), {"simulate_report_goal": "1250"}
+        ("clip_norm=10,3", "clip_norm_schedule=none,30:1"), {"simulate_report_goal": "1250"}
     ),
     # Figure 5: estimators, with samples of random size.
     "dp_fedavg_estimators": Sweep(
