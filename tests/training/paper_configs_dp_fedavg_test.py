@@ -14,8 +14,8 @@ from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.cli import main
 from tff_dpftrl.models import table as model_table
 from tff_dpftrl.participation import observed
+from tff_dpftrl.training import opening, run
 from tff_dpftrl.training import options as options_lib
-from tff_dpftrl.training import run
 
 _USERS = 763_430
 # Options beside those of the config; printed σ, and ε of all rounds by the moments accountant.
@@ -95,29 +95,38 @@ def test_the_model_has_the_papers_size():
     assert model.num_parameters == pytest.approx(1.35e6, rel=0.01)
 
 
+def _small(folder, **given):
+    """Returns the config of a run of two rounds on data in TFF's layout."""
+    texts = {f"author{i}": [" ".join(toy_run.WORDS[i % 7 : i % 7 + 12])] * 3 for i in range(40)}
+    (folder / "words.txt").write_text("\n".join(toy_run.WORDS))
+    sizes = {"vocabulary_size": 30, "embedding_size": 4, "lstm_size": 5, "num_rounds": 2}
+    return _config(
+        data=str(sqlite_file.write(folder / "reddit.sqlite", texts)),
+        vocabulary=str(folder / "words.txt"),
+        clients_per_round=5,
+        eval_every=2,
+        **sizes,
+        **given,
+    )
+
+
+def test_data_in_tffs_layout_are_read(tmp_path):
+    opened = opening.open_run(_small(tmp_path), tmp_path / "run", progress=lambda line: None)
+    assert len(opened.text.train) > 30 and opened.text.words.size > 30
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [
         {},
-        pytest.param({"estimator": "clipped-denominator"}, marks=pytest.mark.slow),
-        pytest.param({"algorithm": "dp-fedsgd", "batch_size": 160}, marks=pytest.mark.slow),
+        {"estimator": "clipped-denominator"},
+        {"algorithm": "dp-fedsgd", "batch_size": 160},
     ],
     ids=["fixed", "clipped", "fedsgd"],
 )
-def test_it_runs_on_data_in_tffs_layout(given, tmp_path):
-    texts = {f"author{i}": [" ".join(toy_run.WORDS[i % 7 : i % 7 + 12])] * 3 for i in range(40)}
-    (tmp_path / "words.txt").write_text("\n".join(toy_run.WORDS))
-    config = _config(
-        data=str(sqlite_file.write(tmp_path / "reddit.sqlite", texts)),
-        vocabulary=str(tmp_path / "words.txt"),
-        vocabulary_size=30,
-        embedding_size=4,
-        lstm_size=5,
-        num_rounds=2,
-        clients_per_round=5,
-        eval_every=2,
-        **given,
-    )
+def test_it_runs(given, tmp_path):
+    config = _small(tmp_path, **given)
     stated = run.train(config, tmp_path / "run", progress=lambda line: None).statement
     assert stated.mechanism == config.algorithm and stated.epsilon > 0.0
     assert stated.parameters["clip_norm"] == 15.0 and stated.parameters["clipping"] == "flat"
