@@ -65,6 +65,22 @@ def test_the_statement_names_estimator_and_clipping():
     assert other.noise_to_signal(1000) == 2 * plain.noise_to_signal(1000)
 
 
+def test_the_statement_has_every_clip_norm_and_epsilon_is_that_of_one():
+    one, later = _plan(), _plan(later_clip_norms=((5, 0.25), (12, 0.1)))
+    assert later.clip_norms == (0.5,) * 5 + (0.25,) * 7 + (0.1,) * 8
+    assert one.clip_norms == 0.5
+    assert _state(later).epsilon == _state(one).epsilon
+    said = _state(later).parameters["clip_norm_by_round"]
+    assert said.startswith("0.5, 0.25 after 5 rounds, 0.1 after 12 rounds; the noise is")
+    assert "clip_norm_by_round" not in _state(one).parameters
+    assert any("0.25 after 5 rounds" in line for line in later.describe())
+    norms = 5 * 0.5**2 + 7 * 0.25**2 + 8 * 0.1**2, 5 * 0.5 + 7 * 0.25 + 8 * 0.1
+    expected = 2.0 * math.sqrt(1000 * norms[0]) / (10 * norms[1])
+    assert later.noise_to_signal(1000) == pytest.approx(expected)
+    asked = dataclasses.replace(_PRIVACY, later_clip_norms=((5, 0.25),))
+    assert asked.resumed(100, 1000, asked.plan(100, 1000).derived()).clip_norms[5:] == (0.25,) * 15
+
+
 def test_a_target_is_kept():
     plan = _plan(noise_multiplier=None, target_epsilon=3.0)
     assert 2.9 < plan.epsilon_after(20) <= 3.0

@@ -204,6 +204,36 @@ def test_options_of_sampled_algorithms_are_refused_for_dp_ftrl(options):
     assert getattr(of_run.privacy(), name) == options[name]
 
 
+def test_later_clip_norms_stand_behind_the_rounds_before_them():
+    options = {"algorithm": "dp-fedsgd", "noise_multiplier": 1.0, "num_rounds": 100}
+    made = config.TrainingConfig(**options, clip_norm_schedule="40:0.3, 60:0.1")
+    assert made.privacy().later_clip_norms == ((40, 0.3), (60, 0.1))
+    assert config.TrainingConfig(**options).privacy().later_clip_norms == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_norm_schedule": "40"}, "like 2000:7.9,4000:5, got '40'"),
+        ({"clip_norm_schedule": "forty:0.3"}, "like 2000:7.9,4000:5"),
+        ({"clip_norm_schedule": ""}, "like 2000:7.9,4000:5"),
+        ({"clip_norm_schedule": "0:0.3"}, "between 0 and num_rounds=100, got '0:0.3'"),
+        ({"clip_norm_schedule": "60:0.3,40:0.1"}, "growing numbers of rounds"),
+        ({"clip_norm_schedule": "100:0.3"}, "growing numbers of rounds"),
+        ({"clip_norm_schedule": "40:nan"}, "clip_norm_schedule must be .* above 0"),
+        ({"clip_norm_schedule": "40:0.3", "algorithm": "dp-ftrl"}, "only, not 'dp-ftrl'"),
+        (
+            {"clip_norm_schedule": "40:0.3", "sampling": "cyclic", "mechanism": "bandtoep"},
+            "cancels only at one clip norm",
+        ),
+    ],
+)
+def test_what_is_no_schedule_of_clip_norms_is_refused(options, message):
+    given = {"algorithm": "dp-fedavg", "noise_multiplier": 1.0, "num_rounds": 100}
+    with pytest.raises(ValueError, match=message):
+        config.TrainingConfig(**given | options)
+
+
 def test_a_workload_is_that_of_the_server():
     options = {"noise_multiplier": 1.0, "num_rounds": 30, "workload": "auto"}
     made = config.TrainingConfig(server_momentum=0.8, server_decay="cosine", **options)

@@ -217,7 +217,7 @@ def test_a_crash_before_the_first_round_leaves_a_folder_that_can_be_used(
     [
         pytest.param(*one, marks=pytest.mark.slow)
         for one in (
-            ("dp-fedavg", {}),
+            ("dp-fedavg", {"clip_norm_schedule": "1:0.5"}),
             ("dp-fedsgd", {}),
             # One client is expected in a round: some cohorts are empty.
             ("dp-ftrl", {"sampling": "cyclic", "clients_per_round": 1} | _BANDS),
@@ -248,6 +248,9 @@ def test_sampled_algorithms_resume_with_the_same_secret_cohorts(
     # The round was begun with a cohort: the ledger would refuse another one.
     results = run.train(None, output)
     assert results.statement.mechanism in (algorithm, "banded-toeplitz (2 bands)")
+    if "clip_norm_schedule" in others:
+        said = results.statement.parameters["clip_norm_by_round"]
+        assert said.startswith("1, 0.5 after 1 rounds; ")
     assert results.statement.epsilon == pytest.approx(float(results.rows[-1]["epsilon"]))
     assert "probability" in results.statement.assumptions[0]
     seed = (output / "private" / "cohort_seed").read_text().strip()

@@ -32,6 +32,7 @@ SHORT_FLAGS = {
 """Shorter flags for some options."""
 METAVARS = {
     "data": "CORPUS",
+    "clip_norm_schedule": "ROUNDS:NORM,...",
     "proxy_data": "CORPUS",
     "expect": "COMPARISONS",
     "test_python": "PATH",

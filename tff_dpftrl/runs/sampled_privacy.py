@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from typing_extensions import override
 
 from tff_dpftrl import validation
@@ -44,6 +45,7 @@ class SampledPrivacy(privacy.Privacy):
         or `target_epsilon` is then that of the larger run.
       estimator: Denominator of a cohort's sum, `FIXED` or `CLIPPED`.
       per_layer_clipping: Whether each tensor of an update is clipped by itself.
+      later_clip_norms: Clip norms after `clip_norm`, each behind the number of rounds before it.
       others: All else that the run releases about the same users. The target is for the whole.
     """
 
@@ -58,6 +60,7 @@ class SampledPrivacy(privacy.Privacy):
     deployment: simulated_run.Deployment | None = None
     estimator: str = FIXED
     per_layer_clipping: bool = False
+    later_clip_norms: tuple[tuple[int, float], ...] = ()
     others: tuple[parts.Part, ...] = ()
 
     @override
@@ -128,6 +131,7 @@ class SampledPrivacy(privacy.Privacy):
             algorithm=self.algorithm,
             estimator=self.estimator,
             per_layer_clipping=self.per_layer_clipping,
+            later_clip_norms=self.later_clip_norms,
             others=self.others,
         )
 
@@ -145,11 +149,15 @@ class SampledPlan(privacy.FederatedPlan):
       estimator: Denominator of a cohort's sum, `FIXED` or `CLIPPED`. The latter takes twice the
         noise for the same noise multiplier, which is relative to its sensitivity.
       per_layer_clipping: Whether each tensor of an update is clipped by itself.
+      later_clip_norms: Clip norms after `clip_norm`, each behind the number of rounds before it.
+        The noise is `noise_multiplier` times the sensitivity at the round's own clip norm, so that
+        the cost of a round is the same (McMahan et al. 2018, section 3).
     """
 
     algorithm: str
     estimator: str
     per_layer_clipping: bool
+    later_clip_norms: tuple[tuple[int, float], ...] = ()
 
     needs_secret_cohorts = True
 
@@ -162,6 +170,18 @@ class SampledPlan(privacy.FederatedPlan):
     def sampling_probability(self) -> float:
         """The q of the papers: clients per round over number of clients."""
         return self.clients_per_round / self.num_clients
+
+    @property
+    def clip_norms(self) -> float | tuple[float, ...]:
+        """The clip norm, or one for each round if it changes."""
+        if not self.later_clip_norms:
+            return self.clip_norm
+        starts, norms = zip((0, self.clip_norm), *self.later_clip_norms, strict=True)
+        return tuple(np.repeat(norms, np.diff([*starts, self.num_rounds])).tolist())
+
+    def _clip_norm_in_words(self) -> str:
+        later = (f"{norm:g} after {after} rounds" for after, norm in self.later_clip_norms)
+        return ", ".join([f"{self.clip_norm:g}", *later])
 
     @override
     def sampler(self, seed: int) -> cohorts.CohortSampler:
@@ -193,8 +213,9 @@ class SampledPlan(privacy.FederatedPlan):
 
     @override
     def noise_to_signal(self, num_parameters: int) -> float:
-        # z √(d n) over the n rounds' expected clients.
-        rounds = math.sqrt(self.num_rounds)
+        # z √(d n) over the n rounds' expected clients, each weighed by its clip norm.
+        norms = np.broadcast_to(self.clip_norms, self.num_rounds)
+        rounds = float(norms.sum() / np.linalg.norm(norms))
         per_round = self.noise_multiplier * math.sqrt(num_parameters) / self.clients_per_round
         per_round *= 2.0 if self.estimator == CLIPPED else 1.0
         return per_round / rounds
@@ -207,6 +228,11 @@ class SampledPlan(privacy.FederatedPlan):
             if self.deterministic_seed is None
             else f"Participation: sampled with a known seed; {self.num_rounds} rounds.",
             f"Noise: {self.algorithm}, independent, z = {self.noise_multiplier:.6g}.",
+            *(
+                [f"Clip norm, which the noise follows: {self._clip_norm_in_words()}."]
+                if self.later_clip_norms
+                else []
+            ),
         ]
 
     @override
@@ -230,6 +256,10 @@ class SampledPlan(privacy.FederatedPlan):
             "estimator": _ESTIMATORS[self.estimator],
             "clipping": "per layer" if self.per_layer_clipping else "flat",
         }
+        if self.later_clip_norms:
+            parameters["clip_norm_by_round"] = (
+                f"{self._clip_norm_in_words()}; the noise is noise_multiplier times its sensitivity"
+            )
         if self.simulated is not None:
             parameters |= self.simulated.parameters()
         claim = statement.SampledClaim(

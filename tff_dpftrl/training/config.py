@@ -8,6 +8,7 @@ cannot drift apart.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
@@ -48,7 +49,7 @@ _POSITIVE = (
 
 _MECHANISM_OPTIONS = ("error", "buffers", "max_decay", "bands", "correlation")
 
-_SAMPLED_ONLY = ("estimator", "per_layer_clipping")
+_SAMPLED_ONLY = ("clip_norm_schedule", "estimator", "per_layer_clipping")
 
 _CORRELATED_ONLY = (*_MECHANISM_OPTIONS, "mechanism", "min_sep", "strategy", "workload")
 
@@ -57,6 +58,7 @@ _NOT_AMPLIFIED = {
     "max_participations": "the sampling decides how often a client comes",
     "secagg_bits": "its sums have room for a fixed number of clients",
     **dict.fromkeys(_SAMPLED_ONLY, "sums have a fixed denominator, and updates are clipped whole"),
+    "clip_norm_schedule": "noise of different rounds cancels only at one clip norm",
 }
 
 _DP_FTRL_ONLY = (*_CORRELATED_ONLY, "adaptive_clipping", "max_participations", "secagg_bits")
@@ -186,6 +188,13 @@ class TrainingConfig(language_config.LanguageConfig):
         False,
         "dp-fedavg and dp-fedsgd: clip each of the m tensors of an update by itself, to clip_norm "
         "/ √m, not all of them together.",
+        "privacy",
+    )
+    clip_norm_schedule: str | None = _option(
+        None,
+        "dp-fedavg and dp-fedsgd: later clip norms, each behind the number of rounds after which "
+        "it comes, like 2000:7.9,4000:5. The noise changes with the clip norm, so that noise "
+        "multiplier and ε are the same as without (McMahan et al. 2018, section 3).",
         "privacy",
     )
     simulate_report_goal: int | None = _option(
@@ -343,6 +352,7 @@ class TrainingConfig(language_config.LanguageConfig):
         self._check_algorithm()
         self._check_noise()
         self._check_simulation()
+        self.later_clip_norms()  # It refuses what is no schedule.
         self._check_vocabulary()
         metrics_share.check(self)
         if self.held_out_users == "protected" and self.stop_at_accuracy is not None:
@@ -545,6 +555,28 @@ class TrainingConfig(language_config.LanguageConfig):
 
         return restarts.starts(self.num_rounds, every=self.restart_every, first=self.restart_warmup)
 
+    def later_clip_norms(self) -> tuple[tuple[int, float], ...]:
+        """Returns the clip norms of `clip_norm_schedule`, each behind the rounds before it."""
+        if self.clip_norm_schedule is None:
+            return ()
+        name, text = "clip_norm_schedule", self.clip_norm_schedule
+        try:
+            pairs = [entry.split(":") for entry in text.split(",")]
+            later = tuple((int(after), float(norm)) for after, norm in pairs)
+        except ValueError:
+            raise validation.UsageError(
+                f"{name} must be rounds and clip norms like 2000:7.9,4000:5, got {text!r}."
+            ) from None
+        starts = [0, *(after for after, _ in later), self.num_rounds]
+        if any(one >= other for one, other in itertools.pairwise(starts)):
+            raise validation.UsageError(
+                f"{name} must have growing numbers of rounds between 0 and "
+                f"num_rounds={self.num_rounds}, got {text!r}."
+            )
+        for _, norm in later:
+            validation.positive(name, norm)
+        return later
+
     @property
     def learning(self) -> learning_options.LearningOptions:
         """Optimizers, their schedule, and the adaptation of a learned clip norm."""
@@ -656,6 +688,7 @@ class TrainingConfig(language_config.LanguageConfig):
                 algorithm=self.algorithm,
                 estimator=self.estimator,
                 per_layer_clipping=self.per_layer_clipping,
+                later_clip_norms=self.later_clip_norms(),
                 **common,
             )
         return dp_ftrl_privacy.DpFtrlPrivacy(

@@ -113,7 +113,7 @@ def build_sampled_aggregator(
         sampled_privacy.CLIPPED: estimators.ClippedDenominator,
     }[plan.estimator]
     return sampled_gaussian.SampledGaussianFactory(
-        clipping=clip(plan.clip_norm),
+        clipping=clip(plan.clip_norms),
         noise_multiplier=plan.noise_multiplier,
         estimator=estimator(plan.sampling_probability, plan.num_clients),
         deterministic_seed=plan.deterministic_seed,

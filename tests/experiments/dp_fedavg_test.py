@@ -1,0 +1,75 @@
+"""The sweeps of DP-FedAvg's figures can be run, and are what the paper varies."""
+
+import sys
+
+import pytest
+
+from experiments import dp_fedavg
+from tff_dpftrl.cli import main, sweep
+from tff_dpftrl.runs import sampled_privacy
+from tff_dpftrl.sweeps import cells as cells_lib
+from tff_dpftrl.sweeps import folder, running
+
+_USERS, _PARAMETERS = 1000, 90_000
+
+
+@pytest.fixture(name="cells_of")
+def _cells_of(monkeypatch, tmp_path):
+    """A function that returns the cells that the command of a sweep would run."""
+    monkeypatch.chdir(tmp_path)
+    found = []
+
+    class Stopped(BaseException):
+        pass
+
+    def run(cells, *args, **options):
+        del args, options
+        found.append(cells)
+        raise Stopped
+
+    monkeypatch.setattr(running, "run", run)
+    monkeypatch.setattr(sweep, "_check", lambda *args: None)  # A process reads the data.
+
+    def cells_of(name):
+        with pytest.raises(Stopped):
+            main.main(dp_fedavg.arguments(name, "commits.jsonl", jobs=1))
+        cells = cells_lib.grid(*folder.read(tmp_path / "results" / name))
+        assert cells == found.pop()
+        return cells
+
+    return cells_of
+
+
+@pytest.mark.parametrize("name", dp_fedavg.SWEEPS)
+def test_the_command_begins_cells_of_three_seeds(name, cells_of):
+    cells = cells_of(name)
+    assert {cell.config.seed for cell in cells} == {0, 1, 2}
+    assert len({str(cell.setting) for cell in cells}) == len(cells) / 3 >= 2
+    for cell in cells:
+        cell.config.privacy().check(_USERS)
+        assert cell.config.max_users == _USERS
+
+
+def test_cohorts_of_ten_have_the_noise_of_those_they_stand_for(cells_of):
+    plans = {
+        cell.config.simulate_report_goal: cell.config.privacy().plan(_USERS, _PARAMETERS)
+        for cell in cells_of("dp_fedavg_headline")
+        if cell.config.seed == 0
+    }
+    assert list(plans) == [100, 1250, 5000]
+    for goal, plan in plans.items():
+        assert isinstance(plan, sampled_privacy.SampledPlan)
+        stddev = plan.noise_multiplier * plan.clip_norm / plan.clients_per_round
+        assert stddev == pytest.approx(plan.clip_norm / goal)  # z = 1
+        assert plan.simulated.deployment.population == 763_430
+
+
+def test_a_change_halfway_costs_nothing(cells_of):
+    cells = [cell for cell in cells_of("dp_fedavg_schedule") if cell.config.seed == 0]
+    plans = [cell.config.privacy().plan(_USERS, _PARAMETERS) for cell in cells]
+    assert len({plan.simulated.epsilon for plan in plans}) == 1
+    assert plans[0].clip_norms == 10.0 and plans[1].clip_norms == (10.0,) * 30 + (1.0,) * 30
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
