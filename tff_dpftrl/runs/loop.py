@@ -6,6 +6,7 @@ place. Every run begins, commits and resumes its rounds by this one loop.
 
 from __future__ import annotations
 
+import json
 import pathlib
 import sys
 import time
@@ -15,11 +16,12 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from tff_dpftrl import validation
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.accounting import display
 from tff_dpftrl.runs import (
     checkpoint,
     committed_rounds,
+    manifest,
     metrics_log,
     released_metrics,
     released_model,
@@ -176,9 +178,11 @@ class Loop:
         )
 
     def _check_finite(self, state: Any, round_index: int) -> None:
-        """Stops before a model that has diverged is committed."""
+        """Stops before a model that has diverged is committed; a choice among runs reads why."""
         weights = released_model.last_weights(checkpoint.Snapshot.of(state))
         if not all(map(_is_finite, weights)):
+            text = json.dumps({self._run.schedule.unit: round_index + 1}) + "\n"
+            durable_files.write(self._output / manifest.DIVERGED, text.encode(), private=True)
             raise validation.UsageError(
                 f"Training diverged: the weights after {self._run.schedule.unit} "
                 f"{round_index + 1} are not finite. Lower {self._trainer.too_fast} and start a "

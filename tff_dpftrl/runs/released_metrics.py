@@ -104,10 +104,30 @@ class Figures:
                 values[f"{mean.column}_se"] = unit * stddev / under * math.hypot(1.0, ratio)
         return values
 
+    def over_last_rounds(
+        self, rows: Sequence[Mapping[str, Any]], stddev: float
+    ) -> tuple[dict[str, float | None], int]:
+        """Computes the means of the sums of the last quarter of some rounds.
+
+        Args:
+          rows: Rows of `metrics.csv`.
+          stddev: Standard deviation of the noise of a round's sums.
+
+        Returns:
+          The means as `values` has them, none if there are no noised sums; the number of rounds.
+        """
+        names = [_sum_column(name) for name in self.bounds]
+        known = [row for row in rows if all(row.get(name) is not None for name in names)]
+        last = known[-max(1, math.ceil(_LAST_SHARE * len(known))) :]
+        if not last:
+            return {}, 0
+        sums = np.sum([[row[name] for name in names] for row in last], axis=0)
+        return self.values(sums, stddev * math.sqrt(len(last))), len(last)
+
     def of_last_rounds(
         self, rows: Sequence[Mapping[str, Any]], stddev: float, unit: str = "round"
     ) -> str | None:
-        """Returns the means over the last quarter of some rounds, in a sentence.
+        """Returns what `over_last_rounds` computes, in a sentence.
 
         Args:
           rows: Rows of `metrics.csv`.
@@ -117,23 +137,17 @@ class Figures:
         Returns:
           The sentence; None if there are no noised sums, or noise outweighs all means.
         """
-        names = [_sum_column(name) for name in self.bounds]
-        known = [row for row in rows if all(row.get(name) is not None for name in names)]
-        last = known[-max(1, math.ceil(_LAST_SHARE * len(known))) :]
-        if not last:
-            return None
-        sums = np.sum([[row[name] for name in names] for row in last], axis=0)
-        values = self.values(sums, stddev * math.sqrt(len(last)))
+        values, num_rounds = self.over_last_rounds(rows, stddev)
         shown = [
             f"{mean.column.removeprefix('noised_')} {values[mean.column]:.4g} ± "
             f"{values[f'{mean.column}_se']:.2g}"
             for mean in self.means
-            if values[mean.column] is not None
+            if values.get(mean.column) is not None
         ]
         if not shown:
             return None
         return (
-            f"Training cohorts of the last {len(last)} {unit}s, by the noised sums: "
+            f"Training cohorts of the last {num_rounds} {unit}s, by the noised sums: "
             f"{', '.join(shown)} (± one standard error)."
         )
 

@@ -30,7 +30,7 @@ _KNOWN = (
     *("audit.md", "audit.json", "trade_off.png", "privacy.png", "README.md", "report.html"),
     *("private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"),
     *("private/cohort_seed", "private/metrics_seed", "private/pool.json", "private/baselines.json"),
-    *("private/texts.sqlite", "private/report.html"),
+    *("private/texts.sqlite", "private/report.html", "private/diverged.json"),
     *hugging_face.FILES,
     *(f"{folder}/{name}" for folder in _CHECKPOINTS for name in _STATEMENTS),
     *("private/metrics.csv", "private/curves.png", "private/held_out.json"),
