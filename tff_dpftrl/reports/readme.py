@@ -206,7 +206,7 @@ def _evaluation(found: results_lib.Results) -> list[str]:
     lines = ["## Evaluation", ""]
     if not measured:
         if found.options.get("held_out_users") == "protected":
-            none = "Held-out users are protected: what is measured on them stays in `private/`."
+            none = "Held-out users are protected: exact figures of them stay in `private/`."
         else:
             none = "It has not been measured on held-out users."
         return [*lines, none, ""]

@@ -157,7 +157,8 @@ class _Training(RunKind):
 
         def planned(config):
             users = num_users(config.part(corpus.UserOptions))
-            key = repr((config.privacy(), config.metrics_epsilon, config.metrics_share, users))
+            released = config.metrics_epsilon, config.metrics_share, config.num_evaluations
+            key = repr((config.privacy(), released, users))
             if key not in plans:
                 plans[key] = config.plan(users, num_parameters=1)  # ε does not depend on them.
             return plans[key]

@@ -129,12 +129,27 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
     go_on = custom_models.resume_command(config.model, output, config.data)
     options = config.part(ReportOptions)
     figures = functools.partial(figures_of, known)
-    return of_run(options, known, plan, unit="round", go_on=go_on, figures=figures)
+    return of_run(
+        options,
+        known,
+        plan,
+        unit="round",
+        go_on=go_on,
+        figures=figures,
+        evaluation=functools.partial(evaluation_of, known),
+    )
 
 
 def figures_of(known: manifest.Manifest) -> released_metrics.Figures:
     """Returns the figures that a training run may release of its cohorts, from its manifest."""
     return metrics_columns.figures_of_rounds(
+        known.facts["vocabulary_size"], known.config["sequence_length"]
+    )
+
+
+def evaluation_of(known: manifest.Manifest) -> released_metrics.Figures:
+    """Returns the figures that a training run may release of protected held-out users."""
+    return metrics_columns.figures_of_evaluations(
         known.facts["vocabulary_size"], known.config["sequence_length"]
     )
 
@@ -148,6 +163,7 @@ def of_run(
     go_on: str,
     whole: released_model.Whole = list,
     figures: Callable[[], released_metrics.Figures] | None = None,
+    evaluation: Callable[[], released_metrics.Figures] | None = None,
 ) -> prepared.Reportable:
     """Returns what the report on a run on text is made of.
 
@@ -160,23 +176,31 @@ def of_run(
       whole: Function from the trained weights to those of the model; the identity by default.
       figures: Function that returns the figures of the training cohorts, if they are released
         within the budget.
+      evaluation: Function that returns those of protected held-out users, if they are, too.
 
     Returns:
       The material of the report.
     """
     stddev = released_metrics.noise_of(plan)
     released = figures() if figures is not None and stddev is not None else None
+    has_evaluation = any(one.name == parts.EVALUATION for one in plan.others)
+    evaluated = evaluation() if evaluation is not None and has_evaluation else None
     return prepared.Reportable(
         known=known,
         plan=plan,
         facts=_facts(known, options, plan),
         schedule=stopping.Schedule(
-            unit, options.eval_every, options.max_epsilon, options.stop_at_accuracy
+            unit,
+            options.eval_every,
+            options.max_epsilon,
+            options.stop_at_accuracy,
+            stopping.ACCURACY if evaluated is None else stopping.NOISED_ACCURACY,
         ),
         released=functools.partial(released_model.weights, options.iterate_averaging, whole=whole),
-        presentation=TextPresentation(known, unit, released, stddev),
+        presentation=TextPresentation(known, unit, released, stddev, evaluated),
         go_on=go_on,
         figures=released,
+        evaluation=evaluated,
     )
 
 
@@ -229,6 +253,7 @@ class TextPresentation(prepared.Presentation):
         unit: str,
         figures: released_metrics.Figures | None = None,
         stddev: float | None = None,
+        evaluation: released_metrics.Figures | None = None,
     ):
         """Initialises the presentation.
 
@@ -237,10 +262,13 @@ class TextPresentation(prepared.Presentation):
           unit: Name of a round: "round" or "step".
           figures: Figures of the training cohorts that are released with noise; None for none.
           stddev: Standard deviation of their noise.
+          evaluation: Figures of protected held-out users that are released with noise, too.
         """
         self._protects_held_out = _protects_held_out(known)
         self.columns = metrics_columns.of_run(protects_held_out=self._protects_held_out)
         self.columns += () if figures is None else figures.columns
+        self.columns += () if evaluation is None else evaluation.columns
+        self._keeps_best_private = self._protects_held_out and evaluation is None
         self._figures = figures
         self._stddev = stddev or 0.0
         self._known = known
@@ -249,7 +277,7 @@ class TextPresentation(prepared.Presentation):
 
     @override
     def write_best(self, output, weights):
-        private = self._protects_held_out
+        private = self._keeps_best_private
         folder = output / manifest.PRIVATE if private else output
         export.write(folder / "best_model.npz", self._model, weights, private=private)
 
@@ -276,6 +304,7 @@ class TextPresentation(prepared.Presentation):
         summary = [
             _accuracy(rows, baselines, unit),
             _loss(rows, self._known.facts),
+            _noised_accuracy(rows, unit),
             self._figures.of_last_rounds(rows, self._stddev, unit) if self._figures else None,
             _on_held_out_users(held_out) if held_out else None,
             outcome.progress,
@@ -295,6 +324,7 @@ class TextEvaluator(prepared.Evaluator):
         baselines: Mapping[str, float] | None = None,
         *,
         protects_held_out: bool = False,
+        max_sequences: int = 0,
     ):
         """Initialises the evaluator.
 
@@ -302,10 +332,24 @@ class TextEvaluator(prepared.Evaluator):
           task: Model and text of the run.
           baselines: Top-1 accuracies of models to compare with besides n-grams, by name.
           protects_held_out: Whether all that is measured is kept in `private/`.
+          max_sequences: Number of sequences in an evaluation, which that with noise has about, too.
         """
         self._protects_held_out = protects_held_out
         self._task = task
         self._baselines = baselines or {}
+        self._max_sequences = max_sequences
+
+    @functools.cached_property
+    def _counts_of_users(self) -> Any:
+        return self._task.counts_of_users(self._max_sequences)
+
+    @override
+    def bounded_sums(self, weights, figures):
+        names = list(figures.bounds)
+        counts = np.zeros([0, len(names)])
+        if self._counts_of_users is not None:
+            counts = self._counts_of_users(weights, names)
+        return figures.bounded_sums(counts)
 
     @override
     def evaluate(self, weights: list[np.ndarray]) -> dict[str, float]:
@@ -481,6 +525,18 @@ def _accuracy(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float],
         f"After {evaluated[-1]['round']} {unit}s: top-1 accuracy on held-out users "
         f"{evaluated[-1][stopping.ACCURACY]:.2%}{f' ({others})' if others else ''}"
         f"{'' if bits is None else f', {bits:.3f} bits per character'}."
+    )
+
+
+def _noised_accuracy(rows: Sequence[Mapping[str, Any]], unit: str) -> str | None:
+    """Returns the last accuracy on protected users that is released, if there is one."""
+    known = [row for row in rows if row.get(stopping.NOISED_ACCURACY) is not None]
+    if not known:
+        return None
+    accuracy, error = (known[-1][f"{stopping.NOISED_ACCURACY}{name}"] for name in ("", "_se"))
+    return (
+        f"With noise, after {known[-1]['round']} {unit}s: top-1 accuracy on held-out users "
+        f"{accuracy:.2%} ± {error:.1%} (one standard error)."
     )
 
 

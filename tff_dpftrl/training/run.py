@@ -203,7 +203,15 @@ def _prepared(
     go_on = custom_models.resume_command(config.model, opened.output, config.data)
     options = config.part(report.ReportOptions)
     figures = functools.partial(report.figures_of, known)
-    reportable = report.of_run(options, known, plan, unit="round", go_on=go_on, figures=figures)
+    reportable = report.of_run(
+        options,
+        known,
+        plan,
+        unit="round",
+        go_on=go_on,
+        figures=figures,
+        evaluation=functools.partial(report.evaluation_of, known),
+    )
     aggregated = tff.learning.metrics.sum_then_finalize
     if reportable.figures is not None:
         aggregated = bounded_metrics.with_bounded_sums(aggregated, reportable.figures.bounds)
@@ -233,7 +241,9 @@ def _prepared(
             progress=progress,
         ),
         evaluator=report.TextEvaluator(
-            language_task, protects_held_out=config.held_out_users == "protected"
+            language_task,
+            protects_held_out=config.held_out_users == "protected",
+            max_sequences=config.eval_sequences,
         ),
         public_seed=config.seed,
         keep=keep,
@@ -254,7 +264,7 @@ def _manifest(
         facts={
             **facts,
             **(
-                {"not_covered": [metrics_columns.HELD_OUT_NOT_COVERED]}
+                {"not_covered": [metrics_columns.of_protected(released=config.num_evaluations > 0)]}
                 if config.held_out_users == "protected"
                 else {}
             ),
