@@ -291,11 +291,13 @@ class TextPresentation(prepared.Presentation):
         baselines = _read_baselines(output)
         title = _title(_name(self._known), statement)
         known_before = {name: baselines[name] for name in baselines if name == PRETRAINED}
+        if self._protects_held_out:
+            known_before = {}
         curves.write(
             output,
             rows,
             title=title,
-            baselines={name: baselines[name] for name in baselines if name != PRETRAINED},
+            baselines={name: baselines[name] for name in baselines if name not in known_before},
             public_baselines=known_before,
             unit=unit,
             exact=[column.name for column in self.columns if column.is_exact],
@@ -361,8 +363,7 @@ class TextEvaluator(prepared.Evaluator):
         measured, private = self._task.examine(weights), self._protects_held_out
         write_held_out(output, rounds_done, measured, private=private)
         # Counted on the training users, and so among the run's secrets.
-        text = json.dumps({**self._baselines, **self._task.baselines()}, indent=2) + "\n"
-        durable_files.write(output / _BASELINES, text.encode("utf-8"), private=True)
+        add_baselines(output, {**self._baselines, **self._task.baselines()})
 
 
 def _protects_held_out(known: manifest.Manifest) -> bool:
@@ -386,6 +387,22 @@ def write_held_out(
     text = json.dumps({"note": _HELD_OUT_NOTE, "round": rounds_done, **measured}, indent=2) + "\n"
     folder = output / manifest.PRIVATE if private else output
     durable_files.write(folder / _HELD_OUT, text.encode("utf-8"), private=private)
+
+
+def add_baselines(output: pathlib.Path, baselines: Mapping[str, float]) -> None:
+    """Adds accuracies of simpler models to those in `private/`.
+
+    Args:
+      output: Folder of the run.
+      baselines: Top-1 accuracies by name.
+
+    Raises:
+      UsageError: If the file is damaged.
+      OSError: If it cannot be written.
+    """
+    if baselines:
+        text = json.dumps({**_read_baselines(output), **baselines}, indent=2) + "\n"
+        durable_files.write(output / _BASELINES, text.encode("utf-8"), private=True)
 
 
 def _read_baselines(output: pathlib.Path) -> dict[str, float]:
