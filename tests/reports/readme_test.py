@@ -113,11 +113,11 @@ def test_a_sweep_says_that_it_has_exact_figures_of_protected_users(tmp_path):
         {"options": {}, "axes": {"held_out_users": ["public", "protected"]}},
     ):
         (tmp_path / "sweep.json").write_text(json.dumps(definition))
-        found = results_lib.read(tmp_path)
+        found = results.read(tmp_path)
         assert found.settings == [{"clip_norm": "1", "epsilon": "2"}]
         assert "exact figures of them" in readme.of(found)
     (tmp_path / "sweep.json").write_text(json.dumps({"options": {}}))
-    found = results_lib.read(tmp_path)
+    found = results.read(tmp_path)
     assert "eval_loss" in found.settings[0] and "exact figures of them" not in readme.of(found)
 
 
