@@ -126,6 +126,7 @@ def test_what_is_released_of_a_held_out_user_depends_on_its_own_text_alone(tmp_p
     assert everybody[:, 0].sum() / everybody[:, 1].sum() == pytest.approx(exact["loss"], rel=1e-5)
     some = built.counts_of_users(40)(weights, names)
     assert 0 < len(some) < len(everybody)
+    assert built.counts_of_users(0)(weights, names).shape == (0, 4)
     gone, kept = built.held_out_text.user_ids[3], built.held_out_text.user_ids
     fewer = {user: text for user, text in users.items() if user != gone}
     other = _build(_write_jsonl(tmp_path / "d.jsonl", fewer), embedding_size=4, lstm_size=5)

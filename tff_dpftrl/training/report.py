@@ -40,6 +40,7 @@ from tff_dpftrl.training import custom_models, metrics_columns
 from tff_dpftrl.training import options as options_lib
 
 if TYPE_CHECKING:
+    from tff_dpftrl.models import evaluation
     from tff_dpftrl.training import text_task
 
 PRETRAINED = "pretrained"
@@ -342,16 +343,12 @@ class TextEvaluator(prepared.Evaluator):
         self._max_sequences = max_sequences
 
     @functools.cached_property
-    def _counts_of_users(self) -> Any:
+    def _counts_of_users(self) -> evaluation.CountsOfUsers:
         return self._task.counts_of_users(self._max_sequences)
 
     @override
     def bounded_sums(self, weights, figures):
-        names = list(figures.bounds)
-        counts = np.zeros([0, len(names)])
-        if self._counts_of_users is not None:
-            counts = self._counts_of_users(weights, names)
-        return figures.bounded_sums(counts)
+        return figures.bounded_sums(self._counts_of_users(weights, list(figures.bounds)))
 
     @override
     def evaluate(self, weights: list[np.ndarray]) -> dict[str, float]:

@@ -84,7 +84,7 @@ class TextTask:
             targets_per_character=self.targets_per_character,
         )
 
-    def counts_of_users(self, most: int) -> evaluation.CountsOfUsers | None:
+    def counts_of_users(self, most: int) -> evaluation.CountsOfUsers:
         """Returns the counter of what is released of protected held-out users, with noise.
 
         What a user contributes depends on its own text and id, and on nothing of other users but
@@ -95,7 +95,7 @@ class TextTask:
             training users, as large a part of the held-out ones.
 
         Returns:
-          The counter; None if nobody is measured.
+          The counter, perhaps of nobody.
 
         Raises:
           UsageError: If a user trains and is held out.
@@ -112,8 +112,6 @@ class TextTask:
             for user in self.held_out_text.user_ids
             if _place(user) < share
         ]
-        if not rows:
-            return None
         padded = np.zeros([len(rows), _MOST_OF_USER, self.model.sequence_length + 1], np.int32)
         for of_user, found in zip(padded, rows, strict=True):
             of_user[: len(found)] = found
