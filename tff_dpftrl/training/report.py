@@ -148,6 +148,18 @@ def figures_of(known: manifest.Manifest) -> released_metrics.Figures:
     )
 
 
+def not_covered_of_held_out(held_out_users: str, *, released: bool = False) -> list[str]:
+    """Returns what a statement does not cover of the held-out users, if they are protected.
+
+    Args:
+      held_out_users: The option: "public" or "protected".
+      released: Whether evaluations on them are released with noise.
+    """
+    if held_out_users != "protected":
+        return []
+    return [metrics_columns.of_protected(released=released)]
+
+
 def evaluation_of(known: manifest.Manifest) -> released_metrics.Figures:
     """Returns the figures that a training run may release of protected held-out users."""
     return metrics_columns.figures_of_evaluations(

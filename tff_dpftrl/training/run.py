@@ -31,7 +31,6 @@ from tff_dpftrl.training import (
     corpus,
     custom_models,
     federated_trainer,
-    metrics_columns,
     opening,
     process,
     report,
@@ -258,16 +257,15 @@ def _manifest(
     facts: Mapping[str, Any],
 ) -> manifest.Manifest:
     words = language_task.words
+    not_covered = report.not_covered_of_held_out(
+        config.held_out_users, released=config.num_evaluations > 0
+    )
     return manifest.Manifest(
         config=config.to_dict(),
         derived=plan.derived(),
         facts={
             **facts,
-            **(
-                {"not_covered": [metrics_columns.of_protected(released=config.num_evaluations > 0)]}
-                if config.held_out_users == "protected"
-                else {}
-            ),
+            **({"not_covered": not_covered} if not_covered else {}),
             "training_users": len(language_task.train.user_ids),
             "user_unit": language_task.train.corpus.user_unit,
             "vocabulary_source": words.source,
