@@ -94,12 +94,28 @@ def test_options_that_release_nothing_are_refused(options, says, tmp_path):
         toy_finetuning.config(tmp_path, **options)
 
 
+def _check_held_out_figures(folder, results, is_protected):
+    """Checks that exact figures of held-out users are private if they are protected."""
+    exact = [f"{row['eval_loss']!r}" for row in results.rows if row["eval_loss"] is not None]
+    exact.append(repr(results.baselines["pretrained"]))
+    texts = [p.read_text() for p in folder.iterdir() if p.suffix in (".json", ".md", ".csv")]
+    is_told = [any(figure in text for text in texts) for figure in exact]
+    assert len(exact) > 1 and is_told == [not is_protected] * len(exact)
+    assert (folder / "best_model.npz").exists() != is_protected
+    assert (folder / "private" / "held_out.json").exists() == is_protected
+    if is_protected:
+        assert any("protected too" in entry for entry in results.statement.not_covered)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         {},
-        {"sampling": "passes", "delta": 1e-3, "group_size": 2, "cohort_size": 8},
+        {
+            **{"sampling": "passes", "delta": 1e-3, "group_size": 2, "cohort_size": 8},
+            "held_out_users": "protected",
+        },
         {"sampling": "cyclic", "bands": 2, "group_size": 2, "cohort_size": 8},
     ],
     ids=["user", "passes", "cyclic"],
@@ -113,6 +129,7 @@ def test_a_run_releases_the_loss_and_states_it(options, toy, tmp_path):
     with open(tmp_path / "run" / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == toy_finetuning.NUM_STEPS and "loss" not in rows[0]
+    _check_held_out_figures(tmp_path / "run", results, config.held_out_users == "protected")
     assert all(row["noised_sum_loss_sum"] and row["noised_sum_num_units"] for row in rows)
     exact = np.array([row["loss"] for row in results.rows])
     told = [(row["noised_loss"], row["noised_loss_se"]) for row in results.rows]

@@ -106,6 +106,21 @@ def test_protected_held_out_users_were_measured_but_not_for_all_to_see(tmp_path)
         assert says in evaluation.partition("\n")[0]
 
 
+def test_a_sweep_says_that_it_has_exact_figures_of_protected_users(tmp_path):
+    (tmp_path / "summary.csv").write_text("clip_norm,eval_loss,eval_loss_se,epsilon\n1,5.5,0.1,2\n")
+    for definition in (
+        {"options": {"held_out_users": "protected"}},
+        {"options": {}, "axes": {"held_out_users": ["public", "protected"]}},
+    ):
+        (tmp_path / "sweep.json").write_text(json.dumps(definition))
+        found = results.read(tmp_path)
+        assert found.settings == [{"clip_norm": "1", "epsilon": "2"}]
+        assert "exact figures of them" in readme.of(found)
+    (tmp_path / "sweep.json").write_text(json.dumps({"options": {}}))
+    found = results.read(tmp_path)
+    assert "eval_loss" in found.settings[0] and "exact figures of them" not in readme.of(found)
+
+
 def test_a_sweep_has_no_card(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"options": {}}))
     for name in "ab":

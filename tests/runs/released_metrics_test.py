@@ -12,7 +12,7 @@ from dp_accounting.pld import pld_privacy_accountant
 from scipy import stats
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import parts
+from tff_dpftrl.accounting import budget_shares, parts
 from tff_dpftrl.runs import (
     amplified_privacy,
     dp_ftrl_privacy,
@@ -134,6 +134,74 @@ def test_a_target_is_for_weights_and_metrics_together():
             mu = math.sqrt(2) / released_metrics.noise_of(plan)
             assert mu**2 == pytest.approx(0.2 * alone.rounds.mu**2, rel=1e-3)
     assert _planned(_in_turns(target_epsilon=6.0)) == _in_turns(target_epsilon=6.0).plan(24, 10)
+
+
+def _epsilon_of_gaussians(noise, times, delta):
+    accountant = pld_privacy_accountant.PLDAccountant()
+    event = dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(noise), times)
+    return accountant.compose(event).get_epsilon(delta)
+
+
+@pytest.mark.parametrize("given", [{"target_epsilon": 1.5}, {"share": 0.2}])
+def test_evaluations_on_held_out_users_cost_them_as_much_and_nobody_else_anything(given):
+    plan = _planned(_in_turns(target_epsilon=6.0), **given, evaluations=5)
+    without = _planned(_in_turns(target_epsilon=6.0), **given)
+    noise = released_metrics.noise_of_evaluation(plan, 5)
+    assert released_metrics.noise_of_evaluation(without, 5) is None
+    of_evaluations = _epsilon_of_gaussians(noise, 5, 1e-5)
+    if "share" in given:  # A fifth of μ² of all of ε = 6, which 1/5 of the precision has.
+        whole = _epsilon_of_gaussians(noise * math.sqrt(0.2), 5, 1e-5)
+        assert whole == pytest.approx(6.0, rel=2e-3)
+    else:
+        assert of_evaluations == pytest.approx(1.5, rel=2e-3)
+    assert plan.noise_multiplier == without.noise_multiplier
+    assert plan.epsilon_after(12) == without.epsilon_after(12) > of_evaluations
+    # Before the first round, evaluations that are to come are all that is charged.
+    assert plan.epsilon_after(0) == pytest.approx(of_evaluations, rel=2e-3)
+
+
+def test_if_evaluations_cost_more_they_are_what_the_run_costs():
+    plan = _planned(_in_turns(noise_multiplier=50.0), target_epsilon=2.0, evaluations=3)
+    figures = dataclasses.replace(plan.others[0], noise_multiplier_of_round=1e3)
+    cheap = dataclasses.replace(plan, others=(figures, plan.others[1]))
+    noise = released_metrics.noise_of_evaluation(cheap, 3)
+    of_evaluations = _epsilon_of_gaussians(noise, 3, 1e-5)
+    assert cheap.epsilon_after(12) == pytest.approx(of_evaluations, rel=2e-3)
+    alone = dataclasses.replace(plan, others=(figures,)).epsilon_after(12)
+    assert 0.1 < alone < 0.5 * of_evaluations
+    for epsilon, delta in parts.profile(cheap.rounds, cheap.others, cheap.epsilon_after(12)):
+        assert delta == pytest.approx(_gaussian_delta(math.sqrt(3) / noise, epsilon), rel=1e-6)
+
+
+def test_a_share_is_one_of_the_whole_beside_a_vocabulary():
+    vocabulary = budget_shares.planned(6.0, 1e-5, {"vocabulary": 0.3})
+    asked = _in_turns(target_epsilon=6.0)
+    asked = dataclasses.replace(asked, others=vocabulary)
+    plan = _planned(asked, share=0.2)
+    planned = budget_shares.planned(6.0, 1e-5, {"vocabulary": 0.3, "metrics": 0.2})
+    mu = math.sqrt(2) / released_metrics.noise_of(plan)
+    assert mu**2 / 2 == pytest.approx(planned[1].rho_zcdp, rel=1e-3)  # As `plan` splits it.
+    noises = [
+        (1 / plan.rounds.mu, 1),
+        (1 / math.sqrt(2 * vocabulary[0].rho_zcdp), 1),
+        (released_metrics.noise_of(plan), 2),
+    ]
+    accountant = pld_privacy_accountant.PLDAccountant()
+    for noise, times in noises:
+        accountant.compose(dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(noise), times))
+    whole = accountant.get_epsilon(1e-5 - vocabulary[0].delta)
+    assert whole == pytest.approx(6.0, rel=2e-3) and plan.epsilon_after(12) <= 6.0
+
+
+def test_a_unit_counts_for_a_norm_of_one():
+    values = np.array([[8.0, 0.0, 0.0], [800.0, 200.0, 0.0], [np.nan, 1.0, 1.0], [0.0, 0.0, 1.0]])
+    clipped = np.array([100.0, 100.0, 0.0]) / math.hypot(100.0, 100.0)
+    expected = np.array([1.0, 0.0, 0.0]) + clipped + np.array([0.0, 0.0, 0.5])
+    found = _FIGURES.bounded_sums(values)
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+    one = np.linalg.norm([_FIGURES.bounded_sums(values[i : i + 1]) for i in range(4)], axis=1)
+    assert np.all(one <= 1.0) and one[1] > 1.0 - 1e-8
+    assert not _FIGURES.bounded_sums(values[:0]).any()
 
 
 def test_a_known_seed_changes_no_noise():

@@ -407,6 +407,7 @@ def test_a_model_that_diverged_is_not_committed(tmp_path):
         validation.UsageError, match="weights after round 1 are not finite. Lower l"
     ):
         _run(tmp_path, plan, trainer)
+    assert (tmp_path / "private" / "diverged.json").read_text() == '{"round": 1}\n'
     made, *_ = _prepared(plan)
     with pytest.raises(ValueError, match="has not committed a round yet"):
         run_lib.report(tmp_path, lambda known: made.report)

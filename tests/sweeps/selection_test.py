@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import stat
 import sys
 
@@ -13,6 +14,7 @@ from tff_dpftrl.accounting import selection as selection_lib
 from tff_dpftrl.auditing.recount import records
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runs import manifest
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.sweeps import kinds, selection, selection_plan
@@ -132,19 +134,64 @@ def test_the_best_run_alone_is_released_with_the_cost_of_the_choice(tmp_path, mo
         records.read(winner)
 
 
+def test_a_run_that_diverged_is_the_worst_and_ends_nothing(tmp_path, monkeypatch):
+    chosen = selection.Selection("/public.jsonl", _RUNS, 1e-5, _PLAN, [1, 0, 1])
+    runs = chosen.runs(_cells())
+    folders = [folder_lib.cell_folder(tmp_path / "private", run) for run in runs]
+    for number, folder in enumerate(folders):
+        _finish(folder, noise=10.0 + number)
+        folder_lib.write_ending(folder, folder_lib.Ending(2 * (number == 0), "diverged"))
+    assert selection.unfinished(tmp_path, runs) == runs[:1]
+
+    def diverge(folder):
+        (folder / "private").mkdir()
+        (folder / "private" / "diverged.json").write_text("{}")
+
+    diverge(folders[0])
+    assert not selection.unfinished(tmp_path, runs)
+    monkeypatch.setattr(selection_plan, "ask", lambda module, request: [99.0, math.nan])
+    selection.release(tmp_path, chosen, _cells())
+    assert (tmp_path / "winner" / "model.npz").read_text() == "model.npz 11.0"
+    shutil.rmtree(tmp_path / "winner")
+    # Of runs without a score, any one is the best, and the draw made the first one a random one.
+    monkeypatch.setattr(selection_plan, "ask", lambda module, request: [math.nan, math.nan])
+    selection.release(tmp_path, chosen, _cells())
+    selection.release(tmp_path, chosen, _cells())  # As after a kill.
+    (released,) = (tmp_path / "winner").iterdir()
+    said = json.loads(released.read_text())
+    assert released.name == "outcome.json" and "diverged" in said["outcome"]
+    assert (said["epsilon"], said["delta"]) == (2.0, 1e-5) and "run=" not in released.read_text()
+
+
+def _write_run_with_metrics(folder, sums, stddev):
+    folder.mkdir()
+    known = manifest.Manifest(
+        {"sequence_length": 4},
+        {"others": [{"name": "training metrics", "noise_multiplier_of_round": stddev}]},
+        {"vocabulary_size": 100},
+        {},
+    )
+    (folder / "private").mkdir()
+    known.write(folder)
+    columns = [column.name for column in kinds.TRAINING.figures(known).columns]
+    lines = [",".join(["round", *columns])]
+    for number, pair in enumerate(sums, start=1):
+        row = dict.fromkeys(columns, 1.0) | dict(
+            zip(("noised_sum_loss_sum", "noised_sum_num_targets"), pair, strict=True)
+        )
+        lines.append(",".join([str(number), *(repr(row[name]) for name in columns)]))
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+
+
 def test_runs_may_be_scored_by_the_loss_that_they_release(tmp_path):
-    for number, losses in enumerate([(9.0, 2.0, 1.0), (1.0, 2.5, 2.5), (0.0, None, 2.0)]):
-        rows = [
-            f"{t + 1},{x},0.1" for t, x in enumerate(("", *losses[:1], "", "", *losses[1:], ""))
-        ]
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        table = ["round,noised_loss,loss", *(row.replace("None", "") for row in rows)]
-        (folder / "metrics.csv").write_text("\n".join(table) + "\n")
-    (cell,) = _cells({**_OPTIONS, "num_rounds": 7}, clip_norm=(1.0,))
-    folders = [tmp_path / str(number) for number in range(3)]
-    scores, score = selection._scores("metrics", folders, cell)
-    assert scores == [1.0, 2.5, 2.0] and "last quarter of the rounds" in score
+    # Of eight rounds, the last two count, by their sums: a mean of quotients would be 1.05.
+    sums = [(9.0, 1.0)] * 6
+    _write_run_with_metrics(tmp_path / "0", [*sums, (1.0, 10.0), (2.0, 1.0)], 0.1)
+    _write_run_with_metrics(tmp_path / "1", [*sums, (1.0, 10.0), (2.0, 1.0)], 4.0)
+    (cell,) = _cells({**_OPTIONS, "num_rounds": 8}, clip_norm=(1.0,))
+    scores, score = selection._scores("metrics", [tmp_path / "0", tmp_path / "1"], cell)
+    assert scores[0] == pytest.approx(math.log(100) * 3.0 / 11.0)
+    assert math.isnan(scores[1]) and "last quarter of the rounds" in score  # Noise outweighs it.
     with pytest.raises(validation.UsageError, match="give --metrics-epsilon, or name a public"):
         selection.refuse(_cells(), "metrics")
     selection.refuse(_cells({**_OPTIONS, "metrics_epsilon": 0.5}), "metrics")

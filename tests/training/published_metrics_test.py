@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import sys
 
 import numpy as np
@@ -35,6 +36,7 @@ def test_nothing_outside_of_private_tells_of_protected_held_out_users(corpus, tm
         target_epsilon=60.0,
         delta=1e-5,
         budget_shares="metrics=0.3",
+        stop_at_accuracy=0.99,
         held_out_users="protected",
         deterministic_noise_seed=None,
     )
@@ -42,11 +44,18 @@ def test_nothing_outside_of_private_tells_of_protected_held_out_users(corpus, tm
     assert {path.name for path in output.iterdir()} == {
         *("README.md", "config.json", "curves.png", "metrics.csv", "metrics_README.md"),
         *("model.npz", "privacy.png", "privacy_statement.json", "privacy_statement.md"),
-        *("private", "vocabulary.json"),
+        *("private", "vocabulary.json", "best_model.npz"),
     }
     public, exact = _table(output / "metrics.csv"), _table(output / "private" / "metrics.csv")
     assert not [name for name in public[0] if name.startswith("eval_")]
     assert exact[3]["eval_loss"] and public[3]["noised_sum_loss_sum"]
+    is_released = [bool(row["noised_eval_sum_num_targets"]) for row in public]
+    assert is_released == [False, True, False, True]
+    rows = {row.name: row for row in results.statement.parts}
+    # All cost a third part of μ²; held-out users are other people, in two evaluations.
+    noise = math.sqrt(2 * 0.5 / rows["evaluation"].rho_zcdp)
+    task = results.held_out["users"]
+    assert abs(float(public[3]["noised_eval_sum_num_targets"])) <= task + 6 * noise
     hidden = [row[name] for row in exact for name in row if name not in public[0]]
     hidden += [str(number) for number in results.held_out["head_words"]["histograms"]["10"]]
     hidden += [str(figure) for figure in results.held_out["keyboard"].values()]

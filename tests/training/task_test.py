@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
@@ -92,6 +93,29 @@ def test_all_seeds_are_judged_by_the_same_sequences(tmp_path):
     first, second = (_build(path, eval_sequences=5, seed=seed) for seed in (0, 1))
     assert len(first.held_out) == 5
     np.testing.assert_array_equal(first.held_out, second.held_out)
+
+
+def test_what_is_released_of_a_held_out_user_depends_on_its_own_text_alone(tmp_path):
+    users = _users(100)
+    built = _build(_write_jsonl(tmp_path / "c.jsonl", users), embedding_size=4, lstm_size=5)
+    weights = built.model.initial_weights(0)
+    names = ["loss_sum", "num_targets", "num_top1", "num_in_vocab"]
+    everybody = built.counts_of_users(10_000)(weights, names)
+    assert everybody.shape == (built.num_held_out_users, 4)
+    # No user has more sequences than are measured: all are, as the exact evaluation does.
+    exact = built.evaluate(weights)
+    assert everybody[:, 0].sum() / everybody[:, 1].sum() == pytest.approx(exact["loss"], rel=1e-5)
+    some = built.counts_of_users(40)(weights, names)
+    assert 0 < len(some) < len(everybody)
+    assert built.counts_of_users(0)(weights, names).shape == (0, 4)
+    gone, kept = built.held_out_text.user_ids[3], built.held_out_text.user_ids
+    fewer = {user: text for user, text in users.items() if user != gone}
+    other = _build(_write_jsonl(tmp_path / "d.jsonl", fewer), embedding_size=4, lstm_size=5)
+    rest = other.counts_of_users(10_000)(weights, names)
+    left = [row for user, row in zip(kept, everybody, strict=True) if user != gone]
+    np.testing.assert_allclose(rest, left, rtol=1e-5)
+    with pytest.raises(ValueError, match="users train and are held out"):
+        dataclasses.replace(built, held_out_text=built.train).counts_of_users(10)
 
 
 def test_held_out_users_are_examined_one_by_one(tmp_path):

@@ -171,10 +171,11 @@ def growth(share: float) -> float:
 def figures(rounds: parts.Weights, share: float) -> parts.Part:
     """Returns figures of each round that have a share of the rounds' budget.
 
-    The noise of the updates then has to grow by `growth`, and nothing costs more than before.
+    The noise of the updates then has to grow by `growth`, and nothing costs more than before; by
+    more if other parts have shares, too.
 
     Args:
-      rounds: Rounds whose updates have all of the budget but other parts.
+      rounds: Rounds whose updates alone spend all of the budget.
       share: Share of the budget.
 
     Returns:
@@ -192,8 +193,8 @@ def noise_of_round(rounds: parts.Weights, share: float) -> float:
     """Computes the noise of a figure of each round that has a share of the rounds' budget.
 
     Args:
-      rounds: Rounds whose updates have all of the budget but other parts; with the figure's noise
-        as another part, their updates then get more noise.
+      rounds: Rounds whose updates alone spend all of the budget; with the figure's noise as another
+        part, updates then get more noise.
       share: Share of the budget.
 
     Returns:

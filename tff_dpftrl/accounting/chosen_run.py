@@ -25,8 +25,9 @@ _OUTPUT = (
 )
 _SECRET = (
     "The number of runs, how long they took, their scores, and everything that the other runs "
-    "computed stay secret. No model of any of them was sent to users while it was trained. None of "
-    "them failed for a reason that depends on the data: a run that diverges is not covered."
+    "computed stay secret. No model of any of them was sent to users while it was trained. A run "
+    "whose weights were no longer finite counts as the worst; none failed for another reason that "
+    "depends on the data."
 )
 
 

@@ -108,9 +108,10 @@ class Guarantee:
     @property
     def mu(self) -> float:
         """Sensitivity over standard deviation of the equivalent Gaussian mechanism."""
-        return self.weights.mu_with(
+        of_training = self.weights.mu_with(
             parts.gaussian_mu(self.others), parts.precision_of_rounds(self.others)
         )
+        return max(of_training, parts.held_out_mu(self.others))
 
     @property
     def rho_zcdp(self) -> float:

@@ -11,6 +11,9 @@ same with runs.
 A figure of each round, of the same secret sample as the round's update, is no run of its own: it
 says who was sampled. Both are one Gaussian vector, of the precision 1/z² = 1/z_update² +
 1/z_round², which is sampled as a whole.
+
+`EVALUATION` is of other users than all else, who never train (`runs.released_metrics` has the
+proof): ε of the whole is the larger one of theirs and that of all other parts together.
 """
 
 from __future__ import annotations
@@ -361,7 +364,19 @@ def remaining_delta(parts: Iterable[Part], delta: float) -> float:
 
 
 def gaussian_mu(parts: Iterable[Part]) -> float:
-    """Computes sensitivity over standard deviation of all Gaussian mechanisms outside rounds."""
+    """Computes sensitivity over standard deviation of all Gaussian mechanisms outside rounds.
+
+    Those of held-out users are no part of it.
+    """
+    return _mu(part for part in parts if part.name != EVALUATION)
+
+
+def held_out_mu(parts: Iterable[Part]) -> float:
+    """Computes sensitivity over standard deviation of all that is released of held-out users."""
+    return _mu(part for part in parts if part.name == EVALUATION)
+
+
+def _mu(parts: Iterable[Part]) -> float:
     return math.hypot(*(gaussian.mu_from_rho(part.rho_zcdp) for part in parts))
 
 
@@ -391,7 +406,9 @@ def compose(weights: Weights, parts: Sequence[Part], delta: float) -> float:
     """
     left = remaining_delta(parts, delta)
     epsilon = weights.composed(gaussian_mu(parts), precision_of_rounds(parts), left)
-    return added_epsilon(parts) + epsilon
+    epsilon += added_epsilon(parts)
+    held_out = held_out_mu(parts)
+    return max(epsilon, gaussian.epsilon(held_out, delta)) if held_out else epsilon
 
 
 def epsilon_without_weights(weights: Weights, parts: Sequence[Part], delta: float) -> float:
@@ -450,10 +467,14 @@ def profile(
     if not 0.0 < left <= _LARGE_EPSILON:
         return ()
     mu, precision, points = gaussian_mu(parts), precision_of_rounds(parts), []
+    held_out = held_out_mu(parts)
     # Denser at small ε, which decide most of the trade-off curve.
     for at in (left * np.linspace(0.0, 1.0, _POINTS + 1)[:-1] ** 2).tolist():
         delta = weights.delta(mu, precision, at)
         if delta is None:
             return ()
-        points.append((spent + at, min(1.0, lost + delta * (1.0 + _SAFETY)) if lost else delta))
+        delta = min(1.0, lost + delta * (1.0 + _SAFETY)) if lost else delta
+        if held_out:
+            delta = max(delta, gaussian.delta(held_out, spent + at))
+        points.append((spent + at, delta))
     return tuple(points)

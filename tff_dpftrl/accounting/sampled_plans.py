@@ -212,18 +212,23 @@ class _Maker:
             )
             return samplings.rounds_of(run, self.name)
 
-        if noise_multiplier is None:
-            noise_multiplier = calibrate.noise_beside(
+        def beside(others: tuple[parts.Part, ...]) -> float:
+            return calibrate.noise_beside(
                 rounds,
-                self.others,
+                others,
                 target_epsilon=self.target_epsilon,
                 delta=self.delta,
                 relative_tolerance=1e-3,
             )
+
         others = self.others
-        if self.share_of_figures:
-            others += (budget_shares.figures(rounds(noise_multiplier), self.share_of_figures),)
-            noise_multiplier *= budget_shares.growth(self.share_of_figures)
+        if self.share_of_figures:  # A share of the whole, whatever else has a share of it.
+            whole = beside(()) if noise_multiplier is None else noise_multiplier
+            others += (budget_shares.figures(rounds(whole), self.share_of_figures),)
+            if not self.others:
+                noise_multiplier = whole * budget_shares.growth(self.share_of_figures)
+        if noise_multiplier is None:
+            noise_multiplier = beside(others)
         weights = rounds(noise_multiplier)
         return SampledPlan(
             self.name,

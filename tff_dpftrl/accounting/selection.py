@@ -17,7 +17,9 @@ larger: the slope of log f' at x is the mean of (K − 1) / x under weights k P(
 which is smaller without the large k. With f' ≤ E[K], the density p f'(F) is at most e^(ε₀ + 2 ε₁)
 p' f'(F') plus E[K] times the excess of p over e^ε₀ p', which is δ₀ in all. So the choice is (ε₀ + 2
 ε₁, E[K] δ₀)-DP if each run is (ε₀, δ₀)-DP, too. A run of settings drawn at random, which are
-released, keeps what all of the settings keep.
+released, keeps what all of the settings keep. A run that diverges is an outcome of its own, with
+the worst score: whether weights are finite follows from noised sums. If it is the best one, that is
+what is released.
 """
 
 from __future__ import annotations

@@ -94,6 +94,11 @@ def _parts(statement: privacy_statement.PrivacyStatement) -> list[str]:
         "The choice is what it adds to ε of one run, the worst that it may have been among."
         if any(one.name == parts_lib.SELECTION for one in statement.parts)
         else "Losses are composed, not ε: what parts cost alone adds up to more than the whole.",
+        *(
+            ["The evaluation is of other users than the rest, and the larger ε is that of both."]
+            if any(one.name == parts_lib.EVALUATION for one in statement.parts)
+            else []
+        ),
         "",
     ]
 

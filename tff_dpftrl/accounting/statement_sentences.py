@@ -288,6 +288,11 @@ def parts_accounting(others: Sequence[parts.Part], *, is_sampled: bool = False) 
         )
     if any(part.noise_multiplier_of_round is not None for part in others):
         text += "; a figure of each round is one Gaussian vector with its update"
+    if any(part.name == parts.EVALUATION for part in others):
+        text += (
+            "; the evaluation is of users who never train, none of whom is in another part, and ε "
+            "is the larger one of theirs and that of the others"
+        )
     if any(part.delta for part in others):
         text += "; δ of parts is taken from δ first"
     if any(part.epsilon for part in others):

@@ -299,27 +299,24 @@ def _select(
             f"The choice has ε = {display.round_up(chosen.plan.epsilon)} at δ = {chosen.delta:g}. "
             "How many runs there are is secret, like all that this command prints."
         )
-        with interruption.noticing():
-            running.run(
-                runs,
-                private,
-                functools.partial(running.command_of, placement_flags=_placement_flags(args)),
-                jobs=args.jobs,
-                lock=lock,
-                interruption=interruption,
-                progress=_progress,
-                after_each=lambda run, ending: _progress(
-                    f"{axes_lib.label(run.values)}: {ending.last_line or 'finished'}"
-                ),
-                reuse=not _placement_flags(args),
-            )
+        if left := selection.unfinished(output, runs):
+            with interruption.noticing():
+                running.run(
+                    left,
+                    private,
+                    functools.partial(running.command_of, placement_flags=_placement_flags(args)),
+                    jobs=args.jobs,
+                    lock=lock,
+                    interruption=interruption,
+                    progress=_progress,
+                    after_each=lambda run, ending: _progress(
+                        f"{axes_lib.label(run.values)}: {ending.last_line or 'finished'}"
+                    ),
+                    reuse=not _placement_flags(args),
+                )
         if interruption.signals:
             signal.raise_signal(interruption.signals[0])
-        failed = [
-            run
-            for run in runs
-            if folder_lib.state(folder_lib.cell_folder(private, run)) != "finished"
-        ]
+        failed = selection.unfinished(output, runs)
         for run in failed:
             log = folder_lib.cell_folder(private, run) / folder_lib.LOG
             _progress(f"\n{axes_lib.label(run.values)} failed: see {log}")
@@ -328,6 +325,9 @@ def _select(
             return 1
         selection.release(output, chosen, cells)
     winner = output / selection.WINNER
+    if (winner / selection.DIVERGED).exists():
+        print(f"The chosen run diverged: {winner / selection.DIVERGED} is all that is released.")
+        return 1
     print(f"The best run is in {winner}, the only folder that may be published.")
     output_lib.print_next("Look at it", f"tff-dpftrl report {shlex.quote(str(winner))} --html")
     return 0

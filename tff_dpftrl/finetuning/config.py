@@ -264,6 +264,12 @@ class FinetuningConfig(language_config.TextConfig):
     stop_at_accuracy: float | None = _option(
         None, "Stop once the held-out top-1 accuracy reaches this (a share, not %).", "run"
     )
+    held_out_users: Literal["public", "protected"] = _option(
+        "public",
+        "Whether figures of the held-out users, who never train, may be published. With "
+        "'protected' all that is measured on them stays in private/, the best model too.",
+        "run",
+    )
     eval_every: int = _option(25, "Steps between evaluations on held-out users.", "run", 1)
     eval_sequences: int = _option(
         4000,
@@ -294,6 +300,11 @@ class FinetuningConfig(language_config.TextConfig):
             if getattr(self, name) is not None:
                 validation.positive(name, getattr(self, name))
         metrics_share.check(self)
+        if self.held_out_users == "protected" and self.stop_at_accuracy is not None:
+            raise validation.UsageError(
+                f"stop_at_accuracy={self.stop_at_accuracy:g} would end the run by exact figures of "
+                "held-out users, and held_out_users are 'protected': leave one of them out."
+            )
         if self.budget_shares is not None:
             from tff_dpftrl.accounting import budget_shares  # It takes long to import.
 

@@ -131,9 +131,16 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         progress,
     )
     chosen = dataclasses.replace(chosen, privacy=_with_figures(config, chosen.privacy))
-    facts = {
+    # Exact figures of the held-out users, and `config.json` may be published.
+    exact = {
         "pretrained_top1": float(before["top1_in_vocab"]),
         "pretrained_loss": float(before["loss"]),
+    }
+    protected = config.held_out_users == "protected"
+    if protected:
+        progress(f"Held-out loss before fine-tuning: {before['loss']:.3f}.")
+    facts = {
+        **({} if protected else exact),
         "loss_unit": task.words.unit.removesuffix("s"),
         "initial_weights_source": source,
         "initial_weights_are_public": weights_are_public,
@@ -145,7 +152,12 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
     # kept, and neither are the reasons: who starts anew until a private median pleases has looked
     # at it each time.
     run.report.schedule.check_budget(chosen.privacy, show_cost=False)
-    return dataclasses.replace(run, announcement=(*chosen.reasons, *run.announcement))
+    kept = {report.PRETRAINED: exact["pretrained_top1"]} if protected else {}
+    return dataclasses.replace(
+        run,
+        announcement=(*chosen.reasons, *run.announcement),
+        keep_first=functools.partial(report.add_baselines, baselines=kept),
+    )
 
 
 def _begun(
@@ -193,7 +205,13 @@ def _prepared(
                 loss_bound=None if released is None else released.bounds["loss_sum"],
             )
         ),
-        evaluator=report.TextEvaluator(task, {report.PRETRAINED: known.facts["pretrained_top1"]}),
+        evaluator=report.TextEvaluator(
+            task,
+            {report.PRETRAINED: known.facts["pretrained_top1"]}
+            if "pretrained_top1" in known.facts
+            else {},  # They are protected, and the file has it.
+            protects_held_out=config.held_out_users == "protected",
+        ),
         public_seed=config.seed if seed is None else seed,
         keep=functools.partial(_keep, part, task, plan, users, group_size),
         announcement=(
@@ -399,7 +417,11 @@ def _manifest(
         facts={
             **facts,
             "choices": {**chosen.facts, **part.facts()},
-            "not_covered": [*chosen.not_covered, *_not_covered_of_owners(config)],
+            "not_covered": [
+                *chosen.not_covered,
+                *report.not_covered_of_held_out(config.held_out_users),
+                *_not_covered_of_owners(config),
+            ],
             **({"caveats": list(chosen.caveats)} if chosen.caveats else {}),
             "training_users": len(users),
             "user_unit": task.train.corpus.user_unit,

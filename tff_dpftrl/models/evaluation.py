@@ -52,23 +52,10 @@ class Evaluator:
         if len(sequences) == 0:
             raise validation.UsageError("sequences must not be empty; hold out more users.")
         batches = tf.constant(_batches(sequences, batch_size))
-        spec = collections.OrderedDict(
-            (name, tf.TensorSpec([], count.dtype)) for name, count in metrics.zero_counts().items()
-        )
 
         @tf.function(autograph=False)
         def evaluate(weights):
-            def count(batch):
-                logits, positions = model.compact_logits(weights, batch[:, :-1])
-                targets = tf.gather(tf.reshape(batch[:, 1:], [-1]), positions)
-                return metrics.count(logits, targets, special)
-
-            counts = tf.map_fn(
-                count,
-                batches,
-                fn_output_signature=spec,
-                parallel_iterations=min(_MAX_PARALLEL, len(os.sched_getaffinity(0))),
-            )
+            counts = _counts(model, special, weights, batches)
             return metrics.finalize(tf.nest.map_structure(tf.reduce_sum, counts))
 
         self._evaluate = evaluate
@@ -91,6 +78,68 @@ class Evaluator:
             bits = found["loss"] / math.log(2) * self._targets_per_character
             found["bits_per_character"] = bits
         return found
+
+
+class CountsOfUsers:
+    """Counts of the targets of each of some users, with a graph as that of `Evaluator`."""
+
+    def __init__(
+        self,
+        model: language_model.LanguageModel,
+        special: metrics.SpecialIds,
+        sequences: np.ndarray,
+    ):
+        """Copies the sequences to TensorFlow.
+
+        Args:
+          model: Model to evaluate.
+          special: Ids of special tokens.
+          sequences: Ids, integer, shape [users, n, T + 1], filled up with padding.
+        """
+        of_users = tf.constant(sequences, tf.int32)
+
+        @tf.function(autograph=False)
+        def count(weights):
+            return _counts(model, special, weights, of_users)
+
+        self._count = count
+
+    def __call__(self, weights: Sequence[np.ndarray], names: Sequence[str]) -> np.ndarray:
+        """Counts the targets of each user.
+
+        Args:
+          weights: One array for each entry of the model's `weight_shapes`.
+          names: Names among those of `metrics.zero_counts`.
+
+        Returns:
+          float64 array of shape [users, names].
+        """
+        counts = self._count(tuple(tf.convert_to_tensor(each, tf.float32) for each in weights))
+        return np.stack([counts[name].numpy().astype(np.float64) for name in names], axis=1)
+
+
+def _counts(
+    model: language_model.LanguageModel,
+    special: metrics.SpecialIds,
+    weights: Sequence[tf.Tensor],
+    batches: tf.Tensor,
+) -> metrics.Counts:
+    """Returns the counts of each batch, tensors of shape [batches]."""
+    spec = collections.OrderedDict(
+        (name, tf.TensorSpec([], count.dtype)) for name, count in metrics.zero_counts().items()
+    )
+
+    def count(batch):
+        logits, positions = model.compact_logits(weights, batch[:, :-1])
+        targets = tf.gather(tf.reshape(batch[:, 1:], [-1]), positions)
+        return metrics.count(logits, targets, special)
+
+    return tf.map_fn(
+        count,
+        batches,
+        fn_output_signature=spec,
+        parallel_iterations=min(_MAX_PARALLEL, len(os.sched_getaffinity(0))),
+    )
 
 
 def _batches(sequences: np.ndarray, batch_size: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from tff_dpftrl import durable_files, version
+from tff_dpftrl import durable_files, json_text, version
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.reports import files, page
 from tff_dpftrl.reports import results as results_lib
@@ -39,6 +39,10 @@ _WHO = {
     "no": "**the operator only**",
     "never": "**never hand it on**",
 }
+_EXACT_OF_PROTECTED = (
+    "Held-out users are protected, and tables and pictures here have exact figures of them "
+    "(`cells.csv`, `summary.csv`, `summary.md`, `curves.png`, `pareto.png`): **the operator only**."
+)
 _PATH = re.compile(r"(?:[\w.~-]*/)+([^/\s,;]+)")  # In a sentence; its last part may be told.
 _RESUME = {
     "training": "tff-dpftrl train --resume --output {name}",
@@ -75,6 +79,8 @@ def of(found: results_lib.Results) -> str:
     lines = [*(_metadata(found) if has_model else []), f"# {title}", "", page.headline(found), ""]
     if found.kind == "sweep":
         lines += [sentences.CHOICE_AMONG_RUNS, ""]
+        if results_lib.protects_held_out(json_text.read_object(found.folder / "sweep.json")):
+            lines += [_EXACT_OF_PROTECTED, ""]
     if has_model:
         lines += _card(found)
     elif found.statement is not None:
@@ -206,7 +212,7 @@ def _evaluation(found: results_lib.Results) -> list[str]:
     lines = ["## Evaluation", ""]
     if not measured:
         if found.options.get("held_out_users") == "protected":
-            none = "Held-out users are protected: what is measured on them stays in `private/`."
+            none = "Held-out users are protected: exact figures of them stay in `private/`."
         else:
             none = "It has not been measured on held-out users."
         return [*lines, none, ""]

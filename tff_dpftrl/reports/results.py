@@ -172,7 +172,7 @@ def read(folder: pathlib.Path, *, private: bool = False) -> Results:
         rows=rows,
         baselines=_baselines(folder, facts, private),
         keyboard=_keyboard(folder, private, rows[-1].get("round") if rows else None),
-        settings=_settings(folder, private) if kind == "sweep" else (),
+        settings=_settings(folder, sweep, private) if kind == "sweep" else (),
         cells=_cells(folder, private) if kind == "sweep" else {},
         audit=_object(folder / "audit.json") or None,
         missing=_missing(folder, kind),
@@ -286,9 +286,21 @@ def _keyboard(folder: pathlib.Path, private: bool, last: float | None) -> dict[s
     return {name: one for name, one in shown.items() if one}
 
 
-def _settings(folder: pathlib.Path, private: bool) -> list[dict[str, str]]:
+def protects_held_out(sweep: Mapping[str, Any]) -> bool:
+    """Returns whether a run of a sweep, by its `sweep.json`, protects its held-out users."""
+    values = [_mapping(sweep, "options").get("held_out_users")]
+    values += _mapping(sweep, "axes").get("held_out_users", ())
+    return "protected" in values
+
+
+def _settings(
+    folder: pathlib.Path, sweep: Mapping[str, Any], private: bool
+) -> list[dict[str, str]]:
+    left_out = _NOT_OF_A_SETTING
+    if not private and protects_held_out(sweep):
+        left_out = re.compile(rf"{left_out.pattern}|eval_.*")
     rows = [
-        {name: value for name, value in row.items() if not _NOT_OF_A_SETTING.fullmatch(name)}
+        {name: value for name, value in row.items() if not left_out.fullmatch(name)}
         for row in _lines(folder / "summary.csv")
     ]
     return rows if private else _without_paths(rows)

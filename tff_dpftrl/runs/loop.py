@@ -6,6 +6,7 @@ place. Every run begins, commits and resumes its rounds by this one loop.
 
 from __future__ import annotations
 
+import json
 import pathlib
 import sys
 import time
@@ -15,11 +16,12 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from tff_dpftrl import validation
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.accounting import display
 from tff_dpftrl.runs import (
     checkpoint,
     committed_rounds,
+    manifest,
     metrics_log,
     released_metrics,
     released_model,
@@ -84,13 +86,20 @@ class Loop:
         self._events = None
         if presentation.has_events:
             self._events = tensorboard_log.TensorBoardLog(self._output)
-        self._release = None
+        self._release = self._evaluation = None
         if self._run.figures is not None:
             plan = self._run.plan
             seed = released_metrics.read_seed(self._output / "private", plan.deterministic_seed)
             stddev = released_metrics.noise_of(plan)
             assert stddev is not None  # There are figures because the plan has their part.
             self._release = released_metrics.Release(self._run.figures, stddev, seed)
+            if self._run.evaluation is not None:
+                times = self._run.schedule.num_evaluations(plan.num_rounds)
+                stddev = released_metrics.noise_of_evaluation(plan, times)
+                assert stddev is not None
+                self._evaluation = released_metrics.Release(
+                    self._run.evaluation, stddev, seed, of_evaluation=True
+                )
         if row:
             # The crash may have come between the commit and the row.
             self._publish(self._measured(row))
@@ -149,7 +158,17 @@ class Loop:
             return {**logged, **{name: v for name, v in row.items() if v is not None}}
         if not self._run.schedule.is_evaluated(row["round"], self._run.plan.num_rounds):
             return dict(row)
-        return {**row, **self._evaluator.evaluate(self._released_weights())}
+        return {**row, **self._evaluated(row["round"])}
+
+    def _evaluated(self, rounds_done: int) -> dict[str, Any]:
+        """Evaluates the model once: what is released is a function of the round and the model."""
+        weights = self._released_weights()
+        measured: dict[str, Any] = {**self._evaluator.evaluate(weights)}
+        if self._evaluation is not None:
+            assert self._run.evaluation is not None
+            sums = self._evaluator.bounded_sums(weights, self._run.evaluation)
+            measured |= self._evaluation.of_round(rounds_done, sums)
+        return measured
 
     def _released_weights(self) -> list[np.ndarray]:
         return self._run.released(checkpoint.Snapshot.of(self._state))
@@ -159,8 +178,9 @@ class Loop:
         row = self._log.append(row)
         if self._events is not None:
             self._events.append(row)
-        accuracy = row.get(stopping.ACCURACY)
-        if accuracy is not None and accuracy == stopping.best_accuracy(self._log.rows):
+        column = self._run.schedule.accuracy
+        accuracy = row.get(column)
+        if accuracy is not None and accuracy == stopping.best_accuracy(self._log.rows, column):
             self._run.presentation.write_best(self._output, self._released_weights())
 
     def _warn_of_dropped(self, num_dropped: int, round_index: int, num_members: int) -> None:
@@ -176,9 +196,11 @@ class Loop:
         )
 
     def _check_finite(self, state: Any, round_index: int) -> None:
-        """Stops before a model that has diverged is committed."""
+        """Stops before a model that has diverged is committed; a choice among runs reads why."""
         weights = released_model.last_weights(checkpoint.Snapshot.of(state))
         if not all(map(_is_finite, weights)):
+            text = json.dumps({self._run.schedule.unit: round_index + 1}) + "\n"
+            durable_files.write(self._output / manifest.DIVERGED, text.encode(), private=True)
             raise validation.UsageError(
                 f"Training diverged: the weights after {self._run.schedule.unit} "
                 f"{round_index + 1} are not finite. Lower {self._trainer.too_fast} and start a "
@@ -190,7 +212,7 @@ class Loop:
         last = self._log.rows[-1]
         measured = [value for name, value in last.items() if name.startswith("eval_")]
         if measured and all(value is None for value in measured):
-            self._publish({**last, **self._evaluator.evaluate(self._released_weights())})
+            self._publish({**last, **self._evaluated(last["round"])})
         if self._events is not None:
             self._events.close()
         self._evaluator.examine(self._output, last["round"], self._released_weights())

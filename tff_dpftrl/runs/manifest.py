@@ -59,6 +59,8 @@ COPY = pathlib.PurePath("private", "manifest.json")
 """Path of the private copy in the folder of a run."""
 TEXTS_CACHE = pathlib.PurePath("private", "texts.sqlite")
 """Path of the texts of a large corpus in the folder of a run, which is there before the run."""
+DIVERGED = pathlib.PurePath("private", "diverged.json")
+"""Path of the file that says that a run ended with weights that are not finite."""
 _PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "scipy", "dp-accounting")
 _SHOWN = 3
 _REMEDY = "Restore this manifest of a run; without it nobody can tell what was run."

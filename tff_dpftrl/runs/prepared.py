@@ -105,6 +105,20 @@ class Evaluator(abc.ABC):
           held-out data.
         """
 
+    def bounded_sums(
+        self, weights: list[np.ndarray], figures: released_metrics.Figures
+    ) -> np.ndarray:
+        """Measures a model on protected held-out users, for a run that releases it with noise.
+
+        Args:
+          weights: Weights of the model.
+          figures: What is released.
+
+        Returns:
+          Sums over the users without noise, as `released_metrics.Figures.bounded_sums` adds them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} measures no sums of users.")
+
     def examine(self, output: pathlib.Path, rounds_done: int, weights: list[np.ndarray]) -> None:
         """Measures and writes what is measured only once, after the last round.
 
@@ -203,6 +217,7 @@ class Reportable:
       presentation: Writes the model and the curves.
       go_on: Command, or call in Python, that resumes the run.
       figures: Figures of the training cohorts that are released with noise; None for none.
+      evaluation: Figures of the held-out users that are released with noise; None for none.
       publish: Function of the run's folder and state that writes the model in other layouts,
         once model and statement have been written.
     """
@@ -215,6 +230,7 @@ class Reportable:
     presentation: Presentation
     go_on: str
     figures: released_metrics.Figures | None = None
+    evaluation: released_metrics.Figures | None = None
     publish: Callable[[pathlib.Path, checkpoint.Snapshot], None] = lambda output, snapshot: None
 
 

@@ -1,4 +1,4 @@
-"""Figures of the training cohorts that a run releases with noise, within its budget.
+"""Figures of the users that a run releases with noise, within its budget.
 
 Each round, the sums of a few metrics get independent Gaussian noise. A unit of privacy counts for
 an L2 norm of at most 1 in them: each sum is divided by a public bound, and the vector of a unit is
@@ -6,6 +6,20 @@ clipped as a whole. Means are quotients of noised sums, which cost nothing more.
 
 The noise is a function of a secret seed in `private/` and of the round, by SHAKE-256, so that a
 round that is repeated repeats it. It shares nothing with the noise of the updates.
+
+Evaluations on protected held-out users are released likewise: each adds up the bounded sums of
+users who never train, with noise of their own. The whole run then costs the larger ε of two. Which
+users are held out is decided by each one's id alone. So two neighbouring data sets, with and
+without the data of one user, differ in a training user or in a held-out one, and
+
+* if it trains, the evaluations are computed from what else is released, and from texts that are the
+  same in both: post-processing, at no cost;
+* if it is held out, all else is drawn alike given what was released before. The k evaluations are
+  Gaussian mechanisms, chosen adaptively, in each of which the sums differ by an L2 norm of at most
+  1: together they have μ = √k / z (Dong, Roth & Su 2022, corollary 2).
+
+A user's sequences in an evaluation are drawn by its id alone, and whether it is measured follows
+from its id and from the number of training users, which is public.
 """
 
 from __future__ import annotations
@@ -20,19 +34,22 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import budget_shares, parts
+from tff_dpftrl.accounting import budget_shares, gaussian, parts
 from tff_dpftrl.runs import cohort_seed, metrics_log, privacy
 
 SEED = "metrics_seed"
 """Name of the file of the noise's seed, in the folder of the run's secrets."""
 
 _DOMAIN = b"tff_dpftrl released metrics 1"
+_DOMAIN_OF_EVALUATION = b"tff_dpftrl released evaluation 1"
+_SAFETY = 1e-12  # Relative excess of noise for rounding.
 _SEED_BYTES = 32
 # A mean is told where its denominator is more than three standard deviations of its noise.
 _LEAST_SIGNAL = 3.0
 # What is released is rounded to this part of the noise, so that its last bits tell nothing.
 _GRID = 2.0**-12
 _LAST_SHARE = 0.25
+_NORM = 1.0 - 1e-9  # What float64 rounds is far less.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +77,14 @@ class Figures:
       bounds: What a unit's sums are divided by before it is clipped to an L2 norm of 1, by their
         names. They must not depend on protected data.
       means: The means.
+      of: Whose sums they are, a phrase.
+      prefix: Beginning of the names of the sums' columns.
     """
 
     bounds: Mapping[str, float]
     means: tuple[Mean, ...]
+    of: str = "the round's cohort"
+    prefix: str = "noised_sum_"
 
     @property
     def columns(self) -> tuple[metrics_log.Column, ...]:
@@ -77,9 +98,24 @@ class Figures:
                 ),
             ]
         for name, bound in self.bounds.items():
-            meaning = f"sum of {name} of the round's cohort with noise, in units of {bound:.6g}"
-            found.append(metrics_log.Column(_sum_column(name), meaning))
+            meaning = f"sum of {name} of {self.of} with noise, in units of {bound:.6g}"
+            found.append(metrics_log.Column(self.prefix + name, meaning))
         return tuple(found)
+
+    def bounded_sums(self, values: np.ndarray) -> np.ndarray:
+        """Adds up the sums of units, as `learning.bounded_metrics` does on devices.
+
+        Args:
+          values: Sums of each unit in the order of `bounds`, shape [units, n].
+
+        Returns:
+          float64 array of shape [n], in units of the bounds. A unit counts for a vector with an L2
+          norm of at most 1, and for nothing if one of its values is not finite.
+        """
+        scaled = np.asarray(values, np.float64) / np.array(list(self.bounds.values()))
+        scaled = scaled[np.isfinite(scaled).all(axis=1)]
+        norms = np.linalg.norm(scaled, axis=1, keepdims=True)
+        return (scaled * (_NORM / np.maximum(norms, _NORM))).sum(axis=0)
 
     def values(self, sums: np.ndarray, stddev: float) -> dict[str, float | None]:
         """Computes the means of noised sums.
@@ -104,10 +140,30 @@ class Figures:
                 values[f"{mean.column}_se"] = unit * stddev / under * math.hypot(1.0, ratio)
         return values
 
+    def over_last_rounds(
+        self, rows: Sequence[Mapping[str, Any]], stddev: float
+    ) -> tuple[dict[str, float | None], int]:
+        """Computes the means of the sums of the last quarter of some rounds.
+
+        Args:
+          rows: Rows of `metrics.csv`.
+          stddev: Standard deviation of the noise of a round's sums.
+
+        Returns:
+          The means as `values` has them, none if there are no noised sums; the number of rounds.
+        """
+        names = [self.prefix + name for name in self.bounds]
+        known = [row for row in rows if all(row.get(name) is not None for name in names)]
+        last = known[-max(1, math.ceil(_LAST_SHARE * len(known))) :]
+        if not last:
+            return {}, 0
+        sums = np.sum([[row[name] for name in names] for row in last], axis=0)
+        return self.values(sums, stddev * math.sqrt(len(last))), len(last)
+
     def of_last_rounds(
         self, rows: Sequence[Mapping[str, Any]], stddev: float, unit: str = "round"
     ) -> str | None:
-        """Returns the means over the last quarter of some rounds, in a sentence.
+        """Returns what `over_last_rounds` computes, in a sentence.
 
         Args:
           rows: Rows of `metrics.csv`.
@@ -117,29 +173,19 @@ class Figures:
         Returns:
           The sentence; None if there are no noised sums, or noise outweighs all means.
         """
-        names = [_sum_column(name) for name in self.bounds]
-        known = [row for row in rows if all(row.get(name) is not None for name in names)]
-        last = known[-max(1, math.ceil(_LAST_SHARE * len(known))) :]
-        if not last:
-            return None
-        sums = np.sum([[row[name] for name in names] for row in last], axis=0)
-        values = self.values(sums, stddev * math.sqrt(len(last)))
+        values, num_rounds = self.over_last_rounds(rows, stddev)
         shown = [
             f"{mean.column.removeprefix('noised_')} {values[mean.column]:.4g} ± "
             f"{values[f'{mean.column}_se']:.2g}"
             for mean in self.means
-            if values[mean.column] is not None
+            if values.get(mean.column) is not None
         ]
         if not shown:
             return None
         return (
-            f"Training cohorts of the last {len(last)} {unit}s, by the noised sums: "
+            f"Training cohorts of the last {num_rounds} {unit}s, by the noised sums: "
             f"{', '.join(shown)} (± one standard error)."
         )
-
-
-def _sum_column(name: str) -> str:
-    return f"noised_sum_{name}"
 
 
 def planned(
@@ -150,6 +196,7 @@ def planned(
     target_epsilon: float | None,
     share: float | None,
     what: str,
+    evaluations: int = 0,
 ) -> privacy.FederatedPlan:
     """Chooses mechanism and noise for a new run that may release figures of its cohorts.
 
@@ -158,8 +205,11 @@ def planned(
       num_clients: Number of training users.
       num_parameters: Number of trainable weights.
       target_epsilon: Largest ε of the figures alone; None for none, or for a share.
-      share: Share of the budget for them instead; None for none.
+      share: Share of the budget for them instead; None for none. It is one of the whole, whatever
+        else has a share.
       what: What is released, in a few words.
+      evaluations: Number of evaluations on held-out users that are released, too; they may cost
+        these users as much as the figures.
 
     Returns:
       The plan, with the figures' part if there are any.
@@ -167,11 +217,14 @@ def planned(
     Raises:
       UsageError: If the population cannot keep what is asked for, or the rounds allow no figures.
     """
-    plan = asked.plan(num_clients, num_parameters)
     if target_epsilon is None and share is None:
-        return plan
-    others = (*plan.others, part(plan, target_epsilon, share, what))
-    request: Any = asked  # All requests are dataclasses with this field.
+        return asked.plan(num_clients, num_parameters)
+    request: Any = asked  # All requests are dataclasses with these fields.
+    alone = dataclasses.replace(request, others=()).plan(num_clients, num_parameters)
+    others = (*request.others, part(alone, target_epsilon, share, what))
+    if evaluations:
+        mu = gaussian.mu(target_epsilon or request.target_epsilon, request.delta)
+        others += (_evaluation(mu * math.sqrt(share or 1.0), evaluations),)
     return dataclasses.replace(request, others=others).plan(num_clients, num_parameters)
 
 
@@ -212,6 +265,18 @@ def part(
     )
 
 
+def _evaluation(mu: float, evaluations: int) -> parts.Part:
+    """Makes the part of the evaluations on held-out users, of a μ in all."""
+    noise = math.sqrt(evaluations) / mu * (1.0 + _SAFETY)
+    return parts.Part(
+        parts.EVALUATION,
+        f"the same figures of users who are held out by a hash of their id and never train, in "
+        f"{evaluations} evaluations: sums in which nobody counts for more than an L2 norm of 1, "
+        f"with independent Gaussian noise of standard deviation {noise:.6g} in each",
+        rho_zcdp=evaluations / noise * (0.5 / noise),
+    )
+
+
 def rounds_with_secret_noise(plan: privacy.PrivacyPlan) -> parts.Weights:
     """Returns a plan's rounds as if its seed were secret: noise does not depend on the seed."""
     secret: Any = plan  # All plans are dataclasses with this field.
@@ -225,20 +290,33 @@ def noise_of(plan: privacy.PrivacyPlan) -> float | None:
     )
 
 
+def noise_of_evaluation(plan: privacy.PrivacyPlan, evaluations: int) -> float | None:
+    """Returns the standard deviation of an evaluation's noise; None if none are released.
+
+    Args:
+      plan: Privacy of the run.
+      evaluations: Number of evaluations that it was planned with.
+    """
+    rho = math.fsum(one.rho_zcdp for one in plan.others if one.name == parts.EVALUATION)
+    return math.sqrt(evaluations * 0.5 / rho) if rho else None
+
+
 class Release:
     """Adds the noise to the sums of each round. It holds the seed, and is secret."""
 
-    def __init__(self, figures: Figures, stddev: float, seed: int):
+    def __init__(self, figures: Figures, stddev: float, seed: int, *, of_evaluation: bool = False):
         """Keeps its arguments.
 
         Args:
           figures: What is released.
           stddev: Standard deviation of the noise.
           seed: Seed of the noise, in [0, 2^256).
+          of_evaluation: Whether the figures are of held-out users, with noise of their own.
         """
         self._figures = figures
         self._stddev = stddev
         self._seed = seed
+        self._domain = _DOMAIN_OF_EVALUATION if of_evaluation else _DOMAIN
 
     def of_round(self, round_index: int, sums: np.ndarray) -> dict[str, float | None]:
         """Releases the figures of a round.
@@ -250,10 +328,11 @@ class Release:
         Returns:
           Values by column of `metrics.csv`.
         """
-        drawn = gaussians(self._seed, round_index, len(self._figures.bounds))
+        size = len(self._figures.bounds)
+        drawn = gaussians(self._seed, round_index, size, domain=self._domain)
         step = self._stddev * _GRID
         noised = step * np.round((np.asarray(sums, np.float64) + self._stddev * drawn) / step)
-        columns = map(_sum_column, self._figures.bounds)
+        columns = [self._figures.prefix + name for name in self._figures.bounds]
         released = dict(zip(columns, map(float, noised), strict=True))
         return {**self._figures.values(noised, self._stddev), **released}
 
@@ -282,19 +361,20 @@ def read_seed(private: pathlib.Path, deterministic_seed: int | None) -> int:
     return cohort_seed.read(private, SEED, of="noise of the metrics", what="noise")
 
 
-def gaussians(seed: int, round_index: int, size: int) -> np.ndarray:
+def gaussians(seed: int, round_index: int, size: int, *, domain: bytes = _DOMAIN) -> np.ndarray:
     """Draws independent standard Gaussians of a round.
 
     Args:
       seed: Seed, in [0, 2^256).
       round_index: Number of the round.
       size: Number of draws.
+      domain: Name of what the noise is for.
 
     Returns:
       float64 array of shape [size]: Box and Muller's transform of words of 64 bits of SHAKE-256 of
       the seed and the round.
     """
-    content = _DOMAIN + seed.to_bytes(_SEED_BYTES, "little") + round_index.to_bytes(8, "little")
+    content = domain + seed.to_bytes(_SEED_BYTES, "little") + round_index.to_bytes(8, "little")
     pairs = (size + 1) // 2
     words = np.frombuffer(hashlib.shake_256(content).digest(16 * pairs), "<u8").reshape([2, pairs])
     uniform = (words.astype(np.float64) + 0.5) * 2.0**-64

@@ -12,6 +12,8 @@ from tff_dpftrl.runs import privacy
 
 ACCURACY = "eval_top1_in_vocab"
 """Column of `metrics.csv` that decides about `stop_at_accuracy` and the best model."""
+NOISED_ACCURACY = "noised_eval_top1"
+"""The same of runs that release evaluations on protected users with noise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +25,14 @@ class Schedule:
       eval_every: Number of rounds between evaluations.
       max_epsilon: ε above which no round begins; None for no such budget.
       stop_at_accuracy: Held-out accuracy at which the run ends; None if accuracy never ends it.
+      accuracy: Column of `metrics.csv` with this accuracy, which decides about the best model, too.
     """
 
     unit: str
     eval_every: int
     max_epsilon: float | None = None
     stop_at_accuracy: float | None = None
+    accuracy: str = ACCURACY
 
     def check_budget(self, plan: privacy.PrivacyPlan, *, show_cost: bool = True) -> None:
         """Refuses a budget that does not pay for the first round.
@@ -56,6 +60,10 @@ class Schedule:
         """Returns whether the model after `rounds_done` rounds is evaluated."""
         return rounds_done % self.eval_every == 0 or rounds_done == num_rounds
 
+    def num_evaluations(self, num_rounds: int) -> int:
+        """Returns the largest number of evaluations of a run, also of one that ends early."""
+        return -(-num_rounds // self.eval_every)
+
     def reason_to_end(
         self, plan: privacy.PrivacyPlan, rows: Sequence[Mapping[str, Any]], rounds_done: int
     ) -> str | None:
@@ -79,7 +87,7 @@ class Schedule:
                     f"Stopped after {of_all}: the next one would bring ε to "
                     f"{display.round_up(following)}, above max_epsilon={self.max_epsilon:g}."
                 )
-        best = best_accuracy(rows)
+        best = best_accuracy(rows, self.accuracy)
         if best is not None and self.stop_at_accuracy is not None and best >= self.stop_at_accuracy:
             return (
                 f"Stopped after {of_all}: the held-out accuracy reached {best:.2%}, and "
@@ -88,7 +96,7 @@ class Schedule:
         return None
 
 
-def best_accuracy(rows: Sequence[Mapping[str, Any]]) -> float | None:
+def best_accuracy(rows: Sequence[Mapping[str, Any]], column: str = ACCURACY) -> float | None:
     """Returns the best held-out accuracy of some rows; None before the first evaluation."""
-    accuracies = [row[ACCURACY] for row in rows if row.get(ACCURACY) is not None]
+    accuracies = [row[column] for row in rows if row.get(column) is not None]
     return max(accuracies, default=None)

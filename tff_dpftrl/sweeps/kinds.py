@@ -13,12 +13,12 @@ from tff_dpftrl import validation
 from tff_dpftrl.finetuning import config as finetuning_config
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as training_config
-from tff_dpftrl.training import custom_models, language_config, warm_start
+from tff_dpftrl.training import custom_models, language_config, metrics_columns, warm_start
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import placement as placement_lib
 
 if TYPE_CHECKING:
-    from tff_dpftrl.runs import privacy
+    from tff_dpftrl.runs import privacy, released_metrics
 
 
 class RunKind(abc.ABC):
@@ -91,6 +91,10 @@ class RunKind(abc.ABC):
             warm_start.find(config.initial_weights)
 
     @abc.abstractmethod
+    def figures(self, known: manifest.Manifest) -> released_metrics.Figures:
+        """Returns the figures that a run may release with noise, from its manifest."""
+
+    @abc.abstractmethod
     def text_check(self) -> Callable[[Any], None]:
         """Returns a function that refuses a config whose text cannot be used.
 
@@ -129,6 +133,12 @@ class _Training(RunKind):
         super().check(config, placement)
 
     @override
+    def figures(self, known):
+        return metrics_columns.figures_of_rounds(
+            known.facts["vocabulary_size"], known.config["sequence_length"]
+        )
+
+    @override
     def text_check(self):
         from tff_dpftrl.training import corpus
 
@@ -147,7 +157,8 @@ class _Training(RunKind):
 
         def planned(config):
             users = num_users(config.part(corpus.UserOptions))
-            key = repr((config.privacy(), config.metrics_epsilon, config.metrics_share, users))
+            released = config.metrics_epsilon, config.metrics_share, config.num_evaluations
+            key = repr((config.privacy(), released, users))
             if key not in plans:
                 plans[key] = config.plan(users, num_parameters=1)  # ε does not depend on them.
             return plans[key]
@@ -174,6 +185,12 @@ class _Finetuning(RunKind):
             )
         super().check(config, placement)
         warm_start.source(config.initial_folder, config.trained_on)
+
+    @override
+    def figures(self, known):
+        from tff_dpftrl.finetuning import run_privacy
+
+        return run_privacy.figures_of_steps(known.facts["vocabulary_size"])
 
     @override
     def text_check(self):

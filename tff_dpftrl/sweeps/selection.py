@@ -4,6 +4,9 @@
     private/cells/           the runs, as those of a sweep
     winner/                  the best run's model and its statement; all that may be published
 
+A run whose weights are no longer finite is one outcome like others: that follows from its noised
+sums, and its score is the worst. If it is chosen, this is all that is released.
+
 How many runs there are, which ones, their scores and how long they take has to stay secret.
 `accounting/selection.py` has the mathematics.
 """
@@ -34,10 +37,17 @@ from tff_dpftrl.training import corpus, language_config, warm_start
 WINNER = "winner"
 """Name of the folder of the run that was chosen, in that of the sweep."""
 
+DIVERGED = "outcome.json"
+"""Name of the only file of a winner that diverged."""
+
 _FILE = pathlib.PurePath(manifest.PRIVATE, "selection.json")
 _FORMAT = 1
 _RELEASED = ("model.npz", "vocabulary.json", manifest.NAME)
 _RELEASED_LOSS = "noised_loss"
+_SAYS_DIVERGED = (
+    "The run that was chosen diverged: its weights are not finite, and there is no model. The "
+    "choice has spent this epsilon on its users all the same."
+)
 _MEAN = 10.0  # Default expected number of runs.
 _LARGEST = 5.0  # Default largest number of runs, over the expected one.
 # Options that take the guarantee of a choice away, and why.
@@ -243,11 +253,11 @@ def open_or_draw(
 
 
 def release(output: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.Cell]) -> None:
-    """Scores the finished runs, and copies what may be published of the best one, once.
+    """Scores the runs, and copies what may be published of the best one, once.
 
     Args:
       output: Folder of the sweep.
-      chosen: The choice, all of whose runs have finished.
+      chosen: The choice, all of whose runs have finished or diverged.
       cells: Cells of the sweep.
 
     Raises:
@@ -257,17 +267,40 @@ def release(output: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.C
     winner = output / WINNER
     if not winner.exists():
         _release(winner, chosen, cells)
-    readme.write(winner)  # It names its folder.
+    if not (winner / DIVERGED).exists():
+        readme.write(winner)  # It names its folder.
+
+
+def unfinished(output: pathlib.Path, runs: Sequence[cells_lib.Cell]) -> list[cells_lib.Cell]:
+    """Returns the runs that have neither finished nor diverged.
+
+    Args:
+      output: Folder of the sweep.
+      runs: Runs of the choice.
+    """
+    folders = [folder_lib.cell_folder(output / manifest.PRIVATE, run) for run in runs]
+    return [
+        run
+        for run, folder in zip(runs, folders, strict=True)
+        if folder_lib.state(folder) != "finished" and not (folder / manifest.DIVERGED).exists()
+    ]
 
 
 def _release(winner: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.Cell]) -> None:
     private = winner.parent / manifest.PRIVATE
     runs = chosen.runs(cells)
     folders = [folder_lib.cell_folder(private, run) for run in runs]
-    scores, score = _scores(chosen.score_text, folders, cells[0])
+    finished = [folder for folder in folders if not (folder / manifest.DIVERGED).exists()]
+    scores, score = _scores(chosen.score_text, finished, cells[0])
+    finite = {
+        folder: each for folder, each in zip(finished, scores, strict=True) if math.isfinite(each)
+    }
     # Runs are exchangeable: the first one of equal scores is a random one of them.
-    finite = [score if math.isfinite(score) else math.inf for score in scores]
-    best = finite.index(min(finite))
+    best = min(range(len(folders)), key=lambda run: finite.get(folders[run], math.inf))
+    if folders[best] not in finished:
+        with durable_files.new_folder(winner) as folder:
+            durable_files.write(folder / DIVERGED, _diverged(chosen).encode())
+        return
     path = folders[best] / "privacy_statement.json"
     one = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
     stated = chosen_run.statement(
@@ -287,13 +320,23 @@ def _release(winner: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.
         reporting.write_statement(folder, stated)
 
 
+def _diverged(chosen: Selection) -> str:
+    content = {
+        "outcome": _SAYS_DIVERGED,
+        "epsilon": chosen.plan.epsilon,
+        "delta": chosen.delta,
+        "selection_expected_runs": chosen.num_runs.mean,
+        "selection_largest_number_of_runs": chosen.num_runs.largest,
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
 def _scores(
     score_text: str, folders: Sequence[pathlib.Path], cell: cells_lib.Cell
 ) -> tuple[list[float], str]:
     """Returns the scores of finished runs, the least is the best, and what they are."""
     if score_text == selection_plan.METRICS:
-        length = cell.kind.length(cell.config)
-        scores = [_released_loss(folder, length) for folder in folders]
+        scores = [_released_loss(folder, cell) for folder in folders]
         return scores, f"the loss that they release, of the last quarter of the {cell.kind.unit}s"
     request = {
         "folders": [str(folder) for folder in folders],
@@ -305,8 +348,14 @@ def _scores(
     return scores, f"bits per character of {name}, declared public by the operator"
 
 
-def _released_loss(folder: pathlib.Path, num_rounds: int) -> float:
-    rows = metrics_log.read_rows(folder, num_rounds)
-    last = [row.get(_RELEASED_LOSS) for row in rows[-math.ceil(len(rows) / 4) :]]
-    found = [loss for loss in last if loss is not None]
-    return math.fsum(found) / len(found) if found else math.nan
+def _released_loss(folder: pathlib.Path, cell: cells_lib.Cell) -> float:
+    known = manifest.read(folder)
+    rows = metrics_log.read_rows(folder, cell.kind.length(cell.config))
+    stddev = next(
+        part["noise_multiplier_of_round"]
+        for part in known.derived["others"]
+        if part["name"] == parts.METRICS
+    )
+    values, _ = cell.kind.figures(known).over_last_rounds(rows, stddev)
+    loss = values.get(_RELEASED_LOSS)
+    return math.nan if loss is None else loss

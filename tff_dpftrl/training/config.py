@@ -314,7 +314,8 @@ class TrainingConfig(language_config.LanguageConfig):
     held_out_users: Literal["public", "protected"] = _option(
         "public",
         "Whether figures of the held-out users, who never train, may be published. With "
-        "'protected' all that is measured on them stays in private/, the best model too.",
+        "'protected' all that is measured on them stays in private/, the best model too; with "
+        "metrics_epsilon, evaluations on them are released with noise, for the same ε.",
         "run",
     )
     eval_every: int = _option(10, "Rounds between evaluations on held-out users.", "run", 1)
@@ -355,10 +356,12 @@ class TrainingConfig(language_config.LanguageConfig):
         self.later_clip_norms()  # It refuses what is no schedule.
         self._check_vocabulary()
         metrics_share.check(self)
-        if self.held_out_users == "protected" and self.stop_at_accuracy is not None:
+        protected = self.held_out_users == "protected"
+        if protected and self.stop_at_accuracy is not None and not self.num_evaluations:
             raise validation.UsageError(
                 f"stop_at_accuracy={self.stop_at_accuracy:g} would end the run by exact figures of "
-                "held-out users, and held_out_users are 'protected': leave one of them out."
+                "held-out users, and held_out_users are 'protected': leave one of them out, or "
+                "give metrics_epsilon, which releases evaluations with noise."
             )
         if self.budget_shares is not None:
             from tff_dpftrl.accounting import budget_shares  # It takes long to import.
@@ -632,6 +635,14 @@ class TrainingConfig(language_config.LanguageConfig):
         """Share of the budget for training metrics; None for none, or with `metrics_epsilon`."""
         return metrics_share.of(self.budget_shares)
 
+    @property
+    def num_evaluations(self) -> int:
+        """Number of evaluations on protected held-out users that are released with noise."""
+        releases = self.metrics_epsilon is not None or self.metrics_share is not None
+        if self.held_out_users != "protected" or not releases:
+            return 0
+        return -(-self.num_rounds // self.eval_every)
+
     def plan(self, num_clients: int, num_parameters: int) -> privacy_lib.FederatedPlan:
         """Chooses mechanism and noise for a new run, also for the metrics that it releases.
 
@@ -655,6 +666,7 @@ class TrainingConfig(language_config.LanguageConfig):
             target_epsilon=self.metrics_epsilon,
             share=self.metrics_share,
             what=metrics_columns.WHAT_IS_RELEASED,
+            evaluations=self.num_evaluations,
         )
 
     def privacy(self) -> privacy_lib.Privacy:

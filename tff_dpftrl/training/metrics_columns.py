@@ -84,9 +84,43 @@ HELD_OUT_NOT_COVERED = (
 )
 """Sentence of a statement whose run keeps the figures of the held-out users private."""
 
+_BESIDE_RELEASED = (
+    "What is measured on the held-out users without noise, who never train and are protected too: "
+    "exact figures in private/ and on the terminal; do not publish them."
+)
+
+
+def of_protected(*, released: bool) -> str:
+    """Returns what a statement does not cover of protected held-out users.
+
+    Args:
+      released: Whether evaluations on them are released with noise.
+    """
+    return _BESIDE_RELEASED if released else HELD_OUT_NOT_COVERED
+
 
 WHAT_IS_RELEASED = "loss and accuracy on each round's training cohort"
 """Words of a statement for `figures_of_rounds`."""
+
+
+def figures_of_evaluations(vocabulary_size: int, sequence_length: int) -> released_metrics.Figures:
+    """Returns the figures of protected held-out users that are released with noise.
+
+    The arguments, and what a user counts for, are those of `figures_of_rounds`.
+    """
+    of_rounds = figures_of_rounds(vocabulary_size, sequence_length)
+    meaning = "held-out users, who never train, with noise and within the budget"
+    means = (
+        dataclasses.replace(
+            mean,
+            column=mean.column.replace("noised_", "noised_eval_"),
+            meaning=f"{mean.meaning.partition(' on ')[0]} on {meaning}",
+        )
+        for mean in of_rounds.means
+    )
+    return dataclasses.replace(
+        of_rounds, means=tuple(means), of="the held-out users", prefix="noised_eval_sum_"
+    )
 
 
 def figures_of_rounds(vocabulary_size: int, sequence_length: int) -> released_metrics.Figures:

@@ -41,6 +41,7 @@ from tff_dpftrl.training import custom_models, metrics_columns
 from tff_dpftrl.training import options as options_lib
 
 if TYPE_CHECKING:
+    from tff_dpftrl.models import evaluation
     from tff_dpftrl.training import text_task
 
 PRETRAINED = "pretrained"
@@ -134,12 +135,39 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
     go_on = custom_models.resume_command(config.model, output, config.data)
     options = config.part(ReportOptions)
     figures = functools.partial(figures_of, known)
-    return of_run(options, known, plan, unit="round", go_on=go_on, figures=figures)
+    return of_run(
+        options,
+        known,
+        plan,
+        unit="round",
+        go_on=go_on,
+        figures=figures,
+        evaluation=functools.partial(evaluation_of, known),
+    )
 
 
 def figures_of(known: manifest.Manifest) -> released_metrics.Figures:
     """Returns the figures that a training run may release of its cohorts, from its manifest."""
     return metrics_columns.figures_of_rounds(
+        known.facts["vocabulary_size"], known.config["sequence_length"]
+    )
+
+
+def not_covered_of_held_out(held_out_users: str, *, released: bool = False) -> list[str]:
+    """Returns what a statement does not cover of the held-out users, if they are protected.
+
+    Args:
+      held_out_users: The option: "public" or "protected".
+      released: Whether evaluations on them are released with noise.
+    """
+    if held_out_users != "protected":
+        return []
+    return [metrics_columns.of_protected(released=released)]
+
+
+def evaluation_of(known: manifest.Manifest) -> released_metrics.Figures:
+    """Returns the figures that a training run may release of protected held-out users."""
+    return metrics_columns.figures_of_evaluations(
         known.facts["vocabulary_size"], known.config["sequence_length"]
     )
 
@@ -153,6 +181,7 @@ def of_run(
     go_on: str,
     whole: released_model.Whole = list,
     figures: Callable[[], released_metrics.Figures] | None = None,
+    evaluation: Callable[[], released_metrics.Figures] | None = None,
 ) -> prepared.Reportable:
     """Returns what the report on a run on text is made of.
 
@@ -165,23 +194,31 @@ def of_run(
       whole: Function from the trained weights to those of the model; the identity by default.
       figures: Function that returns the figures of the training cohorts, if they are released
         within the budget.
+      evaluation: Function that returns those of protected held-out users, if they are, too.
 
     Returns:
       The material of the report.
     """
     stddev = released_metrics.noise_of(plan)
     released = figures() if figures is not None and stddev is not None else None
+    has_evaluation = any(one.name == parts.EVALUATION for one in plan.others)
+    evaluated = evaluation() if evaluation is not None and has_evaluation else None
     return prepared.Reportable(
         known=known,
         plan=plan,
         facts=_facts(known, options, plan),
         schedule=stopping.Schedule(
-            unit, options.eval_every, options.max_epsilon, options.stop_at_accuracy
+            unit,
+            options.eval_every,
+            options.max_epsilon,
+            options.stop_at_accuracy,
+            stopping.ACCURACY if evaluated is None else stopping.NOISED_ACCURACY,
         ),
         released=functools.partial(released_model.weights, options.iterate_averaging, whole=whole),
-        presentation=TextPresentation(known, unit, released, stddev),
+        presentation=TextPresentation(known, unit, released, stddev, evaluated),
         go_on=go_on,
         figures=released,
+        evaluation=evaluated,
     )
 
 
@@ -234,6 +271,7 @@ class TextPresentation(prepared.Presentation):
         unit: str,
         figures: released_metrics.Figures | None = None,
         stddev: float | None = None,
+        evaluation: released_metrics.Figures | None = None,
     ):
         """Initialises the presentation.
 
@@ -242,10 +280,13 @@ class TextPresentation(prepared.Presentation):
           unit: Name of a round: "round" or "step".
           figures: Figures of the training cohorts that are released with noise; None for none.
           stddev: Standard deviation of their noise.
+          evaluation: Figures of protected held-out users that are released with noise, too.
         """
         self._protects_held_out = _protects_held_out(known)
         self.columns = metrics_columns.of_run(protects_held_out=self._protects_held_out)
         self.columns += () if figures is None else figures.columns
+        self.columns += () if evaluation is None else evaluation.columns
+        self._keeps_best_private = self._protects_held_out and evaluation is None
         self._figures = figures
         self._stddev = stddev or 0.0
         self._known = known
@@ -254,7 +295,7 @@ class TextPresentation(prepared.Presentation):
 
     @override
     def write_best(self, output, weights):
-        private = self._protects_held_out
+        private = self._keeps_best_private
         folder = output / manifest.PRIVATE if private else output
         export.write(folder / "best_model.npz", self._model, weights, private=private)
 
@@ -268,11 +309,13 @@ class TextPresentation(prepared.Presentation):
         baselines = _read_baselines(output)
         title = _title(_name(self._known), statement)
         known_before = {name: baselines[name] for name in baselines if name == PRETRAINED}
+        if self._protects_held_out:
+            known_before = {}
         curves.write(
             output,
             rows,
             title=title,
-            baselines={name: baselines[name] for name in baselines if name != PRETRAINED},
+            baselines={name: baselines[name] for name in baselines if name not in known_before},
             public_baselines=known_before,
             unit=unit,
             exact=[column.name for column in self.columns if column.is_exact],
@@ -281,6 +324,7 @@ class TextPresentation(prepared.Presentation):
         summary = [
             _accuracy(rows, baselines, unit),
             _loss(rows, self._known.facts),
+            _noised_accuracy(rows, unit),
             self._figures.of_last_rounds(rows, self._stddev, unit) if self._figures else None,
             _on_held_out_users(held_out) if held_out else None,
             _as_keyboard(held_out) if held_out else None,
@@ -302,6 +346,7 @@ class TextEvaluator(prepared.Evaluator):
         baselines: Mapping[str, float] | None = None,
         *,
         protects_held_out: bool = False,
+        max_sequences: int = 0,
     ):
         """Initialises the evaluator.
 
@@ -309,10 +354,20 @@ class TextEvaluator(prepared.Evaluator):
           task: Model and text of the run.
           baselines: Top-1 accuracies of models to compare with besides n-grams, by name.
           protects_held_out: Whether all that is measured is kept in `private/`.
+          max_sequences: Number of sequences in an evaluation, which that with noise has about, too.
         """
         self._protects_held_out = protects_held_out
         self._task = task
         self._baselines = baselines or {}
+        self._max_sequences = max_sequences
+
+    @functools.cached_property
+    def _counts_of_users(self) -> evaluation.CountsOfUsers:
+        return self._task.counts_of_users(self._max_sequences)
+
+    @override
+    def bounded_sums(self, weights, figures):
+        return figures.bounded_sums(self._counts_of_users(weights, list(figures.bounds)))
 
     @override
     def evaluate(self, weights: list[np.ndarray]) -> dict[str, float]:
@@ -324,12 +379,10 @@ class TextEvaluator(prepared.Evaluator):
         measured, private = self._task.examine(weights), self._protects_held_out
         write_held_out(output, rounds_done, measured, private=private)
         # Counted on the training users, and so among the run's secrets.
-        for path, counted in (
-            (_BASELINES, {**self._baselines, **self._task.baselines()}),
-            (_KEYBOARD_BASELINES, self._task.keyboard_baselines()),
-        ):
-            text = json.dumps(counted, indent=2) + "\n"
-            durable_files.write(output / path, text.encode("utf-8"), private=True)
+        add_baselines(output, {**self._baselines, **self._task.baselines()})
+        text = json.dumps(self._task.keyboard_baselines(), indent=2) + "
+"
+        durable_files.write(output / _KEYBOARD_BASELINES, text.encode("utf-8"), private=True)
 
 
 def _protects_held_out(known: manifest.Manifest) -> bool:
@@ -353,6 +406,22 @@ def write_held_out(
     text = json.dumps({"note": _HELD_OUT_NOTE, "round": rounds_done, **measured}, indent=2) + "\n"
     folder = output / manifest.PRIVATE if private else output
     durable_files.write(folder / _HELD_OUT, text.encode("utf-8"), private=private)
+
+
+def add_baselines(output: pathlib.Path, baselines: Mapping[str, float]) -> None:
+    """Adds accuracies of simpler models to those in `private/`.
+
+    Args:
+      output: Folder of the run.
+      baselines: Top-1 accuracies by name.
+
+    Raises:
+      UsageError: If the file is damaged.
+      OSError: If it cannot be written.
+    """
+    if baselines:
+        text = json.dumps({**_read_baselines(output), **baselines}, indent=2) + "\n"
+        durable_files.write(output / _BASELINES, text.encode("utf-8"), private=True)
 
 
 def _read_baselines(output: pathlib.Path) -> dict[str, float]:
@@ -531,6 +600,18 @@ def _accuracy(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float],
         f"After {evaluated[-1]['round']} {unit}s: top-1 accuracy on held-out users "
         f"{evaluated[-1][stopping.ACCURACY]:.2%}{f' ({others})' if others else ''}"
         f"{'' if bits is None else f', {bits:.3f} bits per character'}."
+    )
+
+
+def _noised_accuracy(rows: Sequence[Mapping[str, Any]], unit: str) -> str | None:
+    """Returns the last accuracy on protected users that is released, if there is one."""
+    known = [row for row in rows if row.get(stopping.NOISED_ACCURACY) is not None]
+    if not known:
+        return None
+    accuracy, error = (known[-1][f"{stopping.NOISED_ACCURACY}{name}"] for name in ("", "_se"))
+    return (
+        f"With noise, after {known[-1]['round']} {unit}s: top-1 accuracy on held-out users "
+        f"{accuracy:.2%} ± {error:.1%} (one standard error)."
     )
 
 

@@ -31,7 +31,6 @@ from tff_dpftrl.training import (
     corpus,
     custom_models,
     federated_trainer,
-    metrics_columns,
     opening,
     process,
     report,
@@ -203,7 +202,15 @@ def _prepared(
     go_on = custom_models.resume_command(config.model, opened.output, config.data)
     options = config.part(report.ReportOptions)
     figures = functools.partial(report.figures_of, known)
-    reportable = report.of_run(options, known, plan, unit="round", go_on=go_on, figures=figures)
+    reportable = report.of_run(
+        options,
+        known,
+        plan,
+        unit="round",
+        go_on=go_on,
+        figures=figures,
+        evaluation=functools.partial(report.evaluation_of, known),
+    )
     aggregated = tff.learning.metrics.sum_then_finalize
     if reportable.figures is not None:
         aggregated = bounded_metrics.with_bounded_sums(aggregated, reportable.figures.bounds)
@@ -233,7 +240,9 @@ def _prepared(
             progress=progress,
         ),
         evaluator=report.TextEvaluator(
-            language_task, protects_held_out=config.held_out_users == "protected"
+            language_task,
+            protects_held_out=config.held_out_users == "protected",
+            max_sequences=config.eval_sequences,
         ),
         public_seed=config.seed,
         keep=keep,
@@ -248,16 +257,15 @@ def _manifest(
     facts: Mapping[str, Any],
 ) -> manifest.Manifest:
     words = language_task.words
+    not_covered = report.not_covered_of_held_out(
+        config.held_out_users, released=config.num_evaluations > 0
+    )
     return manifest.Manifest(
         config=config.to_dict(),
         derived=plan.derived(),
         facts={
             **facts,
-            **(
-                {"not_covered": [metrics_columns.HELD_OUT_NOT_COVERED]}
-                if config.held_out_users == "protected"
-                else {}
-            ),
+            **({"not_covered": not_covered} if not_covered else {}),
             "training_users": len(language_task.train.user_ids),
             "user_unit": language_task.train.corpus.user_unit,
             "vocabulary_source": words.source,

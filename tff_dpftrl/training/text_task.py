@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import sequences, user_text, vocabulary
 from tff_dpftrl.models import evaluation, held_out, keyboard, language_model, metrics, ngrams
 
@@ -18,6 +20,7 @@ _EVALUATION_SEED = 0
 _BY_USER = {"top1_in_vocab": False, "top1_oov_wrong": True}
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _NGRAM_ORDERS = {"unigrams": 1, "bigrams": 2, "trigrams": 3}
+_MOST_OF_USER = 4  # Sequences of a user in an evaluation that is released with noise.
 _COUNTED = 2**19  # Sequences that n-grams are counted on, at most: more take gigabytes.
 
 
@@ -53,6 +56,7 @@ class TextTask:
       num_untouched_users: Number of users who are kept for a test, and not used.
       words: The vocabulary.
       model: The model.
+      held_out_text: Sequences of all held-out users.
     """
 
     train: sequences.SequenceCorpus
@@ -63,6 +67,7 @@ class TextTask:
     num_untouched_users: int
     words: vocabulary.Vocabulary
     model: language_model.LanguageModel
+    held_out_text: sequences.SequenceCorpus
 
     @property
     def special(self) -> metrics.SpecialIds:
@@ -78,6 +83,39 @@ class TextTask:
             self.held_out,
             targets_per_character=self.targets_per_character,
         )
+
+    def counts_of_users(self, most: int) -> evaluation.CountsOfUsers:
+        """Returns the counter of what is released of protected held-out users, with noise.
+
+        What a user contributes depends on its own text and id, and on nothing of other users but
+        the number of training users.
+
+        Args:
+          most: Number of training users up to which all held-out users are measured; of more
+            training users, as large a part of the held-out ones.
+
+        Returns:
+          The counter, perhaps of nobody.
+
+        Raises:
+          UsageError: If a user trains and is held out.
+        """
+        both = set(self.train.user_ids) & set(self.held_out_text.user_ids)
+        if both:
+            raise validation.UsageError(
+                f"{len(both)} users train and are held out: held_out_users 'protected' with noised "
+                "metrics needs users who are one of both."
+            )
+        share = most / len(self.train.user_ids)
+        rows = [
+            self.held_out_text.sample(user, max_sequences=_MOST_OF_USER, seed=_EVALUATION_SEED)
+            for user in self.held_out_text.user_ids
+            if _place(user) < share
+        ]
+        padded = np.zeros([len(rows), _MOST_OF_USER, self.model.sequence_length + 1], np.int32)
+        for of_user, found in zip(padded, rows, strict=True):
+            of_user[: len(found)] = found
+        return evaluation.CountsOfUsers(self.model, self.special, padded)
 
     def examine(self, weights: Sequence[np.ndarray]) -> dict[str, Any]:
         """Measures on held-out users what is measured once, after training.
@@ -196,11 +234,18 @@ def sequences_of(
     return {
         "train": sequences.SequenceCorpus(train, words, spec),
         "held_out": rows,
+        "held_out_text": others,
         "held_out_users": users,
         "num_held_out_users": len(held_out),
         "targets_per_character": others.targets_per_character(measured),
         "words": words,
     }
+
+
+def _place(user_id: str) -> float:
+    """Returns a number in [0, 1) by a hash of an id."""
+    content = b"tff_dpftrl released evaluation" + user_id.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2.0**64
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float]:

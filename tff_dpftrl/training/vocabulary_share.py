@@ -36,7 +36,7 @@ def part(target_epsilon: float, delta: float, shares: str | None = None) -> part
         f"words that were counted, at most {noise.max_words} of a user, whose weights have an L2 "
         f"norm of 1: Gaussian noise of standard deviation {noise.noise_multiplier:.4g} on their "
         f"sums, and a threshold of {noise.threshold:.4g} (set union, Gopi et al. 2020)",
-        rho_zcdp=_rho(target_epsilon, delta, shares),
+        rho_zcdp=noise.rho_zcdp,
         delta=noise.delta,
     )
 

@@ -92,5 +92,23 @@ def test_files_of_two_runs_and_a_choice_under_way_are_found(folder):
         _wrong(folder)
 
 
+def test_a_winner_that_diverged_is_one_if_a_run_did(folder):
+    stated = json.loads((folder / "winner" / "privacy_statement.json").read_text())
+    for path in (folder / "winner").iterdir():
+        path.unlink()
+    outcome = {"epsilon": stated["epsilon"], "delta": stated["delta"], **stated["parameters"]}
+    (folder / "winner" / "outcome.json").write_text(json.dumps(outcome))
+    assert _wrong(folder) == {"winner: files of one run"}
+    private = folder / "private" / "cells" / "run=1,a=1" / "private"
+    private.mkdir()
+    (private / "diverged.json").write_text("{}")
+    (private.parent / "model.npz").unlink()
+    assert not _wrong(folder)
+    (folder / "winner" / "outcome.json").write_text(json.dumps({**outcome, "epsilon": 1.0}))
+    assert _wrong(folder) == {"statement: ε of the choice"}
+    (folder / "winner" / "model.npz").write_text("private/cells/run=2,a=1")
+    assert "winner: files of one run" in _wrong(folder)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

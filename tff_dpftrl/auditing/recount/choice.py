@@ -16,6 +16,7 @@ from tff_dpftrl.auditing.recount import terms as terms_lib
 
 _FILE = pathlib.PurePath("private", "selection.json")
 _RUNS = pathlib.PurePath("private", "cells")
+_DIVERGED = pathlib.PurePath("private", "diverged.json")
 _RELEASED = ("model.npz", "vocabulary.json", "config.json")
 _TOLERANCE = 1e-6  # Relative excess of ε that is ignored.
 
@@ -47,6 +48,9 @@ def recount(
     unreadable: list[str] = []
     choice = records.read_json(folder / _FILE, unreadable)
     stated = records.read_json(folder / "winner" / "privacy_statement.json", unreadable)
+    outcome = records.read_json(folder / "winner" / "outcome.json", unreadable)
+    if stated is None and outcome is not None:
+        stated = {**outcome, "parameters": outcome}
     if choice is None or stated is None:
         raise validation.UsageError(
             f"The choice in {folder} cannot be recounted: its selection.json cannot be read, or it "
@@ -136,8 +140,8 @@ def _statement(test: str, choice: dict[str, Any], stated: dict[str, Any]) -> aud
             parameters["selection_largest_number_of_runs"],
             choice["num_runs"]["largest"],
         ),
-        "ε of one run": (parameters["epsilon_of_one_run"], choice["plan"]["run_epsilon"]),
-        "δ of one run": (parameters["delta_of_one_run"], choice["plan"]["run_delta"]),
+        "ε of one run": (parameters.get("epsilon_of_one_run"), choice["plan"]["run_epsilon"]),
+        "δ of one run": (parameters.get("delta_of_one_run"), choice["plan"]["run_delta"]),
     }
     wrong = [
         f"{name} is {said!r}, and {planned!r} was planned"
@@ -151,8 +155,13 @@ def _statement(test: str, choice: dict[str, Any], stated: dict[str, Any]) -> aud
 
 
 def _winner(test: str, winner: pathlib.Path, runs: list[pathlib.Path]) -> audit_report.Finding:
-    """Checks that all that is released is of one run."""
+    """Checks that all that is released is of one run, or that nothing is of one that diverged."""
+    ended = [run for run in runs if not (run / _DIVERGED).exists()]
+    if (winner / "outcome.json").exists():
+        wrong = [] if len(ended) < len(runs) else ["the winner diverged, and no run did"]
+        wrong += [f"there is {name}" for name in _RELEASED if (winner / name).exists()]
+        return findings.judged(test, wrong, "It diverged, and nothing else is released")
     released = [(winner / name).read_bytes() for name in _RELEASED]
-    same = [run for run in runs if [(run / name).read_bytes() for name in _RELEASED] == released]
+    same = [run for run in ended if [(run / name).read_bytes() for name in _RELEASED] == released]
     wrong = [] if same else [f"{', '.join(_RELEASED)} are not those of one run"]
     return findings.judged(test, wrong, "Model, vocabulary and options are those of one run")

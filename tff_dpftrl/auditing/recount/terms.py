@@ -15,6 +15,7 @@ from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.participation import sampling as sampling_lib
 
 DP_FTRL, SAMPLED = "DP-FTRL", "secret sampling"
+_HELD_OUT = "evaluation"  # Name of the part of users who never train.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,16 @@ class Terms:
 
     @property
     def _mu_of_others(self) -> float:
-        return math.sqrt(math.fsum(2.0 * part["rho_zcdp"] for part in self.others))
+        return math.sqrt(
+            math.fsum(2.0 * p["rho_zcdp"] for p in self.others if p["name"] != _HELD_OUT)
+        )
+
+    @property
+    def _mu_of_held_out(self) -> float:
+        """Computes μ of what is released of users who never train, and are in nothing else."""
+        return math.sqrt(
+            math.fsum(2.0 * p["rho_zcdp"] for p in self.others if p["name"] == _HELD_OUT)
+        )
 
     @property
     def _precision(self) -> float:
@@ -73,7 +83,7 @@ class Terms:
         """Computes μ of the weights and of all else, where nothing is sampled in secret."""
         times = min(schema.times, -(-schema.rounds // schema.stride))
         squares = (mu_of_weights**2, self._mu_of_others**2, times * self._precision)
-        return math.sqrt(math.fsum(squares))
+        return max(math.sqrt(math.fsum(squares)), self._mu_of_held_out)
 
     @property
     def stride(self) -> int:
@@ -105,6 +115,11 @@ class Terms:
         Returns:
           Two bounds, equal up to rounding where the worst participation is known exactly.
         """
+        low, high = self._of_training(schema, delta)
+        held_out = arithmetic.gaussian_epsilon(self._mu_of_held_out, delta)
+        return max(low, held_out * (1.0 - 1e-6)), max(high, held_out * (1.0 + 1e-6))
+
+    def _of_training(self, schema: arithmetic.Schema, delta: float) -> tuple[float, float]:
         delta -= self.other_delta
         mu, other = self._mu_of_others, self.other_epsilon
         if schema.rounds == 0:
