@@ -52,8 +52,8 @@ def test_noise_parties_cost_the_noise_of_each_and_no_epsilon(capsys, tmp_path, m
     for name in ("noise_in_sum", "noise_per_round"):
         assert three[name] == pytest.approx(3**0.5 * one[name], rel=1e-12)
     text = _out(capsys, *_PARTIES, "--noise-parties", "3")
-    assert "3 times the variance, 1.732 times the noise" in text
-    assert "unless the server colludes with all 3" in text
+    assert "has 3 times the variance, 1.732 times the noise" in text
+    assert "unless the server\ncolludes with all 3." in text
     made = shlex.split(next(line for line in text.splitlines() if "task new" in line))
     monkeypatch.chdir(tmp_path)
     for index in (1, 2, 3):

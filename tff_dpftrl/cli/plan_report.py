@@ -251,14 +251,14 @@ def _of_parties(number: int, epsilon: str) -> list[str]:
     """Describes what noise parties cost and promise."""
     if number == 1:
         return [
-            "The noise party adds the noise within the secure sums in place of the server: the same",
-            f"noise, and epsilon {epsilon} is also against the server, unless both collude.",
+            "The noise party adds the noise within the secure sums in place of the server: the",
+            f"same noise, and epsilon {epsilon} is also against the server, unless both collude.",
         ]
     return [
-        f"Each of the {number} noise parties adds the whole noise, that of z: the released model has",
-        f"{number} times the variance, {math.sqrt(number):.3f} times the noise, as the table says. "
-        f"Epsilon {epsilon} counts",
-        f"on the noise of one alone: it holds unless the server colludes with all {number}.",
+        f"Each of the {number} noise parties adds the whole noise, that of z: the released model",
+        f"has {number} times the variance, {math.sqrt(number):.3f} times the noise: the table has it.",
+        f"Epsilon {epsilon} counts on the noise of one party alone: it holds unless the server",
+        f"colludes with all {number}.",
     ]
 
 
