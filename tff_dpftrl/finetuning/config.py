@@ -11,7 +11,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.runs import metrics_share
-from tff_dpftrl.training import language_config
+from tff_dpftrl.training import language_config, learning_options
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import statement
@@ -255,6 +255,13 @@ class FinetuningConfig(language_config.TextConfig):
         "Sums whose correlated noise is minimised: prefix sums of the gradients, or, with auto, "
         "those that optimizer, schedule and iterate_averaging make models of. For adam, auto takes "
         "its preconditioner as constant. Bands are chosen by prefix sums in any case.",
+        "privacy",
+    )
+    noise: learning_options.NoiseGenerator = _option(
+        "philox",
+        "Generator of the weights' noise: 'philox', or 'secure' for AES-256 in counter mode, with "
+        "Gaussians that are rounded without error and added on a grid, safe from attacks on "
+        "floating point. It takes more memory: several float64 copies of the trained weights.",
         "privacy",
     )
 
