@@ -38,7 +38,7 @@ def test_noise_that_is_in_both_totals_is_not_added_again():
     np.testing.assert_array_equal(average[0], [1.0, 0.0, -2.0])
     assert measurements["unclipped_fraction"] == 3.0 / 4 + 0.5
     one_stddev = round_.update_noise_multiplier * float(measurements["clip_norm"])
-    assert measurements["noise_stddev"] == pytest.approx(np.sqrt(4) * one_stddev)
+    assert float(measurements["noise_stddev"]) == pytest.approx(np.sqrt(4) * one_stddev)
     assert float(after.clip.estimate) == pytest.approx(2.0 * math.exp(-0.2 * (1.25 - 0.5)))
     skipped = round_.skip(after, _SHAPES)
     assert skipped.round_index == 2 and skipped.clip.estimate == after.clip.estimate
