@@ -256,7 +256,7 @@ def _of_parties(number: int, epsilon: str) -> list[str]:
         ]
     return [
         f"Each of the {number} noise parties adds the whole noise, that of z: the released model",
-        f"has {number} times the variance, {math.sqrt(number):.3f} times the noise, as the table.",
+        f"has {number} times the variance, {math.sqrt(number):.3f} times the noise, as above.",
         f"Epsilon {epsilon} counts on the noise of one party alone: it holds unless the server",
         f"colludes with all {number}.",
     ]
