@@ -11,7 +11,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.runs import metrics_share
-from tff_dpftrl.training import language_config, learning_options
+from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import statement
@@ -27,6 +27,7 @@ Bands = int | Literal["auto"]
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adafactor"]
 Decay = Literal["none", "linear", "cosine"]
 ComputeDtype = Literal["float32", "bfloat16"]
+NoiseGenerator = Literal["philox", "secure"]
 
 _AMPLIFIED = ("cyclic", "bins", "b-min-sep")
 
@@ -257,7 +258,7 @@ class FinetuningConfig(language_config.TextConfig):
         "its preconditioner as constant. Bands are chosen by prefix sums in any case.",
         "privacy",
     )
-    noise: learning_options.NoiseGenerator = _option(
+    noise: NoiseGenerator = _option(
         "philox",
         "Generator of the weights' noise: 'philox', or 'secure' for AES-256 in counter mode, with "
         "Gaussians that are rounded without error and added on a grid, safe from attacks on "
