@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import sys
 
 import pytest
 
-from tff_dpftrl.cli import main, plan, plan_report
+from tff_dpftrl.cli import config_flags, main, plan, plan_report
 from tff_dpftrl.data import split
+from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.training import config
 from tff_dpftrl.training import options as options_lib
 
@@ -33,6 +36,56 @@ def test_text_has_a_table_the_hypothesis_and_commands(capsys):
     assert "Recommended: blt with 5000 clients a round" in text
     assert "Hypothesis, not theorem" in text
     assert "If devices come back after 400 rounds: epsilon 7.703" in text
+
+
+_PARTIES = [*_TARGET, "--mechanisms", "blt", "--secagg-inflation", "1.01"]
+
+
+def test_noise_parties_cost_the_noise_of_each_and_no_epsilon(capsys, tmp_path, monkeypatch):
+    def recommended(*flags):
+        return json.loads(_out(capsys, *_PARTIES, *flags, "--format", "json"))["recommended"]
+
+    one, three = recommended("--noise-parties", "1"), recommended("--noise-parties", "3")
+    assert one["report_goal"] == three["report_goal"] == 5000  # 6500 are more than a group.
+    for name in ("epsilon", "noise_multiplier", "rho_zcdp"):
+        assert three[name] == one[name]
+    for name in ("noise_in_sum", "noise_per_round"):
+        assert three[name] == pytest.approx(3**0.5 * one[name], rel=1e-12)
+    text = _out(capsys, *_PARTIES, "--noise-parties", "3")
+    assert "has 3 times the variance, 1.732 times the noise" in text
+    assert "unless the server\ncolludes with all 3." in text
+    made = shlex.split(next(line for line in text.splitlines() if "task new" in line))
+    monkeypatch.chdir(tmp_path)
+    for index in (1, 2, 3):
+        signing_keys.create(tmp_path / f"party_{index}")
+    # `task new` knows every flag, and its config accepts them.
+    args = main._build_parser().parse_args(made[1:])
+    given = config_flags.given_options(args, task_config.TaskConfig)
+    parsed = options_lib.config_from_mapping(given, "the command line", task_config.TaskConfig)
+    assert len(parsed.noise_parties) == 3 and parsed.rounds.wanted == 5000
+    assert parsed.noise_multiplier == pytest.approx(three["noise_multiplier"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--noise-parties", "2"], "noise_parties=2 add .* which have secagg_inflation: give it"),
+        ([*_PARTIES[-2:], "--noise-parties", "9"], "--noise-parties must be at most 8, got 9"),
+        ([*_PARTIES[-2:], "--noise-parties", "-1"], "noise_parties must be at least 0, got -1"),
+        (
+            [*_PARTIES[-2:], "--noise-parties", "1", "--report-goals", "6500"],
+            "one group a round, of 5000 devices at most, and --report-goals has 6500",
+        ),
+        (
+            [*_PARTIES[-2:], "--noise-parties", "1", "--budget-shares", "metrics"],
+            "noise_parties=1 add .* which have no budget_shares",
+        ),
+    ],
+)
+def test_noise_parties_that_no_task_has_are_one_line_and_status_2(flags, message, capsys):
+    assert main.main(["plan", *_TARGET, *flags]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error) and error.count("\n") == 1
 
 
 _SAMPLED = [

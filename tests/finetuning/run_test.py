@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tests.finetuning import toy_finetuning
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.data import jsonl, owners, sequences, split, tables
 from tff_dpftrl.finetuning import (
@@ -49,6 +50,7 @@ _KINDS = {
         "cohort_size": 8,
         "bands": 2,
         "noise_multiplier": 0.7,
+        "noise": "secure",
     },
     "cyclic examples": {
         "sampling": "cyclic",
@@ -117,6 +119,25 @@ def test_a_run_killed_at_any_point_goes_on_with_the_same_batches_and_noise(
     assert run.write_report(tmp_path / "killed").statement == resumed.statement
     # The seed was given: whoever knows it can subtract the noise.
     assert not resumed.statement.has_guarantee
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["example", "passes"])
+def test_secure_noise_is_stated(kind, toy, tmp_path):
+    options = {**_KINDS[kind], "noise": "secure", "deterministic_noise_seed": None}
+    config = toy_finetuning.config(toy, **options, num_steps=2)
+    statement = _finetune(config, tmp_path / "run").statement
+    is_exact = kind == "example"
+    generator = sentences.noise_generator(is_exact)
+    assert statement.parameters[sentences.NOISE_GENERATOR] == generator
+    assert sentences.FLOATING_POINT not in statement.caveats
+    assert (sentences.ROUNDED_CORRELATION in statement.caveats) == (not is_exact)
+    # The median group size is drawn by another generator.
+    assert (sentences.OTHER_GENERATORS in statement.caveats) == is_exact
+    (path,) = (tmp_path / "run" / "private" / "checkpoints").iterdir()
+    with np.load(path) as checkpoint:
+        (seed,) = (checkpoint[name] for name in checkpoint.files if name.endswith("/seed"))
+    assert seed.shape == (4,)
 
 
 @pytest.mark.slow

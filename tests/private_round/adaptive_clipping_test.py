@@ -29,7 +29,7 @@ def _contribution(round_, clip, values):
 
 def test_noise_that_is_in_both_totals_is_not_added_again():
     """The estimate of the clip norm follows the noised count as it is."""
-    round_ = _round(noise_is_in_totals=True)
+    round_ = _round(noise_parties=4)
     state = round_.initial_state(_SHAPES)
     assert (state.buffer, state.count_buffer) == ((), ()) and not np.any(state.seed)
     update = [tf.constant([4.0, 0.0, -8.0], tf.float64), tf.constant(1.0, tf.float64)]
@@ -37,6 +37,8 @@ def test_noise_that_is_in_both_totals_is_not_added_again():
     after, average, measurements = round_.release(state, noised)
     np.testing.assert_array_equal(average[0], [1.0, 0.0, -2.0])
     assert measurements["unclipped_fraction"] == 3.0 / 4 + 0.5
+    one_stddev = round_.update_noise_multiplier * float(measurements["clip_norm"])
+    assert float(measurements["noise_stddev"]) == pytest.approx(np.sqrt(4) * one_stddev)
     assert float(after.clip.estimate) == pytest.approx(2.0 * math.exp(-0.2 * (1.25 - 0.5)))
     skipped = round_.skip(after, _SHAPES)
     assert skipped.round_index == 2 and skipped.clip.estimate == after.clip.estimate

@@ -47,13 +47,14 @@ def test_without_noise_it_is_the_clipped_sum_over_the_denominator():
 
 def test_noise_that_is_in_the_totals_is_not_added_again():
     strategy = blt.Blt((0.9, 0.5), (0.1, 0.2))
-    round_ = _round(strategy, noise_is_in_totals=True, deterministic_seed=None)
+    round_ = _round(strategy, noise_parties=4, deterministic_seed=None)
     noised = interface.Contribution([tf.constant([1.0, -2.0, 8.0]), tf.ones([2, 2])])
     state = round_.initial_state(_SHAPES)
     assert state.buffer == () and not np.any(state.seed)  # Nothing of it is secret.
     after, average, measurements = round_.release(state, noised)
     np.testing.assert_array_equal(average[0], [0.25, -0.5, 2.0])
-    assert after.round_index == 1 and measurements["noise_stddev"] == 3.0
+    # Each of the four has added noise of 1.5 times the norm 2.
+    assert after.round_index == 1 and measurements["noise_stddev"] == np.sqrt(4) * 3.0
     assert round_.skip(after, _SHAPES).round_index == 2 and not round_.is_separable
 
 

@@ -43,18 +43,19 @@ def _encoding(strategy, multiplier=1.5, num_parties=1):
     return grid.for_bits(_DIM, 10, 24, noise_ratio=ratio)
 
 
-def _fixed(strategy, encoding):
+def _fixed(strategy, encoding, **options):
     return fixed_clip.FixedClipRound(
         strategy,
         clipping=clipping.FlatClipping(_CLIP),
         encoded_norm=encoding.inflated_clip_norm(_CLIP),
         **_COMMON,
+        **options,
     )
 
 
-def _adaptive(strategy, encoding):
+def _adaptive(strategy, encoding, **options):
     return adaptive_clipping.AdaptiveClipRound(
-        strategy, clipping=_SETTINGS, unit_inflation=encoding.inflation, **_COMMON
+        strategy, clipping=_SETTINGS, unit_inflation=encoding.inflation, **_COMMON, **options
     )
 
 
@@ -168,23 +169,20 @@ def test_rotated_noise_has_the_promised_deviation_on_every_coordinate():
         assert scipy.stats.kstest(part, "norm").pvalue > 1e-3
 
 
-def test_secure_noise_is_that_of_the_server():
-    encoding = _encoding(_BLT)
-    round_ = fixed_clip.FixedClipRound(
-        _BLT,
-        clipping=clipping.FlatClipping(_CLIP),
-        encoded_norm=encoding.inflated_clip_norm(_CLIP),
-        secure_noise=True,
-        **_COMMON,
-    )
+@pytest.mark.parametrize("kind", [_fixed, _adaptive])
+def test_secure_noise_is_that_of_the_server(kind):
+    strategy = _STRATEGIES["blt with restarts"]
+    encoding = _encoding(strategy, 2.3)
+    round_ = kind(strategy, encoding, secure_noise=True)
     seed = seeds.root_seed(7, secure=True).numpy()
     party = party_noise.PartyNoise(round_, _SHAPES, encoding)
     state, own = round_.initial_state(_SHAPES), party.initial_state(seed)
-    for _ in range(3):
-        expected, state = round_.noise(state, _SHAPES)
+    for _ in range(5):
+        expected, *counts, state = round_.noise(state, _SHAPES)
         noise, count, own = party.draw(own)
         assert noise.dtype == tf.float64
         np.testing.assert_array_equal(noise[:_DIM], _flat(expected))
+        assert count == (counts[0] if counts else 0)
         vector, _ = party.encode(noise, count, _ROUND_SEED)
         assert 0 <= vector.min() <= vector.max() < encoding.sum_modulus
 

@@ -233,13 +233,15 @@ def test_a_line_is_said_once(task, folder):
         for _ in range(2):
             seen.on_event(3.0, released(1))
         seen.on_event(4.0, events.PartyAway("small", 1, 1))
+        seen.on_event(5.0, events.PartyAway("small", 0, 1, to_skip=3))
 
     asyncio.run(run())
     assert [line.partition(":")[2][:17] for line in lines if "reports" in line] == [
         " round 2 of 6 com"
     ]
     assert sum("devices wait" in line for line in lines) == 2
-    assert lines[-1].startswith("small: 1 of 1 noise parties that the plan names are away")
+    assert lines[-2].startswith("small: 1 of 1 noise parties that the plan names are away")
+    assert lines[-1].startswith("small: rounds to skip: 3. A noise party has given their noise")
 
 
 def test_a_commit_says_what_contradicts_the_declared_participation(task, folder):

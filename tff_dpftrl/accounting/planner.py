@@ -84,7 +84,7 @@ class Plan:
       guarantee: Guarantee of the run, with noise multiplier and schema. With
         secure aggregation the noise multiplier is relative to the inflated norm.
       noise_in_sum: Noise in the sum of the averaged updates, from the function of this
-        name; it stands for utility, by the hypothesis.
+        name, of all noise parties together; it stands for utility, by the hypothesis.
       noise_per_round: Noise in one round's averaged update, root mean square over
         rounds, per coordinate and unit of clip norm.
       memory_copies: Number of model-sized tensors that the server keeps between rounds.
@@ -200,11 +200,11 @@ def _plan(
 ) -> Plan:
     options = table.fitting(name, table.Options(workload=request.workload))
     strategy = table.build(name, schema, options)
-    inflation, upload_bytes = 1.0, request.num_parameters * _BYTES_OF_FLOAT32
+    rounds, encoding = schema.num_rounds, None
+    inflation = math.sqrt(max(request.noise_parties, 1))  # Each adds the noise of all.
     if request.secagg_inflation is not None:
         encoding = grid.for_inflation(request.num_parameters, report_goal, request.secagg_inflation)
-        inflation, upload_bytes = encoding.inflation, encoding.upload_bytes
-    rounds = schema.num_rounds
+        inflation *= encoding.inflation
     noise_of_one = inflation * noise_in_sum(
         strategy,
         num_rounds=rounds,
@@ -223,7 +223,11 @@ def _plan(
         )
     else:
         noise_multiplier = request.target_noise / noise_of_one
-    variance_of_one = float(strategy.round_noise_variance(rounds).mean())
+    variances = strategy.round_noise_variance(rounds)
+    upload_bytes = request.num_parameters * _BYTES_OF_FLOAT32
+    if encoding is not None:
+        largest = noise_multiplier * math.sqrt(request.noise_parties * float(variances.max()))
+        upload_bytes = dataclasses.replace(encoding, noise_ratio=largest).upload_bytes
     memory_copies = strategy.memory_copies(rounds)
     return Plan(
         mechanism=name,
@@ -237,7 +241,7 @@ def _plan(
             others=request.others,
         ),
         noise_in_sum=noise_multiplier * noise_of_one,
-        noise_per_round=inflation * noise_multiplier * math.sqrt(variance_of_one) / report_goal,
+        noise_per_round=inflation * noise_multiplier * math.sqrt(variances.mean()) / report_goal,
         memory_copies=memory_copies,
         memory_bytes=memory_copies * request.num_parameters * _BYTES_OF_FLOAT32,
         upload_bytes=upload_bytes,

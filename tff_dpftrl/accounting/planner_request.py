@@ -73,6 +73,8 @@ class Request:
       secagg_inflation: Largest factor by which the grid of secure aggregation inflates the
         clip norm; the coarsest such grid is used. None for sums without secure aggregation.
       workload: Workload of the run, whose models' noise counts; None for the prefix sums.
+      noise_parties: Number of parties that each add the whole noise within the secure sums; 0 if
+        the server adds it. The target epsilon holds with the noise of one of them alone.
       shares: Shares of the budget of all else that the run releases (`budget_shares`); the target
         is for the whole. None without `target_epsilon`.
     """
@@ -90,6 +92,7 @@ class Request:
     num_parameters: int = 4_050_000
     secagg_inflation: float | None = None
     workload: workload_lib.Workload | None = None
+    noise_parties: int = 0
     shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
@@ -102,6 +105,13 @@ class Request:
             validation.positive("target_noise", self.target_noise)
         if self.shares and self.target_epsilon is None:
             raise validation.UsageError("budget_shares are shares of target_epsilon: give it.")
+        validation.integer("noise_parties", self.noise_parties, minimum=0)
+        if self.noise_parties and (self.secagg_inflation is None or self.shares):
+            what = "have secagg_inflation: give it" if not self.shares else "have no budget_shares"
+            raise validation.UsageError(
+                f"noise_parties={self.noise_parties} add noise within the secure sums of tasks, "
+                f"which {what}."
+            )
         validation.probability("min_sep_fraction", self.min_sep_fraction)
         validation.delta(self.delta)
         for name in ("population", "num_rounds", "num_parameters"):

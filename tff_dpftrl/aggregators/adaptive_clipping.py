@@ -179,7 +179,7 @@ def build_adaptive_dp_ftrl_aggregator(
     count_sum_factory: tff.aggregators.UnweightedAggregationFactory | None = None,
     unit_inflation: float | None = None,
     report_non_finite_clients: bool = False,
-    noise_is_in_sums: bool = False,
+    noise_parties: int = 0,
 ) -> AdaptiveDPFTRLFactory:
     """Builds DP-FTRL with adaptive clipping and restarts, for any strategy.
 
@@ -226,7 +226,8 @@ def build_adaptive_dp_ftrl_aggregator(
       report_non_finite_clients: Whether the measurement "non_finite_clients" counts
         updates dropped as not finite. No noise covers this exact count, so it is
         outside the privacy guarantee; show it to the operator only.
-      noise_is_in_sums: Whether others add the noise within the sums, so that none is added here.
+      noise_parties: Number of parties that each add the whole noise within the sums, so that none
+        is added here; 0 if it is.
 
     Returns:
       The factory.
@@ -257,7 +258,7 @@ def build_adaptive_dp_ftrl_aggregator(
         clipping=clipping,
         unit_inflation=inner_sum.contribution_norm if is_encoded else None,
         deterministic_seed=deterministic_seed,
-        noise_is_in_totals=noise_is_in_sums,
+        noise_parties=noise_parties,
         secure_noise=secure_noise,
     )
     factory = AdaptiveDPFTRLFactory(

@@ -138,7 +138,7 @@ def build_dp_ftrl_aggregator(
     sum_factory: tff.aggregators.UnweightedAggregationFactory | None = None,
     encoded_norm: float | None = None,
     report_non_finite_clients: bool = False,
-    noise_is_in_sums: bool = False,
+    noise_parties: int = 0,
 ) -> DPFTRLFactory:
     """Builds DP-FTRL as the `model_aggregator` of any unweighted TFF learning process.
 
@@ -181,7 +181,8 @@ def build_dp_ftrl_aggregator(
       report_non_finite_clients: Whether the measurement "non_finite_clients" counts
         updates dropped as not finite. No noise covers this exact count, so it is
         outside the privacy guarantee; show it to the operator only.
-      noise_is_in_sums: Whether others add the noise within the sums, so that none is added here.
+      noise_parties: Number of parties that each add the whole noise within the sums, so that none
+        is added here; 0 if it is.
 
     Returns:
       The factory.
@@ -206,7 +207,7 @@ def build_dp_ftrl_aggregator(
         clients_per_round=clients_per_round,
         encoded_norm=inner_sum.contribution_norm,
         deterministic_seed=deterministic_seed,
-        noise_is_in_totals=noise_is_in_sums,
+        noise_parties=noise_parties,
         secure_noise=secure_noise,
     )
     return DPFTRLFactory(

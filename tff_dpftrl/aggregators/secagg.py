@@ -161,7 +161,7 @@ def build_secagg_dp_ftrl_aggregator(
     deterministic_seed: int | None = None,
     secure_noise: bool = False,
     rotation_seed: int | None = None,
-    noise_is_in_sums: bool = False,
+    noise_parties: int = 0,
 ) -> SecAggFactory:
     """Builds DP-FTRL whose server sees only secure sums of encoded updates.
 
@@ -195,8 +195,8 @@ def build_secagg_dp_ftrl_aggregator(
         compile the process (`tff_dpftrl.compile_process`).
       rotation_seed: Public seed of the rotations, an integer in [0, 2^128) other than the
         seed of the noise. From the operating system if None.
-      noise_is_in_sums: Whether others add the noise within the sums, for which `encoding` has
-        room (its `noise_ratio`): none is added here.
+      noise_parties: Number of parties that each add the whole noise within the sums, for which
+        `encoding` has room (its `noise_ratio`): none is added here. 0 if it is.
 
     Returns:
       The factory.
@@ -216,8 +216,8 @@ def build_secagg_dp_ftrl_aggregator(
                 deterministic_seed=deterministic_seed,
                 secure_noise=secure_noise,
                 sum_factory=secagg_sum.SecAggSumFactory(used, 1.0, rotation_seed=rotation_seed),
-                count_sum_factory=secagg_sum.SecAggHalfBitFactory(has_noise=noise_is_in_sums),
-                noise_is_in_sums=noise_is_in_sums,
+                count_sum_factory=secagg_sum.SecAggHalfBitFactory(has_noise=noise_parties > 0),
+                noise_parties=noise_parties,
             )
         return dp_ftrl.build_dp_ftrl_aggregator(
             strategy,
@@ -227,7 +227,7 @@ def build_secagg_dp_ftrl_aggregator(
             deterministic_seed=deterministic_seed,
             secure_noise=secure_noise,
             sum_factory=secagg_sum.SecAggSumFactory(used, clip_norm, rotation_seed=rotation_seed),
-            noise_is_in_sums=noise_is_in_sums,
+            noise_parties=noise_parties,
         )
 
     return SecAggFactory(

@@ -153,6 +153,13 @@ def add_parser(subparsers) -> None:
             "aggregation may inflate the clip norm. Default: no secure aggregation."
         ),
     )
+    parser.add_argument(
+        "--noise-parties",
+        type=int,
+        metavar="N",
+        help="Number of noise parties, which add the noise within the secure sums of a task; with "
+        "--secagg-inflation. Each adds the whole noise. Default: none, the server adds it.",
+    )
     mechanism_flags.add_workload(parser)
     parser.add_argument(
         "--what-if-rounds",
@@ -245,7 +252,7 @@ def run(args: argparse.Namespace) -> int:
 _NOT_SAMPLED = (
     *("target_rho", "target_noise", "keep_noise_of", "min_sep", "timer_hours", "rounds_per_day"),
     *("max_participations", "mechanisms", "secagg_inflation", "what_if_rounds", "what_if_min_sep"),
-    "plot",
+    *("noise_parties", "plot"),
 )
 
 
@@ -310,14 +317,43 @@ def _request(args: argparse.Namespace) -> planner_request.Request:
         target_epsilon=args.target_epsilon,
         target_rho=args.target_rho,
         target_noise=target_noise,
-        report_goals=args.report_goals or planner_request.DEFAULT_REPORT_GOALS,
+        report_goals=_report_goals(args),
         min_sep=min_sep,
         min_sep_fraction=args.min_sep_fraction,
         max_participations=args.max_participations,
         num_parameters=args.parameters,
         secagg_inflation=args.secagg_inflation,
         workload=workload,
+        noise_parties=args.noise_parties or 0,
     )
+
+
+def _report_goals(args: argparse.Namespace) -> tuple[int, ...]:
+    """Returns the numbers of clients a round to consider: with noise parties, those of one group.
+
+    Raises:
+      UsageError: If there is none, or there are more noise parties than a task can have.
+    """
+    from tff_dpftrl.accounting import planner_request
+
+    goals = args.report_goals or planner_request.DEFAULT_REPORT_GOALS
+    if not args.noise_parties:
+        return goals
+    from tff_dpftrl.runtime.tasks import secure_groups
+
+    largest, most = secure_groups.LARGEST_NOISED, secure_groups.MOST_PARTIES
+    if args.noise_parties > most:
+        raise validation.UsageError(
+            f"--noise-parties must be at most {most}, got {args.noise_parties}: each adds the "
+            "whole noise."
+        )
+    fitting = tuple(goal for goal in goals if goal <= largest)
+    if not fitting:
+        raise validation.UsageError(
+            f"--noise-parties need one group a round, of {largest} devices at most, and "
+            f"--report-goals has {min(goals)}: lower it."
+        )
+    return fitting
 
 
 def _reference_noise(args: argparse.Namespace, workload: workload_lib.Workload | None) -> float:

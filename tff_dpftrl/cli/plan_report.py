@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     WhatIf = guarantee_lib.Guarantee | str | None
 
 _TRAINING_SHARE = 0.8  # Of the users of a file, `train` keeps the others for evaluation.
+_NEIGHBOURS = 60  # Of a device in the largest group with noise parties: see `secure_groups`.
 
 
 def as_json(
@@ -238,10 +239,51 @@ def advice(
         )
     if request.workload is not None:
         lines.append(f"Noise is that of the models, for {request.workload.description}.")
+    if request.noise_parties:
+        lines += ["", *_of_parties(request.noise_parties, display.round_up(claim.epsilon))]
     if claim.others:
         lines += ["", split(_costs(claim), claim.epsilon, claim.delta)]
     lines += ["", planner.HYPOTHESIS, "", "To run it:", *_commands(plan, request, workload)]
     return "\n".join(lines)
+
+
+def _of_parties(number: int, epsilon: str) -> list[str]:
+    """Describes what noise parties cost and promise."""
+    if number == 1:
+        return [
+            "The noise party adds the noise within the secure sums in place of the server: the",
+            f"same noise, and epsilon {epsilon} is also against the server, unless both collude.",
+        ]
+    return [
+        f"Each of the {number} noise parties adds the whole noise, that of z: the released model",
+        f"has {number} times the variance, {math.sqrt(number):.3f} times the noise, as above.",
+        f"Epsilon {epsilon} counts on the noise of one party alone: it holds unless the server",
+        f"colludes with all {number}.",
+    ]
+
+
+def _noised_task(plan: planner_lib.Plan, request: planner_request.Request) -> str:
+    """Returns the options by which `task new` has noise parties, in one group a round."""
+    from tff_dpftrl.runtime.tasks import secure_groups, task_config
+
+    goal, schema = plan.report_goal, plan.guarantee.schema
+    # As many more devices as the declared participation leaves, and the group has room for.
+    over_selection = min(
+        task_config.TaskConfig.over_selection,
+        request.population / (schema.min_sep * goal),
+        request.population * schema.max_participations / (schema.num_rounds * goal),
+        secure_groups.LARGEST_NOISED / goal,
+    )
+    over_selection = math.floor(100 * over_selection) / 100
+    size = math.ceil(over_selection * goal)
+    keys = ",".join(f"party_{index + 1}.pub" for index in range(request.noise_parties))
+    options = f"--over-selection {over_selection:g} --devices-per-aggregator {size}"
+    if size > secure_groups.LARGEST_COMPLETE:
+        options += f" --secure-neighbours {_NEIGHBOURS}"
+    return (
+        f"--secure-aggregation honest-but-curious {options} --noise-party {keys} "
+        f"--population NAME --num-devices {request.population} --output tasks/NAME"
+    )
 
 
 def _commands(plan: planner_lib.Plan, request: planner_request.Request, workload: str) -> list[str]:
@@ -264,15 +306,16 @@ def _commands(plan: planner_lib.Plan, request: planner_request.Request, workload
         shares = ",".join(f"{name}={share:g}" for name, share in request.shares.items())
         noise = f"--target-epsilon {request.target_epsilon!r} --budget-shares {shares}"
         noise += " --vocabulary dp" if "vocabulary" in request.shares else ""
-    train = f"tff-dpftrl train {run} {noise} --delta {request.delta!r} "
-    train += f"--clients-per-round {plan.report_goal}"
+    learn = f"{run} {noise} --delta {request.delta!r} --clients-per-round {plan.report_goal}"
     if request.secagg_inflation is not None:
         bits = -(-plan.upload_bytes * 8 // (1 << (request.num_parameters - 1).bit_length()))
-        train += f" --secagg-bits {bits}"
+        learn += f" --secagg-bits {bits}"
+    commands = [f"  {optimize} --output strategy.json", f"  tff-dpftrl account {account}"]
+    if request.noise_parties:
+        return [*commands, f"  tff-dpftrl task new {learn} {_noised_task(plan, request)}"]
     return [
-        f"  {optimize} --output strategy.json",
-        f"  tff-dpftrl account {account}",
-        f"  {train} --data YOUR_DATA --output results",
+        *commands,
+        f"  tff-dpftrl train {learn} --data YOUR_DATA --output results",
         f"`train` keeps 2 in 10 users of a file for evaluation: for the {_training_users(plan):,} "
         "training users",
         f"of this plan the file must have {_users_of_a_file(_training_users(plan)):,} users.",

@@ -27,6 +27,7 @@ Bands = int | Literal["auto"]
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adafactor"]
 Decay = Literal["none", "linear", "cosine"]
 ComputeDtype = Literal["float32", "bfloat16"]
+NoiseGenerator = Literal["philox", "secure"]
 
 _AMPLIFIED = ("cyclic", "bins", "b-min-sep")
 
@@ -255,6 +256,13 @@ class FinetuningConfig(language_config.TextConfig):
         "Sums whose correlated noise is minimised: prefix sums of the gradients, or, with auto, "
         "those that optimizer, schedule and iterate_averaging make models of. For adam, auto takes "
         "its preconditioner as constant. Bands are chosen by prefix sums in any case.",
+        "privacy",
+    )
+    noise: NoiseGenerator = _option(
+        "philox",
+        "Generator of the weights' noise: 'philox', or 'secure' for AES-256 in counter mode, with "
+        "Gaussians that are rounded without error and added on a grid, safe from attacks on "
+        "floating point. It takes more memory: several float64 copies of the trained weights.",
         "privacy",
     )
 

@@ -25,6 +25,7 @@ from tff_dpftrl.accounting import (
     statement,
 )
 from tff_dpftrl.accounting import facts as facts_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.finetuning import example_sampling
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.mechanisms import strategy
@@ -311,7 +312,7 @@ class Plan:
                     headline_caveats=[hypothetical.sentence] if hypothetical else [],
                 ),
                 not_covered=(*self._not_covered(), *facts.not_covered),
-                caveats=(*self._caveats(), *facts.caveats),
+                caveats=(*self._caveats(facts), *facts.caveats),
             ),
             num_users=self.num_users,
             data_in_one_place=True,
@@ -354,7 +355,7 @@ class Plan:
             return ()
         return (group_sizes.not_covered(self.group_size, self.group_size_source),)
 
-    def _caveats(self) -> tuple[str, ...]:
+    def _caveats(self, facts: facts_lib.Facts) -> tuple[str, ...]:
         counted = []
         if self.units_are_declared:
             counted.append(f"The number of users, {self.num_users}, is stated as it was counted.")
@@ -363,6 +364,9 @@ class Plan:
             counted.append(counted_caveat(what, self.num_units, "; declare it to do without"))
         if self.num_examples is not None:
             counted.append(default_delta_caveat(self.num_examples))
+        if sentences.NOISE_GENERATOR in facts.parameters and self.group_size_epsilon:
+            if not self.others:  # With them it is said anyway.
+                counted.append(sentences.OTHER_GENERATORS)
         return tuple(counted)
 
 

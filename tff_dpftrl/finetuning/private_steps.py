@@ -28,13 +28,14 @@ ReadRows = Callable[[int, int], clipped_sums.Rows]
 
 
 def round_of(
-    plan: privacy.PrivacyPlan, strategy: strategy_lib.Strategy
+    plan: privacy.PrivacyPlan, strategy: strategy_lib.Strategy, *, secure_noise: bool = False
 ) -> fixed_clip.FixedClipRound:
     """Returns the clipping and the noise of a run's steps.
 
     Args:
       plan: The run's privacy.
       strategy: Strategy of the noise: the identity where units are sampled.
+      secure_noise: Whether the noise is of a cryptographic generator, on a grid; else of Philox.
 
     Returns:
       The private round, whose clients are units.
@@ -45,6 +46,7 @@ def round_of(
         clipping=clipping.FlatClipping(plan.clip_norm),
         clients_per_round=plan.clients_per_round,
         deterministic_seed=plan.deterministic_seed,
+        secure_noise=secure_noise,
     )
 
 

@@ -32,6 +32,7 @@ from tff_dpftrl.finetuning import (
 )
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.models import hugging_face, table
+from tff_dpftrl.numpy_noise import secure_draws
 from tff_dpftrl.runs import (
     checkpoint,
     earlier_runs,
@@ -113,6 +114,8 @@ def finetune_opened(
 def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared.Prepared:
     """Prepares a new run: chooses what it samples, how much of it, and its noise."""
     config = opened.config
+    if config.noise == "secure":
+        secure_draws.check_installed()
     found = warm_start.find(config.initial_folder)
     initial = found.load(sequence_length=config.sequence_length)
     part = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
@@ -330,7 +333,9 @@ def steps_of(
     rows_per_unit = run_privacy.rows_per_unit(plan, group_size)
     options = config.part(optimizers.OptimizerOptions)
     return private_steps.PrivateSteps(
-        private_steps.round_of(plan, run_privacy.strategy_of(plan)),
+        private_steps.round_of(
+            plan, run_privacy.strategy_of(plan), secure_noise=config.noise == "secure"
+        ),
         ghost.fastest_clipped_sum(
             model,
             rows_per_unit,

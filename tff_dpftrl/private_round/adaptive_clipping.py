@@ -20,6 +20,7 @@ zeroed out, twice what is charged.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -160,8 +161,8 @@ class AdaptiveClipRound(interface.PrivateRound):
         the updates are summed as they are clipped.
       deterministic_seed: Seed given by the caller, with which the run is not private; None
         for a private run.
-      noise_is_in_totals: Whether others have added the noise to both sums: `release` adds none,
-        and the state has no secret.
+      noise_parties: Number of parties that have each added the whole noise to both sums: with any,
+        `release` adds none, and the state has no secret.
       secure_noise: Whether the noise is of a cryptographic generator, on a grid.
     """
 
@@ -178,7 +179,7 @@ class AdaptiveClipRound(interface.PrivateRound):
         clipping: AdaptiveClipping = DEFAULT_CLIPPING,
         unit_inflation: float | None = None,
         deterministic_seed: int | None = None,
-        noise_is_in_totals: bool = False,
+        noise_parties: int = 0,
         secure_noise: bool = False,
     ):
         """Initialises the round.
@@ -195,7 +196,7 @@ class AdaptiveClipRound(interface.PrivateRound):
             summed, and the sum is multiplied by it again. None without encoding.
           deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only;
             from the operating system if None.
-          noise_is_in_totals: Whether others have added the noise to both sums.
+          noise_parties: Number of parties that have each added the whole noise to both sums.
           secure_noise: Whether the noise is of a cryptographic generator, on a grid; else of
             Philox. An engine that draws it must run the graph: see `secure_calls`.
 
@@ -223,7 +224,7 @@ class AdaptiveClipRound(interface.PrivateRound):
             )
         self.unit_inflation = unit_inflation
         self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
-        self.noise_is_in_totals = noise_is_in_totals
+        self.noise_parties = noise_parties
         self.secure_noise = secure_noise
         self._recipe = strategy.noise_recipe()
 
@@ -238,7 +239,7 @@ class AdaptiveClipRound(interface.PrivateRound):
     def initial_state(self, shapes):
         initial = tf.constant(self.clipping.initial_clip_norm, tf.float32)
         clip = ClipState(active=initial, estimate=initial, excess=tf.constant(0.0))
-        if self.noise_is_in_totals:
+        if self.noise_parties:
             start = tf.constant(0, tf.int64)
             return AdaptiveClipState(start, tf.zeros([2], tf.int64), (), (), clip)
         return AdaptiveClipState(
@@ -268,7 +269,7 @@ class AdaptiveClipRound(interface.PrivateRound):
 
         The measurements are `clip_norm` (active in the round), `estimated_clip_norm` (after
         it), `unclipped_fraction` (noised), `noise_stddev` (on the updates, before the
-        division) and `num_restarts`.
+        division, of all parties together) and `num_restarts`.
         """
         shapes = [tensor.shape for tensor in totals.update]
         noise, count_noise, skipped = self.noise(state, shapes)
@@ -290,13 +291,13 @@ class AdaptiveClipRound(interface.PrivateRound):
             "clip_norm": state.clip.active,
             "estimated_clip_norm": estimate,
             "unclipped_fraction": fraction,
-            "noise_stddev": tf.cast(stddev, tf.float32),
+            "noise_stddev": tf.cast(stddev * math.sqrt(max(self.noise_parties, 1)), tf.float32),
             "num_restarts": self._stream(shapes).block(state.round_index)[0],
         }
         return skipped._replace(clip=clip), average, measurements
 
     def _noised_mean(self, total, noise, stddev, noise_multiplier):
-        if self.secure_noise and noise_multiplier > 0 and not self.noise_is_in_totals:
+        if self.secure_noise and noise_multiplier > 0 and not self.noise_parties:
             return summation.noised_mean_on_grid(
                 total, noise, stddev, self.clients_per_round, noise_multiplier
             )
@@ -319,7 +320,7 @@ class AdaptiveClipRound(interface.PrivateRound):
           state after the round if nothing of it is released.
         """
         clip = self._next_clip(state, state.clip.estimate, state.clip.excess)
-        if self.noise_is_in_totals:
+        if self.noise_parties:
             noise = [tf.zeros(shape, tf.float32) for shape in shapes]
             skipped = state._replace(round_index=state.round_index + 1, clip=clip)
             return noise, tf.constant(0.0), skipped

@@ -7,6 +7,7 @@ however many clients reported (McMahan, Xu & Zhang 2024, algorithm 1).
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -49,8 +50,8 @@ class FixedClipRound(interface.PrivateRound):
       clients_per_round: Fixed denominator of the noised sum.
       deterministic_seed: Seed given by the caller, with which the run is not private; None
         for a private run.
-      noise_is_in_totals: Whether others have added the noise to the sums: `release` adds none, and
-        the state has no secret.
+      noise_parties: Number of parties that have each added the whole noise to the sums: with any,
+        `release` adds none, and the state has no secret.
       secure_noise: Whether the noise is of a cryptographic generator, on a grid.
     """
 
@@ -66,7 +67,7 @@ class FixedClipRound(interface.PrivateRound):
         clients_per_round: float,
         encoded_norm: float | None = None,
         deterministic_seed: int | None = None,
-        noise_is_in_totals: bool = False,
+        noise_parties: int = 0,
         secure_noise: bool = False,
     ):
         """Initialises the round.
@@ -81,7 +82,7 @@ class FixedClipRound(interface.PrivateRound):
             encoding; the clip norm if None.
           deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only;
             from the operating system if None.
-          noise_is_in_totals: Whether others have added the noise to the sums.
+          noise_parties: Number of parties that have each added the whole noise to the sums.
           secure_noise: Whether the noise is of a cryptographic generator, on a grid; else of
             Philox. An engine that draws it must run the graph: see `secure_calls`.
 
@@ -105,13 +106,13 @@ class FixedClipRound(interface.PrivateRound):
             at_most=clipping_lib.MAX_CLIP_NORM,
             remedy="Encoding cannot make a client's contribution smaller than the clip norm.",
         )
-        self.noise_is_in_totals = noise_is_in_totals
+        self.noise_parties = noise_parties
         self._recipe = strategy.noise_recipe()
 
     @override
     def initial_state(self, shapes):
         self.clipping.check_num_tensors(len(shapes))
-        if self.noise_is_in_totals:
+        if self.noise_parties:
             return FixedClipState(tf.constant(0, tf.int64), tf.zeros([2], tf.int64), ())
         seed = seeds.root_seed(self.deterministic_seed, secure=self.secure_noise)
         return FixedClipState(tf.constant(0, tf.int64), seed, self._stream(shapes).initial_buffer())
@@ -124,10 +125,13 @@ class FixedClipRound(interface.PrivateRound):
 
     @override
     def release(self, state, totals):
-        """Adds the noise; measures `clip_norm` and `noise_stddev` (before the division)."""
+        """Adds the noise; measures `clip_norm` and `noise_stddev`.
+
+        The latter is before the division, of the noise of all parties together.
+        """
         noise, new_state = self.noise(state, [tensor.shape for tensor in totals.update])
         stddev = self._stddev
-        if self.secure_noise and self.noise_multiplier > 0 and not self.noise_is_in_totals:
+        if self.secure_noise and self.noise_multiplier > 0 and not self.noise_parties:
             average = summation.noised_mean_on_grid(
                 totals.update, noise, stddev, self.clients_per_round, self.noise_multiplier
             )
@@ -135,14 +139,14 @@ class FixedClipRound(interface.PrivateRound):
             average = summation.noised_mean(totals.update, noise, stddev, self.clients_per_round)
         measurements = {
             "clip_norm": tf.constant(self.clipping.constant_norm, tf.float32),
-            "noise_stddev": tf.cast(stddev, tf.float32),
+            "noise_stddev": tf.cast(stddev * math.sqrt(max(self.noise_parties, 1)), tf.float32),
         }
         return new_state, average, measurements
 
     @property
     def is_separable(self) -> bool:
         """Whether `release_tensor` can release one tensor after the other."""
-        is_plain = not self.secure_noise and not self.noise_is_in_totals
+        is_plain = not self.secure_noise and not self.noise_parties
         return is_plain and self._stream([]).is_separable
 
     def release_tensor(
@@ -186,7 +190,7 @@ class FixedClipRound(interface.PrivateRound):
           Noise of the update, float32 tensors; and the state after the round if nothing of it is
           released.
         """
-        if self.noise_is_in_totals:
+        if self.noise_parties:
             noise = [tf.zeros(shape, tf.float32) for shape in shapes]
             return noise, state._replace(round_index=state.round_index + 1)
         stream_seed = seeds.derive(state.seed, UPDATE_STREAM)

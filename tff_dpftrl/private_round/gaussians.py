@@ -41,8 +41,8 @@ def repeated(seed: tf.Tensor, size: int) -> tf.Tensor:
     """Draws Gaussians whose multiples are in several rounds, none of which has a draw of its own.
 
     Sums of secure draws times weights that are no integers are on a lattice of their own: noise of
-    two rounds together would show it, though it is rounded. A second draw, 2⁻²⁰ as large, blurs it:
-    the lattice is 2²⁰ times finer than the grid then, and smooth over 2¹² of its steps.
+    two rounds together would show it, though it is rounded. So they are blurred after they were
+    rounded (`secure_draws.normal`).
 
     Args:
       seed: Seed of the draws, as for `normal`.
@@ -51,10 +51,9 @@ def repeated(seed: tf.Tensor, size: int) -> tf.Tensor:
     Returns:
       Tensor of shape [size]; for Philox, the bits of `normal`.
     """
-    drawn = normal(seed, size)
     if not seeds.is_secure(seed):
-        return drawn
-    return drawn + 2.0**-20 * normal(seeds.derive(seed, 0), size)
+        return normal(seed, size)
+    return secure_calls.normal(tf.convert_to_tensor(seed), size, is_blurred=True)
 
 
 def gaussians_from_words(words: tf.Tensor) -> tf.Tensor:

@@ -457,12 +457,15 @@ class TrainingConfig(language_config.LanguageConfig):
                 "private: leave one of them out."
             )
 
-        if self.noise == "secure" and self.engine != "compiled":
+        # Tasks have it by default, and no engine; with mechanism 'none' they draw nothing.
+        if self.noise != "secure" or not self._is_given("noise"):
+            return
+        if self.engine != "compiled":
             raise validation.UsageError(
                 f"noise 'secure' needs engine 'compiled', got {self.engine!r}: TensorFlow "
                 "Federated's executor cannot draw it."
             )
-        if self.noise == "secure" and self.mechanism == "none":
+        if self.mechanism == "none":
             raise validation.UsageError(
                 "noise 'secure' has no meaning with mechanism 'none': leave it out."
             )

@@ -223,7 +223,7 @@ def build_aggregator(
             plan.strategy,
             encoding=plan.encoding,
             clip_norm=clip_norm,
-            noise_is_in_sums=plan.noise_parties > 0,
+            noise_parties=plan.noise_parties,
             **common,
         )
     if plan.adaptive_clipping:

@@ -551,12 +551,14 @@ def test_rounds_whose_noise_was_given_are_skipped_before_an_attempt():
     parties = (*_ready(0), *_ready(1, next_round=6))
     (spawn,) = made.deliver(_count("s0", 9, parties)).spawned()
     assert spawn.role.skips and spawn.role.commit.rounds_done == 4
+    assert made.sent(events.OBSERVER, events.PartyAway) == [events.PartyAway("training", 0, 2, 2)]
     skipped = interface.Commit(
         "training", 5, 3, b"", b"secret", {"attempt": spawn.address, population.SKIPPED: True}
     )
     made.deliver(messages.RoundCommitted(spawn.address, 3, skipped))
     (spawn,) = made.deliver(_count("s0", 9, parties)).spawned()
     assert spawn.role.skips and spawn.role.commit.rounds_done == 5
+    assert not made.sent(events.OBSERVER, events.PartyAway)  # It was said.
     skipped = dataclasses.replace(
         skipped, rounds_done=6, metrics={**skipped.metrics, "attempt": spawn.address}
     )

@@ -47,6 +47,9 @@ def test_a_noise_party_is_away():
     assert told.seen.tasks["train"].phase == "waiting for a noise party"
     told.on_event(events.PartyAway("train", 0, 2))
     assert "party" not in _select(told)[0]
+    told.on_event(events.PartyAway("train", 0, 2, to_skip=7))
+    assert _select(told)[0].startswith("Rounds are skipped: rounds to skip: 7. A noise party has")
+    assert told.seen.tasks["train"].phase == "skipping rounds"
 
 
 def test_devices_have_to_rest():

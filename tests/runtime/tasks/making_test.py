@@ -84,6 +84,9 @@ def test_the_plans_follow_from_the_options(folder, lines):
     assert device.seed_policy == plan_pb2.DEVICE_DRAWS
     assert folder.terms.noise_multiplier == 0.5
     assert folder.terms.strategy.name == "identity"
+    generator = folder.terms.parameters[sentences.NOISE_GENERATOR]
+    assert generator == sentences.SECURE_AND_EXACT  # The default; the noise is independent.
+    assert _seed_shape(folder) == [4]
     served = planned_task.PlannedTask(folder).served.task
     assert served.tested_tensorflow == tuple(device.tested_tensorflow) == (tf.__version__,)
     assert folder.words.words == tuple(dict.fromkeys(folder.words.words))
@@ -100,14 +103,21 @@ def test_the_plans_follow_from_the_options(folder, lines):
     )
 
 
-@pytest.mark.slow
-def test_a_task_with_secure_noise_says_so_in_its_terms(corpora, tmp_path):
-    config = tiny_task.config(corpora, noise="secure")
-    made = making.make(config, tmp_path / "noise", small_tasks.KEY, progress=lambda line: None)
-    generator = made.terms.parameters[sentences.NOISE_GENERATOR]
-    assert generator == sentences.SECURE_AND_EXACT  # Its noise is independent.
+def _seed_shape(made):
     (seed,) = (t for t in made.server.prepare.inputs if t.label == "aggregator/seed")
-    assert list(seed.shape) == [4]
+    return list(seed.shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "shape"),
+    [({"noise": "philox"}, [2]), ({"noise_multiplier": 0.0}, [4])],
+)
+def test_a_task_without_secure_noise_names_no_generator(corpora, tmp_path, changes, shape):
+    config = tiny_task.config(corpora, **changes)
+    made = making.make(config, tmp_path / "noise", small_tasks.KEY, progress=lambda line: None)
+    assert sentences.NOISE_GENERATOR not in made.terms.parameters
+    assert _seed_shape(made) == shape
 
 
 @pytest.mark.slow

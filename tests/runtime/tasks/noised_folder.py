@@ -46,7 +46,7 @@ def plans(*parties: bytes, adaptive: bool = False) -> building.Plans:
         clients_per_round=3,
         deterministic_seed=SEED,
         rotation_seed=5,
-        noise_is_in_sums=bool(parties),
+        noise_parties=len(parties),
     )
     demanded = plan_pb2.SecureAggregation()
     demanded.CopyFrom(small_tasks.SECURE_AGGREGATION)

@@ -4,6 +4,7 @@ import dataclasses
 import sys
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import population
@@ -11,7 +12,7 @@ from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.secure_sums import parameters, vectors
 
-_KEY = "ab" * 32
+_KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key().public_bytes_raw().hex()
 _CURIOUS, _ACTIVE = "honest-but-curious", "active-server"
 _GIVEN = {
     "population": "keyboard",
@@ -130,7 +131,13 @@ def test_a_round_has_as_many_groups_as_the_options_say(
             {"secure_aggregation": None, "noise_party": _KEY},
             f"noise_party='{_KEY}' has no meaning without secure_aggregation",
         ),
-        ({"noise_party": f"{_KEY}, {_KEY.upper()}"}, "noise_party has the key abab.* twice"),
+        ({"noise_party": f"{_KEY}, {_KEY.upper()}"}, f"noise_party has the key {_KEY[:16]} twice"),
+        # No point of the curve; and one of small order, for which anybody can sign.
+        (
+            {"noise_party": _KEY + ",02" + "00" * 31},
+            "noise_party has 0200*, which is no public key of",
+        ),
+        ({"noise_party": "01" + "00" * 31}, "noise_party has 0100*, which is no public key of Ed"),
         ({"noise_party": "no_such.pub"}, "noise_party='no_such.pub' names no key: There is no"),
         (
             {"noise_party": ",".join(f"{i:064x}" for i in range(9))},

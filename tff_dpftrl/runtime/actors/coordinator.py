@@ -94,6 +94,7 @@ class Coordinator(actor.Actor):
         self._given: set[str] = set()  # Addresses of parties that were given to an attempt.
         self._away: events.PartyAway | None = None  # Found at the last heartbeat.
         self._said_away = 0  # Number of parties that the observer takes to be away.
+        self._said_given: dict[str, int] = {}  # Rounds to skip up to, that the observer knows of.
         self._progress: events.SelectionProgress | None = None  # The last one sent.
         self._resting: dict[str, int] = {}  # Check-ins of resting devices, by Selector.
         self._resting_before: dict[str, int] = {}  # The same when the last attempt ended.
@@ -348,8 +349,9 @@ class Coordinator(actor.Actor):
         parties = self._waiting_parties(task)
         if len(parties) < len(task.noise_parties):
             return
-        if any(p.next_round > self._commits[task.name].rounds_done for p in parties):
-            self._skip(task)  # Its noise was given to an attempt that nobody here knows of.
+        given = max((party.next_round for party in parties), default=0)
+        if given > self._commits[task.name].rounds_done:
+            self._skip_given(task, given)  # To attempts that nobody here knows of.
             return
         waiting = sum(self._waiting.values())
         if waiting < self._experience[task.name].wanted:
@@ -395,6 +397,15 @@ class Coordinator(actor.Actor):
             self._said_away = away.away
             self.send(events.OBSERVER, away)
         self._away = away
+
+    def _skip_given(self, task: population.Task, given: int) -> None:
+        """Skips a round whose noise was given; says once how many rounds that will be."""
+        if self._said_given.get(task.name) != given:
+            self._said_given[task.name] = given
+            to_skip = given - self._commits[task.name].rounds_done
+            away = events.PartyAway(task.name, 0, len(task.noise_parties), to_skip)
+            self.send(events.OBSERVER, away)
+        self._skip(task)
 
     @property
     def _is_busy(self) -> bool:

@@ -160,11 +160,13 @@ class PartyAway:
       task: Name of the task, whose next round waits.
       away: Number of promised parties that are not connected.
       promised: Number of parties that the task's plan names.
+      to_skip: Number of next rounds that are skipped since a party has given their noise before.
     """
 
     task: str
     away: int
     promised: int
+    to_skip: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -353,7 +353,7 @@ class Task:
         return () if self.secure_sum is None else self.secure_sum.parameters.noise_parties
 
     def wait_for_parties(self, event: events.PartyAway) -> str:
-        """Describes that the next round waits for noise parties.
+        """Describes that the next round waits for noise parties, or why rounds are skipped.
 
         Args:
           event: Event of this task.
@@ -361,6 +361,12 @@ class Task:
         Returns:
           One or two sentences.
         """
+        if event.to_skip:
+            return (
+                f"rounds to skip: {event.to_skip}. A noise party has given their noise to attempts "
+                "that this store has not committed, and gives none twice. If the task was begun "
+                "with another --store, stop, and serve it with that one."
+            )
         if not event.away:
             return "all noise parties are connected."
         return (

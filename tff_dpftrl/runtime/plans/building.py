@@ -221,10 +221,10 @@ def _party_noise(
     """Returns what a noise party has to know of the sums that it adds to."""
     encoding = None if limits is None else limits.encoding
     has_room = encoding is not None and encoding.noise_ratio > 0
-    if not has_room or not getattr(private_round, "noise_is_in_totals", False):
+    if not has_room or not getattr(private_round, "noise_parties", 0):
         raise CannotPlanError(
             "noise_parties add the noise within the sums, and the process adds its own, or has no "
-            "grid with room for theirs: build it with noise_is_in_sums, on a grid with noise_ratio."
+            "grid with room for theirs: build it with noise_parties, on a grid with noise_ratio."
         )
     noised = [server.update[b.tensors[0]].label for b in server.report_bounds if b.noised]
     round_seeds = [

@@ -102,7 +102,8 @@ def _selection(
     sentences = []
     if task.party_away is not None:
         waits = settings.wait_for_parties(task.party_away)
-        sentences.append(f"A noise party is away: {waits}")
+        what = "Rounds are skipped" if task.party_away.to_skip else "A noise party is away"
+        sentences.append(f"{what}: {waits}")
     if progress.waiting >= rounds.least:
         sentences.append(
             f"{progress.waiting} of {_devices(progress.wanted)} wait: the round begins with all, "

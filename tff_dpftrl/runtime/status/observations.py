@@ -186,7 +186,7 @@ class Observations(observer.Observer):
             case events.TooFewDevices():
                 task.too_few = event
             case events.PartyAway():
-                task.party_away = event if event.away else None
+                task.party_away = event if event.away or event.to_skip else None
 
     @override
     def session_opened(self) -> None:

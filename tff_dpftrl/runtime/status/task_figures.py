@@ -61,7 +61,8 @@ class TaskFigures:
       stopped: Reason why the task has no further round; empty if it has, or if it is not known.
       too_few: Event of the last selection whose time was over with too few devices; None if a
         round has begun since.
-      party_away: Event of noise parties that the next round waits for; None if it waits for none.
+      party_away: Event of noise parties that the next round waits for, or has to be skipped for;
+        None if there is none.
       reports: Numbers of reports by outcome, one of `OUTCOMES`.
       groups: Numbers of groups of secure aggregation by outcome, one of `GROUPS`.
       bytes_sent: Size of all plans, models and messages of secure sums sent to devices, in
@@ -111,7 +112,8 @@ class TaskFigures:
         if self.is_over:
             return "over"
         if self.party_away is not None:
-            return "waiting for a noise party"
+            is_away = not self.party_away.to_skip
+            return "waiting for a noise party" if is_away else "skipping rounds"
         return "waiting for devices" if self.too_few is None else "too few devices"
 
     def began(self, event: events.RoundBegan, now: float) -> None:

@@ -170,7 +170,7 @@ def make(
         stated |= _counted(defined.buckets, defined.pipeline.max_rows)
     elif defined.language is None:
         stated[terms_lib.METRICS] = _listed(own_model.metric_specs(parts.model))
-    if learning.noise == "secure" and plan.strategy is not None:
+    if learning.noise == "secure" and plan.strategy is not None and plan.noise_multiplier > 0:
         is_sum = noise_recipe.is_sum_of_draws(plan.strategy.noise_recipe())
         # A party rotates its noise before it rounds it to the grid of the sum.
         is_exact = is_sum and not plan.noise_parties

@@ -155,6 +155,12 @@ class SecureGroups:
                 f"noise_party names {len(self.noise_parties)} parties, and each adds the whole "
                 f"noise: name {MOST_PARTIES} at most."
             )
+        for key in self.noise_parties:
+            if not _is_public_key(bytes.fromhex(key)):
+                raise validation.UsageError(
+                    f"noise_party has {key}, which is no public key of Ed25519, and no party could "
+                    "sign with its private key: give the KEY.pub of tff-dpftrl noise-party new-key."
+                )
         wanted = self.rounds.wanted
         if wanted > LARGEST_NOISED:
             raise validation.UsageError(
@@ -281,3 +287,24 @@ class SecureGroups:
         # A round that goes on without a group is no help: its sum is seen before sums are added.
         drop_out = 1 - least / num_devices
         return neighbours_lib.failure_probabilities(neighbourhood, corrupt, drop_out).insecure
+
+
+_PRIME = 2**255 - 19
+_CURVE_D = -121665 * pow(121666, -1, _PRIME) % _PRIME
+
+
+def _is_public_key(raw: bytes) -> bool:
+    """Returns whether bytes are a point of Ed25519 that is not of small order (RFC 8032, 5.1).
+
+    With a point of small order signatures can be forged without any private key.
+    """
+    y = int.from_bytes(raw, "little") % 2**255
+    if y >= _PRIME:
+        return False
+    for is_doubled in (False, True, True):
+        # From -x² + y² = 1 + d x² y²; the y of the doubled point needs x² only.
+        squared_x = (y * y - 1) * pow(_CURVE_D * y * y + 1, -1, _PRIME) % _PRIME
+        if not is_doubled and pow(squared_x, (_PRIME - 1) // 2, _PRIME) > 1:
+            return False  # No square.
+        y = (y * y + squared_x) * pow(2 - y * y + squared_x, -1, _PRIME) % _PRIME
+    return y != 1

@@ -15,7 +15,7 @@ from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import expectations
 from tff_dpftrl.runtime.tasks import secure_groups as secure_groups_lib
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import language_config
+from tff_dpftrl.training import language_config, learning_options
 
 _option = language_config.option
 _GROUP = "rounds with devices"
@@ -79,6 +79,13 @@ def check_name(name: str, value: str) -> None:
 class TaskConfig(config_lib.TrainingConfig):
     """The options of a task; `clients_per_round` is the goal of a round's reports."""
 
+    noise: learning_options.NoiseGenerator = _option(
+        "secure",
+        "Generator of the noise, the server's or the noise parties': 'secure' for AES-256 in "
+        "counter mode, with Gaussians that are rounded without error and added on a grid, safe "
+        "from attacks on floating point; or 'philox', which is faster.",
+        "privacy",
+    )
     population: str = _option("", "Name of the devices that take part; must be given.", _GROUP)
     task: str = _option("", "Name of the task; that of its folder if not given.", _GROUP)
     num_devices: int | None = _option(

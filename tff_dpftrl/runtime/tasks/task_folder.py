@@ -235,6 +235,8 @@ def read(
         if BUCKETS in terms.files:
             buckets = json_text.parse((path / BUCKETS).read_text(encoding="utf-8"))
         values = json_text.parse((path / _CONFIG).read_text(encoding="utf-8"))
+        # Before there was a choice, Philox drew the noise of all tasks.
+        values = {"noise": "philox"} | values
         config = options_lib.config_from_mapping(values, _CONFIG, task_config.TaskConfig)
     except message.DecodeError:
         raise validation.UsageError(
