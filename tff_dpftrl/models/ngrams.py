@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.models import metrics
 
-MAX_ORDER = 3
-"""Largest order of n-grams: trigrams."""
+MAX_ORDER = 4
+"""Largest order of n-grams."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +34,13 @@ class NgramAccuracy:
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """The most frequent target after each context seen."""
+    """The targets after each context seen, and how often each came."""
 
     contexts: np.ndarray  # Sorted, int64.
-    best: np.ndarray
+    first: np.ndarray  # Where the targets of each context begin, and the number of targets.
+    targets: np.ndarray
+    counts: np.ndarray
+    best: np.ndarray  # The most frequent target of each context.
 
     @classmethod
     def count(cls, contexts: np.ndarray, targets: np.ndarray, size: int) -> _Table:
@@ -46,72 +50,131 @@ class _Table:
         # count, the smallest target is best.
         first = np.flatnonzero(np.diff(contexts, prepend=contexts[0] - 1))
         rank = counts * size + (size - 1 - targets)
-        best = np.maximum.reduceat(rank, first)
-        return cls(contexts[first], size - 1 - best % size)
+        best = size - 1 - np.maximum.reduceat(rank, first) % size
+        return cls(contexts[first], np.append(first, len(pairs)), targets, counts, best)
 
-    def look_up(self, contexts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the best targets, and whether each context was seen."""
+    def find(self, contexts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the places of contexts, and whether each was seen."""
         place = np.searchsorted(self.contexts, contexts)
         place = np.minimum(place, len(self.contexts) - 1)
-        return self.best[place], self.contexts[place] == contexts
+        return place, self.contexts[place] == contexts
 
 
 class NgramModel:
-    """A model that predicts the most frequent word after the last one or two words.
+    """A model that predicts the most frequent word after the last words, three at most.
 
     For an unseen context it backs off to the next shorter one. It predicts only words of the
     vocabulary, like models under `metrics.count`. It counts the pooled text without any privacy:
-    it is a baseline, not a release.
+    of protected text it is a baseline, not a release.
     """
 
-    def __init__(self, sequences: np.ndarray, special: metrics.SpecialIds, size: int | None = None):
+    def __init__(
+        self,
+        sequences: np.ndarray,
+        special: metrics.SpecialIds,
+        size: int | None = None,
+        *,
+        max_order: int = 3,
+    ):
         """Counts the n-grams of some sequences.
 
         Args:
           sequences: Ids, integer, shape [n, T + 1], padded at the end.
           special: Ids that are not words of the vocabulary.
           size: Number of ids; if None, a special id is the last one.
+          max_order: Largest order of the n-grams, up to `MAX_ORDER`.
 
         Raises:
-          ValueError: If `sequences` holds no word of the vocabulary as a target.
+          ValueError: If `sequences` holds no word of the vocabulary as a target, or `max_order`
+            is out of range.
         """
+        if validation.integer("max_order", max_order, minimum=1) > MAX_ORDER:
+            raise validation.UsageError(
+                f"max_order must be at most {MAX_ORDER}, got {max_order}: count shorter n-grams."
+            )
         self._special = special
         self._size = size = max(special.all) + 1 if size is None else size
-        before, last, targets = _contexts(sequences, special.pad)
+        earlier, targets = _contexts(sequences, special.pad, max_order)
         is_word = ~np.isin(targets, special.all)
         if not is_word.any():
             raise validation.UsageError(
                 "sequences must hold at least one word of the vocabulary to count."
             )
-        before, last, targets = before[is_word], last[is_word], targets[is_word]
-        self._tables = (
-            _Table.count(np.zeros_like(last), targets, size),
-            _Table.count(last, targets, size),
-            _Table.count(before * size + last, targets, size),
-        )
+        earlier, targets = earlier[is_word], targets[is_word]
+        self._tables: list[_Table] = []
+        for key in self._keys(earlier):
+            self._tables.append(_Table.count(key, targets, size))
+
+    def _keys(self, earlier: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields the keys of contexts of no word, one word, two ...; negative for unseen ones.
+
+        The key of a context has the place of the next shorter one in it, whose table is read when
+        the caller has taken that one: keys stay below the number of words times that of ids.
+        """
+        key = np.zeros(len(earlier), np.int64)
+        yield key
+        for index in range(earlier.shape[1]):
+            place, was_seen = self._tables[index].find(key)
+            key = np.where(was_seen, place * self._size + earlier[:, index], -1)
+            yield key
 
     def predict(self, sequences: np.ndarray, order: int) -> np.ndarray:
         """Returns the predicted id at each position.
 
         Args:
           sequences: Ids, shape [n, T + 1].
-          order: Order of the n-grams: 1, 2 or 3, with back-off.
+          order: Order of the n-grams: 1 up to the largest counted, with back-off.
 
         Returns:
           Ids, int64, shape [n, T].
 
         Raises:
-          ValueError: If `order` is not 1, 2 or 3.
+          ValueError: If `order` is out of range.
         """
-        if not 1 <= order <= MAX_ORDER:
-            raise validation.UsageError(f"order must be 1, 2 or 3, got {order!r}.")
-        before, last, _ = _contexts(sequences, self._special.pad)
-        contexts = (np.zeros_like(last), last, before * self._size + last)
-        predicted, _ = self._tables[0].look_up(contexts[0])
-        for table, context in zip(self._tables[1:order], contexts[1:order], strict=True):
-            best, was_seen = table.look_up(context)
-            predicted = np.where(was_seen, best, predicted)
+        earlier, targets = _contexts(sequences, self._special.pad, self._checked(order))
+        predicted = np.zeros_like(targets)
+        for table, key in zip(self._tables, self._keys(earlier), strict=False):
+            place, was_seen = table.find(key)
+            predicted = np.where(was_seen, table.best[place], predicted)
         return predicted.reshape(len(sequences), -1)
+
+    def probabilities(self, sequences: np.ndarray, order: int) -> np.ndarray:
+        """Returns the probability of each word at each position, with interpolated n-grams.
+
+        Shares of an order are mixed with those of the next lower one by the rule of Witten and
+        Bell (1991, method C): a context seen c times with d different words after it has the
+        weight c / (c + d).
+
+        Args:
+          sequences: Ids, shape [n, T + 1].
+          order: Order of the n-grams, as for `predict`.
+
+        Returns:
+          Probabilities of all ids, float32, shape [n · T, size]; 0 for special ids.
+
+        Raises:
+          ValueError: If `order` is out of range.
+        """
+        earlier, targets = _contexts(sequences, self._special.pad, self._checked(order))
+        mixed = np.zeros([len(targets), self._size], np.float32)
+        for index, (table, key) in enumerate(zip(self._tables, self._keys(earlier), strict=False)):
+            place, was_seen = table.find(key)
+            for row in np.flatnonzero(was_seen):
+                found = slice(table.first[place[row]], table.first[place[row] + 1])
+                counts, different = table.counts[found], found.stop - found.start
+                different *= index > 0  # Nothing is below unigrams.
+                total = counts.sum() + different
+                mixed[row] *= different / total
+                mixed[row, table.targets[found]] += counts / total
+        return mixed
+
+    def _checked(self, order: int) -> int:
+        if not 1 <= order <= len(self._tables):
+            orders = ", ".join(map(str, range(1, len(self._tables))))
+            raise validation.UsageError(
+                f"order must be {orders} or {len(self._tables)}, got {order!r}."
+            )
+        return order
 
     def evaluate(self, sequences: np.ndarray, order: int) -> NgramAccuracy:
         """Returns the accuracy on held-out sequences.
@@ -120,7 +183,7 @@ class NgramModel:
 
         Args:
           sequences: Ids, shape [n, T + 1].
-          order: Order of the n-grams: 1, 2 or 3, with back-off.
+          order: Order of the n-grams, as for `predict`.
 
         Returns:
           The accuracy.
@@ -148,8 +211,10 @@ def _count(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.unique(numbers, return_counts=True)
 
 
-def _contexts(sequences: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the word before the last, the last word, and the target; flat int64."""
+def _contexts(sequences: np.ndarray, pad: int, order: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the `order` − 1 words before each target, the last one first, and targets; int64."""
     sequences = np.asarray(sequences, np.int64)
-    before = np.pad(sequences, [[0, 0], [1, 0]], constant_values=pad)[:, :-2]
-    return before.ravel(), sequences[:, :-1].ravel(), sequences[:, 1:].ravel()
+    padded = np.pad(sequences, [[0, 0], [order, 0]], constant_values=pad)
+    places = np.arange(sequences.shape[1] - 1)[:, None] - np.arange(order - 1) + order
+    targets = sequences[:, 1:].ravel()
+    return padded[:, places].reshape(len(targets), order - 1), targets

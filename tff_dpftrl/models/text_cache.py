@@ -1,0 +1,144 @@
+"""A cache of a user's own earlier text, mixed into the probabilities of a predictor.
+
+It counts n-grams where the text is, on the user's device, which the text does not leave. What is
+mixed is a released model and the user's own words: by post-processing (Dwork and Roth 2014,
+proposition 2.1), no guarantee about the users who trained the model changes. Caches in language
+models are those of Kuhn and De Mori (1990), and keyboards have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tff_dpftrl.models import metrics
+
+ORDER = 4
+"""Largest order of the n-grams of a cache."""
+
+WEIGHTS = (0.08, 0.25, 0.45, 0.65)
+"""Weight of the cache where the longest n-gram that it has for a context is of order 1, 2, 3, 4."""
+
+
+def contexts(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the words before each target of some sequences.
+
+    Args:
+      rows: Ids, int32, shape [n, T + 1], padded at the end by 0.
+
+    Returns:
+      Ids of the last word, the one before it ..., int32, shape [n · T, `ORDER` − 1]; and the
+      targets, int32, shape [n · T].
+    """
+    padded = tf.pad(rows, [[0, 0], [ORDER - 2, 0]])
+    earlier = [padded[:, ORDER - 2 - back : -1 - back] for back in range(ORDER - 1)]
+    return tf.reshape(tf.stack(earlier, axis=-1), [-1, ORDER - 1]), tf.reshape(rows[:, 1:], [-1])
+
+
+def last_context(rows: tf.Tensor) -> tf.Tensor:
+    """Returns the context of what comes after each sequence.
+
+    Args:
+      rows: Ids, int32, shape [n, T], padded at the end by 0.
+
+    Returns:
+      Ids of the last word, the one before it ..., int32, shape [n, `ORDER` − 1].
+    """
+    length = tf.math.count_nonzero(rows, axis=1, dtype=tf.int32)
+    places = length[:, None] + (ORDER - 2) - tf.range(ORDER - 1)[None, :]
+    padded = tf.pad(rows, [[0, 0], [ORDER - 1, 0]])
+    return tf.gather(padded, places, axis=1, batch_dims=1)
+
+
+def rows_of(texts: tf.RaggedTensor, special: metrics.SpecialIds) -> tf.Tensor:
+    """Returns texts as rows of a history.
+
+    Args:
+      texts: Ids of the words of each text, int32, ragged shape [n, None].
+      special: Special ids.
+
+    Returns:
+      Each text that has words, with its beginning and its end, padded by 0 to the longest of
+      them; int32, shape [h, T + 1].
+    """
+    texts = tf.ragged.boolean_mask(texts, texts.row_lengths() > 0)
+    ends = (
+        tf.fill([texts.nrows(), 1], tf.constant(i, texts.dtype)) for i in (special.bos, special.eos)
+    )
+    begin, end = ends
+    return tf.concat([begin, texts, end], axis=1).to_tensor()
+
+
+def mix(
+    probabilities: tf.Tensor,
+    after: tf.Tensor,
+    history: tf.Tensor,
+    special: metrics.SpecialIds,
+    *,
+    num_earlier: tf.Tensor | None = None,
+    weights: Sequence[float] = WEIGHTS,
+) -> tf.Tensor:
+    """Mixes n-grams of one user's own earlier text into the probabilities of a predictor.
+
+    The shares of the words that came after the longest part of a context are interpolated with
+    those of shorter parts, by the rule of Witten and Bell (1991, method C) as in
+    `ngrams.NgramModel.probabilities`.
+
+    Args:
+      probabilities: Probabilities of all ids in m contexts, float32, shape [m, V].
+      after: The contexts, int32, shape [m, `ORDER` − 1], as of `contexts`.
+      history: Ids of the user's earlier text, int32, shape [h, T + 1], padded at the end by 0.
+      special: Special ids.
+      num_earlier: Number of the history's targets, h · T in all and in their order, that came
+        before each context, int32, shape [m]; all of them if None.
+      weights: Weight of the cache in the mixture, by the order of the longest n-gram found; it is
+        0 where the history is empty.
+
+    Returns:
+      Probabilities, float32, shape [m, V].
+    """
+    cached, longest = lookup(probabilities.shape[1], after, history, special, num_earlier)
+    weight = tf.gather(tf.constant([0.0, *weights]), longest)[:, None]
+    return (1.0 - weight) * probabilities + weight * cached
+
+
+def lookup(
+    size: int,
+    after: tf.Tensor,
+    history: tf.Tensor,
+    special: metrics.SpecialIds,
+    num_earlier: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the probabilities of the cache alone, and how long a context it knows.
+
+    Args:
+      size: Number V of ids.
+      after: As for `mix`.
+      history: As for `mix`.
+      special: As for `mix`.
+      num_earlier: As for `mix`.
+
+    Returns:
+      Probabilities of all ids, float32, shape [m, V], zeros where the history is empty; and the
+      order of the longest n-gram found, int32, shape [m], 0 where the history is empty.
+    """
+    known, seen = contexts(history)
+    matches = special.is_target(seen)[None, :] & tf.fill([tf.shape(after)[0], 1], True)
+    if num_earlier is not None:
+        matches &= tf.range(tf.size(seen))[None, :] < num_earlier[:, None]
+    cached = tf.zeros([size, tf.shape(after)[0]])
+    longest = tf.zeros([tf.shape(after)[0]], tf.int32)
+    for order in range(1, ORDER + 1):
+        if order > 1:
+            matches &= tf.equal(after[:, None, order - 2], known[None, :, order - 2])
+        found = tf.transpose(tf.cast(matches, tf.float32))
+        counts = tf.math.unsorted_segment_sum(found, seen, size)
+        # Nothing is below unigrams.
+        lower = tf.reduce_sum(tf.cast(counts > 0.0, tf.float32), axis=0) * float(order > 1)
+        total = tf.reduce_sum(counts, axis=0)
+        is_found = total > 0.0
+        shares = (counts + lower * cached) / tf.maximum(total + lower, 1.0)
+        cached = tf.where(is_found, shares, cached)
+        longest += tf.cast(is_found, tf.int32)
+    return tf.transpose(cached), longest
