@@ -25,6 +25,34 @@ def _random_sequences(seed, count):
     return sequences.SequenceCorpus(corpus, _VOCABULARY, sequences.SequenceSpec(6)).sequences("u")
 
 
+def _by_hand(train, row, t, order):
+    """Interpolated probabilities of one position, by dictionaries."""
+    shares = np.zeros(12)
+    for length in range(order):
+        context = ([0, 0, 0, *row[:t]])[3 + t - length :][:length]
+        found = collections.Counter(
+            other[s]
+            for other in train.tolist()
+            for s in range(1, len(other))
+            if 1 <= other[s] <= 8 and [0, 0, 0, *other[:s]][3 + s - length :] == context
+        )
+        if found:
+            lower = len(found) if length else 0
+            counts = np.array([found[i] for i in range(12)])
+            shares = (counts + lower * shares) / (counts.sum() + lower)
+    return shares
+
+
+@pytest.mark.parametrize("order", [1, 4])
+def test_probabilities_are_interpolated(order):
+    train, test = _random_sequences(0, 60), _random_sequences(1, 4)
+    model = ngrams.NgramModel(train, _SPECIAL, max_order=4)
+    found = model.probabilities(test, order)
+    expected = [_by_hand(train, row, t, order) for row in test.tolist() for t in range(1, len(row))]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-5)
+
+
 def _brute_force(train, test, order):
     """Counts with dictionaries, one position at a time."""
     tables = [collections.defaultdict(collections.Counter) for _ in range(3)]

@@ -24,6 +24,7 @@ from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.models import export, table
+from tff_dpftrl.reports import results
 from tff_dpftrl.runs import (
     curves,
     earlier_runs,
@@ -261,13 +262,14 @@ class TextPresentation(prepared.Presentation):
     def write(self, output: pathlib.Path, outcome: prepared.Outcome) -> TrainingResults:
         rows, statement, unit = outcome.rows, outcome.statement, self._unit
         baselines = _read_baselines(output)
+        drawn = results.levels(baselines)
         title = _title(_name(self._known), statement)
         known_before = {name: baselines[name] for name in baselines if name == PRETRAINED}
         curves.write(
             output,
             rows,
             title=title,
-            baselines={name: baselines[name] for name in baselines if name != PRETRAINED},
+            baselines={name: drawn[name] for name in drawn if name != PRETRAINED},
             public_baselines=known_before,
             unit=unit,
             exact=[column.name for column in self.columns if column.is_exact],
@@ -387,6 +389,8 @@ def _on_held_out_users(measured: Mapping[str, Any]) -> str:
             f"Of {by_user['users']} held-out users, half have a top-1 accuracy above {middle}, one "
             f"in twenty below {low}, one in twenty above {high}."
         )
+    if "earlier_text" in measured:  # Older runs did not measure it.
+        lines += _with_earlier_text(measured["earlier_text"])
     head = measured["head_words"]
     means = {
         size: sum(count * share for count, share in enumerate(shares))
@@ -398,6 +402,18 @@ def _on_held_out_users(measured: Mapping[str, Any]) -> str:
         f"their text (histograms: {_HELD_OUT})."
     )
     return "\n".join(lines)
+
+
+def _with_earlier_text(measured: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Returns what a cache of each user's own text gives, if any word has earlier text."""
+    every, part = measured["all"], measured["with"]
+    if not part["words"]:
+        return []
+    return [
+        "With a cache of the same user's earlier text: top-1 accuracy "
+        f"{every['model_and_cache']:.2%}; on the {part['words'] / every['words']:.1%} of words that "
+        f"have such text {part['model_and_cache']:.2%}, and {part['model']:.2%} without the cache."
+    ]
 
 
 def failure(

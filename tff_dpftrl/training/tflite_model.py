@@ -27,9 +27,10 @@ _README = "README.md"
 _HISTORY = """
 ## The user's earlier text
 
-Each row of `history` is an earlier text of the same user: {bos}, the ids of all its words, {eos}, filled up at its end
-with 0. Rows may have any length, the same for all. N-grams of them are mixed into the probabilities of the words;
-`scores` are those of the model alone. Keep the texts on the device: nothing else needs them.
+Each row of `history` is an earlier text of the same user: {bos}, the ids of all its words, {eos},
+filled up at its end with 0. Rows may have any length, the same for all. N-grams of them are mixed
+into the probabilities of the words; `scores` are those of the model alone. Keep the texts on the
+device: nothing else needs them.
 """
 
 
