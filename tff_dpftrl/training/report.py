@@ -409,10 +409,11 @@ def _with_earlier_text(measured: Mapping[str, Mapping[str, float]]) -> list[str]
     every, part = measured["all"], measured["with"]
     if not part["words"]:
         return []
+    share = part["words"] / every["words"]
     return [
         "With a cache of the same user's earlier text: top-1 accuracy "
-        f"{every['model_and_cache']:.2%}; on the {part['words'] / every['words']:.1%} of words that "
-        f"have such text {part['model_and_cache']:.2%}, and {part['model']:.2%} without the cache."
+        f"{every['model_and_cache']:.2%}; on the {share:.1%} of words that have such text "
+        f"{part['model_and_cache']:.2%}, and {part['model']:.2%} without the cache."
     ]
 
 
