@@ -97,7 +97,7 @@ def of_scores(
       scores: Scores of all ids, as of `next_scores`, float32, shape [n, V].
       special: Special ids.
       top: Number of words k; all of the vocabulary's if it has fewer.
-      history: As for `next_words`.
+      history: Ids of the author's earlier text, as for `next_words`.
       words: The sequences that the scores come after, as for `next_scores`; needed with a history.
 
     Returns:

@@ -121,10 +121,10 @@ def lookup(
 
     Args:
       size: Number V of ids.
-      after: As for `mix`.
-      history: As for `mix`.
-      special: As for `mix`.
-      num_earlier: As for `mix`.
+      after: Contexts, as for `mix`.
+      history: Ids of the user's earlier text, as for `mix`.
+      special: Special ids.
+      num_earlier: Number of targets that came before each context, as for `mix`.
 
     Returns:
       Probabilities of all ids, float32, shape [m, V], zeros where the history is empty; and the
@@ -192,7 +192,7 @@ def fit_weights(
 
 
 class EarlierText:
-    """What the users of some sequences wrote before each of them, for judging a cache of it."""
+    """A view of what users wrote before each of some sequences, for judging a cache of it."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ _BY_USER = {"top1_in_vocab": False, "top1_oov_wrong": True}
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _NGRAM_ORDERS = {"unigrams": 1, "bigrams": 2, "trigrams": 3}
 _CACHED_ORDERS = {"trigrams": 3, "4-grams": 4}
-_ROWS_AT_A_TIME = 64
+_MIXED = 2**25  # Probabilities that are mixed at a time, at most: a few copies are in memory.
 _COUNTED = 2**19  # Sequences that n-grams are counted on, at most: more take gigabytes.
 
 
@@ -108,7 +108,12 @@ class TextTask:
           earlier and without it.
         """
         predictions = held_out.predict_words(
-            self.model, weights, self.special, self.held_out, mix=self._earlier_text.mix
+            self.model,
+            weights,
+            self.special,
+            self.held_out,
+            batch_size=self._rows_at_a_time,
+            mix=self._earlier_text.mix,
         )
         by_user = {
             name: held_out.accuracy_by_user(
@@ -133,6 +138,10 @@ class TextTask:
             },
             "earlier_text": self._with_earlier_text(predictions),
         }
+
+    @property
+    def _rows_at_a_time(self) -> int:
+        return min(64, max(1, _MIXED // (self.held_out.shape[1] * self.words.size)))
 
     @functools.cached_property
     def _earlier_text(self) -> text_cache.EarlierText:
@@ -195,8 +204,8 @@ class TextTask:
     def _cached_accuracy(self, model: ngrams.NgramModel, order: int) -> float:
         """Returns the top-1 accuracy of n-grams with the cache of the same user's earlier text."""
         right, length = [], self.held_out.shape[1] - 1
-        for start in range(0, len(self.held_out), _ROWS_AT_A_TIME):
-            rows = self.held_out[start : start + _ROWS_AT_A_TIME]
+        for start in range(0, len(self.held_out), self._rows_at_a_time):
+            rows = self.held_out[start : start + self._rows_at_a_time]
             targets = rows[:, 1:].ravel()
             words = np.flatnonzero(~np.isin(targets, self.special.all))
             places, positions = np.divmod(words, length)
