@@ -53,6 +53,12 @@ def test_probabilities_are_interpolated(order):
     np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-5)
 
 
+@pytest.mark.parametrize("order", [0, 5])
+def test_longer_n_grams_are_refused(order):
+    with pytest.raises(ValueError, match=f"max_order must be at .*, got {order}"):
+        ngrams.NgramModel(_random_sequences(0, 3), _SPECIAL, max_order=order)
+
+
 def _brute_force(train, test, order):
     """Counts with dictionaries, one position at a time."""
     tables = [collections.defaultdict(collections.Counter) for _ in range(3)]

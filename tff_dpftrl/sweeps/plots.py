@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import durable_files
-from tff_dpftrl.reports import results as report_results
 from tff_dpftrl.sweeps import results as results_lib
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ def _figure() -> tuple[figure_lib.Figure, axes_lib.Axes]:
 
 
 def _draw_baselines(axes: axes_lib.Axes, baselines: Mapping[str, float]) -> None:
-    baselines = report_results.levels(baselines)
     step = min(0.25, 0.5 / max(1, len(baselines) - 1))  # From light grey, never to black.
     for shade, (label, value) in enumerate(baselines.items()):
         axes.axhline(value, ls="--", lw=1, color=str(0.7 - step * shade), label=label)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import json_text, validation
+from tff_dpftrl.reports import results as report_results
 from tff_dpftrl.runs import metrics_log
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
@@ -255,7 +256,8 @@ def common_baselines(results: Iterable[CellResult]) -> dict[str, float]:
       results: Results of some cells.
 
     Returns:
-      Means over the seeds, by name; none if cells of the same seed differ.
+      Means over the seeds, by name, without those that have a cache of earlier text; none if
+      cells of the same seed differ.
     """
     by_seed: dict[int, Mapping[str, float]] = {}
     for result in results:
@@ -263,7 +265,8 @@ def common_baselines(results: Iterable[CellResult]) -> dict[str, float]:
         if baselines and by_seed.setdefault(result.cell.config.seed, baselines) != baselines:
             return {}
     names = dict.fromkeys(name for baselines in by_seed.values() for name in baselines)
-    return {
+    means = {
         name: float(np.mean([one[name] for one in by_seed.values() if name in one]))
         for name in names
     }
+    return report_results.levels(means)
