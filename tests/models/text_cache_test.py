@@ -60,9 +60,7 @@ def test_agrees_with_counting_by_hand():
     assert [tuple(context[::-1]) for context in after.numpy().tolist()] == [c for c, _ in expected]
     assert targets.numpy().tolist() == [word for _, word in expected]
     base, known = _base(2, len(expected)), list(_targets(history))
-    found = text_cache.mix(
-        base, after, tf.constant(history), _SPECIAL, weights=_WEIGHTS, num_earlier=None
-    ).numpy()
+    found = text_cache.mix(base, after, tf.constant(history), _SPECIAL, weights=_WEIGHTS).numpy()
     by_hand = [
         _by_hand(one, context, known, _WEIGHTS)
         for one, (context, _) in zip(base, expected, strict=True)
