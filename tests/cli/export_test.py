@@ -44,8 +44,10 @@ def test_a_model_is_exported_for_small_devices(run, tmp_path, capsys):
     command = ["export", str(run), "--output", str(output), "--overwrite"]
     assert main.main(command) == 2  # It is no SavedModel.
     assert "is no SavedModel" in capsys.readouterr().err
-    assert main.main(["export", str(run), "--output", str(tmp_path / "saved")]) == 0
-    assert (tmp_path / "saved" / "saved_model.pb").exists()
+    command = ["export", str(run), "--output", str(tmp_path / "saved"), "--history"]
+    assert main.main(command) == 0
+    names = set(tf.saved_model.load(str(tmp_path / "saved")).signatures)
+    assert names == {"serving_default", "ids", "with_history", "ids_with_history"}
 
 
 def test_words_that_no_statement_covers_are_said_to_be(tmp_path, capsys):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.training import toy_model
 from tff_dpftrl.cli import main, predict
+from tff_dpftrl.models import text_cache
 from tff_dpftrl.training import trained_model
 
 
@@ -95,9 +96,36 @@ def test_a_text_goes_on_with_the_same_words_for_the_same_seed(run, capsys, monke
     assert capsys.readouterr().out.splitlines() == lines
 
 
+def test_earlier_text_of_the_author_counts(run, tmp_path, capsys):
+    file = tmp_path / "mine.txt"
+    file.write_text("the front the\n\nthe front end the front end\n")
+    (found,) = _json([run, "the front", "--history", file], capsys)
+    trained = trained_model.find(run).load()
+    (expected,) = trained.predict(["the front"], history=file.read_text().splitlines())
+    (without,) = trained.predict(["the front"])
+    assert [(w["word"], w["probability"]) for w in found["next_words"]] == list(expected.next_words)
+    assert dict(expected.next_words)["end"] > dict(without.next_words).get("end", 0.0) + 0.1
+    # The longest n-gram is "the front end", after the beginning: of order 4.
+    left = 1.0 - text_cache.WEIGHTS[3]
+    assert expected.unknown_word == pytest.approx(left * without.unknown_word, rel=1e-5)
+
+
+@pytest.mark.parametrize("content", [None, b"\n \n", b"\xff"])
+def test_earlier_text_that_cannot_be_used_is_one_line(run, tmp_path, capsys, content):
+    file = tmp_path / "mine.txt"
+    if content is not None:
+        file.write_bytes(content)
+    said = {None: "cannot be read", b"\n \n": "has no word in it", b"\xff": "is not UTF-8"}
+    assert main.main(["predict", str(run), "the", "--history", str(file)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert captured.err.startswith(f"tff-dpftrl predict: --history {file} {said[content]}")
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [
+        (["the", "--tokens", "1", "--history", "f"], "--history has no meaning with --tokens"),
         ([""], "TEXT must have at least one word in it, got ''."),
         (["the", " \t"], "TEXT must have at least one word in it"),
         (["the", "--top", "0"], "--top must be at least 1, got 0."),

@@ -137,14 +137,14 @@ def test_a_pooled_sample_is_fixed_and_limited():
 
 @pytest.mark.parametrize("max_sequences", [None, 17, 500])
 def test_pooled_rows_are_told_apart_by_user(max_sequences):
-    users = {f"u{i}": ["a " * (i % 5) + "b c"] * (i % 3) for i in range(30)}
+    users = {f"u{i}": [f"{'a ' * (i % 5 + j)}b c" for j in range(i % 3)] for i in range(30)}
     corpus = _corpus(**users)
     chosen = [f"u{i}" for i in (7, 2, 1, 9, 4, *range(10, 30))]
-    rows, owners = corpus.pooled_with_users(chosen, max_sequences, seed=5)
+    rows, owners, places = corpus.pooled_with_users(chosen, max_sequences, seed=5)
     np.testing.assert_array_equal(rows, corpus.pooled(chosen, max_sequences, seed=5))
     assert len(rows) == len(owners) == min(max_sequences or 500, sum(len(users[u]) for u in chosen))
-    for row, owner in zip(rows, owners, strict=True):
-        assert row.tolist() in corpus.sequences(chosen[owner]).tolist()
+    for row, owner, place in zip(rows, owners, places, strict=True):
+        assert row.tolist() == corpus.sequences(chosen[owner])[place].tolist()
     if max_sequences is None:
         expected = [i for i, user in enumerate(chosen) for _ in users[user]]
         assert owners.tolist() == expected

@@ -25,6 +25,41 @@ def _random_sequences(seed, count):
     return sequences.SequenceCorpus(corpus, _VOCABULARY, sequences.SequenceSpec(6)).sequences("u")
 
 
+def _by_hand(train, row, t, order):
+    """Interpolated probabilities of one position, by dictionaries."""
+    shares = np.zeros(12)
+    for length in range(order):
+        context = ([0, 0, 0, *row[:t]])[3 + t - length :][:length]
+        found = collections.Counter(
+            other[s]
+            for other in train.tolist()
+            for s in range(1, len(other))
+            if 1 <= other[s] <= 8 and [0, 0, 0, *other[:s]][3 + s - length :] == context
+        )
+        if found:
+            lower = len(found) if length else 0
+            counts = np.array([found[i] for i in range(12)])
+            shares = (counts + lower * shares) / (counts.sum() + lower)
+    return shares
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_probabilities_are_interpolated(order):
+    train, test = _random_sequences(0, 60), _random_sequences(1, 4)
+    model = ngrams.NgramModel(train, _SPECIAL, max_order=4)
+    found = model.probabilities(test, order)
+    assert found.dtype == np.float32
+    expected = [_by_hand(train, row, t, order) for row in test.tolist() for t in range(1, len(row))]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("order", [0, 5])
+def test_longer_n_grams_are_refused(order):
+    with pytest.raises(ValueError, match=f"max_order must be at .*, got {order}"):
+        ngrams.NgramModel(_random_sequences(0, 3), _SPECIAL, max_order=order)
+
+
 def _brute_force(train, test, order):
     """Counts with dictionaries, one position at a time."""
     tables = [collections.defaultdict(collections.Counter) for _ in range(3)]
@@ -57,40 +92,6 @@ def test_agrees_with_counting_by_hand(order):
     train, test = _random_sequences(0, 60), _random_sequences(1, 60)
     model = ngrams.NgramModel(train, _SPECIAL)
     assert model.evaluate(test, order) == _brute_force(train, test, order)
-
-
-def _interpolated(train, row, t, order):
-    """Witten and Bell's rule with dictionaries, for the target of one position."""
-    mixed = dict.fromkeys(range(12), 0.0)
-    for length in range(order):
-        padded = [0, *row]
-
-        def context(words, t, length=length):
-            return tuple(words[t + 1 - length : t + 1])
-
-        seen = collections.Counter(
-            other[u]
-            for other in train.tolist()
-            for u in range(1, len(other))
-            if 1 <= other[u] <= 8 and context([0, *other], u) == context(padded, t)
-        )
-        if seen:
-            different = len(seen) if length else 0
-            total = sum(seen.values()) + different
-            mixed = {w: (seen[w] + different * mixed[w]) / total for w in mixed}
-    return [mixed[word] for word in range(12)]
-
-
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_probabilities_are_interpolated(order):
-    train, test = _random_sequences(0, 30), _random_sequences(1, 6)
-    found = ngrams.NgramModel(train, _SPECIAL).probabilities(test, order)
-    assert found.dtype == np.float32
-    expected = [
-        _interpolated(train, row, t, order) for row in test.tolist() for t in range(1, len(row))
-    ]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-5)
 
 
 def test_a_small_example():

@@ -125,6 +125,12 @@ def test_held_out_users_are_examined_after_the_last_round(uninterrupted):
     assert written["users"] == 6
     middle = written["accuracy_by_user"]["top1_in_vocab"]["quantiles"]["0.5"]
     assert f"Of 6 held-out users, half have a top-1 accuracy above {middle:.1%}" in results.summary
+    earlier = written["earlier_text"]
+    assert earlier["with"]["words"] > 0 and set(earlier) == {"all", "with", "without"}
+    with_cache = f"earlier text: top-1 accuracy {earlier['all']['model_and_cache']:.2%}; on the "
+    assert with_cache in results.summary
+    assert earlier["all"]["model"] == pytest.approx(results.rows[-1]["eval_top1_in_vocab"])
+    assert {"trigrams with earlier text", "4-grams with earlier text"} < set(results.baselines)
     # 30 words: all of them are among the 50, and the 100, most frequent.
     histograms = written["head_words"]["histograms"]
     assert histograms["50"] == histograms["100"] == [0.0] * 10 + [1.0]

@@ -39,7 +39,7 @@ def trained(tmp_path_factory):
 def exported(trained, tmp_path_factory):
     """It, exported."""
     folder = tmp_path_factory.mktemp("exported") / "next_words"
-    saved_model.write(folder, trained, top=3)
+    saved_model.write(folder, trained, top=3, history=True)
     return folder
 
 
@@ -72,6 +72,28 @@ def test_it_says_what_the_model_says(trained, exported):
     ours = [[p for _, p in prediction.next_words] for prediction in expected]
     np.testing.assert_allclose(found["probabilities"], ours, rtol=1e-4)
     assert len(set(found["unknown_word"].numpy().tolist())) > 20  # The texts matter.
+
+
+def test_it_takes_earlier_text_of_the_user(trained, exported):
+    signatures = tf.saved_model.load(str(exported)).signatures
+    history = ["the FRONT end", "", "the front the front end isn't the"]
+    expected = trained.predict(_TRICKY, top=3, history=history)
+    found = signatures["with_history"](texts=tf.constant(_TRICKY), history=tf.constant(history))
+    rows = np.zeros([len(_TRICKY), trained.model.sequence_length], np.int32)
+    for row, text in zip(rows, _TRICKY, strict=True):
+        ids = [trained.words.bos, *trained.words.ids(trained.rule.words(text))][-len(row) :]
+        row[: len(ids)] = ids
+    known = [[9, 1, 2, 3, 10, 0, 0, 0, 0], [9, 1, 2, 1, 2, 3, 4, 1, 10]]
+    by_ids = signatures["ids_with_history"](ids=tf.constant(rows), history=tf.constant(known))
+    for i, prediction in enumerate(expected):
+        probabilities = [p for _, p in prediction.next_words]
+        np.testing.assert_allclose(found["probabilities"][i], probabilities, rtol=1e-4)
+        np.testing.assert_allclose(by_ids["probabilities"][i], probabilities, rtol=1e-4)
+        words = [word.decode() for word in found["words"][i].numpy()]
+        assert words == [word for word, _ in prediction.next_words]
+    assert expected != trained.predict(_TRICKY, top=3)
+    with pytest.raises(ValueError, match="history must have at least one word in it"):
+        trained.predict(_TRICKY, history=["", " "])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.training import sqlite_file
+from tff_dpftrl.models import text_cache
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus, task
 
@@ -138,6 +139,7 @@ def test_held_out_users_are_examined_one_by_one(tmp_path):
             {str(q): np.quantile(accuracies, q) for q in map(float, quantiles)}
         )
         assert list(quantiles) == ["0.05", "0.25", "0.5", "0.75", "0.95"]
+    assert found["earlier_text"] == _with_earlier_text(built)
     # The vocabulary has eight words, all of which are proposed, and are among the first ten.
     assert found["head_words"]["top"] == 8
     assert found["head_words"]["histograms"]["10"] == [0.0] * 8 + [1.0]
@@ -156,6 +158,52 @@ def test_ngrams_are_judged_as_the_model_is(tmp_path):
     for name in ("words", "words_after_another", "words_decoded", "decoder", "among_candidates"):
         assert {measured[name] for measured in found.values()} == {model[name]}
     assert found["trigrams"]["picked_at_3"] > found["unigrams"]["picked_at_3"]
+
+
+def _with_earlier_text(built):
+    """What `examine` says of a model that always says word 1, counted one word at a time."""
+    parts = {name: {"words": 0, "model": 0, "model_and_cache": 0} for name in ("with", "without")}
+    for row, user, place in zip(
+        built.held_out, built.held_out_users, built.held_out_places, strict=True
+    ):
+        texts = built.held_out_text.sequences(built.held_out_text.user_ids[user])
+        np.testing.assert_array_equal(texts[place], row)
+        part = parts["with" if place else "without"]
+        history = texts[:place].tolist()
+        for position, word in enumerate(row.tolist()[1:]):
+            if not 1 <= word < built.words.oov:
+                continue
+            base = np.zeros(built.words.size)
+            base[1] = 1.0
+            mixed = _mixed_by_hand(base, row.tolist()[: position + 1], history, built.words)
+            mixed[built.words.oov :] = -1.0
+            part["words"] += 1
+            part["model"] += word == 1
+            part["model_and_cache"] += word == mixed.argmax()
+    parts = {"all": {k: sum(p[k] for p in parts.values()) for k in parts["with"]}} | parts
+    assert parts["with"]["words"] and parts["without"]["words"]
+    return {
+        name: {k: v if k == "words" else pytest.approx(v / part["words"]) for k, v in part.items()}
+        for name, part in parts.items()
+    }
+
+
+def _mixed_by_hand(base, begun, history, words):
+    cached, longest = np.zeros(len(base)), 0
+    for order in range(1, 5):
+        context = [0, 0, *begun][len(begun) + 3 - order :]
+        found = [
+            row[t]
+            for row in history
+            for t in range(1, len(row))
+            if row[t] not in (0, words.bos) and ([0, 0, *row[:t]])[t + 3 - order : t + 2] == context
+        ]
+        if found:
+            counts = np.bincount(found, minlength=len(base))
+            lower = (counts > 0).sum() * (order > 1)
+            cached, longest = (counts + lower * cached) / (len(found) + lower), order
+    weight = (0.0, *text_cache.WEIGHTS)[longest]
+    return (1 - weight) * base + weight * cached
 
 
 def test_protected_text_in_sqlite_is_no_public_vocabulary(tmp_path):

@@ -167,6 +167,28 @@ def test_ids_made_as_the_folder_says_predict_what_the_model_predicts(trained, tm
     assert float(found["end_of_text"][0]) == pytest.approx(expected.end_of_text, rel=1e-4)
 
 
+def test_earlier_text_of_the_user_counts_on_a_device(tmp_path):
+    trained = _custom(_bigrams)
+    tflite_model.write(tmp_path / "lite", trained, top=3, history=True)
+    texts, history = ["the front", "isn't"], ["the front end", "the front the front end isn't the"]
+    ids, rows = np.zeros([2, _LENGTH], np.int32), np.zeros([2, 9], np.int32)
+    for row, text in zip([*ids, *rows], [*texts, *history], strict=True):
+        known = [trained.words.bos, *trained.words.ids(text.split())]
+        known += [trained.words.eos] * (text in history)
+        row[: len(known)] = known
+    interpreter = _open(tmp_path / "lite")
+    assert not [op for op in _operations(interpreter) if op.startswith(("Flex", "CUSTOM"))]
+    run = interpreter.get_signature_runner()
+    found = run(ids=ids, history=rows)
+    np.testing.assert_allclose(found["scores"], _last_scores(trained, ids), rtol=1e-5, atol=1e-5)
+    for i, expected in enumerate(trained.predict(texts, 3, history=history)):
+        assert [p for _, p in expected.next_words] == pytest.approx(found["probabilities"][i])
+        assert expected.end_of_text == pytest.approx(found["end_of_text"][i])
+    _check(run(ids=ids, history=rows[:, :1]), trained, ids, top=3)  # Nothing was written.
+    text = (tmp_path / "lite" / "README.md").read_text()
+    assert "`history` (input) | int32, [h, w]" in text and "ids=ids, history=history" in text
+
+
 def test_the_folder_says_what_ids_mean(trained, tmp_path):
     tflite_model.write(tmp_path / "lite", trained)
     text = (tmp_path / "lite" / "README.md").read_text()

@@ -19,6 +19,9 @@ any language that has it and in TensorFlow Serving, where tff_dpftrl is not inst
 assets.extra/vocabulary.json in it says where the words are from. Its second signature, ids, takes
 ids and returns scores of all ids, for who splits text elsewhere.
 
+With --history it also takes a user's own earlier text, whose n-grams are mixed into the
+probabilities where the model runs. No text of anybody is in what is exported.
+
 With --tflite the folder gets model.tflite instead, for TensorFlow Lite (LiteRT) on phones and
 small devices: built-in operations only, ids in, scores and likely next ids out. Beside it are
 vocabulary.json and README.md, which says how text becomes ids.
@@ -77,6 +80,12 @@ def add_parser(subparsers) -> None:
         metavar="N",
         help="Number of words that the model returns. Default: 10.",
     )
+    parser.add_argument(
+        "--history",
+        action="store_true",
+        help="Let the model take a user's earlier text too: signatures with_history and "
+        "ids_with_history of a SavedModel, the input history of model.tflite.",
+    )
     parser.add_argument("--overwrite", action="store_true", help="Replace what export wrote there.")
 
 
@@ -95,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
     written.check_output(output, overwrite=args.overwrite)
     trained = files.load()
-    written.write(output, trained, top=args.top, overwrite=args.overwrite)
+    written.write(output, trained, top=args.top, history=args.history, overwrite=args.overwrite)
     words = trained.words
     print(f"{files.model_path} with its {len(words.words)} {words.unit} is in {output}/")
     takes_texts = args.tflite or trained.rule.is_in_graphs

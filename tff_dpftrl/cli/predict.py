@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import pathlib
 import sys
 from collections.abc import Iterator
 
@@ -31,6 +32,9 @@ examples:
 
   # A text that goes on for up to 40 words, or sub-words.
   tff-dpftrl predict results/finetuned "Dear" --tokens 40 --temperature 0.8 --top-p 0.9 --seed 1
+
+  # With your own earlier text, one a line: words that you use often are likelier.
+  tff-dpftrl predict results/quickstart "this function returns" --history my_text.txt
 
   # Many texts, for a script: one JSON object a line.
   tff-dpftrl predict results/quickstart --format jsonl < beginnings.txt > predictions.jsonl
@@ -67,6 +71,13 @@ def add_parser(subparsers) -> None:
         metavar="N",
         help="Continue each text instead, by at most so many sampled words or sub-words.",
     )
+    parser.add_argument(
+        "--history",
+        metavar="FILE",
+        help="What the author of the texts wrote earlier, one text a line, UTF-8. Its n-grams are "
+        "mixed into the probabilities. The file is read here only: nothing of it is sent or kept. "
+        "Not with --tokens.",
+    )
     for name, what in _SAMPLING.items():
         kind = int if name == "seed" else float
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=f"With --tokens: {what}")
@@ -82,7 +93,7 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predicts, and returns the exit status."""
-    for name in ("top",) if args.tokens is not None else map(_dest, _SAMPLING):
+    for name in ("top", "history") if args.tokens is not None else map(_dest, _SAMPLING):
         if getattr(args, name) is not None:
             without = "without" if args.tokens is None else "with"
             raise validation.UsageError(
@@ -92,12 +103,15 @@ def run(args: argparse.Namespace) -> int:
     files = trained_run.find(args)
     for text in args.texts:
         _check(files, text, "TEXT")
+    history = None if args.history is None else _read_history(files, args.history)
     trained = files.load()
     if args.tokens is not None:
         return _continue(args, files, trained)
     show = _print_json if args.format == "jsonl" else _print_text
     for texts in [args.texts] if args.texts else _lines(files):
-        for text, prediction in zip(texts, trained.predict(texts, top), strict=True):
+        for text, prediction in zip(
+            texts, trained.predict(texts, top, history=history), strict=True
+        ):
             show(text, prediction)
         sys.stdout.flush()
     return 0
@@ -134,6 +148,25 @@ def _continue(
                 print(text + continuation.text)
         sys.stdout.flush()
     return 0
+
+
+def _read_history(files: trained_model.TrainedFiles, file: str) -> list[str]:
+    """Reads a user's earlier texts."""
+    try:
+        texts = pathlib.Path(file).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise validation.UsageError(
+            f"--history {file} is not UTF-8: name a file of plain text, one text a line."
+        ) from None
+    except OSError as error:
+        raise validation.UsageError(
+            f"--history {file} cannot be read ({error.strerror}): name a file of your text."
+        ) from None
+    if not any(map(files.rule.words, texts)):
+        raise validation.UsageError(
+            f"--history {file} has no word in it: leave it out if nothing was written."
+        )
+    return texts
 
 
 def _check(files: trained_model.TrainedFiles, text: str, where: str) -> None:

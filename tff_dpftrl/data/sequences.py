@@ -180,8 +180,8 @@ class SequenceCorpus:
 
     def pooled_with_users(
         self, user_ids: Sequence[str] | None = None, max_sequences: int | None = None, seed: int = 0
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the sequences of many users in one array, and the user of each sequence.
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the sequences of many users in one array, and where each is from.
 
         Args:
           user_ids: Ids of the users; all if None.
@@ -190,25 +190,29 @@ class SequenceCorpus:
           seed: Non-negative seed of the sample.
 
         Returns:
-          Ids, int32, shape [n, T + 1], and indices in `user_ids`, int64, shape [n].
+          Ids, int32, shape [n, T + 1]; indices in `user_ids`, int64, shape [n]; and indices in
+          the `sequences` of that user, int64, shape [n].
         """
         user_ids = list(self.user_ids if user_ids is None else user_ids)
         order = np.arange(len(user_ids))
         if max_sequences is not None:
             order = np.random.default_rng([seed, 0]).permutation(len(user_ids))
         parts, users, count = [np.zeros([0, self.spec.sequence_length + 1], np.int32)], [], 0
+        places = [np.zeros(0, np.int64)]
         for index in order:
             # Twice the size of the sample, so that a long user does not fill it alone.
             if max_sequences is not None and count >= 2 * max_sequences:
                 break
             parts.append(self.sequences(user_ids[index]))
             users += [index] * len(parts[-1])
+            places.append(np.arange(len(parts[-1])))
             count += len(parts[-1])
-        pool, owners = np.concatenate(parts), np.array(users, np.int64)
+        found = np.concatenate(parts), np.array(users, np.int64), np.concatenate(places)
         if max_sequences is None:
-            return pool, owners
-        chosen = np.sort(np.random.default_rng([seed, 1]).permutation(len(pool))[:max_sequences])
-        return pool[chosen], owners[chosen]
+            return found
+        chosen = np.sort(np.random.default_rng([seed, 1]).permutation(count)[:max_sequences])
+        pool, owners, places_in = (part[chosen] for part in found)
+        return pool, owners, places_in
 
     def targets_per_character(self, user_ids: Sequence[str] | None = None) -> float:
         """Returns the number of targets of some users, over the number of characters of their text.

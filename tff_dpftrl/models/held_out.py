@@ -23,6 +23,11 @@ HEAD_SIZES = (10, 50, 100)
 """Numbers of words that count as frequent, as in Table 3 of McMahan et al. 2018."""
 
 
+Mix = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""Function from rows and positions of n words, as of `WordPredictions`, and probabilities of all
+ids there, float32, shape [n, V], to other probabilities."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class WordPredictions:
     """Predictions at each of the n words of some sequences, in the vocabulary or not.
@@ -34,6 +39,9 @@ class WordPredictions:
       targets: Ids of the words, int64, shape [n].
       is_best: Whether the word is of the vocabulary and had a better score than every other
         one, as `metrics.count` counts it, bool, shape [n].
+      positions: Place of each word in its sequence, 0 for the first target, int64, shape [n].
+      is_best_mixed: `is_best` of what the callback `mix` of `predict_words` returned; equal to it
+        without one.
       likeliest: Ids of the k words of the vocabulary with the best scores, best first, int32,
         shape [n, k].
     """
@@ -41,6 +49,8 @@ class WordPredictions:
     rows: np.ndarray
     targets: np.ndarray
     is_best: np.ndarray
+    positions: np.ndarray
+    is_best_mixed: np.ndarray
     likeliest: np.ndarray
 
 
@@ -53,6 +63,7 @@ def predict_words(
     top: int = TOP,
     batch_size: int = 64,
     visit: Callable[[np.ndarray], object] | None = None,
+    mix: Mix | None = None,
 ) -> WordPredictions:
     """Predicts each word of some sequences.
 
@@ -64,7 +75,8 @@ def predict_words(
       top: Number k of the likeliest words to keep; all if the vocabulary has fewer.
       batch_size: Number of sequences that are scored at a time; it bounds memory.
       visit: Callback for the probabilities of all ids at the words of each batch, float32, shape
-        [words, V]; they are not computed without one.
+        [words, V].
+      mix: Callback that changes the probabilities of some words, if they are to be judged as well.
 
     Returns:
       The predictions, sequence after sequence.
@@ -93,20 +105,42 @@ def predict_words(
         is_known = special.is_known(targets)
         is_best = is_known & is_finite & tf.equal(metrics.ranks(logits, targets, special), 1.0)
         ids, _ = next_words.likeliest(logits, special, top)
-        shares = tf.nn.softmax(logits) if visit is not None else logits[:, :0]
-        return tf.boolean_mask(positions, is_word), targets, is_best, ids, shares
+        takes_shares = visit is not None or mix is not None
+        probabilities = [tf.nn.softmax(logits)] if takes_shares else []
+        return tf.boolean_mask(positions, is_word), targets, is_best, ids, *probabilities
 
     parts = []
     for start in range(0, len(sequences), batch_size):
-        positions, *others, shares = predict(
-            tf.constant(sequences[start : start + batch_size], tf.int32)
-        )
+        found = predict(tf.constant(sequences[start : start + batch_size], tf.int32))
+        flat, targets, is_best, ids, *probabilities = (part.numpy() for part in found)
+        rows, positions = np.divmod(flat.astype(np.int64), model.sequence_length)
+        rows += start
         if visit is not None:
-            visit(shares.numpy())
-        rows = start + positions.numpy() // model.sequence_length
-        parts.append((rows, *(part.numpy() for part in others)))
-    rows, targets, is_best, ids = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return WordPredictions(rows, targets.astype(np.int64), is_best, ids)
+            visit(*probabilities)
+        mixed = is_best
+        if mix is not None:
+            mixed = best_are(mix(rows, positions, *probabilities), targets, special)
+        parts.append((rows, targets.astype(np.int64), is_best, positions, mixed, ids))
+    return WordPredictions(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def best_are(
+    probabilities: np.ndarray, targets: np.ndarray, special: metrics.SpecialIds
+) -> np.ndarray:
+    """Returns which targets are words of the vocabulary likelier than every other one.
+
+    Args:
+      probabilities: Probabilities of all ids, shape [n, V].
+      targets: Ids, integer, shape [n].
+      special: Special ids, which are not ranked.
+
+    Returns:
+      Truth values, shape [n].
+    """
+    others = np.array(probabilities)
+    others[:, special.all] = -np.inf
+    of_targets = others[np.arange(len(targets)), targets]
+    return (of_targets > -np.inf) & ((others >= of_targets[:, None]).sum(axis=1) == 1)
 
 
 def accuracy_by_user(

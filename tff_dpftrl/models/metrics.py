@@ -47,6 +47,10 @@ class SpecialIds:
         """Ids that never come next in a text, and so are no targets: padding, and the beginning."""
         return [self.pad] if self.bos == self.eos else [self.pad, self.bos]
 
+    def is_target(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns which ids can come next: words, known or not, and the end of a sequence."""
+        return _differs(ids, self.never_next)
+
     def is_word(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns which ids are of words, those out of the vocabulary included."""
         return _differs(ids, [self.pad, self.bos, self.eos])
@@ -146,7 +150,7 @@ def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:
     """
     logits, targets = tf.convert_to_tensor(logits), tf.convert_to_tensor(targets)
     losses = cross_entropy(logits, targets)
-    is_target = _differs(targets, special.never_next)
+    is_target = special.is_target(targets)
     is_word, in_vocab = special.is_word(targets), special.is_known(targets)
     rank = ranks(logits, targets, special)
     rankable = in_vocab & tf.math.is_finite(losses)

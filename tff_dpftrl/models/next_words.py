@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tff_dpftrl.models import language_model, metrics
+from tff_dpftrl.models import language_model, metrics, text_cache
 
 
 class NextWords(NamedTuple):
@@ -37,6 +37,7 @@ def next_words(
     texts: tf.RaggedTensor,
     special: metrics.SpecialIds,
     top: int | tf.Tensor,
+    history: tf.Tensor | None = None,
 ) -> NextWords:
     """Returns the likeliest next words of each text.
 
@@ -47,6 +48,8 @@ def next_words(
         special but `special.oov`. An empty text predicts the first word.
       special: Special ids.
       top: Number of words k; all of the vocabulary's if it has fewer.
+      history: Ids of what the author of all these texts wrote earlier, as of
+        `text_cache.rows_of`, which `text_cache` mixes into the probabilities; None for none.
 
     Returns:
       The words and their probabilities.
@@ -55,7 +58,8 @@ def next_words(
     begin = tf.fill([texts.nrows(), 1], tf.constant(special.bos, texts.dtype))
     contexts = tf.concat([begin, texts], axis=1)[:, -length:]
     words = contexts.to_tensor(default_value=special.pad, shape=[None, length])
-    return of_scores(next_scores(model, weights, words), special, top)
+    scores = next_scores(model, weights, words)
+    return of_scores(scores, special, top, history=history, words=words)
 
 
 def next_scores(
@@ -79,19 +83,31 @@ def next_scores(
     return tf.gather(model.logits(weights, words), last, axis=1, batch_dims=1)
 
 
-def of_scores(scores: tf.Tensor, special: metrics.SpecialIds, top: int | tf.Tensor) -> NextWords:
+def of_scores(
+    scores: tf.Tensor,
+    special: metrics.SpecialIds,
+    top: int | tf.Tensor,
+    *,
+    history: tf.Tensor | None = None,
+    words: tf.Tensor | None = None,
+) -> NextWords:
     """Returns the likeliest words by their scores.
 
     Args:
       scores: Scores of all ids, as of `next_scores`, float32, shape [n, V].
       special: Special ids.
       top: Number of words k; all of the vocabulary's if it has fewer.
+      history: Ids of the author's earlier text, as for `next_words`.
+      words: The sequences that the scores come after, as for `next_scores`; needed with a history.
 
     Returns:
       The words and their probabilities.
     """
     never = np.isin(np.arange(scores.shape[1]), special.never_next)
     probabilities = tf.nn.softmax(tf.where(never, np.float32(-np.inf), scores))
+    if history is not None:
+        context = text_cache.last_context(words)
+        probabilities = text_cache.mix(probabilities, context, history, special)
     end = probabilities[:, special.eos]
     unknown = tf.zeros_like(end) if special.oov is None else probabilities[:, special.oov]
     return NextWords(*likeliest(probabilities, special, top), unknown, end)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.models import metrics
 
-MAX_ORDER = 3
-"""Largest order of n-grams: trigrams."""
+MAX_ORDER = 4
+"""Largest order of n-grams."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,55 +61,80 @@ class _Table:
 
 
 class NgramModel:
-    """A model that predicts the most frequent word after the last one or two words.
+    """A model that predicts the most frequent word after the last words, three at most.
 
     For an unseen context it backs off to the next shorter one. It predicts only words of the
     vocabulary, like models under `metrics.count`. It counts the pooled text without any privacy:
-    it is a baseline, not a release.
+    of protected text it is a baseline, not a release.
     """
 
-    def __init__(self, sequences: np.ndarray, special: metrics.SpecialIds, size: int | None = None):
+    def __init__(
+        self,
+        sequences: np.ndarray,
+        special: metrics.SpecialIds,
+        size: int | None = None,
+        *,
+        max_order: int = 3,
+    ):
         """Counts the n-grams of some sequences.
 
         Args:
           sequences: Ids, integer, shape [n, T + 1], padded at the end.
           special: Ids that are not words of the vocabulary.
           size: Number of ids; if None, a special id is the last one.
+          max_order: Largest order of the n-grams, up to `MAX_ORDER`.
 
         Raises:
-          ValueError: If `sequences` holds no word of the vocabulary as a target.
+          ValueError: If `sequences` holds no word of the vocabulary as a target, or `max_order`
+            is out of range.
         """
+        if validation.integer("max_order", max_order, minimum=1) > MAX_ORDER:
+            raise validation.UsageError(
+                f"max_order must be at most {MAX_ORDER}, got {max_order}: count shorter n-grams."
+            )
         self._special = special
         self._size = size = max(special.all) + 1 if size is None else size
-        before, last, targets = _contexts(sequences, special.pad)
+        earlier, targets = _contexts(sequences, special.pad, max_order)
         is_word = ~np.isin(targets, special.all)
         if not is_word.any():
             raise validation.UsageError(
                 "sequences must hold at least one word of the vocabulary to count."
             )
-        before, last, targets = before[is_word], last[is_word], targets[is_word]
-        self._tables = (
-            _Table.count(np.zeros_like(last), targets, size),
-            _Table.count(last, targets, size),
-            _Table.count(before * size + last, targets, size),
-        )
+        earlier, targets = earlier[is_word], targets[is_word]
+        self._tables: list[_Table] = []
+        for key in self._keys(earlier):
+            self._tables.append(_Table.count(key, targets, size))
+
+    def _keys(self, earlier: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields the keys of contexts of no word, one word, two ...; negative for unseen ones.
+
+        The key of a context has the place of the next shorter one in it, whose table is read when
+        the caller has taken that one: keys stay below the number of words times that of ids.
+        """
+        key = np.zeros(len(earlier), np.int64)
+        yield key
+        for index in range(earlier.shape[1]):
+            place, was_seen = self._tables[index].find(key)
+            key = np.where(was_seen, place * self._size + earlier[:, index], -1)
+            yield key
 
     def predict(self, sequences: np.ndarray, order: int) -> np.ndarray:
         """Returns the predicted id at each position.
 
         Args:
           sequences: Ids, shape [n, T + 1].
-          order: Order of the n-grams: 1, 2 or 3, with back-off.
+          order: Order of the n-grams: 1 up to the largest counted, with back-off.
 
         Returns:
           Ids, int64, shape [n, T].
 
         Raises:
-          ValueError: If `order` is not 1, 2 or 3.
+          ValueError: If `order` is out of range.
         """
-        predicted = np.zeros(sequences.shape[0] * (sequences.shape[1] - 1), np.int64)
-        for table, context in self._of_order(sequences, order):
-            place, was_seen = table.find(context)
+        earlier, targets = _contexts(sequences, self._special.pad, self._checked(order))
+        predicted = np.zeros_like(targets)
+        for table, key in zip(self._tables, self._keys(earlier), strict=False):
+            place, was_seen = table.find(key)
             predicted = np.where(was_seen, table.best[place], predicted)
         return predicted.reshape(len(sequences), -1)
 
@@ -121,19 +147,21 @@ class NgramModel:
 
         Args:
           sequences: Ids, shape [n, T + 1].
-          order: Order of the n-grams: 1, 2 or 3.
+          order: Order of the n-grams, as for `predict`.
 
         Returns:
           Probabilities of all ids, float32, shape [n · T, size]; 0 for special ids.
 
         Raises:
-          ValueError: If `order` is not 1, 2 or 3.
+          ValueError: If `order` is out of range.
         """
-        (unigrams, keys), *others = self._of_order(sequences, order)
+        earlier, _ = _contexts(sequences, self._special.pad, self._checked(order))
+        (unigrams, keys), *others = zip(self._tables, self._keys(earlier), strict=False)
         mixed = np.zeros([1, self._size], np.float32)
         mixed[0, unigrams.targets] = unigrams.counts / unigrams.counts.sum()
         row_of = np.zeros(len(keys), np.int64)  # In `mixed`, which has a row for each context.
         for table, keys in others:
+            keys = np.where(keys < 0, -1 - row_of, keys)  # Unseen ones differ in shorter contexts.
             contexts, index, is_at = np.unique(keys, return_index=True, return_inverse=True)
             mixed, row_of = mixed[row_of[index]], is_at
             place, was_seen = table.find(contexts)
@@ -149,13 +177,13 @@ class NgramModel:
             mixed.reshape(-1)[at] += (counts / total[of_row]).astype(np.float32)
         return mixed[row_of]
 
-    def _of_order(self, sequences: np.ndarray, order: int) -> list[tuple[_Table, np.ndarray]]:
-        """Returns the tables up to an order, the shortest contexts first, and those contexts."""
-        if not 1 <= order <= MAX_ORDER:
-            raise validation.UsageError(f"order must be 1, 2 or 3, got {order!r}.")
-        before, last, _ = _contexts(sequences, self._special.pad)
-        contexts = (np.zeros_like(last), last, before * self._size + last)
-        return list(zip(self._tables, contexts, strict=True))[:order]
+    def _checked(self, order: int) -> int:
+        if not 1 <= order <= len(self._tables):
+            orders = ", ".join(map(str, range(1, len(self._tables))))
+            raise validation.UsageError(
+                f"order must be {orders} or {len(self._tables)}, got {order!r}."
+            )
+        return order
 
     def evaluate(self, sequences: np.ndarray, order: int) -> NgramAccuracy:
         """Returns the accuracy on held-out sequences.
@@ -164,7 +192,7 @@ class NgramModel:
 
         Args:
           sequences: Ids, shape [n, T + 1].
-          order: Order of the n-grams: 1, 2 or 3, with back-off.
+          order: Order of the n-grams, as for `predict`.
 
         Returns:
           The accuracy.
@@ -192,8 +220,10 @@ def _count(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.unique(numbers, return_counts=True)
 
 
-def _contexts(sequences: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the word before the last, the last word, and the target; flat int64."""
+def _contexts(sequences: np.ndarray, pad: int, order: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the `order` − 1 words before each target, the last one first, and targets; int64."""
     sequences = np.asarray(sequences, np.int64)
-    before = np.pad(sequences, [[0, 0], [1, 0]], constant_values=pad)[:, :-2]
-    return before.ravel(), sequences[:, :-1].ravel(), sequences[:, 1:].ravel()
+    padded = np.pad(sequences, [[0, 0], [order, 0]], constant_values=pad)
+    places = np.arange(sequences.shape[1] - 1)[:, None] - np.arange(order - 1) + order
+    targets = sequences[:, 1:].ravel()
+    return padded[:, places].reshape(len(targets), order - 1), targets

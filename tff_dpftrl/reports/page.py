@@ -286,7 +286,7 @@ def _metric(name: str) -> str:
 def _measured(found: results_lib.Results) -> str:
     unit = UNITS.get(found.kind, "round")
     baselines = found.baselines
-    drawn = charts(found.cells or {"": found.rows}, unit=unit, levels=baselines)
+    drawn = charts(found.cells or {"": found.rows}, unit=unit, levels=results_lib.levels(baselines))
     parts = [drawn]
     if found.evaluations:
         last = found.evaluations[-1]

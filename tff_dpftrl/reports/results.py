@@ -49,6 +49,10 @@ _NOT_OF_A_SETTING = re.compile(
 )
 
 
+WITH_EARLIER_TEXT = " with earlier text"
+"""End of the names of simpler models that have a cache of each user's own earlier text."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Results:
     """The facts in a results folder.
@@ -260,6 +264,11 @@ def _epochs(pretraining: Mapping[str, Any]) -> list[Row]:
     epochs = pretraining.get("epochs")
     rows = [_numbers(one) for one in epochs if isinstance(one, dict)] if epochs else []
     return [row | {"round": row.get("epoch", 0.0)} for row in rows]
+
+
+def levels(baselines: Mapping[str, float]) -> dict[str, float]:
+    """Returns the accuracies for a chart of models that have no cache of earlier text."""
+    return {k: v for k, v in baselines.items() if not k.endswith(WITH_EARLIER_TEXT)}
 
 
 def _baselines(folder: pathlib.Path, facts: Mapping[str, Any], private: bool) -> dict[str, float]:

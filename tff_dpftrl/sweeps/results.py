@@ -267,7 +267,8 @@ def common_baselines(results: Iterable[CellResult]) -> dict[str, float]:
       results: Results of some cells.
 
     Returns:
-      Means over the seeds, by name; none if cells of the same seed differ.
+      Means over the seeds, by name, without those that have a cache of earlier text; none if
+      cells of the same seed differ.
     """
     by_seed: dict[int, Mapping[str, float]] = {}
     for result in results:
@@ -275,7 +276,8 @@ def common_baselines(results: Iterable[CellResult]) -> dict[str, float]:
         if baselines and by_seed.setdefault(result.cell.config.seed, baselines) != baselines:
             return {}
     names = dict.fromkeys(name for baselines in by_seed.values() for name in baselines)
-    return {
+    means = {
         name: float(np.mean([one[name] for one in by_seed.values() if name in one]))
         for name in names
     }
+    return reported.levels(means)

@@ -69,7 +69,7 @@ def bits_per_character(folder: pathlib.Path, text: user_text.UserText) -> float:
     rows = sequences.SequenceCorpus(
         text, trained.words, sequences.SequenceSpec(trained.model.sequence_length)
     )
-    ids, users = rows.pooled_with_users(max_sequences=_MOST_SEQUENCES, seed=_SEED)
+    ids, users, _ = rows.pooled_with_users(max_sequences=_MOST_SEQUENCES, seed=_SEED)
     measured = [rows.user_ids[index] for index in sorted(set(users.tolist()))]
     evaluate = evaluation.Evaluator(
         trained.model,

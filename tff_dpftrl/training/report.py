@@ -307,6 +307,7 @@ class TextPresentation(prepared.Presentation):
     def write(self, output: pathlib.Path, outcome: prepared.Outcome) -> TrainingResults:
         rows, statement, unit = outcome.rows, outcome.statement, self._unit
         baselines = _read_baselines(output)
+        drawn = results.levels(baselines)
         title = _title(_name(self._known), statement)
         known_before = {name: baselines[name] for name in baselines if name == PRETRAINED}
         if self._protects_held_out:
@@ -315,7 +316,7 @@ class TextPresentation(prepared.Presentation):
             output,
             rows,
             title=title,
-            baselines={name: baselines[name] for name in baselines if name not in known_before},
+            baselines={name: drawn[name] for name in drawn if name not in known_before},
             public_baselines=known_before,
             unit=unit,
             exact=[column.name for column in self.columns if column.is_exact],
@@ -380,8 +381,7 @@ class TextEvaluator(prepared.Evaluator):
         write_held_out(output, rounds_done, measured, private=private)
         # Counted on the training users, and so among the run's secrets.
         add_baselines(output, {**self._baselines, **self._task.baselines()})
-        text = json.dumps(self._task.keyboard_baselines(), indent=2) + "
-"
+        text = json.dumps(self._task.keyboard_baselines(), indent=2) + "\n"
         durable_files.write(output / _KEYBOARD_BASELINES, text.encode("utf-8"), private=True)
 
 
@@ -482,6 +482,8 @@ def _on_held_out_users(measured: Mapping[str, Any]) -> str:
             f"Of {by_user['users']} held-out users, half have a top-1 accuracy above {middle}, one "
             f"in twenty below {low}, one in twenty above {high}."
         )
+    if "earlier_text" in measured:  # Older runs did not measure it.
+        lines += _with_earlier_text(measured["earlier_text"])
     head = measured["head_words"]
     means = {
         size: sum(count * share for count, share in enumerate(shares))
@@ -517,6 +519,19 @@ def _as_keyboard(held_out: Mapping[str, Any]) -> str | None:
         f"{picked} of next words; inline ones, half of them right, come with {triggered} of words; "
         f"a decoder of noisy taps is right about {decoder}, with the model {rescored}."
     )
+
+
+def _with_earlier_text(measured: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Returns what a cache of each user's own text gives, if any word has earlier text."""
+    every, part = measured["all"], measured["with"]
+    if not part["words"]:
+        return []
+    share = part["words"] / every["words"]
+    return [
+        "With a cache of the same user's earlier text: top-1 accuracy "
+        f"{every['model_and_cache']:.2%}; on the {share:.1%} of words that have such text "
+        f"{part['model_and_cache']:.2%}, and {part['model']:.2%} without the cache."
+    ]
 
 
 def failure(

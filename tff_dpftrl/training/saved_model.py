@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tff_dpftrl import durable_files, validation
 from tff_dpftrl.data import vocabulary_file
-from tff_dpftrl.models import next_words
+from tff_dpftrl.models import next_words, text_cache
 from tff_dpftrl.runs import tensorflow_files
 from tff_dpftrl.training import trained_model
 
@@ -43,23 +43,28 @@ class NextIds(tf.Module):
         self._trained = trained
         self._weights = [tf.Variable(weight, trainable=False) for weight in trained.weights]
 
-    def signature(self, top: int, batch_size: int | None = None) -> Any:
+    def signature(
+        self, top: int, batch_size: int | None = None, *, with_history: bool = False
+    ) -> Any:
         """Returns the function of the signature `ids`, as `write` describes it.
 
         Args:
           top: Number of words k; all of the vocabulary if it has fewer.
           batch_size: Number of sequences; None for any number.
+          with_history: Whether it is that of `ids_with_history`.
 
         Returns:
-          A `tf.function` of `ids`, int32, shape [n, T].
+          A `tf.function` of `ids`, int32, shape [n, T], and perhaps `history`.
         """
         trained = self._trained
-        spec = tf.TensorSpec([batch_size, trained.model.sequence_length], tf.int32, name="ids")
+        specs = [tf.TensorSpec([batch_size, trained.model.sequence_length], tf.int32, name="ids")]
+        if with_history:
+            specs.append(tf.TensorSpec([None, None], tf.int32, name="history"))
 
-        @tf.function(autograph=False, input_signature=[spec])
-        def of_ids(ids):
+        @tf.function(autograph=False, input_signature=specs)
+        def of_ids(ids, history=None):
             scores = next_words.next_scores(trained.model, self._weights, ids)
-            found = next_words.of_scores(scores, trained.special, top)
+            found = next_words.of_scores(scores, trained.special, top, history=history, words=ids)
             return {"scores": scores, "next_ids": found.ids, **_probabilities(found)}
 
         return of_ids
@@ -100,6 +105,11 @@ class _NextWords(NextIds):
         is_known = tf.equal(tf.gather(self._words, ids - 1), words)
         return tf.where(is_known, ids, self._trained.words.oov)
 
+    def ids(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Returns the ids of the words of texts, ragged shape [n, None]."""
+        texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace")
+        return tf.ragged.map_flat_values(self._lookup, self._trained.rule.split(texts))
+
     @tf.function(
         autograph=False,
         input_signature=[
@@ -109,10 +119,16 @@ class _NextWords(NextIds):
     )
     def predict(self, texts, top):
         """Predicts the next words of texts; `write` describes the results."""
+        return self.after(texts, top)
+
+    def after(
+        self, texts: tf.Tensor, top: tf.Tensor, history: tf.Tensor | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Predicts the next words of texts, perhaps after rows of `text_cache`."""
         trained = self._trained
-        texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace")
-        ids = tf.ragged.map_flat_values(self._lookup, trained.rule.split(texts))
-        predicted = next_words.next_words(trained.model, self._weights, ids, trained.special, top)
+        predicted = next_words.next_words(
+            trained.model, self._weights, self.ids(texts), trained.special, top, history
+        )
         return {"words": tf.gather(self._words, predicted.ids - 1), **_probabilities(predicted)}
 
 
@@ -159,6 +175,7 @@ def write(
     trained: trained_model.TrainedModel,
     *,
     top: int = 10,
+    history: bool = False,
     overwrite: bool = False,
 ) -> None:
     """Writes a SavedModel, whole or not at all.
@@ -177,12 +194,20 @@ def write(
     sequence, its words, and padding up to the model's sequence length T) to `scores` (float32,
     [n, V], logits), `next_ids` (int32, [n, k], best first), and the same probabilities.
 
+    With `history` there are two more signatures, which mix a cache of a user's own earlier text
+    into the probabilities (`models.text_cache`); it is computed where the SavedModel runs.
+    `with_history` maps `texts` and `history` (strings, [h], earlier texts of the author of all of
+    `texts`) to what `serving_default` returns. `ids_with_history` maps `ids` and `history` (int32,
+    [h, W]: each earlier text between its beginning and its end, then padding) to what `ids`
+    returns; its scores are those of the model alone. No history is in the SavedModel.
+
     Beside it lies `assets.extra/vocabulary.json`, which says where the words are from.
 
     Args:
       output: The folder, which is made.
       trained: The model.
       top: Number of words k of the signatures; all of the vocabulary if it has fewer.
+      history: Whether it has the signatures that take a user's earlier text.
       overwrite: Whether a SavedModel that is there is replaced.
 
     Raises:
@@ -192,10 +217,12 @@ def write(
     validation.integer("top", top, minimum=1)
     check_output(output, overwrite=overwrite)
     if trained.rule.is_in_graphs:
-        module, signatures = _of_texts(trained, top)
+        module, signatures = _of_texts(trained, top, history)
     else:
         module = NextIds(trained)
         signatures = dict.fromkeys(("serving_default", "ids"), module.signature(top))
+    if history:
+        signatures["ids_with_history"] = module.signature(top, with_history=True)
     with durable_files.new_folder(pathlib.Path(output).resolve(), replace=overwrite) as folder:
         with tensorflow_files.as_os_error(output):
             tf.saved_model.save(module, str(folder), signatures=signatures)
@@ -203,12 +230,24 @@ def write(
         vocabulary_file.write(folder / _EXTRA, trained.words, trained.rule)
 
 
-def _of_texts(trained: trained_model.TrainedModel, top: int) -> tuple[_NextWords, dict[str, Any]]:
+def _of_texts(
+    trained: trained_model.TrainedModel, top: int, history: bool
+) -> tuple[_NextWords, dict[str, Any]]:
     """Returns the graph from texts to words, and its signatures."""
     module = _NextWords(trained)
+    texts_spec, history_spec = (
+        tf.TensorSpec([None], tf.string, name=name) for name in ("texts", "history")
+    )
+    top_words = min(top, trained.words.size)
 
-    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.string, name="texts")])
+    @tf.function(autograph=False, input_signature=[texts_spec])
     def serve(texts):
-        return module.predict(texts, tf.constant(min(top, trained.words.size)))
+        return module.predict(texts, tf.constant(top_words))
 
-    return module, {"serving_default": serve, "ids": module.signature(top)}
+    @tf.function(autograph=False, input_signature=[texts_spec, history_spec])
+    def serve_with_history(texts, history):
+        rows = text_cache.rows_of(module.ids(history), trained.special)
+        return module.after(texts, tf.constant(top_words), rows)
+
+    signatures = {"serving_default": serve, "ids": module.signature(top)}
+    return module, signatures | ({"with_history": serve_with_history} if history else {})

@@ -12,7 +12,16 @@ import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import sequences, user_text, vocabulary
-from tff_dpftrl.models import evaluation, held_out, keyboard, language_model, metrics, ngrams
+from tff_dpftrl.models import (
+    evaluation,
+    held_out,
+    keyboard,
+    language_model,
+    metrics,
+    ngrams,
+    text_cache,
+)
+from tff_dpftrl.reports import results
 
 _EVALUATION_SEED = 0
 """Seed of the choice of held-out sequences: the same for all seeds of a run, to compare them."""
@@ -20,6 +29,8 @@ _EVALUATION_SEED = 0
 _BY_USER = {"top1_in_vocab": False, "top1_oov_wrong": True}
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _NGRAM_ORDERS = {"unigrams": 1, "bigrams": 2, "trigrams": 3}
+_CACHED_ORDERS = {"trigrams": 3, "4-grams": 4}
+_MIXED = 2**25  # Probabilities that are mixed at a time, at most: a few copies are in memory.
 _MOST_OF_USER = 4  # Sequences of a user in an evaluation that is released with noise.
 _COUNTED = 2**19  # Sequences that n-grams are counted on, at most: more take gigabytes.
 
@@ -51,6 +62,7 @@ class TextTask:
       train: Sequences of the training users, the ones who are protected.
       held_out: Word ids of users who never train, int32, [n, sequence_length + 1].
       held_out_users: Number of the user of each held-out row, int64, [n].
+      held_out_places: Index of each held-out row among those of its user, int64, [n].
       num_held_out_users: Number of users that the held-out rows were taken from.
       targets_per_character: Number of targets for each character of the held-out users' text.
       num_untouched_users: Number of users who are kept for a test, and not used.
@@ -62,12 +74,13 @@ class TextTask:
     train: sequences.SequenceCorpus
     held_out: np.ndarray
     held_out_users: np.ndarray
+    held_out_places: np.ndarray
+    held_out_text: sequences.SequenceCorpus
     num_held_out_users: int
     targets_per_character: float
     num_untouched_users: int
     words: vocabulary.Vocabulary
     model: language_model.LanguageModel
-    held_out_text: sequences.SequenceCorpus
 
     @property
     def special(self) -> metrics.SpecialIds:
@@ -128,11 +141,18 @@ class TextTask:
           `accuracy_by_user`: for the two ways to count words out of the vocabulary, the
           number of users who have words, and quantiles of their top-1 accuracies;
           `head_words`: the histogram of Table 3 of McMahan et al. 2018; `keyboard`: the
-          result of `keyboard.Meter`.
+          result of `keyboard.Meter`; `earlier_text`: top-1 accuracies over the words of the
+          vocabulary, with a cache of what the same user wrote earlier and without it.
         """
         meter = keyboard.Meter(self._typed)
         predictions = held_out.predict_words(
-            self.model, weights, self.special, self.held_out, visit=meter.add
+            self.model,
+            weights,
+            self.special,
+            self.held_out,
+            batch_size=self._rows_at_a_time,
+            visit=meter.add,
+            mix=self._earlier_text.mix,
         )
         by_user = {
             name: held_out.accuracy_by_user(
@@ -156,6 +176,33 @@ class TextTask:
                 ),
             },
             "keyboard": meter.result(),
+            "earlier_text": self._with_earlier_text(predictions),
+        }
+
+    @property
+    def _rows_at_a_time(self) -> int:
+        return min(64, max(1, _MIXED // (self.held_out.shape[1] * self.words.size)))
+
+    @functools.cached_property
+    def _earlier_text(self) -> text_cache.EarlierText:
+        ids = self.held_out_text.user_ids
+        texts = {i: self.held_out_text.sequences(ids[i]) for i in np.unique(self.held_out_users)}
+        return text_cache.EarlierText(
+            texts, self.held_out_users, self.held_out_places, self.special
+        )
+
+    def _with_earlier_text(self, predictions: held_out.WordPredictions) -> dict[str, Any]:
+        """Returns accuracies with the cache and without it, where there is earlier text and not."""
+        in_vocab = ~np.isin(predictions.targets, self.special.all)
+        has_text = in_vocab & (self.held_out_places[predictions.rows] > 0)
+        parts = {"all": in_vocab, "with": has_text, "without": in_vocab & ~has_text}
+        judged = {"model": predictions.is_best, "model_and_cache": predictions.is_best_mixed}
+        return {
+            name: {
+                "words": int(part.sum()),
+                **{who: float(right[part].mean()) for who, right in judged.items() if part.any()},
+            }
+            for name, part in parts.items()
         }
 
     @functools.cached_property
@@ -179,12 +226,17 @@ class TextTask:
         """Returns the top-1 accuracy of n-gram counts over the training users' pooled text.
 
         For comparison in a simulation: these counts are not private. Of a large corpus, a sample
-        of the sequences is counted, and the names say so.
+        of the sequences is counted, and the names say so. Interpolated n-grams with the cache that
+        `examine` gives the model are among them.
         """
         ngram_model, of = self._ngrams
-        return {
+        alone = {
             f"{name}{of}": ngram_model.evaluate(self.held_out, order).top1_in_vocab
             for name, order in _NGRAM_ORDERS.items()
+        }
+        return alone | {
+            f"{name}{of}{results.WITH_EARLIER_TEXT}": self._cached_accuracy(ngram_model, order)
+            for name, order in _CACHED_ORDERS.items()
         }
 
     def keyboard_baselines(self) -> Mapping[str, Mapping[str, Any]]:
@@ -205,7 +257,23 @@ class TextTask:
             (None, "") if total <= _COUNTED else (_COUNTED, f" of {_COUNTED}/{total} sequences")
         )
         pooled = self.train.pooled(max_sequences=limit)
-        return ngrams.NgramModel(pooled, self.special, self.words.size), of
+        ngram_model = ngrams.NgramModel(
+            pooled, self.special, self.words.size, max_order=ngrams.MAX_ORDER
+        )
+        return ngram_model, of
+
+    def _cached_accuracy(self, model: ngrams.NgramModel, order: int) -> float:
+        """Returns the top-1 accuracy of n-grams with the cache of the same user's earlier text."""
+        right, length = [], self.held_out.shape[1] - 1
+        for start in range(0, len(self.held_out), self._rows_at_a_time):
+            rows = self.held_out[start : start + self._rows_at_a_time]
+            targets = rows[:, 1:].ravel()
+            words = np.flatnonzero(~np.isin(targets, self.special.all))
+            places, positions = np.divmod(words, length)
+            found = model.probabilities(rows, order)[words]
+            mixed = self._earlier_text.mix(start + places, positions, found)
+            right.append(held_out.best_are(mixed, targets[words], self.special))
+        return float(np.concatenate(right).mean())
 
 
 def sequences_of(
@@ -229,13 +297,16 @@ def sequences_of(
       The attributes of `TextTask` that are made of these, by name.
     """
     others = sequences.SequenceCorpus(held_out, words, spec)
-    rows, users = others.pooled_with_users(max_sequences=max_held_out, seed=_EVALUATION_SEED)
+    rows, users, places = others.pooled_with_users(
+        max_sequences=max_held_out, seed=_EVALUATION_SEED
+    )
     measured = [others.user_ids[index] for index in np.unique(users)]
     return {
         "train": sequences.SequenceCorpus(train, words, spec),
         "held_out": rows,
-        "held_out_text": others,
         "held_out_users": users,
+        "held_out_places": places,
+        "held_out_text": others,
         "num_held_out_users": len(held_out),
         "targets_per_character": others.targets_per_character(measured),
         "words": words,

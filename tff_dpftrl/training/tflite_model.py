@@ -24,6 +24,14 @@ from tff_dpftrl.training import saved_model, trained_model
 
 _FILE = "model.tflite"
 _README = "README.md"
+_HISTORY = """
+## The user's earlier text
+
+Each row of `history` is an earlier text of the same user: {bos}, the ids of all its words, {eos},
+filled up at its end with 0. Rows may have any length, the same for all. N-grams of them are mixed
+into the probabilities of the words; `scores` are those of the model alone. Keep the texts on the
+device: nothing else needs them.
+"""
 
 
 def check_output(output: str | pathlib.Path, *, overwrite: bool = False) -> None:
@@ -46,6 +54,7 @@ def write(
     trained: trained_model.TrainedModel,
     *,
     top: int = 10,
+    history: bool = False,
     overwrite: bool = False,
 ) -> None:
     """Writes a folder with `model.tflite`, `vocabulary.json` and `README.md`, whole or not at all.
@@ -57,6 +66,8 @@ def write(
       output: The folder, which is made.
       trained: The model.
       top: Number of words k that are returned; all of the vocabulary if it has fewer.
+      history: Whether the model takes a user's earlier text as well, as the signature
+        `ids_with_history` of `saved_model.write` does.
       overwrite: Whether a folder that this function wrote before is replaced.
 
     Raises:
@@ -67,22 +78,23 @@ def write(
     num_words = trained.words.size - len(trained.special.all)
     top = min(validation.integer("top", top, minimum=1), num_words)
     check_output(output, overwrite=overwrite)
-    content, batch = _converted(trained, top)
+    content, batch = _converted(trained, top, history)
     with durable_files.new_folder(pathlib.Path(output).resolve(), replace=overwrite) as folder:
         durable_files.write(folder / _FILE, content)
         vocabulary_file.write(folder / vocabulary_file.NAME, trained.words, trained.rule)
-        durable_files.write(folder / _README, _readme(trained, top, batch).encode())
+        durable_files.write(folder / _README, _readme(trained, top, batch, history).encode())
 
 
-def _converted(trained: trained_model.TrainedModel, top: int) -> tuple[bytes, str]:
+def _converted(trained: trained_model.TrainedModel, top: int, history: bool) -> tuple[bytes, str]:
     """Returns the file's content, and the number of sequences that it takes."""
     module = saved_model.NextIds(trained)
     try:
-        return _convert(module, module.signature(top)), "n"
+        return _convert(module, module.signature(top, with_history=history)), "n"
     except convert_phase.ConverterError:  # Loops are lowered for one known shape only.
         pass
     try:
-        return _convert(module, module.signature(top, batch_size=1)), "1"
+        one = module.signature(top, batch_size=1, with_history=history)
+        return _convert(module, one), "1"
     except convert_phase.ConverterError as error:
         lines = [line for line in str(error).splitlines() if "error:" in line] or [str(error)]
         reason = lines[0].partition("error:")[2].strip() or lines[0]
@@ -101,8 +113,12 @@ def _convert(module: tf.Module, function: Any) -> bytes:
     return converter.convert()
 
 
-def _readme(trained: trained_model.TrainedModel, top: int, batch: str) -> str:
+def _readme(trained: trained_model.TrainedModel, top: int, batch: str, history: bool) -> str:
     words, length = trained.words, trained.model.sequence_length
+    earlier = _HISTORY.format(bos=words.bos, eos=words.eos) if history else ""
+    row = "\n| `history` (input) | int32, [h, w] | what the user wrote earlier, as below |"
+    row = row if history else ""
+    feed = "ids=ids, history=history" if history else "ids=ids"
     to_ids = "\n".join(_to_ids(trained))
     return f"""\
 # Prediction of the next word, for TensorFlow Lite (LiteRT)
@@ -111,7 +127,7 @@ def _readme(trained: trained_model.TrainedModel, top: int, batch: str) -> str:
 
 | tensor | type and shape | meaning |
 |---|---|---|
-| `ids` (input) | int32, [{batch}, {length}] | a text that has begun, as below |
+| `ids` (input) | int32, [{batch}, {length}] | a text that has begun, as below |{row}
 | `scores` | float32, [{batch}, {words.size}] | logit of every id to come next |
 | `next_ids` | int32, [{batch}, {top}] | the likeliest words of the vocabulary, best first |
 | `probabilities` | float32, [{batch}, {top}] | their probabilities |
@@ -125,12 +141,12 @@ Probabilities leave out padding and the beginning of a text, which never come ne
 {to_ids}
 4. A sequence is {words.bos} and then the ids of the words; of one longer than {length}, the last
    {length} ids. Fill it up at its end with 0. The last word is taken as whole.
-
+{earlier}
 ## In Python
 
     from ai_edge_litert.interpreter import Interpreter  # Or tf.lite.Interpreter.
     runner = Interpreter("{_FILE}").get_signature_runner()
-    found = runner(ids=ids)
+    found = runner({feed})
     best = [words[i - 1] for i in found["next_ids"][0]]
 
 {vocabulary_file.note(words)}

@@ -87,7 +87,9 @@ class TrainedModel:
 
         return metrics.SpecialIds(oov=self.words.oov, bos=self.words.bos, eos=self.words.eos)
 
-    def predict(self, texts: Sequence[str], top: int = 5) -> list[Prediction]:
+    def predict(
+        self, texts: Sequence[str], top: int = 5, *, history: Sequence[str] | None = None
+    ) -> list[Prediction]:
         """Predicts how texts that have begun go on.
 
         The last word is taken as whole: "I wan" is followed by a word, not by "t".
@@ -96,12 +98,14 @@ class TrainedModel:
           texts: Beginnings of sentences. If one is longer than the model's sequence length,
             its end is read.
           top: Number of words to predict; all of the vocabulary if it has fewer.
+          history: Texts that the author of all these texts wrote earlier: a cache of them is
+            mixed into the probabilities (`models.text_cache`). They are kept nowhere.
 
         Returns:
           A prediction for each text.
 
         Raises:
-          ValueError: If a text has no word in it, or `top` is not positive.
+          ValueError: If a text has no word in it, the history has none, or `top` is not positive.
         """
         import tensorflow as tf
 
@@ -116,7 +120,11 @@ class TrainedModel:
             return []
         ids = tf.ragged.constant([self.words.ids(words) for words in split], dtype=tf.int32)
         top = min(top, self.words.size)  # Any number at all fits the graph then.
-        arrays = [part.numpy() for part in self._next_words(ids, tf.constant(top))]
+        if history is None:
+            found = self._next_words(ids, tf.constant(top))
+        else:
+            found = self._next_words_after(ids, tf.constant(top), self._rows(history))
+        arrays = [part.numpy() for part in found]
         known, predictions = self.words.id_of, []
         for words, best, values, unknown, end in zip(split, *arrays, strict=True):
             # The embedding of a checkpoint may have more rows than there are tokens.
@@ -212,8 +220,30 @@ class TrainedModel:
 
         return graph
 
+    def _rows(self, history: Sequence[str]) -> tf.Tensor:
+        """Returns texts as rows of `text_cache`."""
+        import tensorflow as tf
+
+        from tff_dpftrl.models import text_cache
+
+        ids = [self.words.ids(words) for text in history if (words := self.rule.words(text))]
+        if not ids:
+            raise validation.UsageError(
+                "history must have at least one word in it: leave it out if nothing was written."
+            )
+        return text_cache.rows_of(tf.ragged.constant(ids, dtype=tf.int32), self.special)
+
     @functools.cached_property
     def _next_words(self) -> Callable[..., next_words.NextWords]:
+        return self._graph()
+
+    @functools.cached_property
+    def _next_words_after(self) -> Callable[..., next_words.NextWords]:
+        import tensorflow as tf
+
+        return self._graph(tf.TensorSpec([None, None], tf.int32))
+
+    def _graph(self, *history: tf.TensorSpec) -> Callable[..., next_words.NextWords]:
         import tensorflow as tf
 
         from tff_dpftrl.models import next_words
@@ -226,10 +256,11 @@ class TrainedModel:
             input_signature=[
                 tf.RaggedTensorSpec([None, None], tf.int32),
                 tf.TensorSpec([], tf.int32),
+                *history,
             ],
         )
-        def graph(ids, top):
-            return next_words.next_words(self.model, weights, ids, self.special, top)
+        def graph(ids, top, history=None):
+            return next_words.next_words(self.model, weights, ids, self.special, top, history)
 
         return graph
 

@@ -1,0 +1,261 @@
+"""A cache of a user's own earlier text, mixed into the probabilities of a predictor.
+
+It counts n-grams where the text is, on the user's device, which the text does not leave. What is
+mixed is a released model and the user's own words: by post-processing (Dwork and Roth 2014,
+proposition 2.1), no guarantee about the users who trained the model changes. Caches in language
+models are those of Kuhn and De Mori (1990), and keyboards have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl import validation
+from tff_dpftrl.models import metrics
+
+ORDER = 4
+"""Largest order of the n-grams of a cache."""
+
+WEIGHTS = (0.11, 0.26, 0.42, 0.59)
+"""Weight of the cache where the longest n-gram that it has for a context is of order 1, 2, 3, 4.
+
+They are those of `fit_weights` on public text: 17,164 words of docstrings of Python's standard
+library, a module being a user, for a model that was pretrained on other modules. No protected
+text was looked at.
+"""
+
+
+def contexts(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the words before each target of some sequences.
+
+    Args:
+      rows: Ids, int32, shape [n, T + 1], padded at the end by 0.
+
+    Returns:
+      Ids of the last word, the one before it ..., int32, shape [n · T, `ORDER` − 1]; and the
+      targets, int32, shape [n · T].
+    """
+    padded = tf.pad(rows, [[0, 0], [ORDER - 2, 0]])
+    earlier = [padded[:, ORDER - 2 - back : -1 - back] for back in range(ORDER - 1)]
+    return tf.reshape(tf.stack(earlier, axis=-1), [-1, ORDER - 1]), tf.reshape(rows[:, 1:], [-1])
+
+
+def last_context(rows: tf.Tensor) -> tf.Tensor:
+    """Returns the context of what comes after each sequence.
+
+    Args:
+      rows: Ids, int32, shape [n, T], padded at the end by 0.
+
+    Returns:
+      Ids of the last word, the one before it ..., int32, shape [n, `ORDER` − 1].
+    """
+    length = tf.math.count_nonzero(rows, axis=1, dtype=tf.int32)
+    places = length[:, None] + (ORDER - 2) - tf.range(ORDER - 1)[None, :]
+    padded = tf.pad(rows, [[0, 0], [ORDER - 1, 0]])
+    return tf.gather(padded, places, axis=1, batch_dims=1)
+
+
+def rows_of(texts: tf.RaggedTensor, special: metrics.SpecialIds) -> tf.Tensor:
+    """Returns texts as rows of a history.
+
+    Args:
+      texts: Ids of the words of each text, int32, ragged shape [n, None].
+      special: Special ids.
+
+    Returns:
+      Each text that has words, with its beginning and its end, padded by 0 to the longest of
+      them; int32, shape [h, T + 1].
+    """
+    texts = tf.ragged.boolean_mask(texts, texts.row_lengths() > 0)
+    ends = (
+        tf.fill([texts.nrows(), 1], tf.constant(i, texts.dtype)) for i in (special.bos, special.eos)
+    )
+    begin, end = ends
+    return tf.concat([begin, texts, end], axis=1).to_tensor()
+
+
+def mix(
+    probabilities: tf.Tensor,
+    after: tf.Tensor,
+    history: tf.Tensor,
+    special: metrics.SpecialIds,
+    *,
+    weights: Sequence[float] = WEIGHTS,
+) -> tf.Tensor:
+    """Mixes n-grams of one user's own earlier text into the probabilities of a predictor.
+
+    The shares of the words that came after the longest part of a context are interpolated with
+    those of shorter parts, by the rule of Witten and Bell (1991, method C) as in
+    `ngrams.NgramModel.probabilities`.
+
+    Args:
+      probabilities: Probabilities of all ids in m contexts, float32, shape [m, V].
+      after: The contexts, int32, shape [m, `ORDER` − 1], as of `contexts`.
+      history: Ids of the user's earlier text, int32, shape [h, T + 1], padded at the end by 0.
+      special: Special ids.
+      weights: Weight of the cache in the mixture, by the order of the longest n-gram found; it is
+        0 where the history is empty.
+
+    Returns:
+      Probabilities, float32, shape [m, V].
+    """
+    cached, longest = lookup(probabilities.shape[1], after, history, special)
+    weight = tf.gather(tf.constant([0.0, *weights]), longest)[:, None]
+    return (1.0 - weight) * probabilities + weight * cached
+
+
+def lookup(
+    size: int,
+    after: tf.Tensor,
+    history: tf.Tensor,
+    special: metrics.SpecialIds,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the probabilities of the cache alone, and how long a context it knows.
+
+    Args:
+      size: Number V of ids.
+      after: Contexts, as for `mix`.
+      history: Ids of the user's earlier text, as for `mix`.
+      special: Special ids.
+
+    Returns:
+      Probabilities of all ids, float32, shape [m, V], zeros where the history is empty; and the
+      order of the longest n-gram found, int32, shape [m], 0 where the history is empty.
+    """
+    known, seen = contexts(history)
+    matches = special.is_target(seen)[None, :] & tf.fill([tf.shape(after)[0], 1], True)
+    cached = tf.zeros([size, tf.shape(after)[0]])
+    longest = tf.zeros([tf.shape(after)[0]], tf.int32)
+    for order in range(1, ORDER + 1):
+        if order > 1:
+            matches &= tf.equal(after[:, None, order - 2], known[None, :, order - 2])
+        found = tf.transpose(tf.cast(matches, tf.float32))
+        counts = tf.math.unsorted_segment_sum(found, seen, size)
+        # Nothing is below unigrams.
+        lower = tf.reduce_sum(tf.cast(counts > 0.0, tf.float32), axis=0) * float(order > 1)
+        total = tf.reduce_sum(counts, axis=0)
+        is_found = total > 0.0
+        shares = (counts + lower * cached) / tf.maximum(total + lower, 1.0)
+        cached = tf.where(is_found, shares, cached)
+        longest += tf.cast(is_found, tf.int32)
+    return tf.transpose(cached), longest
+
+
+def fit_weights(
+    probabilities: np.ndarray, cached: np.ndarray, longest: np.ndarray, num_steps: int = 200
+) -> tuple[float, ...]:
+    """Fits the weights of a cache to text, by expectation maximisation of its likelihood.
+
+    Give it public text only. Weights that were fitted to text of protected users, whether they
+    trained or not, are exact figures of that text, which no privacy statement covers.
+
+    Args:
+      probabilities: Probability of each of n words of the text in a predictor, shape [n].
+      cached: Probabilities of the same words in the cache, as of `lookup`, shape [n].
+      longest: Order of the longest n-gram found before each word, as of `lookup`, shape [n].
+      num_steps: Number of steps.
+
+    Returns:
+      A weight for each order, `ORDER` in all; 0 for an order that was not found.
+
+    Raises:
+      ValueError: If the arrays are not of one length, or a number is no probability.
+    """
+    given = {"probabilities": probabilities, "cached": cached}
+    for name, array in given.items():
+        array = np.asarray(array)
+        if array.shape != np.shape(longest) or not ((array >= 0) & (array <= 1)).all():
+            raise validation.UsageError(
+                f"{name} must be probabilities, one for each of the {np.size(longest)} of longest, "
+                f"got shape {list(array.shape)} with values that are perhaps not between 0 and 1."
+            )
+    weights = []
+    for order in range(1, ORDER + 1):
+        model, cache = (np.asarray(part, np.float64)[longest == order] for part in given.values())
+        weight = 0.5 if len(model) else 0.0
+        for _ in range(num_steps if len(model) else 0):
+            mixed = (1.0 - weight) * model + weight * cache
+            shares = np.divide(weight * cache, mixed, out=np.zeros_like(mixed), where=mixed > 0.0)
+            weight = float(shares.mean())
+        weights.append(weight)
+    return tuple(weights)
+
+
+class EarlierText:
+    """A view of what users wrote before each of some sequences, for judging a cache of it."""
+
+    def __init__(
+        self,
+        texts: Mapping[int, np.ndarray],
+        users: np.ndarray,
+        places: np.ndarray,
+        special: metrics.SpecialIds,
+    ):
+        """Initialises the view.
+
+        Args:
+          texts: All sequences of each user in their order, int32, [h, T + 1] each, by number.
+          users: Number of the user of each of the n sequences that are judged, int64, shape [n].
+          places: Indices of the sequences among those of the user, int64, shape [n].
+          special: Special ids.
+        """
+        self._texts, self._users, self._places, self._special = texts, users, places, special
+        self._counted: dict[int, tuple[np.ndarray, ...]] = {}
+
+    def mix(self, rows: np.ndarray, positions: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+        """Mixes each user's earlier sequences, and no other text, into probabilities of words.
+
+        Args:
+          rows: Indices of the sequences that the words are in, int64, shape [m].
+          positions: Their places in the sequences, 0 for the first target, int64, shape [m].
+          probabilities: Probabilities of all ids there, float32, shape [m, V].
+
+        Returns:
+          Probabilities, float32, shape [m, V].
+        """
+        cached, longest = self.lookup(rows, positions, probabilities.shape[1])
+        weight = np.array([0.0, *WEIGHTS], np.float32)[longest][:, None]
+        return (1.0 - weight) * probabilities + weight * cached
+
+    def lookup(
+        self, rows: np.ndarray, positions: np.ndarray, size: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what the function `lookup` does, with NumPy: faster for many histories.
+
+        Args:
+          rows: Indices of sequences, as for `mix`.
+          positions: Places in them, as for `mix`.
+          size: Number V of ids.
+
+        Returns:
+          Probabilities in the cache, float32, shape [m, V], and orders, int64, shape [m].
+        """
+        cached, longest = np.zeros([len(rows), size], np.float32), np.zeros(len(rows), np.int64)
+        for index, (row, position) in enumerate(zip(rows, positions, strict=True)):
+            after, places, known, seen = self._of(self._users[row])
+            width = self._texts[self._users[row]].shape[1] - 1
+            start = self._places[row] * width  # The sequence begins there, and is not earlier.
+            context, num_earlier = after[start + position], np.searchsorted(places, start)
+            known, seen = known[:num_earlier], seen[:num_earlier]
+            for order in range(1, ORDER + 1):
+                if order > 1:
+                    is_same = known[:, order - 2] == context[order - 2]
+                    known, seen = known[is_same], seen[is_same]
+                if not len(seen):
+                    break
+                counts = np.bincount(seen, minlength=size)
+                lower = np.count_nonzero(counts) * (order > 1)
+                cached[index] = (counts + lower * cached[index]) / (len(seen) + lower)
+                longest[index] = order
+        return cached, longest
+
+    def _of(self, user: int) -> tuple[np.ndarray, ...]:
+        """Returns all contexts of a user; and places, contexts and ids of what can come next."""
+        if user not in self._counted:
+            after, seen = (part.numpy() for part in contexts(tf.constant(self._texts[user])))
+            places = np.flatnonzero(~np.isin(seen, self._special.never_next))
+            self._counted[user] = after, places, after[places], seen[places]
+        return self._counted[user]
