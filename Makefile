@@ -54,9 +54,10 @@ train: $(READY)
 serve-demo: $(READY)
 	experiments/serve_demo.sh $(BIN)/tff-dpftrl $(PRETRAINED) $(DEMO) $(if $(SECURE),secure)
 
-# Each worker takes up to 3 GB of memory; a file's tests share theirs.
+# Each worker takes up to 3 GB of memory; a file's tests share theirs. Workers share the cores: with
+# threads of their own, NumPy's sums would wait for each other.
 TEST_WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 
 test: $(READY)
 	$(PYTEST)
@@ -85,7 +86,7 @@ $(NEWEST)/.ready: requirements/newest.lock requirements/newest.in
 	@touch $@
 
 test-newest: $(NEWEST)/.ready
-	$(NEWEST)/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile \
+	OPENBLAS_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile \
 	  $(addprefix tests/,$(NEWEST_ROOMS))
 
 test-distributed: $(READY)

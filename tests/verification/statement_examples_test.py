@@ -14,10 +14,16 @@ import pytest
 from tff_dpftrl.accounting import display, gaussian, trade_off
 from verification import statement_examples
 
-_EXAMPLES = dict(statement_examples.examples())
 _REFERENCE = pathlib.Path(__file__).parents[2] / "docs" / "reference"
 _PAGE = _REFERENCE / "statements.md"
+_KINDS = re.findall("^## (.+)$", _PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 _SCHEMA = json.loads((_REFERENCE / "privacy_statement.schema.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def examples():
+    """The examples by their kinds, which every worker would make if the module made them."""
+    return dict(statement_examples.examples())
 
 
 def _to_seven_digits(text: str) -> str:
@@ -25,14 +31,16 @@ def _to_seven_digits(text: str) -> str:
     return re.sub(r"\d+\.\d{8,}", lambda number: f"{float(number[0]):.7g}", text)
 
 
-def test_the_page_has_the_examples():
+def test_the_page_has_the_examples(examples, monkeypatch):
+    assert list(examples) == _KINDS
+    monkeypatch.setattr(statement_examples, "examples", examples.items)
     page = _PAGE.read_text(encoding="utf-8")
     assert _to_seven_digits(page) == _to_seven_digits(statement_examples.page())
 
 
-@pytest.mark.parametrize("kind", _EXAMPLES)
-def test_the_text_of_a_statement_is_well_formed(kind):
-    text = _EXAMPLES[kind].to_markdown()
+@pytest.mark.parametrize("kind", _KINDS)
+def test_the_text_of_a_statement_is_well_formed(kind, examples):
+    text = examples[kind].to_markdown()
     for fault in ("  ", " .", " ,", " ;", "..", ",.", "( ", " )", "None", "nan", "inf,", "{", "}"):
         assert fault not in text, fault
     for line in text.splitlines():
@@ -40,9 +48,9 @@ def test_the_text_of_a_statement_is_well_formed(kind):
         assert line.count("(") == line.count(")"), line
 
 
-@pytest.mark.parametrize("kind", _EXAMPLES)
-def test_the_sentences_of_a_statement_end(kind):
-    example = _EXAMPLES[kind]
+@pytest.mark.parametrize("kind", _KINDS)
+def test_the_sentences_of_a_statement_end(kind, examples):
+    example = examples[kind]
     sentences = [
         *(example.headline_caveats, example.covered, example.not_covered, example.assumptions),
         *(example.caveats, (example.setting, example.output, example.adjacency)),
@@ -53,9 +61,9 @@ def test_the_sentences_of_a_statement_end(kind):
         assert sentence.endswith("."), sentence
 
 
-@pytest.mark.parametrize("kind", _EXAMPLES)
-def test_a_statement_calls_whoever_takes_part_by_one_word(kind):
-    example = _EXAMPLES[kind]
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_statement_calls_whoever_takes_part_by_one_word(kind, examples):
+    example = examples[kind]
     others = {"client", "device", "user"} - {example.unit_of_privacy}
     for line in example.to_markdown().splitlines():
         if re.match(r"- \w+: ", line) or "in names of parameters" in line:
@@ -64,9 +72,9 @@ def test_a_statement_calls_whoever_takes_part_by_one_word(kind):
             assert not re.search(rf"\b({'|'.join(others)})", line, re.IGNORECASE), line
 
 
-@pytest.mark.parametrize("kind", _EXAMPLES)
-def test_a_statement_explains_the_symbols_that_it_uses_and_no_others(kind):
-    text, _, legend = _EXAMPLES[kind].to_markdown().partition("## Legend")
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_statement_explains_the_symbols_that_it_uses_and_no_others(kind, examples):
+    text, _, legend = examples[kind].to_markdown().partition("## Legend")
     for symbol in ("ρ", "μ", "S", "σ", "clip_norm_inflation", "MinS", "MaxP", "stride", "gap"):
         is_used = re.search(rf"(?<!\w){symbol}(?![a-zA-Z_])", text) is not None
         assert (f"\n- {symbol}: " in legend) == is_used, symbol
@@ -85,7 +93,7 @@ def test_the_odds_of_published_deployments_follow_from_their_rho():
         assert gaussian.epsilon(mu, 1e-10) == pytest.approx(float(epsilon), rel=0.03)
 
 
-def _written(kind):
+def _written(example):
     """Returns the JSON of an example as a run writes it."""
     subject = {
         "date": "2026-11-24T19:00:00Z",
@@ -93,17 +101,17 @@ def _written(kind):
         **dict.fromkeys(("model_sha256", "config_sha256", "data_hmac_sha256"), "0" * 64),
         "tensorflow": "2.14.1",
     }
-    return json.loads(dataclasses.replace(_EXAMPLES[kind], subject=subject).to_json())
+    return json.loads(dataclasses.replace(example, subject=subject).to_json())
 
 
-@pytest.mark.parametrize("kind", _EXAMPLES)
-def test_the_published_schema_describes_the_json(kind):
+@pytest.mark.parametrize("kind", _KINDS)
+def test_the_published_schema_describes_the_json(kind, examples):
     jsonschema.Draft202012Validator.check_schema(_SCHEMA)
     of_schema = jsonschema.Draft202012Validator(_SCHEMA)
-    of_schema.validate(json.loads(_EXAMPLES[kind].to_json()))
-    of_schema.validate(_written(kind))
+    of_schema.validate(json.loads(examples[kind].to_json()))
+    of_schema.validate(_written(examples[kind]))
     refused = dataclasses.replace(
-        _EXAMPLES[kind], epsilon=None, rho_zcdp=None, profile=(), no_guarantee=("No noise.",)
+        examples[kind], epsilon=None, rho_zcdp=None, profile=(), no_guarantee=("No noise.",)
     )
     of_schema.validate(json.loads(refused.to_json()))
 
@@ -124,8 +132,8 @@ def test_the_published_schema_describes_the_json(kind):
         {"another": "entry"},
     ],
 )
-def test_the_schema_refuses_what_no_statement_says(changes):
-    written = _written("`train` (DP-FTRL)")
+def test_the_schema_refuses_what_no_statement_says(changes, examples):
+    written = _written(examples["`train` (DP-FTRL)"])
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(written | changes, _SCHEMA)
     del written["caveats"]
