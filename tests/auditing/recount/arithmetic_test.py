@@ -105,5 +105,32 @@ def test_epsilon_of_secret_sampling(noise_multiplier, probability, group_size, n
     assert found == pytest.approx(expected, rel=3e-3)
 
 
+@pytest.mark.parametrize(
+    "noise_multiplier, probability, group_size, num_steps, delta, largest_shift",
+    [
+        (0.7, 12 / 249, 16384, 2, 1 / 60, 100.0),
+        (0.7, 0.03, 8192, 200, 1e-6, 100.0),
+        (0.7, 0.05, 64, 2, 1e-2, 0.0),
+        (2.0, 0.1, 8, 30, 1e-6, 0.0),
+    ],
+)
+def test_bounds_of_large_epsilons_are_quick_and_around_them(
+    noise_multiplier, probability, group_size, num_steps, delta, largest_shift, monkeypatch
+):
+    monkeypatch.setattr(arithmetic, "_LARGEST_SHIFT", largest_shift)
+    monkeypatch.setattr(arithmetic, "sampled_epsilon", None)  # It would take gigabytes.
+    pair = mixture_of_gaussians.els(noise_multiplier, probability, group_size)
+    expected = mixture_of_gaussians.epsilon(pair, num_steps=num_steps, delta=delta)
+    arguments = noise_multiplier, probability, group_size, num_steps, delta
+    low, high = arithmetic.sampled_bounds(*arguments)
+    assert low <= expected <= high
+    if largest_shift:
+        assert 5e3 < 0.5 * expected < low
+    low, more = arithmetic.sampled_bounds(*arguments, 3.0)
+    both = [(pair, num_steps), (mixture_of_gaussians.MixtureOfGaussians(1.0, (3.0,), (1.0,)), 1)]
+    assert low <= mixture_of_gaussians.epsilon_of_runs(both, delta=delta) <= more
+    assert more > high
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -19,6 +19,9 @@ _MAX_PATTERNS = 20_000
 _MAX_WORK = 1_500_000_000
 _STARTS_OF_SEARCH = 4
 _NARROWEST_CELL = 1e-7
+_LARGEST_SHIFT = 100.0  # In standard deviations; beyond it PLDs take minutes and gigabytes.
+_LARGEST_SHIFT = 100.0
+"""Units of one user in a sample, in standard deviations, from which on a PLD takes gigabytes."""
 
 
 class Schema(NamedTuple):
@@ -310,6 +313,47 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
         return 0.0 if mu == 0.0 else 1.0
     first = special.ndtr(mu / 2.0 - epsilon / mu)
     return float(first - math.exp(epsilon) * special.ndtr(-mu / 2.0 - epsilon / mu))
+
+
+def sampled_bounds(
+    noise_multiplier: float,
+    probability: float,
+    group_size: int,
+    num_steps: int,
+    delta: float,
+    mu: float = 0.0,
+) -> tuple[float, float]:
+    """Computes bounds of ε of Gaussian noise on secret Poisson samples.
+
+    They are 1% from `sampled_epsilon`, unless a user has so many units in a sample that ε is in the
+    thousands. Then the lower one is that of a test of the steps' sum: without the user it is
+    N(0, T σ²), else N(j, T σ²) with j ~ Binomial(T G, p). The upper one is that of a Gaussian
+    mechanism, whose steps all have the number of units that few steps exceed.
+
+    Args:
+      noise_multiplier: Standard deviation over the norm that one sampled unit contributes.
+      probability: Probability of a unit to be sampled in a step.
+      group_size: Number of units of one user.
+      num_steps: Number of steps.
+      delta: δ of the guarantee.
+      mu: Sensitivity over standard deviation of a Gaussian mechanism besides; 0 for none.
+
+    Returns:
+      Two bounds.
+    """
+    share = delta / (8.0 if mu else 4.0)  # Of each step's units, and of each run, as `accounting`.
+    most = stats.binom.isf(share / max(1, num_steps), group_size, probability)
+    if num_steps == 0 or most <= _LARGEST_SHIFT * noise_multiplier or noise_multiplier == 0.0:
+        spent = sampled_epsilon(noise_multiplier, probability, group_size, num_steps, delta, mu)
+        # Each of the two accountants rounds up, on different grids.
+        return spent * 0.99 - 1e-4, spent * 1.01 + 1e-4
+    root = math.sqrt(num_steps)
+    high = gaussian_epsilon(math.hypot(root * most / noise_multiplier, mu), delta / 2.0)
+    # With probability 1.5 δ the user has `many` units or more, and the sum is above `least`.
+    many = stats.binom.isf(min(1.0, 2.0 * delta), num_steps * group_size, probability)
+    least = many / (root * noise_multiplier) - special.ndtri(0.75)
+    low = math.log(0.5 * delta) - float(special.log_ndtr(-least))
+    return max(0.0, low), high * (1.0 + 1e-6)
 
 
 @functools.lru_cache(maxsize=64)

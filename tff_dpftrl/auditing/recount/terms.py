@@ -132,11 +132,10 @@ class Terms:
             return sampled * (1.0 - 1e-6), sampled * (1.0 + 1e-6)
         if self.kind == SAMPLED:
             noise_multiplier, num_steps = self.sampled_steps(schema.rounds)
-            sampled = other + arithmetic.sampled_epsilon(
+            low, high = arithmetic.sampled_bounds(
                 noise_multiplier, self.probability, self.group_size, num_steps, delta, mu
             )
-            # Each of the two accountants rounds up, on different grids.
-            return sampled * 0.99 - 1e-4, sampled * 1.01 + 1e-4
+            return other + low, other + high
         bounds = arithmetic.squared_sensitivity(self.strategy, schema)
         low, high = (
             arithmetic.gaussian_epsilon(
