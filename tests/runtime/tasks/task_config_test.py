@@ -61,6 +61,12 @@ def test_what_follows_is_kept(tmp_path):
         ({"over_selection": 0.5}, "over_selection must be at least 1"),
         ({"deterministic_noise_seed": 3}, "no meaning for a task"),
         ({"stop_at_accuracy": 0.3}, "no meaning for a task"),
+        ({"held_out_users": "protected"}, "no meaning for a task"),
+        ({"metrics_epsilon": 0.5}, "no meaning for a task, because its metrics are not released"),
+        (
+            {"target_epsilon": 8.0, "noise_multiplier": None, "budget_shares": "metrics=0.1"},
+            "budget_shares has no meaning for a task",
+        ),
         ({"simulate_report_goal": 50, "simulate_population": 100}, "no meaning for a task"),
         ({"noise_multiplier": None}, "needs either noise_multiplier or target_epsilon"),
     ],

@@ -53,6 +53,11 @@ MEANINGLESS = {
     "simulate_report_goal": "devices take part themselves",
     "simulate_population": "devices take part themselves",
     "stop_at_accuracy": "the server has no held-out text",
+    "held_out_users": "the server has no held-out text",
+    **dict.fromkeys(
+        ("budget_shares", "metrics_epsilon"),
+        "its metrics are not released with noise: they stay in the operator's private/",
+    ),
     "deterministic_noise_seed": "whoever knows the seed of the noise can subtract it",
 }
 """Options of `train` that a task does not have, and why."""
@@ -253,7 +258,7 @@ class TaskConfig(config_lib.TrainingConfig):
         if problems:
             raise validation.UsageError(" ".join(problems))
         for name, why in MEANINGLESS.items():
-            if getattr(self, name) is not None:
+            if self._is_given(name):
                 raise validation.UsageError(
                     f"{name} has no meaning for a task, because {why}: leave it out."
                 )
