@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+import types
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -61,6 +62,17 @@ def test_what_was_written_is_read(folder):
         *("task.pb", "terms.json", "terms.sig", "signing_key.pub"),
         *("config.json", "examples.json", "vocabulary.json", "README.md"),
     }
+
+
+def test_a_folder_of_before_there_was_a_choice_has_philox(folder, process, tmp_path):
+    options = small_folder.CONFIG.to_dict()
+    assert options.pop("noise") == "secure"
+    earlier = types.SimpleNamespace(to_dict=lambda: options)
+    small_folder.write(tmp_path / "earlier", process, config=earlier)
+    found = task_folder.read(tmp_path / "earlier").config
+    assert found == dataclasses.replace(small_folder.CONFIG, noise="philox")
+    # One that names it keeps what it names.
+    assert task_folder.read(folder).config.noise == "secure"
 
 
 def test_approvals_travel_with_the_plans_of_this_task_alone(copied, process, tmp_path):
