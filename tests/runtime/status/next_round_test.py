@@ -50,6 +50,14 @@ def test_a_noise_party_is_away():
     told.on_event(events.PartyAway("train", 0, 2, to_skip=7))
     assert _select(told)[0].startswith("Rounds are skipped: rounds to skip: 7. A noise party has")
     assert told.seen.tasks["train"].phase == "skipping rounds"
+    first = told.seen.tasks["train"].rounds_done or 0
+    for index in range(first, first + 6):
+        told.on_event(events.RoundSkipped("train", index, "attempt"))
+    told.on_event(events.RoundSkipped("train", first + 5, "attempt"))  # A repetition.
+    assert _select(told)[0].startswith("Rounds are skipped: rounds to skip: 1. A noise party has")
+    told.on_event(events.RoundSkipped("train", first + 6, "attempt"))
+    assert "skip" not in _select(told)[0]
+    assert told.seen.tasks["train"].phase == "waiting for devices"
 
 
 def test_devices_have_to_rest():

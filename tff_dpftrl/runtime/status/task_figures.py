@@ -148,8 +148,12 @@ class TaskFigures:
 
     def was_skipped(self, event: events.RoundSkipped) -> None:
         """Handles the commit of a skipped round, whose event may be a repetition."""
+        is_new = self.rounds_done is None or event.round_index >= self.rounds_done
+        if is_new and self.party_away is not None and self.party_away.to_skip:
+            left = dataclasses.replace(self.party_away, to_skip=self.party_away.to_skip - 1)
+            self.party_away = left if left.to_skip else None
         # The first event of a task may be about a round before the server's start.
-        if self.rounds_done is not None and event.round_index >= self.rounds_done:
+        if self.rounds_done is not None and is_new:
             self.skipped += 1
         self.rounds_done = max(self.rounds_done or 0, event.round_index + 1)
 
