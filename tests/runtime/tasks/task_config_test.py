@@ -62,7 +62,7 @@ def test_what_follows_is_kept(tmp_path):
         ({"deterministic_noise_seed": 3}, "no meaning for a task"),
         ({"stop_at_accuracy": 0.3}, "no meaning for a task"),
         ({"held_out_users": "protected"}, "no meaning for a task"),
-        ({"metrics_epsilon": 0.5}, "no meaning for a task, because its metrics are not released"),
+        ({"metrics_epsilon": 0.5}, "no meaning for a task, because it releases no metrics"),
         (
             {"target_epsilon": 8.0, "noise_multiplier": None, "budget_shares": "metrics=0.1"},
             "budget_shares has no meaning for a task",

@@ -56,7 +56,7 @@ MEANINGLESS = {
     "held_out_users": "the server has no held-out text",
     **dict.fromkeys(
         ("budget_shares", "metrics_epsilon"),
-        "its metrics are not released with noise: they stay in the operator's private/",
+        "it releases no metrics, which stay exact in the operator's private/",
     ),
     "deterministic_noise_seed": "whoever knows the seed of the noise can subtract it",
 }
