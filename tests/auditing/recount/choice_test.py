@@ -96,7 +96,8 @@ def test_a_winner_that_diverged_is_one_if_a_run_did(folder):
     stated = json.loads((folder / "winner" / "privacy_statement.json").read_text())
     for path in (folder / "winner").iterdir():
         path.unlink()
-    outcome = {"epsilon": stated["epsilon"], "delta": stated["delta"], **stated["parameters"]}
+    runs = {k: v for k, v in stated["parameters"].items() if k.startswith("selection_")}
+    outcome = {"outcome": "It diverged.", "epsilon": stated["epsilon"], "delta": _DELTA, **runs}
     (folder / "winner" / "outcome.json").write_text(json.dumps(outcome))
     assert _wrong(folder) == {"winner: files of one run"}
     private = folder / "private" / "cells" / "run=1,a=1" / "private"
@@ -106,8 +107,16 @@ def test_a_winner_that_diverged_is_one_if_a_run_did(folder):
     assert not _wrong(folder)
     (folder / "winner" / "outcome.json").write_text(json.dumps({**outcome, "epsilon": 1.0}))
     assert _wrong(folder) == {"statement: ε of the choice"}
-    (folder / "winner" / "model.npz").write_text("private/cells/run=2,a=1")
+    (folder / "winner" / "metrics.csv").write_text("")
     assert "winner: files of one run" in _wrong(folder)
+
+
+def test_a_statement_that_leaves_out_what_one_run_costs_is_found(folder):
+    path = folder / "winner" / "privacy_statement.json"
+    stated = json.loads(path.read_text())
+    del stated["parameters"]["epsilon_of_one_run"]
+    path.write_text(json.dumps(stated))
+    assert _wrong(folder) == {"statement: ε of the choice"}
 
 
 if __name__ == "__main__":
