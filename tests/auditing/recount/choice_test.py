@@ -3,7 +3,9 @@
 import copy
 import dataclasses
 import json
+import math
 import sys
+import types
 
 import pytest
 
@@ -82,6 +84,27 @@ def test_a_choice_that_costs_more_is_found(folder, path, value, tests):
     place[path[-1]] = value
     file.write_text(json.dumps(content))
     assert _wrong(folder) == tests
+
+
+@pytest.mark.parametrize(
+    ("part", "mu"),
+    [
+        ({"name": "training metrics", "noise_multiplier_of_round": 1.5}, math.hypot(0.5, 1 / 1.5)),
+        ({"name": "vocabulary", "rho_zcdp": 0.5}, math.hypot(0.5, 1.0)),
+        ({"name": "evaluation of held-out users", "rho_zcdp": 0.5}, 1.0),
+    ],
+)
+def test_what_a_run_promises_is_for_all_that_it_releases(part, mu):
+    nothing = {"rho_zcdp": 0.0, "delta": 0.0, "epsilon": 0.0, "noise_multiplier_of_round": None}
+    strategy = {"mechanism": "identity"}
+    terms = terms_lib.Terms(
+        *(terms_lib.DP_FTRL, 2.0, _DELTA, strategy, None, 1, 0.0, 4, True),
+        others=(nothing | part,),
+    )
+    schema = {"num_rounds": 4, "min_sep": 4, "max_participations": 1}
+    run = types.SimpleNamespace(config={}, derived={"noise_multiplier": 2.0, "schema": schema})
+    low, high = record_checks.epsilon_asked_for(run, terms)
+    assert low <= gaussian.epsilon(mu, _DELTA) <= high < low * (1.0 + 1e-5)
 
 
 def test_files_of_two_runs_and_a_choice_under_way_are_found(folder):
