@@ -53,7 +53,7 @@ def test_nothing_outside_of_private_tells_of_protected_held_out_users(corpus, tm
     assert is_released == [False, True, False, True]
     rows = {row.name: row for row in results.statement.parts}
     # All cost a third part of μ²; held-out users are other people, in two evaluations.
-    noise = math.sqrt(2 * 0.5 / rows["evaluation"].rho_zcdp)
+    noise = math.sqrt(2 * 0.5 / rows["evaluation of held-out users"].rho_zcdp)
     task = results.held_out["users"]
     assert abs(float(public[3]["noised_eval_sum_num_targets"])) <= task + 6 * noise
     hidden = [row[name] for row in exact for name in row if name not in public[0]]

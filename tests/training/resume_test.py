@@ -330,6 +330,25 @@ def test_other_texts_of_the_same_users_are_refused_on_resuming(corpus, uninterru
     )
 
 
+def test_texts_of_held_out_users_must_be_the_same_if_noise_is_added_to_them(corpus, tmp_path):
+    """Two copies of a run that evaluate on different texts would add the same noise to both."""
+    users = [json.loads(line) for line in (corpus / "users.jsonl").read_text().splitlines()]
+    held_out = next(user for user in users if split.is_held_out(user["user_id"]))
+    held_out["examples"][0] = " ".join(reversed(held_out["examples"][0].split()))
+    (tmp_path / "users.jsonl").write_text("\n".join(map(json.dumps, users)) + "\n")
+    found = {}
+    for held_out_users in ("public", "protected"):
+        for data in (corpus, tmp_path):
+            options = {"data": str(data / "users.jsonl"), "held_out_users": held_out_users}
+            config = toy_run.config(corpus, metrics_epsilon=2.0, **options)
+            opened = opening.open_run(config, tmp_path / "run")
+            found[held_out_users, data] = run._identities(config, run._task(opened, print))
+    assert found["public", corpus] == found["public", tmp_path]
+    ours, theirs = found["protected", corpus], found["protected", tmp_path]
+    different = {name for name in ours if ours[name] != theirs[name]}
+    assert different == {"texts of the held-out users"}
+
+
 def test_a_second_run_in_the_folder_and_a_missing_one_are_refused(uninterrupted, tmp_path, corpus):
     output, _ = uninterrupted
     with pytest.raises(ValueError, match="already holds a run: add --resume"):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 VOCABULARY = "vocabulary"
 METRICS = "training metrics"
-EVALUATION = "evaluation"
+EVALUATION = "evaluation of held-out users"
 SELECTION = "selection among runs"
 MEDIAN = "median of the group sizes"
 GROUP_SIZES = "group sizes"
@@ -58,7 +58,7 @@ class Part:
     """Something else than the weights that a run releases about the same users.
 
     Attributes:
-      name: One of `NAMES`.
+      name: One of `NAMES`; `EVALUATION` only for users of whom nothing else is released.
       says: What is released, and by which mechanism; a phrase for statements.
       rho_zcdp: ρ of the Gaussian mechanism with μ = √(2ρ) that it is, or contains.
       delta: Probability of an unbounded privacy loss, beyond that of the Gaussian mechanism.

@@ -28,6 +28,11 @@ def hash_bucket(user_id: str) -> int:
     return int(hashlib.sha256(user_id.encode("utf-8")).hexdigest(), 16) % 10
 
 
+def is_held_out(user_id: str) -> bool:
+    """Returns whether `by_user` holds a user out for validation."""
+    return hash_bucket(user_id) == 1
+
+
 def by_user(corpus: user_text.UserText) -> UserSplit:
     """Splits by user: bucket 0 is test, 1 is validation, the others train.
 

@@ -9,8 +9,8 @@ round that is repeated repeats it. It shares nothing with the noise of the updat
 
 Evaluations on protected held-out users are released likewise: each adds up the bounded sums of
 users who never train, with noise of their own. The whole run then costs the larger ε of two. Which
-users are held out is decided by each one's id alone. So two neighbouring data sets, with and
-without the data of one user, differ in a training user or in a held-out one, and
+users are held out is decided by each one's id alone, as is checked. So two neighbouring data sets,
+with and without the data of one user, differ in a training user or in a held-out one, and
 
 * if it trains, the evaluations are computed from what else is released, and from texts that are the
   same in both: post-processing, at no cost;

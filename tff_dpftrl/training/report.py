@@ -347,7 +347,7 @@ class TextEvaluator(prepared.Evaluator):
         baselines: Mapping[str, float] | None = None,
         *,
         protects_held_out: bool = False,
-        max_sequences: int = 0,
+        counts_of_users: evaluation.CountsOfUsers | None = None,
     ):
         """Initialises the evaluator.
 
@@ -355,19 +355,16 @@ class TextEvaluator(prepared.Evaluator):
           task: Model and text of the run.
           baselines: Top-1 accuracies of models to compare with besides n-grams, by name.
           protects_held_out: Whether all that is measured is kept in `private/`.
-          max_sequences: Number of sequences in an evaluation, which that with noise has about, too.
+          counts_of_users: Counter of what is released with noise; None if nothing is.
         """
         self._protects_held_out = protects_held_out
         self._task = task
         self._baselines = baselines or {}
-        self._max_sequences = max_sequences
-
-    @functools.cached_property
-    def _counts_of_users(self) -> evaluation.CountsOfUsers:
-        return self._task.counts_of_users(self._max_sequences)
+        self._counts_of_users = counts_of_users
 
     @override
     def bounded_sums(self, weights, figures):
+        assert self._counts_of_users is not None  # It is there if there are figures.
         return figures.bounded_sums(self._counts_of_users(weights, list(figures.bounds)))
 
     @override

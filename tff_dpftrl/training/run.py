@@ -171,7 +171,7 @@ def _begun(
     remedy = "restore the data"
     if opened.config.data == "docs":
         remedy += " (with data 'docs': the same installed packages)"
-    known.check_identities(_identities(language_task), remedy=remedy)
+    known.check_identities(_identities(opened.config, language_task), remedy=remedy)
     custom_models.check_same(known.facts["model"], language_task.model)
     plan = opened.config.privacy().resumed(
         len(language_task.train.user_ids), language_task.model.num_parameters, known.derived
@@ -242,7 +242,9 @@ def _prepared(
         evaluator=report.TextEvaluator(
             language_task,
             protects_held_out=config.held_out_users == "protected",
-            max_sequences=config.eval_sequences,
+            counts_of_users=language_task.counts_of_users(config.eval_sequences)
+            if reportable.evaluation is not None
+            else None,
         ),
         public_seed=config.seed,
         keep=keep,
@@ -275,14 +277,20 @@ def _manifest(
             "model": table.describe(language_task.model),
             "num_parameters": language_task.model.num_parameters,
         },
-        identities=manifest.identities(_identities(language_task)),
+        identities=manifest.identities(_identities(config, language_task)),
         recorded_kind=manifest.TRAINING,
     )
 
 
-def _identities(language_task: task.LanguageTask) -> dict[str, Sequence[str]]:
+def _identities(
+    config: config_lib.TrainingConfig, language_task: task.LanguageTask
+) -> dict[str, Sequence[str]]:
     """Returns what must not change while a run lasts, by name."""
+    released = {}
+    if config.num_evaluations:  # Their noise, too, must be that of one text.
+        released["texts of the held-out users"] = [language_task.held_out_text.survey.digest]
     return {
+        **released,
         "training users": language_task.train.user_ids,
         "words of the vocabulary": language_task.words.words,
         manifest.TEXTS: [language_task.train.survey.digest],

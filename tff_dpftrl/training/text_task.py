@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sequences, user_text, vocabulary
+from tff_dpftrl.data import sequences, split, user_text, vocabulary
 from tff_dpftrl.models import (
     evaluation,
     held_out,
@@ -111,13 +111,15 @@ class TextTask:
           The counter, perhaps of nobody.
 
         Raises:
-          UsageError: If a user trains and is held out.
+          UsageError: If users were not held out by their ids alone, as `split.by_user` does it.
         """
-        both = set(self.train.user_ids) & set(self.held_out_text.user_ids)
-        if both:
+        wrong = sum(map(split.is_held_out, self.train.user_ids))
+        wrong += sum(not split.is_held_out(user) for user in self.held_out_text.user_ids)
+        if wrong:
             raise validation.UsageError(
-                f"{len(both)} users train and are held out: held_out_users 'protected' with noised "
-                "metrics needs users who are one of both."
+                f"{wrong} users train or are held out, and the hash of their ids says otherwise: "
+                "held_out_users 'protected' with noised metrics needs train and validation of "
+                "data.split.by_user; or leave metrics_epsilon out."
             )
         share = most / len(self.train.user_ids)
         rows = [

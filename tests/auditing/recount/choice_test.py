@@ -3,7 +3,9 @@
 import copy
 import dataclasses
 import json
+import math
 import sys
+import types
 
 import pytest
 
@@ -84,6 +86,27 @@ def test_a_choice_that_costs_more_is_found(folder, path, value, tests):
     assert _wrong(folder) == tests
 
 
+@pytest.mark.parametrize(
+    ("part", "mu"),
+    [
+        ({"name": "training metrics", "noise_multiplier_of_round": 1.5}, math.hypot(0.5, 1 / 1.5)),
+        ({"name": "vocabulary", "rho_zcdp": 0.5}, math.hypot(0.5, 1.0)),
+        ({"name": "evaluation of held-out users", "rho_zcdp": 0.5}, 1.0),
+    ],
+)
+def test_what_a_run_promises_is_for_all_that_it_releases(part, mu):
+    nothing = {"rho_zcdp": 0.0, "delta": 0.0, "epsilon": 0.0, "noise_multiplier_of_round": None}
+    strategy = {"mechanism": "identity"}
+    terms = terms_lib.Terms(
+        *(terms_lib.DP_FTRL, 2.0, _DELTA, strategy, None, 1, 0.0, 4, True),
+        others=(nothing | part,),
+    )
+    schema = {"num_rounds": 4, "min_sep": 4, "max_participations": 1}
+    run = types.SimpleNamespace(config={}, derived={"noise_multiplier": 2.0, "schema": schema})
+    low, high = record_checks.epsilon_asked_for(run, terms)
+    assert low <= gaussian.epsilon(mu, _DELTA) <= high < low * (1.0 + 1e-5)
+
+
 def test_files_of_two_runs_and_a_choice_under_way_are_found(folder):
     (folder / "winner" / "model.npz").write_text("private/cells/run=2,a=1")
     assert _wrong(folder) == {"winner: files of one run"}
@@ -96,7 +119,8 @@ def test_a_winner_that_diverged_is_one_if_a_run_did(folder):
     stated = json.loads((folder / "winner" / "privacy_statement.json").read_text())
     for path in (folder / "winner").iterdir():
         path.unlink()
-    outcome = {"epsilon": stated["epsilon"], "delta": stated["delta"], **stated["parameters"]}
+    runs = {k: v for k, v in stated["parameters"].items() if k.startswith("selection_")}
+    outcome = {"outcome": "It diverged.", "epsilon": stated["epsilon"], "delta": _DELTA, **runs}
     (folder / "winner" / "outcome.json").write_text(json.dumps(outcome))
     assert _wrong(folder) == {"winner: files of one run"}
     private = folder / "private" / "cells" / "run=1,a=1" / "private"
@@ -106,8 +130,16 @@ def test_a_winner_that_diverged_is_one_if_a_run_did(folder):
     assert not _wrong(folder)
     (folder / "winner" / "outcome.json").write_text(json.dumps({**outcome, "epsilon": 1.0}))
     assert _wrong(folder) == {"statement: ε of the choice"}
-    (folder / "winner" / "model.npz").write_text("private/cells/run=2,a=1")
+    (folder / "winner" / "metrics.csv").write_text("")
     assert "winner: files of one run" in _wrong(folder)
+
+
+def test_a_statement_that_leaves_out_what_one_run_costs_is_found(folder):
+    path = folder / "winner" / "privacy_statement.json"
+    stated = json.loads(path.read_text())
+    del stated["parameters"]["epsilon_of_one_run"]
+    path.write_text(json.dumps(stated))
+    assert _wrong(folder) == {"statement: ε of the choice"}
 
 
 if __name__ == "__main__":

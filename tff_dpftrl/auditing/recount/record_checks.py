@@ -97,10 +97,7 @@ def epsilon_asked_for(run: records.Records, terms: terms_lib.Terms) -> tuple[flo
         schema = arithmetic.Schema(
             declared["num_rounds"], declared["min_sep"], declared["max_participations"]
         )
-        bounds = arithmetic.squared_sensitivity(terms.strategy, schema)
-        mu = math.sqrt(bounds.lower) / derived["noise_multiplier"]
-        spent = arithmetic.gaussian_epsilon(mu, terms.delta)
-        return spent * (1.0 - 1e-6), spent
+        terms = dataclasses.replace(terms, noise_multiplier=derived["noise_multiplier"])
     return terms.epsilon(schema, terms.delta)
 
 

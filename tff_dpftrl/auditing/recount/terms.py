@@ -15,7 +15,7 @@ from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.participation import sampling as sampling_lib
 
 DP_FTRL, SAMPLED = "DP-FTRL", "secret sampling"
-_HELD_OUT = "evaluation"  # Name of the part of users who never train.
+_HELD_OUT = "evaluation of held-out users"  # Name of the part of users who never train.
 
 
 @dataclasses.dataclass(frozen=True)
