@@ -52,6 +52,7 @@ def test_noise_and_epsilon_are_those_of_the_paper(row):
         assert math.floor(100.0 * by_moments) / 100.0 == printed
 
 
+@pytest.mark.slow
 def test_account_plan_and_statement_agree(capsys):
     stated = _stated(_config().privacy().plan(_USERS, 1_350_000))
     assert not main.main([
@@ -76,7 +77,7 @@ def test_utility_is_estimated_from_cohorts_of_100_with_the_noise_of_5000():
     assert plan.noise_multiplier * plan.clip_norm / 100 == pytest.approx(0.003)
     whole = _config().privacy().plan(_USERS, 1_350_000)
     assert plan.simulated.epsilon == whole.epsilon_after(5000)
-    assert plan.epsilon_after(5000) > 100.0
+    assert plan.epsilon_after(1) > 100.0
 
 
 def test_the_change_of_figure_8_costs_nothing():
