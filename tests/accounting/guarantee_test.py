@@ -21,6 +21,7 @@ from tff_dpftrl.mechanisms import (
     restarts,
     strategy,
     tree,
+    zoo,
 )
 from tff_dpftrl.participation import schema as schema_lib
 
