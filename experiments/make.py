@@ -31,7 +31,7 @@ def read() -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
     Returns:
       Commands of the pretrained models by name, and the other sections, with all their keys:
       commands, models, needs, results (below experiments/results), pictures (below docs), seeds
-      and commit.
+      and commit, which is empty where nothing was run yet.
     """
     try:
         import tomllib
@@ -90,7 +90,7 @@ def main() -> None:
     models, sections = read()
     if args.list:
         for name, section in sections.items():
-            print(f"{name:32} {section['seeds']:4} seeds  {section['commit']}")
+            print(f"{name:32} {section['seeds']:4} seeds  {section['commit'] or 'not run yet'}")
         return
     if not args.names:
         parser.error("name what to make, or give --list.")

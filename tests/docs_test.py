@@ -167,7 +167,9 @@ def _commands(text: str) -> list[list[str]]:
 def test_commands_are_understood(page):
     for arguments in _commands(page.read_text("utf-8")):
         if {"...", "…"} & {*arguments}:  # What else is needed is left out.
-            parser = _PARSER._subparsers._group_actions[0].choices[arguments[0]]
+            parser, words = _PARSER, iter(arguments)
+            while parser._subparsers is not None:  # As `task new` has.
+                parser = parser._subparsers._group_actions[0].choices[next(words)]
             known = parser._option_string_actions
             assert {a for a in arguments if a.startswith("-")} <= known.keys(), arguments
             continue

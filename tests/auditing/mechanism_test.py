@@ -33,14 +33,14 @@ def test_numbers_are_those_of_the_factory():
 @pytest.mark.parametrize("weight, most", [(12.5, 12), (0.5, 1)])
 def test_a_denominator_that_is_clipped_stays_where_it_is_for_some_clients(weight, most):
     factory = tff_dpftrl.SampledGaussianFactory(
-        clipping=clipping.FlatClipping(0.5),
+        clipping=clipping.FlatClipping([0.5, 0.1]),
         noise_multiplier=2.0,
         estimator=tff_dpftrl.ClippedDenominator(0.1, 10.0 * weight),
         weight_cap=2.5,
     )
     found = mechanism.Mechanism.of(factory)
     assert (found.most_clients, found.contribution) == (most, 2.0)
-    assert found.client_weight == 3.0
+    assert found.client_weight == 3.0 and found.clip_norm == 0.5
     assert (_of("sampled").most_clients, _of("sampled").client_weight) == (None, 1.0)
 
 

@@ -1,22 +1,33 @@
 """The sweeps of DP-FedAvg's figures can be run, and are what the paper varies."""
 
+import pathlib
+import shlex
 import sys
 
 import pytest
 
-from experiments import dp_fedavg
+from experiments import make
 from tff_dpftrl.cli import main, sweep
 from tff_dpftrl.runs import sampled_privacy
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder, running
 
+_CONFIG = "experiments/dp_fedavg.toml"
+_SWEEPS = {
+    name: section["commands"][0]
+    for name, section in make.read()[1].items()
+    if _CONFIG in section["commands"][0]
+}
 _USERS, _PARAMETERS = 1000, 90_000
 
 
 @pytest.fixture(name="cells_of")
 def _cells_of(monkeypatch, tmp_path):
     """A function that returns the cells that the command of a sweep would run."""
+    config = (make.ROOT / _CONFIG).read_text("utf-8")
     monkeypatch.chdir(tmp_path)
+    pathlib.Path("experiments").mkdir()
+    pathlib.Path(_CONFIG).write_text(config, encoding="utf-8")
     found = []
 
     class Stopped(BaseException):
@@ -32,7 +43,7 @@ def _cells_of(monkeypatch, tmp_path):
 
     def cells_of(name):
         with pytest.raises(Stopped):
-            main.main(dp_fedavg.arguments(name, "commits.jsonl", jobs=1))
+            main.main(shlex.split(_SWEEPS[name])[1:])
         cells = cells_lib.grid(*folder.read(tmp_path / "results" / name))
         assert cells == found.pop()
         return cells
@@ -40,9 +51,9 @@ def _cells_of(monkeypatch, tmp_path):
     return cells_of
 
 
-@pytest.mark.parametrize("name", dp_fedavg.SWEEPS)
+@pytest.mark.parametrize("name", _SWEEPS)
 def test_the_command_begins_cells_of_three_seeds(name, cells_of):
-    cells = cells_of(name)
+    cells = cells_of(name)  # In results/NAME, from where the next command collects them.
     assert {cell.config.seed for cell in cells} == {0, 1, 2}
     assert len({str(cell.setting) for cell in cells}) == len(cells) / 3 >= 2
     for cell in cells:

@@ -70,7 +70,7 @@ def test_steps_and_delta_are_those_printed(name):
         pytest.param("els_uls_stackoverflow", {}, 64, 4096, marks=pytest.mark.slow),
         pytest.param("els_uls_stackoverflow", _ELS, 2**7, 2**18, marks=pytest.mark.slow),
         pytest.param("els_uls_ccnews", {}, None, None, marks=pytest.mark.slow),
-        ("els_uls_ccnews", _ELS, 2**4, 2**12),
+        pytest.param("els_uls_ccnews", _ELS, 2**4, 2**12, marks=pytest.mark.slow),
     ],
     ids=["ULS, Stack Overflow", "ELS, Stack Overflow", "ULS, CC-News", "ELS, CC-News"],
 )

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tff_dpftrl.finetuning import config as finetuning_config
+from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.training import config
 from tff_dpftrl.training import options as options_lib
 
@@ -52,6 +54,23 @@ def test_configs_of_the_package_have_names(name, tmp_path, monkeypatch):
 def test_what_is_neither_file_nor_name_is_told_the_names():
     with pytest.raises(ValueError, match="quikstart: No such file.* next_word, quickstart"):
         options_lib.read_toml("quikstart")
+
+
+@pytest.mark.parametrize(
+    "kind, has, lacks, wrong",
+    [
+        (config.TrainingConfig, "quickstart", "next_word", "collection"),
+        (finetuning_config.FinetuningConfig, "els_uls_ccnews", "quickstart", "batch_size"),
+        (task_config.TaskConfig, "next_word", "els_uls_ccnews", "compute_budget"),
+    ],
+)
+def test_a_config_of_another_command_is_told_those_that_fit(kind, has, lacks, wrong):
+    names = options_lib.built_in_configs(kind)
+    assert has in names and lacks not in names
+    for name in names:
+        options_lib.check_names(options_lib.read_toml(name), name, kind)
+    with pytest.raises(ValueError, match=f"{lacks} is for .* '{wrong}'.* {', '.join(names)}"):
+        options_lib.check_names(options_lib.read_toml(lacks), lacks, kind)
 
 
 def test_a_mechanism_takes_the_place_of_a_strategy():

@@ -119,11 +119,12 @@ class Mechanism:
             estimator = factory.private_round.estimator
             is_fixed = isinstance(estimator, estimators.FixedDenominator)
             norm = factory.private_round.clipping.clip_norm
+            first = norm[0] if isinstance(norm, tuple) else norm
             weight = estimator.expected_weight if is_fixed else estimator.min_expected_weight
             return cls(
                 strategy=identity.Identity(),
                 noise_multiplier=factory.private_round.noise_multiplier,
-                clip_norm=norm if isinstance(norm, float) else 1.0,
+                clip_norm=first if isinstance(first, float) else 1.0,
                 clients_per_round=weight,
                 contribution=1.0 if is_fixed else 2.0,
                 publishes_clip_norm=True,

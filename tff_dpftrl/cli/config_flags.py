@@ -16,12 +16,6 @@ from tff_dpftrl.training import language_config
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import placement as placement_lib
 
-CONFIG_HELP = (
-    "TOML file of options, or the name of a config of the package: "
-    f"{', '.join(options_lib.built_in_configs())}."
-)
-"""Help of the flag --config."""
-
 SHORT_FLAGS = {
     "num_rounds": ["--rounds"],
     "num_steps": ["--steps"],
@@ -48,11 +42,24 @@ WITHOUT_VALUE = {"secure_aggregation": "active-server"}
 _TABLE = [field.name for field in dataclasses.fields(tables.TableOptions)]
 
 
-def add_folder_and_source(parser: argparse.ArgumentParser) -> None:
-    """Adds what says where a run's results go, and where its options come from."""
+def add_config(
+    parser: argparse.ArgumentParser,
+    kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
+) -> None:
+    """Adds --config, which names the package's configs that are of a class."""
+    names = ", ".join(options_lib.built_in_configs(kind))
+    what = f"TOML file of options, or the name of a config of the package: {names}."
+    parser.add_argument("--config", metavar="FILE", help=what)
+
+
+def add_folder_and_source(
+    parser: argparse.ArgumentParser,
+    kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
+) -> None:
+    """Adds what says where a run's results go, and where its options, of a class, come from."""
     # Not required by argparse, so that it is asked for with all else that is missing.
     parser.add_argument("--output", metavar="DIR", help="Folder of the results; must be given.")
-    parser.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
+    add_config(parser, kind)
     parser.add_argument(
         "--resume",
         action="store_true",

@@ -71,7 +71,7 @@ def add_parser(subparsers) -> None:
     )
     parser.set_defaults(run=run, what_is_left=what_is_left)
     parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
-    parser.add_argument("--config", metavar="FILE", help=config_flags.CONFIG_HELP)
+    config_flags.add_config(parser, task_config.TaskConfig)
     group = parser.add_argument_group("central training")
     config_flags.add_table_options(group)
     for field in dataclasses.fields(pretraining.PretrainingConfig):

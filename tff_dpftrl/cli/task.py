@@ -134,7 +134,7 @@ def _add_command(
 def _add_new(parts) -> None:
     parser = _add_command(parts, "new", "make a signed and tested task", _NEW, _NEW_EPILOG, _new)
     parser.add_argument("--output", required=True, metavar="DIR", help="The new folder.")
-    parser.add_argument("--config", metavar="FILE", help=config_flags.CONFIG_HELP)
+    config_flags.add_config(parser, task_config.TaskConfig)
     parser.add_argument(
         "--signing-key",
         metavar="FILE",

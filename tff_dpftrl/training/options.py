@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
 import pathlib
 from collections.abc import Mapping
@@ -49,6 +50,11 @@ def check_names(
     known = {field.name for field in dataclasses.fields(kind)}
     unknown = sorted(set(values) - known)
     if unknown:
+        if _find(source).parent == _BUILT_IN:
+            raise validation.UsageError(
+                f"{source} is for another command: this one has no option {unknown[0]!r}. Name a "
+                f"file, or one of {', '.join(built_in_configs(kind))}."
+            )
         near = difflib.get_close_matches(unknown[0], known, n=1)
         meant = f" (did you mean {near[0]}?)" if near else ""
         raise validation.UsageError(
@@ -115,9 +121,25 @@ def of_manifest(known: manifest.Manifest, output: pathlib.Path) -> config_lib.Tr
 _BUILT_IN = pathlib.Path(__file__).parent / "configs"
 
 
-def built_in_configs() -> tuple[str, ...]:
-    """Returns the names of the configs that come with the package."""
-    return tuple(sorted(path.stem for path in _BUILT_IN.glob("*.toml")))
+def built_in_configs(kind: type[language_config.TextConfig] | None = None) -> tuple[str, ...]:
+    """Returns the names of the configs that come with the package.
+
+    Args:
+      kind: Class of the configs, all options of which it has; None for all configs.
+
+    Returns:
+      The names, sorted.
+    """
+    names = sorted(path.stem for path in _BUILT_IN.glob("*.toml"))
+    if kind is None:
+        return tuple(names)
+    known = {field.name for field in dataclasses.fields(kind)}
+    return tuple(name for name in names if known.issuperset(_options_of_built_in(name)))
+
+
+@functools.cache
+def _options_of_built_in(name: str) -> frozenset[str]:
+    return frozenset(read_toml(_BUILT_IN / f"{name}.toml"))
 
 
 def _find(path: str | os.PathLike[str]) -> pathlib.Path:
