@@ -197,7 +197,7 @@ def test_n_grams_of_a_large_corpus_are_counted_on_a_sample_that_is_named(rows, m
     )
     whole = task.baselines()
     cached = [f"{name} with earlier text" for name in ("trigrams", "4-grams")]
-    assert list(whole) == ["unigrams", "bigrams", "trigrams", *cached]
+    assert list(whole) == ["unigrams", "bigrams", "trigrams", "4-grams", *cached]
     monkeypatch.setattr(text_task, "_COUNTED", 40)
     total = task.training_text.num_sequences
     of, cache = f" of 40/{total} sequences", " with earlier text"

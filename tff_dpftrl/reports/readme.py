@@ -225,7 +225,7 @@ def _evaluation(found: results_lib.Results) -> list[str]:
     lines += ["", page.HELD_OUT]
     if found.kind in ("training", "finetuning"):
         lines.append(
-            "How unigrams, bigrams and trigrams do on the same users is an exact figure of the "
+            "How n-grams (unigrams to 4-grams) do on the same users is an exact figure of the "
             "training users: it is not named here, and not to be published."
         )
     return [*lines, ""]
