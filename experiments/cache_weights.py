@@ -1,4 +1,4 @@
-"""Refits the weights of the cache of earlier text: `python experiments/cache_weights.py PRETRAINED`.
+"""Refits the weights of the cache: `python experiments/cache_weights.py PRETRAINED`.
 
 PRETRAINED is a folder of `tff-dpftrl pretrain --config quickstart`. Its model has never trained on
 the modules of Python's standard library that it was judged on; on their docstrings, a module being

@@ -66,15 +66,16 @@ def rows_of(texts: tf.RaggedTensor, special: metrics.SpecialIds) -> tf.Tensor:
       special: Special ids.
 
     Returns:
-      Each text that has words, with its beginning and its end, padded by 0 to the longest of
-      them; int32, shape [h, T + 1].
+      One row, int32, shape [1, N]: each text that has words, with its beginning and its end, and
+      as much padding behind it as no context reaches over. N grows with the number of words, and
+      a single long text does not lengthen the others.
     """
     texts = tf.ragged.boolean_mask(texts, texts.row_lengths() > 0)
-    ends = (
-        tf.fill([texts.nrows(), 1], tf.constant(i, texts.dtype)) for i in (special.bos, special.eos)
+    begin, end, pad = (
+        tf.fill([texts.nrows(), 1], tf.constant(i, texts.dtype))
+        for i in (special.bos, special.eos, special.pad)
     )
-    begin, end = ends
-    return tf.concat([begin, texts, end], axis=1).to_tensor()
+    return tf.concat([begin, texts, end, *[pad] * (ORDER - 2)], axis=1).flat_values[None, :]
 
 
 def mix(
@@ -126,7 +127,8 @@ def lookup(
       order of the longest n-gram found, int32, shape [m], 0 where the history is empty.
     """
     known, seen = contexts(history)
-    matches = special.is_target(seen)[None, :] & tf.fill([tf.shape(after)[0], 1], True)
+    is_next = special.is_target(seen) & tf.not_equal(known[:, 0], special.pad)
+    matches = is_next[None, :] & tf.fill([tf.shape(after)[0], 1], True)
     cached = tf.zeros([size, tf.shape(after)[0]])
     longest = tf.zeros([tf.shape(after)[0]], tf.int32)
     for order in range(1, ORDER + 1):
