@@ -70,7 +70,8 @@ def rows_of(texts: tf.RaggedTensor, special: metrics.SpecialIds) -> tf.Tensor:
       as much padding behind it as no context reaches over. N grows with the number of words, and
       a single long text does not lengthen the others.
     """
-    texts = tf.ragged.boolean_mask(texts, texts.row_lengths() > 0)
+    # A mask would be as large as the number of texts times the length of the longest.
+    texts = tf.gather(texts, tf.where(texts.row_lengths() > 0)[:, 0])
     begin, end, pad = (
         tf.fill([texts.nrows(), 1], tf.constant(i, texts.dtype))
         for i in (special.bos, special.eos, special.pad)
