@@ -98,10 +98,10 @@ def test_a_text_goes_on_with_the_same_words_for_the_same_seed(run, capsys, monke
 
 def test_earlier_text_of_the_author_counts(run, tmp_path, capsys):
     file = tmp_path / "mine.txt"
-    file.write_text("the front the\n\nthe front end the front end\n")
+    file.write_text("\ufeffthe front the\n\nthe front end the front end\n", encoding="utf-8")
     (found,) = _json([run, "the front", "--history", file], capsys)
     trained = trained_model.find(run).load()
-    (expected,) = trained.predict(["the front"], history=file.read_text().splitlines())
+    (expected,) = trained.predict(["the front"], history=file.read_text("utf-8-sig").splitlines())
     (without,) = trained.predict(["the front"])
     assert [(w["word"], w["probability"]) for w in found["next_words"]] == list(expected.next_words)
     assert dict(expected.next_words)["end"] > dict(without.next_words).get("end", 0.0) + 0.1

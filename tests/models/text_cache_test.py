@@ -80,8 +80,17 @@ def test_nothing_is_mixed_in_where_nothing_was_written(history):
 
 def test_texts_become_rows_and_contexts():
     texts = tf.ragged.constant([[1, 2, 3], [], [4]], dtype=tf.int32)
-    rows = text_cache.rows_of(texts, _SPECIAL).numpy()
-    assert rows.tolist() == [[6, 1, 2, 3, 7], [6, 4, 7, 0, 0]]
+    rows = text_cache.rows_of(texts, _SPECIAL)
+    assert rows.numpy().tolist() == [[6, 1, 2, 3, 7, 0, 0, 6, 4, 7, 0, 0]]
+    padded = tf.constant([[6, 1, 2, 3, 7], [6, 4, 7, 0, 0]])
+    for special in (_SPECIAL, metrics.SpecialIds(oov=None, bos=6, eos=6)):
+        after = text_cache.contexts(_rows(1, 5))[0]
+        for known, other in zip(
+            text_cache.lookup(_SIZE, after, rows, special),
+            text_cache.lookup(_SIZE, after, padded, special),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(known, other)
     begun = tf.constant([[6, 1, 2, 3, 4], [6, 4, 0, 0, 0], [6, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
     last = text_cache.last_context(begun).numpy().tolist()
     assert last == [[4, 3, 2], [4, 6, 0], [6, 0, 0], [0, 0, 0]]

@@ -16,7 +16,8 @@ def test_private_facts_are_not_even_read_unless_asked_for(tmp_path):
     assert {name for row in found.rows for name in row} == {
         *("round", "epsilon", "eval_loss", "eval_top1_in_vocab")
     }
-    assert found.baselines == {} and found.options["data"] == "users.csv"
+    assert set(found.baselines) == {"model with earlier text"}  # None of the training users.
+    assert found.options["data"] == "users.csv"
     (folder / "private" / "baselines.json").write_text("damaged")
     results.read(folder)
     with pytest.raises(validation.UsageError, match="baselines.json cannot be read"):
@@ -35,9 +36,12 @@ def test_suggestions_of_the_last_model_are_read_and_of_ngrams_for_the_operator(t
     folder = made_up.write_run(tmp_path / "run")
     model = {"picked_at_3": 0.4, "decoder": 0.5, "rescored": 0.753}
     assert results.read(folder).keyboard == {"model": model}
+    assert results.read(folder).baselines["model with earlier text"] == 0.444
+    assert "model with earlier text" not in results.levels(results.read(folder).baselines)
     bigrams = model | {"picked_at_3": made_up.BIGRAMS}
     assert results.read(folder, private=True).keyboard == {"model": model, "bigrams": bigrams}
     held_out = (folder / "held_out.json").rename(folder / "private" / "held_out.json")
+    assert "model with earlier text" not in results.read(folder).baselines
     assert results.read(folder).keyboard == {}  # The held-out users are protected.
     assert results.read(folder, private=True).keyboard["model"] == model
     held_out.write_text(held_out.read_text().replace('"round": 4', '"round": 3'))

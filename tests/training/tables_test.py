@@ -197,12 +197,12 @@ def test_n_grams_of_a_large_corpus_are_counted_on_a_sample_that_is_named(rows, m
     )
     whole = task.baselines()
     cached = [f"{name} with earlier text" for name in ("trigrams", "4-grams")]
-    assert list(whole) == ["unigrams", "bigrams", "trigrams", *cached]
+    assert list(whole) == ["unigrams", "bigrams", "trigrams", "4-grams", *cached]
     monkeypatch.setattr(text_task, "_COUNTED", 40)
     total = task.training_text.num_sequences
     of, cache = f" of 40/{total} sequences", " with earlier text"
     sampled = [name.replace(cache, "") + of + cache * name.endswith(cache) for name in whole]
-    assert list(task.baselines()) == sampled
+    assert list(dataclasses.replace(task).baselines()) == sampled  # It counts again.
 
 
 def test_who_is_kept_for_a_test_can_be_trained_on_with_tables(corpus, rows):

@@ -159,7 +159,9 @@ def test_held_out_users_are_examined_one_by_one(tmp_path):
 def test_ngrams_are_judged_as_the_model_is(tmp_path):
     built = _build(_write_jsonl(tmp_path / "c.jsonl", _users()), embedding_size=4, lstm_size=5)
     found = built.keyboard_baselines()
-    assert list(found) == ["unigrams", "bigrams", "trigrams"] == list(built.baselines())
+    names = ["unigrams", "bigrams", "trigrams", "4-grams"]
+    cached = [f"{name} with earlier text" for name in ("trigrams", "4-grams")]
+    assert list(found) == names and list(built.baselines()) == names + cached
     model = built.examine(built.model.initial_weights(0))["keyboard"]
     for name in ("words", "words_after_another", "words_decoded", "decoder", "among_candidates"):
         assert {measured[name] for measured in found.values()} == {model[name]}

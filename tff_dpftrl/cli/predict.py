@@ -153,7 +153,7 @@ def _continue(
 def _read_history(files: trained_model.TrainedFiles, file: str) -> list[str]:
     """Reads a user's earlier texts."""
     try:
-        texts = pathlib.Path(file).read_text(encoding="utf-8").splitlines()
+        texts = pathlib.Path(file).read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise validation.UsageError(
             f"--history {file} is not UTF-8: name a file of plain text, one text a line."

@@ -49,7 +49,6 @@ _KEYS = {
 _SEED = 0
 """Seed of the taps: the same for all models, to compare them."""
 
-_BATCH = 64  # Sequences that are judged at a time: it bounds memory.
 _DECODED = 1024  # Words that are decoded at a time.
 _LEAST = 1e-8  # A smaller probability, as of a word that n-grams never saw, forbids no candidate.
 
@@ -220,7 +219,11 @@ def triggered_at(confidence: np.ndarray, is_right: np.ndarray, acceptance: float
 
 
 def of_ngrams(
-    model: ngrams.NgramModel, order: int, special: metrics.SpecialIds, sequences: np.ndarray
+    model: ngrams.NgramModel,
+    order: int,
+    special: metrics.SpecialIds,
+    sequences: np.ndarray,
+    batch_size: int = 64,
 ) -> Iterator[np.ndarray]:
     """Yields the probabilities of interpolated n-grams for `measure`.
 
@@ -229,9 +232,10 @@ def of_ngrams(
       order: Order of the n-grams.
       special: Ids of special tokens.
       sequences: Ids, integer, shape [n, T + 1].
+      batch_size: Number of sequences that are judged at a time; it bounds memory.
     """
-    for start in range(0, len(sequences), _BATCH):
-        batch = sequences[start : start + _BATCH]
+    for start in range(0, len(sequences), batch_size):
+        batch = sequences[start : start + batch_size]
         yield model.probabilities(batch, order)[_is_word(batch, special)[:, 1:].ravel()]
 
 

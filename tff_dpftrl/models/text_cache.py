@@ -24,7 +24,7 @@ WEIGHTS = (0.11, 0.26, 0.42, 0.59)
 
 They are those of `fit_weights` on public text: 17,164 words of docstrings of Python's standard
 library, a module being a user, for a model that was pretrained on other modules. No protected
-text was looked at.
+text was looked at. `experiments/cache_weights.py` fits them again.
 """
 
 
@@ -66,15 +66,17 @@ def rows_of(texts: tf.RaggedTensor, special: metrics.SpecialIds) -> tf.Tensor:
       special: Special ids.
 
     Returns:
-      Each text that has words, with its beginning and its end, padded by 0 to the longest of
-      them; int32, shape [h, T + 1].
+      One row, int32, shape [1, N]: each text that has words, with its beginning and its end, and
+      as much padding behind it as no context reaches over. N grows with the number of words, and
+      a single long text does not lengthen the others.
     """
-    texts = tf.ragged.boolean_mask(texts, texts.row_lengths() > 0)
-    ends = (
-        tf.fill([texts.nrows(), 1], tf.constant(i, texts.dtype)) for i in (special.bos, special.eos)
+    # A mask would be as large as the number of texts times the length of the longest.
+    texts = tf.gather(texts, tf.where(texts.row_lengths() > 0)[:, 0])
+    begin, end, pad = (
+        tf.fill([texts.nrows(), 1], tf.constant(i, texts.dtype))
+        for i in (special.bos, special.eos, special.pad)
     )
-    begin, end = ends
-    return tf.concat([begin, texts, end], axis=1).to_tensor()
+    return tf.concat([begin, texts, end, *[pad] * (ORDER - 2)], axis=1).flat_values[None, :]
 
 
 def mix(
@@ -126,7 +128,8 @@ def lookup(
       order of the longest n-gram found, int32, shape [m], 0 where the history is empty.
     """
     known, seen = contexts(history)
-    matches = special.is_target(seen)[None, :] & tf.fill([tf.shape(after)[0], 1], True)
+    is_next = special.is_target(seen) & tf.not_equal(known[:, 0], special.pad)
+    matches = is_next[None, :] & tf.fill([tf.shape(after)[0], 1], True)
     cached = tf.zeros([size, tf.shape(after)[0]])
     longest = tf.zeros([tf.shape(after)[0]], tf.int32)
     for order in range(1, ORDER + 1):
@@ -184,6 +187,21 @@ def fit_weights(
     return tuple(weights)
 
 
+def mixture(probabilities: np.ndarray, cached: np.ndarray, longest: np.ndarray) -> np.ndarray:
+    """Mixes what `EarlierText.lookup` found into probabilities, as `mix` does.
+
+    Args:
+      probabilities: Probabilities of all ids in m contexts, float32, shape [m, V].
+      cached: Probabilities in the cache, float32, shape [m, V].
+      longest: Orders of the longest n-grams found, integer, shape [m].
+
+    Returns:
+      Probabilities, float32, shape [m, V].
+    """
+    weight = np.array([0.0, *WEIGHTS], np.float32)[longest][:, None]
+    return (1.0 - weight) * probabilities + weight * cached
+
+
 class EarlierText:
     """A view of what users wrote before each of some sequences, for judging a cache of it."""
 
@@ -216,9 +234,7 @@ class EarlierText:
         Returns:
           Probabilities, float32, shape [m, V].
         """
-        cached, longest = self.lookup(rows, positions, probabilities.shape[1])
-        weight = np.array([0.0, *WEIGHTS], np.float32)[longest][:, None]
-        return (1.0 - weight) * probabilities + weight * cached
+        return mixture(probabilities, *self.lookup(rows, positions, probabilities.shape[1]))
 
     def lookup(
         self, rows: np.ndarray, positions: np.ndarray, size: int
@@ -234,22 +250,31 @@ class EarlierText:
           Probabilities in the cache, float32, shape [m, V], and orders, int64, shape [m].
         """
         cached, longest = np.zeros([len(rows), size], np.float32), np.zeros(len(rows), np.int64)
-        for index, (row, position) in enumerate(zip(rows, positions, strict=True)):
+        for row in np.unique(rows):
             after, places, known, seen = self._of(self._users[row])
-            width = self._texts[self._users[row]].shape[1] - 1
-            start = self._places[row] * width  # The sequence begins there, and is not earlier.
-            context, num_earlier = after[start + position], np.searchsorted(places, start)
+            start = self._places[row] * (self._texts[self._users[row]].shape[1] - 1)
+            num_earlier = np.searchsorted(places, start)  # The sequence begins at `start`.
+            if not num_earlier:
+                continue
             known, seen = known[:num_earlier], seen[:num_earlier]
-            for order in range(1, ORDER + 1):
-                if order > 1:
-                    is_same = known[:, order - 2] == context[order - 2]
-                    known, seen = known[is_same], seen[is_same]
-                if not len(seen):
-                    break
-                counts = np.bincount(seen, minlength=size)
-                lower = np.count_nonzero(counts) * (order > 1)
-                cached[index] = (counts + lower * cached[index]) / (len(seen) + lower)
-                longest[index] = order
+            words = np.flatnonzero(rows == row)
+            last = after[start + positions[words]]
+            shares = (np.bincount(seen, minlength=size) / num_earlier).astype(np.float32)
+            own, orders = np.tile(shares, [len(words), 1]), np.ones(len(words), np.int64)
+            word, place = np.nonzero(last[:, None, 0] == known[None, :, 0])
+            for order in range(2, ORDER + 1):
+                if order > 2:
+                    is_same = last[word, order - 2] == known[place, order - 2]
+                    word, place = word[is_same], place[is_same]
+                pairs, counts = np.unique(word * size + seen[place], return_counts=True)
+                of_pair = pairs // size
+                lower = np.bincount(of_pair, minlength=len(words))
+                total = np.bincount(of_pair, counts, len(words)) + lower
+                found = np.flatnonzero(lower)
+                own[found] *= (lower[found] / total[found]).astype(np.float32)[:, None]
+                own.reshape(-1)[pairs] += (counts / total[of_pair]).astype(np.float32)
+                orders[found] = order
+            cached[words], longest[words] = own, orders
         return cached, longest
 
     def _of(self, user: int) -> tuple[np.ndarray, ...]:

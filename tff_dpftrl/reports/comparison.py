@@ -61,6 +61,11 @@ class Comparison:
         """Returns promise, participation, accuracy and loss, one text for each run."""
         stated = self.statements
         keyboards = [run.keyboard.get("model", {}) for run in self.runs]
+        cached = f"top-1 accuracy{results_lib.WITH_EARLIER_TEXT}, held-out users"
+        name = results_lib.MODEL_WITH_EARLIER_TEXT
+        with_cache = [
+            f"{run.baselines[name]:.2%}" if name in run.baselines else _NONE for run in self.runs
+        ]
         return {
             "kind": [page.TITLES[run.kind] for run in self.runs],
             "ε": [_epsilon(one) for one in stated],
@@ -75,6 +80,7 @@ class Comparison:
             "turns of one, on record": _participation(stated, "max_participations"),
             "top-1 accuracy, held-out users": [_last(r, results_lib.ACCURACY) for r in self.runs],
             "best top-1 accuracy of the run": [_best(run) for run in self.runs],
+            **({cached: with_cache} if set(with_cache) != {_NONE} else {}),
             "loss, held-out users": [_last(run, results_lib.LOSS) for run in self.runs],
             **{
                 f"{name}, held-out users": [

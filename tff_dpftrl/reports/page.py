@@ -322,7 +322,7 @@ def _measured(found: results_lib.Results) -> str:
         parts.append(
             markup.element(
                 "p",
-                "Compare with n-gram models (unigrams, bigrams and trigrams): they are counted on "
+                "Compare with n-gram models (unigrams to 4-grams): they are counted on "
                 "the training users, hence only on the page that --private makes.",
                 class_="muted",
             )

@@ -221,11 +221,12 @@ def _evaluation(found: results_lib.Results) -> list[str]:
         meaning = _MEASURED.get(name, ("", _plain(name.removeprefix("eval_"))))[1]
         lines.append(f"| {meaning} | {_value(name, value)} |")
     for name, value in found.baselines.items():
-        lines.append(f"| top-1 accuracy of the {name} model | {value:.2%} |")
+        which = name if name == results_lib.MODEL_WITH_EARLIER_TEXT else f"{name} model"
+        lines.append(f"| top-1 accuracy of the {which} | {value:.2%} |")
     lines += ["", page.HELD_OUT]
     if found.kind in ("training", "finetuning"):
         lines.append(
-            "How unigrams, bigrams and trigrams do on the same users is an exact figure of the "
+            "How n-grams (unigrams to 4-grams) do on the same users is an exact figure of the "
             "training users: it is not named here, and not to be published."
         )
     return [*lines, ""]

@@ -50,7 +50,10 @@ _NOT_OF_A_SETTING = re.compile(
 
 
 WITH_EARLIER_TEXT = " with earlier text"
-"""End of the names of simpler models that have a cache of each user's own earlier text."""
+"""End of the names of models that have a cache of each user's own earlier text."""
+
+MODEL_WITH_EARLIER_TEXT = f"model{WITH_EARLIER_TEXT}"
+"""Name of the run's own model with that cache among the baselines."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,7 +72,8 @@ class Results:
       rows: Metrics by round: "round", "epsilon", columns of held-out users, which begin with
         "eval_", and released with noise, which begin with "noised_"; if `is_private` also "loss"
         and "top1" of the training cohorts.
-      baselines: Top-1 accuracies of simpler models on the same held-out users, by name.
+      baselines: Top-1 accuracies of simpler models on the same held-out users, by name; and
+        that of the run's own model with a cache, if it was measured.
       keyboard: `KEYBOARD_METRICS` on the same held-out users after the last round, by name: of
         "model", and if `is_private` of n-grams. A metric that is not known is left out.
       settings: Rows of the settings of a sweep, as written.
@@ -163,6 +167,7 @@ def read(folder: pathlib.Path, *, private: bool = False) -> Results:
     options = options or {**_mapping(pretraining, "pretraining"), **_mapping(pretraining, "model")}
     facts = _mapping(config, "facts")
     rows = _epochs(pretraining) or _rows(folder, private)
+    held_out = _held_out(folder, private, rows[-1].get("round") if rows else None)
     return Results(
         folder=folder,
         kind=kind,
@@ -174,8 +179,8 @@ def read(folder: pathlib.Path, *, private: bool = False) -> Results:
         versions=_mapping(config, "versions")
         or {name: pretraining[name] for name in ("tff_dpftrl",) if name in pretraining},
         rows=rows,
-        baselines=_baselines(folder, facts, private),
-        keyboard=_keyboard(folder, private, rows[-1].get("round") if rows else None),
+        baselines=_baselines(folder, facts, private) | _with_earlier_text(held_out),
+        keyboard=_keyboard(folder, private, held_out),
         settings=_settings(folder, sweep, private) if kind == "sweep" else (),
         cells=_cells(folder, private) if kind == "sweep" else {},
         audit=_object(folder / "audit.json") or None,
@@ -278,11 +283,21 @@ def _baselines(folder: pathlib.Path, facts: Mapping[str, Any], private: bool) ->
     return found
 
 
-def _keyboard(folder: pathlib.Path, private: bool, last: float | None) -> dict[str, Row]:
+def _held_out(folder: pathlib.Path, private: bool, last: float | None) -> dict[str, Any]:
     held_out = _object(folder / "held_out.json")
     if private:
         held_out |= _object(folder / "private" / "held_out.json")
-    if last is None or held_out.get("round") != last:  # It is of an earlier model.
+    is_of_last = last is not None and held_out.get("round") == last
+    return held_out if is_of_last else {}  # Otherwise it is of an earlier model.
+
+
+def _with_earlier_text(held_out: Mapping[str, Any]) -> dict[str, float]:
+    every = _mapping(_mapping(held_out, "earlier_text"), "all")
+    return _numbers({MODEL_WITH_EARLIER_TEXT: every.get("model_and_cache", "")})
+
+
+def _keyboard(folder: pathlib.Path, private: bool, held_out: Mapping[str, Any]) -> dict[str, Row]:
+    if not held_out:
         return {}
     measured = {"model": _mapping(held_out, "keyboard")}
     if private:

@@ -28,8 +28,8 @@ _EVALUATION_SEED = 0
 
 _BY_USER = {"top1_in_vocab": False, "top1_oov_wrong": True}
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-_NGRAM_ORDERS = {"unigrams": 1, "bigrams": 2, "trigrams": 3}
-_CACHED_ORDERS = {"trigrams": 3, "4-grams": 4}
+_NGRAM_ORDERS = {"unigrams": 1, "bigrams": 2, "trigrams": 3, "4-grams": 4}
+_WITH_CACHE = ("trigrams", "4-grams")
 _MIXED = 2**25  # Probabilities that are mixed at a time, at most: a few copies are in memory.
 _MOST_OF_USER = 4  # Sequences of a user in an evaluation that is released with noise.
 _COUNTED = 2**19  # Sequences that n-grams are counted on, at most: more take gigabytes.
@@ -237,8 +237,8 @@ class TextTask:
             for name, order in _NGRAM_ORDERS.items()
         }
         return alone | {
-            f"{name}{of}{results.WITH_EARLIER_TEXT}": self._cached_accuracy(ngram_model, order)
-            for name, order in _CACHED_ORDERS.items()
+            f"{name}{of}{results.WITH_EARLIER_TEXT}": accuracy
+            for name, accuracy in self._accuracies_with_cache(ngram_model).items()
         }
 
     def keyboard_baselines(self) -> Mapping[str, Mapping[str, Any]]:
@@ -246,7 +246,10 @@ class TextTask:
         ngram_model, of = self._ngrams
         return {
             f"{name}{of}": keyboard.measure(
-                keyboard.of_ngrams(ngram_model, order, self.special, self.held_out), self._typed
+                keyboard.of_ngrams(
+                    ngram_model, order, self.special, self.held_out, self._rows_at_a_time
+                ),
+                self._typed,
             )
             for name, order in _NGRAM_ORDERS.items()
         }
@@ -264,18 +267,20 @@ class TextTask:
         )
         return ngram_model, of
 
-    def _cached_accuracy(self, model: ngrams.NgramModel, order: int) -> float:
-        """Returns the top-1 accuracy of n-grams with the cache of the same user's earlier text."""
-        right, length = [], self.held_out.shape[1] - 1
+    def _accuracies_with_cache(self, model: ngrams.NgramModel) -> dict[str, float]:
+        """Returns top-1 accuracies of n-grams with the cache of the same user's earlier text."""
+        right: dict[str, list[np.ndarray]] = {name: [] for name in _WITH_CACHE}
         for start in range(0, len(self.held_out), self._rows_at_a_time):
             rows = self.held_out[start : start + self._rows_at_a_time]
             targets = rows[:, 1:].ravel()
             words = np.flatnonzero(~np.isin(targets, self.special.all))
-            places, positions = np.divmod(words, length)
-            found = model.probabilities(rows, order)[words]
-            mixed = self._earlier_text.mix(start + places, positions, found)
-            right.append(held_out.best_are(mixed, targets[words], self.special))
-        return float(np.concatenate(right).mean())
+            places, positions = np.divmod(words, rows.shape[1] - 1)
+            cached = self._earlier_text.lookup(start + places, positions, self.words.size)
+            for name in _WITH_CACHE:
+                found = model.probabilities(rows, _NGRAM_ORDERS[name])[words]
+                mixed = text_cache.mixture(found, *cached)
+                right[name].append(held_out.best_are(mixed, targets[words], self.special))
+        return {name: float(np.concatenate(parts).mean()) for name, parts in right.items()}
 
 
 def sequences_of(

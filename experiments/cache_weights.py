@@ -1,0 +1,66 @@
+"""Refits the weights of the cache: `python experiments/cache_weights.py PRETRAINED`.
+
+PRETRAINED is a folder of `tff-dpftrl pretrain --config quickstart`. Its model has never trained on
+the modules of Python's standard library that it was judged on; on their docstrings, a module being
+a user, `text_cache.fit_weights` is called. Nothing of a protected user is read. Prints the weights
+beside `text_cache.WEIGHTS`; the exit status is 1 if one differs by more than 0.01.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+import numpy as np
+
+from tff_dpftrl.data import docstrings, sequences, split
+from tff_dpftrl.models import held_out, text_cache
+from tff_dpftrl.training import trained_model
+
+_MOST_OF_USER = 200  # Sequences: a long module does not decide alone.
+
+
+def fit(pretrained: pathlib.Path) -> tuple[int, tuple[float, ...]]:
+    """Returns the number of words that the weights are fitted to, and the weights."""
+    trained = trained_model.find(pretrained).load()
+    special, spec = trained.special, sequences.SequenceSpec(trained.model.sequence_length)
+    public = split.by_user(docstrings.read_standard_library()).validation
+    corpus = sequences.SequenceCorpus(public, trained.words, spec)
+    texts = {i: corpus.sequences(user) for i, user in enumerate(corpus.user_ids)}
+    texts = {i: rows[:_MOST_OF_USER] for i, rows in texts.items() if len(rows)}
+    users = np.repeat(list(texts), list(map(len, texts.values())))
+    places = np.concatenate([np.arange(len(rows)) for rows in texts.values()])
+    rows = np.concatenate(list(texts.values()))
+    earlier = text_cache.EarlierText(texts, users, places, special)
+    found: list[np.ndarray] = []
+
+    def collect(of: np.ndarray, positions: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+        cached, longest = earlier.lookup(of, positions, probabilities.shape[1])
+        targets = rows[of, positions + 1]
+        each = np.arange(len(targets))
+        values = np.stack([probabilities[each, targets], cached[each, targets], longest], axis=1)
+        found.append(values[~np.isin(targets, special.all)])
+        return probabilities
+
+    held_out.predict_words(trained.model, trained.weights, special, rows, mix=collect)
+    model, cached, longest = np.concatenate(found).T
+    at_most_one = (np.minimum(part, 1.0) for part in (model, cached))  # But for rounding.
+    return len(longest), text_cache.fit_weights(*at_most_one, longest)
+
+
+def main() -> int:
+    """Reads the command line, and returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pretrained", type=pathlib.Path, help="Folder of tff-dpftrl pretrain.")
+    num_words, weights = fit(parser.parse_args().pretrained)
+    print(f"{num_words} words; fitted / constant, by order of the longest n-gram:")
+    for fitted, constant in zip(weights, text_cache.WEIGHTS, strict=True):
+        print(f"{fitted:.3f} / {constant}")
+    return int(np.abs(np.subtract(weights, text_cache.WEIGHTS)).max() > 0.01)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
