@@ -150,10 +150,10 @@ def test_the_command_to_paste_is_taken_by_finetune(
     capsys, monkeypatch, tmp_path, flags, group_size, cohort_size, budget
 ):
     texts = tmp_path / "my texts.jsonl"
-    users = [f"u{i}" for i in range(400)]
+    users = [f"u{i}" for i in range(250)]
     rows = ({"user_id": user, "examples": ["a text"] * 4} for user in users)
     texts.write_text("\n".join(map(json.dumps, rows)))
-    data = ("--data", str(texts), "--pretokenized", "--max-users", "300")
+    data = ("--data", str(texts), "--pretokenized", "--max-users", "180")
     said = _out(capsys, *data, *_TARGET, "--delta", "1e-6", *flags)
     command = shlex.split(said[said.index("tff-dpftrl finetune") :].replace("\\\n", ""))
     opened = []
@@ -165,7 +165,7 @@ def test_the_command_to_paste_is_taken_by_finetune(
     monkeypatch.setattr(opening, "open_run", open_run)
     assert main.main(command[1:]) == 2
     (config,) = opened
-    assert (config.data, config.pretokenized, config.max_users) == (str(texts), True, 300)
+    assert (config.data, config.pretokenized, config.max_users) == (str(texts), True, 180)
     assert (config.target_epsilon, config.num_steps, config.delta) == (4.0, 20, 1e-6)
     assert config.sampling == ("user" if cohort_size else "example")
     assert (config.group_size, config.cohort_size) == (group_size, cohort_size)
@@ -220,8 +220,9 @@ def test_sizes_and_texts_are_counted(capsys, tmp_path):
     found |= {user: ["a text"] * 50 for user in held_out} | {train[140]: [" "]}
     rows = ({"user_id": user, "examples": examples} for user, examples in found.items())
     texts.write_text("\n".join(map(json.dumps, rows)))
-    by_sizes = _json(capsys, "--user-sizes", str(sizes), *_TARGET, "--delta", "1e-4")
-    by_texts = _json(capsys, "--data", str(texts), *_TARGET, "--delta", "1e-4")
+    flags = (*_TARGET, "--delta", "1e-4", "--example-group-sizes", "7")
+    by_sizes = _json(capsys, "--user-sizes", str(sizes), *flags)
+    by_texts = _json(capsys, "--data", str(texts), *flags)
     assert "--data CORPUS" in by_sizes.pop("command")
     assert f"--data {texts}" in by_texts.pop("command")
     assert by_sizes == by_texts

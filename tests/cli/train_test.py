@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -124,7 +125,7 @@ def test_resume_takes_no_options(configs, tmp_path, monkeypatch):
 
 
 _BLOCKED = """
-import importlib.abc, sys
+import contextlib, importlib.abc, io, json, os, sys
 
 class Blocker(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -133,20 +134,41 @@ class Blocker(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Blocker())
 from tff_dpftrl.cli import main
-sys.exit(main.main(sys.argv[1:]))
+
+for line in sys.stdin:
+    folder, arguments = json.loads(line)
+    os.chdir(folder)
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        try:
+            status = main.main(arguments)
+        except SystemExit as error:
+            status = error.code
+    print(json.dumps([status, errors.getvalue()]), flush=True)
 """
 
 
-def _without_tensorflow(folder, *arguments):
-    """Status and errors of the command, which ends when it imports TensorFlow."""
-    done = subprocess.run(
-        [sys.executable, "-c", _BLOCKED, *arguments],
-        cwd=folder,
+@pytest.fixture(scope="module")
+def without_tensorflow():
+    """Runs a command, which ends when it imports TensorFlow: gives its status and errors.
+
+    One interpreter is enough: none of its commands gets TensorFlow.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", _BLOCKED],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-    )
-    return done.returncode, done.stderr.strip().splitlines()
+    ) as interpreter:
+
+        def run(folder, *arguments):
+            print(json.dumps([str(folder), arguments]), file=interpreter.stdin, flush=True)
+            status, errors = json.loads(interpreter.stdout.readline())
+            return status, errors.strip().splitlines()
+
+        yield run
+        interpreter.stdin.close()
 
 
 @pytest.fixture
@@ -166,9 +188,9 @@ _VALID = (
 )
 
 
-def test_a_command_without_mistakes_gets_as_far_as_tensorflow(folder):
-    status, errors = _without_tensorflow(folder, *_VALID.split())
-    assert (status, errors[-1]) == (1, "tensorflow was imported")
+def test_a_command_without_mistakes_gets_as_far_as_tensorflow(folder, without_tensorflow):
+    status, _ = without_tensorflow(folder, *_VALID.split())
+    assert status == "tensorflow was imported"
 
 
 @pytest.mark.parametrize(
@@ -181,22 +203,19 @@ def test_a_command_without_mistakes_gets_as_far_as_tensorflow(folder):
         ("--output used", "already holds a run"),
         ("--clients-per-round 1000", "exceeds the"),
         ("--min-sep 30 --rounds 100", "largest feasible min_sep"),
-        *(
-            pytest.param(mistake, message, marks=pytest.mark.slow)  # Each starts an interpreter.
-            for mistake, message in (
-                ("--model transformer --lstm-size 5", "lstm_size is for the model word-lstm"),
-                ("--config nowhere.toml", "nowhere.toml"),
-                ("--data broken.jsonl", "broken.jsonl is one JSON array"),
-                ("--vocabulary nowhere.txt", "nowhere.txt"),
-                ("--strategy nowhere.json", "nowhere.json"),
-                ("--output words.txt", "not a folder"),
-                ("--algorithm dp-fedavg --clients-per-round 1000", "exceeds the"),
-            )
-        ),
+        ("--model transformer --lstm-size 5", "lstm_size is for the model word-lstm"),
+        ("--config nowhere.toml", "nowhere.toml"),
+        ("--data broken.jsonl", "broken.jsonl is one JSON array"),
+        ("--vocabulary nowhere.txt", "nowhere.txt"),
+        ("--strategy nowhere.json", "nowhere.json"),
+        ("--output words.txt", "not a folder"),
+        ("--algorithm dp-fedavg --clients-per-round 1000", "exceeds the"),
     ],
 )
-def test_mistakes_are_found_before_tensorflow_is_imported(folder, mistake, message):
-    status, errors = _without_tensorflow(folder, *_VALID.split(), *mistake.split())
+def test_mistakes_are_found_before_tensorflow_is_imported(
+    folder, without_tensorflow, mistake, message
+):
+    status, errors = without_tensorflow(folder, *_VALID.split(), *mistake.split())
     assert status == 2 and message in errors[-1]
     assert errors[-1].startswith("tff-dpftrl train: ")
     assert not (folder / "new").exists()
@@ -222,17 +241,17 @@ def test_mistakes_are_found_before_tensorflow_is_imported(folder, mistake, messa
         ("train --resume", ("--output is missing",)),
     ],
 )
-def test_all_that_is_missing_is_told_at_once(folder, arguments, messages):
+def test_all_that_is_missing_is_told_at_once(folder, without_tensorflow, arguments, messages):
     (folder / "reviews.csv").write_text("who,what\nann,x\n")
-    status, errors = _without_tensorflow(folder, *arguments.split())
+    status, errors = without_tensorflow(folder, *arguments.split())
     assert status == 2
     for message in messages:
         assert message in errors[-1]
 
 
 @pytest.mark.parametrize("arguments", ["train --resume --output new", "report new"])
-def test_no_run_is_found_before_tensorflow_is_imported(folder, arguments):
-    status, errors = _without_tensorflow(folder, *arguments.split())
+def test_no_run_is_found_before_tensorflow_is_imported(folder, without_tensorflow, arguments):
+    status, errors = without_tensorflow(folder, *arguments.split())
     assert status == 2 and "There is no run in new" in errors[-1]
 
 

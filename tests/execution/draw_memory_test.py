@@ -45,7 +45,7 @@ def _expected():
 @pytest.mark.parametrize(
     "copies, kept",
     [
-        (0, 0),
+        pytest.param(0, 0, marks=pytest.mark.slow),
         pytest.param(1, 1, marks=pytest.mark.slow),
         (4, 4),
         pytest.param(99, _ALL, marks=pytest.mark.slow),

@@ -15,12 +15,18 @@ from tff_dpftrl.training import language_config, pretraining
 NUM_STEPS = 6
 _fastest_clipped_sum = ghost.fastest_clipped_sum
 _traced = {}
+_written: list[pathlib.Path] = []
 
 
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory) -> pathlib.Path:
-    """A folder with users.jsonl, public.jsonl and the folder of a model, pretrained."""
-    return write(tmp_path_factory.mktemp("toy"))
+    """A folder with users.jsonl, public.jsonl and the folder of a model, pretrained.
+
+    It is made once: pytest would make another one for each file that imports the fixture.
+    """
+    if not _written:
+        _written.append(write(tmp_path_factory.mktemp("toy")))
+    return _written[0]
 
 
 @pytest.fixture(autouse=True)

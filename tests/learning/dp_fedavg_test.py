@@ -258,6 +258,7 @@ def test_server_optimizers_reduce_the_loss(optimizer):
     assert loss(_run(process, 5)[-1]) < 0.9 * loss(_INITIAL)
 
 
+@pytest.mark.slow  # `dp_ftrl_optimizer_test` has the optimizers alone.
 def test_dp_ftrl_update_equals_sgd_on_the_residuals_of_tree_aggregation():
     paths = []
     for build in (tff.learning.optimizers.build_sgdm, dp_ftrl_optimizer.build_dp_ftrl_optimizer):

@@ -54,10 +54,14 @@ def _run_rounds(folder, confirmed):
         store.release("keyboard", f"{len(confirmed)}", epoch)
 
 
-def test_a_store_keeps_what_it_confirmed_on_a_disk_that_fills_up(disk):
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_store_keeps_what_it_confirmed_on_a_disk_that_fills_up(disk, step):
     confirmed = []
     failures = set()
-    for folder, failure in small_disk.at_every_page(disk, lambda f: _run_rounds(f, confirmed)):
+    pages = itertools.count(0, step)
+    for folder, failure in small_disk.at_every_page(
+        disk, lambda f: _run_rounds(f, confirmed), pages
+    ):
         if failure is not None:
             assert isinstance(failure, interface.StoreError)
             _check_line(failure)

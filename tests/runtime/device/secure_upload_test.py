@@ -364,19 +364,19 @@ def test_an_update_out_of_range_is_never_sent(lying, own):
 
 
 def test_a_server_that_falls_silent_is_left(lying):
-    patience = server_connection.Patience(group_s=0.5)
+    patience = server_connection.Patience(group_s=0.2)
     connection = server_connection.ServerConnection(
         lying.address, lying.root_certificates, patience=patience
     )
 
     def waits(came):
-        time.sleep(2.0)
+        time.sleep(1.0)
         return wire_server.answer()
 
     _script(lying, _plan(), waits)
     result = _device(connection, [1]).run_session("tests").result
     connection.close()
-    assert result.reason == "The server has not sent the secure sum in 0.5 s."
+    assert result.reason == "The server has not sent the secure sum in 0.2 s."
 
 
 def test_between_messages_a_device_may_stop(lying, own, monkeypatch):
