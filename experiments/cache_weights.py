@@ -45,8 +45,8 @@ def fit(pretrained: pathlib.Path) -> tuple[int, tuple[float, ...]]:
 
     held_out.predict_words(trained.model, trained.weights, special, rows, mix=collect)
     model, cached, longest = np.concatenate(found).T
-    at_most_one = (np.minimum(part, 1.0) for part in (model, cached))  # But for rounding.
-    return len(longest), text_cache.fit_weights(*at_most_one, longest)
+    model, cached = np.minimum(model, 1.0), np.minimum(cached, 1.0)  # But for rounding.
+    return len(longest), text_cache.fit_weights(model, cached, longest)
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import types
 import zipfile
 
 import numpy as np
@@ -18,6 +19,26 @@ def test_a_row_that_a_crash_cut_short_is_left_out(tmp_path, part):
     assert records.read_rows(path, []) == [{"round": "1", "epsilon": "1.25"}]
     path.write_text("round,epsilon\n1,1.25\n2,1.48\n")
     assert [row["round"] for row in records.read_rows(path, [])] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "outcome", "says"),
+    [
+        ({"noise": "philox"}, [2**50, 7], "consistent", "It has 128 bits"),
+        ({"noise": "secure"}, [2**50, 7, 1, 2], "consistent", "It has 256 bits"),
+        ({"noise": "secure"}, [2**50, 7], "violated", "that of secure noise has 256"),
+        ({"noise": "secure"}, [1, 2, 3, 4], "violated", "nobody draws by chance"),
+        ({"noise": "secure", "noise_party": "ab"}, [0, 0], "not tested", "parties draw the noise"),
+    ],
+)
+def test_a_seed_has_the_bits_of_its_generator(config, words, outcome, says):
+    tensor = types.SimpleNamespace(whole=lambda: np.array(words))
+    run = types.SimpleNamespace(
+        statement=None, config=config, checkpoint={"aggregator/seed": tensor}
+    )
+    terms = types.SimpleNamespace(is_secret=True, noise_multiplier=1.0)
+    found = record_checks.seed("seed", run, terms)
+    assert found.outcome == outcome and says in found.says
 
 
 @pytest.mark.parametrize("entries_at_a_time", [1, 4, 100])

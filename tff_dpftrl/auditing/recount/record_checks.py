@@ -310,6 +310,8 @@ def seed(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_repor
         wrong = [f"ε = {promised!r} is promised with a seed that config.json tells"]
         fine = "The seed is given in the options, and no guarantee is claimed"
         return findings.judged(test, wrong if promised is not None else [], fine)
+    if run.config.get("noise_party"):
+        return findings.skipped(test, "noise parties draw the noise, and keep their seeds")
     if run.checkpoint is None:
         return findings.skipped(test, "there is no checkpoint that could be read")
     words = run.checkpoint.get("aggregator/seed")
@@ -317,8 +319,12 @@ def seed(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_repor
         wrong = ["the state has no seed, and yet noise is claimed"]
         has_noise = terms.noise_multiplier > 0.0
         return findings.judged(test, wrong if has_noise else [], "There is no noise, and no seed")
-    # A person chooses small numbers; the operating system draws all 128 bits.
+    # A person chooses small numbers; the operating system draws all bits.
     words = words.whole()
     chosen = np.all(np.abs(words.astype(float)) < 2.0**40)
     wrong = [f"it is {words.tolist()}, which nobody draws by chance"] if chosen else []
-    return findings.judged(test, wrong, "It has 128 bits, drawn in secret as far as can be seen")
+    bits = 64 * words.size
+    if bits < 256 and run.config.get("noise") == "secure" and terms.noise_multiplier > 0.0:
+        wrong.append(f"it has {bits} bits, and that of secure noise has 256")
+    fine = f"It has {bits} bits, drawn in secret as far as can be seen"
+    return findings.judged(test, wrong, fine)
