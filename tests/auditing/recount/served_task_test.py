@@ -203,7 +203,7 @@ def _of_state(change):
 
 
 def _known_seed(tensors):
-    tensors["aggregator/seed"][:] = [0, 7]
+    tensors["aggregator/seed"][:] = [0] * (tensors["aggregator/seed"].size - 1) + [7]
 
 
 def _other_weights(tensors):
