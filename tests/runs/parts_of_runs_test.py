@@ -145,7 +145,7 @@ def test_without_parts_a_statement_has_no_table():
 def test_gaussian_parts_are_one_mechanism_with_the_weights():
     others = budget_shares.planned(_TARGET, _DELTA, {"metrics": 0.05})
     others += (
-        dataclasses.replace(others[0], name=parts.EVALUATION, rho_zcdp=2 * others[0].rho_zcdp),
+        dataclasses.replace(others[0], name=parts.VOCABULARY, rho_zcdp=2 * others[0].rho_zcdp),
     )
     statement = _state(_plan("dp-ftrl", others))
     assert statement.epsilon == pytest.approx(_TARGET) and not statement.profile

@@ -44,7 +44,11 @@ def test_texts_are_read_as_in_training(tmp_path):
         assert found.unknown_word == pytest.approx(float(expected.unknown_word[0]))
         assert found.end_of_text == pytest.approx(float(expected.end_of_text[0]))
         assert found.unknown_in_text == missing
-    assert trained.predict(texts, top=3)[1] == found
+    among_others = trained.predict(texts, top=3)[1].next_words  # Batches differ in the last bits.
+    assert [word for word, _ in among_others] == [word for word, _ in found.next_words]
+    np.testing.assert_allclose(
+        [p for _, p in among_others], [p for _, p in found.next_words], rtol=1e-5
+    )
     assert len(trained.predict(texts, top=2**31)[0].next_words) == len(toy_model.WORDS.words)
 
 
