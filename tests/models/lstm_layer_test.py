@@ -84,7 +84,8 @@ def _states_and_gradients(layer, arguments, couple_gates):
 @pytest.mark.parametrize(
     "steps, batch, size", [(_STEPS, _BATCH, _SIZE), (1, 2, 3), (4, 0, 3), (3, 2, 16), (2, 1, 18)]
 )
-@pytest.mark.parametrize("dtype, margin", [(tf.float64, 1e-12), (tf.float32, 1e-4)])
+# In float32, sums that nearly cancel keep three digits, and machines differ in the others.
+@pytest.mark.parametrize("dtype, margin", [(tf.float64, 1e-12), (tf.float32, 2e-3)])
 def test_lstm_is_the_plain_form(couple_gates, projected, steps, batch, size, dtype, margin):
     arguments = _arguments(
         couple_gates, projected, steps=steps, batch=batch, size=size, dtype=dtype
