@@ -140,8 +140,8 @@ def num_seeds(kind: str, name: str, axes: Sequence[str]) -> int:
     """The least number of seeds behind a figure of a table.
 
     Args:
-      kind: That of the block: table, heads, cross or csv.
-      name: Of the results.
+      kind: Kind of the block: table, heads, cross or csv.
+      name: Name of the results, below results/.
       axes: What else the block says.
 
     Returns:

@@ -42,6 +42,7 @@ from tff_dpftrl.training import options as options_lib
 
 if TYPE_CHECKING:
     from tff_dpftrl.models import evaluation
+    from tff_dpftrl.training import config as config_lib
     from tff_dpftrl.training import text_task
 
 PRETRAINED = "pretrained"
@@ -132,16 +133,33 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
     plan = config.privacy().resumed(
         known.facts["training_users"], known.facts["num_parameters"], known.derived
     )
-    go_on = custom_models.resume_command(config.model, output, config.data)
-    options = config.part(ReportOptions)
-    figures = functools.partial(figures_of, known)
+    return of_training_run(config, known, plan, output)
+
+
+def of_training_run(
+    config: config_lib.TrainingConfig,
+    known: manifest.Manifest,
+    plan: privacy.FederatedPlan,
+    output: pathlib.Path,
+) -> prepared.Reportable:
+    """Returns what the report on a training run is made of.
+
+    Args:
+      config: Options of the run.
+      known: Manifest of the run.
+      plan: Privacy of the run.
+      output: Folder of the run.
+
+    Returns:
+      The material of the report.
+    """
     return of_run(
-        options,
+        config.part(ReportOptions),
         known,
         plan,
         unit="round",
-        go_on=go_on,
-        figures=figures,
+        go_on=custom_models.resume_command(config.model, output, config.data),
+        figures=functools.partial(figures_of, known),
         evaluation=functools.partial(evaluation_of, known),
     )
 

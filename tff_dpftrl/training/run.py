@@ -199,18 +199,7 @@ def _prepared(
     config, num_parameters = opened.config, language_task.model.num_parameters
     for line in startup.describe_plan(plan, num_parameters):
         progress(line)
-    go_on = custom_models.resume_command(config.model, opened.output, config.data)
-    options = config.part(report.ReportOptions)
-    figures = functools.partial(report.figures_of, known)
-    reportable = report.of_run(
-        options,
-        known,
-        plan,
-        unit="round",
-        go_on=go_on,
-        figures=figures,
-        evaluation=functools.partial(report.evaluation_of, known),
-    )
+    reportable = report.of_training_run(config, known, plan, opened.output)
     aggregated = tff.learning.metrics.sum_then_finalize
     if reportable.figures is not None:
         aggregated = bounded_metrics.with_bounded_sums(aggregated, reportable.figures.bounds)
