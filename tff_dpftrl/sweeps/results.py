@@ -48,8 +48,9 @@ class CellResult:
         secure aggregation.
       baselines: Accuracies of n-gram models, by name.
       code_version: Version of this package that began the run; None if it has not begun.
-      keyboard: Stand-ins for a keyboard's A/B metrics after the last round, by name; empty before
-        the end, and of protected held-out users.
+      of_last_model: Further metrics of the model after the last round, by name: stand-ins for a
+        keyboard's A/B metrics, and the accuracy with a cache of each user's earlier text. Empty
+        before the end, and of protected held-out users.
     """
 
     cell: cells_lib.Cell
@@ -63,7 +64,7 @@ class CellResult:
     clip_norm_inflation: float
     baselines: Mapping[str, float]
     code_version: str | None = None
-    keyboard: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    of_last_model: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def evaluations(self) -> list[Mapping[str, Any]]:
@@ -82,7 +83,7 @@ class CellResult:
                 if name.startswith(_EVALUATED) and value is not None
             }
             metrics["best_" + ACCURACY] = max(row[ACCURACY] for row in self.evaluations)
-        metrics |= {f"{_EVALUATED}{name}": value for name, value in self.keyboard.items()}
+        metrics |= {f"{_EVALUATED}{name}": value for name, value in self.of_last_model.items()}
         if self.rows:
             metrics["seconds"] = math.fsum(row.get("seconds") or 0.0 for row in self.rows)
         return metrics
@@ -121,14 +122,17 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
         clip_norm_inflation=parameters.get("clip_norm_inflation", 1.0),
         baselines=_json(folder / "private" / "baselines.json"),
         code_version=_json(folder / "config.json").get("versions", {}).get("tff_dpftrl"),
-        keyboard=_keyboard(_json(folder / "held_out.json")) if state == "finished" else {},
+        of_last_model=_of_last_model(folder) if state == "finished" else {},
     )
 
 
-def _keyboard(held_out: Mapping[str, Any]) -> dict[str, float]:
-    measured = held_out.get("keyboard", {})  # Older runs had none.
-    names = reported.KEYBOARD_METRICS
-    return {name: measured[name] for name in names if measured.get(name) is not None}
+def _of_last_model(folder: pathlib.Path) -> dict[str, float]:
+    held_out = _json(folder / "held_out.json")
+    measured = held_out.get("keyboard", {})  # Older runs had neither.
+    found = {name: measured.get(name) for name in reported.KEYBOARD_METRICS}
+    every = held_out.get("earlier_text", {}).get("all", {})
+    found["top1_with_earlier_text"] = every.get("model_and_cache")
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ _METRICS = {
     results_lib.BITS: ("bits per character", False),
     results_lib.ACCURACY: ("top-1", True),
     "best_" + results_lib.ACCURACY: ("best top-1", True),
+    "eval_top1_with_earlier_text": ("top-1 with earlier text", True),
     "eval_picked_at_3": ("picked at 3", True),
     "eval_triggered": ("triggered", True),
     "eval_rescored": ("re-scored", True),
