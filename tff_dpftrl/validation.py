@@ -22,6 +22,10 @@ class UsageError(ValueError):
     __init__ = Exception.__init__
 
 
+MIN_CLIP_NORM = 1e-6
+MAX_CLIP_NORM = 1e18
+"""Outside these, float32 updates and noise come near the ends of their range."""
+
 _LONGEST_VALUE = 200  # Largest number of characters of a value in a message.
 
 
@@ -139,6 +143,26 @@ def positive(name: str, value: Any, *, remedy: str = "") -> float:
 def probability(name: str, value: Any, *, remedy: str = "") -> float:
     """Checks for a number in (0, 1]; arguments and errors are those of `number`."""
     return number(name, value, above=0, at_most=1, remedy=remedy)
+
+
+def learning_rate(name: str, value: Any) -> float:
+    """Checks for a number above 0 that float32 holds, in which optimizers compute.
+
+    Raises:
+      UsageError: If it is not such a number.
+    """
+    remedy = "Optimizers compute in float32: take a number within its range."
+    return number(name, value, at_least=1e-37, at_most=1e38, remedy=remedy)
+
+
+def clip_norm(name: str, value: Any) -> float:
+    """Checks for a clip norm in [`MIN_CLIP_NORM`, `MAX_CLIP_NORM`].
+
+    Raises:
+      UsageError: If it is not such a number.
+    """
+    remedy = "Rescale the updates if their norms are that small or large."
+    return number(name, value, at_least=MIN_CLIP_NORM, at_most=MAX_CLIP_NORM, remedy=remedy)
 
 
 def noise_multiplier(value: Any, name: str = "noise_multiplier") -> float:

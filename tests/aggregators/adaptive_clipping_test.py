@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from tff_dpftrl import aggregators
+from tff_dpftrl import aggregators, validation
 from tff_dpftrl.aggregators import adaptive_clipping
 from tff_dpftrl.mechanisms import blt, identity, noise_split, restarts, tree
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
-from tff_dpftrl.private_round import clipping, gaussians, seeds
+from tff_dpftrl.private_round import gaussians, seeds
 
 _BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
 _VECTOR = tff.TensorType(np.float32, [2])
@@ -287,7 +287,7 @@ def test_state_resumes_and_the_estimate_stays_in_the_safe_range():
     state = output.state
     assert isinstance(state, adaptive_clipping.AdaptiveDPFTRLState)
     assert state.round_index == 1
-    np.testing.assert_allclose(state.clip.active, clipping.MIN_CLIP_NORM)
+    np.testing.assert_allclose(state.clip.active, validation.MIN_CLIP_NORM)
     assert np.isfinite(process.next(state, _scalars(1.0)).result)
 
 

@@ -73,7 +73,7 @@ def test_other_text_and_users_can_be_named(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (("--learning-rates", "0"), "learning_rates must be a finite number, above 0, got 0"),
+        (("--learning-rates", "0"), "learning_rates must be a finite number, at least 1e-37"),
         (("--learning-rates", "fast"), "must look like 0.01,0.03,0.1, got 'fast'"),
         (("--min-examples", "11"), "none of whom has min_examples = 11 examples with a word"),
         (("--min-examples", "1"), "min_examples must be at least 2, got 1"),

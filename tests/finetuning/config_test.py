@@ -99,6 +99,8 @@ def test_every_option_has_help_and_a_group():
         ({"warmup_steps": 500}, "warmup_steps must be below num_steps=500"),
         ({"second_moment_decay": 1.0}, "second_moment_decay must be a finite number, below 1"),
         ({"delta": 1.5}, "delta must be a finite number"),
+        ({"clip_norm": 1e19}, r"clip_norm must be .* at most 1e\+18, got 1e\+19. Rescale"),
+        ({"learning_rate": 1e39}, r"learning_rate must be .* at most 1e\+38, got 1e\+39"),
         ({"optimizer": "lion"}, "optimizer must be one of sgd, "),
         ({"iterate_averaging": 1.0}, "iterate_averaging must be"),
     ],

@@ -443,7 +443,7 @@ def test_other_users_or_another_plan_are_refused(begun):
     [
         ({"weights": [np.zeros(3)]}, r"weights\[0\] must be finite and float32, got float64"),
         ({"weights": [np.full(3, np.nan, np.float32)]}, "finite"),
-        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"clip_norm": 1e-7}, "clip_norm must be .* at least 1e-06"),
         ({"every": 0}, "every"),
         ({"units_at_once": 0}, "units_at_once"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 
 import numpy as np
@@ -124,12 +125,55 @@ def test_the_private_median_is_that_of_the_rank():
     sizes = _sizes(0, 2001)
     chances = group_size.median_probabilities(sizes, epsilon=0.05)
     assert sum(chances.values()) == pytest.approx(1.0)
-    assert chances[32] > 0.99  # The median is 27.
+    assert chances[32] > 0.7  # The median is 27, and nearly as many users are above 24 as below.
+    assert chances[16] + chances[32] > 0.999
     exact = int(np.median(sizes))
     fine = group_size.median_probabilities(sizes, epsilon=1.0, candidates=range(1, 257))
     assert max(fine, key=fine.get) == exact
     choice = group_size.private_median_choice(sizes, epsilon=0.05, seed=2**190)
     assert (choice.group_size, choice.epsilon, choice.looked_at_users) == (32, 0.05, False)
+
+
+def test_users_who_all_have_as_many_examples_have_a_median():
+    for size, expected in ((27, 32), (24, 16), (25, 32), (1, 1), (10**6, 2**16)):
+        chances = group_size.median_probabilities([size] * 2000, epsilon=0.05)
+        assert chances[expected] > 0.999
+
+
+def _outside(sizes, epsilon):
+    """Probability of a choice outside the middle half of the sizes, from its definition."""
+    powers = [2**i for i in range(17)]
+    rounded = [min(powers, key=lambda power: (abs(power - n), power)) for n in sizes]
+    weights, is_outside = [], []
+    for power in powers:
+        below, above = (sum(map(test, rounded)) for test in (power.__gt__, power.__lt__))
+        excess = max(0, below - len(sizes) / 2, above - len(sizes) / 2)
+        weights.append(math.exp(-epsilon / 2 * excess))
+        is_outside.append(max(below, above) > 3 / 4 * len(sizes))
+    return np.dot(weights, is_outside) / sum(weights)
+
+
+def test_how_far_a_private_median_can_be_is_bounded():
+    for num_users, epsilon in ((20, 0.05), (40, 1.0), (101, 0.3)):
+        bound = group_size.far_median_bound(num_users, epsilon)
+        few = num_users // 4 - (num_users % 4 == 0)  # Just less than a quarter.
+        worst = [1] * (num_users - few) + [2**16] * few
+        found = [_outside(worst, epsilon)]
+        found += [_outside(_sizes(seed, num_users), epsilon) for seed in range(5)]
+        assert max(found) <= bound
+        # The utility of the others is below −N / 4 by 1 at most.
+        assert found[0] >= bound * math.exp(-epsilon / 2)
+    assert group_size.far_median_bound(2000, 0.05) < 1e-4
+
+
+def test_users_too_few_for_a_private_median_are_warned_of():
+    assert group_size.median_warning(2000, 0.05) is None
+    warning = group_size.median_warning(40, 0.05)
+    bound = math.ceil(100 * group_size.far_median_bound(40, 0.05))
+    assert "group_size_epsilon=0.05 and so few users" in warning and f"up to {bound} %" in warning
+    enough = float(re.search(r"a group_size_epsilon from ([\d.]+) on", warning)[1])
+    assert group_size.median_warning(40, enough) is None
+    assert group_size.median_warning(40, enough - 0.01) is not None
 
 
 @pytest.mark.parametrize("comes_or_goes", [True, False])

@@ -43,15 +43,19 @@ def _by_hand(train, row, t, order):
     return shares
 
 
-@pytest.mark.parametrize("order", [1, 2, 3, 4])
-def test_probabilities_are_interpolated(order):
+def test_probabilities_are_interpolated():
     train, test = _random_sequences(0, 60), _random_sequences(1, 4)
     model = ngrams.NgramModel(train, _SPECIAL, max_order=4)
-    found = model.probabilities(test, order)
-    assert found.dtype == np.float32
-    expected = [_by_hand(train, row, t, order) for row in test.tolist() for t in range(1, len(row))]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-5)
+    every = [(row, t) for row in test.tolist() for t in range(1, len(row))]
+    positions = np.flatnonzero(test[:, 1:])  # Padding is no position that anybody asks for.
+    assert 0 < len(positions) < len(every)
+    orders = list(model.probabilities(test, positions))
+    assert len(orders) == 4
+    for order, found in enumerate(orders, start=1):
+        assert found.dtype == np.float32
+        expected = [_by_hand(train, *every[position], order) for position in positions]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-5)
 
 
 @pytest.mark.parametrize("order", [0, 5])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_dpftrl import validation
 from tff_dpftrl.private_round import clipping
 
 
@@ -47,7 +48,7 @@ def _adversarial_updates():
 @pytest.mark.parametrize("fraction", [1e-6, 0.3, 0.9999, 1.0])
 def test_clipped_norm_is_never_above_the_bound_nor_far_below(update, fraction):
     update = [np.asarray(a, np.float32) for a in update]
-    clip_norm = max(_norm(update) * fraction, clipping.MIN_CLIP_NORM)
+    clip_norm = max(_norm(update) * fraction, validation.MIN_CLIP_NORM)
     clipped, _ = clipping.clip_by_norm(_tensors(update), clip_norm)
     norm = _norm(clipped)
     assert norm <= clip_norm

@@ -26,6 +26,15 @@ from tff_dpftrl.sweeps import axes, kinds
             "noise_multiplier=0.5,1, mechanism=blt,tree,seed=0:2",
             {"noise_multiplier": (0.5, 1.0), "mechanism": ("blt", "tree"), "seed": (0, 1)},
         ),
+        ("noise_multiplier=0.5; 1", {"noise_multiplier": (0.5, 1.0)}),
+        (
+            "clip_norm_schedule=none;40:0.3,60:0.1; 40:0.3",
+            {"clip_norm_schedule": (None, "40:0.3,60:0.1", "40:0.3")},
+        ),
+        (
+            "budget_shares=vocabulary=0.1,metrics=0.05;vocabulary=0.2",
+            {"budget_shares": ("vocabulary=0.1,metrics=0.05", "vocabulary=0.2")},
+        ),
     ],
 )
 def test_values_become_what_the_option_is(text, expected):
@@ -66,6 +75,8 @@ def test_files_are_found_from_every_folder():
         (["mechanism=blt,oak"], "must be among .*blt.*; got 'oak'.* --over strategy=FILE"),
         (["lower_case=maybe"], "lower_case needs true or false"),
         (["data="], "data needs a value"),
+        (["clip_norm_schedule=40:0.3,60:0.1;"], "clip_norm_schedule needs a value, got ''"),
+        (["clip_norm=1;2,seed=0:3"], "clip_norm needs a number, got '2,seed=0:3'"),
         (["wobble=1"], "no option of train; those are: adaptive_clipping, .*vocabulary_size"),
         (["group_size=1"], "an option of finetune, .* runs of train: add --finetune"),
     ],

@@ -1,6 +1,7 @@
 """Tests of the training config: types and bounds."""
 
 import dataclasses
+import re
 import sys
 
 import pytest
@@ -90,7 +91,7 @@ def test_a_share_for_the_vocabulary_is_kept_beside_the_defaults():
         ),
         (
             {"noise_multiplier": 1.0, "clip_norm": 0.0},
-            "clip_norm must be a finite number, above 0, got 0",
+            "clip_norm must be a finite number, at least 1e-06 .*, got 0",
         ),
         ({"noise_multiplier": 1.0, "num_rounds": 0}, "num_rounds must be at least 1"),
         ({"noise_multiplier": 1.0, "mechanism": "laplace"}, "mechanism must be one of blt, "),
@@ -116,6 +117,29 @@ def test_a_share_for_the_vocabulary_is_kept_beside_the_defaults():
 def test_what_cannot_be_used_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         config.TrainingConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "bounds"),
+    [
+        *(
+            ({name: value}, r"at least 1e-37 and at most 1e\+38")
+            for name in ("client_learning_rate", "server_learning_rate", "server_adam_epsilon")
+            for value in (1e39, 1e-46)
+        ),
+        *(({"clip_norm": value}, r"at least 1e-06 and at most 1e\+18") for value in (1e-7, 1e19)),
+        ({"noise_multiplier": 1e19}, r"at most 1e\+18"),
+        ({"clip_learning_rate": 1e39}, r"at most 1e\+38"),
+        ({"target_unclipped_quantile": 1.5}, "at most 1"),
+        ({"max_decay": 0.0}, "above 0 and at most 1"),
+        ({"max_decay": 1.5}, "above 0 and at most 1"),
+    ],
+)
+def test_numbers_that_no_run_can_use_are_refused_before_data_is_read(options, bounds):
+    ((name, value),) = options.items()
+    message = f"^{name} must be a finite number, {bounds}, got {re.escape(repr(value))}"
+    with pytest.raises(ValueError, match=message):
+        config.TrainingConfig(**{"noise_multiplier": 1.0} | options)
 
 
 def test_paths_become_absolute_and_keywords_stay(tmp_path, monkeypatch):
@@ -178,7 +202,7 @@ def test_what_has_no_meaning_in_a_simulation_is_refused(options):
 
 
 def test_adam_adds_something_to_a_moment_that_may_be_zero():
-    with pytest.raises(ValueError, match="server_adam_epsilon must be a finite number, above 0"):
+    with pytest.raises(ValueError, match="server_adam_epsilon must be .* at least 1e-37"):
         config.TrainingConfig(noise_multiplier=1.0, server_adam_epsilon=0.0)
 
 
@@ -220,7 +244,11 @@ def test_later_clip_norms_stand_behind_the_rounds_before_them():
         ({"clip_norm_schedule": "0:0.3"}, "between 0 and num_rounds=100, got '0:0.3'"),
         ({"clip_norm_schedule": "60:0.3,40:0.1"}, "growing numbers of rounds"),
         ({"clip_norm_schedule": "100:0.3"}, "growing numbers of rounds"),
-        ({"clip_norm_schedule": "40:nan"}, "clip_norm_schedule must be .* above 0"),
+        ({"clip_norm_schedule": "40:nan"}, "clip_norm_schedule must be .* at least 1e-06"),
+        (
+            {"clip_norm_schedule": "40:0.3,60:1e19"},
+            "clip_norm_schedule must be .*, got 1e.19. Resc",
+        ),
         ({"clip_norm_schedule": "40:0.3", "algorithm": "dp-ftrl"}, "only, not 'dp-ftrl'"),
         (
             {"clip_norm_schedule": "40:0.3", "sampling": "cyclic", "mechanism": "bandtoep"},

@@ -183,6 +183,23 @@ def test_the_protected_text_is_no_public_vocabulary(tmp_path):
     assert "declared public" in _read(data, vocabulary=str(others)).words.source
 
 
+@pytest.mark.parametrize("option", ["vocabulary", "base_vocabulary"])
+def test_text_of_protected_held_out_users_is_no_public_vocabulary(tmp_path, option):
+    users = {u: [f"what {u} says, and nobody else"] for u in _users()}
+    data = _write(tmp_path / "c.jsonl", users)
+    held_out = _read(data).held_out.user_ids
+    public = _write(tmp_path / "p.jsonl", {u: users[u] for u in held_out})
+    options = {option: str(public)}
+    if option == "base_vocabulary":
+        options |= {"vocabulary": "dp", "mechanism": "blt", "target_epsilon": 8.0}
+    assert _read(data, **options).words.words  # They may be published.
+    message = f"has the texts of {len(held_out)} of the .* users of .*c.jsonl who are to be prot"
+    with pytest.raises(ValueError, match=message):
+        _read(data, held_out_users="protected", **options)
+    words = _read(data, vocabulary="private", held_out_users="protected").words.words
+    assert not set(held_out) & set(words)  # They are not counted.
+
+
 def test_files_are_read_without_tensorflow(tmp_path):
     data = _write(tmp_path / "c.jsonl", _users())
     program = f"""

@@ -234,28 +234,44 @@ def _of_sub_words(folder, kind):
 
 def test_pieces_of_words_are_split_inside(tmp_path):
     trained = _of_sub_words(tmp_path / "run", "wordpiece")
-    saved_model.write(tmp_path / "exported", trained, top=3)
-    texts = [*_TRICKY, *_random_texts()[::5]]
-    found = tf.saved_model.load(str(tmp_path / "exported")).signatures["serving_default"](
-        texts=tf.constant([text.encode() for text in texts])
-    )
-    for i, prediction in enumerate(trained.predict(texts, top=3)):
-        ids = [trained.words.id_of[word.decode()] for word in found["words"][i].numpy()]
-        shown = [trained.words.shown(index) for index in ids]
-        assert shown == [word for word, _ in prediction.next_words], texts[i]
+    saved_model.write(tmp_path / "exported", trained, top=3, history=True)
+    signatures = tf.saved_model.load(str(tmp_path / "exported")).signatures
+    history = ["The front isn't", "at the end isn't the front"]
+    for name, earlier in (("serving_default", {}), ("with_history", {"history": history})):
+        texts = [*_TRICKY, *([] if earlier else _random_texts()[::5])]
+        given = {"texts": texts, **earlier}
+        found = signatures[name](
+            **{key: tf.constant([text.encode() for text in value]) for key, value in given.items()}
+        )
+        for i, prediction in enumerate(trained.predict(texts, top=3, **earlier)):
+            ids = [trained.words.id_of[word.decode()] for word in found["words"][i].numpy()]
+            shown = [trained.words.shown(index) for index in ids]
+            assert shown == [word for word, _ in prediction.next_words], texts[i]
 
 
 def test_other_sub_words_are_given_as_ids(tmp_path):
     trained = _of_sub_words(tmp_path / "run", "sentencepiece")
-    saved_model.write(tmp_path / "exported", trained, top=3)
+    saved_model.write(tmp_path / "exported", trained, top=3, history=True)
     loaded = tf.saved_model.load(str(tmp_path / "exported"))
+    assert set(loaded.signatures) == {"serving_default", "ids", "ids_with_history"}
     words, rule = vocabulary_file.read(tmp_path / "exported" / "assets.extra" / "vocabulary.json")
     context = [words.bos, *words.ids(rule.words("end"))]
     row = (context + [0] * 4)[:4]
-    found = loaded.signatures["serving_default"](ids=tf.constant([row]))
-    (prediction,) = trained.predict(["end"], top=3)
-    shown = [words.shown(int(index)) for index in found["next_ids"][0]]
-    assert shown == [word for word, _ in prediction.next_words]
+    history = ["the end isn't", "at the end"]
+    known = [[words.bos, *words.ids(rule.words(text)), words.eos] for text in history]
+    rows = tf.ragged.constant(known, dtype=tf.int32).to_tensor()
+    for name, given, earlier in (
+        ("serving_default", {}, {}),
+        ("ids_with_history", {"history": rows}, {"history": history}),
+    ):
+        found = loaded.signatures[name](ids=tf.constant([row]), **given)
+        (prediction,) = trained.predict(["end"], top=3, **earlier)
+        shown = [words.shown(int(index)) for index in found["next_ids"][0]]
+        assert shown == [word for word, _ in prediction.next_words]
+        expected = [p for _, p in prediction.next_words]
+        np.testing.assert_allclose(found["probabilities"][0], expected, rtol=1e-4)
+        following = dict(zip(found["next_ids"][0].numpy().tolist(), expected, strict=True))
+    assert max(following, key=following.get) == known[0][known[0].index(context[-1]) + 1]
 
 
 if __name__ == "__main__":

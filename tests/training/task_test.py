@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.training import sqlite_file
-from tff_dpftrl.models import text_cache
+from tff_dpftrl.models import ngrams, text_cache
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus, task
 
@@ -156,16 +156,46 @@ def test_held_out_users_are_examined_one_by_one(tmp_path):
     assert measured["words_decoded"] > 0
 
 
-def test_ngrams_are_judged_as_the_model_is(tmp_path):
+def test_ngrams_are_judged_as_the_model_is_in_one_pass(tmp_path, monkeypatch):
     built = _build(_write_jsonl(tmp_path / "c.jsonl", _users()), embedding_size=4, lstm_size=5)
-    found = built.keyboard_baselines()
+    compute, passes = ngrams.NgramModel.probabilities, []
+
+    def noticed(model, sequences, positions):
+        passes.append(sequences)
+        return compute(model, sequences, positions)
+
+    monkeypatch.setattr(ngrams.NgramModel, "probabilities", noticed)
+    found, accuracies = built.keyboard_baselines(), built.baselines()
+    np.testing.assert_array_equal(np.concatenate(passes), built.held_out)
     names = ["unigrams", "bigrams", "trigrams", "4-grams"]
     cached = [f"{name} with earlier text" for name in ("trigrams", "4-grams")]
-    assert list(found) == names and list(built.baselines()) == names + cached
+    assert list(found) == names and list(accuracies) == names + cached
+    for name, order in zip(cached, (3, 4), strict=True):
+        assert accuracies[name] == pytest.approx(_ngrams_with_earlier_text(built, order))
     model = built.examine(built.model.initial_weights(0))["keyboard"]
     for name in ("words", "words_after_another", "words_decoded", "decoder", "among_candidates"):
         assert {measured[name] for measured in found.values()} == {model[name]}
     assert found["trigrams"]["picked_at_3"] > found["unigrams"]["picked_at_3"]
+
+
+def _ngrams_with_earlier_text(built, order):
+    """Top-1 accuracy of n-grams with a cache, counted one word at a time."""
+    special, size = built.special, built.words.size
+    model = ngrams.NgramModel(built.train.pooled(), special, size, max_order=4)
+    words = np.flatnonzero(~np.isin(built.held_out[:, 1:], special.all))
+    shares = list(model.probabilities(built.held_out, words))[order - 1]
+    right = 0
+    for place, base in zip(words, shares, strict=True):
+        row, position = divmod(int(place), built.held_out.shape[1] - 1)
+        texts = built.held_out_text.sequences(
+            built.held_out_text.user_ids[built.held_out_users[row]]
+        )
+        begun = built.held_out[row].tolist()[: position + 1]
+        history = texts[: built.held_out_places[row]].tolist()
+        mixed = _mixed_by_hand(base, begun, history, built.words)[: built.words.oov]
+        own = mixed[built.held_out[row, position + 1]]
+        right += (mixed >= own - 1e-7).sum() == 1  # A tie is no guess.
+    return right / len(words)
 
 
 def _with_earlier_text(built):

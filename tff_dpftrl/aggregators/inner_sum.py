@@ -22,7 +22,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.execution import tff_names
-from tff_dpftrl.private_round import clipping, summation
+from tff_dpftrl.private_round import summation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ class InnerSum:
             stated_name,
             stated_norm,
             at_least=least,
-            at_most=clipping.MAX_CLIP_NORM,
+            at_most=validation.MAX_CLIP_NORM,
             remedy=f"That is what one client can add to the sum of this {factory_name}.",
         )
         return cls(factory, norm, is_exact)

@@ -19,7 +19,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.aggregators import computations, updates
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import secure_sum_check, tff_names
-from tff_dpftrl.private_round import clipping, discretize, seeds
+from tff_dpftrl.private_round import discretize, seeds
 
 COUNT_MODULUS = 2**31 - 1
 """Modulus of sums of counts."""
@@ -78,7 +78,7 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
           ValueError: If an argument is out of range.
         """
         self.encoding = encoding
-        self.clip_norm = clipping.check_clip_norm("clip_norm", clip_norm)
+        self.clip_norm = validation.clip_norm("clip_norm", clip_norm)
         self._rotation_seed = validation.seed("rotation_seed", rotation_seed)
 
     @property

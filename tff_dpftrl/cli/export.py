@@ -83,8 +83,8 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--history",
         action="store_true",
-        help="Let the model take a user's earlier text too: signatures with_history (of models of "
-        "words) and ids_with_history of a SavedModel, the input history of model.tflite.",
+        help="Let the model take a user's earlier text too: signatures with_history (if it takes "
+        "texts) and ids_with_history of a SavedModel, the input history of model.tflite.",
     )
     parser.add_argument("--overwrite", action="store_true", help="Replace what export wrote there.")
 

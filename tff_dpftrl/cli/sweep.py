@@ -55,6 +55,8 @@ axes:
                                mechanism none is the one without noise
   --over noise_multiplier=0.5,1,mechanism=blt,tree,seed=0:3
                                several axes in one
+  --over "clip_norm_schedule=none;40:0.3,60:0.1"
+                               semicolons, in quotes, between values that have commas
 A cell's values overrule the flags, and these the file. As in `train`, noise_multiplier takes
 target_epsilon away and the other way round. The mechanism none takes both away: cells of it that
 differ in them only are one cell.

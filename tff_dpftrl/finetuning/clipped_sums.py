@@ -285,7 +285,7 @@ def sum_in_chunks(
                 f"row_splits must be a vector that begins with 0, got {row_splits}."
             )
         weights = [tf.convert_to_tensor(weight) for weight in weights]
-        norm = tf.constant(clipping.check_clip_norm("clip_norm", clip_norm), tf.float64)
+        norm = tf.constant(validation.clip_norm("clip_norm", clip_norm), tf.float64)
 
         def sum_chunk(place, splits, rows):
             with tf.device(place):

@@ -34,9 +34,7 @@ _AMPLIFIED = ("cyclic", "bins", "b-min-sep")
 _option = language_config.option
 
 _POSITIVE = (
-    "clip_norm",
     "group_size_epsilon",
-    "learning_rate",
     "max_epsilon",
     "stop_at_accuracy",
     "metrics_epsilon",
@@ -307,6 +305,9 @@ class FinetuningConfig(language_config.TextConfig):
         for name in _POSITIVE:
             if getattr(self, name) is not None:
                 validation.positive(name, getattr(self, name))
+        validation.learning_rate("learning_rate", self.learning_rate)
+        if self.clip_norm is not None:
+            validation.clip_norm("clip_norm", self.clip_norm)
         metrics_share.check(self)
         if self.held_out_users == "protected" and self.stop_at_accuracy is not None:
             raise validation.UsageError(

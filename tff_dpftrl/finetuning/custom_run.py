@@ -191,7 +191,7 @@ class Steps:
     in_one_pass: bool = True
 
     def __post_init__(self) -> None:
-        validation.positive("clip_norm", self.clip_norm)
+        validation.clip_norm("clip_norm", self.clip_norm)
         validation.integer("units_at_once", self.units_at_once, minimum=1)
 
 

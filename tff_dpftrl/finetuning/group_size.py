@@ -26,6 +26,9 @@ SMALLEST_COHORT = 32
 COMPUTE_BUDGET = 256
 """The gradients of a step where nothing else is given."""
 
+_MEDIANS = tuple(2**i for i in range(17))  # Group sizes that a private median is chosen among.
+_FAR = 0.1  # Probability of a private median outside the users' middle half that is warned of.
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -99,10 +102,12 @@ def private_median_choice(
     """Returns a median of the users' numbers of examples by the exponential mechanism.
 
     g has the probability ∝ exp(ε · u(g) / 2) with u(g) = −max(#{n_u < g} − N/2,
-    N/2 − #{n_u ≤ g}, 0). The choice is ε-differentially private for neighbours that differ in one
-    user's data, whatever takes its place: another number n_u moves u by at most 1, and where the
-    user is there or not, N not being taken for public, by 1/2 only. The statements' neighbours,
-    whose one user counts for zero, are among them. Own, not the paper's.
+    N/2 − #{n_u ≤ g}, 0), each n_u being rounded to the nearest candidate first: where all users
+    have 27 examples, 32 has the utility 0, and without rounding no candidate had. The choice is
+    ε-differentially private for neighbours that differ in one user's data, whatever takes its
+    place: another number n_u moves u by at most 1, and where the user is there or not, N not
+    being taken for public, by 1/2 only. The statements' neighbours, whose one user counts for
+    zero, are among them. Own, not the paper's.
 
     Args:
       sizes: n_u of each user whose data is there, at least one.
@@ -136,18 +141,66 @@ def median_probabilities(
     sizes: Sequence[int] | np.ndarray, *, epsilon: float, candidates: Sequence[int] | None = None
 ) -> dict[int, float]:
     """Returns how likely `private_median_choice` chooses each group size; secret."""
-    counts = np.sort(example_sampling.of_sizes(sizes).num_examples)
     if candidates is None:
-        candidates = _powers_of_two(2**16)
+        candidates = _MEDIANS
     if not len(candidates):
         raise validation.UsageError("candidates must have at least one group size, got none.")
     options = np.array([example_sampling.check_group_size(one) for one in candidates])
+    ordered = np.sort(options)
+    nearest = np.searchsorted(
+        (ordered[1:] + ordered[:-1]) / 2.0, example_sampling.of_sizes(sizes).num_examples
+    )
+    counts = np.sort(ordered[nearest])
     half = len(counts) / 2.0
     below = np.searchsorted(counts, options, side="left") - half
     above = half - np.searchsorted(counts, options, side="right")
     utility = -np.maximum(np.maximum(below, above), 0.0)
     weights = np.exp(epsilon / 2.0 * (utility - utility.max()))
     return dict(zip(options.tolist(), (weights / weights.sum()).tolist(), strict=True))
+
+
+def far_median_bound(num_users: int, epsilon: float) -> float:
+    """Bounds the probability that `private_median_choice` leaves the middle half of the users.
+
+    It does if fewer than a quarter of the sizes, rounded to the candidates, are at most the
+    choice, or fewer than a quarter are at least the choice: its utility is then below −N/4. The
+    rounded sizes' own median is a candidate of utility 0. Each of the other K − 1 candidates, if
+    it is outside, has at most x = exp(−ε N / 8) times the median's probability. Together they
+    have at most (K − 1) x / (1 + (K − 1) x). It is the utility theorem of the exponential
+    mechanism (Dwork and Roth 2014, theorem 3.11) before it is simplified.
+
+    Args:
+      num_users: Number N of users.
+      epsilon: ε of the choice.
+
+    Returns:
+      The bound for the default candidates. It holds whatever the users' sizes are; users who are
+      all at the ends, a quarter of them at one, come near it.
+    """
+    ratio = (len(_MEDIANS) - 1) * math.exp(-epsilon * num_users / 8.0)
+    return ratio / (1.0 + ratio)
+
+
+def median_warning(num_users: int, epsilon: float) -> str | None:
+    """Returns a warning if a private median may be far off; it does not depend on the sizes.
+
+    Args:
+      num_users: Number of users.
+      epsilon: ε of the choice.
+
+    Returns:
+      The warning; None if `far_median_bound` is at most a tenth.
+    """
+    bound = far_median_bound(num_users, epsilon)
+    if bound <= _FAR:
+        return None
+    enough = 8.0 / num_users * math.log((len(_MEDIANS) - 1) * (1.0 - _FAR) / _FAR)
+    return (
+        f"Warning: with group_size_epsilon={epsilon:g} and so few users, the group size may be far "
+        "from the users' median: with a probability of up to "
+        f"{math.ceil(100 * bound)} % it is outside the middle half of their numbers of examples. "
+        f"Give group_size, or a group_size_epsilon from {math.ceil(100 * enough) / 100:g} on."
+    )
 
 
 def probe(

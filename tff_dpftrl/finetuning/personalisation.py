@@ -58,7 +58,7 @@ class PersonalisationConfig:
     def __post_init__(self):
         rates = validation.numbers("learning_rates", self.learning_rates)
         for rate in rates:
-            validation.positive("learning_rates", rate)
+            validation.learning_rate("learning_rates", rate)
         if not rates or len(set(rates)) < len(rates):
             raise validation.UsageError(
                 f"learning_rates must be one or more different ones, got {rates}."

@@ -31,6 +31,7 @@ from tff_dpftrl.finetuning import (
     trained_part,
 )
 from tff_dpftrl.finetuning import config as config_lib
+from tff_dpftrl.finetuning import group_size as group_size_lib
 from tff_dpftrl.models import hugging_face, table
 from tff_dpftrl.numpy_noise import secure_draws
 from tff_dpftrl.runs import (
@@ -549,6 +550,10 @@ def _choose(
 ) -> choosing.Chosen:
     public, config = None, opened.config
     options = config.part(choosing.SamplingOptions)
+    if config.chooses_median:
+        warning = group_size_lib.median_warning(len(users), config.group_size_epsilon)
+        if warning is not None:
+            progress(warning)
     if choosing.needs_proxies(options):
         progress("Measuring gradients of public text ...")
         public = proxies.of_model(

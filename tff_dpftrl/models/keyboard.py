@@ -17,13 +17,13 @@ other; so thresholds mean the same for all predictors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.models import metrics, ngrams
+from tff_dpftrl.models import metrics
 
 SHOWN = 3
 """Number of words that next-word prediction shows."""
@@ -185,14 +185,6 @@ class Meter:
         }
 
 
-def measure(probabilities: Iterable[np.ndarray], typed: TypedWords) -> dict[str, Any]:
-    """Measures a predictor of the next word: `Meter.result` of batches for `Meter.add`."""
-    meter = Meter(typed)
-    for batch in probabilities:
-        meter.add(batch)
-    return meter.result()
-
-
 def triggered_at(confidence: np.ndarray, is_right: np.ndarray, acceptance: float) -> float | None:
     """Returns the largest trigger rate of all thresholds that keep an acceptance.
 
@@ -216,27 +208,6 @@ def triggered_at(confidence: np.ndarray, is_right: np.ndarray, acceptance: float
     triggered = np.flatnonzero(is_end) + 1
     keeps = np.cumsum(is_right[order])[is_end] >= acceptance * triggered
     return int(triggered[keeps].max(initial=0)) / len(order)
-
-
-def of_ngrams(
-    model: ngrams.NgramModel,
-    order: int,
-    special: metrics.SpecialIds,
-    sequences: np.ndarray,
-    batch_size: int = 64,
-) -> Iterator[np.ndarray]:
-    """Yields the probabilities of interpolated n-grams for `measure`.
-
-    Args:
-      model: Counted n-grams.
-      order: Order of the n-grams.
-      special: Ids of special tokens.
-      sequences: Ids, integer, shape [n, T + 1].
-      batch_size: Number of sequences that are judged at a time; it bounds memory.
-    """
-    for start in range(0, len(sequences), batch_size):
-        batch = sequences[start : start + batch_size]
-        yield model.probabilities(batch, order)[_is_word(batch, special)[:, 1:].ravel()]
 
 
 def _is_word(ids: np.ndarray, special: metrics.SpecialIds) -> np.ndarray:

@@ -138,8 +138,8 @@ class NgramModel:
             predicted = np.where(was_seen, table.best[place], predicted)
         return predicted.reshape(len(sequences), -1)
 
-    def probabilities(self, sequences: np.ndarray, order: int) -> np.ndarray:
-        """Returns the probability of each word at each position, with interpolated n-grams.
+    def probabilities(self, sequences: np.ndarray, positions: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields the probability of each word at some positions, with interpolated n-grams.
 
         Shares of an order are mixed with those of the next lower one by the rule of Witten and
         Bell (1991, method C): a context seen c times with d different words after it has the
@@ -147,19 +147,18 @@ class NgramModel:
 
         Args:
           sequences: Ids, shape [n, T + 1].
-          order: Order of the n-grams, as for `predict`.
+          positions: Indices of targets among all n · T, sequence after sequence, shape [m].
 
-        Returns:
-          Probabilities of all ids, float32, shape [n · T, size]; 0 for special ids.
-
-        Raises:
-          ValueError: If `order` is out of range.
+        Yields:
+          Probabilities of all ids, float32, shape [m, size]; 0 for special ids. First those of
+          unigrams, then of bigrams, up to the largest order counted.
         """
-        earlier, _ = _contexts(sequences, self._special.pad, self._checked(order))
-        (unigrams, keys), *others = zip(self._tables, self._keys(earlier), strict=False)
+        earlier, _ = _contexts(sequences, self._special.pad, len(self._tables))
+        (unigrams, keys), *others = zip(self._tables, self._keys(earlier[positions]), strict=True)
         mixed = np.zeros([1, self._size], np.float32)
         mixed[0, unigrams.targets] = unigrams.counts / unigrams.counts.sum()
         row_of = np.zeros(len(keys), np.int64)  # In `mixed`, which has a row for each context.
+        yield mixed[row_of]
         for table, keys in others:
             keys = np.where(keys < 0, -1 - row_of, keys)  # Unseen ones differ in shorter contexts.
             contexts, index, is_at = np.unique(keys, return_index=True, return_inverse=True)
@@ -175,7 +174,7 @@ class NgramModel:
             mixed[rows] *= (different / total).astype(np.float32)[:, None]
             at = rows[of_row] * self._size + table.targets[found]
             mixed.reshape(-1)[at] += (counts / total[of_row]).astype(np.float32)
-        return mixed[row_of]
+            yield mixed[row_of]
 
     def _checked(self, order: int) -> int:
         if not 1 <= order <= len(self._tables):

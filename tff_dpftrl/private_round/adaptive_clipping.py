@@ -67,7 +67,7 @@ class AdaptiveClipping:
     only_estimates: bool = False
 
     def __post_init__(self):
-        clipping.check_clip_norm("initial_clip_norm", self.initial_clip_norm)
+        validation.clip_norm("initial_clip_norm", self.initial_clip_norm)
         validation.number(
             "target_unclipped_quantile", self.target_unclipped_quantile, at_least=0, at_most=1
         )
@@ -88,7 +88,7 @@ class AdaptiveClipping:
             estimate = self.initial_clip_norm * tf.exp(-change)
         else:
             estimate = self.initial_clip_norm - change
-        return tf.clip_by_value(estimate, clipping.MIN_CLIP_NORM, clipping.MAX_CLIP_NORM)
+        return tf.clip_by_value(estimate, validation.MIN_CLIP_NORM, validation.MAX_CLIP_NORM)
 
 
 DEFAULT_CLIPPING = AdaptiveClipping()

@@ -20,10 +20,6 @@ from typing_extensions import override
 
 from tff_dpftrl import validation
 
-MIN_CLIP_NORM = 1e-6
-MAX_CLIP_NORM = 1e18
-"""Outside these, float32 updates and noise come near the ends of their range."""
-
 CLIP_MARGIN = 1e-5
 """Fraction by which clipped updates stay below the bound, so that rounding cannot exceed it."""
 
@@ -35,28 +31,6 @@ ClipNorm: TypeAlias = float | Sequence[float] | Callable[[tf.Tensor], tf.Tensor]
 The function maps an int64 scalar, the round from 0, to a scalar. It must not
 depend on private data.
 """
-
-
-def check_clip_norm(name: str, value: float) -> float:
-    """Returns `value` as a float after checking its range.
-
-    Args:
-      name: Name of the argument, for the message.
-      value: Clip norm to check.
-
-    Returns:
-      The same value.
-
-    Raises:
-      ValueError: If it is not a number in [MIN_CLIP_NORM, MAX_CLIP_NORM].
-    """
-    return validation.number(
-        name,
-        value,
-        at_least=MIN_CLIP_NORM,
-        at_most=MAX_CLIP_NORM,
-        remedy="Rescale the updates if their norms are that small or large.",
-    )
 
 
 def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -145,8 +119,8 @@ def _checked(
             f"of the round, got {clip_norm!r}."
         )
     if values.ndim == 0:
-        return check_clip_norm("clip_norm", values.item())
-    return tuple(check_clip_norm("clip_norm", value) for value in values.tolist())
+        return validation.clip_norm("clip_norm", values.item())
+    return tuple(validation.clip_norm("clip_norm", value) for value in values.tolist())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +157,7 @@ class Clipping(abc.ABC):
             return tf.constant(self.clip_norm, tf.float64)
         value = tf.reshape(tf.cast(self.clip_norm(round_index), tf.float64), [])
         check = tf.debugging.Assert(
-            (value >= MIN_CLIP_NORM) & (value <= MAX_CLIP_NORM),
+            (value >= validation.MIN_CLIP_NORM) & (value <= validation.MAX_CLIP_NORM),
             ["The function clip_norm returned an unusable clip norm; round and value:"]
             + [round_index, value],
         )
@@ -285,7 +259,7 @@ class PerLayerClipping(Clipping):
         Raises:
           ValueError: If a norm is not positive and finite, or there is none.
         """
-        norms = tuple(check_clip_norm("layer_clip_norms", norm) for norm in layer_clip_norms)
+        norms = tuple(validation.clip_norm("layer_clip_norms", norm) for norm in layer_clip_norms)
         if not norms:
             raise validation.UsageError(
                 "layer_clip_norms must have one entry for each tensor, got none."

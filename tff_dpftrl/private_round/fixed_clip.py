@@ -103,7 +103,7 @@ class FixedClipRound(interface.PrivateRound):
             "encoded_norm",
             clipping.constant_norm if encoded_norm is None else encoded_norm,
             at_least=clipping.constant_norm,
-            at_most=clipping_lib.MAX_CLIP_NORM,
+            at_most=validation.MAX_CLIP_NORM,
             remedy="Encoding cannot make a client's contribution smaller than the clip norm.",
         )
         self.noise_parties = noise_parties

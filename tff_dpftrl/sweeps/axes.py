@@ -39,7 +39,9 @@ def parse(
 
     Args:
       texts: Axes such as "seed=0:3" or "mechanism=blt,tree,noise_multiplier=0.5,1": commas
-        separate values, and NAME= after a comma begins the next axis.
+        separate values, and NAME= after a comma begins the next axis. Where semicolons are, they
+        separate the values of one axis, which may have commas in them:
+        "clip_norm_schedule=none;40:0.3,60:0.1".
       synonyms: Field names by other names of options that may be typed.
       kind: Kind of the runs.
 
@@ -51,10 +53,10 @@ def parse(
     """
     axes: dict[str, list[Value]] = {}
     for text in texts:
-        name = None
-        for part in text.split(","):
+        name, separator = None, ";" if ";" in text else ","
+        for part in text.split(separator):
             match = _NAMED.fullmatch(part.strip())
-            if match:
+            if match and (name is None or separator == ","):
                 name, part = _field(match[1], synonyms or {}, kind), match[2]
                 if name in axes:
                     raise validation.UsageError(

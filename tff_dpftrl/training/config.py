@@ -36,16 +36,9 @@ Engine = Literal["compiled", "tff"]
 
 _option = language_config.option
 
-_POSITIVE = (
-    "client_learning_rate",
-    "clip_norm",
-    "max_epsilon",
-    "metrics_epsilon",
-    "server_adam_epsilon",
-    "server_learning_rate",
-    "stop_at_accuracy",
-    "target_epsilon",
-)
+_POSITIVE = ("max_epsilon", "metrics_epsilon", "stop_at_accuracy", "target_epsilon")
+
+_RATES = ("client_learning_rate", "server_adam_epsilon", "server_learning_rate")
 
 _MECHANISM_OPTIONS = ("error", "buffers", "max_decay", "bands", "correlation")
 
@@ -347,6 +340,15 @@ class TrainingConfig(language_config.LanguageConfig):
         for name in _POSITIVE:
             if getattr(self, name) is not None:
                 validation.positive(name, getattr(self, name))
+        for name in _RATES:
+            validation.learning_rate(name, getattr(self, name))
+        validation.clip_norm("clip_norm", self.clip_norm)
+        validation.number("clip_learning_rate", self.clip_learning_rate, at_most=1e38)
+        validation.number("target_unclipped_quantile", self.target_unclipped_quantile, at_most=1)
+        if self.noise_multiplier is not None:
+            validation.number("noise_multiplier", self.noise_multiplier, at_most=1e18)
+        if self.max_decay is not None:
+            validation.probability("max_decay", self.max_decay)
         validation.delta(self.delta)
         validation.number("server_momentum", self.server_momentum, below=1)
         self._check_server_optimizer()
@@ -580,7 +582,7 @@ class TrainingConfig(language_config.LanguageConfig):
                 f"num_rounds={self.num_rounds}, got {text!r}."
             )
         for _, norm in later:
-            validation.positive(name, norm)
+            validation.clip_norm(name, norm)
         return later
 
     @property

@@ -56,6 +56,7 @@ class TextOptions(UserOptions):
     delta: float
     budget_shares: str | None
     deterministic_noise_seed: int | None
+    held_out_users: str
 
     def without_noise(self) -> TextOptions:
         """Returns options of the same users and public words, by which nothing is counted."""
@@ -113,7 +114,11 @@ def read(
       ValueError: If corpus or vocabulary cannot be used.
     """
     parts = read_users(options, rows=rows, cache=cache, notice=notice)
-    words = _read_vocabulary(options, parts.train)
+    protected = parts.train
+    if options.held_out_users == "protected":
+        users = (*protected.user_ids, *parts.validation.user_ids)
+        protected = dataclasses.replace(protected, user_ids=users)
+    words = _read_vocabulary(options, parts.train, protected)
     return RunText(parts.train, parts.validation, words, num_untouched=len(parts.test))
 
 
@@ -277,13 +282,15 @@ def _load_corpus(
         )
 
 
-def _read_vocabulary(options: TextOptions, train: user_text.UserText) -> vocabulary.Vocabulary:
+def _read_vocabulary(
+    options: TextOptions, train: user_text.UserText, protected: user_text.UserText
+) -> vocabulary.Vocabulary:
     size, lower_case = options.vocabulary_size, options.lower_case
     if options.vocabulary == vocabulary.DP:
         from tff_dpftrl.training import vocabulary_share  # It brings dp_accounting with it.
 
         assert options.target_epsilon is not None  # `TrainingConfig` asks for it.
-        base = _read_base(options, train)
+        base = _read_base(options, protected)
         return set_union.add_words(
             base,
             train,
@@ -303,11 +310,11 @@ def _read_vocabulary(options: TextOptions, train: user_text.UserText) -> vocabul
         lower_case=lower_case,
         pretokenized=options.pretokenized,
         data=options.data,
-        train=train,
+        protected=protected,
     )
 
 
-def _read_base(options: TextOptions, train: user_text.UserText) -> vocabulary.Vocabulary | None:
+def _read_base(options: TextOptions, protected: user_text.UserText) -> vocabulary.Vocabulary | None:
     """Reads the public words that the vocabulary 'dp' adds to; None for none."""
     if options.base_vocabulary == vocabulary.NO_BASE:
         return None
@@ -317,7 +324,7 @@ def _read_base(options: TextOptions, train: user_text.UserText) -> vocabulary.Vo
         lower_case=options.lower_case,
         pretokenized=options.pretokenized,
         data=options.data,
-        train=train,
+        protected=protected,
     )
     for is_refused, why in (
         (not base.is_public, "is counted on users of another run: name public words"),
@@ -338,7 +345,7 @@ def public_vocabulary(
     lower_case: bool,
     pretokenized: bool,
     data: str,
-    train: user_text.UserText | None = None,
+    protected: user_text.UserText | None = None,
 ) -> vocabulary.Vocabulary:
     """Reads, counts or learns a vocabulary of public text.
 
@@ -351,7 +358,8 @@ def public_vocabulary(
       lower_case: Whether words are in lower case.
       pretokenized: Whether the texts of a file are words separated by white space.
       data: The protected corpus, which `source` must not be.
-      train: The training users' text, which the file is compared with; None if it is not here.
+      protected: Text of the protected users, which the file is compared with; None if it is not
+        here.
 
     Returns:
       The vocabulary. That of a model is public only if its file says so.
@@ -391,7 +399,7 @@ def public_vocabulary(
         size,
         lower_case=lower_case,
         is_tokenized=pretokenized,
-        protected=train,
+        protected=protected,
         make=make,
     )
 

@@ -78,7 +78,7 @@ class PretrainingConfig(tables.TableOptions):
         for name in ("epochs", "patience", "batch_size"):
             validation.integer(name, getattr(self, name), minimum=1)
         validation.integer("seed", self.seed, minimum=0)
-        validation.positive("learning_rate", self.learning_rate)
+        validation.learning_rate("learning_rate", self.learning_rate)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

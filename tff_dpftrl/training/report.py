@@ -81,7 +81,7 @@ class TrainingResults:
         the run has not ended yet.
       held_out: Metrics that `TextTask.examine` measured on the held-out users after the last
         round; None if the run has not ended yet.
-      keyboard_baselines: What `keyboard.measure` found of the n-gram models, by name; empty if the
+      keyboard_baselines: What `keyboard.Meter` found of the n-gram models, by name; empty if the
         run has not ended yet.
       statement: The privacy statement.
       summary: The outcome in a few lines.
@@ -513,7 +513,7 @@ def _on_held_out_users(measured: Mapping[str, Any]) -> str:
 
 
 def keyboard_shares(measured: Mapping[str, Any]) -> list[str]:
-    """Returns the figures of `results.KEYBOARD_METRICS` in what `keyboard.measure` found.
+    """Returns the figures of `results.KEYBOARD_METRICS` in what `keyboard.Meter` found.
 
     Args:
       measured: What it returned, perhaps from a file.

@@ -236,23 +236,15 @@ class TextTask:
             f"{name}{of}": ngram_model.evaluate(self.held_out, order).top1_in_vocab
             for name, order in _NGRAM_ORDERS.items()
         }
+        with_cache, _ = self._judged_ngrams
         return alone | {
-            f"{name}{of}{results.WITH_EARLIER_TEXT}": accuracy
-            for name, accuracy in self._accuracies_with_cache(ngram_model).items()
+            f"{name}{of}{results.WITH_EARLIER_TEXT}": with_cache[name] for name in with_cache
         }
 
     def keyboard_baselines(self) -> Mapping[str, Mapping[str, Any]]:
-        """Returns what `keyboard.measure` finds of the n-grams of `baselines`, by their names."""
-        ngram_model, of = self._ngrams
-        return {
-            f"{name}{of}": keyboard.measure(
-                keyboard.of_ngrams(
-                    ngram_model, order, self.special, self.held_out, self._rows_at_a_time
-                ),
-                self._typed,
-            )
-            for name, order in _NGRAM_ORDERS.items()
-        }
+        """Returns `keyboard.Meter.result` of the n-grams of `baselines`, by their names."""
+        (_, of), (_, meters) = self._ngrams, self._judged_ngrams
+        return {f"{name}{of}": meter.result() for name, meter in meters.items()}
 
     @functools.cached_property
     def _ngrams(self) -> tuple[ngrams.NgramModel, str]:
@@ -267,20 +259,26 @@ class TextTask:
         )
         return ngram_model, of
 
-    def _accuracies_with_cache(self, model: ngrams.NgramModel) -> dict[str, float]:
-        """Returns top-1 accuracies of n-grams with the cache of the same user's earlier text."""
+    @functools.cached_property
+    def _judged_ngrams(self) -> tuple[dict[str, float], dict[str, keyboard.Meter]]:
+        """Top-1 accuracies with the cache of `examine`, and meters, of n-grams by their names."""
+        meters = {name: keyboard.Meter(self._typed) for name in _NGRAM_ORDERS}
         right: dict[str, list[np.ndarray]] = {name: [] for name in _WITH_CACHE}
         for start in range(0, len(self.held_out), self._rows_at_a_time):
             rows = self.held_out[start : start + self._rows_at_a_time]
-            targets = rows[:, 1:].ravel()
-            words = np.flatnonzero(~np.isin(targets, self.special.all))
-            places, positions = np.divmod(words, rows.shape[1] - 1)
+            words = np.flatnonzero(self.special.is_word(rows[:, 1:]))
+            targets = rows[:, 1:].ravel()[words]
+            known = ~np.isin(targets, self.special.all)
+            places, positions = np.divmod(words[known], rows.shape[1] - 1)
             cached = self._earlier_text.lookup(start + places, positions, self.words.size)
-            for name in _WITH_CACHE:
-                found = model.probabilities(rows, _NGRAM_ORDERS[name])[words]
-                mixed = text_cache.mixture(found, *cached)
-                right[name].append(held_out.best_are(mixed, targets[words], self.special))
-        return {name: float(np.concatenate(parts).mean()) for name, parts in right.items()}
+            found = self._ngrams[0].probabilities(rows, words)
+            for (name, meter), shares in zip(meters.items(), found, strict=True):
+                meter.add(shares)
+                if name in right:
+                    mixed = text_cache.mixture(shares[known], *cached)
+                    right[name].append(held_out.best_are(mixed, targets[known], self.special))
+        accuracies = {name: float(np.concatenate(parts).mean()) for name, parts in right.items()}
+        return accuracies, meters
 
 
 def sequences_of(
