@@ -21,8 +21,7 @@ _BUCKETS = 2**63 - 1
 """Buckets of `tf.strings.to_hash_bucket_fast`: two of 10⁵ words collide with probability 10⁻⁹."""
 
 _ROWS = "ids"
-HISTORY, PLACES = "history", "places"
-"""Labels of a batch for a cache of earlier text, as of `text_pipeline` with `with_history`."""
+_HISTORY, _PLACES = "history", "places"
 
 
 def text_pipeline(
@@ -42,15 +41,15 @@ def text_pipeline(
       feature: Name of the bytes feature of an example that holds texts, UTF-8.
       is_tokenized: Whether texts are words already, separated by white space.
       with_history: Whether labels also say what was written before each sequence, for
-        `learning.functional_model.with_cache`. Then examples must come newest first, as devices
-        give them.
+        `functional_model.build` with its `with_cache`. Then examples must come newest first, as
+        devices give them.
       **options: `batch_size`, `epochs`, `shuffle` and `max_rows` (sequences) of
         `ExamplePipeline`.
 
     Returns:
       Batches (x, y), int32, [batch, T]; y is x shifted by one word. With `with_history`, y is an
-      `OrderedDict`: `HISTORY`, all sequences of the device, the earliest first, int32, [n, T + 1];
-      `PLACES`, the indices in it of those in the batch, int32, [batch].
+      `OrderedDict`: `history`, all sequences of the device, the earliest first, int32, [n, T + 1];
+      `places`, the indices in it of those in the batch, int32, [batch].
 
     Raises:
       ValueError: If two words have the same hash, or the words are sub-words that no plan can make.
@@ -66,19 +65,19 @@ def text_pipeline(
         counts = texts.with_values(_num_sequences(ids, sequence_length))
         order = _in_time(tf.reduce_sum(counts, axis=1))
         places = tf.math.invert_permutation(order)
-        return {_ROWS: rows, PLACES: places, HISTORY: tf.gather(rows, order)}
+        return {_ROWS: rows, _PLACES: places, _HISTORY: tf.gather(rows, order)}
 
     def to_batch(rows: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, Any]:
         ids = tf.ensure_shape(rows[_ROWS], [None, sequence_length + 1])
         if not with_history:
             return ids[:, :-1], ids[:, 1:]
-        history = tf.ensure_shape(rows[HISTORY], [None, sequence_length + 1])
-        labels = collections.OrderedDict([(HISTORY, history), (PLACES, rows[PLACES])])
+        history = tf.ensure_shape(rows[_HISTORY], [None, sequence_length + 1])
+        labels = collections.OrderedDict([(_HISTORY, history), (_PLACES, rows[_PLACES])])
         return ids[:, :-1], labels
 
     features = {feature: example_pipeline.Values(tf.string)}
     return example_pipeline.ExamplePipeline(
-        features, to_batch, to_rows=to_rows, whole=[HISTORY], **options
+        features, to_batch, to_rows=to_rows, whole=[_HISTORY], **options
     )
 
 
