@@ -13,7 +13,8 @@ import tensorflow_federated as tff
 from tests.models import small_models
 from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.learning import functional_model
-from tff_dpftrl.models import evaluation, metrics, table, word_lstm
+from tff_dpftrl.models import evaluation, metrics, table, text_cache, word_lstm
+from tff_dpftrl.runtime.plans import allowed_ops, verification
 
 _MODEL = word_lstm.WordLstm(10, sequence_length=4, embedding_size=3, state_size=5)
 _SPECIAL = metrics.SpecialIds(oov=7, bos=8, eos=9)
@@ -195,6 +196,122 @@ def test_every_model_of_the_table_learns(name):
         state = process.next(state, [client, client]).state
     after = evaluate(state.global_model_weights.trainable)
     assert after["loss"] < before["loss"] - 1.2
+
+
+_WINDOW = 5  # Sequences that the cache of these tests counts.
+
+
+def _by_hand(scores, history, places, window=_WINDOW):
+    """Words, words that the model gets right, and with the cache, by dictionaries and loops."""
+    every, earlier = np.zeros(3, int), np.zeros(3, int)
+    for place in places:
+        row, seen = history[place].tolist(), collections.defaultdict(collections.Counter)
+        for before in history[max(place - window, 0) : place].tolist():
+            for t in range(1, 5):
+                if before[t] not in (0, 8):
+                    for order in range(4):
+                        seen[tuple([0, 0, *before[:t]][-order:] if order else [])][before[t]] += 1
+        for t in range(1, 5):
+            if row[t] in (0, 7, 8, 9):
+                continue
+            shares = np.exp(scores[place, t - 1]) / np.exp(scores[place, t - 1]).sum()
+            cached, weight = np.zeros(10), 0.0
+            for order in range(4):
+                found = seen.get(tuple([0, 0, *row[:t]][-order:] if order else []))
+                if found:
+                    numbers = np.array([found[i] for i in range(10)])
+                    lower = len(found) if order else 0
+                    cached = (numbers + lower * cached) / (numbers.sum() + lower)
+                    weight = text_cache.WEIGHTS[order]
+            mixed = (1 - weight) * shares + weight * cached
+            right = [(p[1:7] >= p[row[t]]).sum() == 1 for p in (shares, mixed)]
+            every += [1, *right]
+            earlier += [place > 0, *(place > 0 and one for one in right)]
+    return every.tolist(), earlier.tolist()
+
+
+@pytest.fixture(name="count", scope="module")
+def _count():
+    """A function that adds a batch, places of a client's sequences, to sums; and the model."""
+    model = functional_model.build(_MODEL, _SPECIAL, seed=1, with_cache=True)
+
+    def add(state, history, places):
+        x = tf.gather(history, places)[:, :-1]
+        labels = collections.OrderedDict(history=history, places=places)
+        output = model.predict_on_batch(model.initial_weights, x, training=False)
+        made = tff.learning.models.BatchOutput(model.loss(output, labels), output, None)
+        return model.update_metrics_state(state, labels, made)
+
+    specs = [
+        tf.nest.map_structure(tf.TensorSpec.from_tensor, model.initialize_metrics_state()),
+        tf.TensorSpec([None, 5], tf.int32),
+        tf.TensorSpec([None], tf.int32),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional_model, "_CACHED", 4 * _WINDOW + 3)
+        run = tf.function(add, autograph=False).get_concrete_function(*specs)
+    return run, model
+
+
+def _found(count, history, places):
+    run, model = count
+    sums = model.initialize_metrics_state()
+    for pair in np.reshape(places, [-1, 2]).astype(np.int32):
+        sums = run(sums, tf.constant(history), tf.constant(pair))
+    final = model.finalize_metrics(sums)
+    earlier = [
+        int(sums["earlier_text"][n]) for n in ("num_in_vocab", "num_top1", "num_top1_with_cache")
+    ]
+    return sums["counts"], earlier, {name: float(value) for name, value in final.items()}
+
+
+def _text(seed, count):
+    """Sequences of a user who writes some again and again, with words out of the vocabulary."""
+    rng = np.random.default_rng(seed)
+    own, rows = rng.integers(1, 8, [6, 3]), np.zeros([count, 5], np.int32)
+    for row in rows:
+        words = own[rng.integers(6)][: rng.integers(1, 4)]
+        row[: len(words) + 2] = [8, *words, 9]
+    return rows
+
+
+def test_a_cache_of_earlier_text_is_that_of_plain_counts(count):
+    history = _text(3, 20)
+    scores = np.asarray(_MODEL.logits(_MODEL.initial_weights(1), history[:, :-1]), np.float64)
+    for places in (np.arange(20), np.random.default_rng(5).permutation(20)[:8], [0, 0], [7, 6]):
+        counts, earlier, final = _found(count, history, places)
+        every, expected = _by_hand(scores, history, places)
+        assert earlier == expected
+        assert [int(counts[name]) for name in ("num_in_vocab", "num_top1")] == every[:2]
+        assert final["top1_in_vocab_with_cache"] == pytest.approx(every[2] / every[0])
+        assert final["earlier_text_num_in_vocab"] == expected[0]
+        for name, right in zip(("", "_with_cache"), expected[1:], strict=True):
+            accuracy = right / expected[0] if expected[0] else 0.0
+            assert final[f"earlier_text_top1_in_vocab{name}"] == pytest.approx(accuracy)
+    # What is compared above depends on the cache, and on which text it holds.
+    every, earlier = _by_hand(scores, history, np.arange(20))
+    assert every[0] > earlier[0] and every[2] > every[1] + 3
+    assert _by_hand(scores, history, np.arange(20), window=20) != (every, earlier)
+
+
+def test_a_client_without_earlier_text_counts_apart(count):
+    _, earlier, final = _found(count, _text(3, 1), [0, 0])
+    assert final["num_in_vocab"] > 0 and earlier == [0, 0, 0]
+    assert final["top1_in_vocab_with_cache"] == final["top1_in_vocab"]
+    _, _, final = _found(count, np.zeros([0, 5], np.int32), [])
+    assert {name for name, value in final.items() if value} == {"perplexity"}  # It is 1.
+
+
+def test_a_cache_changes_no_other_metric_and_needs_no_new_operation(count):
+    rows = _text(4, 6)
+    _, _, final = _found(count, rows, np.arange(6))
+    scores = tf.reshape(_MODEL.logits(_MODEL.initial_weights(1), rows[:, :-1]), [-1, 10])
+    expected = metrics.finalize(metrics.count(scores, rows[:, 1:].reshape(-1), _SPECIAL))
+    for name, value in expected.items():
+        assert final[name] == pytest.approx(float(value), rel=1e-5), name
+    assert final["num_sequences"] == 6
+    ops = verification.operations(count[0].graph.as_graph_def())
+    assert set(ops) <= allowed_ops.allowed(1) - allowed_ops.DRAWS_ANEW
 
 
 def test_training_needs_no_more_than_the_interface():

@@ -211,14 +211,14 @@ def finalize(counts: Mapping[str, tf.Tensor]) -> collections.OrderedDict[str, tf
       Means of nothing are 0.
     """
     metrics = collections.OrderedDict(
-        loss=_ratio(counts["loss_sum"], counts["num_targets"]),
-        perplexity=tf.exp(_ratio(counts["word_loss_sum"], counts["num_words"])),
-        top1_in_vocab=_ratio(counts["num_top1"], counts["num_in_vocab"]),
-        top1_oov_wrong=_ratio(counts["num_top1"], counts["num_words"]),
-        top3_in_vocab=_ratio(counts["num_top3"], counts["num_in_vocab"]),
-        top5_in_vocab=_ratio(counts["num_top5"], counts["num_in_vocab"]),
-        top3_oov_wrong=_ratio(counts["num_top3"], counts["num_words"]),
-        top5_oov_wrong=_ratio(counts["num_top5"], counts["num_words"]),
+        loss=ratio(counts["loss_sum"], counts["num_targets"]),
+        perplexity=tf.exp(ratio(counts["word_loss_sum"], counts["num_words"])),
+        top1_in_vocab=ratio(counts["num_top1"], counts["num_in_vocab"]),
+        top1_oov_wrong=ratio(counts["num_top1"], counts["num_words"]),
+        top3_in_vocab=ratio(counts["num_top3"], counts["num_in_vocab"]),
+        top5_in_vocab=ratio(counts["num_top5"], counts["num_in_vocab"]),
+        top3_oov_wrong=ratio(counts["num_top3"], counts["num_words"]),
+        top5_oov_wrong=ratio(counts["num_top5"], counts["num_words"]),
     )
     for name in ("num_targets", "num_words", "num_in_vocab"):
         metrics[name] = counts[name]
@@ -229,5 +229,6 @@ def _masked_sum(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.where(mask, values, tf.zeros_like(values)))
 
 
-def _ratio(numerator: tf.Tensor, denominator: tf.Tensor) -> tf.Tensor:
+def ratio(numerator: tf.Tensor, denominator: tf.Tensor) -> tf.Tensor:
+    """Returns the quotient of two sums, a float32 scalar; that of nothing is 0."""
     return tf.math.divide_no_nan(tf.cast(numerator, tf.float32), tf.cast(denominator, tf.float32))

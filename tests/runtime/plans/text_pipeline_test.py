@@ -79,6 +79,35 @@ def test_some_of_the_sequences_are_used_in_every_pass():
     assert _rows(_TEXTS, max_rows=4) == _expected(_TEXTS)[:4]
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_labels_say_what_was_written_before_each_sequence(shuffle):
+    pipeline = text_pipeline.text_pipeline(
+        _WORDS, _LENGTH, with_history=True, batch_size=3, shuffle=shuffle, max_rows=8
+    )
+    written = [["the cat", "a cat a cat a"], [], ["über"], [" "], ["the " * 7], ["a"]]
+    newest_first = [text_examples.encode({"tokens": texts}) for texts in written[::-1]]
+    seed = tf.constant([3, 4], tf.int64) if shuffle else None
+    batches = list(pipeline.batches(tf.constant(newest_first), seed).as_numpy_iterator())
+    expected = _expected([text for texts in written for text in texts])
+    assert len(expected) == 8
+    found = []
+    for x, labels in batches:
+        assert labels["history"].tolist() == expected
+        rows = labels["history"][labels["places"]]
+        np.testing.assert_array_equal(x, rows[:, :-1])
+        found += labels["places"].tolist()
+    assert sorted(found) == list(range(8)) and found != sorted(found)
+    if not shuffle:  # The newest first, and a long text from its beginning.
+        assert found == [7, 4, 5, 6, 3, 0, 1, 2]
+
+
+def test_no_text_has_no_history():
+    pipeline = text_pipeline.text_pipeline(_WORDS, _LENGTH, with_history=True, batch_size=3)
+    for texts in ([], [" "]):
+        examples = tf.constant(_examples(texts), tf.string, shape=[len(texts)])
+        assert not list(pipeline.batches(examples))
+
+
 @pytest.fixture(scope="module")
 def sub_words():
     text = user_text.UserText.from_mapping("public", {"a": ["the cat and the caterpillar"] * 3})
@@ -102,7 +131,12 @@ def test_sub_words_without_operations_are_refused():
 @pytest.mark.parametrize("of_sub_words", [False, True])
 def test_devices_run_all_of_its_operations(of_sub_words, sub_words):
     pipeline = text_pipeline.text_pipeline(
-        sub_words if of_sub_words else _WORDS, _LENGTH, batch_size=2, shuffle=True, max_rows=5
+        sub_words if of_sub_words else _WORDS,
+        _LENGTH,
+        batch_size=2,
+        shuffle=True,
+        max_rows=5,
+        with_history=of_sub_words,
     )
 
     @tf.function(autograph=False)

@@ -15,7 +15,8 @@ from tests.runtime.plans import small_tasks
 from tests.runtime.server import example_service
 from tests.runtime.tasks import tiny_task
 from tff_dpftrl.accounting import statement_sentences as sentences
-from tff_dpftrl.models import export
+from tff_dpftrl.data import sequences, user_text
+from tff_dpftrl.models import export, held_out, metrics, table, text_cache
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.fleet import behaviour, fleet
@@ -252,10 +253,52 @@ def test_order_statistics_are_those_of_the_devices_of_a_round(corpora, tmp_path,
     assert watched.commit.metrics["client_work/eval/current_round_metrics/loss/median"] > 0
 
 
+def _with_cache_on_a_host(made):
+    """What `train` measures with a cache of the same text, of the model before training."""
+    config, words = made.config, made.words
+    special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
+    model = table.build(
+        config.model,
+        vocabulary_size=words.size,
+        sequence_length=config.sequence_length,
+        **config.model_sizes,
+    )
+    texts = {str(i): tiny_task.TEXTS[i : i + 3][::-1] for i in range(3)}  # The earliest first.
+    of_users = sequences.SequenceCorpus(
+        user_text.UserText.from_mapping("test", texts),
+        words,
+        sequences.SequenceSpec(config.sequence_length),
+    )
+    rows = [of_users.sequences(user) for user in texts]
+    users = np.repeat(np.arange(3), [len(one) for one in rows])
+    places = np.concatenate([np.arange(len(one)) for one in rows])
+    cache = text_cache.EarlierText(dict(enumerate(rows)), users, places, special)
+    found = held_out.predict_words(
+        model,
+        model.initial_weights(config.seed),
+        special,
+        np.concatenate(rows),
+        mix=cache.mix,
+    )
+    has_text = places[found.rows] > 0
+    return {
+        "top1_in_vocab": found.is_best.mean(),
+        "top1_in_vocab_with_cache": found.is_best_mixed.mean(),
+        "earlier_text_num_in_vocab": has_text.sum(),
+        "earlier_text_top1_in_vocab": found.is_best[has_text].mean(),
+        "earlier_text_top1_in_vocab_with_cache": found.is_best_mixed[has_text].mean(),
+    }
+
+
 @pytest.mark.slow
 def test_an_evaluation_takes_the_model_that_is_trained(folder, corpora, tmp_path):
     config = dataclasses.replace(
-        folder.config, task="", clients_per_round=3, min_sep=None, max_participations=None
+        folder.config,
+        task="",
+        clients_per_round=3,
+        min_sep=None,
+        max_participations=None,
+        expect=None,
     )
     made = making.make_evaluation(
         folder, config, tmp_path / "watch", small_tasks.KEY, progress=lambda line: None
@@ -264,15 +307,29 @@ def test_an_evaluation_takes_the_model_that_is_trained(folder, corpora, tmp_path
     assert made.devices[0].kind == plan_pb2.EVALUATION
     store = memory_store.MemoryStore()
     trained, watched = tiny_task.begun(folder, store), tiny_task.begun(made, store)
-    losses = []
+    measured = []
     for _ in range(2):
         tiny_task.run_round(watched, model=trained.commit.model)
-        losses.append(watched.commit.metrics["client_work/eval/current_round_metrics/loss"])
+        measured.append(
+            {name.rpartition("/")[2]: value for name, value in watched.commit.metrics.items()}
+        )
         tiny_task.run_round(trained)
-    assert losses[0] != losses[1]
+    assert measured[0]["loss"] != measured[1]["loss"]
+    first, expected = measured[0], _with_cache_on_a_host(made)
+    assert {name: first[name] for name in expected} == pytest.approx(expected)
+    assert 0 < first["earlier_text_num_in_vocab"] < first["num_in_vocab"]
+    assert first["top1_in_vocab_with_cache"] > first["top1_in_vocab"]
+    assert made.devices[0].least_runtime_version == 1  # Devices of the first version run it.
+    bounds = {
+        made.server.update[bound.tensors[0]].label.partition("/")[2]: bound.entries.largest
+        for bound in made.server.report_bounds
+    }
+    assert bounds["0/earlier_text/num_top1_with_cache"] == bounds["0/counts/num_top1"] > 0
     found = task_report.write(made, store, tmp_path / "report", with_held_out=False)
     assert found.statement is None
     assert "2 rounds evaluated toy" in found.summary
+    assert "With a cache of each device's own earlier text: top-1 accuracy" in found.summary
+    assert "on the 66.7% of words that have such text" in found.summary
     assert not (tmp_path / "report" / "model.npz").exists()
     # Its metrics have no ρ: the task that trains is not composed with it.
     assert not task_report.write(folder, store, tmp_path / "other").statement.headline_caveats
@@ -308,9 +365,10 @@ def test_a_task_and_its_evaluation_show_the_server_sums_of_groups(
     for _ in range(2):
         tiny_task.run_secure_round(watched, model=trained.commit.model)
         tiny_task.run_secure_round(trained)
-    metrics = watched.commit.metrics
-    assert metrics["client_work/eval/current_round_metrics/num_sequences"] == 9
-    assert metrics["client_work/eval/current_round_metrics/loss"] > 1
+    row = watched.commit.metrics
+    assert row["client_work/eval/current_round_metrics/num_sequences"] == 9
+    assert row["client_work/eval/current_round_metrics/loss"] > 1
+    assert row["client_work/eval/current_round_metrics/earlier_text_num_in_vocab"] == 18
     found = task_report.write(made, store, tmp_path / "report", with_held_out=False)
     assert "summed securely, against a server that is honest but curious, 3" in found.summary
     who_sees = summation_sentences.who_sees(made.terms.secure_aggregation)

@@ -15,7 +15,13 @@ from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import plan_pb2, rounded_updates, server_work, tensor_values
 from tff_dpftrl.runtime.protocol import wire_pb2
-from tff_dpftrl.runtime.tasks import planned_task, summations, task_privacy, task_state
+from tff_dpftrl.runtime.tasks import (
+    planned_task,
+    summations,
+    task_privacy,
+    task_report,
+    task_state,
+)
 from verification import memory_store
 
 _PROCESS = small_tasks.PROCESSES["blt"]
@@ -287,7 +293,7 @@ def test_a_store_that_was_begun_with_other_plans_is_refused(task, rounds):
         task.observed(dataclasses.replace(rounds.commit, state=b"other"))
 
 
-def test_an_evaluation_shows_metrics_of_the_model_of_another_task(task, rounds):
+def test_an_evaluation_shows_metrics_of_the_model_of_another_task(task, rounds, tmp_path):
     terms = small_folder.evaluation_of(small_folder.TERMS)
     folder = small_folder.folder_of(
         small_tasks.evaluation(),
@@ -315,6 +321,9 @@ def test_an_evaluation_shows_metrics_of_the_model_of_another_task(task, rounds):
     assert losses[0] > 0 and losses[0] != losses[1]
     assert evaluation.privacy(commit).epsilon is None
     assert evaluation.refusal(commit) is None
+    # Plans of earlier versions and of other models have no cache.
+    summary = task_report.write(folder, rounds.store, tmp_path).summary
+    assert "2 rounds evaluated small" in summary and "cache" not in summary
 
 
 def test_a_budget_ends_the_task_before_it_is_exceeded(task):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -51,6 +51,8 @@ class ExamplePipeline:
       to_rows: Function from the features of all examples to any number of rows, such as from
         texts to their sequences. Rows are then ordered and batched. None if an example is a row.
       max_rows: Largest number of rows used, random ones with `shuffle`; None for all.
+      whole: Names of what `to_rows` returns, but not the first, that `to_batch` gets whole with
+        every batch, whichever rows are in it.
     """
 
     features: Mapping[str, tf.io.FixedLenFeature | PaddedSequence | Values]
@@ -60,6 +62,7 @@ class ExamplePipeline:
     shuffle: bool = False
     to_rows: Callable[[Mapping[str, Any]], Mapping[str, tf.Tensor]] | None = None
     max_rows: int | None = None
+    whole: Collection[str] = ()
 
     def __post_init__(self):
         if self.to_rows is None and any(isinstance(f, Values) for f in self.features.values()):
@@ -89,7 +92,10 @@ class ExamplePipeline:
         order = self._order(num_rows, seed)
 
         def batch(indices: tf.Tensor) -> Any:
-            return self.to_batch({k: tf.gather(row, indices) for k, row in rows.items()})
+            chosen = {
+                k: row if k in self.whole else tf.gather(row, indices) for k, row in rows.items()
+            }
+            return self.to_batch(chosen)
 
         return tf.data.Dataset.from_tensor_slices(order).batch(self.batch_size).map(batch)
 

@@ -6,6 +6,7 @@ needs no file beside its plan. Sequences are those of `data.sequences.SequenceCo
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ _BUCKETS = 2**63 - 1
 """Buckets of `tf.strings.to_hash_bucket_fast`: two of 10⁵ words collide with probability 10⁻⁹."""
 
 _ROWS = "ids"
+_HISTORY, _PLACES = "history", "places"
 
 
 def text_pipeline(
@@ -28,6 +30,7 @@ def text_pipeline(
     *,
     feature: str = "tokens",
     is_tokenized: bool = False,
+    with_history: bool = False,
     **options: Any,
 ) -> example_pipeline.ExamplePipeline:
     """Builds a pipeline for examples that hold texts.
@@ -37,11 +40,16 @@ def text_pipeline(
       sequence_length: Sequence length T of the model; a longer text continues in the next sequence.
       feature: Name of the bytes feature of an example that holds texts, UTF-8.
       is_tokenized: Whether texts are words already, separated by white space.
+      with_history: Whether labels also say what was written before each sequence, for
+        `functional_model.build` with its `with_cache`. Then examples must come newest first, as
+        devices give them.
       **options: `batch_size`, `epochs`, `shuffle` and `max_rows` (sequences) of
         `ExamplePipeline`.
 
     Returns:
-      Batches (x, y), int32, [batch, T]; y is x shifted by one word.
+      Batches (x, y), int32, [batch, T]; y is x shifted by one word. With `with_history`, y is an
+      `OrderedDict`: `history`, all sequences of the device, the earliest first, int32, [n, T + 1];
+      `places`, the indices in it of those in the batch, int32, [batch].
 
     Raises:
       ValueError: If two words have the same hash, or the words are sub-words that no plan can make.
@@ -49,14 +57,28 @@ def text_pipeline(
     ids_of = ids_of_texts(words, is_tokenized=is_tokenized)
 
     def to_rows(features: Mapping[str, tf.RaggedTensor]) -> dict[str, tf.Tensor]:
-        return {_ROWS: _sequences(ids_of(features[feature].values), sequence_length, words)}
+        texts = features[feature]
+        ids = ids_of(texts.values)
+        rows = _sequences(ids, sequence_length, words)
+        if not with_history:
+            return {_ROWS: rows}
+        counts = texts.with_values(_num_sequences(ids, sequence_length))
+        order = _in_time(tf.reduce_sum(counts, axis=1))
+        places = tf.math.invert_permutation(order)
+        return {_ROWS: rows, _PLACES: places, _HISTORY: tf.gather(rows, order)}
 
-    def to_batch(rows: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    def to_batch(rows: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, Any]:
         ids = tf.ensure_shape(rows[_ROWS], [None, sequence_length + 1])
-        return ids[:, :-1], ids[:, 1:]
+        if not with_history:
+            return ids[:, :-1], ids[:, 1:]
+        history = tf.ensure_shape(rows[_HISTORY], [None, sequence_length + 1])
+        labels = collections.OrderedDict([(_HISTORY, history), (_PLACES, rows[_PLACES])])
+        return ids[:, :-1], labels
 
     features = {feature: example_pipeline.Values(tf.string)}
-    return example_pipeline.ExamplePipeline(features, to_batch, to_rows=to_rows, **options)
+    return example_pipeline.ExamplePipeline(
+        features, to_batch, to_rows=to_rows, whole=[_HISTORY], **options
+    )
 
 
 def ids_of_texts(
@@ -113,16 +135,31 @@ def _lookup(flat: tf.Tensor, hashes: np.ndarray, ids: np.ndarray, oov: int) -> t
     return tf.where(tf.equal(tf.gather(hashes, place), wanted), tf.gather(ids, place), oov)
 
 
+def _num_sequences(ids: tf.RaggedTensor, length: int) -> tf.Tensor:
+    """Returns the number of sequences of each text, int64, [n]."""
+    return -(-ids.row_lengths() // length)
+
+
+def _in_time(counts: tf.Tensor) -> tf.Tensor:
+    """Returns the indices of sequences from the earliest to the latest, int32, [m].
+
+    Args:
+      counts: Number of sequences of each example, int64, [n], the newest example first.
+    """
+    indices = tf.range(tf.reduce_sum(tf.cast(counts, tf.int32)))
+    by_example = tf.RaggedTensor.from_row_lengths(indices, counts, validate=False)
+    return tf.gather(by_example, tf.range(tf.size(counts))[::-1]).values
+
+
 def _sequences(ids: tf.RaggedTensor, length: int, words: vocabulary_lib.Vocabulary) -> tf.Tensor:
     """Cuts all texts into sequences, int32, [m, length + 1], in order.
 
     A text without a word has no sequence. A sequence ends with the id that the next one of the
     same text begins with.
     """
-    num_words = ids.row_lengths()
-    ends = tf.ones([tf.size(num_words), 1], tf.int32)
+    counts = _num_sequences(ids, length)
+    ends = tf.ones([tf.size(counts), 1], tf.int32)
     whole = tf.concat([ends * words.bos, ids, ends * words.eos], axis=1)
-    counts = -(-num_words // length)
     text = tf.repeat(tf.range(tf.size(counts)), counts)
     behind = tf.gather(whole.row_limits(), text)[:, None]
     start = tf.gather(whole.row_starts(), text) + length * tf.ragged.range(counts).values

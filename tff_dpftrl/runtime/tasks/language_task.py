@@ -52,13 +52,14 @@ def read_public(
 
 
 def define(
-    config: task_config.TaskConfig, progress: progress_lib.Progress
+    config: task_config.TaskConfig, progress: progress_lib.Progress, *, with_cache: bool = False
 ) -> definition.TaskDefinition:
     """Reads and checks what the options name.
 
     Args:
       config: Options of the task, resolved.
       progress: Callback for progress lines.
+      with_cache: Whether devices also measure the model with a cache of their own earlier text.
 
     Returns:
       The definition of the task.
@@ -88,6 +89,7 @@ def define(
         config.sequence_length,
         feature=config.text_feature,
         is_tokenized=config.pretokenized,
+        with_history=with_cache,
         batch_size=config.batch_size,
         epochs=config.client_epochs,
         shuffle=config.shuffle,
@@ -97,10 +99,10 @@ def define(
     num_targets = num_rows * config.sequence_length
     counts = {
         name: float(num_targets) * (_LARGEST_LOSS if zero.dtype.is_floating else 1)
-        for name, zero in metrics.zero_counts().items()
+        for name, zero in (metrics.zero_counts() | functional_model.zero_cached()).items()
     }
     return definition.TaskDefinition(
-        model=functional_model.build(model, special, config.seed, weights),
+        model=functional_model.build(model, special, config.seed, weights, with_cache=with_cache),
         pipeline=pipeline,
         proxies=public,
         largest_metrics=counts | {"num_sequences": float(num_rows)},

@@ -236,7 +236,7 @@ def make_evaluation(
             f"task {config.task!r} is the task that is evaluated: give another name."
         )
     once = dataclasses.replace(config, client_epochs=1)
-    defined = _define(once, definition, progress)
+    defined = _define(once, definition, progress, with_cache=True)
     pipeline = dataclasses.replace(defined.pipeline, epochs=1)
     # Those are of the model in training, and the test evaluates the one that it begins with.
     defined = dataclasses.replace(defined, pipeline=pipeline, expectations=())
@@ -314,6 +314,8 @@ def _define(
     config: task_config.TaskConfig,
     given: definition_lib.TaskDefinition | None,
     progress: progress_lib.Progress,
+    *,
+    with_cache: bool = False,
 ) -> definition_lib.TaskDefinition:
     """Returns the definition that is given, or the options name."""
     if given is not None:
@@ -322,7 +324,7 @@ def _define(
         return definition_lib.load(config.build)
     if config.analytics is not None:
         return analytics.define_words(config, progress)
-    return language_task.define(config, progress)
+    return language_task.define(config, progress, with_cache=with_cache)
 
 
 def _prepare(

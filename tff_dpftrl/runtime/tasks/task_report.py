@@ -51,10 +51,8 @@ _CURVES = {
     "top1": "client_work/train/top1_in_vocab",
     "epsilon": "privacy/epsilon",
 }
-_EVALUATION_CURVES = {
-    "loss": "client_work/eval/current_round_metrics/loss",
-    "top1": "client_work/eval/current_round_metrics/top1_in_vocab",
-}
+_EVALUATED = "client_work/eval/current_round_metrics"
+_EVALUATION_CURVES = {"loss": f"{_EVALUATED}/loss", "top1": f"{_EVALUATED}/top1_in_vocab"}
 _SIGNS = """\
 `-` checked in, `v` got the plan, `[` began to train, `]` ended it, `+` began to upload, `^` upload
 received; `#` refused by the server, `!` interrupted by the device, `*` error, `?` not proven to be
@@ -207,6 +205,7 @@ def write(
         title = f"{terms.task}: evaluation of {terms.model_of} on devices"
         curves.write(output, shown, title=title)
         summary = f"{len(released)} rounds evaluated {terms.model_of}. {_last(shown)}"
+        summary += _with_cache(released[-1])
         summary += f"\n{summation_sentences.in_short(terms.secure_aggregation)}"
         readme.write(output)
         return TaskReport(rows, None, None, summary)
@@ -350,6 +349,26 @@ def _last(shown: Sequence[Mapping[str, Any]]) -> str:
     if last.get("eval_top1_in_vocab") is not None:
         parts.append(f"top-1 accuracy on held-out users {last['eval_top1_in_vocab']:.2%}")
     return ("; ".join(parts) or "No loss or accuracy is known") + "."
+
+
+def _with_cache(row: Mapping[str, Any]) -> str:
+    """Says what a cache of each device's earlier text gave in a round; "" if it is not known."""
+    num_words = row.get(f"{_EVALUATED}/earlier_text_num_in_vocab")
+    if not num_words:  # Of earlier versions, of a model of somebody's own, or no such text.
+        return ""
+    every, part, alone = (
+        row[f"{_EVALUATED}/{name}"]
+        for name in (
+            "top1_in_vocab_with_cache",
+            "earlier_text_top1_in_vocab_with_cache",
+            "earlier_text_top1_in_vocab",
+        )
+    )
+    share = num_words / row[f"{_EVALUATED}/num_in_vocab"]
+    return (
+        f"\nWith a cache of each device's own earlier text: top-1 accuracy {every:.2%}; on the "
+        f"{share:.1%} of words that have such text {part:.2%}, and {alone:.2%} without the cache."
+    )
 
 
 def _skipped(state: task_state.TaskState) -> str:
