@@ -30,7 +30,8 @@ def read(
       table: Options of reading `protected`, if it is a table.
 
     Returns:
-      The examples of each device: texts by the name of the feature.
+      The examples of each device, the newest first, as devices give them: texts by the name of
+      the feature.
 
     Raises:
       ValueError: If the source cannot be read, or is the protected data.
@@ -38,7 +39,7 @@ def read(
     text = _public_text(source, pretokenized, protected, table)
     every = max(1, len(text) // num_devices)
     return [
-        [{text_feature: one} for one in text.examples(user)[-max_examples:]]
+        [{text_feature: one} for one in text.examples(user)[: -max_examples - 1 : -1]]
         for user in text.user_ids[::every][:num_devices]
     ]
 
