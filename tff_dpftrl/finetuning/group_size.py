@@ -195,11 +195,14 @@ def median_warning(num_users: int, epsilon: float) -> str | None:
     if bound <= _FAR:
         return None
     enough = 8.0 / num_users * math.log((len(_MEDIANS) - 1) * (1.0 - _FAR) / _FAR)
+    enough = math.ceil(100 * enough) / 100
+    # More than 1 would cost more than a group size is worth.
+    other = f", or a group_size_epsilon from {enough:g} on" if enough <= 1.0 else ""
     return (
         f"Warning: with group_size_epsilon={epsilon:g} and so few users, the group size may be far "
         "from the users' median: with a probability of up to "
         f"{math.ceil(100 * bound)} % it is outside the middle half of their numbers of examples. "
-        f"Give group_size, or a group_size_epsilon from {math.ceil(100 * enough) / 100:g} on."
+        f"Give group_size{other}."
     )
 
 

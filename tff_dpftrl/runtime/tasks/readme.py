@@ -111,7 +111,11 @@ def _who_sees(secure: terms_lib.SecureAggregation | None) -> str:
 
 def _promise(terms: terms_lib.Terms) -> list[str]:
     if terms.kind == "evaluation":
-        return ["None: metrics are sums of the devices' exact figures, without noise."]
+        return [
+            "None: metrics are sums of the devices' exact figures, without noise. A sum to which "
+            "only one device of a round adds more than zero is that device's own figure, also "
+            "with secure sums."
+        ]
     accounting = task_privacy.TaskPrivacy(terms)
     if terms.strategy is None or accounting.declared_epsilon is None:
         return ["NO guarantee: no noise is added."]
