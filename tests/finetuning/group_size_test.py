@@ -175,7 +175,7 @@ def test_users_too_few_for_a_private_median_are_warned_of():
     assert group_size.median_warning(40, enough) is None
     assert group_size.median_warning(40, enough - 0.01) is not None
     # 8 / 5 · log 144 = 7.96 would be most of a budget.
-    assert group_size.median_warning(5, 0.05).endswith("numbers of examples. Give group_size.")
+    assert group_size.median_warning(5, 0.05).endswith("powers of two. Give group_size.")
 
 
 @pytest.mark.parametrize("comes_or_goes", [True, False])

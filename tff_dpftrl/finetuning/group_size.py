@@ -201,8 +201,8 @@ def median_warning(num_users: int, epsilon: float) -> str | None:
     return (
         f"Warning: with group_size_epsilon={epsilon:g} and so few users, the group size may be far "
         "from the users' median: with a probability of up to "
-        f"{math.ceil(100 * bound)} % it is outside the middle half of their numbers of examples. "
-        f"Give group_size{other}."
+        f"{math.ceil(100 * bound)} % it is outside the middle half of their numbers of examples, "
+        f"rounded to powers of two. Give group_size{other}."
     )
 
 
