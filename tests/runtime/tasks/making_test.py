@@ -305,7 +305,8 @@ def test_an_evaluation_takes_the_model_that_is_trained(folder, corpora, tmp_path
     )
     assert (made.name, made.terms.kind, made.terms.model_of) == ("watch", "evaluation", "toy")
     assert made.devices[0].kind == plan_pb2.EVALUATION
-    assert "that device's own figure, also with secure sums" in (made.path / "README.md").read_text()
+    readme = (made.path / "README.md").read_text()
+    assert "that device's own figure, also with secure sums" in readme
     store = memory_store.MemoryStore()
     trained, watched = tiny_task.begun(folder, store), tiny_task.begun(made, store)
     measured = []
