@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import gc
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -42,6 +44,21 @@ def test_every_leaf_has_a_path():
     assert leaves.paths(tff.to_type(np.int32)) == [""]
     assert leaves.paths(None) == []
     assert len(leaves.specs(type_spec)) == 4
+
+
+def test_a_state_is_free_as_soon_as_nothing_needs_it():
+    """Not when Python collects its garbage, many rounds later: each round has another state."""
+    type_spec = tff.to_type([collections.OrderedDict(a=np.float32, b=[np.float32, np.int32])])
+    tensors = [tf.zeros([]), tf.ones([]), tf.constant(1)]
+    alive = [weakref.ref(tensor) for tensor in tensors]
+    gc.disable()
+    try:
+        value = leaves.pack(tensors, type_spec)
+        assert value[0]["b"][0] is tensors[1]
+        del tensors, value
+        assert [reference() for reference in alive] == [None] * 3
+    finally:
+        gc.enable()
 
 
 @pytest.fixture(scope="module")

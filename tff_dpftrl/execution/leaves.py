@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -202,19 +202,19 @@ def pack(tensors: Sequence[tf.Tensor], type_spec: tff_names.Type) -> Any:
     Returns:
       A value in the Python containers of the type.
     """
-    remaining = iter(tensors)
+    return tff_names.type_to_py_container(_packed(iter(tensors), type_spec), type_spec)
 
-    def build(element: tff_names.Type) -> Any:
-        if isinstance(element, tff_names.StructType):
-            inner_types = list(tff_names.iter_elements(element))
-            parts = [(key, build(inner)) for key, inner in inner_types]
-            if any(_is_text(inner) for _, inner in inner_types):
-                parts = [(key, _as_numpy(part)) for key, part in parts]
-            return tff_names.Struct(parts)
-        leaf = next(remaining)
-        return _as_numpy(leaf) if _is_text(element) else leaf
 
-    return tff_names.type_to_py_container(build(type_spec), type_spec)
+def _packed(tensors: Iterator[tf.Tensor], type_spec: tff_names.Type) -> Any:
+    """Packs the next leaves; no closure, which would keep all of them until a collection."""
+    if isinstance(type_spec, tff_names.StructType):
+        inner_types = list(tff_names.iter_elements(type_spec))
+        parts = [(key, _packed(tensors, inner)) for key, inner in inner_types]
+        if any(_is_text(inner) for _, inner in inner_types):
+            parts = [(key, _as_numpy(part)) for key, part in parts]
+        return tff_names.Struct(parts)
+    leaf = next(tensors)
+    return _as_numpy(leaf) if _is_text(type_spec) else leaf
 
 
 def to_numpy(value: Any) -> Any:
