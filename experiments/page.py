@@ -6,13 +6,13 @@ The page is written by hand but for its tables. They stand between
     <!-- end -->                         and  <!-- end -->
 
 The first has a row for each setting in results/NAME/summary.csv, with those axes, and one for
-each baseline; with shown=COLUMN in place of an axis also the share in that column; the second how
-many of a model's ten likeliest words are frequent ones; a third, `csv: NAME`, is results/NAME.csv
-as it is; `cross: NAME, ROW, COLUMN ...` has the losses in results/NAME.csv, means over seeds, for
-each value of one axis and each setting of others, or only those of AXIS=VALUE; with shown=COLUMN
-another column than the losses; with best=COLUMN only rows with the value of that column that has
-the least loss with seed 0. With --check nothing is
-written; the exit status says whether the page is up to date.
+each baseline; with shown=COLUMN in place of an axis also the share in that column, with
+without=baselines only the settings; the second how many of a model's ten likeliest words are
+frequent ones; a third, `csv: NAME`, is results/NAME.csv as it is; `cross: NAME, ROW, COLUMN ...`
+has the losses in results/NAME.csv, means over seeds, for each value of one axis and each setting
+of others, or only those of AXIS=VALUE; with shown=COLUMN another column than the losses; with
+best=COLUMN only rows with the value of that column that has the least loss with seed 0. With
+--check nothing is written; the exit status says whether the page is up to date.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def table(name: str, axes: list[str]) -> str:
     Args:
       name: Of its folder below results/.
       axes: Columns of summary.csv that say what a setting is; and "shown=NAME" for each column of
-        shares that is shown behind the usual ones.
+        shares that is shown behind the usual ones, "without=baselines" for settings alone.
 
     Returns:
       Markdown, ending with a newline.
@@ -51,7 +51,8 @@ def table(name: str, axes: list[str]) -> str:
     folder = _HERE / "results" / name
     rows = _read(folder / "summary.csv")
     shown = [axis.removeprefix("shown=") for axis in axes if axis.startswith("shown=")]
-    axes = [axis for axis in axes if not axis.startswith("shown=")]
+    has_baselines = "without=baselines" not in axes
+    axes = [axis for axis in axes if "=" not in axis]
     # The ε of a simulation's own users is not small, and is said beside that of the larger run.
     epsilons = {"ε": "epsilon"}
     if any(row["simulated_epsilon"] for row in rows):
@@ -69,7 +70,7 @@ def table(name: str, axes: list[str]) -> str:
         cells.append(_with_error(row, "eval_perplexity", 1.0, 1))
         cells += [_share(row, name) for name in shown]
         lines.append(cells)
-    for row in _read(folder / "baselines.csv"):
+    for row in _read(folder / "baselines.csv") if has_baselines else []:
         before = len(axes) + len(epsilons)
         cells = [row["model"], *[""] * before, f"{100 * float(row[_ACCURACY]):.2f} %", "", ""]
         cells += [f"{100 * float(row[name]):.2f} %" if row.get(name) else "" for name in shown]
