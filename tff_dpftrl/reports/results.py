@@ -179,7 +179,8 @@ def read(folder: pathlib.Path, *, private: bool = False) -> Results:
         versions=_mapping(config, "versions")
         or {name: pretraining[name] for name in ("tff_dpftrl",) if name in pretraining},
         rows=rows,
-        baselines=_baselines(folder, facts, private) | _with_earlier_text(held_out),
+        baselines=_baselines(folder, facts, private)
+        | with_earlier_text(held_out, MODEL_WITH_EARLIER_TEXT),
         keyboard=_keyboard(folder, private, held_out),
         settings=_settings(folder, sweep, private) if kind == "sweep" else (),
         cells=_cells(folder, private) if kind == "sweep" else {},
@@ -291,9 +292,18 @@ def _held_out(folder: pathlib.Path, private: bool, last: float | None) -> dict[s
     return held_out if is_of_last else {}  # Otherwise it is of an earlier model.
 
 
-def _with_earlier_text(held_out: Mapping[str, Any]) -> dict[str, float]:
+def with_earlier_text(held_out: Mapping[str, Any], name: str) -> dict[str, float]:
+    """Reads a run's accuracy with a cache of each user's earlier text, on all words.
+
+    Args:
+      held_out: Contents of `held_out.json`.
+      name: Name to give the accuracy.
+
+    Returns:
+      The accuracy, a share, by that name; nothing if it was not measured.
+    """
     every = _mapping(_mapping(held_out, "earlier_text"), "all")
-    return _numbers({MODEL_WITH_EARLIER_TEXT: every.get("model_and_cache", "")})
+    return _numbers({name: every.get("model_and_cache", "")})
 
 
 def _keyboard(folder: pathlib.Path, private: bool, held_out: Mapping[str, Any]) -> dict[str, Row]:

@@ -128,11 +128,10 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
 
 def _of_last_model(folder: pathlib.Path) -> dict[str, float]:
     held_out = _json(folder / "held_out.json")
-    measured = held_out.get("keyboard", {})  # Older runs had neither.
-    found = {name: measured.get(name) for name in reported.KEYBOARD_METRICS}
-    every = held_out.get("earlier_text", {}).get("all", {})
-    found["top1_with_earlier_text"] = every.get("model_and_cache")
-    return {name: value for name, value in found.items() if value is not None}
+    keyboard = held_out.get("keyboard", {})  # Older runs had none.
+    found = {name: keyboard.get(name) for name in reported.KEYBOARD_METRICS}
+    measured = {name: value for name, value in found.items() if value is not None}
+    return measured | reported.with_earlier_text(held_out, "top1_with_earlier_text")
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:
