@@ -47,9 +47,17 @@ def table(name: str, axes: list[str]) -> str:
 
     Returns:
       Markdown, ending with a newline.
+
+    Raises:
+      ValueError: If "NAME=" of an axis is not one of these.
     """
     folder = _HERE / "results" / name
     rows = _read(folder / "summary.csv")
+    for axis in axes:
+        if "=" in axis and not axis.startswith("shown=") and axis != "without=baselines":
+            raise ValueError(
+                f"Table {name} has {axis!r}; use shown=COLUMN, without=baselines or an axis."
+            )
     shown = [axis.removeprefix("shown=") for axis in axes if axis.startswith("shown=")]
     has_baselines = "without=baselines" not in axes
     axes = [axis for axis in axes if "=" not in axis]

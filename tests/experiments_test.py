@@ -112,6 +112,12 @@ def test_a_table_has_further_shares_of_settings_and_baselines(tmp_path, monkeypa
     ]
 
 
+def test_a_misspelt_word_of_a_table_is_named():
+    page = _load("page")
+    with pytest.raises(ValueError, match="has 'show=eval_rescored'; use shown=COLUMN"):
+        page.table("mechanisms_commits", ["mechanism", "show=eval_rescored"])
+
+
 def test_frequent_words_are_averaged_over_seeds(tmp_path, monkeypatch):
     page = _load("page")
     monkeypatch.setattr(page, "_HERE", tmp_path)

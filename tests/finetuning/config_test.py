@@ -103,6 +103,7 @@ def test_every_option_has_help_and_a_group():
         ({"learning_rate": 1e39}, r"learning_rate must be .* at most 1e\+38, got 1e\+39"),
         ({"optimizer": "lion"}, "optimizer must be one of sgd, "),
         ({"iterate_averaging": 1.0}, "iterate_averaging must be"),
+        ({"stop_at_accuracy": 30.0}, "at most 1, got 30.0. It is a share: 0.3 for 30 %."),
     ],
 )
 def test_what_does_not_fit_together_is_refused_by_name(given, message):

@@ -131,6 +131,7 @@ def test_what_cannot_be_used_is_refused_by_name(options, message):
         ({"noise_multiplier": 1e19}, r"at most 1e\+18"),
         ({"clip_learning_rate": 1e39}, r"at most 1e\+38"),
         ({"target_unclipped_quantile": 1.5}, "at most 1"),
+        ({"stop_at_accuracy": 30.0}, "above 0 and at most 1"),
         ({"max_decay": 0.0}, "above 0 and at most 1"),
         ({"max_decay": 1.5}, "above 0 and at most 1"),
     ],

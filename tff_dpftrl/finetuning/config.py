@@ -33,13 +33,7 @@ _AMPLIFIED = ("cyclic", "bins", "b-min-sep")
 
 _option = language_config.option
 
-_POSITIVE = (
-    "group_size_epsilon",
-    "max_epsilon",
-    "stop_at_accuracy",
-    "metrics_epsilon",
-    "target_epsilon",
-)
+_POSITIVE = ("group_size_epsilon", "max_epsilon", "metrics_epsilon", "target_epsilon")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,6 +299,9 @@ class FinetuningConfig(language_config.TextConfig):
         for name in _POSITIVE:
             if getattr(self, name) is not None:
                 validation.positive(name, getattr(self, name))
+        if self.stop_at_accuracy is not None:
+            remedy = "It is a share: 0.3 for 30 %."
+            validation.probability("stop_at_accuracy", self.stop_at_accuracy, remedy=remedy)
         validation.learning_rate("learning_rate", self.learning_rate)
         if self.clip_norm is not None:
             validation.clip_norm("clip_norm", self.clip_norm)

@@ -36,7 +36,7 @@ Engine = Literal["compiled", "tff"]
 
 _option = language_config.option
 
-_POSITIVE = ("max_epsilon", "metrics_epsilon", "stop_at_accuracy", "target_epsilon")
+_POSITIVE = ("max_epsilon", "metrics_epsilon", "target_epsilon")
 
 _RATES = ("client_learning_rate", "server_adam_epsilon", "server_learning_rate")
 
@@ -340,6 +340,9 @@ class TrainingConfig(language_config.LanguageConfig):
         for name in _POSITIVE:
             if getattr(self, name) is not None:
                 validation.positive(name, getattr(self, name))
+        if self.stop_at_accuracy is not None:
+            remedy = "It is a share: 0.3 for 30 %."
+            validation.probability("stop_at_accuracy", self.stop_at_accuracy, remedy=remedy)
         for name in _RATES:
             validation.learning_rate(name, getattr(self, name))
         validation.clip_norm("clip_norm", self.clip_norm)

@@ -70,14 +70,18 @@ def running(folder, count=8, populations=("tests",)):
             generator=own.generator,
             waits=backoff.Waits(first_s=0.0),
         )
-        scheduler.run_jobs(
-            schedule,
-            lambda population: own.run_session(population).result,
-            own.eligibility,
-            wait=lambda seconds: stop.wait(min(seconds, 0.05)) and None,
-            should_stop=stop.is_set,
-            turn=own.turn,
-        )
+        try:
+            scheduler.run_jobs(
+                schedule,
+                lambda population: own.run_session(population).result,
+                own.eligibility,
+                wait=lambda seconds: stop.wait(min(seconds, 0.05)) and None,
+                should_stop=stop.is_set,
+                turn=own.turn,
+            )
+        except RuntimeError:  # Of a session that the closed connection ended.
+            if not stop.is_set():
+                raise
 
     threads = [threading.Thread(target=run, args=(seed,)) for seed in range(count)]
     for thread in threads:
