@@ -35,8 +35,9 @@ told apart gives a lower bound on ε. It takes minutes. Of a file of options of 
 steps with its model, with and without each unit, and compare what they release exactly.
 
 --run: of a run that is finished or interrupted, derive everything in its privacy statement again
-from ledger, options, checkpoint and strategy, by code that shares nothing with that which wrote
-them, and look through its files for what should not be there. It takes seconds.
+from ledger, options, checkpoint and strategy, by other code than wrote them (but for the ε of bins
+and b-min-sep sampling, and sentences), and look through its files for what should not be there. It
+takes seconds.
 
 docs/explanation/auditing.md says what an audit proves and what it does not.
 

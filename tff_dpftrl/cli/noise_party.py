@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Be the noise party of a task: a second operator, who holds the noise and no data. It joins each
 secure group of devices like one more device, and its vector is the round's noise. So the server
-sees no sum without noise, unless it colludes with every noise party of the task.
+sees no sum of updates without noise, unless it colludes with every noise party of the task; sums of
+metrics and participation stay exact.
 
   tff-dpftrl noise-party new-key    make the folder with the key that task new needs
   tff-dpftrl noise-party --task ... take part in the rounds of a server

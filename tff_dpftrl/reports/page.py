@@ -379,8 +379,8 @@ def _recount(found: results_lib.Results) -> str:
         )
     if not parts:
         parts.append(
-            "<p>It was not recounted. Deriving the statement again, by code that shares nothing "
-            f"with that which wrote it: <code>{markup.text(recount_command(found))}</code></p>"
+            "<p>It was not recounted. Deriving the statement again from the run's records: "
+            f"<code>{markup.text(recount_command(found))}</code></p>"
         )
     return "".join(parts)
 

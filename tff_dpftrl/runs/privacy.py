@@ -70,9 +70,10 @@ def derived_parts(others: Sequence[parts.Part]) -> dict[str, Any]:
 SWAMPED = 0.3
 """`PrivacyPlan.noise_to_signal` above which a run gets a hint: where clear evidence ends.
 
-All runs of docs/experiments.md that gained clearly on their pretrained model had 0.06 to 0.3. At
-0.44 independent noise cost four points, and above 0.7 a point was gained at best. But a pretrained
-model at 0.58 beat trigrams, while toy models from random weights learned nothing from 0.2 on.
+Runs of docs/experiments.md with tree or BLT that gained clearly on their pretrained model had 0.06
+to 0.3, those with banded noise and secret samples about 0.4. At 0.44 independent noise cost four
+points, and above 0.7 a point was gained at best. But a pretrained model at 0.58 beat trigrams,
+while toy models from random weights learned nothing from 0.2 on.
 """
 
 

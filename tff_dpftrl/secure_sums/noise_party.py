@@ -1,6 +1,7 @@
 """A noise party's half of a secure sum: it adds noise, and without it there is no sum.
 
-A noise party has no data and learns nothing. It makes a key for one session, which it signs with
+A noise party has no data. Whoever has its noise can subtract it from what is released: a single
+party, too. It makes a key for one session, which it signs with
 the key that devices were promised. Each device adds a mask that it has in common with the party.
 When everything else is done, the server names the devices of the sum, and the party answers once:
 with its noise, less its masks of these devices. Only the sum of exactly these devices, with the
@@ -10,7 +11,7 @@ The masks come from the devices' encryption keys. Unlike the secrets of other ma
 shares of these, so that the noise rests on the party and on each device alone:
 
 - A server that lies about survivors, draws the graph or has any number of devices in league with it
-  sees no sum without noise. It may choose of which devices the one noised sum is.
+  sees no sum of vectors without noise. It may choose of which devices the one noised sum is.
 - A device that drops out before the sum is not among those named, and leaves no mask behind.
 - A group that is lost before the party has answered has used no noise.
 

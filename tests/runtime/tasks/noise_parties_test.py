@@ -160,8 +160,9 @@ def test_statement_and_terms_say_whom_the_noise_protects_from(tmp_path):
     rounds.run_groups([(_added(promise.parameters.layout, vectors), 3)])
     statement = task._privacy.statement(task.observed(rounds.commit))
     assert (
-        "protects from everybody but the devices, the server included, unless it colludes with "
-        "the noise party." in statement.from_whom
+        "protects from everybody but the devices and the noise party, which can subtract it from "
+        "what is released; from the server, too, unless it colludes with the noise party."
+        in statement.from_whom
     )
     assert "The server is not among these" not in statement.from_whom
     assert "giving the noise of a round once" in statement.setting

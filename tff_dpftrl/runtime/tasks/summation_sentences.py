@@ -91,10 +91,15 @@ def _parties(secure: terms_lib.SecureAggregation) -> str:
 
 def _protects(secure: terms_lib.SecureAggregation) -> str:
     number = len(secure.noise_parties)
-    whom = "the noise party" if number == 1 else f"every one of the {number} noise parties"
+    if number == 1:
+        return (
+            "The noise protects from everybody but the devices and the noise party, which can "
+            "subtract it from what is released; from the server, too, unless it colludes with the "
+            "noise party."
+        )
     return (
-        "The noise protects from everybody but the devices, the server included, unless it "
-        f"colludes with {whom}."
+        "The noise protects from everybody but the devices, the server included, unless all "
+        f"{number} noise parties collude: together they can subtract it from what is released."
     )
 
 

@@ -201,9 +201,9 @@ class TaskConfig(config_lib.TrainingConfig):
         None,
         "Public keys of noise parties (KEY.pub, or 64 hexadecimal digits), with commas between: "
         "other operators, who add the noise of each round within the secure sum, so that the "
-        "server sees no sum without it. Each adds the whole noise: with two it has twice the "
-        "variance, and protects from a server that colludes with one of them. A round is one "
-        "group, and waits for all parties. If not given, the server adds the noise.",
+        "server sees no sum of updates without it. Each adds the whole noise: with two it has "
+        "twice the variance, and protects from a server that colludes with one of them. A round is "
+        "one group, and waits for all parties. If not given, the server adds the noise.",
         _SECURE,
     )
 

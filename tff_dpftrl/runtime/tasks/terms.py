@@ -62,7 +62,8 @@ class SecureAggregation:
       corrupt_fraction: Share of the devices that may collude with the server, for which
         `neighbours` were chosen; None without `neighbours`.
       noise_parties: Raw public keys, hexadecimal, of the parties that each add the whole noise
-        within the sum, so that the server sees no sum without it; empty if the server adds it.
+        within the sum, so that the server sees no sum of updates without it; empty if the server
+        adds it.
     """
 
     threat_model: str
