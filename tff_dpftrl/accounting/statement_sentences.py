@@ -33,8 +33,8 @@ SECURE_GENERATOR = (
 ROUNDED_CORRELATION = (
     "The proof is about noise that is correlated over the rounds without error. Here it is "
     "correlated in float64 and rounded to multiples of 2^-32 of its standard deviation: what that "
-    "adds to epsilon, about what 0.00001 standard deviations do for 4 million weights and 2,000 "
-    "rounds, is not accounted for."
+    "adds to epsilon, at most what 0.001 standard deviations do for 4 million weights, 2,000 "
+    "rounds and a strategy's matrix of norm 40, is not accounted for."
 )
 OTHER_GENERATORS = (
     "The noise of other parts than the weights comes from other generators than AES-256, and from "

@@ -1,10 +1,10 @@
 """The server of a secure sum with noise parties, played by an audit against their code.
 
-The audit plays the worst server there can be: all devices of the group but one are in league with
-it. It removes every mask that it can compute, and is left with the vector of that device under the
-masks of the noise parties, then with the vector and their noise. That is what the guarantee is
-about: the first must be uniform whatever the vector is, and the second must have the noise that is
-claimed, of which no two attempts have the same.
+The audit plays a server with which all devices of the group but one are in league. It removes every
+mask that it can compute, and is left with the vector of that device under the masks of the noise
+parties, then with the vector and their noise. That is what the guarantee is about: the first must
+be uniform whatever the vector is, and the second must have the noise that is claimed, of which no
+two attempts have the same.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 All noise is a pure function of (root seed, stream, block, tensor, draw index).
 Every arrow of that path is one call of `derive`, so a round that is repeated
-after a crash repeats its noise, and no two draws share a seed.
+after a crash repeats its noise, and two draws share a seed only by a chance of
+about 2⁻¹²⁸.
 
 `tf.random.*` without a seed starts from 32 bits of entropy, which can be
 searched exhaustively by a reader of one noisy round. A root seed is therefore
@@ -37,7 +38,8 @@ def root_seed_from_os(num_words: int = PHILOX_WORDS) -> tf.Tensor:
     Lines are read from `/dev/urandom`, inside the graph, because a federated
     computation is traced once and may run in another process. Bytes of a line
     are uniform on all values but the line ends. Four of them, joined by exclusive or,
-    make a byte: 128 bits are within 1e-9 of uniform, and 256 within 2e-9.
+    make a byte: in total variation 128 bits are within 6.2e-8 of uniform, and 256
+    within 1.3e-7; no seed is likelier than a uniform one by more than a factor of 1 + 1.6e-5.
 
     Args:
       num_words: Number of 64-bit words.

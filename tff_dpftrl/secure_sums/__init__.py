@@ -11,8 +11,9 @@ or output, no TensorFlow. They run in tests, in this package's runtime and in ot
 - `group.Group`: the server. `receive` takes a message, `drop` removes a device, and `advance` ends
   a phase with the devices that have answered. The caller has the clock and calls `advance`. At
   the end, `total()` is the sum of the vectors of `survivors`.
-- `noise_party.NoiseParty`: a party without data that adds noise to the sum, which nobody then sees
-  without it. `Parameters.noise_parties` names its key, and devices refuse a group without it.
+- `noise_party.NoiseParty`: a party without data that adds noise to the sum. Only who knows the
+  noise, such as the party, can subtract it. `Parameters.noise_parties` names its key, and devices
+  refuse a group without it.
 - `neighbours.choose`: the number of neighbours of a device in a group of thousands.
 
 Messages are protocol buffers (`secure_sum.proto`): `SerializeToString()` makes bytes of them.
@@ -36,7 +37,7 @@ Messages are protocol buffers (`secure_sum.proto`): `SerializeToString()` makes 
   [array([ 3, 60], dtype=uint32)]
 
 A caller has three errors to expect. `refusals.ProtocolRefusedError` on a device: it takes no
-further part, and the server should `drop` it. `group.MessageRefusedError`: the group goes on
-without harm. `group.GroupLostError`: there is no sum. `docs/explanation/secure_aggregation.md`
-describes the protection and its limits.
+further part, and the server should `drop` it. `group.MessageRefusedError`: the group goes on, as
+long as enough devices are left. `group.GroupLostError`: there is no sum.
+`docs/explanation/secure_aggregation.md` describes the protection and its limits.
 """

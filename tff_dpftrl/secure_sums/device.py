@@ -6,8 +6,8 @@ the share of the self-mask of a device whose vector is in the sum, and the share
 of one whose vector is not. They never reveal both of one device: that would expose its vector.
 
 A device checks each message before it answers, and refuses by name (`refusals`). Shares that do
-not decrypt are left out instead: the device reveals less, and one bad device or a bad server does
-not end the group.
+not decrypt are left out instead: the device reveals less, and refuses no group for one neighbour's
+bad shares. A group is lost all the same if a secret cannot be recovered.
 
 A device trusts what it cannot check. An honest but curious server forwards keys unchanged. An
 active server that changes them is caught by signatures of identity keys, as long as fewer than a

@@ -4,10 +4,10 @@ The caller of a `Group` hands it messages, drops devices that are gone and ends 
 clock and no connections. It adds masked vectors as they come and keeps none. In a large group
 each device has a few neighbours (Bell et al. 2020, `neighbours`).
 
-A message that no honest device sends excludes its sender, and harms no other device. The group is
-lost if too few devices are left, or if a secret cannot be recovered, for instance because its
-device has dealt wrong shares. Where that is known before shares are asked for, none are. Not
-thread-safe.
+A message that the server can tell from an honest one's excludes its sender, and the others go on
+while they are enough. The group is lost if too few devices are left, or if a secret cannot be
+recovered, for instance because its device has dealt wrong shares. Where that is known before shares
+are asked for, none are. Not thread-safe.
 
 Noise parties (`noise_party`) join with the devices. They are asked for their noise last, when all
 other masks are gone: a group that is lost before has used no noise.

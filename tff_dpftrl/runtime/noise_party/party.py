@@ -9,7 +9,7 @@
     server  ReportAnswer
 
 What the server asks for is checked first: a request that the ledger or the promise forbids ends the
-session, and nothing is sent.
+session, and no noise is sent.
 """
 
 from __future__ import annotations
