@@ -9,6 +9,7 @@ import pytest
 
 from tff_dpftrl.accounting import composition, guarantee, statement
 from tff_dpftrl.accounting import facts as facts_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import restarts, tree
 from tff_dpftrl.participation import observed
 from tff_dpftrl.participation import schema as schema_lib
@@ -36,6 +37,7 @@ def test_the_odds_are_those_of_the_gaussian_and_not_of_epsilon():
     # S² = 50 and z = 5: mu = √2, whose best guess is Φ(mu / 2) = 0.7602.
     odds = _statement().plain_sentences()[2]
     assert "is right at most 77 % of the time, where 50 % would be chance." in odds
+    assert "whether your data was used, or zeros in its place; who takes part, when" in odds
     # e^ε / (1 + e^ε) would say 99.97 %. Without ρ, it is all that is known.
     without = dataclasses.replace(_statement(), rho_zcdp=None)
     assert "at most 99.97 % of the time" in without.plain_sentences()[2]
@@ -58,6 +60,14 @@ def test_the_odds_of_a_sampled_run_come_from_its_profile():
         (
             _statement(facts_lib.Facts(earlier_runs=[composition.Spent("a", 1e-7, 7.0, 0.8)])),
             "That counts this run alone: from it and the runs that its first weights come from",
+        ),
+        (
+            _statement(facts_lib.Facts(earlier_runs=[composition.Spent("a", None, None)])),
+            "together nothing is promised, and the guess may be right every time.",
+        ),
+        (
+            _statement(facts_lib.Facts(headline_caveats=[sentences.INITIAL_WEIGHTS])),
+            "That counts this run alone, and nothing else that was trained on your data.",
         ),
     ],
 )

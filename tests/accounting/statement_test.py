@@ -70,8 +70,12 @@ def test_caveats_on_arithmetic_follow_the_generator_of_the_noise():
     usual = _statement()
     assert sentences.FLOATING_POINT in usual.caveats
     assert sentences.SECURE_GENERATOR not in usual.assumptions
-    for is_sum, caveats in ((True, []), (False, [sentences.ROUNDED_CORRELATION])):
-        generator = {sentences.NOISE_GENERATOR: sentences.noise_generator(is_sum)}
+    for arguments, caveats in (
+        ((True,), []),
+        ((False,), [sentences.ROUNDED_CORRELATION]),
+        ((True, True), [sentences.ROUNDED_BY_PARTIES]),
+    ):
+        generator = {sentences.NOISE_GENERATOR: sentences.noise_generator(*arguments)}
         built = _statement(parameters=generator)
         assert [one for one in built.caveats if one not in usual.caveats] == caveats
         assert sentences.FLOATING_POINT not in built.caveats

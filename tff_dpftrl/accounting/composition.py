@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl.accounting import display, gaussian, parts
+from tff_dpftrl.accounting import statement_sentences as sentences
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import mixture_of_gaussians
@@ -299,7 +300,7 @@ def with_earlier_runs(
     if not of_one_unit([this, *earlier]):
         return (
             f"{text}Some of these runs protect single examples, others all that is of a user or "
-            "device: nothing is promised for all together.",
+            f"device: {sentences.NOTHING_TOGETHER}",
             None,
         )
     units, who_is = "users", "who is"
@@ -314,7 +315,7 @@ def with_earlier_runs(
     }[same_users]
     total = compose([this, *earlier])
     if total is None:
-        reason = "not all of these have a guarantee: nothing is promised for all together."
+        reason = f"not all of these have a guarantee: {sentences.NOTHING_TOGETHER}"
         return f"{text}{who}, {reason}", None
     return (
         f"{text}{who}, ε = {display.round_up(total.epsilon)} at δ = {total.delta:g} ({total.how}).",

@@ -78,9 +78,10 @@ def _odds(statement: privacy_statement.PrivacyStatement) -> str:
         return "So no odds are stated: a guess may be right every time."
     yours = _YOURS[statement.unit_of_privacy]
     parts = [
-        f"Suppose a coin had decided whether {yours} was used. Whoever guesses how it fell, from "
-        f"all that is released, is right {_at_most(statement.trade_off())}, where 50 % would be "
-        "chance."
+        f"Suppose a coin had decided whether {yours} was used, or zeros in its place; who takes "
+        "part, when or by what chance, and how much data there is counts as known. Whoever guesses "
+        f"how it fell, from all that is released, is right {_at_most(statement.trade_off())}, "
+        "where 50 % would be chance."
     ]
     parameters = statement.parameters
     total = parameters.get("epsilon_with_earlier_runs"), parameters.get("delta_with_earlier_runs")
@@ -90,6 +91,16 @@ def _odds(statement: privacy_statement.PrivacyStatement) -> str:
             "That counts this run alone: from it and the runs that its first weights come from, "
             f"the guess is right {_at_most(together)}."
         )
+    elif any(sentences.NOTHING_TOGETHER in line for line in statement.headline_caveats):
+        parts.append(
+            "That counts this run alone: of it and the others that are named below together "
+            "nothing is promised, and the guess may be right every time."
+        )
+    elif any(
+        line.startswith((sentences.INITIAL_WEIGHTS, sentences.OTHER_TASKS))
+        for line in statement.headline_caveats
+    ):
+        parts.append("That counts this run alone, and nothing else that was trained on your data.")
     if statement.participation_record == "assumed":
         what = "nobody took part more often, or sooner again, than declared"
         if statement.accounted is None:

@@ -30,7 +30,8 @@ _LEGEND = (
         "μ",
         "μ",
         "largest change that one {unit} can make, over the standard deviation of the noise: "
-        "who took part is as hard to tell as a Gaussian around 0 from one around μ",
+        "whether the data of one {unit} was used, or zeros in its place, is as hard to tell as a "
+        "Gaussian around 0 from one around μ",
     ),
     (
         "S",
@@ -93,7 +94,7 @@ def _parts(statement: privacy_statement.PrivacyStatement) -> list[str]:
         "",
         "The choice is what it adds to ε of one run, the worst that it may have been among."
         if any(one.name == parts_lib.SELECTION for one in statement.parts)
-        else "Losses are composed, not ε: what parts cost alone adds up to more than the whole.",
+        else "What parts cost alone does not add up to the whole: see Accounting.",
         *(
             ["The evaluation is of other users than the rest, and the larger ε is that of both."]
             if any(one.name == parts_lib.EVALUATION for one in statement.parts)

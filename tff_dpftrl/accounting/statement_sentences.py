@@ -26,6 +26,9 @@ SECURE_AND_EXACT = "AES-256 in counter mode; Gaussians rounded and added without
 SECURE_AND_CORRELATED = (
     "AES-256 in counter mode; Gaussians rounded without error, correlated in float64"
 )
+SECURE_OF_PARTIES = (
+    "AES-256 in counter mode; Gaussians rounded without error, rotated in float64 by noise parties"
+)
 SECURE_GENERATOR = (
     "The noise comes from AES-256 in counter mode, which nobody without its key can tell from "
     "random bits."
@@ -35,6 +38,11 @@ ROUNDED_CORRELATION = (
     "correlated in float64 and rounded to multiples of 2^-32 of its standard deviation: what that "
     "adds to epsilon, at most what 0.001 standard deviations do for 4 million weights, 2,000 "
     "rounds and a strategy's matrix of norm 40, is not accounted for."
+)
+ROUNDED_BY_PARTIES = (
+    "The proof is about noise without errors. Here each noise party computes and rotates its noise "
+    "in float64, and rounds it to the grid of the sum: what these errors add to epsilon is not "
+    "accounted for."
 )
 OTHER_GENERATORS = (
     "The noise of other parts than the weights comes from other generators than AES-256, and from "
@@ -54,6 +62,10 @@ NOISED_ELSEWHERE = (
     "Words of the vocabulary were counted with noise on users whom another run protects: its "
     "statement covers which words these are, and what both say of the same people adds up."
 )
+NOTHING_TOGETHER = "nothing is promised for all together."
+"""End of a sentence on several runs, not all of which have a guarantee for one unit."""
+OTHER_TASKS = "The devices also take part in the training of: "
+"""Beginning of a sentence on the other tasks of a population."""
 INITIAL_WEIGHTS = (
     "The initial weights are of a model that may have been trained on the same people: what it "
     "tells of them comes on top of epsilon."
@@ -88,8 +100,10 @@ FROM_OTHERS = (
 FROM_WHOM_UNKNOWN = f"{FROM_OTHERS} What the server sees is said below, under Trust."
 
 
-def noise_generator(is_sum_of_draws: bool) -> str:
+def noise_generator(is_sum_of_draws: bool, of_parties: bool = False) -> str:
     """Returns the value of the parameter `NOISE_GENERATOR` of secure noise."""
+    if of_parties:
+        return SECURE_OF_PARTIES
     return SECURE_AND_EXACT if is_sum_of_draws else SECURE_AND_CORRELATED
 
 
@@ -106,8 +120,9 @@ def arithmetic_caveats(
     if generator is None:
         return (FLOATING_POINT,)
     is_noised = any(part.rho_zcdp or part.noise_multiplier_of_round is not None for part in others)
+    rounded = {SECURE_AND_EXACT: (), SECURE_OF_PARTIES: (ROUNDED_BY_PARTIES,)}
     return (
-        *(() if generator == SECURE_AND_EXACT else (ROUNDED_CORRELATION,)),
+        *rounded.get(str(generator), (ROUNDED_CORRELATION,)),
         *((OTHER_GENERATORS,) if is_noised else ()),
     )
 

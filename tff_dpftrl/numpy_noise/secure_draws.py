@@ -6,13 +6,13 @@ AES-256 in counter mode under that key. So a draw is a pure function of seed and
 any number of draws, but no seed, cannot tell others from random (NIST SP 800-38A; RFC 2104).
 
 **The Gaussians.** A pair is Box and Muller's transform of two real numbers, U and V, uniform
-between 0 and 1: sqrt(-2 log U) times cosine and sine of 2π V. The stream has 192 bits of each. What `normal`
-returns is that real number, rounded to the nearest multiple of `STEP`. It is computed in float64
-with a bound on the error; where that leaves two multiples (about one draw in 20,000), in decimal
-arithmetic. So a draw is what rounding makes of an ideal Gaussian, up to 2⁻¹²⁰, and not a number
-that a library's logarithm makes. All machines have the same, and every multiple of `STEP` up to 16
-standard deviations can be drawn: there are no gaps (Mironov 2012, "On significance of the least
-significant bits for differential privacy"; Jin et al. 2022, "Are we there yet? Timing and
+between 0 and 1: sqrt(-2 log U) times cosine and sine of 2π V. The stream has 192 bits of each. What
+`normal` returns is that real number, rounded to the nearest multiple of `STEP`. It is computed in
+float64 with a bound on the error; where that leaves two multiples (about one draw in 20,000), in
+decimal arithmetic. So a draw is what rounding makes of an ideal Gaussian, up to 2⁻¹²⁰, and not a
+number that a library's logarithm makes. All machines have the same, and every multiple of `STEP` up
+to 16 standard deviations can be drawn: there are no gaps (Mironov 2012, "On significance of the
+least significant bits for differential privacy"; Jin et al. 2022, "Are we there yet? Timing and
 floating-point attacks on differential privacy systems"). A sum of integers in units of σ · `STEP`
 and of such noise is the ideal Gaussian mechanism on these integers, rounded: the same ε, without an
 allowance.

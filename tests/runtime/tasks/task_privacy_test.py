@@ -127,6 +127,19 @@ def _statement(**secure):
     return task_privacy.TaskPrivacy(terms).statement(_SEEN(6, 2, 3))
 
 
+def test_of_a_single_report_the_noise_parties_leave_the_update_with_noise():
+    secure = {"threat_model": "honest-but-curious", "least_group": 40, "threshold": 0.6}
+    assert "updates with the noise, metrics without" not in _statement(**secure).setting
+    for parties in (("00" * 32,), ("00" * 32, "11" * 32)):
+        stated = _statement(**secure, noise_parties=parties)
+        assert "who dropped out: updates with the noise, metrics without." in stated.setting
+        assert ("and the noise party, which can subtract" in stated.from_whom) == (
+            len(parties) == 1
+        )
+        assert ("unless all 2 noise parties collude" in stated.from_whom) == (len(parties) == 2)
+        assert "protection is from everybody who sees" not in stated.from_whom
+
+
 @pytest.mark.parametrize(
     ("secure", "sentences"),
     [

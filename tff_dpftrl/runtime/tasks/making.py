@@ -171,10 +171,9 @@ def make(
     elif defined.language is None:
         stated[terms_lib.METRICS] = _listed(own_model.metric_specs(parts.model))
     if learning.noise == "secure" and plan.strategy is not None and plan.noise_multiplier > 0:
-        is_sum = noise_recipe.is_sum_of_draws(plan.strategy.noise_recipe())
-        # A party rotates its noise before it rounds it to the grid of the sum.
-        is_exact = is_sum and not plan.noise_parties
-        stated[sentences.NOISE_GENERATOR] = sentences.noise_generator(is_exact)
+        stated[sentences.NOISE_GENERATOR] = sentences.noise_generator(
+            noise_recipe.is_sum_of_draws(plan.strategy.noise_recipe()), bool(plan.noise_parties)
+        )
     if parts.grids:
         stated[terms_lib.ORDER_STATISTICS] = ", ".join(parts.grids)
     terms = dataclasses.replace(terms, parameters={**terms.parameters, **stated})

@@ -51,9 +51,10 @@ def who_sees(secure: terms_lib.SecureAggregation | None) -> str:
     if parameters.ThreatModel(secure.threat_model) is parameters.ThreatModel.ACTIVE_SERVER:
         against = _active()
     elif secure.neighbours is None:
-        against = _curious(secure.threshold)
+        against = f"{_curious(secure.threshold)} {_seen_by_others(secure)}"
     else:
         against = _curious_with_neighbours(secure.neighbours, secure.corrupt_fraction)
+        against = f"{against} {_seen_by_others(secure)}"
     if secure.noise_parties:
         return f"{kept} {against} {who_adds_noise(secure)} {NOISED_NOT_HIDDEN}"
     return f"{kept} {against} {_smallest(secure)} {NOT_HIDDEN}"
@@ -69,10 +70,10 @@ def who_adds_noise(secure: terms_lib.SecureAggregation) -> str:
       A few sentences.
     """
     return (
-        f"{_parties(secure)} within the sum of each round, so that nobody sees updates, or sums "
-        f"of updates, without it. {_protects(secure)} This rests on devices' software, which "
-        "refuses a sum without a party whose key is in the signed plan; on the holder of the key "
-        "that signs plans, who could sign one without; and on each party's keeping its seed "
+        f"{_parties(secure)} within the sum of each round, so that the server sees no updates, and "
+        f"no sums of updates, without it. {_protects(secure)} This rests on devices' software, "
+        "which refuses a sum without a party whose key is in the signed plan; on the holder of the "
+        "key that signs plans, who could sign one without; and on each party's keeping its seed "
         "secret, and giving the noise of a round once, which it records before it sends any. A "
         "round whose sum was abandoned after that is skipped, and counts as one of the rounds that "
         "ε is of."
@@ -133,10 +134,11 @@ def trust(secure: terms_lib.SecureAggregation | None) -> facts_lib.Trust:
             "Differential privacy with noise that the server does not know: it need not be trusted "
             "with updates, nor with their sums. It is trusted to keep secret, and to erase, the "
             f"exact sums of metrics and participation that it sees. {who_sees(secure)}",
-            f"{sentences.FROM_OTHERS} {_protects(secure)} Of metrics and participation it sees "
-            "exact sums, which ε does not cover. All devices of a sum must follow the algorithm: "
-            "one that does not can make it wrap around, and then nothing is proven for the others "
-            "in it. Trust below has in full on what else this rests.",
+            f"{_protects(secure)} It does so however much they know of others. Of metrics and "
+            "participation the server sees exact sums, which ε does not cover. All devices of a "
+            "sum must follow the algorithm: one that does not can make it wrap around, and then "
+            "nothing is proven for the others in it. Trust below has in full on what else this "
+            "rests.",
         )
     setting = (
         "Central differential privacy, with secure sums: the server is trusted to run the "
@@ -202,9 +204,7 @@ def _curious(threshold: float) -> str:
         "Single reports are hidden from a server that keeps to the protocol and reads what it "
         f"receives, if no more than {_percent(threshold)} % of a group's devices are in league "
         "with it: together they learn the sum of the group's other devices, and so a report that "
-        "is the only other one in it. A server that does not keep to the protocol can see single "
-        "reports, by keys of its own in the place of devices', or by telling devices different "
-        "things about who dropped out."
+        "is the only other one in it."
     )
 
 
@@ -216,9 +216,17 @@ def _curious_with_neighbours(neighbours: int, corrupt_fraction: float) -> str:
         "that is the only other one in it, or more with a probability of at most "
         f"2^-{secure_groups.SECURITY_BITS} in each sum. Each device shares "
         f"its secrets with {neighbours} others, drawn at random by the server (Bell et al. 2020); "
-        "who is in league with it, and who drops out, must not depend on the draw. A server that "
-        "does not keep to the protocol can see single reports, by keys of its own in the place of "
-        "devices', or by telling devices different things about who dropped out."
+        "who is in league with it, and who drops out, must not depend on the draw."
+    )
+
+
+def _seen_by_others(secure: terms_lib.SecureAggregation) -> str:
+    """Describes what a server sees that does not keep to the protocol."""
+    what = ": updates with the noise, metrics without" if secure.noise_parties else ""
+    return (
+        "A server that does not keep to the protocol can see single reports, by keys of its own in "
+        "the place of devices', or by telling devices different things about who dropped out"
+        f"{what}."
     )
 
 
