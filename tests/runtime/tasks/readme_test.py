@@ -19,7 +19,7 @@ _SEEN = participation_histograms.ObservedRounds(6, 2, 3)
 
 
 class _OfAnAuthor(tree.Tree):
-    mechanism = "of-an-author"
+    """A mechanism of code outside the package."""
 
 
 def _text(terms):
@@ -44,7 +44,7 @@ def _text(terms):
             [sentences.NOISED_ELSEWHERE],
         ),
         ({"initial_weights_source": "the model 'old'"}, [sentences.INITIAL_WEIGHTS]),
-        ({"strategy": _OfAnAuthor(6)}, ["the author of the mechanism 'of-an-author' claims"]),
+        ({"strategy": _OfAnAuthor(6)}, ["the author of the mechanism 'tree' claims"]),
         ({"num_devices": 50_000}, ["δ = 1e-05 times the 50000 devices is 0.5:"]),
         (
             {
