@@ -14,6 +14,7 @@ import tornado.netutil
 
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import number_devices, small_folder
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.runtime import serving, signing_keys
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import attestation
@@ -31,7 +32,8 @@ _SETTINGS = serving.Settings(round_seconds=0.5, population_size=8)
 @pytest.fixture(scope="module", name="task")
 def _task(tmp_path_factory):
     path = tmp_path_factory.mktemp("tasks") / "small"
-    small_folder.write(path, small_tasks.PROCESSES["blt"](), config=_CONFIG)
+    terms = dataclasses.replace(small_folder.TERMS, vocabulary_is_public=False)
+    small_folder.write(path, small_tasks.PROCESSES["blt"](), terms=terms, config=_CONFIG)
     return planned_task.load(path)
 
 
@@ -96,7 +98,7 @@ def test_rounds_are_committed_told_and_gone_on_with(task, folder):
     assert page["name"] == "small"
     assert page["privacy"]["declared"]["min_sep"] == 2
     assert 0 < page["privacy"]["epsilon"] <= page["privacy"]["budget_epsilon"]
-    assert page["privacy"]["headline_caveats"] == []
+    assert page["privacy"]["headline_caveats"] == [sentences.PRIVATE_VOCABULARY]
     assert (page["privacy"]["contradicting_reports"], page["privacy"]["unknown_rounds"]) == (0, 0)
     assert not folder.endpoint.exists() and folder.sessions.exists()
     assert folder.day_curve_of("tests").exists()

@@ -105,7 +105,11 @@ def _odds(statement: privacy_statement.PrivacyStatement) -> str:
         what = "nobody took part more often, or sooner again, than declared"
         if statement.accounted is None:
             what = "what each round used was drawn at random and in secret"
-        parts.append(f"This holds if {what}: that was assumed, not observed.")
+        why = "that was assumed, not observed"
+        if sentences.REPORTED_BY_DEVICES in statement.assumptions:
+            what = "devices keep to the declared participation by their own timers"
+            why = "what they report of it nobody can check"
+        parts.append(f"This holds if {what}: {why}.")
     if sentences.CLIPPED_BY_CALLER in statement.assumptions:
         parts.append("It rests on code outside this package, which nothing here has checked.")
     if sentences.CLAIMED_BY_AUTHOR in statement.assumptions:

@@ -57,7 +57,7 @@ class PrivacyStatement:
       declared: Participation schema declared before the run; None if the guarantee rests on
         sampling.
       accounted: Participation schema for which the guarantee is computed, or None likewise.
-      observed: Participation on record; None if there is no record.
+      observed: Participation on record, or of a task what devices report; None if there is neither.
       unit_of_privacy: Unit in which neighbouring data sets differ: "user", "device" or "example".
       adjacency: Definition of neighbouring data sets.
       setting: Trust model: who is trusted, and with what.
@@ -146,8 +146,12 @@ class PrivacyStatement:
 
     @property
     def participation_record(self) -> ParticipationRecord:
-        """Whether participation is on record ("observed") or only assumed ("assumed")."""
-        return "assumed" if self.observed is None else "observed"
+        """Whether participation is on record ("observed") or only assumed ("assumed").
+
+        What the devices of a task report of it is no record.
+        """
+        is_reported = sentences.REPORTED_BY_DEVICES in self.assumptions
+        return "assumed" if self.observed is None or is_reported else "observed"
 
     def plain_sentences(self) -> plain.PlainSentences:
         """Says in plain words who is protected, from whom, how much, and what is (not) covered."""

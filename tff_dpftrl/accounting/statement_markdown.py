@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import parts as parts_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import facts, privacy_statement
@@ -125,7 +126,11 @@ def _headline(statement: privacy_statement.PrivacyStatement) -> list[str]:
     promise = f"{statement.unit_of_privacy.capitalize()}-level {bound}-differential privacy"
     if statement.participation_record == "assumed":
         what = "sampling of cohorts" if statement.accounted is None else "participation schema"
-        promise += f", if the {what} was kept: it was assumed, not observed"
+        why = "it was assumed, not observed"
+        if sentences.REPORTED_BY_DEVICES in statement.assumptions:
+            by_whom = "devices keep to it by their own timers"
+            why = f"{by_whom}, and what they report of it nobody can check"
+        promise += f", if the {what} was kept: {why}"
     rho = "" if statement.rho_zcdp is None else f", ρ = {display.round_up(statement.rho_zcdp)} zCDP"
     lines = [f"**{promise}**{rho}, by the mechanism {statement.mechanism}."]
     for caveat in statement.headline_caveats:

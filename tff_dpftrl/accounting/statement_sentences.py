@@ -88,6 +88,11 @@ CLAIMED_BY_AUTHOR = (
     "The mechanism is not one of tff_dpftrl: its sensitivity, and that its noise is of its matrix, "
     "are claims of its author. tff_dpftrl.check_strategy can refute them, and proves nothing."
 )
+REPORTED_BY_DEVICES = (
+    "The server keeps no list of devices, and cannot check their timers. The observed "
+    "participation is what devices report: a report can be false, and can hide another one where "
+    "reports are summed securely."
+)
 MATRIX_ACCOUNTING = (
     "All rounds together are one Gaussian mechanism with μ = S · clip_norm_inflation / z, hence "
     "ρ-zCDP with ρ = μ² / 2. Its (ε, δ) is exact (Balle & Wang 2018)."

@@ -358,7 +358,7 @@ class Serving:
         return {
             **dataclasses.asdict(so_far),
             "no_guarantee": reasons,
-            "headline_caveats": task.contradictions(commit),
+            "headline_caveats": task.headline_caveats(commit),
             "declared": dataclasses.asdict(task.folder.terms.schema),
             "unit_of_privacy": "device",
             "stopped": task.refusal(commit),

@@ -11,7 +11,7 @@ import pytest
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import tiny_task
 from tff_dpftrl import version
-from tff_dpftrl.accounting import privacy_statement
+from tff_dpftrl.accounting import privacy_statement, statement_sentences
 from tff_dpftrl.auditing.recount import record_checks, run_folder
 from tff_dpftrl.cli import main
 from tff_dpftrl.runtime.plans import measured_run, tensor_values
@@ -302,7 +302,7 @@ def test_planted_faults_are_found_by_name(report, plant, found):
         ("adjacency", "Add or remove: neighbouring data sets differ in all data of one user."),
         ("covered", ["Everything."]),
         ("not_covered", []),
-        ("assumptions", []),
+        ("assumptions", [statement_sentences.REPORTED_BY_DEVICES]),
         ("caveats", []),
         ("headline_caveats", ["An auditor has approved of it."]),
         ("parameters__data", "public text"),

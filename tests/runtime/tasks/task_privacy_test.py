@@ -10,6 +10,7 @@ import pytest
 from tests.runtime.tasks import small_folder
 from tff_dpftrl.accounting import composition, gaussian, guarantee
 from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.accounting import statement_sentences as sentences_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.tasks import summation_sentences, task_privacy
@@ -111,15 +112,34 @@ def test_the_statement_of_a_task_that_is_over_is_of_its_rounds():
     assert statement.declared == statement.accounted == _SCHEMA
     assert statement.observed.min_sep == 2
     assert statement.unit_of_privacy == "device"
-    assert task_privacy.HONEST_DEVICES in statement.assumptions
+    besides = statement.assumptions[-2:]
+    assert besides == (task_privacy.honest_devices(None), sentences_lib.REPORTED_BY_DEVICES)
+    assert "is not covered by ε; the others are." in besides[0] and "wrap" not in str(besides)
     assert statement.setting.endswith(summation_sentences.SUMS_ARE_SEEN)
     assert any("evaluation tasks" in text for text in statement.not_covered)
     assert statement.parameters["server_plan_sha256"] == "ab" * 32
     assert statement.parameters["num_rounds_done"] == 6
     assert statement_lib.PrivacyStatement.from_json(statement.to_json()) == statement
-    assert statement.headline_caveats == task.contradictions(_SEEN(6, 2, 3)) == ()
+    assert statement.headline_caveats == task.headline_caveats(_SEEN(6, 2, 3)) == ()
     assert "Each device enforces the declared participation" in statement.to_markdown()
     assert "the record of participation is complete" not in statement.to_markdown()
+
+
+def test_what_devices_report_of_their_participation_makes_no_condition_go_away():
+    statement = task_privacy.TaskPrivacy(_terms()).statement(_SEEN(6, 2, 3))
+    assert (
+        "differential privacy, if the participation schema was kept: devices keep to it by their "
+        "own timers, and what they report of it nobody can check**" in statement.to_markdown()
+    )
+    odds = statement.plain_sentences()[2]
+    assert "This holds if devices keep to the declared participation by their own timers" in odds
+    assert "not observed" not in odds
+    assert statement.observed is not None
+    assert json.loads(statement.to_json())["participation_record"] == "assumed"
+    # Statements of earlier versions are read as they were written.
+    earlier = dataclasses.replace(statement, assumptions=statement.assumptions[:-1])
+    assert '"participation_record": "observed"' in earlier.to_json()
+    assert statement_lib.PrivacyStatement.from_json(earlier.to_json()) == earlier
 
 
 def _statement(**secure):
@@ -188,7 +208,9 @@ def test_a_statement_names_the_server_from_whom_reports_were_hidden(secure, sent
     assert "under the conditions that Trust below has in full" in plain
     assert "nothing is proven for the others in it either" in plain
     assert summation_sentences.SUMS_ARE_SEEN not in statement.setting
-    assert summation_sentences.NOBODY_CHECKS in statement.assumptions
+    (honest,) = [one for one in statement.assumptions if "wrap around" in one]
+    assert "The others are, but for those in a sum with a device that does not clip" in honest
+    assert "the others are." not in honest and "nobody sees whether one does" in honest
     assert statement.parameters["secure_aggregation"] == secure["threat_model"]
     assert statement.parameters["secure_least_group"] == secure["least_group"]
     assert statement.parameters["secure_threshold"] == secure["threshold"]
@@ -274,14 +296,14 @@ def test_what_contradicts_the_declaration_stands_beside_epsilon():
     metrics = task.so_far(seen).metrics()
     assert metrics["participation/contradicting_reports"] == 5
     assert metrics["participation/unknown_rounds"] == 2
-    assert task.contradictions(seen) == statement.headline_caveats
+    assert task.headline_caveats(seen) == statement.headline_caveats
 
 
 def test_what_is_said_of_a_task_that_goes_on_is_for_as_many_rounds_as_its_epsilon():
     seen = _SEEN(2, 1, 2, 0, 1, 1)
     task = task_privacy.TaskPrivacy(_terms())
     for caveats, num_rounds in (
-        (task.contradictions(seen), 2),
+        (task.headline_caveats(seen), 2),
         (task.statement(seen).headline_caveats, 6),
     ):
         (caveat,) = caveats
@@ -290,7 +312,7 @@ def test_what_is_said_of_a_task_that_goes_on_is_for_as_many_rounds_as_its_epsilo
 
 
 def test_contradictions_that_an_earlier_version_did_not_count_are_said():
-    (contradiction,) = task_privacy.TaskPrivacy(_terms()).contradictions(_SEEN(6, 1, 4))
+    (contradiction,) = task_privacy.TaskPrivacy(_terms()).headline_caveats(_SEEN(6, 1, 4))
     assert "max_participations=3" in contradiction
     assert "of a number that is not known" in contradiction
 
@@ -316,6 +338,7 @@ def test_what_begins_with_other_peoples_weights_says_so():
     statement = task_privacy.TaskPrivacy(terms).statement(_SEEN(6, 2, 3))
     assert any("'old'" in text for text in statement.not_covered)
     assert len(statement.headline_caveats) == 2
+    assert task_privacy.TaskPrivacy(terms).headline_caveats() == statement.headline_caveats
 
 
 def test_what_begins_with_the_model_of_a_run_is_composed_with_it():

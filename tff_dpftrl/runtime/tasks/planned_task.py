@@ -274,9 +274,9 @@ class PlannedTask:
         """Returns what the rounds up to a commit have spent; the result is cached."""
         return self._privacy.so_far(self.observed(commit))
 
-    def contradictions(self, commit: interface.Commit) -> tuple[str, ...]:
-        """Describes reports that contradict the declared participation, in sentences."""
-        return self._privacy.contradictions(self.observed(commit))
+    def headline_caveats(self, commit: interface.Commit) -> tuple[str, ...]:
+        """Returns the caveats without which nobody should quote ε of the rounds up to a commit."""
+        return self._privacy.headline_caveats(self.observed(commit))
 
     def refusal(self, commit: interface.Commit) -> str | None:
         """Returns why no further round may begin after a commit; None if one may.

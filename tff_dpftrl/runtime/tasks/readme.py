@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tff_dpftrl import version
 from tff_dpftrl.accounting import display
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.device import named_tensors
 from tff_dpftrl.runtime.plans import plan_pb2, predicates
@@ -123,8 +124,11 @@ def _promise(terms: terms_lib.Terms) -> list[str]:
         f"{terms.strategy.name} noise, z = {terms.noise_multiplier:.6g}, clip norm "
         f"{terms.clip_norm:g}{' at first' if terms.adaptive_clipping else ''}: ε at most "
         f"{display.round_up(accounting.declared_epsilon)} at δ = {terms.delta:g} after all rounds, "
-        f"per device, of {terms.num_devices} or more. {task_privacy.HONEST_DEVICES}"
+        f"per device, of {terms.num_devices} or more. "
+        f"{task_privacy.honest_devices(terms.secure_aggregation)} {sentences.REPORTED_BY_DEVICES}"
     ]
     if terms.max_epsilon is not None:
         lines.append(f"No round begins that would bring ε above {terms.max_epsilon:g}.")
+    for caveat in accounting.headline_caveats():
+        lines += ["", f"**{caveat}**"]
     return lines

@@ -28,11 +28,6 @@ NOISED_NOT_HIDDEN = (
     "metrics, and how often and in which rounds they took part; how many devices report, drop out "
     "and are refused, and when; and the devices' network addresses."
 )
-NOBODY_CHECKS = (
-    "Devices clip and encode their updates as the plan says. Where reports are summed securely "
-    "nobody sees whether they do: one that does not can make a sum wrap around, and nothing is "
-    "proven of such a sum."
-)
 
 _SERVERS = {
     "honest-but-curious": "a server that is honest but curious",
@@ -186,11 +181,6 @@ def in_short(secure: terms_lib.SecureAggregation | None) -> str:
     if secure.noise_parties:
         return f"{short} {_parties(secure)} within the sum. {_protects(secure)}"
     return short
-
-
-def assumptions(secure: terms_lib.SecureAggregation | None) -> tuple[str, ...]:
-    """Returns the assumptions that secure aggregation adds to a statement."""
-    return () if secure is None else (NOBODY_CHECKS,)
 
 
 def _percent(fraction: float) -> str:

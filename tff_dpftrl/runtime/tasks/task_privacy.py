@@ -2,10 +2,11 @@
 
 All follows from its signed terms and the number of its commits. ε, the budget and the metrics are
 those of the declared participation, which each device enforces by its own timer. The sensitivity to
-one device depends on the rounds of that device alone. So what other devices do or report does not
-weaken the guarantee of a device that keeps to the signed plan. The participation that devices
-report stands beside ε: reports that contradict the declaration are counted, and the statement says
-what ε would be if they were true. Needs no TensorFlow.
+one device depends on the rounds of that device alone. So how often other devices take part, and
+what they report of it, does not weaken the guarantee of a device that keeps to the signed plan. In
+a secure sum, what others send can: `honest_devices`. The participation that devices report stands
+beside ε: reports that contradict the declaration are counted, and the statement says what ε would
+be if they were true. Needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -27,12 +28,16 @@ from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.tasks import summation_sentences
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
-HONEST_DEVICES = (
+_HONEST_DEVICES = (
     "Each device enforces the declared participation by its own timer, which nobody wipes or sets "
     "back, and its software keeps to the signed plan. A device for which this does not hold, "
-    "through its own fault or not, is not covered by ε; the others are. The server keeps no list "
-    "of devices and cannot check it. The observed participation is what devices report: a report "
-    "can be false, and can hide another one where reports are summed securely."
+    "through its own fault or not, is not covered by ε"
+)
+_IN_THE_CLEAR = "; the others are."
+_IN_A_SECURE_SUM = (
+    ". The others are, but for those in a sum with a device that does not clip and encode as the "
+    "plan says: it can make the sum wrap around, and nothing is proven of such a sum. In a secure "
+    "sum nobody sees whether one does."
 )
 _OF_LANGUAGE = "loss and accuracy on the devices"
 _NOT_COVERED = (
@@ -41,6 +46,12 @@ _NOT_COVERED = (
     "publish them."
 )
 _ROUNDING = 1 + 1e-9  # Tolerance for a noise multiplier that was calibrated to the budget.
+_BEFORE_THE_FIRST = participation_histograms.ObservedRounds()
+
+
+def honest_devices(secure: terms_lib.SecureAggregation | None) -> str:
+    """Describes what devices must do for ε to hold, and who is not covered if one does not."""
+    return _HONEST_DEVICES + (_IN_THE_CLEAR if secure is None else _IN_A_SECURE_SUM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +213,34 @@ class TaskPrivacy:
             raise validation.UsageError(
                 f"The task {terms.task!r} has released no round: nothing to state."
             )
-        charged = self._charged_rounds(seen)
+        return self._stated(seen, self._charged_rounds(seen), others or {})
+
+    def headline_caveats(
+        self, seen: participation_histograms.ObservedRounds = _BEFORE_THE_FIRST
+    ) -> tuple[str, ...]:
+        """Returns the caveats without which nobody should quote ε.
+
+        Args:
+          seen: Observed participation in the committed rounds.
+
+        Returns:
+          The statement's headline caveats for ε of the committed rounds, or of all rounds if none
+          is committed, but for the one on other tasks of the population. Reports that contradict
+          the declared participation are among them. Empty if there is no guarantee.
+        """
+        if not self.has_guarantee:
+            return ()
+        return self._stated(
+            seen, seen.num_rounds or self._terms.schema.num_rounds, {}
+        ).headline_caveats
+
+    def _stated(
+        self,
+        seen: participation_histograms.ObservedRounds,
+        charged: int,
+        others: Mapping[str, float | None],
+    ) -> statement_lib.PrivacyStatement:
+        terms = self._terms
         claim = self._claim(self._declared(charged))
         if terms.strategy is None:
             claim = dataclasses.replace(claim, mechanism="none", clip_norm=None)
@@ -237,7 +275,7 @@ class TaskPrivacy:
                 ),
                 headline_caveats=(
                     *self._contradictions(seen, charged),
-                    *self._headline_caveats(claim, others or {}),
+                    *self._headline_caveats(claim, others),
                 ),
                 earlier_runs=terms.earlier_runs,
                 trust=summation_sentences.trust(terms.secure_aggregation),
@@ -246,29 +284,18 @@ class TaskPrivacy:
             num_users=terms.num_devices,
             declared=terms.schema,
         )
-        besides = (HONEST_DEVICES, *summation_sentences.assumptions(terms.secure_aggregation))
+        besides = (honest_devices(terms.secure_aggregation), sentences.REPORTED_BY_DEVICES)
         return dataclasses.replace(
             statement,
             observed=seen.participation(),  # Beside the claim, which does not rest on it.
             assumptions=(*statement.assumptions, *besides),
         )
 
-    def contradictions(self, seen: participation_histograms.ObservedRounds) -> tuple[str, ...]:
-        """Describes reports that contradict the declared participation, and what they would mean.
-
-        Args:
-          seen: Observed participation in the committed rounds.
-
-        Returns:
-          Sentences with the ε of the committed rounds; empty if there is no such report or no
-          guarantee.
-        """
-        return self._contradictions(seen, seen.num_rounds)
-
     def _contradictions(
         self, seen: participation_histograms.ObservedRounds, num_rounds: int
     ) -> tuple[str, ...]:
-        if not self.has_guarantee or not num_rounds:
+        """Describes reports that contradict the declaration, with the ε that they would mean."""
+        if not self.has_guarantee:
             return ()
         declared, texts = self._terms.schema, []
         stride = min(declared.min_sep, seen.min_sep or declared.min_sep)
