@@ -407,10 +407,10 @@ class TaskPrivacy:
 
 def _composed(claim: guarantee.Guarantee, others: Mapping[str, float | None]) -> str:
     names = ", ".join(sorted(others))
-    text = f"The devices also take part in the training of: {names}. "
+    text = f"{sentences.OTHER_TASKS}{names}. "
     spent = [rho for rho in others.values() if rho is not None]
     if len(spent) < len(others) or math.isinf(claim.rho_zcdp):
-        return text + "Not all of these have a guarantee: nothing is promised for all together."
+        return f"{text}Not all of these have a guarantee: {sentences.NOTHING_TOGETHER}"
     rho = claim.rho_zcdp + sum(spent)
     epsilon = gaussian.epsilon(gaussian.mu_from_rho(rho), claim.delta)
     return text + (
