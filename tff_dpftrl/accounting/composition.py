@@ -193,7 +193,7 @@ class Spent:
         """Name and guarantee, for a sentence."""
         if self.epsilon is None:
             return f"{self.name!r} (without a guarantee)"
-        return f"{self.name!r} (ε = {display.round_up(self.epsilon)} at δ = {self.delta:g})"
+        return f"{self.name!r} ({display.epsilon_at(self.epsilon, self.delta)})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,6 +317,6 @@ def with_earlier_runs(
         reason = "not all of these have a guarantee: nothing is promised for all together."
         return f"{text}{who}, {reason}", None
     return (
-        f"{text}{who}, ε = {display.round_up(total.epsilon)} at δ = {total.delta:g} ({total.how}).",
+        f"{text}{who}, {display.epsilon_at(total.epsilon, total.delta)} ({total.how}).",
         total,
     )
