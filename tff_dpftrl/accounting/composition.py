@@ -191,7 +191,7 @@ class Spent:
     @property
     def says(self) -> str:
         """Name and guarantee, for a sentence."""
-        if self.epsilon is None:
+        if self.epsilon is None or self.delta is None:
             return f"{self.name!r} (without a guarantee)"
         return f"{self.name!r} ({display.epsilon_at(self.epsilon, self.delta)})"
 
