@@ -154,7 +154,10 @@ def test_evaluations_on_held_out_users_cost_them_as_much_and_nobody_else_anythin
         assert whole == pytest.approx(6.0, rel=2e-3)
     else:
         assert of_evaluations == pytest.approx(1.5, rel=2e-3)
-    said = [f"deviation {display.round_down(one, 6)} in" for one in (released_metrics.noise_of(plan), noise)]
+    said = [
+        f"deviation {display.round_down(one, 6)} in"
+        for one in (released_metrics.noise_of(plan), noise)
+    ]
     assert all(text in one.says for text, one in zip(said, plan.others, strict=True))
     assert plan.noise_multiplier == without.noise_multiplier
     assert plan.epsilon_after(12) == without.epsilon_after(12) > of_evaluations
