@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pathlib
+import re
 import sys
 
 import pytest
@@ -91,6 +93,15 @@ def test_they_agree_on_restarts(name, capsys):
 
 def test_train_offers_what_can_be_run():
     assert [*table.runnable(), "none"] == list(config_lib.Mechanism.__args__)
+
+
+def test_no_guarantee_in_words_has_a_smaller_delta_than_the_one_that_it_holds_at():
+    package = pathlib.Path(tff_dpftrl.__file__).parent
+    nearest = re.compile(r'\bat (δ|delta)( =)? ("\s+f")?\{[^{}]*:[.\d]*g\}')
+    rooms = ("accounting", "cli", "finetuning", "reports", "runs", "sweeps", "training")
+    sources = [path for room in rooms for path in package.joinpath(room).rglob("*.py")]
+    assert len(sources) > 100
+    assert not [path.name for path in sources if nearest.search(path.read_text("utf-8"))]
 
 
 if __name__ == "__main__":

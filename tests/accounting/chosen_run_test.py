@@ -58,6 +58,19 @@ def test_the_statement_is_of_the_choice_and_says_what_it_rests_on():
     assert statement.PrivacyStatement.from_json(found.to_json()) == found
 
 
+def test_the_secret_of_the_choice_stands_where_people_look_first():
+    one = _one()
+    found = _chosen(one)
+    trusted = "trusted to keep secret how many runs there were"
+    assert found.setting.startswith(one.setting) and trusted in found.setting
+    _, from_whom, odds, *_ = found.plain_sentences()
+    assert from_whom.startswith(one.from_whom) and trusted in from_whom
+    assert "This holds if how many runs there were" in odds
+    assert not any("how many runs" in said for said in one.plain_sentences())
+    assert trusted in _chosen(_one(from_whom="")).plain_sentences()[1]
+    assert "each with ε = 2 at δ = 1.24e-07" in _chosen(_one(delta=1.2341e-7)).parts[-1].says
+
+
 def test_parts_cost_what_was_planned_whatever_was_observed_of_the_run():
     of_run = (parts.Cost("weights", "tree", 0.5), parts.Cost("vocabulary", "words", 0.25))
     planned = (parts.Cost("weights", "", 1.5), parts.Cost("vocabulary", "words", 0.75))

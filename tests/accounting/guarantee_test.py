@@ -13,7 +13,7 @@ from dp_accounting import rdp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tff_dpftrl.accounting import calibrate, events, gaussian, guarantee
+from tff_dpftrl.accounting import calibrate, events, gaussian, guarantee, parts
 from tff_dpftrl.mechanisms import (
     banded_toeplitz,
     identity,
@@ -269,6 +269,14 @@ def test_a_guarantee_prints_as_a_sentence_that_rounds_up():
         "2000 rounds, stride at least 314, at most 6 participations"
     )
     assert "ε = unbounded" in str(dataclasses.replace(claim, noise_multiplier=0.0))
+    assert "noise multiplier 7.65432," in str(dataclasses.replace(claim, noise_multiplier=7.654328))
+    # A part with a δ of its own: no ρ-zCDP holds.
+    words = parts.Part(parts.VOCABULARY, "words", rho_zcdp=0.1, delta=1e-11)
+    whole = dataclasses.replace(claim, delta=1000**-1.1, others=(words,))
+    assert ", δ = 0.000501188)-differential privacy; noise multiplier 7," in str(whole)
+    assert whole.to_dict()["rho_zcdp"] is whole.to_dict()["epsilon_rdp"] is None
+    assert whole.to_dict()["epsilon"] == whole.epsilon
+    assert claim.to_dict()["rho_zcdp"] == claim.rho_zcdp
 
 
 def test_event_refuses_an_inconsistent_multiplier():

@@ -241,11 +241,32 @@ def test_a_delta_under_which_somebody_may_lose_all_stands_under_the_headline(num
     delta = (num_users * (1 if is_said else 10)) ** -1.1
     built = _statement(claim=_claim(delta=delta), num_users=num_users)
     expected = delta * num_users
-    said = f"**δ = {delta:g} times the {num_users} devices is {expected:.2g}: "
+    said = f"**δ = {display.delta(delta)} times the {num_users} devices is "
+    said += f"{display.round_up(expected, 2)}: "
     assert any(line.startswith(said) for line in _headline(built)) == is_said == (expected > 0.1)
     if is_said:
         somebody = 1.0 - (1.0 - delta) ** num_users
-        assert f"probability {somebody:.2g}. Choose a δ below" in _headline(built)[1]
+        said = f"probability {display.round_up(somebody, 2)}. Choose a δ below"
+        assert said in _headline(built)[1]
+
+
+def test_the_caveat_of_a_delta_rounds_up_what_may_happen_and_down_what_helps():
+    (said,) = sentences.delta_caveats(9.66e-5, 1500, "user")  # 0.1449; 1 - (1 - δ)^1500 = 0.1349.
+    assert "the 1500 users is 0.15: " in said and "with probability 0.14. " in said
+    assert said.endswith("Choose a δ below 6e-05.")  # 6.9e-05 would have the caveat again.
+    assert sentences.delta_caveats(6.9e-5, 1500, "user")
+    assert not sentences.delta_caveats(6e-5, 1500, "user")
+
+
+def test_delta_is_rounded_up():
+    delta = 1000**-1.1  # 0.00050118723: ε need not hold at 0.000501187.
+    built = _statement(claim=_claim(delta=delta), parameters={"clip_norm": 1.0})
+    assert "δ = 0.000501188)-differential privacy" in _headline(built)[0]
+    assert "0.000501187" not in built.to_markdown()
+    assert display.epsilon_at(1.23456, delta) == "ε = 1.235 at δ = 0.000501188"
+    assert display.delta(5000**-1.1, 3) == "8.54e-05"  # 8.5336e-05.
+    assert [display.delta(delta) for delta in (1e-10, 1e-5, 0.5)] == ["1e-10", "1e-05", "0.5"]
+    assert float(display.delta(5e-324)) == 5e-324
 
 
 def test_a_delta_that_protects_nobody_stands_under_the_headline():
@@ -323,6 +344,10 @@ def test_statement_of_a_sampled_mechanism():
     assert headline.startswith("**User-level (ε = 3.89, δ = 1e-09)-differential privacy, if the")
     assert "sampling of cohorts was kept: it was assumed, not observed**" in headline
     assert statement.PrivacyStatement.from_json(built.to_json()) == built
+    # The server must keep the samples secret, and ε is not for who learns them on the way.
+    assert "to keep secret who is drawn for which round, what users send" in built.setting
+    assert "learns in which rounds you took part" in built.plain_sentences()[1]
+    assert "is drawn" not in _statement().setting and "you took" not in _statement().from_whom
     for change in {"epsilon": math.inf}, {"seed_is_known": True}:
         changed = dataclasses.replace(claim, **change)
         assert not statement.sampled_statement(changed).has_guarantee
@@ -369,6 +394,13 @@ def test_statements_from_before_there_were_audits_are_read():
 )
 def test_numbers_are_rounded_up(value, text):
     assert display.round_up(value) == text
+
+
+def test_noise_and_lower_bounds_are_rounded_down():
+    values = (8.526979, 8.526, 0.0, 1.2399e-7, 99999.2, math.inf)
+    shown = [display.round_down(value) for value in values]
+    assert shown == ["8.526", "8.526", "0", "1.239e-07", "9.999e+04", "∞"]
+    assert display.round_down(0.123456789, 6) == "0.123456"
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def test_text_has_all_ways_and_a_reason(capsys):
         "cyclic, 4 bands, G = 2, M = 64",
         "cyclic, 10 bands, G = 4, M = 32",
     ]
-    assert "500 users with 10000 examples, median 20; delta = 3.98e-05" in text
+    assert "500 users with 10000 examples, median 20; delta = 3.99e-05" in text
     assert "* Recommended: ULS" in text and "Best if a user's gradients are all equal" in text
     assert "must stay secret" in text and "--initial-weights" in text
 

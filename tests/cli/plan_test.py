@@ -215,6 +215,10 @@ def test_a_budget_is_split_by_shares(capsys):
     growth = shared["noise_multiplier"] / alone["noise_multiplier"]
     assert 0.76**-0.5 < growth < 1.01 * 0.76**-0.5
     assert shared["epsilon"] == pytest.approx(alone["epsilon"], rel=1e-9)
+    # No ρ-zCDP holds beside a part with a δ of its own.
+    assert alone["rho_zcdp"] and shared["rho_zcdp"] is shared["epsilon_rdp"] is None
+    (row,) = (line.split() for line in text.splitlines() if line.startswith("5000 "))
+    assert row[6] == "-"
 
 
 def test_a_budget_of_sampled_rounds_is_split_by_shares(capsys):

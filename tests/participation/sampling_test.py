@@ -160,6 +160,19 @@ def test_descriptions_survive_json(described):
     assert described.sentence("user", "step").endswith(".")
 
 
+@pytest.mark.parametrize(
+    "described",
+    [
+        sampling.CyclicPoisson(12, 1, 1 / 30),
+        sampling.MinSepPoisson(12, 3, 1 / 30),
+        sampling.TruncatedPoisson(12, 1 / 30, 5),
+    ],
+    ids=lambda one: one.kind,
+)
+def test_a_probability_is_rounded_up(described):
+    assert "with probability 0.0333334, " in described.sentence()
+
+
 def test_one_group_is_poisson_sampling_and_certainty_balls_in_bins():
     lazy = cohorts.LazyPoissonSampler(
         num_clients=900, sampling_probability=0.3, num_rounds=13, seed=7

@@ -82,6 +82,12 @@ def test_it_shows_a_recount_or_how_to_make_one(tmp_path):
     assert "audited: recount: VIOLATED" in _of(folder)
 
 
+def test_epsilon_and_delta_of_a_table_are_rounded_up():
+    assert page._short("epsilon", "1.00001") == "1.001"
+    assert page._short("delta", "0.000501123") == "0.0005012"
+    assert page._short("loss", "1.00001") == "1"
+
+
 def test_what_is_missing_is_said(tmp_path):
     folder = made_up.write_run(tmp_path / "run")
     for path in ("metrics.csv", "config.json"):

@@ -12,7 +12,7 @@ from dp_accounting.pld import pld_privacy_accountant
 from scipy import stats
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import budget_shares, parts
+from tff_dpftrl.accounting import budget_shares, display, parts
 from tff_dpftrl.runs import (
     amplified_privacy,
     dp_ftrl_privacy,
@@ -154,6 +154,11 @@ def test_evaluations_on_held_out_users_cost_them_as_much_and_nobody_else_anythin
         assert whole == pytest.approx(6.0, rel=2e-3)
     else:
         assert of_evaluations == pytest.approx(1.5, rel=2e-3)
+    said = [
+        f"deviation {display.round_down(one, 6)} in"
+        for one in (released_metrics.noise_of(plan), noise)
+    ]
+    assert all(text in one.says for text, one in zip(said, plan.others, strict=True))
     assert plan.noise_multiplier == without.noise_multiplier
     assert plan.epsilon_after(12) == without.epsilon_after(12) > of_evaluations
     # Before the first round, evaluations that are to come are all that is charged.

@@ -38,6 +38,13 @@ def test_no_schema_is_promised_but_the_number_of_rounds():
     assert "schema" not in plan.derived()
 
 
+def test_a_statement_rounds_the_probability_up_wherever_it_stands():
+    text = _state(_plan(300)).to_markdown()
+    assert "cohort with probability 0.0333334, independently" in text  # 1 / 30.
+    assert "- sampling_probability: 0.0333334\n" in text
+    assert "to keep secret who is drawn for which round" in text
+
+
 def test_cohorts_are_poisson_samples_and_secret():
     plan = _plan()
     sampler = plan.sampler(seed=5)

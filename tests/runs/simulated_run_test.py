@@ -105,6 +105,12 @@ def test_sampled_cohorts_are_scaled_alike():
     assert 1.95 < target.plan(60, 1000).simulated.epsilon <= 2.0
 
 
+def test_a_promise_has_no_more_noise_and_no_smaller_delta_than_the_run():
+    run = simulated_run.SimulatedRun(_DEPLOYMENT, 40, "in turns", 2 / 3, 1.0, 1000**-1.1)
+    said = "noise multiplier 0.666666 would have ε = 1 at δ = 0.000501188"
+    assert run.promise().endswith(said)
+
+
 @pytest.mark.parametrize("privacy", [_DP_FTRL, _SAMPLED], ids=["dp-ftrl", "dp-fedavg"])
 def test_without_noise_neither_run_has_a_guarantee(privacy):
     plan = dataclasses.replace(privacy, noise_multiplier=0.0).plan(60, 1000)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.accounting import parts
+from tff_dpftrl.accounting import display, parts
 from tff_dpftrl.training import vocabulary_share
 
 
@@ -27,7 +27,9 @@ def test_the_part_costs_no_less_than_its_noise_does():
         part = vocabulary_share.part(3.0, 1e-6, shares)
         assert part.name == parts.VOCABULARY and part.delta == counting.delta
         assert counting.rho_zcdp <= part.rho_zcdp <= counting.rho_zcdp * (1.0 + 1e-9)
-        assert f"{counting.threshold:.4g}" in part.says
+        # Neither noise nor threshold is more in words than it is.
+        assert f"standard deviation {display.round_down(counting.noise_multiplier)} " in part.says
+        assert f"a threshold of {display.round_down(counting.threshold)} " in part.says
 
 
 if __name__ == "__main__":

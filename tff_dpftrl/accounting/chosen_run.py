@@ -29,6 +29,10 @@ _SECRET = (
     "whose weights were no longer finite counts as the worst; none failed for another reason that "
     "depends on the data."
 )
+_TRUST = (
+    "Whoever runs the sweep is also trusted to keep secret how many runs there were, how long they "
+    "took, their scores, and all else of those that were not chosen."
+)
 
 
 def statement(
@@ -72,7 +76,7 @@ def statement(
         parts.SELECTION,
         f"which of the runs is the best, by {score}: geometric with a mean of {num_runs.mean:g} "
         f"runs, {num_runs.largest} at most, each with ε = {display.round_up(run_epsilon)} at "
-        f"δ = {one.delta:.3g}",
+        f"δ = {display.delta(one.delta, 3)}",
         epsilon - run_epsilon,
     )
     tuned = sentences.not_covered(None, unit, one.data_in_one_place)[-1]
@@ -94,6 +98,8 @@ def statement(
             "delta_of_one_run": one.delta,
         },
         accounting=f"Of one run: {one.accounting} {_ACCOUNTING}",
+        setting=f"{one.setting} {_TRUST}",
+        from_whom=f"{one.from_whom or sentences.FROM_WHOM_UNKNOWN} {_TRUST}",
         output=_OUTPUT,
         covered=(*one.covered, _COVERED),
         not_covered=tuple(

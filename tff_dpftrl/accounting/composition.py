@@ -192,9 +192,9 @@ class Spent:
     @property
     def says(self) -> str:
         """Name and guarantee, for a sentence."""
-        if self.epsilon is None:
+        if self.epsilon is None or self.delta is None:
             return f"{self.name!r} (without a guarantee)"
-        return f"{self.name!r} (ε = {display.round_up(self.epsilon)} at δ = {self.delta:g})"
+        return f"{self.name!r} ({display.epsilon_at(self.epsilon, self.delta)})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,6 +318,6 @@ def with_earlier_runs(
         reason = f"not all of these have a guarantee: {sentences.NOTHING_TOGETHER}"
         return f"{text}{who}, {reason}", None
     return (
-        f"{text}{who}, ε = {display.round_up(total.epsilon)} at δ = {total.delta:g} ({total.how}).",
+        f"{text}{who}, {display.epsilon_at(total.epsilon, total.delta)} ({total.how}).",
         total,
     )

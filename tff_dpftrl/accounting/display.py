@@ -1,4 +1,4 @@
-"""Privacy costs with few digits, never rounded in the flattering direction."""
+"""Privacy costs and noise with few digits, never rounded in the flattering direction."""
 
 from __future__ import annotations
 
@@ -18,11 +18,43 @@ def round_up(value: float | None, digits: int = 4) -> str:
     """
     if value is None or math.isinf(value):
         return "unbounded"
-    with decimal.localcontext() as context:
-        context.prec = digits
-        context.rounding = decimal.ROUND_CEILING
-        rounded = +decimal.Decimal(repr(float(value)))
-    return f"{float(rounded):.{digits}g}"
+    return _rounded(value, digits, decimal.ROUND_CEILING)
+
+
+def round_down(value: float, digits: int = 4) -> str:
+    """Formats a non-negative number with few digits, rounded down.
+
+    Args:
+      value: Amount of noise or lower bound of a privacy cost, at least 0.
+      digits: Number of significant digits to keep.
+
+    Returns:
+      Text such as "8.526" for 8.526979; "∞" for inf.
+    """
+    return "∞" if math.isinf(value) else _rounded(value, digits, decimal.ROUND_FLOOR)
+
+
+def delta(value: float, digits: int = 6) -> str:
+    """Formats δ, rounded up: an ε that holds at a δ holds at every larger one.
+
+    Args:
+      value: δ, between 0 and 1.
+      digits: Number of significant digits to keep.
+
+    Returns:
+      Text such as "0.000501188" for 0.0005011872, and "1e-10" for 1e-10.
+    """
+    return round_up(value, digits)
+
+
+def epsilon_at(epsilon: float | None, delta_of_epsilon: float) -> str:
+    """Formats ε with the δ that it holds at, both rounded up, such as "ε = 8.527 at δ = 1e-10"."""
+    return f"ε = {round_up(epsilon)} at δ = {delta(delta_of_epsilon)}"
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    context = decimal.Context(prec=digits, rounding=rounding)
+    return f"{float(context.create_decimal(repr(float(value)))):.{digits}g}"
 
 
 def percent_up(share: float) -> str:

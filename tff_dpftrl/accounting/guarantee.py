@@ -87,14 +87,15 @@ class Guarantee:
             "no guarantee: the seed of the noise is known"
             if self.seed_is_known
             else (
-                f"(ε = {display.round_up(self.epsilon)}, δ = {self.delta:g})-differential privacy, "
-                f"ρ = {display.round_up(self.rho_zcdp)} zCDP"
+                f"(ε = {display.round_up(self.epsilon)}, δ = {display.delta(self.delta)})"
+                "-differential privacy"
+                + (f", ρ = {display.round_up(self.rho_zcdp)} zCDP" if self.is_gaussian else "")
             )
         )
         return (
-            f"{self.mechanism}: {bound}; noise multiplier {self.noise_multiplier:g}, "
-            f"{schema.num_rounds} rounds, stride at least {schema.min_sep}, at most "
-            f"{schema.max_participations} participations"
+            f"{self.mechanism}: {bound}; noise multiplier "
+            f"{display.round_down(self.noise_multiplier, 6)}, {schema.num_rounds} rounds, stride "
+            f"at least {schema.min_sep}, at most {schema.max_participations} participations"
         )
 
     @property
@@ -164,8 +165,8 @@ class Guarantee:
     def to_dict(self) -> dict[str, Any]:
         """Returns the numbers as JSON-compatible values; None where there is no bound."""
 
-        def finite(value: float) -> float | None:
-            return value if math.isfinite(value) else None
+        def finite(value: float, holds: bool = True) -> float | None:
+            return value if holds and math.isfinite(value) else None
 
         return {
             "mechanism": self.mechanism,
@@ -177,10 +178,10 @@ class Guarantee:
             "sensitivity_exact": self.sensitivity.exact,
             "clip_norm_inflation": self.clip_norm_inflation,
             "seed_is_known": self.seed_is_known,
-            "rho_zcdp": finite(self.rho_zcdp),
+            "rho_zcdp": finite(self.rho_zcdp, self.is_gaussian),
             "epsilon": finite(self.epsilon),
             "delta": self.delta,
-            "epsilon_rdp": finite(self.epsilon_rdp),
+            "epsilon_rdp": finite(self.epsilon_rdp, self.is_gaussian),
         }
 
 

@@ -112,6 +112,11 @@ def _odds(statement: privacy_statement.PrivacyStatement) -> str:
         parts.append(f"This holds if {what}: {why}.")
     if sentences.CLIPPED_BY_CALLER in statement.assumptions:
         parts.append("It rests on code outside this package, which nothing here has checked.")
+    if sentences.EXPECTED_RUNS in parameters:
+        parts.append(
+            "This holds if how many runs there were, how long they took and how they did stays "
+            "secret."
+        )
     if sentences.CLAIMED_BY_AUTHOR in statement.assumptions:
         parts.append("It rests on what the author of the mechanism says of it, without a proof.")
     if statement.headline_caveats:

@@ -104,7 +104,7 @@ def draw(statement: privacy_statement.PrivacyStatement) -> Any:
             right.plot(epsilons, deltas, style, color=colour, lw=1.8, label=label)
     if statement.profile:
         right.plot(*zip(*statement.profile, strict=True), "o", color=RUN[0], label=run_label)
-    stated = f"stated: ε = {display.round_up(epsilon)}, δ = {delta:g}"
+    stated = f"stated: ε = {display.round_up(epsilon)}, δ = {display.delta(delta)}"
     right.plot([epsilon], [delta], "D", color="black", label=stated)
     right.set_yscale("log")
     right.set_xlim(left=0.0)

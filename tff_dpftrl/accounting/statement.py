@@ -274,7 +274,7 @@ def sampled_statement(
         reasons.append(sentences.TOO_LITTLE_NOISE)
     if claim.seed_is_known:
         reasons.append(sentences.KNOWN_SEED)
-    trust = facts.trust or sentences.trust(unit_of_privacy, data_in_one_place)
+    trust = facts.trust or sentences.trust(unit_of_privacy, data_in_one_place, is_sampled=True)
     parameters: dict[str, Scalar] = {}
     if num_users is not None:
         parameters["num_users"] = validation.integer("num_users", num_users, minimum=1)

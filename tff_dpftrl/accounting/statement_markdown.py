@@ -88,7 +88,7 @@ def _parts(statement: privacy_statement.PrivacyStatement) -> list[str]:
     return [
         "## Parts",
         "",
-        f"| part | ε alone, at δ = {statement.delta:g} | ρ | what is released |",
+        f"| part | ε alone, at δ = {display.delta(statement.delta)} | ρ | what is released |",
         "|---|---|---|---|",
         *(row(one.name, one.epsilon_alone, one.rho_zcdp, one.says) for one in statement.parts),
         row("the whole run", statement.epsilon, statement.rho_zcdp, "all but earlier runs"),
@@ -122,7 +122,7 @@ def _headline(statement: privacy_statement.PrivacyStatement) -> list[str]:
     """Returns epsilon and delta, with the caveats without which they must not be quoted."""
     if not statement.has_guarantee:
         return ["**No differential privacy guarantee.**", "", *_bullets(statement.no_guarantee)]
-    bound = f"(ε = {display.round_up(statement.epsilon)}, δ = {statement.delta:g})"
+    bound = f"(ε = {display.round_up(statement.epsilon)}, δ = {display.delta(statement.delta)})"
     promise = f"{statement.unit_of_privacy.capitalize()}-level {bound}-differential privacy"
     if statement.participation_record == "assumed":
         what = "sampling of cohorts" if statement.accounted is None else "participation schema"

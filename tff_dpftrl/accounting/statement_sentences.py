@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Sequence
 
-from tff_dpftrl.accounting import defaults, parts
+from tff_dpftrl.accounting import defaults, display, parts
 from tff_dpftrl.accounting import facts as facts_lib
 
 _MANY = 0.1  # Users whose data may be published, in expectation, without a caveat: δ times them.
@@ -132,8 +132,8 @@ def arithmetic_caveats(
     )
 
 
-def trust(unit: str, in_one_place: bool) -> facts_lib.Trust:
-    """Returns the trust model of a run without secure sums."""
+def trust(unit: str, in_one_place: bool, is_sampled: bool = False) -> facts_lib.Trust:
+    """Returns the trust model of a run without secure sums; `is_sampled` in secret."""
     if in_one_place:
         return facts_lib.Trust(
             "Central differential privacy, with all data in one place: whoever computes is trusted "
@@ -142,12 +142,17 @@ def trust(unit: str, in_one_place: bool) -> facts_lib.Trust:
             f"{FROM_OTHERS} Whoever runs the training is not among these: they hold all data, and "
             "are trusted to keep it secret.",
         )
+    drawn = "who is drawn for which round, " if is_sampled else ""
+    others = (
+        " Nor is whoever learns in which rounds you took part, such as your network: the odds "
+        "below are not for them."
+    )
     return facts_lib.Trust(
         "Central differential privacy: the server is trusted to run the mechanism as it is "
-        f"written, to keep secret what {unit}s send, the sums before noise is added, and the noise "
-        "with its seed and state, and to erase them.",
+        f"written, to keep secret {drawn}what {unit}s send, the sums before noise is added, and "
+        "the noise with its seed and state, and to erase them.",
         f"{FROM_OTHERS} The server is not among these: it sees what each {unit} sends, and is "
-        "trusted to keep it secret.",
+        f"trusted to keep it secret.{others if is_sampled else ''}",
     )
 
 
@@ -356,7 +361,7 @@ def delta_caveats(delta: float, num_users: int | None, unit: str) -> tuple[str, 
         if delta <= defaults.LARGE_DELTA:
             return ()
         return (
-            f"δ = {delta:g} is large and the number of {unit}s is not recorded: with "
+            f"δ = {display.delta(delta)} is large and the number of {unit}s is not recorded: with "
             f"{math.ceil(1.0 / delta)} {unit}s or more, {allows}.",
         )
     expected = delta * num_users
@@ -365,13 +370,16 @@ def delta_caveats(delta: float, num_users: int | None, unit: str) -> tuple[str, 
     if expected < 1.0 - 1e-9:  # A delta of 1 / num_users gives the warning however it was rounded.
         somebody = -math.expm1(num_users * math.log1p(-delta))
         return (
-            f"δ = {delta:g} times the {num_users} {unit}s is {expected:.2g}: publishing all data "
-            "of each with probability δ would meet this δ, with ε = 0, and publishes somebody's "
-            f"with probability {somebody:.2g}. Choose a δ below {_MANY / num_users:.1g}.",
+            f"δ = {display.delta(delta)} times the {num_users} {unit}s is "
+            f"{display.round_up(expected, 2)}: publishing all data of each with probability δ "
+            "would meet this δ, with ε = 0, and publishes somebody's with probability "
+            f"{display.round_up(somebody, 2)}. Choose a δ below "
+            f"{display.round_down(_MANY / num_users, 1)}.",
         )
     warnings.warn(
         f"delta={delta:g} is not below 1 / {num_users}, one over the number of {unit}s, and "
         f"protects nobody for certain: choose one far below {1.0 / num_users:.2g}.",
         stacklevel=3,
     )
-    return (f"δ = {delta:g} is not below 1 / {num_users}, one over the {unit}s: {allows}.",)
+    shown = display.delta(delta)
+    return (f"δ = {shown} is not below 1 / {num_users}, one over the {unit}s: {allows}.",)

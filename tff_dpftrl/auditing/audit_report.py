@@ -144,8 +144,8 @@ class AuditReport:
             chance = ""
         if is_above:
             return (
-                f"VIOLATED: at least ε = {_round_down(self.epsilon_at_least)}{chance}, where "
-                f"ε = {display.round_up(self.claim.epsilon)} is claimed"
+                f"VIOLATED: at least ε = {display.round_down(self.epsilon_at_least)}{chance}, "
+                f"where ε = {display.round_up(self.claim.epsilon)} is claimed"
             )
         return f"VIOLATED{chance}: {', '.join(finding.test for finding in violated)}"
 
@@ -165,9 +165,8 @@ class AuditReport:
         """Returns one line for `PrivacyStatement.with_audit`."""
         bound = ""
         if not self.is_violated and self.epsilon_at_least > 0.0:
-            bound = (
-                f"; at least ε = {_round_down(self.epsilon_at_least)} at δ = {self.claim.delta:g}"
-            )
+            least = display.round_down(self.epsilon_at_least)
+            bound = f"; at least ε = {least} at δ = {self.claim.delta:g}"
         text = (
             f"audited: {self.subject}{'' if self.is_ours else _NOT_OURS_SHORT}: "
             f"{self.headline}{bound}; tff_dpftrl {self.code_version}"
@@ -180,7 +179,7 @@ class AuditReport:
         claimed = (
             "no guarantee"
             if math.isinf(claim.epsilon)
-            else f"ε = {display.round_up(claim.epsilon)} at δ = {claim.delta:g}"
+            else display.epsilon_at(claim.epsilon, claim.delta)
         )
         if claim.mu is not None:
             claimed += f", as a Gaussian mechanism of μ = {display.round_up(claim.mu)}"
@@ -193,8 +192,8 @@ class AuditReport:
             f"- Audited: {self.subject}",
             f"- Code: {'of this package' if self.is_ours else _NOT_OURS}",
             f"- Claim: {claimed}",
-            f"- Shown: at least ε = {_round_down(self.epsilon_at_least)} at δ = {claim.delta:g}"
-            f"{self._shown_mu()}",
+            f"- Shown: at least ε = {display.round_down(self.epsilon_at_least)} at δ = "
+            f"{claim.delta:g}{self._shown_mu()}",
             "- Chance that code that keeps its claim is called VIOLATED: "
             + (f"at most {_percent(chance)}" if chance else "none, nothing was left to chance"),
             "",
@@ -218,7 +217,7 @@ class AuditReport:
         return [title, "", *(f"- {line}" for line in self.powers), ""]
 
     def _shown_mu(self) -> str:
-        return f", μ = {_round_down(self.mu_at_least)}" if self.mu_at_least > 0.0 else ""
+        return f", μ = {display.round_down(self.mu_at_least)}" if self.mu_at_least > 0.0 else ""
 
     def to_json(self) -> str:
         """Returns the report as JSON; infinite numbers become null."""
@@ -316,18 +315,10 @@ def _row(finding: Finding) -> str:
         finding.outcome,
         f"{finding.error_rate:.3g}",
         "" if finding.trials is None else str(finding.trials),
-        "" if finding.epsilon_at_least is None else _round_down(finding.epsilon_at_least),
-        "" if finding.mu_at_least is None else _round_down(finding.mu_at_least),
+        "" if finding.epsilon_at_least is None else display.round_down(finding.epsilon_at_least),
+        "" if finding.mu_at_least is None else display.round_down(finding.mu_at_least),
     ]
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
-
-
-def _round_down(value: float) -> str:
-    """Rounds a lower bound to four digits, never up."""
-    if math.isinf(value):
-        return "∞"
-    shown = float(f"{value:.4g}")
-    return f"{shown if shown <= value else shown - 10.0 ** (math.floor(math.log10(shown)) - 3):.4g}"
 
 
 def _percent(share: float) -> str:

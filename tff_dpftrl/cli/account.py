@@ -160,8 +160,8 @@ def print_sampled(
         "mechanism": f"{strategy.name}, noise multiplier {display.round_up(noise_multiplier, 8)}",
         "rounds": str(args.rounds),
         "sampling": f"{args.sampling}: {samplings.SAMPLINGS[args.sampling].summary} ({about})",
-        "epsilon": f"{display.round_up(epsilon)} at delta = {args.delta:g}, if nobody learns who "
-        "was drawn",
+        "epsilon": f"{display.round_up(epsilon)} at delta = {display.delta(args.delta)}, if nobody "
+        "learns who was drawn",
         "by": sampled.how(),
     }
     if estimated is not None:
@@ -249,7 +249,7 @@ def print_report(
         ),
         "sensitivity": f"S^2 = {claim.sensitivity.squared:.8g} ({claim.sensitivity.method})",
         "rho (zCDP)": display.round_up(claim.rho_zcdp),
-        "epsilon": f"{display.round_up(claim.epsilon)} at delta = {claim.delta:g}",
+        "epsilon": f"{display.round_up(claim.epsilon)} at delta = {display.delta(claim.delta)}",
         "epsilon by RDP": f"{display.round_up(claim.epsilon_rdp)} (looser; as in older papers)",
     }
     if claim.clip_norm_inflation != 1.0:
@@ -267,5 +267,5 @@ def print_report(
             "Train with this noise, and with the same mechanism and its options",
             f"tff-dpftrl train --{name} {value} --noise-multiplier {noise_multiplier} "
             f"--rounds {schema.num_rounds} --min-sep {schema.min_sep} "
-            f"--max-participations {schema.max_participations} --delta {claim.delta:g} ...",
+            f"--max-participations {schema.max_participations} --delta {claim.delta!r} ...",
         )

@@ -132,7 +132,7 @@ def _print(budget: data_budget.Budget) -> None:
         cost = ["none", "", ""]
         if run.epsilon is not None:
             rho = "" if run.rho_zcdp is None else display.round_up(run.rho_zcdp)
-            cost = [display.round_up(run.epsilon), f"{run.delta:g}", rho]
+            cost = [display.round_up(run.epsilon), display.delta(run.delta), rho]
         rows.append([str(folder), *cost])
     rows += [[str(folder), "?", "", ""] for folder in budget.without_statement]
     output.print_table(rows, left=0)
@@ -143,6 +143,4 @@ def _print(budget: data_budget.Budget) -> None:
         print("\nNot all of them have a guarantee: nothing is promised for all together.")
     else:
         who = "For who is in it" if number == 1 else f"For who is in all {number} of them"
-        print(
-            f"\n{who}: ε = {display.round_up(total.epsilon)} at δ = {total.delta:g} ({total.how})."
-        )
+        print(f"\n{who}: {display.epsilon_at(total.epsilon, total.delta)} ({total.how}).")

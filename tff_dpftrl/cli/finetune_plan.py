@@ -602,12 +602,13 @@ def _advice(
 ) -> list[str]:
     import numpy as np
 
+    from tff_dpftrl.accounting import display
     from tff_dpftrl.finetuning import plan
 
     median = float(np.median(users.num_examples))
     lines = [
         f"{len(users)} users with {int(users.num_examples.sum())} examples, median {median:g}; "
-        f"delta = {recommended.delta:.3g}.",
+        f"delta = {display.delta(recommended.delta, 3)}.",
         f"* Recommended: {_name(recommended)}: the least noise relative to the gradient"
         + (", if its norm falls with the fourth root of G." if "halfway" in best else "."),
     ]

@@ -242,9 +242,11 @@ def run(args: argparse.Namespace) -> int:
         output.print_table(plan_report.rows(shown, what_ifs), left=1)
         print(plan_report.advice(recommended, request, args.workload))
     if args.plot is not None:
-        from tff_dpftrl.accounting import planner_plots
+        from tff_dpftrl.accounting import display, planner_plots
 
-        title = f"{args.population:,} devices, {args.rounds:,} rounds, δ = {args.delta:g}"
+        title = (
+            f"{args.population:,} devices, {args.rounds:,} rounds, δ = {display.delta(args.delta)}"
+        )
         planner_plots.save_plans(args.plot, plans, title)
     return 0
 

@@ -87,8 +87,8 @@ def split(costs: Sequence[parts_lib.Cost], epsilon: float, delta: float) -> str:
     ]
     return "\n".join(
         [
-            f"Epsilon {display.round_up(epsilon)} at delta {delta:g} is of all together, by shares "
-            "of the squared mu:",
+            f"Epsilon {display.round_up(epsilon)} at delta {display.delta(delta)} is of all "
+            "together, by shares of the squared mu:",
             *rows,
         ]
     )
@@ -112,7 +112,7 @@ def rows(shown: Sequence[planner_lib.Plan], what_ifs: Sequence[WhatIf]) -> list[
             str(claim.schema.max_participations),
             display.round_up(claim.noise_multiplier),
             f"{plan.noise_in_sum:.3g}",
-            display.round_up(claim.rho_zcdp, 3),
+            display.round_up(claim.rho_zcdp, 3) if claim.is_gaussian else "-",
             display.round_up(claim.epsilon),
             _bytes(plan.memory_bytes),
             _bytes(plan.upload_bytes),
@@ -226,8 +226,8 @@ def advice(
     lines = [
         "",
         *lines,
-        f"It is ({display.round_up(claim.epsilon)}, {claim.delta:g})-DP if no device takes part "
-        f"more than {schema.max_participations} times,",
+        f"It is ({display.round_up(claim.epsilon)}, {display.delta(claim.delta)})-DP if no device "
+        f"takes part more than {schema.max_participations} times,",
         f"or twice within {schema.min_sep} rounds; on average one takes part {asked:.3g} times.",
     ]
     if schema.min_sep > 1:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Sequence
 
 from tff_dpftrl import durable_files
-from tff_dpftrl.accounting import planner, planner_plots, planner_request
+from tff_dpftrl.accounting import display, planner, planner_plots, planner_request
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.cli import plan_report
 from tff_dpftrl.sweeps import axes as axes_lib
@@ -137,7 +137,9 @@ def _plans(
     )
     plans = planner.make_plans(request)
     shown = planner.pareto(plans)
-    title = f"{population:,} devices, {choice.num_rounds:,} rounds, δ = {choice.delta:g}"
+    title = (
+        f"{population:,} devices, {choice.num_rounds:,} rounds, δ = {display.delta(choice.delta)}"
+    )
     planner_plots.save_plans(output / _PLANS_PLOT, plans, title)
     table = plan_report.rows(shown, [None] * len(shown))
     command = (

@@ -298,7 +298,7 @@ def _select(
         )
         runs, private = chosen.runs(cells), output / manifest.PRIVATE
         _progress(
-            f"The choice has ε = {display.round_up(chosen.plan.epsilon)} at δ = {chosen.delta:g}. "
+            f"The choice has {display.epsilon_at(chosen.plan.epsilon, chosen.delta)}. "
             "How many runs there are is secret, like all that this command prints."
         )
         if left := selection.unfinished(output, runs):

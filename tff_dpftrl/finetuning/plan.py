@@ -252,10 +252,12 @@ class Plan:
         )
         lines = [
             f"Sampling: {_NAMES[self.sampling]}; each of {self.num_units} {unit} is in a step "
-            f"with probability {self.sampling_probability:.4g}, in secret; {self.num_steps} steps.",
+            f"with probability {display.round_up(self.sampling_probability)}, in secret; "
+            f"{self.num_steps} steps.",
             f"Group size: at most {self._examples} of a user {of_user}; {self.group_size_source}.",
             f"Noise: σ = {self.noise_multiplier:.4g}, {self.noise_of_average:.4g} of the clip norm "
-            f"in an average over {self.expected_units:g} {unit}; {spent} at δ = {self.delta:.3g}.",
+            f"in an average over {self.expected_units:g} {unit}; {spent} at δ = "
+            f"{display.delta(self.delta, 3)}.",
         ]
         hypothetical = self.what_if()
         return lines + ([hypothetical.sentence] if hypothetical else [])
@@ -391,9 +393,9 @@ class WhatIf:
         """Sentence about the hypothetical run, for caveats."""
         return (
             f"What if: with {self.users_scale:g} times as many users, {self.num_users:g}, and the "
-            f"same expected batch, the noise would give ε = "
-            f"{display.round_up(self.epsilon)} at δ = "
-            f"{self.delta:.3g}. This is a comparison, not a guarantee for anybody in this data."
+            f"same expected batch, the noise would give ε = {display.round_up(self.epsilon)} at "
+            f"δ = {display.delta(self.delta, 3)}. This is a comparison, not a guarantee for "
+            "anybody in this data."
         )
 
 

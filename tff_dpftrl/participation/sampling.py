@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import decimal
 import types
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -166,7 +167,9 @@ class CyclicPoisson(Sampling):
         self, unit: str = "client", step: str = "round", sampled: str | None = None
     ) -> str:
         """Says who is in which round; `sampled` are what is sampled of a client, one by one."""
-        chance = f"with probability {self.sampling_probability:.6g}, independently of all else"
+        chance = (
+            f"with probability {_rounded_up(self.sampling_probability)}, independently of all else"
+        )
         whose = f"{unit}" if sampled is None else f"{sampled} of a {unit}"
         if self.num_groups == 1:
             return f"Every {whose} is in a {step} {chance}."
@@ -274,8 +277,8 @@ class MinSepPoisson(Sampling):
     def sentence(self, unit: str = "client", step: str = "round") -> str:
         return (
             f"Every {unit} that was in none of the last {self.min_sep - 1} {step}s is in a {step} "
-            f"with probability {self.sampling_probability:.6g}, independently of all else; the "
-            f"first {step}s are as if infinitely many had gone before."
+            f"with probability {_rounded_up(self.sampling_probability)}, independently of all "
+            f"else; the first {step}s are as if infinitely many had gone before."
         )
 
 
@@ -366,9 +369,9 @@ class TruncatedPoisson(Sampling):
     @override
     def sentence(self, unit: str = "client", step: str = "round") -> str:
         return (
-            f"Every {unit} is in a {step} with probability {self.sampling_probability:.6g}, "
-            f"independently of all else; where that makes more than {self.largest_cohort} "
-            f"{unit}s, so many are kept at random."
+            f"Every {unit} is in a {step} with probability "
+            f"{_rounded_up(self.sampling_probability)}, independently of all else; where that "
+            f"makes more than {self.largest_cohort} {unit}s, so many are kept at random."
         )
 
 
@@ -390,3 +393,9 @@ def _share(num_clients: int, clients_per_round: float) -> float:
             f"clients_per_round={clients_per_round:g} exceeds num_clients={num_clients}: lower it."
         )
     return clients_per_round / num_clients
+
+
+def _rounded_up(probability: float) -> str:
+    """Formats a probability as statements do their parameters: six digits, rounded up."""
+    context = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
+    return f"{float(context.create_decimal(repr(probability))):.6g}"

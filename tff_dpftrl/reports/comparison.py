@@ -69,7 +69,7 @@ class Comparison:
         return {
             "kind": [page.TITLES[run.kind] for run in self.runs],
             "ε": [_epsilon(one) for one in stated],
-            "δ": [f"{one.delta:g}" if one.has_guarantee else _NONE for one in stated],
+            "δ": [display.delta(one.delta) if one.has_guarantee else _NONE for one in stated],
             "for one": [one.unit_of_privacy for one in stated],
             "caveats beside ε": [str(len(one.headline_caveats)) for one in stated],
             "mechanism": [one.mechanism for one in stated],
@@ -120,7 +120,7 @@ class Comparison:
             )
         private = [one for one in stated if one.has_guarantee]
         if len({one.delta for one in private}) > 1:
-            deltas = each(lambda i: f"{stated[i].delta:g}")
+            deltas = each(lambda i: display.delta(stated[i].delta))
             told.append(f"Compare ε at one δ only (tff-dpftrl account): δ is {deltas}.")
         if differ(lambda one: one.setting):
             told.append("Other parties are trusted, or with other things: see each statement.")

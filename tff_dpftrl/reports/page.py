@@ -157,7 +157,7 @@ def headline(found: results_lib.Results) -> str:
     is_conditional = stated.headline_caveats or stated.participation_record == "assumed"
     also = " Read below what must stand beside it when it is quoted." if is_conditional else ""
     return (
-        f"ε = {display.round_up(stated.epsilon)} at δ = {stated.delta:g}, for one "
+        f"{display.epsilon_at(stated.epsilon, stated.delta)}, for one "
         f"{stated.unit_of_privacy}.{also}"
     )
 
@@ -345,12 +345,12 @@ def _settings(found: results_lib.Results) -> str:
 
 
 def _short(column: str, text: str) -> str:
-    """Shortens a number of a table; ε is rounded up."""
+    """Shortens a number of a table; ε and δ are rounded up."""
     try:
         number = float(text)
     except ValueError:
         return text
-    return display.round_up(number) if column.endswith("epsilon") else f"{number:.4g}"
+    return display.round_up(number) if column.endswith(("epsilon", "delta")) else f"{number:.4g}"
 
 
 def recount_command(found: results_lib.Results) -> str:

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import budget_shares, gaussian, parts
+from tff_dpftrl.accounting import budget_shares, display, gaussian, parts
 from tff_dpftrl.runs import cohort_seed, metrics_log, privacy
 
 SEED = "metrics_seed"
@@ -260,7 +260,7 @@ def part(
     return parts.Part(
         parts.METRICS,
         f"{what}: sums in which nobody counts for more than an L2 norm of 1, with independent "
-        f"Gaussian noise of standard deviation {noise:.6g} in each round",
+        f"Gaussian noise of standard deviation {display.round_down(noise, 6)} in each round",
         noise_multiplier_of_round=noise,
     )
 
@@ -272,7 +272,8 @@ def _evaluation(mu: float, evaluations: int) -> parts.Part:
         parts.EVALUATION,
         f"the same figures of users who are held out by a hash of their id and never train, in "
         f"{evaluations} evaluations: sums in which nobody counts for more than an L2 norm of 1, "
-        f"with independent Gaussian noise of standard deviation {noise:.6g} in each",
+        f"with independent Gaussian noise of standard deviation {display.round_down(noise, 6)} in "
+        "each",
         rho_zcdp=evaluations / noise * (0.5 / noise),
     )
 

@@ -126,7 +126,7 @@ def promise(statement: statement_lib.PrivacyStatement) -> str:
         return "Privacy: NO guarantee. " + " ".join(statement.no_guarantee)
     rho = statement.rho_zcdp
     sentence = (
-        f"Privacy: ε = {display.round_up(statement.epsilon)} at δ = {statement.delta:g}, "
+        f"Privacy: {display.epsilon_at(statement.epsilon, statement.delta)}, "
         + (f"ρ-zCDP {display.round_up(rho)}, " if rho is not None else "")
         + f"per {statement.unit_of_privacy}; see privacy_statement.md."
     )

@@ -12,7 +12,7 @@ import numpy as np
 from typing_extensions import override
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import calibrate, parts, statement
+from tff_dpftrl.accounting import calibrate, display, parts, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import schema as schema_lib
@@ -110,7 +110,7 @@ class SampledPrivacy(privacy.Privacy):
             simulated = simulated_run.SimulatedRun(
                 deployment=self.deployment,
                 num_rounds=self.num_rounds,
-                participation=f"each with probability {probability:.4g}, in secret",
+                participation=f"each with probability {display.round_up(probability)}, in secret",
                 noise_multiplier=noise_multiplier,
                 epsilon=_epsilon(
                     parts.SampledRounds(noise_multiplier, probability, self.num_rounds),
@@ -224,7 +224,8 @@ class SampledPlan(privacy.FederatedPlan):
     def describe(self) -> list[str]:
         return [
             f"Participation: each of {self.num_clients} users is in a round's cohort with "
-            f"probability {self.sampling_probability:.4g}, in secret; {self.num_rounds} rounds."
+            f"probability {display.round_up(self.sampling_probability)}, in secret; "
+            f"{self.num_rounds} rounds."
             if self.deterministic_seed is None
             else f"Participation: sampled with a known seed; {self.num_rounds} rounds.",
             f"Noise: {self.algorithm}, independent, z = {self.noise_multiplier:.6g}.",
@@ -272,7 +273,8 @@ class SampledPlan(privacy.FederatedPlan):
             ),
             sampling=(
                 "Every user is in a round's cohort with probability "
-                f"{self.sampling_probability:.6g}, independently of everything else."
+                f"{display.round_up(self.sampling_probability, 6)}, independently of everything "
+                "else."
             ),
             seed_is_known=self.deterministic_seed is not None,
             profile=parts.profile(spent, self.others, epsilon) if self.has_guarantee else (),

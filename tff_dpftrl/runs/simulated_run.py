@@ -71,14 +71,14 @@ class SimulatedRun:
     def promise(self) -> str:
         """Returns the guarantee that the simulated run would have, as a clause."""
         would_have = (
-            f"ε = {display.round_up(self.epsilon)} at δ = {self.delta:g}"
+            display.epsilon_at(self.epsilon, self.delta)
             if math.isfinite(self.epsilon)
             else "no privacy guarantee"
         )
         return (
             f"a run of {self.num_rounds} rounds with {self.deployment.report_goal} users a round "
             f"out of {self.deployment.population}, {self.participation}, and noise multiplier "
-            f"{self.noise_multiplier:.6g} would have {would_have}"
+            f"{display.round_down(self.noise_multiplier, 6)} would have {would_have}"
         )
 
     def caveats(self) -> tuple[str, ...]:

@@ -124,7 +124,7 @@ def markdown(results: Sequence[results_lib.CellResult]) -> str:
                 row.append(_epsilon(setting.simulated_epsilon))
             z = setting.noise_multiplier
             row += [
-                f"{setting.results[0].delta:g}" if setting.epsilon is not None else "–",
+                display.delta(setting.results[0].delta) if setting.epsilon is not None else "–",
                 "–" if z is None else f"{z:.4g}",
                 *(_mean(setting, name, percent=share) for name, (_, share) in metrics.items()),
             ]

@@ -614,7 +614,9 @@ def _name(known: manifest.Manifest) -> str:
 def _title(data: str, statement: statement_lib.PrivacyStatement) -> str:
     promised = "no privacy guarantee"
     if statement.epsilon is not None:
-        promised = f"ε = {display.round_up(statement.epsilon, 3)} at δ = {statement.delta:g}"
+        promised = (
+            f"ε = {display.round_up(statement.epsilon, 3)} at δ = {display.delta(statement.delta)}"
+        )
         if statement.headline_caveats:
             promised += ", with a caveat: see privacy_statement.md"
     return f"{data}: {statement.mechanism}, {promised}"

@@ -92,8 +92,8 @@ def describe_plan(
     lines.append(
         "Privacy: NO guarantee."
         if epsilon is None
-        else f"Privacy: ε at most {display.round_up(epsilon)} at δ = {plan.delta:g} after all "
-        f"{plan.num_rounds} {unit}s."
+        else f"Privacy: ε at most {display.round_up(epsilon)} at δ = {display.delta(plan.delta)} "
+        f"after all {plan.num_rounds} {unit}s."
     )
     if plan.simulated is not None:
         lines.append(f"Simulation: with the noise of this run, {plan.simulated.promise()}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tff_dpftrl.accounting import budget_shares, parts
+from tff_dpftrl.accounting import budget_shares, display, parts
 from tff_dpftrl.data import set_union
 
 _NAME = "vocabulary"  # Of the share.
@@ -34,8 +34,9 @@ def part(target_epsilon: float, delta: float, shares: str | None = None) -> part
     return parts.Part(
         parts.VOCABULARY,
         f"words that were counted, at most {noise.max_words} of a user, whose weights have an L2 "
-        f"norm of 1: Gaussian noise of standard deviation {noise.noise_multiplier:.4g} on their "
-        f"sums, and a threshold of {noise.threshold:.4g} (set union, Gopi et al. 2020)",
+        "norm of 1: Gaussian noise of standard deviation "
+        f"{display.round_down(noise.noise_multiplier)} on their sums, and a threshold of "
+        f"{display.round_down(noise.threshold)} (set union, Gopi et al. 2020)",
         rho_zcdp=noise.rho_zcdp,
         delta=noise.delta,
     )

@@ -180,7 +180,7 @@ class TaskPrivacy:
             return None
         return (
             f"round {seen.num_rounds + 1} would bring ε to {display.round_up(epsilon)}, above the "
-            f"budget of {display.round_up(budget)} at δ = {self._terms.delta:g}"
+            f"budget of {display.round_up(budget)} at δ = {display.delta(self._terms.delta)}"
         )
 
     def statement(
@@ -414,8 +414,8 @@ def _composed(claim: guarantee.Guarantee, others: Mapping[str, float | None]) ->
     rho = claim.rho_zcdp + sum(spent)
     epsilon = gaussian.epsilon(gaussian.mu_from_rho(rho), claim.delta)
     return text + (
-        f"For all of them together, so far, ε = {display.round_up(epsilon)} at δ = "
-        f"{claim.delta:g}, ρ-zCDP {display.round_up(rho)}."
+        f"For all of them together, so far, {display.epsilon_at(epsilon, claim.delta)}, "
+        f"ρ-zCDP {display.round_up(rho)}."
     )
 
 

@@ -397,4 +397,4 @@ def privacy_line(statement: statement_lib.PrivacyStatement) -> str:
 def _epsilon(statement: statement_lib.PrivacyStatement) -> str:
     if not statement.has_guarantee:
         return "NO guarantee: " + " ".join(statement.no_guarantee).removesuffix(".")
-    return f"ε = {display.round_up(statement.epsilon)} at δ = {statement.delta:g}"
+    return display.epsilon_at(statement.epsilon, statement.delta)

@@ -132,7 +132,7 @@ function showPrivacy(task) {
     } else {
       parts.push(el("p", { class: "big" }, `ε = ${upwards(privacy.epsilon)}`));
       const said = [];
-      if (privacy.delta !== undefined) said.push(`δ = ${short(privacy.delta)}`);
+      if (privacy.delta !== undefined) said.push(`δ = ${upwards(privacy.delta)}`);
       if (typeof privacy.rho_zcdp === "number")
         said.push(`ρ = ${upwards(privacy.rho_zcdp)} (zCDP)`);
       if (privacy.unit_of_privacy) said.push(`for each ${privacy.unit_of_privacy}`);
