@@ -77,11 +77,12 @@ def _odds(statement: privacy_statement.PrivacyStatement) -> str:
     if statement.is_refuted:
         return "So no odds are stated: a guess may be right every time."
     yours = _YOURS[statement.unit_of_privacy]
+    is_sampled = statement.accounted is None
+    known = "who may be drawn and with what chance" if is_sampled else "who takes part and when"
     parts = [
-        f"Suppose a coin had decided whether {yours} was used, or zeros in its place; who takes "
-        "part, when or by what chance, and how much data there is counts as known. Whoever guesses "
-        f"how it fell, from all that is released, is right {_at_most(statement.trade_off())}, "
-        "where 50 % would be chance."
+        f"Suppose a coin had decided whether {yours} was used, or zeros in its place; {known}, and "
+        "how much data there is, counts as known. Whoever guesses how it fell, from all that is "
+        f"released, is right {_at_most(statement.trade_off())}, where 50 % would be chance."
     ]
     parameters = statement.parameters
     total = parameters.get("epsilon_with_earlier_runs"), parameters.get("delta_with_earlier_runs")

@@ -123,8 +123,8 @@ def _promise(terms: terms_lib.Terms) -> list[str]:
     lines = [
         f"{terms.strategy.name} noise, z = {terms.noise_multiplier:.6g}, clip norm "
         f"{terms.clip_norm:g}{' at first' if terms.adaptive_clipping else ''}: ε at most "
-        f"{display.round_up(accounting.declared_epsilon)} at δ = {terms.delta:g} after all rounds, "
-        f"per device, of {terms.num_devices} or more. "
+        f"{display.round_up(accounting.declared_epsilon)} at δ = {display.delta(terms.delta)} "
+        f"after all rounds, per device, of {terms.num_devices} or more. "
         f"{task_privacy.honest_devices(terms.secure_aggregation)} {sentences.REPORTED_BY_DEVICES}"
     ]
     if terms.max_epsilon is not None:
