@@ -277,6 +277,8 @@ def test_a_guarantee_prints_as_a_sentence_that_rounds_up():
     assert whole.to_dict()["rho_zcdp"] is whole.to_dict()["epsilon_rdp"] is None
     assert whole.to_dict()["epsilon"] == whole.epsilon
     assert claim.to_dict()["rho_zcdp"] == claim.rho_zcdp
+    assert guarantee.composed_rho([claim, whole]) == math.inf
+    assert guarantee.composed_rho([claim, claim]) == pytest.approx(2 * claim.rho_zcdp)
 
 
 def test_event_refuses_an_inconsistent_multiplier():

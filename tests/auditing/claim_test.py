@@ -1,5 +1,6 @@
 """The claim of an audit: what it is made of, and which tests it allows."""
 
+import dataclasses
 import math
 import sys
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tff_dpftrl.accounting import gaussian, guarantee, statement
+from tff_dpftrl.accounting import gaussian, guarantee, parts, statement
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema as schema_lib
@@ -59,6 +60,9 @@ def test_claims_are_made_of_what_promises():
     stated = statement.dp_ftrl_statement(found, unit_of_privacy="user")
     assert claim_lib.Claim.of(stated).mu == pytest.approx(mu)
     assert claim_lib.Claim.of(stated).epsilon == gaussian.epsilon(mu, 1e-6)
+    words = parts.Part(parts.VOCABULARY, "words", rho_zcdp=0.1, delta=1e-9)
+    with_words = claim_lib.Claim.of(dataclasses.replace(found, others=(words,)))
+    assert with_words.mu is None and with_words.epsilon > gaussian.epsilon(mu, 1e-6)
     only = claim_lib.Claim(1.0, 1e-6)
     assert claim_lib.Claim.of(only) is only
 

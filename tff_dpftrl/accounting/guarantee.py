@@ -299,6 +299,7 @@ def composed_rho(guarantees: Iterable[Guarantee]) -> float:
       guarantees: Guarantees of the runs or streams.
 
     Returns:
-      The sum of their rho; inf if one of them has no guarantee.
+      The sum of their rho; inf if one of them has no guarantee, or a part with a δ of its own or
+      an ε without one, of which no rho holds.
     """
-    return float(sum(guarantee.rho_zcdp for guarantee in guarantees))
+    return float(sum(one.rho_zcdp if one.is_gaussian else math.inf for one in guarantees))

@@ -57,7 +57,7 @@ class Claim:
             cannot be violated.
         """
         if isinstance(claim, guarantee.Guarantee):
-            made = cls(claim.epsilon, claim.delta, claim.mu)
+            made = cls(claim.epsilon, claim.delta, claim.mu if claim.is_gaussian else None)
         elif isinstance(claim, statement.PrivacyStatement):
             rho = claim.rho_zcdp
             made = cls(
