@@ -22,8 +22,9 @@ _DESCRIPTION = """\
 Account for the privacy of a DP-FTRL run: rho-zCDP, and epsilon at a delta.
 
 The guarantee is for zeroing out all contributions of one client that takes part in at most
---max-participations rounds, any two of them at least --min-sep apart. epsilon is exact for the
-mechanism; epsilon_rdp is the looser conversion that older papers used. Text output rounds up.
+--max-participations rounds, any two of them at least --min-sep apart. epsilon is exact for a
+Gaussian mechanism of the sensitivity, which is an upper bound where its line says so; epsilon_rdp
+is the looser conversion that older papers used. Text output rounds up.
 
 With --sampling, clients are drawn by the server in secret, and the guarantee rests on that: no
 separation is promised. --neighbours and --group-of add a line for other neighbouring data sets.

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Take part in the rounds of a server (`tff-dpftrl serve`) as one device: check in when the server
-wants it, train on the newest texts of the example store, and report the update. Texts never leave
-this machine. Needs TensorFlow, and no TensorFlow Federated.
+wants it, train on the newest texts of the example store, and report the update. Only what a signed
+plan computes from the texts leaves this machine: updates or counts, which can tell of them unless
+sums are secure. Needs TensorFlow, and no TensorFlow Federated.
 
 A plan is run only if it is signed with one of the --plan-keys, and calls nothing outside of the
 computation. The state folder holds how often, and when, this device took part: with it, it keeps to

@@ -20,7 +20,7 @@ assets.extra/vocabulary.json in it says where the words are from. Its second sig
 ids and returns scores of all ids, for who splits text elsewhere.
 
 With --history it also takes a user's own earlier text, whose n-grams are mixed into the
-probabilities where the model runs. No text of anybody is in what is exported.
+probabilities where the model runs. None of that earlier text is in what is exported.
 
 With --tflite the folder gets model.tflite instead, for TensorFlow Lite (LiteRT) on phones and
 small devices: built-in operations only, ids in, scores and likely next ids out. Beside it are

@@ -10,7 +10,8 @@ from tff_dpftrl import durable_files, validation
 from tff_dpftrl.cli import output
 
 _DESCRIPTION = """\
-Keep, and verify, a public log of plans and privacy statements, to which entries can only be added.
+Keep, and verify, a public log of plans and privacy statements. Whoever kept an earlier checkpoint
+sees whether anything but additions was made.
 
   tff-dpftrl log append   enter the plans, terms and statements of tasks and runs, and sign the log
   tff-dpftrl log verify   find out whether a log is whole, and goes on from where it was

@@ -21,7 +21,8 @@ _DESCRIPTION = """\
 Be the noise party of a task: a second operator, who holds the noise and no data. It joins each
 secure group of devices like one more device, and its vector is the round's noise. So the server
 sees no sum of updates without noise, unless it colludes with every noise party of the task; sums of
-metrics and participation stay exact.
+metrics and participation stay exact. A task's only noise party can subtract its noise from what is
+released; two protect from each other.
 
   tff-dpftrl noise-party new-key    make the folder with the key that task new needs
   tff-dpftrl noise-party --task ... take part in the rounds of a server

@@ -290,9 +290,10 @@ class TrainingConfig(language_config.LanguageConfig):
 
     noise: learning_options.NoiseGenerator = _option(
         "philox",
-        "Generator of the noise: 'philox', or 'secure' for AES-256 in counter mode, with Gaussians "
-        "that are rounded without error and added on a grid, safe from attacks on floating point. "
-        "It needs engine 'compiled'.",
+        "Generator of the updates' noise (that of metrics and of a vocabulary is another): "
+        "'philox', or 'secure' for AES-256 in counter mode, with Gaussians that are rounded "
+        "without error and added on a grid, safe from attacks on floating point. It needs engine "
+        "'compiled'.",
         "privacy",
     )
 

@@ -161,9 +161,11 @@ class TaskConfig(config_lib.TrainingConfig):
     secure_aggregation: secure_groups_lib.ThreatModel | None = _option(
         None,
         "Devices sum their reports, metrics included, so that the server sees sums of groups only, "
-        "even if it may do anything (active-server, also without a value). With honest-but-curious "
-        "the server must follow the protocol: one that lies about who dropped out can learn single "
-        "reports. Needs secagg_bits. If not given, the server sees every report.",
+        "even if it may do anything (active-server, also without a value), if fewer than a third "
+        "of a group is in league with it and its devices are attested by somebody else. With "
+        "honest-but-curious the server must follow the protocol: one that lies about who dropped "
+        "out can learn single reports. Needs secagg_bits. If not given, the server sees every "
+        "report.",
         _SECURE,
     )
     least_group: int | None = _option(
@@ -201,9 +203,11 @@ class TaskConfig(config_lib.TrainingConfig):
         None,
         "Public keys of noise parties (KEY.pub, or 64 hexadecimal digits), with commas between: "
         "other operators, who add the noise of each round within the secure sum, so that the "
-        "server sees no sum of updates without it. Each adds the whole noise: with two it has "
-        "twice the variance, and protects from a server that colludes with one of them. A round is "
-        "one group, and waits for all parties. If not given, the server adds the noise.",
+        "server sees no sum of updates without it; sums of metrics stay exact. One party alone can "
+        "subtract its noise from what is released. Each adds the whole noise: with two it has "
+        "twice the variance, and protects from either of them, and from a server that colludes "
+        "with one. A round is one group, and waits for all parties. If not given, the server adds "
+        "the noise.",
         _SECURE,
     )
 
