@@ -253,8 +253,8 @@ def _of_parties(number: int, epsilon: str) -> list[str]:
         return [
             "The noise party adds the noise within the secure sums in place of the server: the",
             f"same noise, and epsilon {epsilon} is also against the server, unless both collude.",
-            "It is not against the party itself, which can subtract its noise from what is released:",
-            "name two to be safe from each alone.",
+            "It is not against the party itself, which can subtract its noise from what is",
+            "released: name two to be safe from each alone.",
         ]
     return [
         f"Each of the {number} noise parties adds the whole noise, that of z: the released model",
