@@ -103,15 +103,9 @@ FILES = (
 """The files, in the order in which they are shown."""
 
 # Those that the statement covers, and that are for the operator only where it has no guarantee.
-_COVERED = frozenset(
-    {
-        "model.npz",
-        "weights.npz",
-        "best_model.npz",
-        "hugging_face/",
-        "hugging_face_adapters/",
-        "counts.csv",
-    }
+_COVERED = (
+    *("model.npz", "weights.npz", "best_model.npz", "counts.csv"),
+    *("hugging_face/", "hugging_face_adapters/"),
 )
 
 
