@@ -1,5 +1,6 @@
 """Tests of `reports.page` on the text of the page; page_in_browser_test.py looks at it."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -8,6 +9,8 @@ import sys
 import pytest
 
 from tests.reports import made_up
+from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.participation import observed
 from tff_dpftrl.reports import page, results
 
 _PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)
@@ -29,7 +32,7 @@ def test_it_has_the_whole_statement_and_what_was_measured(tmp_path):
     for sentence in (*claim.not_covered, *claim.caveats, claim.setting, claim.adjacency):
         assert page.markup.text(sentence) in found
     assert found.count("<svg viewBox") >= 3 and "20 %" in found
-    assert "held-out users, who never train" in found
+    assert "no guarantee covers what they tell of these" in found
     assert "share of next words that the first guess found, of words in the vocabulary" in found
     assert "top1_in_vocab" not in found[: found.index("Configuration</h2>")]
     assert "75.3%" in found and "share of words that a decoder of noisy taps gets right" in found
@@ -82,10 +85,28 @@ def test_it_shows_a_recount_or_how_to_make_one(tmp_path):
     assert "audited: recount: VIOLATED" in _of(folder)
 
 
-def test_epsilon_and_delta_of_a_table_are_rounded_up():
+def test_epsilon_and_delta_of_a_table_are_rounded_up_and_noise_down():
     assert page._short("epsilon", "1.00001") == "1.001"
     assert page._short("delta", "0.000501123") == "0.0005012"
+    assert page._short("noise_multiplier", "1.23459") == "1.234"
     assert page._short("loss", "1.00001") == "1"
+
+
+def test_participation_is_on_record_or_what_devices_report(tmp_path):
+    once = dataclasses.replace(made_up.stated(), observed=observed.Participation(4, None, 1))
+    reported = dataclasses.replace(once, assumptions=(sentences.REPORTED_BY_DEVICES,))
+    for claim, whose in ((once, "on record"), (reported, "reported by devices")):
+        found = _of(made_up.write_run(tmp_path / whose, claim))
+        (row,) = re.findall(r"<tr>(?:(?!</tr>).)*none was seen twice.*?</tr>", found, re.S)
+        assert f">{whose}<" in row and found.count(">on record<") == (whose == "on record")
+
+
+def test_who_was_sampled_has_to_stay_secret(tmp_path):
+    claim = dataclasses.replace(made_up.stated(), accounted=None)
+    says = "who took part must stay in private/"
+    assert says in _of(made_up.write_run(tmp_path / "sampled", claim))
+    without = dataclasses.replace(made_up.stated(noise_multiplier=0.0), accounted=None)
+    assert says not in _of(made_up.write_run(tmp_path / "without", without))
 
 
 def test_what_is_missing_is_said(tmp_path):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.reports import made_up
-from tff_dpftrl.reports import files, readme, results
+from tff_dpftrl.reports import files, page, readme, results
 
 _PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reference" / "results_folder.md"
 
@@ -49,6 +49,41 @@ def test_it_says_what_each_file_is_and_who_may_see_it(tmp_path):
     assert rows["metrics.csv"] == "**the operator only**"
     assert rows["README.md"] == rows["model.npz"] == "may be published"
     assert "tff-dpftrl audit --run run --state" in text and "curves.png" not in rows
+
+
+_COVERED = (
+    *("model.npz", "weights.npz", "best_model.npz"),
+    *("hugging_face/", "hugging_face_adapters/", "counts.csv"),
+)
+
+
+@pytest.mark.parametrize("claim", ["guaranteed", "without noise", "refuted", "none"])
+def test_a_model_is_for_others_only_where_a_guarantee_covers_it(claim, tmp_path):
+    stated = made_up.stated(noise_multiplier=0.0 if claim == "without noise" else 2.0)
+    if claim == "refuted":
+        stated = stated.with_audit("audited: VIOLATED", is_refuted=True)
+    folder = made_up.write_run(tmp_path / "run", stated)
+    for name in _COVERED:
+        (folder / name).mkdir() if name.endswith("/") else (folder / name).write_bytes(b"")
+    if claim == "none":
+        (folder / "privacy_statement.json").unlink()
+    found = results.read(folder)
+    rows = re.findall(r"^\| `(.*?)` \| (.*) \| (.*?) \|$", readme.of(found), re.MULTILINE)
+    withheld = {name for name, what, _ in rows if what.endswith("; no guarantee covers it")}
+    operators = {name for name, _, who in rows if who == "**the operator only**"}
+    assert withheld == (set() if claim == "guaranteed" else set(_COVERED))
+    assert operators == withheld | {"metrics.csv"}
+    assert page.of(found).count("no guarantee covers it<") == len(withheld)
+
+
+def test_a_model_of_public_text_needs_no_guarantee(tmp_path):
+    (tmp_path / "model.npz").write_bytes(b"")
+    (model,) = (
+        file
+        for file in files.present(tmp_path, "pretraining", has_guarantee=False)
+        if file.name == "model.npz"
+    )
+    assert model.publish == "yes, but" and model.what.endswith("has to be public")
 
 
 def test_nothing_private_and_no_markup_of_others_is_in_it(tmp_path):

@@ -62,10 +62,10 @@ def test_the_table_rounds_epsilon_up():
     assert "larger run" not in text
 
 
-def test_the_table_has_the_epsilon_that_is_simulated():
-    found = made_up.result({"noise_multiplier": 1.0}, 0.1, 900.0, simulated_epsilon=2.0)
+def test_the_table_has_the_epsilon_that_is_simulated_and_rounds_noise_down():
+    found = made_up.result({"noise_multiplier": 1.23459}, 0.1, 900.0, simulated_epsilon=2.0)
     head, _, row, _, explained = tables.markdown([found]).splitlines()
-    assert "| ε | ε, simulated run |" in head and "| 900 | 2 |" in row
+    assert "| ε | ε, simulated run |" in head and "| 900 | 2 | 1e-05 | 1.234 |" in row
     assert "its ε protects nobody here" in explained
 
 

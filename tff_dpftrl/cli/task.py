@@ -81,8 +81,8 @@ _REPORT = """\
 Write metrics, curves, privacy statement and model of what a task has committed so far, and print a
 summary. The server may go on meanwhile: its store is only read.
 
-The results are in the folder report/ of the task, unless --output names another. What is
-in its private/ holds exact figures of the devices; the rest may be published.
+The results are in the folder report/ of the task, unless --output names another. What is in its
+private/ holds exact figures of the devices. README.md says of each other file who may see it.
 """
 
 _REPORT_EPILOG = """\

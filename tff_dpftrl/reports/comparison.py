@@ -63,6 +63,7 @@ class Comparison:
         keyboards = [run.keyboard.get("model", {}) for run in self.runs]
         cached = f"top-1 accuracy{results_lib.WITH_EARLIER_TEXT}, held-out users"
         name = results_lib.MODEL_WITH_EARLIER_TEXT
+        seen = "on record or reported by devices"
         with_cache = [
             f"{run.baselines[name]:.2%}" if name in run.baselines else _NONE for run in self.runs
         ]
@@ -75,9 +76,9 @@ class Comparison:
             "mechanism": [one.mechanism for one in stated],
             "rounds on record": _participation(stated, "num_rounds"),
             "rounds from turn to turn, declared": _participation(stated, "min_sep", declared=True),
-            "rounds from turn to turn, on record": _participation(stated, "min_sep"),
+            f"rounds from turn to turn, {seen}": _participation(stated, "min_sep"),
             "turns of one, declared": _participation(stated, "max_participations", declared=True),
-            "turns of one, on record": _participation(stated, "max_participations"),
+            f"turns of one, {seen}": _participation(stated, "max_participations"),
             "top-1 accuracy, held-out users": [_last(r, results_lib.ACCURACY) for r in self.runs],
             "best top-1 accuracy of the run": [_best(run) for run in self.runs],
             **({cached: with_cache} if set(with_cache) != {_NONE} else {}),

@@ -67,7 +67,7 @@ FILES = (
         "its adapters alone, as peft loads them; a path of a file",
         "yes, but",
     ),
-    File("counts.csv", "counts over the devices' data with noise, and their errors", "yes"),
+    File("counts.csv", "counts over the devices' data, and the errors of their noise", "yes"),
     File("vocabulary.json", _WORDS, "yes, but"),
     File(
         "config.json", "options, what was derived from them, versions; paths of files", "yes, but"
@@ -102,19 +102,29 @@ FILES = (
 )
 """The files, in the order in which they are shown."""
 
+# Those that the statement covers, and that are for the operator only where it has no guarantee.
+_COVERED = (
+    *("model.npz", "weights.npz", "best_model.npz", "counts.csv"),
+    *("hugging_face/", "hugging_face_adapters/"),
+)
 
-def present(folder: pathlib.Path, kind: Kind) -> Iterator[File]:
+
+def present(folder: pathlib.Path, kind: Kind, *, has_guarantee: bool) -> Iterator[File]:
     """Yields the known files that a folder has.
 
     Args:
       folder: A results folder.
       kind: Kind of the folder, which tells apart files of one name.
+      has_guarantee: Whether it has a statement with a guarantee that no audit has refuted.
     """
     seen = set()
     is_older = _has_exact_columns(folder / "metrics.csv")
     for file in FILES:
         if is_older and file.name in ("metrics.csv", "curves.png"):
             file = dataclasses.replace(file, what=f"of an earlier version: {_EXACT}", publish="no")
+        if not has_guarantee and kind != "pretraining" and file.name in _COVERED:
+            what = f"{file.what}; no guarantee covers it"
+            file = dataclasses.replace(file, what=what, publish="no")
         if file.name in seen or (file.kinds and kind not in file.kinds):
             continue
         if file.name == "README.md" or (folder / file.name).exists():  # The former is written last.

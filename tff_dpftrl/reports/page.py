@@ -33,8 +33,8 @@ _PUBLISHABLE = (
     "n-gram models counted on those users, are left out."
 )
 HELD_OUT = (
-    "Accuracy and loss are measured exactly on held-out users, who never train. The guarantee "
-    "does not cover what is measured on them."
+    "Columns eval_… are exact, of held-out users or the data that the caller evaluated on; no "
+    "guarantee covers what they tell of these."
 )
 _NO_PROMISE = {
     "pretraining": "Nothing of this model is private: whoever has it may learn the text.",
@@ -189,18 +189,21 @@ def _participation(found: results_lib.Results) -> str:
     if stated is None:
         return ""
     if stated.accounted is None:
-        says = "The guarantee rests on secret random sampling: who took part is not on record."
+        if not stated.has_guarantee:
+            return ""
+        says = "The guarantee rests on secret random sampling: who took part must stay in private/."
         return markup.element("p", says)
+    is_reported = sentences.REPORTED_BY_DEVICES in stated.assumptions
     rows = []
     for name, seen in (
         ("declared before the run", stated.declared),
         ("accounted for", stated.accounted),
-        ("on record", stated.observed),
+        ("reported by devices" if is_reported else "on record", stated.observed),
     ):
         if seen is None:
             rows.append([name, "not recorded", "", ""])
             continue
-        apart = "none took part twice" if seen.min_sep is None else f"{seen.min_sep} or more"
+        apart = "none was seen twice" if seen.min_sep is None else f"{seen.min_sep} or more"
         rows.append([name, str(seen.num_rounds), apart, f"{seen.max_participations} or fewer"])
     unit = stated.unit_of_privacy
     head = ["", "rounds", "rounds from one turn to the next", f"turns of one {unit}"]
@@ -345,11 +348,13 @@ def _settings(found: results_lib.Results) -> str:
 
 
 def _short(column: str, text: str) -> str:
-    """Shortens a number of a table; ε and δ are rounded up."""
+    """Shortens a number of a table; ε and δ are rounded up, and noise down."""
     try:
         number = float(text)
     except ValueError:
         return text
+    if column == "noise_multiplier":
+        return display.round_down(number)
     return display.round_up(number) if column.endswith(("epsilon", "delta")) else f"{number:.4g}"
 
 
@@ -417,6 +422,6 @@ def shown(value: Any) -> str:
 def _files(found: results_lib.Results) -> str:
     rows = [
         [f"<code>{file.name}</code>", markup.text(file.what), _MAY[file.publish]]
-        for file in files.present(found.folder, found.kind)
+        for file in files.present(found.folder, found.kind, has_guarantee=found.has_guarantee)
     ]
     return markup.table(["file", "what it is", "who may see it"], rows, "Files of the folder")

@@ -88,7 +88,7 @@ def of(found: results_lib.Results) -> str:
     elif found.kind == "sweep":
         lines += ["Each folder in `cells/` is a run with a README.md of its own.", ""]
     lines += ["## Files", "", "| file | what it is | who may see it |", "|---|---|---|"]
-    for file in files.present(found.folder, found.kind):
+    for file in files.present(found.folder, found.kind, has_guarantee=found.has_guarantee):
         lines.append(f"| `{file.name}` | {file.what} | {_WHO[file.publish]} |")
     lines += ["", "## What to type next", "", "From the folder above this one:", "", "```sh"]
     lines += [*_next(found), "```", ""]
@@ -124,8 +124,7 @@ def _metadata(found: results_lib.Results) -> list[str]:
         lines.append("language: en")
     lines.append("library_name: tff_dpftrl")
     tags = list(_TAGS.get(found.kind, ()))
-    stated = found.statement
-    if stated is None or not stated.has_guarantee or stated.is_refuted:
+    if not found.has_guarantee:
         tags = [tag for tag in tags if tag != "differential-privacy"]
     if _is_of_words(found):
         lines.append("pipeline_tag: text-generation")

@@ -106,6 +106,12 @@ class Results:
         return str(name) if name else self.folder.absolute().name
 
     @property
+    def has_guarantee(self) -> bool:
+        """Whether there is a statement with a guarantee that no audit has refuted."""
+        stated = self.statement
+        return stated is not None and stated.has_guarantee and not stated.is_refuted
+
+    @property
     def evaluations(self) -> list[Row]:
         """Rows of the rounds after which the model was measured on held-out users."""
         return [row for row in self.rows if any(name.startswith("eval_") for name in row)]

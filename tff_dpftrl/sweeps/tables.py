@@ -92,7 +92,7 @@ def _shown(values: Mapping[str, axes_lib.Value], name: str) -> str | None:
 
 
 def markdown(results: Sequence[results_lib.CellResult]) -> str:
-    """Returns the settings as a table of Markdown, with numbers for people: ε rounded up.
+    """Returns the settings as a table of Markdown, for people: ε rounded up, noise rounded down.
 
     Args:
       results: Results of all cells of the sweep.
@@ -125,7 +125,7 @@ def markdown(results: Sequence[results_lib.CellResult]) -> str:
             z = setting.noise_multiplier
             row += [
                 display.delta(setting.results[0].delta) if setting.epsilon is not None else "–",
-                "–" if z is None else f"{z:.4g}",
+                "–" if z is None else display.round_down(z),
                 *(_mean(setting, name, percent=share) for name, (_, share) in metrics.items()),
             ]
             lines.append(_line(row))

@@ -161,7 +161,7 @@ function showPrivacy(task) {
       schema && schema[name] !== null && schema[name] !== undefined ? short(schema[name]) : "–";
     parts.push(
       table(
-        ["Participation", "declared", "observed"],
+        ["Participation", "declared", "reported by devices"],
         [
           ["rounds", of(privacy.declared, "num_rounds"), of(observed, "num_rounds")],
           [
