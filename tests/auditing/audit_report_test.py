@@ -25,6 +25,7 @@ _GAME = audit_report.Finding(
 )
 _EXACT = audit_report.Finding("zero update", "consistent", "It counts as nobody.")
 _UNTESTED = audit_report.Finding("restarts", "not tested", "There are none.")
+_ESTIMATE = audit_report.Finding("estimate", "estimate", "About μ = 9.")
 _CURVE = audit_report.TradeOff((0.0, 0.1, 1.0), (1.0, 0.7, 0.0))
 
 
@@ -51,11 +52,19 @@ def test_a_consistent_report_says_what_was_shown_and_by_what_chance():
     assert found.verdict == "consistent with the claim"
     text = found.to_markdown()
     assert "**consistent with the claim (2 of 3 tests could be done)**" in text
-    assert "at least ε = 2.345 at δ = 1e-06, μ = 0.9123" in text  # Rounded down.
+    assert "at least ε = 2.345 at δ = 1e-06, μ = 0.9123, with 98% confidence" in text
     assert "at most 2%" in text and "noise smaller by 4%" in text
     assert "| restarts | not tested | 0 |  |  |  |" in text
     assert "shows no guarantee" in text
     assert "2 of 3 tests" in found.entry()
+    assert "; at least ε = 2.345 at δ = 1e-06, with 98% confidence; tff_dpftrl" in found.entry()
+
+
+@pytest.mark.parametrize("only", [(_UNTESTED,), (_UNTESTED, _ESTIMATE)])
+def test_a_report_without_a_test_is_consistent_with_nothing(only):
+    for found in (_report(*only), _report(*only, missing="private/")):
+        assert found.verdict == "nothing was tested"
+        assert found.headline == "nothing was tested (0 of 1 tests could be done)"
 
 
 def test_without_the_records_nothing_is_consistent_with_the_claim():
@@ -77,6 +86,21 @@ def test_a_violation_is_said_with_its_confidence():
     assert by_sight.verdict == "VIOLATED: zero update"
 
 
+@pytest.mark.parametrize(
+    ("error_rate", "confidence", "chance", "cell"),
+    [
+        (1e-6, "99.99", "0.0001", "1e-06"),
+        (2.0**-60, "99.99", "8.674e-17", "8.68e-19"),
+        (0.05 / 7, "99.28", "0.7143", "0.00715"),
+    ],
+)
+def test_confidence_is_rounded_down_and_chance_up(error_rate, confidence, chance, cell):
+    found = _violated(error_rate=error_rate)
+    assert f"at least ε = 7.777 with {confidence}% confidence" in found.verdict
+    text = found.to_markdown()
+    assert f"at most {chance}%" in text and f"| game | violated | {cell} |" in text
+
+
 def test_what_is_no_matter_of_chance_has_no_confidence():
     exact = dataclasses.replace(_EXACT, outcome="violated")
     assert _report(_GAME, exact).verdict == "VIOLATED: zero update"
@@ -84,9 +108,8 @@ def test_what_is_no_matter_of_chance_has_no_confidence():
 
 
 def test_estimates_are_no_tests():
-    estimate = audit_report.Finding("estimate", "estimate", "About μ = 9.")
-    assert _report(_GAME, _EXACT, estimate).verdict == "consistent with the claim"
-    assert "2 of 2 tests" in _report(_GAME, _EXACT, estimate).entry()
+    assert _report(_GAME, _EXACT, _ESTIMATE).verdict == "consistent with the claim"
+    assert "2 of 2 tests" in _report(_GAME, _EXACT, _ESTIMATE).entry()
 
 
 def test_lower_bounds_are_never_rounded_up():

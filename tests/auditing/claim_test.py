@@ -67,6 +67,11 @@ def test_claims_are_made_of_what_promises():
     assert claim_lib.Claim.of(only) is only
 
 
+def test_a_claim_is_shown_with_no_less_than_it_is():
+    assert str(claim_lib.Claim(1.23441, 1e-6, 0.300001)) == "μ = 0.3001, ε = 1.235"
+    assert str(claim_lib.Claim(2.00001, 1e-6)) == "ε = 2.001"
+
+
 @pytest.mark.parametrize("nothing", [_guarantee(noise_multiplier=0.0), "ε = 1", None])
 def test_what_promises_nothing_is_no_claim(nothing):
     with pytest.raises(ValueError, match="^claim "):

@@ -13,7 +13,8 @@ pytest.importorskip("tensorflow_federated", reason="audits training with TFF")
 from tests import fixed_seeds
 from tests.training import toy_run
 from tff_dpftrl.accounting import statement
-from tff_dpftrl.auditing import audit_report, configured
+from tff_dpftrl.auditing import audit_report, claim, configured
+from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.cli import audit, main
 from tff_dpftrl.participation import ledger_file
 from tff_dpftrl.training import run as run_lib
@@ -49,6 +50,10 @@ def test_a_run_that_keeps_its_promise(run, capsys):
     assert re.match(r"consistent with the claim \(\d+ of 20 tests could be done\)\n", printed.out)
     assert "consistent   ledger: one history of rounds: 2 rounds are committed" in printed.out
     assert "statement: ε" in printed.err.splitlines()  # What is being done, as it is done.
+    assert re.search(r" files, as bytes, decimal or hexadecimal\.\n", printed.out)
+    shown = re.search(r"ε = (\S+) at δ = (\S+) is what the records come to", printed.out)
+    stated = _stated(run)
+    assert stated.epsilon <= float(shown[1]) and stated.delta <= float(shown[2])
 
 
 def test_a_run_that_is_handed_over_has_a_verdict_and_a_status_of_its_own(run, capsys):
@@ -66,6 +71,18 @@ def test_a_violation_has_a_status_of_its_own(run, capsys):
     assert main.main(["audit", "--run", str(run)]) == audit.VIOLATED == 3
     printed = capsys.readouterr().out
     assert printed.startswith("VIOLATED") and "ε is 0.01 in the statement" in printed
+
+
+def test_what_was_not_tested_at_all_is_no_success(run, monkeypatch, capsys):
+    monkeypatch.setattr(
+        run_folder,
+        "recount_run",
+        lambda folder, progress: audit_report.AuditReport(
+            "run", claim.Claim(1.0, 1e-5), (), is_ours=True
+        ),
+    )
+    assert main.main(["audit", "--run", str(run)]) == audit.INCOMPLETE
+    assert capsys.readouterr().out.startswith("nothing was tested (0 of 0 tests could be done)")
 
 
 def test_json_and_files(run, tmp_path, capsys):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import gaussian
+from tff_dpftrl.accounting import display, gaussian
 from tff_dpftrl.aggregators import secagg
 from tff_dpftrl.auditing import audit_report, defaults, games, judging, playing, probes
 from tff_dpftrl.auditing import claim as claim_lib
@@ -346,8 +346,9 @@ class _Audit:
         return audit_report.Finding(
             test,
             "violated" if is_less else "consistent",
-            f"Its sensitivity under the schema and its noise give μ = {mu:.4g}, ε = {epsilon:.4g} "
-            f"at δ = {self.claim.delta:g}; claimed is ε = {self.claim.epsilon:.4g}.",
+            f"Its sensitivity under the schema and its noise give μ = {display.round_up(mu)}, "
+            f"{display.epsilon_at(epsilon, self.claim.delta)}; claimed is ε = "
+            f"{display.round_up(self.claim.epsilon)}.",
         )
 
     def _published_clip_norm(self) -> audit_report.Finding:

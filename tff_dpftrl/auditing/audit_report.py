@@ -22,8 +22,8 @@ _PICTURE = "trade_off.png"
 _NOT_OURS = "custom, not of this package: its author answers for what was not tested"
 _NOT_OURS_SHORT = " (code not of this package)"
 _LIMITS = (
-    "A lower bound above the claim shows that the claim is false. A lower bound below it shows "
-    "no guarantee: it is what these tests could see, not what is leaked.",
+    "A lower bound above the claim shows, at its confidence, that the claim is false. A bound "
+    "below it shows no guarantee: it is what these tests could see, not what is leaked.",
     "What was not tested, by this audit or at all, may leak anything: other inputs, other "
     "machines, files, metrics, logs, timing.",
 )
@@ -108,9 +108,19 @@ class AuditReport:
         return any(finding.outcome == "violated" for finding in self.findings)
 
     @property
+    def is_tested(self) -> bool:
+        """Whether any test could be done, estimates apart."""
+        return any(finding.outcome in ("consistent", "violated") for finding in self.findings)
+
+    @property
+    def error_rate(self) -> float:
+        """Largest chance that a correct mechanism is called violated."""
+        return math.fsum(finding.error_rate for finding in self.findings)
+
+    @property
     def confidence(self) -> float:
         """One minus the chance that a correct mechanism is called violated, at least."""
-        return 1.0 - sum(finding.error_rate for finding in self.findings)
+        return 1.0 - self.error_rate
 
     @property
     def epsilon_at_least(self) -> float:
@@ -128,8 +138,11 @@ class AuditReport:
     def verdict(self) -> str:
         """One line: "consistent with the claim", or "VIOLATED: ..." with the bound or the tests.
 
-        Where records are missing: "nothing contradicts the claim, which …".
+        Where records are missing: "nothing contradicts the claim, which …". Where no test could
+        be done: "nothing was tested".
         """
+        if not self.is_tested:
+            return "nothing was tested"
         if not self.is_violated:
             if self.missing:
                 return (
@@ -139,9 +152,7 @@ class AuditReport:
         violated = [finding for finding in self.findings if finding.outcome == "violated"]
         is_above = self.epsilon_at_least > self.claim.epsilon
         is_exact = not is_above and any(finding.error_rate == 0.0 for finding in violated)
-        chance = f" with {_percent(self.confidence)} confidence"
-        if is_exact or self.confidence == 1.0:
-            chance = ""
+        chance = "" if is_exact else self._with_confidence(" ")
         if is_above:
             return (
                 f"VIOLATED: at least ε = {display.round_down(self.epsilon_at_least)}{chance}, "
@@ -166,7 +177,8 @@ class AuditReport:
         bound = ""
         if not self.is_violated and self.epsilon_at_least > 0.0:
             least = display.round_down(self.epsilon_at_least)
-            bound = f"; at least ε = {least} at δ = {self.claim.delta:g}"
+            bound = f"; at least ε = {least} at δ = {display.round_down(self.claim.delta, 6)}"
+            bound += self._with_confidence(", ")
         text = (
             f"audited: {self.subject}{'' if self.is_ours else _NOT_OURS_SHORT}: "
             f"{self.headline}{bound}; tff_dpftrl {self.code_version}"
@@ -183,7 +195,7 @@ class AuditReport:
         )
         if claim.mu is not None:
             claimed += f", as a Gaussian mechanism of μ = {display.round_up(claim.mu)}"
-        chance = 1.0 - self.confidence
+        chance = self.error_rate
         lines = [
             "# Audit",
             "",
@@ -193,9 +205,13 @@ class AuditReport:
             f"- Code: {'of this package' if self.is_ours else _NOT_OURS}",
             f"- Claim: {claimed}",
             f"- Shown: at least ε = {display.round_down(self.epsilon_at_least)} at δ = "
-            f"{claim.delta:g}{self._shown_mu()}",
+            f"{display.round_down(claim.delta, 6)}{self._shown_mu()}{self._with_confidence(', ')}",
             "- Chance that code that keeps its claim is called VIOLATED: "
-            + (f"at most {_percent(chance)}" if chance else "none, nothing was left to chance"),
+            + (
+                f"at most {display.round_up(100.0 * chance)}%"
+                if chance
+                else "none, nothing was left to chance"
+            ),
             "",
             *self._smallest_faults(),
             "## Tests",
@@ -218,6 +234,12 @@ class AuditReport:
 
     def _shown_mu(self) -> str:
         return f", μ = {display.round_down(self.mu_at_least)}" if self.mu_at_least > 0.0 else ""
+
+    def _with_confidence(self, before: str) -> str:
+        if not self.error_rate:
+            return ""  # Nothing was left to chance.
+        below_one = min(self.confidence, math.nextafter(1.0, 0.0))
+        return f"{before}with {display.round_down(100.0 * below_one)}% confidence"
 
     def to_json(self) -> str:
         """Returns the report as JSON; infinite numbers become null."""
@@ -313,16 +335,12 @@ def _row(finding: Finding) -> str:
     cells = [
         finding.test,
         finding.outcome,
-        f"{finding.error_rate:.3g}",
+        display.round_up(finding.error_rate, 3),
         "" if finding.trials is None else str(finding.trials),
         "" if finding.epsilon_at_least is None else display.round_down(finding.epsilon_at_least),
         "" if finding.mu_at_least is None else display.round_down(finding.mu_at_least),
     ]
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
-
-
-def _percent(share: float) -> str:
-    return f"{100.0 * share:.4g}%"
 
 
 def _without_infinity(value: Any) -> Any:

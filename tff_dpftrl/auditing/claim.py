@@ -9,7 +9,7 @@ import numpy as np
 from scipy import special
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import gaussian, guarantee, statement
+from tff_dpftrl.accounting import display, gaussian, guarantee, statement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Claim:
         return is_above or epsilon_at_least > self.epsilon
 
     def __str__(self) -> str:
-        epsilon = f"ε = {self.epsilon:.4g}"
-        return epsilon if self.mu is None else f"μ = {self.mu:.4g}, {epsilon}"
+        epsilon = f"ε = {display.round_up(self.epsilon)}"
+        return epsilon if self.mu is None else f"μ = {display.round_up(self.mu)}, {epsilon}"
 
     def least_false_negative_rate(self, false_positive_rate: np.ndarray) -> np.ndarray:
         """Computes the claimed trade-off curve: which tests the claim allows.

@@ -9,6 +9,7 @@ import numpy as np
 import scipy.linalg
 from scipy import special, stats
 
+from tff_dpftrl.accounting import display
 from tff_dpftrl.auditing import audit_report, games
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing.evidence import bounds, forensics, one_run, scores, worst_pattern
@@ -53,10 +54,10 @@ def one_run_bound(
         mu, guesses = one_run.mu_at_least(values, present, error_rate=each)
         most_mu = max(one.mu_at_least(each / len(best)) for one in best)
         shown = (
-            f"{guesses.correct} of {guesses.guesses} guesses show at least μ = {mu:.4g} "
-            "(Mahloujifar et al. 2024), "
+            f"{guesses.correct} of {guesses.guesses} guesses show at least "
+            f"μ = {display.round_down(mu)} (Mahloujifar et al. 2024), "
         )
-        most = f" μ above {most_mu:.3g}, and no"
+        most = f" μ above {display.round_up(most_mu, 3)}, and no"
     epsilon, guesses = one_run.epsilon_at_least(values, present, delta=claim.delta, error_rate=each)
     most_epsilon = max(one.epsilon_at_least(claim.delta, each / len(best)) for one in best)
     can_refute = claim.is_refuted_by(most_mu, most_epsilon)
@@ -65,14 +66,15 @@ def one_run_bound(
         test,
         "violated" if is_above else "consistent" if can_refute else "not tested",
         f"Of {len(present)} canaries {shown}{guesses.correct} of {guesses.guesses} guesses show at "
-        f"least ε = {epsilon:.4g} at δ = {claim.delta:g} (Steinke et al. 2023); claimed is "
-        f"{claim}. It holds for every mechanism, and rests on the canaries' coins only."
-        f"{'' if can_refute else TOO_FEW}{about}",
+        f"least ε = {display.round_down(epsilon)} at δ = {display.round_down(claim.delta, 6)} "
+        f"(Steinke et al. 2023); claimed is {claim}. It holds for every mechanism, and rests on "
+        f"the canaries' coins only.{'' if can_refute else TOO_FEW}{about}",
         error_rate,
         trials=len(present),
         mu_at_least=mu,
         epsilon_at_least=epsilon,
-        power=f"so many canaries prove no{most} ε above {most_epsilon:.3g}, whatever is wrong",
+        power=f"so many canaries prove no{most} ε above {display.round_up(most_epsilon, 3)}, "
+        "whatever is wrong",
     )
 
 
@@ -94,7 +96,8 @@ def at_best(
         present.astype(float), present, delta=claim.delta, error_rate=error_rate, seed=seed
     )
     most = perfect.epsilon_at_least
-    return most > claim.epsilon, f"so many trials prove no ε above {most:.3g}, whatever is wrong"
+    shown = display.round_up(most, 3)
+    return most > claim.epsilon, f"so many trials prove no ε above {shown}, whatever is wrong"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,8 +182,7 @@ class Judge:
         if is_above and finding.outcome != "violated":
             advice = (
                 " Were trials independent, which nobody says of the noise, it were "
-                f"μ = {bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at least, and the "
-                "claim refuted: give mechanism, or canaries_per_run=1."
+                f"{bound} at least, and the claim refuted: give mechanism, or canaries_per_run=1."
             )
             finding = dataclasses.replace(finding, says=finding.says + advice)
         return finding, bounds.trade_off(values, rest.present)
@@ -208,8 +210,8 @@ class Judge:
         finding = audit_report.Finding(
             test,
             "violated" if is_above else "consistent" if is_tested else "not tested",
-            f"{about} At least μ = {bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at "
-            f"δ = {self.claim.delta:g} ({bound.method}); claimed is {self.claim}.",
+            f"{about} At least {bound} at δ = {display.round_down(self.claim.delta, 6)} "
+            f"({bound.method}); claimed is {self.claim}.",
             self.error_rate,
             trials=len(present),
             mu_at_least=bound.mu_at_least,
@@ -224,7 +226,7 @@ class Judge:
         error = math.sqrt(1 / first + 1 / second + self.claim.mu**2 / (2 * len(present)))
         # Half of the error rate goes to the Gaussian family.
         errors = special.ndtri(_SURELY) - special.ndtri(self.error_rate / 2)
-        return f"a μ of {self.claim.mu + errors * error:.4g}"
+        return f"a μ of {display.round_up(self.claim.mu + errors * error)}"
 
     def _not_finite(
         self, test: str, transcripts: transcripts_lib.Transcripts

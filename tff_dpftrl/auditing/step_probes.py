@@ -16,6 +16,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import display
 from tff_dpftrl.auditing import audit_report, defaults
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.finetuning import clipped_sums, private_steps, run_privacy
@@ -210,7 +211,8 @@ def _spread(
     return audit_report.Finding(
         "noise: standard deviation of each step",
         "violated" if shares[step, kind] < least else "consistent",
-        f"At least {shares[step, kind]:.4g} of what is claimed, {where}, on {size} weights.",
+        f"At least {display.round_down(shares[step, kind])} of what is claimed, {where}, on {size} "
+        "weights.",
         error_rate=error_rate,
         trials=count,
         power=f"noise below {detectable:.3g} of what is claimed",
@@ -238,8 +240,8 @@ def _independent(
     return audit_report.Finding(
         test,
         "violated" if worst > limit else "consistent",
-        f"At most {worst:.3g} apart from the claimed ones (steps {one} and {two}), by Fisher's "
-        f"transformation; chance explains {limit:.3g}.",
+        f"At most {display.round_up(worst, 3)} apart from the claimed ones (steps {one} and "
+        f"{two}), by Fisher's transformation; chance explains {limit:.3g}.",
         error_rate=error_rate,
         trials=len(pairs),
         power=f"a correlation {limit + 2.33 / math.sqrt(size):.2g} apart from what is claimed",

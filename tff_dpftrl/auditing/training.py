@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import guarantee as guarantee_lib
 from tff_dpftrl.auditing import audit_report, defaults, judging
 from tff_dpftrl.auditing import claim as claim_lib
@@ -346,8 +347,8 @@ def _independent(
     return audit_report.Finding(
         f"canaries as trials, {name}",
         "violated" if is_above else "consistent" if can_refute else "not tested",
-        f"At least μ = {bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at δ = "
-        f"{claim.delta:g} ({bound.method}); claimed is {claim}. {_CONDITION}{about}",
+        f"At least {bound} at δ = {display.round_down(claim.delta, 6)} ({bound.method}); claimed "
+        f"is {claim}. {_CONDITION}{about}",
         error_rate,
         trials=bound.trials,
         mu_at_least=bound.mu_at_least,

@@ -24,7 +24,7 @@ VIOLATED = 3
 """Exit status where the claim was refuted: no other outcome has it."""
 
 INCOMPLETE = 4
-"""Exit status where nothing contradicts the claim, and it could not be derived: no `private/`."""
+"""Exit status where nothing contradicts the claim, but it was not derived, or nothing tested."""
 
 _DESCRIPTION = """\
 Test whether the code keeps the promise that it prints, in one of two ways.
@@ -34,17 +34,17 @@ vectors and a tiny model, thousands of times with and without one client. How we
 told apart gives a lower bound on ε. It takes minutes. Of a file of options of `finetune`, repeat
 steps with its model, with and without each unit, and compare what they release exactly.
 
---run: of a run that is finished or interrupted, derive everything in its privacy statement again
-from ledger, options, checkpoint and strategy, by other code than wrote them (but for the ε of bins
-and b-min-sep sampling, and sentences), and look through its files for what should not be there. It
-takes seconds.
+--run: of a run that is finished or interrupted, derive the numbers of its privacy statement again,
+as far as its records allow, from ledger, options, checkpoint and strategy, by other code than wrote
+them (but for the ε of bins and b-min-sep sampling, and sentences), and look through its files for
+what should not be there. It takes seconds.
 
 docs/explanation/auditing.md says what an audit proves and what it does not.
 
 The exit status is 0 if nothing contradicts the claim, 3 if the claim is VIOLATED, 4 if nothing
 contradicts it but it cannot be derived, as the run's private/ is not there or its mechanism is a
-custom one, 2 if nothing could be audited (a wrong flag, no run in the folder, a run in use), 1 if a
-file could not be written.
+custom one, or if no test could be done, 2 if nothing could be audited (a wrong flag, no run in the
+folder, a run in use), 1 if a file could not be written.
 """
 
 _EPILOG = """\
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
         _print(report)
     if report.is_violated:
         return VIOLATED
-    return INCOMPLETE if report.missing else 0
+    return INCOMPLETE if report.missing or not report.is_tested else 0
 
 
 def _of_config(args: argparse.Namespace) -> audit_report.AuditReport:

@@ -26,6 +26,10 @@ def _most(repetitions, rate):
     return stats.binom.isf(1e-6, repetitions, rate)
 
 
+def test_bounds_are_shown_rounded_down():
+    assert str(bounds.Bound(0.99996, 1.23459, 0.01, "toys", 10)) == "μ = 0.9999, ε = 1.234"
+
+
 @pytest.mark.parametrize("positives, negatives", [(30, 30), (400, 100)])
 @pytest.mark.parametrize("rates", [(0.5, 0.5), (0.69, 0.31), (0.02, 0.0005), (0.999, 0.9)])
 def test_the_region_of_two_rates_covers(rates, positives, negatives):

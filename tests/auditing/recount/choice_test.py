@@ -54,14 +54,25 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def _wrong(folder):
+def _recounted(folder):
     one = audit_report.AuditReport("run", claim.Claim(1.0, 1e-5), (), is_ours=True)
-    report = choice.recount(folder, lambda run: one, lambda line: None)
-    return {each.test for each in report.findings if each.outcome == "violated"}
+    return choice.recount(folder, lambda run: one, lambda line: None)
+
+
+def _wrong(folder):
+    return {each.test for each in _recounted(folder).findings if each.outcome == "violated"}
 
 
 def test_a_choice_that_was_made_as_planned_is_consistent(folder):
     assert choice.is_choice(folder) and not _wrong(folder)
+
+
+def test_what_runs_promise_is_rounded_up_and_an_untested_run_is_not_consistent(folder):
+    _, promises, *_, run = _recounted(folder).findings
+    for pair in promises.says.partition("(ε, δ)-DP for ")[2].rstrip(".").split(" and "):
+        epsilon, delta = map(float, pair.strip("()").split(", "))
+        assert gaussian.epsilon(gaussian.mu(*_WANTED.tail), delta) <= epsilon
+    assert (run.outcome, run.says[:18]) == ("not tested", "nothing was tested")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import gaussian
+from tff_dpftrl.accounting import display, gaussian
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing import claim as claim_lib
 
@@ -45,6 +45,10 @@ class Bound:
     error_rate: float
     method: str
     trials: int
+
+    def __str__(self) -> str:
+        mu, epsilon = map(display.round_down, (self.mu_at_least, self.epsilon_at_least))
+        return f"μ = {mu}, ε = {epsilon}"
 
 
 def from_counts(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import display
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing.recount import findings, record_checks, records
@@ -73,7 +74,10 @@ def recount(
     for run in runs:
         report = recount_run(run)
         wrong = [f"{one.test}: {one.says}" for one in report.findings if one.outcome == "violated"]
-        done.append(findings.judged(run.name, wrong, report.headline))
+        if report.is_tested:
+            done.append(findings.judged(run.name, wrong, report.headline))
+        else:
+            done.append(findings.skipped(run.name, report.headline))
     return audit_report.AuditReport(
         subject=f"recount of the choice {folder.absolute().name}",
         claim=claim_lib.Claim(
@@ -122,7 +126,9 @@ def _promises(test: str, choice: dict[str, Any], runs: list[pathlib.Path]) -> au
                 wrong.append(
                     f"{run.name} has ε = {least:.6g} at δ = {delta:.3g}, not {epsilon:.6g}"
                 )
-    pairs = " and ".join(f"({epsilon:.6g}, {delta:.3g})" for epsilon, delta in promised)
+    pairs = " and ".join(
+        f"({display.round_up(epsilon, 6)}, {display.delta(delta)})" for epsilon, delta in promised
+    )
     return findings.judged(test, wrong, f"Each run made is (ε, δ)-DP for {pairs}")
 
 

@@ -98,7 +98,8 @@ def secrets(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_re
                 if any(spelling in part for spelling in spellings):
                     found.add(what)
         wrong += [f"{name} holds {what}" for what in sought if what in found]
-    return findings.judged(test, wrong, f"None of {', '.join(sought)} is in {looked_at} files")
+    fine = f"None of {', '.join(sought)} is in {looked_at} files, as bytes, decimal or hexadecimal"
+    return findings.judged(test, wrong, fine)
 
 
 def _secrets(run: records.Records) -> Iterator[tuple[str, tuple[bytes, ...]]]:

@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import json_text, version
-from tff_dpftrl.accounting import privacy_statement, statement_markdown, statement_sentences
+from tff_dpftrl.accounting import (
+    display,
+    privacy_statement,
+    statement_markdown,
+    statement_sentences,
+)
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing.recount import arithmetic, findings, record_checks, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
@@ -209,9 +214,8 @@ def epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_re
         low, high = record_checks.epsilon_asked_for(run, terms)
         if not low <= (parameters["simulated_epsilon"] or math.inf) <= high * (1.0 + 1e-2):
             wrong.append(f"the run that is simulated has ε = {low:.6g}, and another one is stated")
-    return findings.judged(
-        test, wrong, f"ε = {stated['epsilon']:.6g} at δ = {delta:g} is what the records come to"
-    )
+    fine = f"{display.epsilon_at(stated['epsilon'], delta)} is what the records come to"
+    return findings.judged(test, wrong, fine)
 
 
 def _small_deltas(
