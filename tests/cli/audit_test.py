@@ -116,7 +116,9 @@ def test_a_refuted_claim_says_so_in_its_statement(run):
     copy = run / "hugging_face" / "privacy_statement.json"
     copy.parent.mkdir()
     copy.write_text((run / copy.name).read_text())
+    assert "no guarantee covers it" not in (run / "README.md").read_text()
     assert main.main(["audit", "--run", str(run), "--state"]) == audit.VIOLATED
+    assert "committed round; no guarantee covers it" in (run / "README.md").read_text()
     for name in ("privacy_statement.json", "privacy_statement.md"):  # Beside the weights, too.
         assert (copy.parent / name).read_text() == (run / name).read_text()
     assert _stated(run).epsilon == 0.01  # An audit does not mend it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -236,6 +237,7 @@ def _state(folder: pathlib.Path, report: audit_report.AuditReport) -> None:
     from tff_dpftrl import durable_files
     from tff_dpftrl.accounting import statement as statement_lib
     from tff_dpftrl.models import hugging_face
+    from tff_dpftrl.reports import readme
 
     path = folder / "privacy_statement.json"
     if not path.exists():
@@ -257,3 +259,6 @@ def _state(folder: pathlib.Path, report: audit_report.AuditReport) -> None:
     for one in (path, *(copy for copy in copies if copy.exists())):
         durable_files.write(one, (stated.to_json() + "\n").encode("utf-8"))
         durable_files.write(one.with_suffix(".md"), stated.to_markdown().encode("utf-8"))
+    if report.is_violated and (folder / readme.NAME).exists():
+        with contextlib.suppress(validation.UsageError):  # Of a damaged file: the verdict stands.
+            readme.write(folder)  # No guarantee covers the model now.
