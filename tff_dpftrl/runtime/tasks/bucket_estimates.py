@@ -97,7 +97,7 @@ def write(
     weights: np.ndarray,
     skipped: Sequence[bool],
 ) -> list[str]:
-    """Writes `counts.csv`, which may be published, and describes it.
+    """Writes `counts.csv`, the counts with their noise, and describes it.
 
     Args:
       output: Folder of the results.

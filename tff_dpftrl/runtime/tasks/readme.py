@@ -121,7 +121,7 @@ def _promise(terms: terms_lib.Terms) -> list[str]:
     if terms.strategy is None or accounting.declared_epsilon is None:
         return ["NO guarantee: no noise is added."]
     lines = [
-        f"{terms.strategy.name} noise, z = {terms.noise_multiplier:.6g}, clip norm "
+        f"{terms.strategy.name} noise, z = {display.round_down(terms.noise_multiplier, 6)}, clip norm "
         f"{terms.clip_norm:g}{' at first' if terms.adaptive_clipping else ''}: ε at most "
         f"{display.round_up(accounting.declared_epsilon)} at δ = {display.delta(terms.delta)} "
         f"after all rounds, per device, of {terms.num_devices} or more. "
