@@ -121,8 +121,8 @@ def _promise(terms: terms_lib.Terms) -> list[str]:
     if terms.strategy is None or accounting.declared_epsilon is None:
         return ["NO guarantee: no noise is added."]
     lines = [
-        f"{terms.strategy.name} noise, z = {display.round_down(terms.noise_multiplier, 6)}, clip norm "
-        f"{terms.clip_norm:g}{' at first' if terms.adaptive_clipping else ''}: ε at most "
+        f"{terms.strategy.name} noise, z = {display.round_down(terms.noise_multiplier, 6)}, clip "
+        f"norm {terms.clip_norm:g}{' at first' if terms.adaptive_clipping else ''}: ε at most "
         f"{display.round_up(accounting.declared_epsilon)} at δ = {display.delta(terms.delta)} "
         f"after all rounds, per device, of {terms.num_devices} or more. "
         f"{task_privacy.honest_devices(terms.secure_aggregation)} {sentences.REPORTED_BY_DEVICES}"
