@@ -190,7 +190,7 @@ def _draw_trade_off(axes, corpus: str) -> None:
 def _draw_groups(axes, corpus: str, figure: str, setting: str) -> None:
     means = mean_losses(read(f"{corpus}_{figure}"), "ε", "G")
     axes.set_prop_cycle(color=plots.COLOURS)
-    for epsilon in dict.fromkeys(key[0] for key in means):
+    for epsilon in sorted({key[0] for key in means}, key=float):
         line = sorted((int(g), *found) for (e, g), found in means.items() if e == epsilon)
         xs, ys, errors = zip(*line, strict=True)
         axes.errorbar(xs, ys, errors, marker="o", markersize=3, label=f"ε = {epsilon}")
