@@ -74,6 +74,7 @@ def test_a_server_outlives_sessions_that_keep_to_no_protocol(tmp_path, is_secure
     found = storm.storm_of_sessions(tmp_path, seeds, is_secure=is_secure)
     assert found.looks and not found.errors
     assert sum(found.outcomes.values()) == num_sessions
+    assert found.outcomes["UNAUTHENTICATED"]  # The server looks at tokens.
     assert found.looks[-1].open_files <= found.looks[0].open_files + 8
 
 

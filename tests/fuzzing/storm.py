@@ -290,9 +290,13 @@ def storm_of_sessions(
                 folder,
                 [task],
                 store,
-                attestation=attestation.SignedTokens([key.public_key()], clock=time.time),
-                endpoint=example_service.endpoint(folder, names=["localhost"]),
-                limits=limits.Limits(waiting_seconds=1.0, check_in_seconds=1.0),
+                endpoint=example_service.endpoint(
+                    folder,
+                    attestation.SignedTokens([key.public_key()], clock=time.time),
+                    names=["localhost"],
+                    # A device that waits alone is sent away, so that no honest one hangs.
+                    limits=limits.Limits(waiting_seconds=1.0, check_in_seconds=1.0),
+                ),
             ) as server,
             example_service.channel_to(folder, server.address) as channel,
         ):

@@ -149,7 +149,9 @@ def endpoint(folder: pathlib.Path, attestation=None, **changes):
 
 
 def make(folder, tasks, store, *, attestation=None, limits=_LIMITS, **changes):
-    """A server that is not started."""
+    """A server that is not started; an `endpoint` brings its own attestation and limits."""
+    if "endpoint" in changes and (attestation, limits) != (None, _LIMITS):
+        raise ValueError("give attestation and limits to the endpoint.")
     times = {"heartbeat_seconds": 0.1, "silence_seconds": 30.0, "lease_seconds": 60.0}
     members = tuple(task.task for task in tasks)
     given = {
