@@ -1,12 +1,14 @@
 """Executes the notebooks of this folder and checks that they are committed without outputs.
 
-Run it as `python colabs/execute.py [--output DIR] [NOTEBOOK ...]`. TFF_DPFTRL_SMALL=1 is set,
-which the notebooks read to use small data. Executed copies go to DIR, from where `make docs` takes
-them; nothing is written back. Each notebook must show a picture. A notebook whose metadata names a
-module that is not installed (`"tff_dpftrl": {"needs": ["torch"]}`) is skipped, and said to be.
+Run it as `python colabs/execute.py [--output DIR] [--jobs N] [NOTEBOOK ...]`; N are executed at a
+time. TFF_DPFTRL_SMALL=1 is set, which the notebooks read to use small data. Executed copies go to
+DIR, from where `make docs` takes them; nothing is written back. Each notebook must show a picture.
+A notebook whose metadata names a module that is not installed (`"tff_dpftrl": {"needs":
+["torch"]}`) is skipped, and said to be.
 """
 
 import argparse
+import concurrent.futures
 import importlib.util
 import os
 import pathlib
@@ -51,13 +53,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Executes notebooks on small data.")
     parser.add_argument("notebooks", nargs="*", type=pathlib.Path, help="Default: all.")
     parser.add_argument("--output", metavar="DIR", type=pathlib.Path, help="For executed copies.")
+    parser.add_argument("--jobs", metavar="N", type=int, default=2, help="Default: 2.")
     args = parser.parse_args()
     os.environ["TFF_DPFTRL_SMALL"] = "1"
     paths = args.notebooks or sorted(_HERE.glob("*.ipynb"))
     if not paths:
         sys.exit("There is no notebook to execute.")
-    for path in paths:
-        print(f"{path.name}: {_execute(path, args.output)}", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:  # A kernel is a process.
+        running = {path: pool.submit(_execute, path, args.output) for path in paths}
+        try:
+            for path, result in running.items():
+                print(f"{path.name}: {result.result()}", flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 if __name__ == "__main__":
