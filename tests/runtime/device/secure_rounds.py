@@ -174,13 +174,17 @@ class Rounds:
         cohort = [(100 * self._cohorts + i, i % 6) for i in range(_NUM_DEVICES)]
         put_in = collections.defaultdict(list)
         self.sums.clear()
-        done = self._rounds_done(), len(self.notes.of(events.RoundLost))
+        released, lost = self._heard()
         results = _run_round(connection, self._plans, cohort, self._drawn, put_in)
-        _until(lambda: done != (self._rounds_done(), len(self.notes.of(events.RoundLost))))
+        until(lambda: self._heard() != (released, lost))
         self.seen.update(result.report.shape for result in results)
         self.seen.update(result.reason for result in results)
-        if self._rounds_done() > done[0]:
+        if self._heard()[0] > released:
             self._check(put_in)
+
+    def _heard(self):
+        """The numbers of released and of lost rounds of which the Coordinator has heard."""
+        return tuple(len(self.notes.of(kind)) for kind in (events.RoundReleased, events.RoundLost))
 
     def _check(self, put_in):
         """Every sum is that of one group, of all who have sent their masked vectors in it."""
@@ -215,7 +219,7 @@ def task_of(process):
     )
 
 
-def _until(is_so):
+def until(is_so):
     for _ in range(6000):
         if is_so():
             return

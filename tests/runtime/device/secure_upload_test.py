@@ -5,13 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import sys
+import threading
 import time
 
 import pytest
 import tensorflow as tf
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from tests.runtime.device import wire_server
+from tests.runtime.device import secure_rounds, wire_server
 from tests.runtime.fleet import server_thread
 from tests.runtime.plans import plain_plans
 from tests.runtime.server import example_service
@@ -26,6 +27,7 @@ from tff_dpftrl.runtime.device import (
     secure_upload,
     server_connection,
     session,
+    watcher,
 )
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing, tensor_values
 from tff_dpftrl.runtime.protocol import attestation, session_stream
@@ -147,6 +149,13 @@ def _run(connection, devices):
         return list(threads.map(lambda own: own.run_session("tests").result, devices))
 
 
+def _only_round(store):
+    """Waits for the first round, which is committed after the devices' answers."""
+    secure_rounds.until(lambda: store.history("tests", "plain"))
+    (row,) = store.history("tests", "plain")
+    return row
+
+
 @pytest.mark.parametrize("threat_model", _MODELS)
 def test_what_devices_send_adds_up_to_their_reports(tmp_path, threat_model):
     store = memory_store.MemoryStore()
@@ -161,8 +170,8 @@ def test_what_devices_send_adds_up_to_their_reports(tmp_path, threat_model):
                 rule = participation_timer.ParticipationRule(2, 3)
                 own.timer.check("tests", "plain", 0, rule)
         connection.close()
+        row = _only_round(store)
     assert [result.report.shape for result in results] == ["-v[]+^"] * 3, results
-    (row,) = store.history("tests", "plain")
     # One each, never before, and 2·(1 + 2 + 3 + 11 + 5 + 4) modulo 50 of six numbers.
     assert row["vector"] == [[3], [3, 0, 0, 0], [3, 0, 0], [2], [6]]
     assert row["num_reports"] == 3
@@ -225,12 +234,12 @@ def test_masked_vectors_are_packed_bit_by_bit_for_servers_that_read_them(
         )
         results = _run(connection, [_device(connection, [i]) for i in (1, 2, 3)])
         connection.close()
+        row = _only_round(store)
     assert [result.report.shape for result in results] == ["-v[]+^"] * 3, results
     layout = secure_report.parameters_of(plan).layout
     wanted = vectors.packed_bytes(layout, in_bits=version == 2)
     assert [len(content) for content in contents if content] == [wanted] * 3
     assert vectors.packed_bytes(layout, in_bits=True) < vectors.packed_bytes(layout)
-    (row,) = store.history("tests", "plain")
     assert row["vector"][3] == [12] * 40
 
 
@@ -366,15 +375,20 @@ def test_an_update_out_of_range_is_never_sent(lying, own):
 def test_a_server_that_falls_silent_is_left(lying):
     patience = server_connection.Patience(group_s=0.2)
     connection = server_connection.ServerConnection(
-        lying.address, lying.root_certificates, patience=patience
+        lying.address,
+        lying.root_certificates,
+        patience=patience,
+        shared_watcher=watcher.Watcher(interval_s=0.02),
     )
+    is_left = threading.Event()
 
     def waits(came):
-        time.sleep(1.0)
+        is_left.wait(20)
         return wire_server.answer()
 
     _script(lying, _plan(), waits)
     result = _device(connection, [1]).run_session("tests").result
+    is_left.set()
     connection.close()
     assert result.reason == "The server has not sent the secure sum in 0.2 s."
 

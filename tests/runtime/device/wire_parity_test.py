@@ -17,7 +17,7 @@ from tests.runtime.plans import small_tasks
 from tests.runtime.server import example_service
 from tests.runtime.tasks import small_folder
 from tff_dpftrl.execution import compiled_process, contexts
-from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.runtime.device import (
     attester,
     device_runtime,
@@ -49,7 +49,7 @@ def _cohort(round_index):
     return [(10 * round_index + i, count) for i, count in enumerate((1, 0, 5))]
 
 
-def _make_server(folder, task, store, max_fan_in):
+def _make_server(folder, task, store, notes, max_fan_in=2):
     rounds = population.RoundSettings(
         goal_count=3, over_selection=1.0, least_fraction=1.0, selection_timeout=60.0,
         reporting_timeout=60.0, exchange_timeout=30.0, devices_per_aggregator=1,
@@ -65,10 +65,13 @@ def _make_server(folder, task, store, max_fan_in):
         store,
         endpoint=example_service.endpoint(folder),
         pace=lambda now, randomness: (1.0,),
+        observer=notes,
     )
 
 
-def _run_round(folder, address, cohort):
+def _run_round(folder, address, cohort, notes):
+    """Runs a round of these devices, until the Coordinator has heard of its commit."""
+    done = len(notes.of(events.RoundReleased))
     roots = (folder / "server.pem").read_bytes()
     plans = loaded_plans.LoadedPlans(small_tasks.KEYS, max_running=2)
     connection = server_connection.ServerConnection(address, roots)
@@ -88,6 +91,7 @@ def _run_round(folder, address, cohort):
         results = list(threads.map(take_part, *zip(*cohort, strict=True)))
     connection.close()
     assert [result.report.shape for result in results] == ["-v[]+^"] * len(cohort), results
+    secure_rounds.until(lambda: len(notes.of(events.RoundReleased)) > done)
 
 
 @pytest.mark.parametrize(
@@ -102,14 +106,16 @@ def test_rounds_over_the_wire_are_those_of_the_simulation(tmp_path, name, max_fa
     process = small_tasks.PROCESSES[name]()
     terms = dataclasses.replace(small_folder.TERMS, adaptive_clipping=name == "adaptive")
     task = planned_task.PlannedTask(small_folder.folder_of(process, terms=terms))
-    store = memory_store.MemoryStore()
+    store, notes = memory_store.MemoryStore(), example_service.Notes()
     task.add_to(store)
     compiled = compiled_process.compile_process(process)
     reference = compiled.initialize()
-    with server_thread.running(lambda: _make_server(tmp_path, task, store, max_fan_in)) as address:
+    with server_thread.running(
+        lambda: _make_server(tmp_path, task, store, notes, max_fan_in)
+    ) as address:
         for round_index in range(3):
             cohort = _cohort(round_index)
-            _run_round(tmp_path, address, cohort)
+            _run_round(tmp_path, address, cohort, notes)
             data = [small_tasks.dataset(*one) for one in cohort]
             reference = compiled.next(reference, data).state
     commit = store.last_commit("tests", "small")
@@ -147,12 +153,9 @@ def test_a_round_of_rounded_updates_is_that_of_a_simulation_that_rounds(tmp_path
         read = task_state.TaskState.from_bytes(state, folder.terms.digest())
         return tensor_values.from_bytes(read.tensors, folder.server.prepare.inputs)
 
-    before, cohort = committed(), _cohort(0)
-    with server_thread.running(lambda: _make_server(tmp_path, task, store)) as address:
-        _run_round(tmp_path, address, cohort)
-        ends = time.monotonic() + 60
-        while not store.last_commit("tests", "small").rounds_done and time.monotonic() < ends:
-            time.sleep(0.01)
+    before, cohort, notes = committed(), _cohort(0), example_service.Notes()
+    with server_thread.running(lambda: _make_server(tmp_path, task, store, notes)) as address:
+        _run_round(tmp_path, address, cohort, notes)
     rounded, exact = (
         _round_in_process(folder, device, before, cohort, rounds=rounds) for rounds in (True, False)
     )

@@ -556,11 +556,17 @@ def test_what_the_server_says_when_it_ends_a_session_is_told(server, device):
 
 
 @pytest.mark.parametrize(
-    ("silent_at", "patience"),
-    [("challenge", "answer_s"), ("configuration", "selection_s"), ("report answer", "upload_s")],
+    ("silent_at", "patience", "seconds"),
+    [
+        ("challenge", "answer_s", 2.0),  # In which to connect, too.
+        ("configuration", "selection_s", 0.2),
+        ("report answer", "upload_s", 0.2),
+    ],
 )
-def test_a_silent_server_is_left_in_the_end(server, make_device, plan, silent_at, patience):
-    device = make_device(**{patience: 0.2})
+def test_a_silent_server_is_left_in_the_end(
+    server, make_device, plan, silent_at, patience, seconds
+):
+    device = make_device(**{patience: seconds})
     gone = threading.Event()
 
     def script(served):
@@ -575,7 +581,7 @@ def test_a_silent_server_is_left_in_the_end(server, make_device, plan, silent_at
     device.plans.load(plan)
     server.script = script
     result = device.run()
-    assert result.reason == f"The server has not sent the {silent_at} in 0.2 s."
+    assert result.reason == f"The server has not sent the {silent_at} in {seconds:g} s."
     assert gone.wait(20)
     assert device.has_participated() == (silent_at == "report answer")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from tests.runtime.fleet import text_service
 from tff_dpftrl.runtime import signing_keys
@@ -44,7 +45,7 @@ def run(made, *, rounds, seconds=60.0, until=lambda counts: False, **options):
         if until(counts):
             stop.set()
 
-    ending = fleet.Ending(rounds=rounds, seconds=seconds)
+    ending, begin = fleet.Ending(rounds=rounds, seconds=seconds), time.monotonic()
     fleet.run(made, ending, stop=stop, on_session_end=on_session_end, **options)
-    assert stop.is_set()
+    assert until(counts) or time.monotonic() < begin + seconds  # Or it has not come to its end.
     return counts, ends

@@ -14,14 +14,16 @@ def running(make):
 
     async def serve():
         state["end"] = asyncio.Event()
-        made = make()
         try:
-            await made.start()
-            state["address"] = made.address
-            started.set()
-            await state["end"].wait()
+            made = make()
+            try:
+                await made.start()
+                state["address"] = made.address
+                started.set()
+                await state["end"].wait()
+            finally:
+                await made.stop()
         finally:
-            await made.stop()
             started.set()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))

@@ -83,7 +83,8 @@ def test_a_round_waits_for_its_noise_party_and_has_its_noise(tmp_path):
     async def story(channel, notes, store):
         devices = asyncio.ensure_future(_devices(channel, demanded))
         await example.until(lambda: events.PartyAway("sum", 1, 1) in notes.events)
-        assert len(notes.named("waiting")) == 4 and not notes.of(events.RoundBegan)
+        await example.until(lambda: len(notes.named("waiting")) == 4)
+        assert not notes.of(events.RoundBegan)
         for done in (1, 2):
             party = await _Party(demanded).check_in(channel, next_round=done - 1)
             told = await party.join()

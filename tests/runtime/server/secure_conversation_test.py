@@ -268,7 +268,7 @@ def test_shares_may_be_as_large_as_the_group_and_no_larger(tmp_path):
 
 
 def test_who_comes_too_late_is_told_so(tmp_path):
-    served = example_secure_task.served(3, over_selection=4 / 3, step_timeout=0.3)
+    served = example_secure_task.served(3, over_selection=4 / 3, step_timeout=2.0)
 
     async def story(channel, notes, store):
         devices = await configured(channel)

@@ -86,8 +86,9 @@ def test_a_server_waits_for_the_lease_of_one_that_has_crashed(tmp_path):
 
     async def story():
         store = example.store_with(task)
+        example.certificate(tmp_path)  # Making it takes some of the lease's time.
         now = asyncio.get_running_loop().time
-        store.acquire(example.POPULATION, "crashed", now=now(), duration=0.5)
+        store.acquire(example.POPULATION, "crashed", now=now(), duration=2.0)
         waits = []
         async with example.running(
             tmp_path, [task], store, progress=waits.append, clock=now
