@@ -124,9 +124,10 @@ def test_a_file_and_flags_are_overruled_by_cells(sweep):
 
 def test_fine_tuning_is_swept_by_the_same_means(sweep, capsys, monkeypatch):
     monkeypatch.setattr(warm_start, "find", lambda folder: None)
-    pathlib.Path("run.toml").write_text("num_steps = 4\nsampling = 'user'\ncohort_size = 3")
+    pathlib.Path("run.toml").write_text("num_steps = 4\ncohort_size = 3")
     command = ["sweep", "run.toml", "--finetune", "--initial-weights", "weights", "--output", "out"]
     command += ["--over", "group_size=1,2,noise_multiplier=1,2", "--over", "seed=0:2"]
+    command += ["--sampling", "user"]  # Which `train` does not have.
     assert main.main([*command, "--ray-workers", "2"]) == 2
     assert "for the clients of train, and finetune has none" in capsys.readouterr().err
     assert main.main(command) == 0
@@ -156,6 +157,8 @@ def test_fine_tuning_is_swept_by_the_same_means(sweep, capsys, monkeypatch):
         (["nowhere.toml", *_OVER], "nowhere.toml"),
         ([*_OVER, "--group-size", "2"], "names group_size, an option of finetune"),
         (["--finetune", *_OVER], "names num_rounds, an option of train"),
+        ([*_OVER, "--sampling", "user"], "sampling must be one of cyclic, bins, b-min-sep"),
+        ([*_OVER, "--bands", "auto"], "bands must be of type int, got 'auto'"),
         ([*_OVER, "--jobs", "0"], "--jobs must be at least 1"),
         ([*_OVER, "--initial-weights", "nowhere"], "noise_multiplier=1, seed=0: initial_weights"),
         ([*_OVER, "--model", "own"], "seed=0: model 'own' is a custom model"),

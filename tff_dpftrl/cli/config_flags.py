@@ -72,6 +72,7 @@ def add_options(
     kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
     *,
     besides: type[language_config.TextConfig] | None = None,
+    also: type[language_config.TextConfig] | None = None,
     condition: str = "",
 ) -> None:
     """Adds the flags of all fields of a config; those not given have no attribute.
@@ -80,10 +81,13 @@ def add_options(
       parser: Where they are added, in groups.
       kind: Class of the config.
       besides: Class of another config whose flags the parser has already; they are left out.
+      also: Class of another config with options of the same names, whose choices the flags take
+        too.
       condition: Words after the name of each group.
     """
     groups: dict[str, argparse._ArgumentGroup] = {}
     hints = typing.get_type_hints(kind)
+    others = typing.get_type_hints(also) if also else {}
     known = {field.name for field in dataclasses.fields(besides)} if besides else ()
     for field in dataclasses.fields(kind):
         if field.name in known:
@@ -91,16 +95,19 @@ def add_options(
         group = field.metadata["group"] + condition
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
-        add_flag(groups[group], field, hints[field.name])
+        add_flag(groups[group], field, hints[field.name], others.get(field.name))
 
 
-def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: object) -> None:
+def add_flag(
+    group: argparse._ArgumentGroup, field: dataclasses.Field, hint: object, also: object = None
+) -> None:
     """Adds the flag of one field of a config.
 
     Args:
       group: Where it is listed.
       field: The field.
       hint: Its type.
+      also: Type of another config's field of this name; the flag takes its choices, too.
     """
     flags = SHORT_FLAGS.get(field.name, []) + ["--" + field.name.replace("_", "-")]
     default = "" if field.default in (None, "") else f" Default: {field.default}."
@@ -116,7 +123,9 @@ def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: obj
         return
     choices, kind = None, hint
     if typing.get_origin(hint) is typing.Literal:
-        choices, kind = typing.get_args(hint), str
+        choices, kind = tuple(dict.fromkeys((*typing.get_args(hint), *_choices(also)))), str
+    if hint is int:
+        words += tuple(word for word in _choices(also) if word not in words)
     if words:
         kind = functools.partial(_number_or_word, words)
     metavar = METAVARS.get(field.name) or {int: "N", float: "X"}.get(hint, "NAME")
@@ -132,6 +141,14 @@ def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: obj
         default=argparse.SUPPRESS,
         help=text,
     )
+
+
+def _choices(hint: object) -> tuple[str, ...]:
+    """Returns the words that a type, or a type with None, allows; none if it is of another kind."""
+    for one in (hint, *typing.get_args(hint)):
+        if typing.get_origin(one) is typing.Literal:
+            return typing.get_args(one)
+    return ()
 
 
 def _number_or_word(words: Sequence[str], text: str) -> int | str:

@@ -163,7 +163,7 @@ def add_parser(subparsers) -> None:
         help="Largest number of runs. Default: 5 K.",
     )
     config_flags.add_placement(parser.add_argument_group("where clients work (of every cell)"))
-    config_flags.add_options(parser)
+    config_flags.add_options(parser, also=finetuning_config.FinetuningConfig)
     config_flags.add_options(
         parser,
         finetuning_config.FinetuningConfig,
