@@ -8,10 +8,11 @@ the same cache of what the same user wrote earlier. Writes results/keyboard.csv.
 from __future__ import annotations
 
 import argparse
-import csv
 import pathlib
 from collections.abc import Mapping
 from typing import Any
+
+import finetuning_text
 
 from tff_dpftrl.models import export
 from tff_dpftrl.reports import results
@@ -63,10 +64,7 @@ def main() -> None:
     for name, found in built.keyboard_baselines().items():
         with_cache = top1.get(f"{name}{results.WITH_EARLIER_TEXT}")
         rows.append(_row(name, top1[name], with_cache, found))
-    with open(_TABLE, "w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
+    finetuning_text.write(_TABLE, rows)
 
 
 if __name__ == "__main__":

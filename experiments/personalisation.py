@@ -9,10 +9,9 @@ their standard errors, and the largest standard error of a run's mean gain over 
 from __future__ import annotations
 
 import argparse
-import csv
-import math
 import pathlib
 
+import finetuning_text
 import numpy as np
 
 from tff_dpftrl.finetuning import personalisation
@@ -36,10 +35,9 @@ def _gain(run: personalisation.Personalisation) -> personalisation.Mean:
 
 
 def _mean(values: list[float]) -> str:
-    mean = f"{np.mean(values):.3f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {np.std(values, ddof=1) / math.sqrt(len(values)):.3f}"
+    mean = personalisation.Mean.of(np.array(values))
+    error = f" ± {mean.standard_error:.3f}" if len(values) > 1 else ""
+    return f"{mean.value:.3f}{error}"
 
 
 def _row(name: str, runs: list[personalisation.Personalisation]) -> dict[str, str]:
@@ -66,10 +64,7 @@ def main() -> None:
         if not runs[name]:
             parser.error(f"NAME=RUNS {given}: there is no such folder.")
     rows = [_row(name, [_outcomes(run) for run in folders]) for name, folders in runs.items()]
-    with open(_TABLE, "w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
+    finetuning_text.write(_TABLE, rows)
 
 
 if __name__ == "__main__":
