@@ -2,6 +2,7 @@
 
 import math
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -52,6 +53,28 @@ def test_positive(value):
 def test_bounds(check, value):
     with pytest.raises(ValueError, match=f"^x must be a finite number, .*got {value!r}"):
         check("x", value)
+
+
+class _TorchDtype:
+    """Stands for a dtype of PyTorch, which has no name but its text."""
+
+    def __init__(self, text):
+        self._text = text
+
+    def __str__(self):
+        return self._text
+
+
+@pytest.mark.parametrize(
+    "name", ["float32", "bfloat16", "float8_e5m2", "complex64", "int8", "bool"]
+)
+def test_floats_of_all_frameworks_are_known_from_other_numbers(name):
+    for dtype in (types.SimpleNamespace(name=name), _TorchDtype(f"torch.{name}")):
+        if "float" in name:
+            validation.float_dtype("xs", dtype)
+        else:
+            with pytest.raises(validation.UsageError, match=f"^xs must have only .* got {name}: "):
+                validation.float_dtype("xs", dtype)
 
 
 if __name__ == "__main__":

@@ -208,6 +208,26 @@ def seed(name: str, value: Any) -> int | None:
     return as_int
 
 
+def float_dtype(name: str, dtype: Any) -> None:
+    """Checks for a dtype to which real noise can be added, of any framework.
+
+    The imaginary part of a complex number would have no noise, and an integer would round it.
+
+    Args:
+      name: Name of the tensors, for the message.
+      dtype: Dtype of NumPy, TensorFlow, JAX or PyTorch.
+
+    Raises:
+      UsageError: If its numbers are not floats.
+    """
+    shown = str(getattr(dtype, "name", dtype)).rpartition(".")[2]
+    if not shown.startswith(("float", "bfloat")):
+        remedy = "view it as real" if shown.startswith("complex") else "cast it to float32"
+        raise UsageError(
+            f"{name} must have only floats, since the noise is real; got {shown}: {remedy}."
+        )
+
+
 def one_line(error: BaseException) -> str:
     """Writes an error of somebody else's code in one line, as in "KeyError: 'window'"."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

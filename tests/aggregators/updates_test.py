@@ -46,7 +46,7 @@ def test_packing_keeps_dtypes_unless_told():
     [
         (tff.StructType([]), "at least one tensor"),
         (tff.SequenceType(np.float32), "nesting of tensors"),
-        (tff.to_type((np.float32, np.int32)), "only tensors of floats"),
+        (tff.to_type((np.float32, np.int32)), "only floats.*got int32"),
         (tff.TensorType(np.float32, [None]), "static shapes"),
     ],
 )

@@ -132,15 +132,19 @@ def test_what_is_not_for_samples_is_one_line_and_status_2(flag, capsys):
     assert f"{flag[0]} is not for --sampling" in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("delta, warned", [("0.05", True), ("0.03", False)])
-def test_a_delta_of_one_over_the_population_is_warned_of(capsys, delta, warned):
+@pytest.mark.parametrize(
+    "delta, warned",
+    [("0.05", "not below 1 / 27"), ("0.03", "times the 27 devices is 0.81"), ("0.003", "")],
+)
+def test_a_delta_that_is_too_large_for_the_population_is_warned_of(capsys, delta, warned):
     parser = argparse.ArgumentParser()
     plan.add_parser(parser.add_subparsers())
     known = ["--population", "27", "--rounds", "10", "--target-epsilon", "1"]
     options = ["--report-goals", "5", "--mechanisms", "tree", "--delta", delta]
     args = parser.parse_args(["plan", *known, *options])
     assert args.run(args) == 0
-    assert ("not below 1 / 27" in capsys.readouterr().err) == warned
+    error = capsys.readouterr().err
+    assert warned in error and ("δ" in error) == bool(warned)
 
 
 def test_the_printed_commands_run_and_keep_the_target(capsys, tmp_path, monkeypatch):

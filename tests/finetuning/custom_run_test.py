@@ -151,9 +151,10 @@ def test_a_run_goes_on_with_the_way_of_clipping_that_it_began_with(began_in_one_
 
 
 def test_a_run_that_ended_early_is_charged_as_a_whole_one_and_goes_on_with_its_samples(tmp_path):
-    made = _plan(_table())
+    made, lines = _plan(_table(), target_epsilon=8.0, delta=0.01), []
     with pytest.raises(_Crash):
-        _finetune(tmp_path / "run", made=made, crash_at=3)
+        _finetune(tmp_path / "run", made=made, crash_at=3, lines=lines)
+    assert any(line.startswith("Warning: δ = 0.01 times the ") for line in lines)
     seed = (tmp_path / "run" / "private" / "cohort_seed").read_text()
     told = json.loads((tmp_path / "run" / "privacy_statement.json").read_text())
     assert told["parameters"]["num_steps"] == 2

@@ -55,6 +55,14 @@ def test_clipped_norm_is_never_above_the_bound_nor_far_below(update, fraction):
     assert norm >= min(clip_norm, _norm(update)) * (1 - 3e-5)
 
 
+@pytest.mark.parametrize("dtype", [tf.complex64, tf.int32, tf.bool, tf.string])
+@pytest.mark.parametrize("rule", [clipping.FlatClipping(1.0), clipping.PerLayerClipping(1.0)])
+def test_only_floats_are_clipped_since_the_noise_is_real(rule, dtype):
+    update = [tf.zeros(3), tf.zeros([2], dtype)]
+    with pytest.raises(validation.UsageError, match=f"only floats.* got {dtype.name}"):
+        rule.clip(update, _round(0))
+
+
 def test_smaller_updates_are_unchanged():
     update = [np.asarray([3.0, 4.0], np.float32), np.asarray(0.5, np.float32)]
     clipped, norm = clipping.clip_by_norm(_tensors(update), 6.0)

@@ -148,6 +148,16 @@ def test_decoded_secure_sum_of_many_clients():
     assert abs(np.linalg.norm(in_float32) / exact - 1) > grid.DECODING_ALLOWANCE
 
 
+@pytest.mark.parametrize("on_grid", [False, True])
+def test_no_noise_is_added_to_complex_sums(on_grid):
+    arguments = ([tf.zeros(2, tf.complex64)], [tf.zeros(2, tf.float64)], tf.constant(1.0), 1.0)
+    with pytest.raises(ValueError, match="only floats.* got complex64: view it as real"):
+        if on_grid:
+            summation.noised_mean_on_grid(*arguments, 1.0)
+        else:
+            summation.noised_mean(*arguments)
+
+
 def test_noised_mean_is_computed_in_float64():
     (mean,) = summation.noised_mean(
         [tf.constant([1e8], tf.float64)], [tf.constant([1.0])], tf.constant(0.25), 2.0

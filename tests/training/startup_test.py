@@ -75,8 +75,9 @@ def test_a_delta_that_protects_nobody_is_named_before_the_first_round(options):
         plan = _plan(noise_multiplier=5.0, delta=delta, **options)
         return " ".join(startup.describe_plan(plan, _NUM_PARAMETERS))
 
-    assert "Warning: δ = 0.01 is not below 1 / 100, one over the number of users" in said(0.01)
-    assert "one over the number" not in said(1e-6)
+    assert "Warning: δ = 0.01 is not below 1 / 100, one over the users" in said(0.01)
+    assert "Warning: δ = 0.002 times the 100 users is 0.2: publishing" in said(0.002)
+    assert "Warning: δ" not in said(0.001)
 
 
 @pytest.mark.parametrize(

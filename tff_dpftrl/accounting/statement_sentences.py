@@ -345,7 +345,22 @@ def unit_caveats(unit: str) -> tuple[str, ...]:
 
 
 def delta_caveats(delta: float, num_users: int | None, unit: str) -> tuple[str, ...]:
-    """Returns caveats on a delta that is too large; warns if the number of users proves it.
+    """Returns `large_delta`; warns if the number of users proves that δ protects nobody."""
+    if num_users is not None and _protects_nobody(delta, num_users):
+        warnings.warn(
+            f"delta={delta:g} is not below 1 / {num_users}, one over the number of {unit}s, and "
+            f"protects nobody for certain: choose one far below {1.0 / num_users:.2g}.",
+            stacklevel=3,
+        )
+    return large_delta(delta, num_users, unit)
+
+
+def _protects_nobody(delta: float, num_users: int) -> bool:
+    return delta * num_users >= 1.0 - 1e-9  # However a delta of 1 / num_users was rounded.
+
+
+def large_delta(delta: float, num_users: int | None, unit: str) -> tuple[str, ...]:
+    """Returns why a delta is too large, for statements and for the start of a run.
 
     Args:
       delta: Delta of the statement.
@@ -356,30 +371,24 @@ def delta_caveats(delta: float, num_users: int | None, unit: str) -> tuple[str, 
       One sentence if delta times the number of users is above 0.1, or if delta is large and
       `num_users` unknown.
     """
+    shown = display.delta(delta)
     allows = "publishing all data of one drawn at random would meet this δ, with ε = 0"
     if num_users is None:
         if delta <= defaults.LARGE_DELTA:
             return ()
         return (
-            f"δ = {display.delta(delta)} is large and the number of {unit}s is not recorded: with "
+            f"δ = {shown} is large and the number of {unit}s is not recorded: with "
             f"{math.ceil(1.0 / delta)} {unit}s or more, {allows}.",
         )
+    if _protects_nobody(delta, num_users):
+        return (f"δ = {shown} is not below 1 / {num_users}, one over the {unit}s: {allows}.",)
     expected = delta * num_users
     if expected <= _MANY:
         return ()
-    if expected < 1.0 - 1e-9:  # A delta of 1 / num_users gives the warning however it was rounded.
-        somebody = -math.expm1(num_users * math.log1p(-delta))
-        return (
-            f"δ = {display.delta(delta)} times the {num_users} {unit}s is "
-            f"{display.round_up(expected, 2)}: publishing all data of each with probability δ "
-            "would meet this δ, with ε = 0, and publishes somebody's with probability "
-            f"{display.round_up(somebody, 2)}. Choose a δ below "
-            f"{display.round_down(_MANY / num_users, 1)}.",
-        )
-    warnings.warn(
-        f"delta={delta:g} is not below 1 / {num_users}, one over the number of {unit}s, and "
-        f"protects nobody for certain: choose one far below {1.0 / num_users:.2g}.",
-        stacklevel=3,
+    somebody = -math.expm1(num_users * math.log1p(-delta))
+    return (
+        f"δ = {shown} times the {num_users} {unit}s is {display.round_up(expected, 2)}: "
+        "publishing all data of each with probability δ would meet this δ, with ε = 0, and "
+        f"publishes somebody's with probability {display.round_up(somebody, 2)}. Choose a δ below "
+        f"{display.round_down(_MANY / num_users, 1)}.",
     )
-    shown = display.delta(delta)
-    return (f"δ = {shown} is not below 1 / {num_users}, one over the {unit}s: {allows}.",)

@@ -78,12 +78,12 @@ class DPFTRLAverageQuery(tfp.SumAggregationDPQuery):
             lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), record_specs
         )
         specs = tf.nest.flatten(self._specs)
-        if not specs or not all(
-            spec.dtype.is_floating and spec.shape.is_fully_defined() for spec in specs
-        ):
+        if not specs or not all(spec.shape.is_fully_defined() for spec in specs):
             raise validation.UsageError(
-                f"record_specs must have tensors of floats with static shapes, got {record_specs}."
+                f"record_specs must have tensors with static shapes, got {record_specs}."
             )
+        for spec in specs:
+            validation.float_dtype("record_specs", spec.dtype)
         self._shapes = [tuple(spec.shape.as_list()) for spec in specs]
         self._run = self._event_of_run(schema)
 

@@ -39,11 +39,8 @@ class UpdateType:
             raise validation.UsageError(
                 f"value_type must have at least one tensor, got {value_type}."
             )
-        if not all(spec.dtype.is_floating for spec in self.specs):
-            raise validation.UsageError(
-                f"value_type must have only tensors of floats, got {value_type}: cast the others "
-                "on the clients."
-            )
+        for spec in self.specs:
+            validation.float_dtype(f"value_type {value_type}", spec.dtype)
         if not all(spec.shape.is_fully_defined() for spec in self.specs):
             raise validation.UsageError(
                 f"value_type must have static shapes, got {value_type}: the noise of a tensor of "

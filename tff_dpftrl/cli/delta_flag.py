@@ -36,10 +36,8 @@ def check(delta: float) -> None:
 
 
 def check_for_population(delta: float, population: int) -> None:
-    """Warns on standard error of a δ that is not below one over the number of devices."""
-    if delta * population >= 1.0 - 1e-9:
-        print(
-            f"Warning: delta = {delta:g} is not below 1 / {population}, one over the devices, and "
-            f"protects nobody for certain: choose one far below {1.0 / population:.2g}.",
-            file=sys.stderr,
-        )
+    """Warns on standard error of a δ that is too large for the number of devices."""
+    from tff_dpftrl.accounting import statement_sentences
+
+    for reason in statement_sentences.large_delta(delta, population, "device"):
+        print(f"Warning: {reason}", file=sys.stderr)

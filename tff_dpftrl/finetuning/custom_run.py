@@ -384,6 +384,7 @@ def finetune(
             keep=functools.partial(run_privacy.keep_pool, private, users, plan.group_size),
             announcement=[
                 *private.describe(),
+                *private.delta_warnings(),
                 *(
                     f"Before the first step: {name.removeprefix(_MEASURED)} {value:.4g}."
                     for name, value in before.items()

@@ -71,8 +71,8 @@ class NoiseStream:
           noise_multiplier: Standard deviation of z for clip norm 1. With 0 there is no noise
             and no privacy.
           clip_norm: L2 norm that one user's update is clipped to, all tensors together.
-          template: List or dict of the tensors that get noise: arrays of any framework, or
-            their shapes. Their order counts, that of a dict's items too.
+          template: List or dict of the tensors that get noise: arrays of floats, of any
+            framework, or their shapes. Their order counts, that of a dict's items too.
           seed: Seed of all noise, an integer in [0, 2^128), for tests only: a reader who knows
             it can subtract the noise. From the operating system if None.
 
@@ -303,7 +303,9 @@ def _names_and_shapes(
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:
-    """Reads the shape of an array, or a shape."""
+    """Reads the shape of an array of floats, or a shape."""
+    if hasattr(leaf, "dtype"):
+        validation.float_dtype("template", leaf.dtype)
     try:
         shape = tuple(operator.index(size) for size in getattr(leaf, "shape", leaf))
     except TypeError:

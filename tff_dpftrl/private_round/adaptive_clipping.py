@@ -276,7 +276,7 @@ class AdaptiveClipRound(interface.PrivateRound):
         active = tf.cast(state.clip.active, tf.float64)
         update, multiplier = totals.update, self.update_noise_multiplier
         if self.unit_inflation is not None:
-            update = [tf.cast(tensor, tf.float64) * active for tensor in update]
+            update = [tensor * active for tensor in summation.in_float64(update)]
             multiplier *= self.unit_inflation
         stddev = multiplier * active
         average = self._noised_mean(update, noise, stddev, self.update_noise_multiplier)

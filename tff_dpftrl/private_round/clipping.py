@@ -19,6 +19,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tff_dpftrl import validation
+from tff_dpftrl.private_round import summation
 
 CLIP_MARGIN = 1e-5
 """Fraction by which clipped updates stay below the bound, so that rounding cannot exceed it."""
@@ -43,7 +44,7 @@ def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
       float64 scalar; infinity if an entry is NaN or infinite, or if the norm is above
       1.8e19, where its square overflows in float32: training diverged.
     """
-    norm = tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(tf.cast(x, tf.float64)) for x in tensors]))
+    norm = tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(x) for x in summation.in_float64(tensors)]))
     return tf.where(norm <= _LARGEST_NORM, norm, tf.constant(math.inf, tf.float64))
 
 
@@ -84,7 +85,7 @@ def clip_by_norm(
       float64 tensors of joint norm at most (1 - CLIP_MARGIN) (1 + 1e-7) `clip_norm`,
       all zero if the norm is not finite; and the norm before clipping, float64.
     """
-    tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
+    tensors = summation.in_float64(tensors)
     norm = global_norm(tensors)
     scales = [scale_to(norm, clip_norm)] * len(tensors)
     return count_as_zero_if_not_finite(tensors, norm, scales), norm
@@ -272,7 +273,7 @@ class PerLayerClipping(Clipping):
         proportions = np.asarray(self.proportions or np.ones(len(tensors)), np.float64)
         shares = proportions / np.linalg.norm(proportions)
         clip_norm = self.norm(round_index)
-        tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
+        tensors = summation.in_float64(tensors)
         scales = [
             scale_to(global_norm([tensor]), clip_norm * share)
             for tensor, share in zip(tensors, shares, strict=True)

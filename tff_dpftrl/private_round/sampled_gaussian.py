@@ -140,7 +140,7 @@ class SampledGaussianRound(interface.PrivateRound):
         )
         noise, _ = stream.next((), state.round_index, seeds.derive(state.seed, _NOISE_STREAM))
         divisor = self.estimator.divisor(tf.cast(totals.weight, tf.float64))
-        means = [tf.cast(tensor, tf.float64) / divisor for tensor in totals.update]
+        means = [tensor / divisor for tensor in summation.in_float64(totals.update)]
         if self.secure_noise and self.noise_multiplier > 0:
             estimate = summation.noised_mean_on_grid(
                 means, noise, stddev, 1.0, self.noise_multiplier

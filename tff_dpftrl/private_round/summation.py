@@ -124,6 +124,18 @@ def grid_inflation(noise_multiplier: float, num_coordinates: int) -> float:
     return 1 / (1 - share)
 
 
+def in_float64(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Casts updates, or sums of them, to `DTYPE`; a cast of complex numbers would drop a part.
+
+    Raises:
+      UsageError: If there are other numbers than floats.
+    """
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    for tensor in tensors:
+        validation.float_dtype("The update", tensor.dtype)
+    return [tf.cast(tensor, DTYPE) for tensor in tensors]
+
+
 def noised_mean_on_grid(
     total: Sequence[tf.Tensor],
     noise: Sequence[tf.Tensor],
@@ -147,8 +159,8 @@ def noised_mean_on_grid(
     stddev = tf.cast(stddev, DTYPE) * grid_inflation(noise_multiplier, size)
     step = stddev * secure_draws.STEP
     return [
-        (tf.round(tf.cast(x, DTYPE) / step) + z * (1 / secure_draws.STEP)) * (step / divisor)
-        for x, z in zip(total, noise, strict=True)
+        (tf.round(x / step) + z * (1 / secure_draws.STEP)) * (step / divisor)
+        for x, z in zip(in_float64(total), noise, strict=True)
     ]
 
 
@@ -171,6 +183,6 @@ def noised_mean(
     """
     stddev = tf.cast(stddev, DTYPE)
     return [
-        (tf.cast(x, DTYPE) + stddev * tf.cast(z, DTYPE)) / divisor
-        for x, z in zip(total, noise, strict=True)
+        (x + stddev * tf.cast(z, DTYPE)) / divisor
+        for x, z in zip(in_float64(total), noise, strict=True)
     ]

@@ -418,7 +418,6 @@ class AmplifiedPlan(privacy.FederatedPlan):
       sampling: Sampling of the cohorts.
       wanted_sampling: Sampling of the run that was asked for: the simulated one, if there is one.
       strategy: Strategy matrix of the noise.
-      unit_of_privacy: Unit that a client stands for.
       pool: Examples that are sampled at their clients' turns; None if clients are.
       workload: Workload that the strategy was optimised for; None for the prefix sums.
     """
@@ -426,7 +425,6 @@ class AmplifiedPlan(privacy.FederatedPlan):
     sampling: sampling_lib.Sampling
     wanted_sampling: sampling_lib.Sampling
     strategy: strategy_lib.Strategy
-    unit_of_privacy: statement.UnitOfPrivacy = "user"
     pool: Pool | None = None
     workload: workload_lib.Workload | None = None
 

@@ -277,7 +277,6 @@ class DpFtrlPlan(privacy.FederatedPlan):
       encoding: Grid of the secure aggregation; None without it.
       adaptive_clipping: Whether the clip norm is learned under the same z.
       data_in_one_place: Whether there are no clients.
-      unit_of_privacy: Unit that a client stands for.
       workload: Workload that the strategy was optimised for; None for the prefix sums. The
         guarantee does not depend on it.
       noise_parties: Number of parties that each add the whole noise within secure sums; 0 if the
@@ -291,7 +290,6 @@ class DpFtrlPlan(privacy.FederatedPlan):
     encoding: grid.GridEncoding | None
     adaptive_clipping: bool
     data_in_one_place: bool = False
-    unit_of_privacy: statement.UnitOfPrivacy = "user"
     workload: workload_lib.Workload | None = None
     noise_parties: int = 0
 

@@ -18,6 +18,7 @@ import numpy as np
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, parts, statement
 from tff_dpftrl.accounting import facts as facts_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import cohorts, ledger, observed
@@ -189,6 +190,7 @@ class PrivacyPlan(abc.ABC):
       simulated: Larger run whose noise, scaled down with the cohort, this run has; None if the
         run stands for itself. All other attributes are those of this run.
       others: All else that the run releases about the same users; ε is that of the whole.
+      unit_of_privacy: Unit that a client stands for.
     """
 
     needs_secret_cohorts: ClassVar[bool]
@@ -202,6 +204,7 @@ class PrivacyPlan(abc.ABC):
     deterministic_seed: int | None
     simulated: simulated_run.SimulatedRun | None
     others: tuple[parts.Part, ...] = dataclasses.field(default=(), kw_only=True)
+    unit_of_privacy: statement.UnitOfPrivacy = dataclasses.field(default="user", kw_only=True)
 
     @property
     def wanted_noise_multiplier(self) -> float:
@@ -217,6 +220,13 @@ class PrivacyPlan(abc.ABC):
     def has_guarantee(self) -> bool:
         """Whether anything is promised: noise that nobody else can draw again."""
         return self.has_noise and self.deterministic_seed is None
+
+    def delta_warnings(self) -> list[str]:
+        """Returns why δ is too large for so many clients, if it is, for the start of a run."""
+        if not self.has_guarantee:
+            return []
+        said = sentences.large_delta(self.delta, self.num_clients, self.unit_of_privacy)
+        return [f"Warning: {reason}" for reason in said]
 
     @property
     def memory_copies(self) -> int:

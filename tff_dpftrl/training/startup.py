@@ -97,11 +97,7 @@ def describe_plan(
     )
     if plan.simulated is not None:
         lines.append(f"Simulation: with the noise of this run, {plan.simulated.promise()}.")
-    if epsilon is not None and plan.delta * plan.num_clients >= 1.0:
-        lines.append(
-            f"Warning: δ = {plan.delta:g} is not below 1 / {plan.num_clients}, one over the number "
-            "of users, and protects nobody for certain: choose one far below it."
-        )
+    lines += plan.delta_warnings()
     if not plan.has_noise:
         return lines
     ratio = plan.noise_to_signal(num_parameters)
