@@ -343,10 +343,10 @@ class OfLosses:
         chosen = self._chosen or self._choose(weights, rows)
         if self._has_begun and self._is_wanted and chosen is self._loop:
             raise validation.UsageError(
-                "This run began with gradients that were clipped in one pass, and it is not shown "
-                f"that this bounds what a unit moves. {self.way} Begin a new run in another "
-                "folder. If you know that the loss of each row depends on that row alone, "
-                "in_one_pass=False goes on with this one."
+                "This run began with gradients clipped in one pass, and it is not shown that this "
+                f"bounded what a unit moves. {self.way} Begin a new run in another folder. If you "
+                "know that the loss of each row depends on that row alone, in_one_pass=False goes "
+                "on with this one."
             )
         if not self._agrees(chosen, weights, rows):
             raise validation.UsageError(

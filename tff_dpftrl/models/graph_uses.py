@@ -87,9 +87,10 @@ def tokens_of_rows(
         results = tf.nest.flatten(traced.structured_outputs)
         given = [tf.identity(weight) for weight in given]
         of_rows, (result, *pairs) = row_layouts.for_many_rows(traced, given, results)
-        reading = _Reading(layouts=row_layouts.Layouts(result.graph, of_rows))
+        layouts = row_layouts.Layouts(result.graph, of_rows)
+        reading = _Reading(layouts=layouts)
         try:
-            reading.check(result, zip(pairs[::2], pairs[1::2], strict=True))
+            _check(layouts, result, zip(pairs[::2], pairs[1::2], strict=True))
             reading.found(given, traced.graph)
         except (row_layouts.MixedRowsError, UnknownUseError) as error:
             raise UnknownUseError(str(error).replace(row_layouts.PREFIX, "")) from error
@@ -97,6 +98,20 @@ def tokens_of_rows(
 
     tf.function(read, autograph=False).get_concrete_function(*weights)
     return tokens
+
+
+def _check(
+    layouts: row_layouts.Layouts,
+    losses: tf.Tensor,
+    gradients: Iterable[tuple[tf.Tensor, tf.Tensor]],
+) -> None:
+    """Refuses losses that are not shown to be those of each row, and gradients likewise."""
+    if layouts.of(losses) != row_layouts.Layout(0) or losses.shape != [row_layouts.BATCH]:
+        raise UnknownUseError("the losses are not one for each row, in their order")
+    for inputs, gradient in gradients:
+        layout = layouts.of(inputs)
+        if layout is not None and layout != layouts.of(gradient):
+            raise UnknownUseError(f"the gradient of {inputs.name} may mix the rows of a batch")
 
 
 def find(weights: Sequence[tf.Tensor], tokens: Sequence[tuple[str, int]]) -> list[Found]:
@@ -257,15 +272,6 @@ class _Reading:
         if self._layouts is None and self._known != self.tokens:
             raise UnknownUseError(_OTHER_GRAPH)
         return found
-
-    def check(self, losses: tf.Tensor, gradients: Iterable[tuple[tf.Tensor, tf.Tensor]]) -> None:
-        """Refuses losses that are not shown to be those of each row, and gradients likewise."""
-        if self._layouts.of(losses) != row_layouts.Layout(0) or losses.shape != [row_layouts.BATCH]:
-            raise UnknownUseError("the losses are not one for each row, in their order")
-        for inputs, gradient in gradients:
-            layout = self._layouts.of(inputs)
-            if layout is not None and layout != self._layouts.of(gradient):
-                raise UnknownUseError(f"the gradient of {inputs.name} may mix the rows of a batch")
 
     def _uses(self, weight: tf.Tensor, order: dict[str, int]) -> list[_Use]:
         """Returns all that reads a weight."""

@@ -20,7 +20,7 @@ import math
 import string
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -37,7 +37,7 @@ _BY_ENTRY = """
     Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mul MulNoNan Neg
     NotEqual OnesLike Pow RealDiv Reciprocal Relu Relu6 Round Rsqrt SelectV2 Selu Sigmoid Sign Sin
     Softplus Softsign Sqrt Square SquaredDifference StopGradient Sub Tanh Xdivy Xlogy ZerosLike
-    """.split()
+    """
 # Operations that multiply sizes or join them, and those that pick some of their first input.
 _OF_SIZES = ["ConcatV2", "Mul", "Pack"]
 _OF_FIRST = """
@@ -72,6 +72,7 @@ class _Size:
 
 
 _Value: TypeAlias = Layout | _Size | MixedRowsError | None
+_T = TypeVar("_T")
 _Given: TypeAlias = Sequence[Layout | None]
 
 
@@ -246,8 +247,9 @@ def _of_sizes(operation: tf.Operation) -> Sequence[_Value]:
         raise _counts(operation)
     if operation.type in ("Mul", "Prod"):
         factors = [_numbers(x) for x in operation.inputs[: 1 if operation.type == "Prod" else 2]]
-        known = [int(x) for factor in factors if factor is not None for x in factor.flat]
-        if any(x is None for x in factors) or math.prod(known) >= 2**31:
+        known = [abs(int(x)) for factor in factors if factor is not None for x in factor.flat]
+        is_large = math.prod(x for x in known if x) >= 2**31  # It might overflow.
+        if is_large or any(x is None for x in factors):
             return [_Size()]
     values = [_numbers(x) for x in operation.outputs]
     return [_of_size(None if value is None else value.flat) for value in values]
@@ -259,14 +261,9 @@ def _numbers(tensor: tf.Tensor) -> np.ndarray | None:
     if value is None and tensor.dtype in (tf.int32, tf.int64) and tensor.shape.rank in (0, 1):
         anything = tf.compat.v1.placeholder(tf.int32)
         shape = tf.reshape(anything, tf.reshape(tensor, [-1])).shape
-        value = np.reshape(shape.as_list(), tensor.shape) if shape.is_fully_defined() else None
+        if shape.is_fully_defined():
+            value = shape.as_list() if tensor.shape.rank else shape[0]
     return None if value is None else np.asarray(value)
-
-
-def _axes(operation: tf.Operation, index: int, rank: int) -> set[int] | None:
-    """Returns the axes that an input names."""
-    axes = _numbers(operation.inputs[index])
-    return None if axes is None else {int(axis) % rank for axis in axes.flat}
 
 
 # Rules return the layout of all outputs, a value for each of them, or None if rows may be mixed.
@@ -277,9 +274,9 @@ def _at(layout: Layout, axis: int) -> Layout:
     return layout._replace(axis=axis)
 
 
-def _the_same(layouts: Iterable[Layout | None]) -> Layout | None:
-    """Returns the layout if all are the same."""
-    found = set(layouts)
+def _the_same(layouts: Iterable[_T | None]) -> _T | None:
+    """Returns the layout if there is one, and no other."""
+    found = {layout for layout in layouts if layout is not None}
     return found.pop() if len(found) == 1 else None
 
 
@@ -293,28 +290,19 @@ def _by_entry(operation: tf.Operation, given: _Given) -> _Found:
     if operation.type == "BiasAdd" and operation.get_attr("data_format") != b"NHWC":
         return None
     pairs = list(zip(operation.inputs, given, strict=True))
-    found = _the_same(_at(x, x.axis - len(_sizes(tensor))) for tensor, x in pairs if x)
+    found = _the_same(x and _at(x, x.axis - len(tensor.shape)) for tensor, x in pairs)
     if found and all(x or _is_one(tensor, found.axis) for tensor, x in pairs):
         return _at(found, found.axis + rank)
     return None
 
 
-def _each(operation: tf.Operation, given: _Given) -> _Found:
-    return given
-
-
-def _axis(tensor: tf.Tensor, rank: int) -> int | None:
-    """Returns the axis that a scalar names."""
-    axis = _numbers(tensor)
-    return None if axis is None else int(axis) % rank
-
-
 def _along_axes(operation: tf.Operation, given: _Given) -> _Found:
-    """Reductions, and what keeps the shape: along the axes of the second input."""
-    layout, *others = given
-    axes, rank = _numbers(operation.inputs[1]), len(operation.inputs[0].shape)
-    if layout is None or any(others) or axes is None:
+    """Reductions and the like, along axes that an input names."""
+    place = _AXES.get(operation.type, 1)
+    layout, axes = _the_same(given), _numbers(operation.inputs[place])
+    if layout is None or given[place] or axes is None:
         return None
+    rank = len(operation.inputs[given.index(layout)].shape)
     used = {int(axis) % rank for axis in axes.flat}
     if layout.axis in used:
         return None
@@ -334,12 +322,11 @@ def _along_others(operation: tf.Operation, given: _Given) -> _Found:
 
 
 def _cross_entropy(operation: tf.Operation, given: _Given) -> _Found:
-    layout = _the_same(given)
-    return None if layout is None or layout.axis else layout
+    return given[0] if given[0] == given[1] and given[0] and not given[0].axis else None
 
 
 def _normalised(operation: tf.Operation, given: _Given) -> _Found:
-    """Batch normalisation: as layer normalisation uses it, or with what was learnt before."""
+    """Keeps batch normalisation as layers use it by channel, or with what was learnt before."""
     layout, *others = given
     if layout is None:
         return None
@@ -369,29 +356,28 @@ def _product(operation: tf.Operation, given: _Given) -> _Found:
         for term, tensor in zip(of_inputs.split(","), operation.inputs, strict=True)
     ]
     output = letters(of_output, len(_sizes(operation.outputs[0])))
-    rows = _the_same((term[x.axis], x.repeats) for term, x in zip(terms, given, strict=True) if x)
+    rows = _the_same(x and (term[x.axis], x.repeats) for term, x in zip(terms, given, strict=True))
     if rows is None:
         return None
     letter, repeats = rows
     for term, layout, tensor in zip(terms, given, operation.inputs, strict=True):
-        if term.count(letter) > 1 or not (layout or _is_one_at(tensor, term.find(letter))):
+        is_broadcast = letter not in term or tensor.shape[term.index(letter)] == 1
+        if term.count(letter) > 1 or not (layout or is_broadcast):
             return None
     return Layout(output.index(letter), repeats) if output.count(letter) == 1 else None
 
 
-def _is_one_at(tensor: tf.Tensor, axis: int) -> bool:
-    return axis < 0 or tensor.shape[axis] == 1
-
-
 def _reshaped(operation: tf.Operation, given: _Given) -> _Found:
-    """The entries stay in their order."""
-    layout, sizes = given[0], _sizes(operation.outputs[0])
-    axes = _axes_of_batch(operation.outputs[0])
+    """Finds the rows in entries that keep their order."""
+    layout, axes = given[0], _axes_of_batch(operation.outputs[0])
     is_any = operation.type == "Squeeze" and not operation.get_attr("squeeze_dims")
     if layout is None or any(given[1:]) or len(axes) != 1 or is_any:
         return None
-    before = math.prod(operation.inputs[0].shape[: layout.axis]) * layout.repeats
-    inner = math.prod(typing.cast(list[int], sizes[: axes[0]]))
+    before, inner = (
+        math.prod(typing.cast(list[int], _sizes(x)[:axis]))
+        for x, axis in ((operation.inputs[0], layout.axis), (operation.outputs[0], axes[0]))
+    )
+    before *= layout.repeats
     return None if not inner or before % inner else Layout(axes[0], before // inner)
 
 
@@ -403,7 +389,7 @@ def _transposed(operation: tf.Operation, given: _Given) -> _Found:
 
 
 def _sliced(operation: tf.Operation, given: _Given) -> _Found:
-    """All rows, and any part of the other axes."""
+    """Keeps all rows, and any part of the other axes."""
     layout, shape = given[0], operation.inputs[0].shape
     begins, ends, *steps = map(_numbers, operation.inputs[1:])
     if layout is None or any(given[1:]) or begins is None or ends is None:
@@ -439,16 +425,11 @@ def _sliced(operation: tf.Operation, given: _Given) -> _Found:
     return _at(layout, layout.axis - axis + found)
 
 
-def _joined(operation: tf.Operation, given: _Given) -> _Found:
-    layout, rank = _the_same(given[:-1]), len(operation.inputs[0].shape)
-    axis = _axis(operation.inputs[-1], rank)
-    return None if layout is None or given[-1] or axis in (None, layout.axis) else layout
-
-
 def _packed(operation: tf.Operation, given: _Given) -> _Found:
+    """Moves the rows behind a new axis."""
     layout, rank = _the_same(given), len(operation.inputs[0].shape)
     axis = operation.get_attr("axis") % (rank + 1)
-    return None if layout is None else _at(layout, layout.axis + (axis <= layout.axis))
+    return layout and _at(layout, layout.axis + (axis <= layout.axis))
 
 
 def _unpacked(operation: tf.Operation, given: _Given) -> _Found:
@@ -459,22 +440,15 @@ def _unpacked(operation: tf.Operation, given: _Given) -> _Found:
     return _at(layout, layout.axis - (axis < layout.axis))
 
 
-def _split(operation: tf.Operation, given: _Given) -> _Found:
-    data, index = (1, 0) if operation.type == "Split" else (0, 2)
-    layout, rank = given[data], len(operation.inputs[data].shape)
-    axis = _axis(operation.inputs[index], rank)
-    has_other = sum(map(bool, given)) > 1
-    return None if layout is None or has_other or axis in (None, layout.axis) else layout
-
-
 def _gathered(operation: tf.Operation, given: _Given) -> _Found:
     """Parts of a table by ids of rows, or parts of rows by ids that are the same for all."""
-    (table, ids), axis, inner = given[:2], 0, operation.get_attr("batch_dims")
+    (table, ids), axis, inner = given[:2], np.asarray(0), operation.get_attr("batch_dims")
     rank = len(operation.inputs[1].shape)
     if operation.type == "GatherV2":
-        axis = _axis(operation.inputs[2], len(operation.inputs[0].shape))
+        axis = _numbers(operation.inputs[2])
     if axis is None or any(given[2:]):
         return None
+    axis = int(axis) + (len(operation.inputs[0].shape) if axis < 0 else 0)
     if inner:
         inner += rank if inner < 0 else 0
         is_inner = table is not None and table == ids and table.axis < inner <= axis
@@ -484,13 +458,6 @@ def _gathered(operation: tf.Operation, given: _Given) -> _Found:
     if ids or axis == table.axis:
         return None
     return table if table.axis < axis else _at(table, table.axis - 1 + rank)
-
-
-def _one_hot(operation: tf.Operation, given: _Given) -> _Found:
-    layout, axis = given[0], operation.get_attr("axis")
-    if layout is None or any(given[1:]):
-        return None
-    return _at(layout, layout.axis + (0 <= axis <= layout.axis))
 
 
 def _padded(operation: tf.Operation, given: _Given) -> _Found:
@@ -511,35 +478,36 @@ def _repeated(operation: tf.Operation, given: _Given) -> _Found:
     if layout is None:
         is_same = operation.type == "Tile" or _is_one(tensor, from_last)
         return Layout(axes[0]) if is_same else None
-    is_same = axes[0] == layout.axis + len(sizes) - len(tensor.shape)
-    is_same = is_same and sizes[axes[0]] == tensor.shape[layout.axis]
-    return _at(layout, axes[0]) if is_same else None
+    is_same = sizes[axes[0]] == tensor.shape[layout.axis]
+    return (
+        _at(layout, axes[0]) if is_same and from_last == layout.axis - len(tensor.shape) else None
+    )
 
+
+_AXES = {"ConcatV2": -1, "Roll": 2, "Split": 0, "SplitV": 2}
+"""Which input names the axes, if it is not the second one."""
 
 _RULES: dict[str, Callable[[tf.Operation, _Given], _Found]] = {
-    **dict.fromkeys(_BY_ENTRY, _by_entry),
-    **dict.fromkeys(("All", "Any", "ArgMax", "ArgMin", "EuclideanNorm", "Max"), _along_axes),
-    **dict.fromkeys(("Mean", "Min", "Prod", "Sum", "Cumsum", "ReverseV2"), _along_axes),
-    **dict.fromkeys(("Softmax", "LogSoftmax"), _along_last),
-    **dict.fromkeys(("AvgPool", "Conv2D", "Conv3D", "DepthwiseConv2dNative"), _along_others),
-    **dict.fromkeys(("AvgPool3D", "MaxPool", "MaxPool3D"), _along_others),
-    **dict.fromkeys(
-        ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"), _cross_entropy
-    ),
-    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _product),
-    **dict.fromkeys(("BroadcastTo", "Fill", "Tile"), _repeated),
-    **dict.fromkeys(("ExpandDims", "Reshape", "Squeeze"), _reshaped),
-    **dict.fromkeys(("GatherV2", "ResourceGather"), _gathered),
-    **dict.fromkeys(("MirrorPad", "Pad", "PadV2"), _padded),
-    **dict.fromkeys(("Slice", "StridedSlice"), _sliced),
-    **dict.fromkeys(("Split", "SplitV"), _split),
-    "ConcatV2": _joined,
-    "Einsum": _product,
-    "FusedBatchNormV3": _normalised,
-    "IdentityN": _each,
-    "OneHot": _one_hot,
-    "Pack": _packed,
-    "Transpose": _transposed,
-    "Unpack": _unpacked,
+    name: rule
+    for rule, names in (
+        (_by_entry, _BY_ENTRY),
+        (_along_axes, "All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod Sum Cumsum"),
+        (_along_axes, "ConcatV2 ReverseV2 Roll Split SplitV"),
+        (_along_last, "LogSoftmax Softmax"),
+        (_along_others, "AvgPool AvgPool3D Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D"),
+        (_cross_entropy, "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits"),
+        (_gathered, "GatherV2 ResourceGather"),
+        (_normalised, "FusedBatchNormV3"),
+        (_packed, "OneHot Pack"),
+        (_padded, "MirrorPad Pad PadV2"),
+        (_product, "BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum MatMul"),
+        (_repeated, "BroadcastTo Fill Tile"),
+        (_reshaped, "ExpandDims Reshape Squeeze"),
+        (_sliced, "Slice StridedSlice"),
+        (_transposed, "Transpose"),
+        (_unpacked, "Unpack"),
+        (lambda operation, given: given, "IdentityN"),
+    )
+    for name in names.split()
 }
 """What is known of operations by their type."""
