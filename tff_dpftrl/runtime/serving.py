@@ -247,6 +247,17 @@ class Serving:
         self._learning = asyncio.get_running_loop().create_task(self._learn())
         self._look_at("", "")
 
+    async def load(self) -> None:
+        """Gets the first rounds ready: imports TensorFlow and traces graphs, beside the event loop.
+
+        That takes seconds, in which devices can check in already. A round that comes before waits.
+
+        Raises:
+          ValueError: If a graph of a task cannot be loaded.
+        """
+        for task in self._tasks.values():
+            await asyncio.to_thread(task.load)
+
     def _learned_paces(self) -> dict[str, day_curve.LearnedPace]:
         """Loads the curves of the day by population; none if others draw the turns."""
         return {
