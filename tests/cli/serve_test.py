@@ -25,7 +25,7 @@ from tff_dpftrl.runtime import core_files, server_bundle, signing_keys, tls
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.server import server_folder
 from tff_dpftrl.runtime.store import sql
-from tff_dpftrl.runtime.tasks import task_folder
+from tff_dpftrl.runtime.tasks import planned_task, task_folder
 
 disk = small_disk.disk
 server = postgresql.server
@@ -258,6 +258,56 @@ def test_core_files_are_forbidden_before_there_is_a_secret(task, tmp_path, capsy
     assert main.main(_arguments(task, tmp_path)) == 2
     assert "no core files from here on" in capsys.readouterr().err
     assert not (tmp_path / "store" / "store.sqlite").exists()
+
+
+_SAY_MODULES = """
+import os, signal, sys
+from tff_dpftrl.cli import main
+from tff_dpftrl.runtime import serving
+
+async def load(self):
+    print(*sys.modules)
+    os.kill(os.getpid(), signal.SIGINT)
+
+serving.Serving.load = load
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def test_a_server_that_goes_on_serves_before_it_imports_what_rounds_need(task, tmp_path):
+    with sql.SqlStore(tmp_path / "store") as store:
+        planned_task.load(task).add_to(store)
+    arguments = _arguments(task, tmp_path, "--address", "127.0.0.1:0")
+    done = subprocess.run(
+        [sys.executable, "-c", _SAY_MODULES, *arguments, "--status-address", "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0 and "\nStatus page: http://" in done.stderr, done.stderr
+    modules = set(done.stdout.split())
+    assert "tff_dpftrl.runtime.server.service" in modules
+    late = {"tensorflow", "keras", "jax", "pandas", "pyarrow", "matplotlib", "ray", "dp_accounting"}
+    late |= {"scipy.stats", "scipy.signal", "tff_dpftrl.models.language_model"}
+    assert not modules & late
+    assert len(modules) < 2000  # TensorFlow alone has more.
+
+
+def test_a_task_without_a_round_that_can_be_computed_stops_the_server(tmp_path, capsys):
+    class Served(_Starting):
+        address, page_address = "", ""
+
+        async def start(self):
+            pass
+
+        async def load(self):
+            raise validation.UsageError("The graph cannot be read.")
+
+    made = Served()
+    arguments = argparse.Namespace(detach=False, status_token=None, until_done=False)
+    with pytest.raises(validation.UsageError, match="cannot be read"):
+        asyncio.run(serve._serve(made, server_folder.of(tmp_path), arguments, []))
+    assert made.is_stopped
 
 
 @pytest.mark.slow
