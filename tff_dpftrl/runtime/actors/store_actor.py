@@ -39,7 +39,7 @@ class StoreActor(actor.Actor):
         except (interface.StoreError, interface.UnknownTask) as error:
             # The sender asks again, or gives up at its time-out.
             self.send(events.OBSERVER, events.StoreFailed(str(error)))
-            if isinstance(message, messages.CommitRound):
+            if isinstance(message, (messages.BeginAttempt, messages.CommitRound)):
                 self.send(message.reply_to, messages.CommitRefused(str(error)))
 
     def _carry_out(self, message: object) -> None:
@@ -55,6 +55,8 @@ class StoreActor(actor.Actor):
                     self._store.last_commit(self._served.name, task) for task in message.tasks
                 )
                 self.send(message.reply_to, messages.CommitsRead(message.request, commits))
+            case messages.BeginAttempt():
+                self._begin_attempt(message)
             case messages.CommitRound():
                 self._commit(message)
             case _:
@@ -101,6 +103,20 @@ class StoreActor(actor.Actor):
             self.send(message.owner, messages.LeaseRefused(message.epoch, str(lost)))
         else:
             self.send(message.owner, messages.LeaseGranted(message.epoch, message.asked_at))
+
+    def _begin_attempt(self, message: messages.BeginAttempt) -> None:
+        try:
+            self._store.begin_attempt(
+                self._served.name,
+                message.task,
+                round_index=message.round_index,
+                epoch=message.epoch,
+                attempt=message.reply_to,
+            )
+        except ValueError as refusal:  # Refused by a law of the store.
+            self.send(message.reply_to, messages.CommitRefused(str(refusal)))
+        else:
+            self.send(message.reply_to, messages.AttemptBegun())
 
     def _commit(self, message: messages.CommitRound) -> None:
         try:
