@@ -161,6 +161,8 @@ def test_devices_of_an_active_server_need_attestation(secure_plans, tmp_path, ca
     # A port that cannot be: it would have been served.
     assert main.main([*arguments, "--names", "localhost", "--address", "256.0.0.1:1"]) != 0
     assert "whoever has it can make up devices" in capsys.readouterr().err
+    assert main.main([*arguments, "--names", "localhost", "other.example"]) == 2
+    assert "names has ['other.example'], and" in capsys.readouterr().err
 
 
 def test_a_key_that_did_not_sign_the_task_is_not_enough(task, tmp_path, capsys):
@@ -413,7 +415,6 @@ def test_a_store_in_postgresql_is_gone_on_with_after_the_death_of_either_server(
             process.kill()
             said += process.communicate()[1].splitlines(keepends=True)
             process = _serve(arguments)
-            _read_until(process, "waiting for its lease", said)
             _read_until(process, "round 4 of 6 committed", said)
             server.kill()
             _read_until(process, "The store fails", said)
@@ -429,6 +430,7 @@ def test_a_store_in_postgresql_is_gone_on_with_after_the_death_of_either_server(
         epochs = [row["epoch"] for row in history]
         assert epochs == sorted(epochs) and epochs[-1] > epochs[0]
     assert "Traceback" not in "".join(said) and server.password not in "".join(said)
+    assert "waiting for its lease" not in "".join(said)  # The process that had it is gone.
     kept = [file for file in folder.path.rglob("*") if file.is_file()]
     assert kept and not any(server.password.encode() in file.read_bytes() for file in kept)
 
@@ -458,8 +460,8 @@ def test_a_server_on_a_full_disk_commits_the_next_round_when_there_is_room(disk,
         with number_devices.running(folder, count=24):  # Lost attempts count as participation.
             _read_until(process, "round 1 of 6 committed", said)
             disk.leave(0)
-            for _ in range(2):
-                _read_until(process, "abandoned: Cannot write to the store", said)
+            for line in ("abandoned: Cannot write to the store", "The store fails"):
+                _read_until(process, line, said)
             disk.give_back()
             _read_until(process, "round 3 of 6 committed", said)
             disk.leave(0)

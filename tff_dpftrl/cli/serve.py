@@ -158,8 +158,8 @@ def add_parser(subparsers) -> None:
         default=None,
         metavar="HOST",
         help=(
-            "Host names and addresses in the certificate that is made. Default: "
-            "localhost 127.0.0.1."
+            "Host names and addresses in the certificate that is made. One that was made "
+            "before must have them. Default: localhost 127.0.0.1."
         ),
     )
     status_flags.add_arguments(parser)
@@ -338,7 +338,7 @@ def run(args: argparse.Namespace) -> int:
                 ) from None
             _progress(f"{task.name}: approved by {', '.join(given)}.")
     folder.make(
-        args.names or serving.Settings.names,
+        args.names,
         certificate=args.certificate is None,
         issuer=_issuers(args, folder) == [folder.issuer_public],
     )

@@ -38,7 +38,8 @@ class Settings:
       address: Host and port for devices; port 0 takes a free one.
       status_address: Host and port for the status page; None for no page.
       status_access: Who may read the status page.
-      names: Host names and addresses that devices connect to, for a certificate made here.
+      names: Host names and addresses that devices connect to. A certificate is made here for
+        them, or one that was made before has to have them; None for loopback, or those that it has.
       population_size: Approximate number of devices that are available at a time, of each
         population or by its name, to begin with. The waiting times that devices get follow from
         it, until check-ins show the number.
@@ -55,7 +56,7 @@ class Settings:
     address: str = addresses.DEFAULT_ADDRESS
     status_address: str | None = addresses.DEFAULT_ADDRESS
     status_access: access.Access = access.Access()
-    names: Sequence[str] = addresses.LOOPBACK_NAMES
+    names: Sequence[str] | None = None
     population_size: float | Mapping[str, float] = 1000.0
     availability: Sequence[float] = (1.0,) * 24
     round_seconds: float = 60.0

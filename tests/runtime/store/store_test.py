@@ -134,9 +134,7 @@ def test_a_task_goes_on_from_its_last_commit(store):
 
 def test_a_round_has_one_attempt_until_it_is_committed(store):
     def begin(attempt, round_index=1, epoch=1, task="task"):
-        store.begin_attempt(
-            "keyboard", task, round_index=round_index, epoch=epoch, attempt=attempt
-        )
+        store.begin_attempt("keyboard", task, round_index=round_index, epoch=epoch, attempt=attempt)
 
     store.acquire("keyboard", "a", now=0.0, duration=5.0)
     store.add_task("keyboard", "task", **FIRST)
