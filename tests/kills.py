@@ -123,5 +123,5 @@ def _assert_charged(output: pathlib.Path, seen: dict[str, bytes]) -> None:
     committed = recount.recount(output / "private" / "ledger.sqlite").committed_rounds
     rows = list(csv.DictReader(io.StringIO(seen.get("metrics.csv", b"").decode())))
     assert committed >= len(rows)
-    if any(name.endswith(("model.npz", "weights.npz")) for name in seen):
+    if not seen.keys().isdisjoint(("model.npz", "best_model.npz", "weights.npz")):
         assert committed
