@@ -46,6 +46,16 @@ def test_the_runs_on_a_corpus_and_its_copies_are_composed(tmp_path, data, capsys
     assert "For who is in all 2 of them: ε = 2.5 at δ = 2e-06" in out.out and not out.err
 
 
+def test_a_run_that_has_lost_its_options_counts(tmp_path, data, capsys):
+    _run(tmp_path / "results" / "a", data)
+    (tmp_path / "results" / "a" / "private").mkdir()
+    (tmp_path / "results" / "a" / "config.json").rename(
+        tmp_path / "results" / "a" / "private" / "manifest.json"
+    )
+    assert _budget(data, tmp_path, "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["total"]["epsilon"] == 2.0
+
+
 def test_a_limit_decides_the_status(tmp_path, data):
     _run(tmp_path / "results" / "a", data)
     assert _budget(data, tmp_path, "--max-epsilon", "2") == 0

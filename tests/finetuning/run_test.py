@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import kills
 from tests.finetuning import toy_finetuning
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tff_dpftrl.accounting import statement_sentences as sentences
@@ -236,6 +237,26 @@ def test_a_crash_before_the_fixed_weights_are_kept_does_not_let_others_in(
         export.read(tmp_path / "run" / "pretrained_model.npz")[1], weights, strict=True
     ):
         np.testing.assert_array_equal(kept, weight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        _KINDS["example"] | {"group_size_epsilon": 4.0, "metrics_epsilon": 1.0, "adapter_rank": 2},
+        _KINDS["passes"] | {"budget_shares": "metrics=0.3", "held_out_users": "protected"},
+    ],
+    ids=["example", "passes"],
+)
+def test_wherever_a_run_is_killed_it_releases_once(toy, tmp_path, options):
+    config = toy_finetuning.config(toy, num_steps=2, deterministic_noise_seed=None, **options)
+
+    def begin_or_go_on(output):
+        _finetune(None if manifest.exists(output) else config, output)
+
+    for output in kills.everywhere(tmp_path, begin_or_go_on):
+        stated = json.loads((output / "privacy_statement.json").read_text())
+        assert "training metrics" in {part["name"] for part in stated["parts"]}
 
 
 def test_adapters_of_too_high_a_rank_are_refused_before_anything_is_written(toy, tmp_path):

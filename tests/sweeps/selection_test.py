@@ -172,7 +172,7 @@ def _write_run_with_metrics(folder, sums, stddev):
         {},
     )
     (folder / "private").mkdir()
-    known.write(folder)
+    known.keep(folder)
     columns = [column.name for column in kinds.TRAINING.figures(known).columns]
     lines = [",".join(["round", *columns])]
     for number, pair in enumerate(sums, start=1):

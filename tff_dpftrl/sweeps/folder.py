@@ -78,11 +78,6 @@ def check(
                 f"--output {output} holds a single run, not a sweep: name another folder."
             )
         manifest.check_is_free(output)
-        if (output / manifest.PRIVATE / "selection.json").exists():
-            raise validation.UsageError(
-                f"--output {output} holds a sweep with --select, whose runs stay secret: give the "
-                "same command as then, or name another folder."
-            )
         if (output / "cells").exists():
             raise validation.UsageError(
                 f"--output {output} has a folder cells, but no {_DEFINITION} that says of which "
@@ -300,7 +295,7 @@ def check_cells(output: pathlib.Path, cells: Sequence[cells_lib.Cell]) -> None:
             continue
         path = folder / "config.json"
         try:  # Not the whole manifest: the private part of a finished run may be gone.
-            then = json_text.parse(path.read_text(encoding="utf-8"))["config"]
+            then = manifest.public(folder)["config"]
             then = cell.kind.begun_config(then, str(path)).with_defaults().to_dict()
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise validation.UsageError(

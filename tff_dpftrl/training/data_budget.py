@@ -7,7 +7,7 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from tff_dpftrl import json_text, validation
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import composition
 from tff_dpftrl.data import sources
 from tff_dpftrl.runs import earlier_runs, manifest
@@ -53,8 +53,9 @@ def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
     """
     spent: dict[pathlib.Path, composition.Spent] = {}
     without, not_compared, began_with = [], [], set()
-    for folder in _folders_with(manifest.NAME, folders):
-        content = json_text.read_object(folder / manifest.NAME)
+    begun = {folder.parent for folder in _folders_with(str(manifest.COPY), folders)}
+    for folder in sorted({*_folders_with(manifest.NAME, folders), *begun}):
+        content = manifest.public(folder)
         config = content.get("config")
         named = config.get("data") if isinstance(config, dict) else None
         if not isinstance(named, str):
