@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from tff_dpftrl import durable_files, json_text, private_round, validation, version
+from tff_dpftrl.runs import joint_runs
 
 FORMAT = 2
 """Raise it when a run that was begun before can no longer be resumed."""
@@ -61,6 +62,7 @@ TEXTS_CACHE = pathlib.PurePath("private", "texts.sqlite")
 """Path of the texts of a large corpus in the folder of a run, which is there before the run."""
 DIVERGED = pathlib.PurePath("private", "diverged.json")
 """Path of the file that says that a run ended with weights that are not finite."""
+_CHOICE = "record of the choice among runs"  # Name of an identity.
 _PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "scipy", "dp-accounting")
 _SHOWN = 3
 _REMEDY = "Restore this manifest of a run; without it nobody can tell what was run."
@@ -112,6 +114,24 @@ class Manifest:
                 f"it by {resumed_by} {shlex.quote(str(output))}, or report it by tff-dpftrl "
                 "report."
             )
+
+    def bound_to_choice(self, output: pathlib.Path) -> Manifest:
+        """Returns the manifest, bound to the record of the choice that its run is one of, if any.
+
+        Args:
+          output: Folder of the run.
+
+        Raises:
+          UsageError: If the record is missing.
+        """
+        digest = joint_runs.record_digest(output)
+        if digest is None:
+            return self
+        return dataclasses.replace(
+            self,
+            facts={**self.facts, joint_runs.IS_ONE: True},
+            identities={**self.identities, _CHOICE: digest},
+        )
 
     def _public(self) -> dict[str, Any]:
         kind = {} if self.recorded_kind is None else {"kind": self.recorded_kind}
@@ -193,6 +213,17 @@ def check_is_free(output: pathlib.Path) -> None:
             f"--output {output} already holds a run: add --resume to go on with it (and leave out "
             "the other options), or name another folder."
         )
+    joint_runs.refuse_lost_record(output)
+    if joint_runs.holds_choice(output):
+        raise validation.UsageError(
+            f"--output {output} holds a sweep with --select, whose runs stay secret: give the same "
+            "command as then, or name another folder."
+        )
+    if (output / "sweep.json").exists():
+        raise validation.UsageError(
+            f"--output {output} holds a sweep: give the same sweep command as then, or name another "
+            "folder."
+        )
     if output.exists() and not output.is_dir():
         raise validation.UsageError(f"--output {output} is not a folder: name another one.")
     if (output / _MODEL).exists():  # Of a pretraining, or a copy: it would get other words.
@@ -260,6 +291,12 @@ def read(output: pathlib.Path) -> Manifest:
         and isinstance(identities, dict)
         and kind in (None, *_COMMANDS)
     ):
+        if identities.get(_CHOICE) != joint_runs.record_digest(output):
+            raise validation.UsageError(
+                f"The run in {output} and the record of a choice among runs (sweep --select), "
+                f"{joint_runs.RECORD}, do not belong together: put both back to where they were "
+                "made, or begin a new choice in another folder."
+            )
         return Manifest(config, derived, facts, identities, recorded_kind=kind)
     raise validation.UsageError(
         f"{output / COPY} is not the manifest of a run of this version: a part of it is "
