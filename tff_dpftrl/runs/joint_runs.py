@@ -1,10 +1,12 @@
 """The runs of a sweep, and of a choice among runs (`sweep --select`), by their folders.
 
-OUT/cells/NAME/              runs of a sweep
-OUT/private/planned.json     digests of the users, texts and files that they were planned with
-OUT/private/cells/NAME/      runs of a choice, none of which is to be published
-OUT/private/selection.json   record of the choice, with such digests; written before any run
-OUT/winner/                  what is published of the run that was chosen
+    OUT/cells/NAME/              runs of a sweep
+    OUT/private/planned.json     digests of the users, texts and files that they were planned with
+    OUT/private/cells/NAME/      runs of a choice, none of which is to be published
+    OUT/private/selection.json   record of the choice, with such digests; written before any run
+    OUT/winner/                  what is published of the run that was chosen
+
+A run that begins compares its data with the digests. That of a choice is bound to the record.
 """
 
 from __future__ import annotations
@@ -148,10 +150,11 @@ def refuse_unreleased(folder: pathlib.Path) -> None:
     file = folder / _STATEMENT if (folder / _STATEMENT).exists() else folder / "config.json"
     content = json_text.read_object(file) if file.exists() else {}
     facts = content.get("facts")
+    planned_with = _planned_file(folder)
     if (
         sentences.ONE_OF_A_CHOICE in content.get("headline_caveats", ())
         or (isinstance(facts, dict) and facts.get(IS_ONE))
-        or ((file := _planned_file(folder)) is not None and file.name == RECORD.name)
+        or (planned_with is not None and planned_with.name == RECORD.name)
     ):
         raise validation.UsageError(
             f"{folder} is one of the runs that sweep --select chooses among: nothing of them may "

@@ -221,7 +221,7 @@ def check_is_free(output: pathlib.Path) -> None:
         )
     if (output / "sweep.json").exists():
         raise validation.UsageError(
-            f"--output {output} holds a sweep: give the same sweep command as then, or name another "
+            f"--output {output} holds a sweep: give the same command as then, or name another "
             "folder."
         )
     if output.exists() and not output.is_dir():

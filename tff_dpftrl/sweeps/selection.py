@@ -349,8 +349,8 @@ def _statement(
     epsilon = math.inf if stated.epsilon is None or stated.is_refuted else stated.epsilon
     if stated.delta != plan.run_delta or epsilon > plan.run_epsilon * selection_plan.SLACK:
         raise validation.UsageError(
-            f"The statement of the run in {folder} has ε = {epsilon:.6g} at δ = {stated.delta:.3g}, "
-            f"and {plan.run_epsilon:.6g} at {plan.run_delta:.3g} was planned for each run of the "
+            f"The statement of the run in {folder} has ε = {epsilon:.6g} at δ = {stated.delta:.3g}"
+            f", and {plan.run_epsilon:.6g} at {plan.run_delta:.3g} was planned for each run of the "
             "choice. Nothing is released. Begin a new choice in another folder."
         )
     return stated

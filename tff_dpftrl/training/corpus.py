@@ -203,7 +203,7 @@ def planned(
     digests = {json.dumps(text): manifest.identity([train.digest(), held_out.digest()])}
     for name in language_config.FILES:
         value = getattr(config, name, None)
-        if name != "data" and value not in language_config.FILES[name]:
+        if name != "data" and value not in (None, *language_config.FILES[name]):
             for path in _files_of(pathlib.Path(value)):
                 digests[str(path)] = statement_subject.sha256(path)
     return digests
