@@ -117,7 +117,9 @@ def test_a_run_that_a_choice_was_made_among_is_not_to_be_published(tmp_path):
     found = results.read(made_up.write_run(tmp_path / "run", stated))
     text = readme.of(found)
     rows = dict(re.findall(r"^\| `(.*?)` \| .* \| (.*?) \|$", text, re.MULTILINE))
-    assert set(rows.values()) == {"**never hand it on**"} and {"model.npz", "README.md"} <= set(rows)
+    assert set(rows.values()) == {"**never hand it on**"} and {"model.npz", "README.md"} <= set(
+        rows
+    )
     assert sentences.ONE_OF_A_CHOICE in text and sentences.ONE_OF_A_CHOICE in page.of(found)
     assert not text.startswith("---") and "tff-dpftrl export" not in text
 
