@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tff_dpftrl.finetuning import opening as finetuning_opening
-from tff_dpftrl.runs import joint_runs
+from tff_dpftrl.runs import joint_runs, manifest
 from tff_dpftrl.sweeps import cells, folder, kinds, population_check
 from tff_dpftrl.training import corpus, warm_start
 from tff_dpftrl.training import opening as training_opening
@@ -115,6 +115,9 @@ def test_no_run_begins_on_other_data_than_its_sweep_was_planned_with(
 
 
 def test_a_sweep_is_bound_to_what_its_first_cells_read(tmp_path):
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds a sweep: give the same command"):
+        manifest.check_is_free(tmp_path)  # A run there would empty the folder `private`.
     folder.bind(tmp_path, {"/words": "1", "/users": "2"})
     folder.bind(tmp_path, {})
     folder.bind(tmp_path, {"/words": "1", "/more": "3"})

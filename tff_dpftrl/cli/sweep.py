@@ -293,7 +293,8 @@ def _select(
     output.mkdir(parents=True, exist_ok=True)
     interruption = running.Interruption()
     with folder_lib.lock(output, _progress) as lock:
-        durable_files.remove_leftovers(output)
+        for folder in (output, output / manifest.PRIVATE):
+            durable_files.remove_leftovers(folder)
         chosen = selection.open_or_draw(
             output, folder_lib.definition(options, axes, kind), cells, num_runs, args.select
         )

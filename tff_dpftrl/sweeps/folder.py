@@ -204,7 +204,8 @@ def bind(output: pathlib.Path, digests: Mapping[str, str]) -> None:
       OSError: If it cannot be written.
     """
     path = output / joint_runs.PLANNED
-    then = joint_runs.read_digests(path) if path.exists() else {}
+    is_begun = exists(output) and path.exists()
+    then = joint_runs.read_digests(path) if is_begun else {}
     joint_runs.refuse_changed(then, {n: digests[n] for n in digests.keys() & then.keys()})
     path.parent.mkdir(mode=0o700, exist_ok=True)
     content = json.dumps({joint_runs.DIGESTS: {**then, **digests}}, indent=2) + "\n"

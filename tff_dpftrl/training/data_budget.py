@@ -120,10 +120,9 @@ class _Corpus:
         if not (record.exists() and sources.is_on_disk(self._data)):
             return False
         users = json_text.read_object(record).get("identities", {}).get("training users")
-        default = language_config.TextConfig()
-        names = [field.name for field in dataclasses.fields(corpus.UserOptions)]
-        options = {name: config.get(name, getattr(default, name)) for name in names}
-        key = corpus.UserOptions(**options | {"data": self._data})
+        names = language_config.TextConfig.__dataclass_fields__.keys() & config.keys()
+        given = {name: config[name] for name in names} | {"data": self._data}
+        key = language_config.TextConfig(**given).part(corpus.UserOptions)
         if key not in self._users:
             self._users[key] = self._identity(key)
         return users is not None and users == self._users[key]
