@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.reports import made_up
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.reports import files, page, readme, results
 
 _PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reference" / "results_folder.md"
@@ -107,6 +108,20 @@ def test_the_caveats_stand_beside_epsilon(tmp_path):
     card, text = _written(made_up.write_run(tmp_path / "without", without))
     assert "No differential privacy guarantee." in text and "ε =" not in text
     assert "differential-privacy" not in card["tags"]
+
+
+def test_a_run_that_a_choice_was_made_among_is_not_to_be_published(tmp_path):
+    stated = made_up.stated()
+    caveats = (sentences.ONE_OF_A_CHOICE, *stated.headline_caveats)
+    stated = dataclasses.replace(stated, headline_caveats=caveats)
+    found = results.read(made_up.write_run(tmp_path / "run", stated))
+    text = readme.of(found)
+    rows = dict(re.findall(r"^\| `(.*?)` \| .* \| (.*?) \|$", text, re.MULTILINE))
+    assert set(rows.values()) == {"**never hand it on**"} and {"model.npz", "README.md"} <= set(
+        rows
+    )
+    assert sentences.ONE_OF_A_CHOICE in text and sentences.ONE_OF_A_CHOICE in page.of(found)
+    assert not text.startswith("---") and "tff-dpftrl export" not in text
 
 
 def test_a_refuted_claim_is_not_advertised(tmp_path):

@@ -12,7 +12,7 @@ from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema
-from tff_dpftrl.runs import reporting
+from tff_dpftrl.runs import joint_runs, reporting
 from tff_dpftrl.training import metrics_columns, report, vocabulary_share
 
 
@@ -36,6 +36,12 @@ def test_a_private_vocabulary_is_said_beside_epsilon():
     # Text that was given in memory has words of its own, whatever the config says.
     assert report._headline_caveats("docs", {"vocabulary_is_public": False}) == (caveat,)
     assert report._headline_caveats("docs", {"vocabulary_is_public": True}) == ()
+
+
+def test_a_run_that_a_choice_is_made_among_says_so_beside_epsilon():
+    assert report._headline_caveats("docs", {joint_runs.IS_ONE: True}) == (
+        sentences.ONE_OF_A_CHOICE,
+    )
 
 
 def test_words_counted_with_noise_are_a_part_of_epsilon_of_the_run_that_counted_them():

@@ -75,6 +75,11 @@ CHOICE_AMONG_RUNS = (
     "users is not covered by any of them, and whoever sees several runs on the same people learns "
     "more than one epsilon says."
 )
+ONE_OF_A_CHOICE = (
+    "Nothing of this run is to be published: it is one of the runs that sweep --select chooses "
+    "among, and the epsilon of the choice covers only what is released in winner/."
+)
+"""Headline caveat of each run of `sweep --select`; the statement of the chosen one is without."""
 EXPECTED_RUNS = "selection_expected_runs"
 """Name of the parameter that the statement of a run chosen by `sweep --select` has alone."""
 NO_SAMPLING = "It is not assumed that who takes part is sampled at random."

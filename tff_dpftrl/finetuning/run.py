@@ -150,7 +150,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         "initial_weights_are_public": weights_are_public,
         **earlier_runs.facts_of(warm_start.run_folder(config.initial_folder), users.ids),
     }
-    known = _manifest(config, chosen, task, users, part, facts)
+    known = _manifest(config, chosen, task, users, part, facts).bound_to_choice(opened.output)
     run = _prepared(opened, known, chosen.privacy, part, task, users, progress)
     # What a step costs may depend on the private median. It is not shown before the choice is
     # kept, and neither are the reasons: who starts anew until a private median pleases has looked

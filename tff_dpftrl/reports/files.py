@@ -109,13 +109,16 @@ _COVERED = (
 )
 
 
-def present(folder: pathlib.Path, kind: Kind, *, has_guarantee: bool) -> Iterator[File]:
+def present(
+    folder: pathlib.Path, kind: Kind, *, has_guarantee: bool, may_be_published: bool = True
+) -> Iterator[File]:
     """Yields the known files that a folder has.
 
     Args:
       folder: A results folder.
       kind: Kind of the folder, which tells apart files of one name.
       has_guarantee: Whether it has a statement with a guarantee that no audit has refuted.
+      may_be_published: Whether it is none of the runs that `sweep --select` chooses among.
     """
     seen = set()
     is_older = _has_exact_columns(folder / "metrics.csv")
@@ -125,6 +128,8 @@ def present(folder: pathlib.Path, kind: Kind, *, has_guarantee: bool) -> Iterato
         if not has_guarantee and kind != "pretraining" and file.name in _COVERED:
             what = f"{file.what}; no guarantee covers it"
             file = dataclasses.replace(file, what=what, publish="no")
+        if not may_be_published:
+            file = dataclasses.replace(file, publish="never")
         if file.name in seen or (file.kinds and kind not in file.kinds):
             continue
         if file.name == "README.md" or (folder / file.name).exists():  # The former is written last.

@@ -150,6 +150,8 @@ def headline(found: results_lib.Results) -> str:
         return f"{begun}; {len(found.settings)} settings have a finished one."
     if stated is None:
         return _NO_PROMISE.get(found.kind, _NO_STATEMENT)
+    if not found.may_be_published:
+        return sentences.ONE_OF_A_CHOICE
     if stated.epsilon is None:
         return "No differential privacy guarantee."
     if stated.is_refuted:
@@ -422,6 +424,11 @@ def shown(value: Any) -> str:
 def _files(found: results_lib.Results) -> str:
     rows = [
         [f"<code>{file.name}</code>", markup.text(file.what), _MAY[file.publish]]
-        for file in files.present(found.folder, found.kind, has_guarantee=found.has_guarantee)
+        for file in files.present(
+            found.folder,
+            found.kind,
+            has_guarantee=found.has_guarantee,
+            may_be_published=found.may_be_published,
+        )
     ]
     return markup.table(["file", "what it is", "who may see it"], rows, "Files of the folder")

@@ -74,7 +74,8 @@ def of(found: results_lib.Results) -> str:
     """
     if found.is_private:
         raise ValueError("A README is made of what may be published: read without private=True.")
-    has_model = any((found.folder / name).exists() for name in _MODELS)
+    # A card, which has the model's tags, is for what may be published.
+    has_model = found.may_be_published and any((found.folder / name).exists() for name in _MODELS)
     title = f"{page.TITLES[found.kind]}: {_plain(found.data)}"
     lines = [*(_metadata(found) if has_model else []), f"# {title}", "", page.headline(found), ""]
     if found.kind == "sweep":
@@ -88,7 +89,12 @@ def of(found: results_lib.Results) -> str:
     elif found.kind == "sweep":
         lines += ["Each folder in `cells/` is a run with a README.md of its own.", ""]
     lines += ["## Files", "", "| file | what it is | who may see it |", "|---|---|---|"]
-    for file in files.present(found.folder, found.kind, has_guarantee=found.has_guarantee):
+    for file in files.present(
+        found.folder,
+        found.kind,
+        has_guarantee=found.has_guarantee,
+        may_be_published=found.may_be_published,
+    ):
         lines.append(f"| `{file.name}` | {file.what} | {_WHO[file.publish]} |")
     lines += ["", "## What to type next", "", "From the folder above this one:", "", "```sh"]
     lines += [*_next(found), "```", ""]
@@ -255,7 +261,7 @@ def _next(found: results_lib.Results) -> list[str]:
     if has_private:
         recount = page.recount_command(found)
         lines += ["# Derive the statement again from the records.", recount]
-    if _is_of_words(found):
+    if _is_of_words(found) and found.may_be_published:
         lines += ["# Ask the model.", f'tff-dpftrl predict {name} "the number of"']
         lines += [f"tff-dpftrl export {name} --output exported --tflite"]
     return [*lines, *report]

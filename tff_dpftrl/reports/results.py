@@ -16,6 +16,7 @@ from typing import Any
 
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.reports import files
 
 ACCURACY = "eval_top1_in_vocab"
@@ -110,6 +111,12 @@ class Results:
         """Whether there is a statement with a guarantee that no audit has refuted."""
         stated = self.statement
         return stated is not None and stated.has_guarantee and not stated.is_refuted
+
+    @property
+    def may_be_published(self) -> bool:
+        """Whether it is none of the runs that `sweep --select` chooses among."""
+        stated = self.statement
+        return stated is None or sentences.ONE_OF_A_CHOICE not in stated.headline_caveats
 
     @property
     def evaluations(self) -> list[Row]:

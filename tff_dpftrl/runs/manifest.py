@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from tff_dpftrl import durable_files, json_text, private_round, validation, version
 from tff_dpftrl.participation import ledger_file
+from tff_dpftrl.runs import joint_runs
 
 FORMAT = 2
 """Raise it when a run that was begun before can no longer be resumed."""
@@ -55,7 +56,7 @@ _OTHER_FOLDERS = {
     "task.pb": "a task for devices, which tff-dpftrl task report reports",
     "pretraining.json": "a model of tff-dpftrl pretrain, which --initial-weights begins with",
     "sweep.json": "a sweep, which the same tff-dpftrl sweep command goes on with",
-    "private/selection.json": "a sweep with --select, whose runs stay secret, and which the same "
+    str(joint_runs.RECORD): "a sweep with --select, whose runs stay secret, and which the same "
     "command goes on with",
 }
 # Files that a new run would replace, if there are any without a manifest.
@@ -70,6 +71,7 @@ TEXTS_CACHE = pathlib.PurePath("private", "texts.sqlite")
 DIVERGED = pathlib.PurePath("private", "diverged.json")
 """Path of the file that says that a run ended with weights that are not finite."""
 _LEDGER = pathlib.PurePath("private", "ledger.sqlite")
+_CHOICE = "record of the choice among runs"  # Name of an identity.
 _PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "scipy", "dp-accounting")
 _SHOWN = 3
 _REMEDY = "Restore this manifest of a run; without it nobody can tell what was run."
@@ -121,6 +123,24 @@ class Manifest:
                 f"it by {resumed_by} {shlex.quote(str(output))}, or report it by tff-dpftrl "
                 "report."
             )
+
+    def bound_to_choice(self, output: pathlib.Path) -> Manifest:
+        """Returns the manifest, bound to the record of the choice that its run is one of, if any.
+
+        Args:
+          output: Folder of the run.
+
+        Raises:
+          UsageError: If the record is missing.
+        """
+        digest = joint_runs.record_digest(output)
+        if digest is None:
+            return self
+        return dataclasses.replace(
+            self,
+            facts={**self.facts, joint_runs.IS_ONE: True},
+            identities={**self.identities, _CHOICE: digest},
+        )
 
     def _public(self) -> dict[str, Any]:
         kind = {} if self.recorded_kind is None else {"kind": self.recorded_kind}
@@ -230,6 +250,7 @@ def check_is_free(output: pathlib.Path) -> None:
             f"--output {output} already holds a run: add --resume to go on with it (and leave out "
             "the other options), or name another folder."
         )
+    joint_runs.refuse_lost_record(output)
     if output.exists() and not output.is_dir():
         raise validation.UsageError(f"--output {output} is not a folder: name another one.")
     if (output / PRIVATE).is_symlink():
@@ -309,6 +330,12 @@ def read(output: pathlib.Path) -> Manifest:
         and isinstance(identities, dict)
         and kind in (None, *_COMMANDS)
     ):
+        if identities.get(_CHOICE) != joint_runs.record_digest(output):
+            raise validation.UsageError(
+                f"The run in {output} and the record of a choice among runs (sweep --select), "
+                f"{joint_runs.RECORD}, do not belong together: put both back to where they were "
+                "made, or begin a new choice in another folder."
+            )
         return Manifest(config, derived, facts, identities, recorded_kind=kind)
     raise validation.UsageError(
         f"{output / COPY} is not the manifest of a run of this version: a part of it is "

@@ -117,6 +117,7 @@ def open_run(
                 "rows, or leave it out."
             )
     if known is None:  # A run that has begun does not need the strategy's file any more.
+        corpus.check_planned(config, output, text.train, text.held_out)
         config.privacy().check(len(text.train))
     return OpenedRun(output, config, known, text, model, model_trained_on, placement)
 

@@ -28,6 +28,7 @@ from tff_dpftrl.reports import results
 from tff_dpftrl.runs import (
     curves,
     earlier_runs,
+    joint_runs,
     manifest,
     prepared,
     privacy,
@@ -603,6 +604,8 @@ def _headline_caveats(
     is_unknown = facts.get("initial_weights_source") and not facts.get("initial_weights_are_public")
     if is_unknown and not runs:  # What earlier runs have spent is stated as a number.
         caveats += (sentences.INITIAL_WEIGHTS,)
+    if facts.get(joint_runs.IS_ONE):
+        caveats += (sentences.ONE_OF_A_CHOICE,)
     return caveats
 
 

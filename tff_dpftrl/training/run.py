@@ -163,7 +163,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         folder = pathlib.Path(config.initial_weights).expanduser()
         facts |= earlier_runs.facts_of(folder, language_task.train.user_ids)
     plan = config.plan(len(language_task.train.user_ids), language_task.model.num_parameters)
-    known = _manifest(config, plan, language_task, facts)
+    known = _manifest(config, plan, language_task, facts).bound_to_choice(opened.output)
     run = _prepared(opened, known, plan, language_task, say, progress)
     return dataclasses.replace(run, announcement=held)
 
