@@ -226,7 +226,7 @@ def _print(report: audit_report.AuditReport) -> None:
     """Prints the verdict, and each test in a line."""
     print(report.headline + "\n")
     for finding in report.findings:
-        print(f"{finding.outcome:12} {finding.test}: {finding.says}")
+        print(f"{finding.outcome:12} {finding.test}: {finding.text}")
     if report.powers:
         print("\nSmallest faults that these tests would have found with 99 % probability:")
         print("\n".join(f"  {line}" for line in report.powers))
