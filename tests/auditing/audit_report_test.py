@@ -70,7 +70,8 @@ def test_a_consistent_report_says_what_was_shown_and_by_what_chance():
     [
         (range(200), "rounds 1 to 200 of 400"),
         ((399, 0, 2, 1, 397, 398), "rounds 1 to 3 and 398 to 400 of 400"),
-        ((0, 5, 9), "rounds 1, 6 and 10 of 400"),
+        ((0, 1, 9), "rounds 1, 2 and 10 of 400"),
+        ((4,), "round 5 of 400"),
         (range(400), "all 400 rounds"),
         ((), "none of 400 rounds"),
     ],

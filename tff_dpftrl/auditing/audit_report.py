@@ -62,12 +62,15 @@ class Covered:
     def __str__(self) -> str:
         if not self.spans:
             return f"none of {self.total} {self.what}"
-        if self.spans == ((1, self.total),):
+        if self.spans == ((1, self.total),) and self.total > 1:
             return f"all {self.total} {self.what}"
-        spans = [str(a) if a == b else f"{a} to {b}" for a, b in self.spans]
-        *others, last = spans
-        named = f"{', '.join(others)} and {last}" if others else last
-        return f"{self.what} {named} of {self.total}"
+        named = []
+        for first, last in self.spans:
+            is_long = last > first + 1
+            named += [f"{first} to {last}"] if is_long else map(str, sorted({first, last}))
+        what = self.what if named[1:] or " " in named[0] else self.what.removesuffix("s")
+        *others, last_named = named
+        return f"{what} {', '.join(others)}{' and ' * bool(others)}{last_named} of {self.total}"
 
 
 @dataclasses.dataclass(frozen=True)

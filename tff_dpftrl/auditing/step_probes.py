@@ -158,7 +158,7 @@ def audit_steps(
         add(step, " without units", *(run.release(empty) for run in runs))
         add(step, " with units", *(run.go_on(batch) for run in runs))
     rounding = 4.0 * float(np.linalg.norm(runs[0].rounding))
-    covers = audit_report.Covered.of("steps with units", looked, plan.num_rounds)
+    covers = audit_report.Covered.of("non-empty steps", looked, plan.num_rounds)
     findings = (
         dataclasses.replace(_repeats(repeated), covers=(covers,)),
         _adds(added, rounding, plan.num_rounds),
@@ -202,5 +202,5 @@ def _adds(added: dict[int, list[float]], rounding: float, num_steps: int) -> aud
         f"(the largest one in step {step + 1}); rounding explains {rounding:.2g}."
     )
     outcome = "violated" if worst > 1.0 + rounding else "consistent"
-    covers = audit_report.Covered.of("steps with units", added, num_steps)
+    covers = audit_report.Covered.of("non-empty steps", added, num_steps)
     return audit_report.Finding(test, outcome, says, trials=count, covers=(covers,))

@@ -71,7 +71,7 @@ def test_findings_name_rounds_and_the_tensors_whose_noise_can_be_seen():
     found = _outcomes(_sound(rng), total=50)
     assert [str(one) for one in found[_BY_ROUND].covers] == [
         "rounds 1 to 20 of 50",
-        "tensors 2 of 3",  # A round has too few values of the others.
+        "tensor 2 of 3",  # A round has too few values of the others.
     ]
     assert str(found[_BY_TENSOR].covers[1]) == "all 3 tensors"
     # Weights that are so large that their rounding swallows the noise.
@@ -81,7 +81,7 @@ def test_findings_name_rounds_and_the_tensors_whose_noise_can_be_seen():
     found = _outcomes(noise, rounding=rounding)
     assert found[_BY_ROUND].outcome == "not tested"
     assert found[_BY_TENSOR].outcome == "consistent"
-    assert str(found[_BY_TENSOR].covers[1]) == "tensors 3 of 3"
+    assert str(found[_BY_TENSOR].covers[1]) == "tensor 3 of 3"
 
 
 if __name__ == "__main__":

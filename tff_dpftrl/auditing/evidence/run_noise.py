@@ -178,7 +178,7 @@ class RunNoise:
             return audit_report.Finding(test, "not tested", f"There is one {kind}.", covers=covers)
         scan = correlations.Scan()
         later = np.triu(np.ones((len(white), len(white)), bool), 1)
-        scan.add(white, white, f"whitened, {kind}s {{}} and {{}}, counted from 0", later)
+        scan.add(white, white, f"whitened, {kind}s {{}} and {{}}", later)
         return dataclasses.replace(scan.finding("", self._each), test=test, covers=covers)
 
 
