@@ -31,7 +31,7 @@ _DESCRIPTION = """\
 Test whether the code keeps the promise that it prints, in one of two ways.
 
 --config: run what `tff-dpftrl train` or `task new` would run with a file of options, on small
-vectors and a tiny model, thousands of times with and without one client. How well the two can be
+tensors and a tiny model, thousands of times with and without one client. How well the two can be
 told apart gives a lower bound on ε. It takes minutes. Of a file of options of `finetune`, repeat
 steps with its model, with and without each unit, and compare what they release exactly.
 
