@@ -39,7 +39,7 @@ def _audit(toy, num_users=40, **options):
 )
 def test_correct_configs_are_consistent(toy, options):
     found = _audit(toy, **options)
-    assert found.headline == "consistent with the claim (5 of 5 tests could be done)"
+    assert found.headline.startswith("consistent with the claim (5 of 5 tests could be done")
     added = next(one for one in found.findings if one.test == "what one unit adds")
     assert float(added.says.split()[2]) > 0.999  # The clip was reached.
 

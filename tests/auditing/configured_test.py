@@ -158,6 +158,8 @@ def test_an_update_has_the_tensors_of_the_config_s_model():
     shapes = configured._shapes(config)
     assert [len(shape) for shape in shapes] == [2, 2, 2, 1, 2, 1, 2]
     assert {math.prod(shape) for shape in shapes} == {680}
+    custom = configured._shapes(config_lib.TrainingConfig(**_COMMON, model="own"))
+    assert [len(shape) for shape in custom] == [1, 2]
 
 
 @pytest.mark.slow

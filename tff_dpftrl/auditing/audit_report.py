@@ -114,12 +114,12 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """What the test says, and what it looked at."""
+        """The result of the test, and what it looked at, in words."""
         return f"{self.says} Looked at: {self.covered}." if self.covers else self.says
 
     @property
     def covered(self) -> str:
-        """What the test looked at, in words; "" if it has no parts."""
+        """The rounds, tensors and so on that the test looked at, in words; "" if it has none."""
         return "; ".join(map(str, self.covers))
 
 
@@ -227,7 +227,7 @@ class AuditReport:
 
     @property
     def _missed(self) -> list[str]:
-        """How much of each kind of thing no test looked at, where that is any."""
+        """The number of rounds, tensors and so on that no test looked at, in words."""
         looked: dict[str, set[int]] = {}
         totals: dict[str, int] = {}
         for finding in self.findings:

@@ -149,6 +149,10 @@ def _audit(
         progress("The noise parties, against a server with all devices but one in league.")
         of_parties = _noise_parties(config, plan, shapes, num_parties, error_rate)
     game_findings, trade_off = games.findings, games.trade_off
+    if config.model == table.CUSTOM:
+        says = "They are not in the config: a vector and a matrix are played with in their place."
+        of_model = audit_report.Finding("the tensors of the custom model", "not tested", says)
+        game_findings = (of_model, *game_findings)
     if plan.needs_secret_cohorts:  # Held against another claim.
         about = " Here everybody knows who was sampled; the claim is of a secret sample."
         game_findings = tuple(

@@ -66,6 +66,16 @@ def test_sound_noise_is_accused_as_rarely_as_said():
     assert np.all(accused[:2] > 0)  # It could fail: the margin is no wider than need be.
 
 
+def test_of_long_runs_some_rounds_are_compared_with_each_other(monkeypatch):
+    monkeypatch.setattr(run_noise, "_MOST_TOGETHER", 5)
+    noise = _sound(np.random.default_rng(3))
+    assert {one.outcome for one in _outcomes(noise).values()} == {"consistent"}
+    noise[9] = noise[4]  # The second and the third of them.
+    found = _outcomes(noise)[_PAIRS]
+    assert found.outcome == "violated" and "rounds 2 and 3 of the 5 compared ones" in found.says
+    assert str(found.covers[0]) == "rounds 1, 5, 10, 15 and 20 of 20"
+
+
 def test_findings_name_rounds_and_the_tensors_whose_noise_can_be_seen():
     rng = np.random.default_rng(2)
     found = _outcomes(_sound(rng), total=50)

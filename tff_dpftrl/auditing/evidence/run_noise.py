@@ -20,6 +20,7 @@ from tff_dpftrl.auditing.evidence import correlations
 
 _BLOCK = 4096  # Coordinates of a large tensor whose noise is compared together.
 _KEPT, _FEWEST_KEPT = 4096, 16  # Coordinates whose noise is kept: of all tensors, of each.
+_MOST_TOGETHER = 2000  # Rounds whose noise is compared with each other's.
 _FEWEST_VALUES = 8
 """Least number of values that are compared together. Of fewer, noise may be as small as the limit
 only because floats are rounded."""
@@ -59,10 +60,10 @@ class RunNoise:
         # degrees. Of m norms each may be below its own quantile of error / m: so the chance that
         # any is below it is at most the error, however they depend on each other.
         self._least = _least(self._lengths, self._each / (most_vectors * len(self._lengths)))
-        self._rounding = np.zeros(dim) if rounding is None else rounding
+        rounding = np.zeros(dim) if rounding is None else rounding
         # Rounding makes the noise smaller by `_blur` at most. Where this is more than the limit,
         # noise cannot be below it, and nothing is shown.
-        self._blur = self._norms(self._rounding)
+        self._blur = self._norms(rounding)
         self._is_shown = (self._lengths >= _FEWEST_VALUES) & (
             self._blur < self._least * math.sqrt(np.min(np.diagonal(covariance)))
         )
@@ -71,7 +72,11 @@ class RunNoise:
         kept = [np.linspace(0, size - 1, min(size, most)).astype(int) for size in sizes]
         self._tensor_of = np.repeat(np.arange(len(sizes)), [len(one) for one in kept])
         self._kept = np.concatenate([b + one for b, one in zip(begins, kept, strict=True)])
-        self._noise = np.zeros((len(covariance), len(self._kept)))
+        self._kept_rounding = rounding[self._kept]
+        num_rounds = len(covariance)
+        places = np.linspace(0, num_rounds - 1, min(num_rounds, _MOST_TOGETHER)).astype(int)
+        self._places = {int(t): place for place, t in enumerate(places)}
+        self._noise = np.zeros((len(places), len(self._kept)))
 
     def _norms(self, values: np.ndarray) -> np.ndarray:
         """Returns the root mean square of each block."""
@@ -80,7 +85,9 @@ class RunNoise:
 
     def add(self, round_index: int, noise: np.ndarray, about: str = "") -> None:
         """Adds the noise of a round, shape [coordinates]; `about` follows the round's number."""
-        self._noise[round_index] = np.nan_to_num(noise[self._kept], posinf=0.0, neginf=0.0)
+        if round_index in self._places:
+            kept = np.nan_to_num(noise[self._kept], posinf=0.0, neginf=0.0)
+            self._noise[self._places[round_index]] = kept
         stddev = math.sqrt(self._covariance[round_index, round_index])
         shares = self._norms(noise) / stddev
         ratios = (shares + self._blur / stddev) / self._least
@@ -102,11 +109,13 @@ class RunNoise:
           kind: "round" or "step".
           total: Number of rounds that there are; the first ones have been added.
         """
-        factor = np.linalg.cholesky(self._covariance)
+        together = list(self._places)
+        factor = np.linalg.cholesky(self._covariance[np.ix_(together, together)])
         white = scipy.linalg.solve_triangular(factor, self._noise, lower=True)
-        rounds = audit_report.Covered.of(f"{kind}s", range(len(white)), total)
+        every = audit_report.Covered.of(f"{kind}s", range(len(self._covariance)), total)
+        rounds = audit_report.Covered.of(f"{kind}s", together, total)
         return (
-            self._of_rounds(f"{noise}: standard deviation of each {kind}", kind, rounds),
+            self._of_rounds(f"{noise}: standard deviation of each {kind}", kind, every),
             self._of_tensors(f"{noise}: standard deviation of each tensor", white, factor, rounds),
             self._of_pairs(f"{noise}: correlation of {kind}s", kind, white, rounds),
         )
@@ -148,7 +157,7 @@ class RunNoise:
         shares = np.sqrt(np.bincount(self._tensor_of, np.sum(white**2, axis=0)) / lengths)
         # What whitening makes of a rounding of 1 in all rounds, at most.
         inverse = np.abs(scipy.linalg.solve_triangular(factor, np.eye(len(factor)), lower=True))
-        rounding = np.bincount(self._tensor_of, self._rounding[self._kept] ** 2)
+        rounding = np.bincount(self._tensor_of, self._kept_rounding**2)
         blur = np.sqrt(np.sum(np.sum(inverse, axis=1) ** 2) * rounding / lengths)
         least = _least(lengths, self._each / len(counts))
         shown = np.flatnonzero((lengths >= _FEWEST_VALUES) & (blur < least))
@@ -178,7 +187,8 @@ class RunNoise:
             return audit_report.Finding(test, "not tested", f"There is one {kind}.", covers=covers)
         scan = correlations.Scan()
         later = np.triu(np.ones((len(white), len(white)), bool), 1)
-        scan.add(white, white, f"whitened, {kind}s {{}} and {{}}", later)
+        of = "" if len(white) == len(self._covariance) else f" of the {len(white)} compared ones"
+        scan.add(white, white, f"whitened, {kind}s {{}} and {{}}{of}", later)
         return dataclasses.replace(scan.finding("", self._each), test=test, covers=covers)
 
 
