@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import durable_files, validation
 from tff_dpftrl.cli import output
-from tff_dpftrl.reports import page, readme
+from tff_dpftrl.reports import page
 from tff_dpftrl.reports import results as results_lib
 from tff_dpftrl.runs import manifest, reporting
 
@@ -91,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
     folder = pathlib.Path(args.run_folder)
     target = _target(args, folder)
     is_run = manifest.exists(folder) and (folder / manifest.PRIVATE).is_dir()
-    if is_run or not _has_results(folder):
+    is_viewed = target is not None and _has_results(folder) and results_lib.read(folder).is_stated
+    if (is_run and not is_viewed) or not _has_results(folder):
         _report_again(folder, args.format)
     else:
         _report_what_is_left(folder, args.format)
@@ -132,8 +133,6 @@ def _has_results(folder: pathlib.Path) -> bool:
 def _report_what_is_left(folder: pathlib.Path, form: str) -> None:
     """Summarises the files of a folder whose run cannot be derived again."""
     found = results_lib.read(folder)
-    if not (folder / readme.NAME).exists():
-        readme.write(folder)
     summary = _summary(found)
     if form == "json":
         stated = found.statement
@@ -148,7 +147,7 @@ def _report_what_is_left(folder: pathlib.Path, form: str) -> None:
             }
         )
     else:
-        print("\n".join([summary, *found.missing, f"{folder / readme.NAME} says what is what."]))
+        print("\n".join([summary, *found.missing]))
 
 
 def _summary(found: results_lib.Results) -> str:

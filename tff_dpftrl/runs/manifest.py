@@ -140,9 +140,9 @@ class Manifest:
         Raises:
           OSError: If a file cannot be written.
         """
-        public = self._public()
+        public = self._public() | {"versions": _versions()}
         _write(output / COPY, public | {"identities": dict(self.identities)}, private=True)
-        _write(output / NAME, public | {"versions": _versions()}, private=False)
+        _write(output / NAME, public, private=False)
 
     def check_identities(self, present: Mapping[str, Sequence[str]], *, remedy: str) -> None:
         """Refuses to go on with other users, words or whatever else has an identity.
@@ -232,9 +232,11 @@ def read(output: pathlib.Path) -> Manifest:
             "the version that began it, or start a new run."
         )
     copy = json_text.read_object(output / COPY, remedy=_REMEDY)
+    if "versions" not in copy:  # It began before they were bound.
+        public.pop("versions", None)
     differences = [
         f"{json.dumps(name)[1:-1]}: {json.dumps(then)} → {json.dumps(now)}"
-        for name, then, now in _differences(_bound(copy), _bound(public))
+        for name, then, now in _differences(copy | {"identities": None}, public)
     ]
     if differences:
         raise validation.UsageError(
@@ -267,11 +269,6 @@ def read(output: pathlib.Path) -> Manifest:
     )
 
 
-def _bound(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of both files."""
-    return {k: v for k, v in content.items() if k not in ("identities", "versions")}
-
-
 def _write(path: pathlib.Path, content: Mapping[str, Any], *, private: bool) -> None:
     text = json.dumps(content, indent=2) + "\n"
     durable_files.write(path, text.encode("utf-8"), private=private)
@@ -288,7 +285,7 @@ def _differences(then: Any, now: Any, name: str = "") -> list[tuple[str, Any, An
 
 
 def _versions() -> dict[str, str]:
-    """Versions of what it ran on, for the reader; they may change while a run lasts."""
+    """Versions of what it began on, for the reader; they may change while a run lasts."""
     versions = {"tff_dpftrl": version.__version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:

@@ -302,7 +302,7 @@ def _release(winner: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.
             durable_files.write(folder / DIVERGED, _diverged(chosen).encode())
         return
     path = folders[best] / "privacy_statement.json"
-    one = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+    one = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"), path)
     stated = chosen_run.statement(
         one,
         epsilon=chosen.plan.epsilon,

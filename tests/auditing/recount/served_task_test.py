@@ -14,6 +14,7 @@ from tff_dpftrl import version
 from tff_dpftrl.accounting import privacy_statement, statement_sentences
 from tff_dpftrl.auditing.recount import record_checks, run_folder
 from tff_dpftrl.cli import main
+from tff_dpftrl.runs import statement_subject
 from tff_dpftrl.runtime.plans import measured_run, tensor_values
 from tff_dpftrl.runtime.store import digests, sql
 from tff_dpftrl.runtime.tasks import making, task_folder, task_report, task_state
@@ -151,8 +152,11 @@ def _forge(folder, **changes):
             part, _, last = name.rpartition("__")
             (values[part] if part else values)[last] = value
 
+        del values["subject"][privacy_statement.DIGEST]
+
     _edited(path, change)
     forged = privacy_statement.PrivacyStatement.from_json(path.read_text())
+    forged = statement_subject.bound(folder, forged)
     path.write_text(forged.to_json())
     path.with_suffix(".md").write_text(forged.to_markdown())
 

@@ -361,21 +361,28 @@ def subject(
     run: records.Records,
     make: Callable[[], dict[str, str]],
     unknown: Sequence[str] = (),
+    *,
+    is_bound: bool = False,
 ) -> audit_report.Finding:
-    """Checks that the statement is about the files beside it.
+    """Checks that the statement is about the files beside it, and as it was written.
 
     Args:
       test: Name of the check.
       run: Records of the run.
       make: Function that returns what the statement is about, by these files.
       unknown: Names of entries that no file tells.
+      is_bound: Whether it must have digests, which statements of earlier versions lack.
     """
     if run.statement is None:
         return findings.skipped(test, _NO_STATEMENT)
     stated = run.statement.get("subject")
-    if stated is None:
+    if stated is None and not is_bound:
         return findings.skipped(test, "it is of a version that did not say so")
-    expected = make()
+    stated, also = stated or {}, ", and as it was written"
+    expected = make() | statement_subject.digests(run.folder, run.statement)
+    if not is_bound and privacy_statement.DIGEST not in stated:
+        unknown = [*unknown, *privacy_statement.DIGESTS]
+        also = "; it is of a version that bound neither its date nor its version"
     if not (run.folder / "private").exists():
         unknown = [*unknown, *({*statement_subject.KEYED} - expected.keys())]
     written = expected.pop(statement_subject.DATE)
@@ -387,7 +394,7 @@ def subject(
     date = stated.get(statement_subject.DATE)
     if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", str(date)) or date > written:
         wrong.append(f"its date is {date!r}, which is none, or is yet to come")
-    fine = f"It is about the {len(expected)} files and names beside it"
+    fine = f"It is about the {len(expected.keys() - {*unknown})} files and names beside it{also}"
     return findings.judged(test, wrong, fine)
 
 
