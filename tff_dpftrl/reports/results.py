@@ -107,6 +107,17 @@ class Results:
         return str(name) if name else self.folder.absolute().name
 
     @property
+    def is_of_words(self) -> bool:
+        """Whether the model reads words: what a custom model reads is not known."""
+        is_known = self.kind == "sweep" or (self.folder / "vocabulary.json").exists()
+        return is_known and self.kind != "custom finetuning"
+
+    @property
+    def held_out(self) -> str:
+        """Name of the data that the columns eval_… are of."""
+        return "held-out users" if self.is_of_words else "held-out data"
+
+    @property
     def has_guarantee(self) -> bool:
         """Whether there is a statement with a guarantee that no audit has refuted."""
         stated = self.statement

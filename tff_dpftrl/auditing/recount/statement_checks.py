@@ -305,10 +305,16 @@ def text(test: str, run: records.Records) -> audit_report.Finding:
         and (key != "headline_caveats" or stated.get("epsilon") is not None)
     ]
     wrong += [f"the Markdown leaves out: {line}" for line in missing]
-    if not wrong and stated.get("code_version") == version.__version__:
+    if not wrong and _is_of_this_version(stated):
         made = privacy_statement.PrivacyStatement.from_json(json.dumps(stated)).to_markdown()
         wrong = _other_lines(markdown.splitlines(), made.splitlines())
     return findings.judged(test, wrong, "Both say the same; the Markdown rounds up")
+
+
+def _is_of_this_version(stated: records.Json) -> bool:
+    """Returns whether this code has the sentences of a statement: earlier ones had no digest."""
+    has_digest = privacy_statement.DIGEST in (stated.get("subject") or {})
+    return has_digest and stated.get("code_version") == version.__version__
 
 
 def sentences(
@@ -333,11 +339,11 @@ def sentences(
     if _earlier(run, terms):
         return findings.skipped(test, _EARLIER)
     stated = dict(run.statement)
-    if stated.get("code_version") != version.__version__:
+    if not _is_of_this_version(stated):
         return findings.skipped(
             test,
-            f"it is of tff_dpftrl {stated.get('code_version')}, whose sentences this version, "
-            f"{version.__version__}, does not know",
+            f"it is of an earlier tff_dpftrl, {stated.get('code_version')}, whose sentences this "
+            f"version, {version.__version__}, does not know",
         )
     expected = json_text.parse(make(run, terms).to_json())
     refuted = {statement_sentences.refuted(entry) for entry in stated.get("audits", ())}
