@@ -11,7 +11,8 @@ from tff_dpftrl.accounting import composition
 Scalar = str | int | float | bool | None
 
 
-_FOLDERS = re.compile(r"(?<![\w:/\\.])(?:~|[A-Za-z]:)?[/\\](?:[^\s,;/\\]+[/\\])*(?=[^\s,;/\\])")
+# Of an absolute path at the beginning of a word.
+_FOLDERS = re.compile(r"""(?<![^\s"'(])(?:~|[A-Za-z]:)?[/\\](?:[^\s,;/\\]+[/\\])*(?=[^\s,;/\\])""")
 
 
 def _cut(text: Scalar) -> Scalar:

@@ -28,9 +28,10 @@ It works on interrupted and on finished runs, and on no data: the folder is enou
 with it afterwards (tff-dpftrl train --resume). The statement of a run that has not ended
 charges all rounds that it declared, since whoever ends it early has seen how it went.
 
---html writes all of it as one page besides: statement, curves, participation, what a recount
-found, options, files. It needs no other file, script or network, and holds only what may be
-published. --private adds exact figures of the training users, under a banner.
+--html writes all of it as one page: statement, curves, participation, what a recount found,
+options, files. It needs no other file, script or network, and holds only what may be published.
+Nothing else is written, unless the statement is missing or of fewer rounds than there are metrics
+of. --private adds exact figures of the training users, under a banner.
 
 A folder without private/, or of pretrain, sweep or task report, is not derived again: what is in
 it is summarised, and what is missing is said.
@@ -74,7 +75,7 @@ def add_parser(subparsers) -> None:
         nargs="?",
         const="",
         metavar="FILE",
-        help="Write a page too. Default of FILE: report.html in the folder, with --private in its "
+        help="Write a page. Default of FILE: report.html in the folder, with --private in its "
         "private/.",
     )
     parser.add_argument(
