@@ -25,6 +25,7 @@ from tff_dpftrl.finetuning import (
     private_steps,
     proxies,
     run,
+    run_privacy,
     step_trainer,
     trained_part,
 )

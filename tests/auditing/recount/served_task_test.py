@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.reports import listed_files
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import tiny_task
 from tff_dpftrl import version
@@ -86,6 +87,7 @@ def test_an_untouched_report_is_consistent(untouched, capsys):
     charged = stated["parameters"]["num_rounds_charged"]
     assert 3 < charged < 8  # The budget decides.
     assert f"in {charged} rounds, of which 3 are done" in shown
+    listed_files.check(untouched)
 
 
 def test_pages_of_a_report_are_among_what_is_looked_through(report, capsys):
