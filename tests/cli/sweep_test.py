@@ -17,6 +17,7 @@ import pytest
 
 from tests.cli import toy_corpus
 from tests.finetuning import toy_finetuning
+from tests.reports import listed_files
 from tests.sweeps import fake_train
 from tff_dpftrl.accounting import planner
 from tff_dpftrl.accounting import selection as selection_lib
@@ -420,6 +421,8 @@ def test_a_sweep_of_real_runs_survives_a_kill(tmp_path):
         with open(path, newline="") as file:
             assert [row["round"] for row in csv.DictReader(file)] == [str(t + 1) for t in range(30)]
     assert len(list(output.glob("cells/*/model.npz"))) == 4
+    for folder in (output, *output.glob("cells/*")):
+        listed_files.check(folder)
 
 
 @pytest.mark.slow
@@ -463,6 +466,7 @@ def test_a_choice_among_real_runs_survives_a_kill(tmp_path):
     assert len(runs) == len(json.loads(drawn)["drawn"])
     winner = (output / "winner" / "model.npz").read_bytes()
     assert [run.read_bytes() for run in runs].count(winner) == 1
+    listed_files.check(output / "winner")
     report = run_folder.recount_run(output)
     assert not report.is_violated, report.findings
     for run in runs:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import tff_dpftrl
 from tests import kills
+from tests.reports import listed_files
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.cli import main
@@ -116,6 +117,11 @@ def test_a_run_keeps_books_and_states_what_its_plan_spent(sampling, tmp_path):
     np.testing.assert_array_equal(kept, results.weights[0])
     text = (tmp_path / "run" / "privacy_statement.md").read_text()
     assert "nobody's data" in text
+    assert listed_files.check(tmp_path / "run")["weights.npz"] == "yes"
+    about = (text, (tmp_path / "run" / "README.md").read_text())
+    assert not re.findall(
+        "vocabulary|n-gram|which words|nats|other people|Private text", "".join(about)
+    )
     assert (tmp_path / "run" / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert stat.S_IMODE((tmp_path / "run" / "private").stat().st_mode) == 0o700
     note = (tmp_path / "run" / "metrics_README.md").read_text()

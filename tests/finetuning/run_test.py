@@ -15,6 +15,7 @@ import tensorflow as tf
 from tests import kills
 from tests.finetuning import toy_finetuning
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
+from tests.reports import listed_files
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.data import jsonl, owners, sequences, split, tables
@@ -25,6 +26,7 @@ from tff_dpftrl.finetuning import (
     private_steps,
     proxies,
     run,
+    run_privacy,
     step_trainer,
     trained_part,
 )
@@ -348,6 +350,8 @@ def test_a_private_run_states_what_its_plan_spent(kind, toy, tmp_path):
     assert plan.delta > examples**-1.1  # Fewer train than there are.
     text = (tmp_path / "run" / "privacy_statement.md").read_text()
     assert "public.jsonl" in text and "in secret" in " ".join(lines)
+    assert run_privacy.METRICS_NOT_COVERED in statement.not_covered
+    assert listed_files.check(tmp_path / "run")["config.json"] == "yes, but"
     if kind == "example":
         assert statement.parameters["group_size_epsilon"] == 2.0
         # The private median's ε is part of what is stated.

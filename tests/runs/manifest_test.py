@@ -141,8 +141,12 @@ def test_only_the_copy_with_the_users_digests_is_private(tmp_path):
     assert modes == {"config.json": 0o644, "private/manifest.json": 0o600}
 
 
-def test_versions_of_packages_may_change(output):
+def test_versions_are_those_that_the_run_began_on(output):
     _edit(output / "config.json", lambda content: content["versions"].update(numpy="9.9"))
+    with pytest.raises(ValueError, match=r"versions.numpy: .* → .*9\.9"):
+        manifest.read(output)
+    # Earlier versions did not bind them.
+    _edit(output / "private/manifest.json", lambda content: content.pop("versions"))
     assert manifest.read(output) == _manifest()
 
 

@@ -63,7 +63,9 @@ _PUBLISHED = {
     "privacy_statement.md": "accounting, participation",
     "vocabulary.json": "the vocabulary, a public one here",
 }
-_KEYED = re.compile(r'("?(run|data_hmac_sha256)"?[:`| ]*"?)[0-9a-f]{16,}')  # By a random key.
+_KEYED = re.compile(
+    r'("?(run|data_hmac_sha256|statement_(?:hmac_)?sha256)"?[:`| ]*"?)[0-9a-f]{16,}'
+)  # By a random key.
 
 
 def _published(output):

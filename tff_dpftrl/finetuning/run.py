@@ -194,7 +194,14 @@ def _prepared(
     go_on = opening.resume_command(opened.output, config.data)
     figures = functools.partial(_figures_of, known)
     reportable = report.of_run(
-        options, known, plan, unit="step", go_on=go_on, whole=part.whole, figures=figures
+        options,
+        known,
+        plan,
+        unit="step",
+        exact=run_privacy.METRICS_NOT_COVERED,
+        go_on=go_on,
+        whole=part.whole,
+        figures=figures,
     )
     released = reportable.figures
     return prepared.Prepared(
@@ -284,7 +291,14 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
     plan = plan_of(known, config)
     figures = functools.partial(_figures_of, known)
     run = report.of_run(
-        options, known, plan, unit="step", go_on=go_on, whole=whole, figures=figures
+        options,
+        known,
+        plan,
+        unit="step",
+        exact=run_privacy.METRICS_NOT_COVERED,
+        go_on=go_on,
+        whole=whole,
+        figures=figures,
     )
     return _publishing(run, config, part)
 

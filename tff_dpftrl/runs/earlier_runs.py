@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl import json_text, validation
-from tff_dpftrl.accounting import composition
+from tff_dpftrl.accounting import composition, privacy_statement
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.runs import joint_runs, manifest
 
@@ -115,6 +115,7 @@ def statement_of(folder: pathlib.Path, *, together: bool = False) -> composition
         return None
     try:
         stated = _read(path)
+        privacy_statement.refuse_edited(stated, path)
         name = folder.absolute().name
         if together and any(c.startswith(composition.BEGAN) for c in _caveats(stated)):
             name += " and those before it"
@@ -126,6 +127,8 @@ def statement_of(folder: pathlib.Path, *, together: bool = False) -> composition
         if (void | {sentences.ONE_OF_A_CHOICE}).isdisjoint(_caveats(stated)):
             return spent
         return composition.Spent(spent.name, unit_of_privacy=spent.unit_of_privacy)
+    except privacy_statement.EditedError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise validation.UsageError(
             f"{path} cannot be read: {error}. Run tff-dpftrl report {folder} first."

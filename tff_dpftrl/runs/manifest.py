@@ -169,7 +169,7 @@ class Manifest:
         Raises:
           OSError: If the file cannot be written.
         """
-        content = self._public() | {"identities": dict(self.identities)}
+        content = self._public() | {"versions": _versions(), "identities": dict(self.identities)}
         _write(output / COPY, content, private=True)
         durable_files.sync_folder(output)  # `private/` itself may be new.
 
@@ -183,7 +183,9 @@ class Manifest:
           OSError: If the file cannot be written.
         """
         if not (output / NAME).exists():
-            _write(output / NAME, self._public() | {"versions": _versions()}, private=False)
+            content = json_text.read_object(output / COPY, remedy=_REMEDY)
+            del content["identities"]
+            _write(output / NAME, content, private=False)
 
     def check_identities(self, present: Mapping[str, Sequence[str]], *, remedy: str) -> None:
         """Refuses to go on with other users, words or whatever else has an identity.
@@ -302,9 +304,12 @@ def read(output: pathlib.Path) -> Manifest:
             "the version that began it, or start a new run."
         )
     copy = json_text.read_object(output / COPY, remedy=_REMEDY)
+    no_identities = {"identities": None}  # Those are in the private copy only.
+    if "versions" not in copy:  # It began before they were bound.
+        known.pop("versions", None)
     differences = [
         f"{json.dumps(name)[1:-1]}: {json.dumps(then)} → {json.dumps(now)}"
-        for name, then, now in _differences(_bound(copy), _bound(known))
+        for name, then, now in _differences(copy | no_identities, known | no_identities)
     ]
     if differences:
         raise validation.UsageError(
@@ -350,11 +355,6 @@ def _other(output: pathlib.Path) -> str | None:
     return next((what for name, what in _OTHER_FOLDERS.items() if (output / name).exists()), None)
 
 
-def _bound(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of both files."""
-    return {k: v for k, v in content.items() if k not in ("identities", "versions")}
-
-
 def _write(path: pathlib.Path, content: Mapping[str, Any], *, private: bool) -> None:
     text = json.dumps(content, indent=2) + "\n"
     durable_files.write(path, text.encode("utf-8"), private=private)
@@ -371,7 +371,7 @@ def _differences(then: Any, now: Any, name: str = "") -> list[tuple[str, Any, An
 
 
 def _versions() -> dict[str, str]:
-    """Versions of what it ran on, for the reader; they may change while a run lasts."""
+    """Versions of what it began on, for the reader; they may change while a run lasts."""
     versions = {"tff_dpftrl": version.__version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl import validation
+from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import composition
 from tff_dpftrl.data import sources
 from tff_dpftrl.runs import earlier_runs, joint_runs, manifest
