@@ -31,7 +31,7 @@ _DESCRIPTION = """\
 Test whether the code keeps the promise that it prints, in one of two ways.
 
 --config: run what `tff-dpftrl train` or `task new` would run with a file of options, on small
-vectors and a tiny model, thousands of times with and without one client. How well the two can be
+tensors and a tiny model, thousands of times with and without one client. How well the two can be
 told apart gives a lower bound on ε. It takes minutes. Of a file of options of `finetune`, repeat
 steps with its model, with and without each unit, and compare what they release exactly.
 
@@ -226,7 +226,7 @@ def _print(report: audit_report.AuditReport) -> None:
     """Prints the verdict, and each test in a line."""
     print(report.headline + "\n")
     for finding in report.findings:
-        print(f"{finding.outcome:12} {finding.test}: {finding.says}")
+        print(f"{finding.outcome:12} {finding.test}: {finding.text}")
     if report.powers:
         print("\nSmallest faults that these tests would have found with 99 % probability:")
         print("\n".join(f"  {line}" for line in report.powers))
