@@ -121,7 +121,7 @@ class Model:
 
     @property
     def untrained(self) -> str:
-        """What is not trained, for the statement; "" for nothing."""
+        """Description of what is not trained, for the statement; "" for nothing."""
         number = sum(np.size(weight) for weight in self.frozen)
         parts = [f"{number:,} weights"] if number else []
         if self.statistics:

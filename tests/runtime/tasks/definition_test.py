@@ -211,7 +211,10 @@ def test_a_definition_whose_parts_do_not_fit_is_refused_in_one_line(tmp_path, ch
 @pytest.mark.parametrize(
     ("make_layer", "message"),
     [
-        (lambda: tf.keras.layers.BatchNormalization(name="own"), "layer own keeps statistics or words"),
+        (
+            lambda: tf.keras.layers.BatchNormalization(name="own"),
+            "layer own keeps statistics or words",
+        ),
         (lambda: tf.keras.layers.Normalization(name="own"), "layer own keeps statistics or words"),
         (lambda: tf.keras.layers.Dense(18, trainable=False, name="own"), "weights only, but own/"),
         (lambda: tf.keras.layers.Dense(18, kernel_regularizer="l2"), "model adds losses"),
