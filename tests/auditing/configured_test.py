@@ -107,7 +107,7 @@ def _plant(monkeypatch, config, kind=fixed_clip.FixedClipRound, noise=1.0):
     monkeypatch.setattr(type(correct), "guarantee", lambda self, schema, delta: claim)
 
 
-def _without_training(*args):
+def _without_training(*args, **options):
     return audit_report.AuditReport("no training", claim_lib.Claim(1.0, 1e-6), (), is_ours=True)
 
 
@@ -151,6 +151,19 @@ def test_faults_of_some_tensors_and_of_late_rounds_are_found(monkeypatch, kind, 
     covers = {str(one) for finding in report.findings for one in finding.covers}
     assert {"rounds 1 to 5 of 20", "all 20 rounds", "all 6 tensors"} <= covers
     assert "6 small tensors of ranks 1, 2" in report.subject
+
+
+def test_what_else_is_released_counts_as_not_tested(monkeypatch):
+    monkeypatch.setattr(configured, "_short_run", _without_training)
+    monkeypatch.setattr(configured.aggregator_lib, "audit_aggregator", _without_training)
+    options = _COMMON | {"noise_multiplier": None, "target_epsilon": 8.0, "mechanism": "blt"}
+    config = config_lib.TrainingConfig(**options, vocabulary="dp", metrics_epsilon=0.5)
+    report = configured.audit_config(config, num_clients=_NUM_CLIENTS)
+    assert [(one.test, one.outcome) for one in report.findings] == [
+        ("release of the vocabulary", "not tested"),
+        ("release of the training metrics", "not tested"),
+    ]
+    assert all("the updates alone" in one.says for one in report.findings)
 
 
 def test_an_update_has_the_tensors_of_the_config_s_model():

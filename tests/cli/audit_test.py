@@ -51,6 +51,10 @@ def test_a_run_that_keeps_its_promise(run, capsys):
     assert "consistent   ledger: one history of rounds: 2 rounds are committed" in printed.out
     assert "statement: ε" in printed.err.splitlines()  # What is being done, as it is done.
     assert re.search(r" files, as bytes, decimal or hexadecimal\.\n", printed.out)
+    assert printed.out.splitlines()[-1] == (
+        "This believes the records. To test the mechanism itself, which clips and draws noise: "
+        "tff-dpftrl audit --config FILE, with the run's options."
+    )
     shown = re.search(r"ε = (\S+) at δ = (\S+) is what the records come to", printed.out)
     stated = _stated(run)
     assert stated.epsilon <= float(shown[1]) and stated.delta <= float(shown[2])

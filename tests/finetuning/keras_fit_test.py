@@ -290,12 +290,39 @@ def test_frozen_layers_stay_as_they_are_and_a_recount_comes_to_the_statement(tmp
     model = _model()
     model.layers[0].trainable = False
     before = model.get_weights()
-    _fit(model, tmp_path / "run")
+    results = _fit(model, tmp_path / "run")
     after = model.get_weights()
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         assert np.array_equal(old, new) == (index < 2)
     report = run_folder.recount_run(tmp_path / "run")
     assert not report.is_violated, report.to_text()
+    assert (
+        "What was not trained, and has no noise: 16 weights. Computed from: nothing, they were "
+        "drawn at random (so the operator says)."
+    ) in results.statement.not_covered
+
+
+def _normalised(**options):
+    """Returns a model that divides by the exact variance of the examples, deep within."""
+    normalise = _layers.Normalization(name="normalise", **options)
+    if not options:
+        normalise.adapt(_data()[0])
+    tf.keras.utils.set_random_seed(3)
+    inner = tf.keras.Sequential([normalise, _layers.Dense(4)])
+    model = tf.keras.Sequential(
+        [tf.keras.Input([3]), tf.keras.Sequential([inner]), _layers.Dense(2)]
+    )
+    model.compile("sgd", loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_the_statement_says_where_statistics_come_from(tmp_path):
+    source = "nothing; the mean is of public images"
+    results = _fit(_normalised(), tmp_path / "run", trained_on=source)
+    assert (
+        "What was not trained, and has no noise: 7 weights; statistics or words of data in "
+        f"normalise. Computed from: {source}."
+    ) in results.statement.not_covered
 
 
 @pytest.mark.slow
@@ -334,6 +361,9 @@ def test_inputs_may_be_a_structure(tmp_path):
         (_model, {"mechanism": None}, "mechanism must be one of"),
         (_model, {"user_ids": [b"\xff"] * _NUM, "examples_per_user": 1}, "not UTF-8"),
         (_model, {"epochs": 0}, "epochs must be at least 1"),
+        (_normalised, {}, "words of data in normalise.*trained_on='nothing' does not say"),
+        (_normalised, {"trained_on": None}, "trained_on=None does not say of which data"),
+        (lambda: _normalised(mean=[1.0] * 3, variance=[1.0] * 3), {}, "data in normalise"),
     ],
 )
 def test_what_would_break_the_promise_is_refused_before_a_folder_is_made(

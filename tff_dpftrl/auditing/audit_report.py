@@ -123,6 +123,19 @@ class Finding:
         return "; ".join(map(str, self.covers))
 
 
+def untested(others: Iterable[str]) -> tuple[Finding, ...]:
+    """Makes the findings on what a run releases besides the updates, which no game is of.
+
+    Args:
+      others: Names of the parts, as of `accounting.parts`.
+    """
+    says = (
+        "Its noise and its share of ε are not looked at: the claim here is of the updates alone. "
+        "`audit --run` recounts ε of all parts from the records."
+    )
+    return tuple(Finding(f"release of the {one}", "not tested", says) for one in others)
+
+
 @dataclasses.dataclass(frozen=True)
 class TradeOff:
     """Points of an empirical trade-off curve, for the plot.

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import parts
 from tff_dpftrl.auditing import aggregator as aggregator_lib
 from tff_dpftrl.auditing import audit_report, defaults, directions, served_noise, training
 from tff_dpftrl.auditing import canaries as canaries_lib
@@ -160,6 +161,11 @@ def _audit(
             for one in game_findings
         )
         trade_off = run.trade_off
+    others = [one.name for one in plan.others]
+    if config.metrics_epsilon is not None or config.metrics_share is not None:
+        others.append(parts.METRICS)
+    if config.num_evaluations:
+        others.append(parts.EVALUATION)
     name = config.algorithm
     ranks = sorted({len(shape) for shape in shapes})
     tensors = f"{len(shapes)} small tensors of ranks {', '.join(map(str, ranks))}"
@@ -169,7 +175,7 @@ def _audit(
         subject=f"what the config runs: {config.algorithm}, {name}, {plan.num_clients} users, "
         f"{tensors}, and {run.subject}",
         claim=whole,
-        findings=game_findings + run.findings + of_parties,
+        findings=game_findings + run.findings + of_parties + audit_report.untested(others),
         is_ours=True,
         trade_off=trade_off,
     )

@@ -70,6 +70,10 @@ examples:
   tff-dpftrl audit --run results/quickstart --format json | jq -r .verdict
 """
 
+_BELIEVED = (
+    "\nThis believes the records. To test the mechanism itself, which clips and draws noise: "
+    "tff-dpftrl audit --config FILE, with the run's options."
+)
 _OF_CONFIG = ("kind", "clients", "trials", "error_rate")
 _KINDS = ("train", "finetune", "task")
 
@@ -155,6 +159,8 @@ def run(args: argparse.Namespace) -> int:
         output.print_json(json.loads(report.to_json()))
     else:
         _print(report)
+        if args.run_folder is not None:
+            print(_BELIEVED)
     if report.is_violated:
         return VIOLATED
     return INCOMPLETE if report.missing or not report.is_tested else 0

@@ -98,7 +98,9 @@ def private_fit(
       validation_data: Held-out inputs and targets, measured after each epoch and not protected;
         None for none.
       trained_on: What the initial weights were trained on, as of `custom_run.Model`: "nothing" if
-        they are random. If None, the statement says that it is not known.
+        they are random. If None, the statement says that it is not known. For a model with layers
+        that keep statistics or words of data (`Normalization`, `TextVectorization`), it must say
+        of which data; the statement quotes it.
       progress: Callback for progress lines and warnings; prints to standard error by default.
 
     Returns:
@@ -106,8 +108,8 @@ def private_fit(
 
     Raises:
       UsageError: If an argument cannot be used, the model cannot be trained privately (batch
-        normalisation, dropout, regularisers, several outputs), or the run in `output` began with
-        something else.
+        normalisation, dropout, regularisers, several outputs), it keeps statistics of which
+        `trained_on` says nothing, or the run in `output` began with something else.
       OSError: If a file cannot be written; every committed step is kept.
     """
     inputs, targets = _arrays("x", x), _arrays("y", y)

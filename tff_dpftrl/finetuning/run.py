@@ -119,12 +119,14 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         secure_draws.check_installed()
     found = warm_start.find(config.initial_folder)
     initial = found.load(sequence_length=config.sequence_length)
+    source, weights_are_public = warm_start.source(config.initial_folder, config.trained_on)
+    words, not_covered = warm_start.words_of(initial.words, source, weights_are_public)
+    initial = dataclasses.replace(initial, words=words)
     part = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
     task = _task(opened, initial, progress)
     users = users_of(task)
     # Also refuses held-out text without words, before anything is written.
     before = task.evaluate(initial.weights)
-    source, weights_are_public = warm_start.source(config.initial_folder, config.trained_on)
     progress(f"Initial weights: {source}; {initial.model.num_parameters} of them.")
     for line in part.describe():
         progress(line)
@@ -148,6 +150,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         "loss_unit": task.words.unit.removesuffix("s"),
         "initial_weights_source": source,
         "initial_weights_are_public": weights_are_public,
+        "not_covered": not_covered,
         **earlier_runs.facts_of(warm_start.run_folder(config.initial_folder), users.ids),
     }
     known = _manifest(config, chosen, task, users, part, facts).bound_to_choice(opened.output)
@@ -438,6 +441,7 @@ def _manifest(
             **facts,
             "choices": {**chosen.facts, **part.facts()},
             "not_covered": [
+                *facts["not_covered"],
                 *chosen.not_covered,
                 *report.not_covered_of_held_out(config.held_out_users),
                 *_not_covered_of_owners(config),

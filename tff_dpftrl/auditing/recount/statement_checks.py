@@ -550,4 +550,5 @@ def metrics_rows(test: str, run: records.Records, terms: terms_lib.Terms) -> aud
     what = (
         "the sizes of cohorts are kept secret" if is_secret else "cohorts have the ledger's sizes"
     )
-    return findings.judged(test, wrong, f"They are those of the {done} committed rounds; {what}")
+    fine = f"They are those of the {done} committed rounds; {what}"
+    return findings.judged(test, wrong, fine, nothing=not rows and "metrics.csv has no row")
