@@ -56,6 +56,9 @@ def test_a_config_that_promises_nothing_is_refused():
 def test_correct_configs_are_consistent(options):
     report = _audit(**options)
     assert not report.is_violated, report.verdict
+    totals = {one.what: one.total for finding in report.findings for one in finding.covers}
+    kinds = {"rounds": 20, "tensors": 6, "training rounds": 20, "training tensors": 6}
+    assert totals == kinds
     assert report.is_ours and report.confidence >= 1.0 - _ERROR_RATE - 1e-9
     assert report.epsilon_at_least < report.claim.epsilon
     # Of secret samples a short run proves next to nothing.

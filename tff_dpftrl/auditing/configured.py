@@ -259,7 +259,8 @@ def _short_run(
 
 def _of_training(covered: audit_report.Covered, num_rounds: int) -> audit_report.Covered:
     """Returns what was looked at of a run's training, which the games do not look at."""
-    return dataclasses.replace(covered, what=f"training {covered.what}", total=num_rounds)
+    total = num_rounds if covered.what == "rounds" else covered.total
+    return dataclasses.replace(covered, what=f"training {covered.what}", total=total)
 
 
 def _claim_of(
