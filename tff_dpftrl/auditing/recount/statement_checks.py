@@ -342,8 +342,8 @@ def sentences(
     if not _is_of_this_version(stated):
         return findings.skipped(
             test,
-            f"it is of an earlier tff_dpftrl, {stated.get('code_version')}, whose sentences this "
-            f"version, {version.__version__}, does not know",
+            f"other code than this of {version.__version__} wrote it, of tff_dpftrl "
+            f"{stated.get('code_version')}, and this one does not know its sentences",
         )
     expected = json_text.parse(make(run, terms).to_json())
     refuted = {statement_sentences.refuted(entry) for entry in stated.get("audits", ())}
