@@ -67,7 +67,7 @@ def test_devices_have_to_rest():
     )
     assert "so that 18 devices are needed" in found[0]  # 3 rounds of ceil(4 · 1.3) = 6.
     found = _select(_led(min_sep=3), resting=20, min_sep_is_over=True)
-    assert "They have taken part max_participations times" in found[0]
+    assert "They have counted later rounds than this store has" in found[0]
 
 
 @pytest.mark.parametrize(("size", "is_small"), [(None, False), (17, True), (18, False)])
@@ -126,7 +126,7 @@ def test_a_round_waits_for_reports():
     told.report(count=3)
     found = "Round 1 waits for reports: 3 of 4 have come, from 6 devices"
     assert next_round.outlook(told.seen, "train") == [
-        f"{found}. In 40 seconds it ends with 4 or more."
+        f"{found}. It ends in 40 seconds at the latest, with 4 or more."
     ]
     told.clock.now += 40
     assert next_round.outlook(told.seen, "train") == [
