@@ -134,9 +134,7 @@ class Day:
       participation_seconds: Seconds from configuration to the end of each device's session.
     """
 
-    def __init__(
-        self, num_devices: int, *, goal: int, seed: int = 0, setting: Setting = Setting()
-    ):
+    def __init__(self, num_devices: int, *, goal: int, seed: int = 0, setting: Setting = Setting()):
         """Sets the stage at midnight.
 
         Args:
@@ -301,7 +299,7 @@ class Day:
         self._send(_SELECTOR, messages.CheckIn(address, frozenset([_TASK]), address))
 
     def _rest(self, device: int, round_index: int) -> float:
-        """Returns the seconds that a device thinks it has to rest from a round; 0 if it need not."""
+        """Returns the seconds that a device estimates to rest until a round; 0 if it need not."""
         try:
             self._timers[device].check("fleet", _TASK, round_index, self._rule)
         except participation_timer.TimerRefusal as refusal:

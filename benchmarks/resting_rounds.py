@@ -11,9 +11,11 @@ so makes the attempts that the eligible devices allow.
 from __future__ import annotations
 
 import argparse
+import collections
 import csv
 import itertools
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import fleet_day
@@ -23,6 +25,7 @@ from tff_dpftrl.runtime.actors import coordinator, factory, population, roles
 _POPULATIONS = (10, 100, 1_000, 10_000, 100_000)
 _DROP_OUTS = (0.0, 0.3, 0.6)
 _MIN_SEPS = (1, 2, 5, 20)
+_FEW = 100  # Up to so many devices, chance decides more, and three runs are added up.
 _LARGEST_GOAL = 50
 _OVER_SELECTION = 1.3
 
@@ -61,7 +64,7 @@ def compare(
     hours: float = 1.0,
     period: float = 60.0,
     goal: int | None = None,
-    seed: int = 0,
+    seeds: Sequence[int] = (0,),
 ) -> dict[str, float]:
     """Runs both servers.
 
@@ -73,7 +76,7 @@ def compare(
       period: Seconds of a round that the server steers devices for; training takes a sixth.
       goal: Reports that complete a round. By default the largest that `task new` allows for so
         many devices, or 1 if it allows none, and 50 at most.
-      seed: Seed of all that is random.
+      seeds: Seeds of runs that are added up.
 
     Returns:
       A row of the table: the setting, then attempts, commits and skipped rounds of both, and the
@@ -89,7 +92,7 @@ def compare(
         reporting_timeout=600.0,
         min_sep=min_sep,
         have_nights=False,
-        first_seconds=period,
+        first_seconds=period * max(1.0, num_devices / goal),  # As if they had come before.
         heartbeat_seconds=2.0,
     )
     row: dict[str, float] = {
@@ -99,12 +102,15 @@ def compare(
         "goal": goal,
     }
     for name, kind in (("", fleet_day.Day), ("told: ", TalkativeDay)):
-        day = kind(num_devices, goal=goal, seed=seed, setting=setting)
-        day.run(hours / 24)
-        (task,) = day.seen.tasks.values()
-        row[f"{name}attempts"] = task.committed + task.abandoned.total()
-        row[f"{name}commits"] = task.committed
-        row[f"{name}skipped"] = task.skipped
+        counts: collections.Counter[str] = collections.Counter()
+        for seed in seeds:
+            day = kind(num_devices, goal=goal, seed=seed, setting=setting)
+            day.run(hours / 24)
+            (task,) = day.seen.tasks.values()
+            counts[f"{name}attempts"] += task.committed + task.abandoned.total()
+            counts[f"{name}commits"] += task.committed
+            counts[f"{name}skipped"] += task.skipped
+        row |= counts
     return row | {"ratio": round(row["attempts"] / row["told: attempts"], 2)}
 
 
@@ -112,11 +118,11 @@ def main() -> None:
     """Prints the table, and writes it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("resting_rounds.csv"))
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--devices", type=int, nargs="+", default=_POPULATIONS)
     args = parser.parse_args()
     rows = []
-    for setting in itertools.product(_POPULATIONS, _DROP_OUTS, _MIN_SEPS):
-        rows.append(compare(*setting, seed=args.seed))
+    for setting in itertools.product(args.devices, _DROP_OUTS, _MIN_SEPS):
+        rows.append(compare(*setting, seeds=range(3 if setting[0] <= _FEW else 1)))
         print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     with args.output.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

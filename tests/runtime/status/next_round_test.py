@@ -81,7 +81,8 @@ def test_the_population_is_too_small(size, is_small):
 
 def test_enough_devices_wait_for_the_time_out():
     assert _select(_led(), waiting=4) == [
-        "4 of 5 devices wait: the round begins with all, or after 30 seconds with 4 or more."
+        "4 of 5 devices wait: the round begins with all, or with 4 or more when no others come, "
+        "after 30 seconds at the latest."
     ]
 
 

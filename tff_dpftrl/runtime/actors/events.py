@@ -135,7 +135,7 @@ class RoundLost:
 
 @dataclasses.dataclass(frozen=True)
 class TooFewDevices:
-    """Selection has passed its time-out with too few devices, and goes on.
+    """Too few devices have come to a selection, which goes on, perhaps for a later round.
 
     Attributes:
       task: Name of the task.

@@ -157,7 +157,7 @@ class RoundSettings:
       goal_count: Number of reports that complete a round.
       over_selection: Devices selected for each report of the goal, since some will not report.
       least_fraction: Share of the goal that suffices at the time-out.
-      selection_timeout: Seconds after which a round begins with fewer devices.
+      selection_timeout: Longest time until a round begins with fewer devices, in seconds.
       reporting_timeout: Seconds that devices have to report.
       devices_per_aggregator: Number of devices whose reports one Aggregator sums.
       max_fan_in: Largest number of sums that one actor merges. Of more Aggregators there is a tree.

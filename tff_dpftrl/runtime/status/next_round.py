@@ -107,7 +107,8 @@ def _selection(
     if progress.waiting >= rounds.least:
         sentences.append(
             f"{progress.waiting} of {_devices(progress.wanted)} wait: the round begins with all, "
-            f"or after {alerts.duration(rounds.selection_timeout)} with {rounds.least} or more."
+            f"or with {rounds.least} or more when no others come, after "
+            f"{alerts.duration(rounds.selection_timeout)} at the latest."
         )
     else:
         few = events.TooFewDevices(
