@@ -14,7 +14,7 @@ from tff_dpftrl.runtime.store import interface
 
 _TICK = "heartbeat"
 _SKIP_EXCHANGES = 6  # Exchanges with the store that a skipped round may take.
-_GAPS = 4  # Multiple of the mean time between two arrivals after which none is expected.
+_GAPS = 8  # Multiple of the mean time between two arrivals after which none is expected.
 _LONGEST_PAUSE = 32  # Heartbeats between two attempts while commits fail.
 
 
