@@ -145,7 +145,7 @@ def test_too_few_devices_until_a_round_begins():
     found = alerts.find(told.seen)
     assert [(alert.kind, alert.task) for alert in found] == [("too_few_devices", "train")]
     assert found[0].text == (
-        "When the time for selection was over: 2 devices wait, and a round needs 4 at least: "
+        "At the end of the last selection: 2 devices wait, and a round needs 4 at least: "
         "waiting for more."
     )
     told.begin()
