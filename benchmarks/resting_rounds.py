@@ -47,10 +47,11 @@ class TalkativeDay(fleet_day.Day):
         plain = made.build
 
         def build(address: str, role: Any, randomness: Any) -> Any:
-            member = plain(address, role, randomness)
-            if isinstance(role, roles.CoordinatorRole):
-                member.__class__, member.day = _Told, self
-            return member
+            if not isinstance(role, roles.CoordinatorRole):
+                return plain(address, role, randomness)
+            told = _Told(address, served, made.selectors, made.store_address, randomness)
+            told.day = self
+            return told
 
         made.build = build
         return made
