@@ -24,6 +24,7 @@ _COPIES = {
     "finetuning/custom_run.py",
     "mechanisms/serialization.py",
     "numpy_noise/stream.py",
+    "runs/statement_subject.py",
 }
 
 
