@@ -193,19 +193,8 @@ def _prepared(
     progress: progress_lib.Progress,
 ) -> prepared.Prepared:
     config, group_size = opened.config, known.derived["group_size"]
-    seed, options = config.deterministic_noise_seed, config.part(report.ReportOptions)
-    go_on = opening.resume_command(opened.output, config.data)
-    figures = functools.partial(_figures_of, known)
-    reportable = report.of_run(
-        options,
-        known,
-        plan,
-        unit="step",
-        exact=run_privacy.METRICS_NOT_COVERED,
-        go_on=go_on,
-        whole=part.whole,
-        figures=figures,
-    )
+    seed = config.deterministic_noise_seed
+    reportable = _of_run(opened.output, known, config, plan, part.whole)
     released = reportable.figures
     return prepared.Prepared(
         report=_publishing(reportable, config, lambda: part),
@@ -290,25 +279,32 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
     def whole(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
         return list(weights) if config.adapter_rank is None else part().whole(weights)
 
-    options, go_on = config.part(report.ReportOptions), opening.resume_command(output, config.data)
-    plan = plan_of(known, config)
-    figures = functools.partial(_figures_of, known)
-    run = report.of_run(
-        options,
-        known,
-        plan,
-        unit="step",
-        exact=run_privacy.METRICS_NOT_COVERED,
-        go_on=go_on,
-        whole=whole,
-        figures=figures,
-    )
+    run = _of_run(output, known, config, plan_of(known, config), whole)
     return _publishing(run, config, part)
 
 
 def _figures_of(known: manifest.Manifest) -> released_metrics.Figures:
     """Returns the figures that a run may release of its steps, from its manifest."""
     return run_privacy.figures_of_steps(known.facts["vocabulary_size"])
+
+
+def _of_run(
+    output: pathlib.Path,
+    known: manifest.Manifest,
+    config: config_lib.FinetuningConfig,
+    plan: run_privacy.FinetuningPlan,
+    whole: released_model.Whole,
+) -> prepared.Reportable:
+    return report.of_run(
+        config.part(report.ReportOptions),
+        known,
+        plan,
+        unit="step",
+        exact=run_privacy.METRICS_NOT_COVERED,
+        go_on=opening.resume_command(output, config.data),
+        whole=whole,
+        figures=functools.partial(_figures_of, known),
+    )
 
 
 def _publishing(
