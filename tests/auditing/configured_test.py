@@ -156,6 +156,31 @@ def test_faults_of_some_tensors_and_of_late_rounds_are_found(monkeypatch, kind, 
     assert "6 small tensors of ranks 1, 2" in report.subject
 
 
+@pytest.mark.slow
+def test_a_fault_of_the_learning_process_that_begins_late_is_found(monkeypatch):
+    config = config_lib.TrainingConfig(**_COMMON | {"num_rounds": 90}, mechanism="blt")
+    _plant(monkeypatch, config, planted_bugs.NoNoiseLater)
+    monkeypatch.setattr(configured.aggregator_lib, "audit_aggregator", _without_training)
+    report = configured.audit_config(config, num_clients=_NUM_CLIENTS, error_rate=_ERROR_RATE)
+    assert _violated(report) == ["training: canaries as trials, single rounds"]
+    (found,) = (one for one in report.findings if one.outcome == "violated")
+    assert found.says.startswith("Round 90 of 3 that were played alone")
+    assert str(found.covers[0]) == "training rounds 64, 65 and 90 of 90"
+    # Of the first 60 rounds canaries are in every tenth.
+    assert "no test looked at 81 of 90 training rounds" in report.headline
+
+
+def test_rounds_are_played_alone_around_powers_of_two_and_restarts_and_at_the_end():
+    config = config_lib.TrainingConfig(**_COMMON, mechanism="blt")
+    assert configured._later_rounds(config, 20, 10) == [15, 16, 19]
+    assert configured._later_rounds(config, 60, 59) == []
+    most = configured._later_rounds(config, 10**6, 900)
+    assert most == [1023, 1024, 1999]  # Later ones would take minutes.
+    options = _COMMON | {"num_rounds": 100, "mechanism": "blt", **_RESTARTS}
+    config = config_lib.TrainingConfig(**options)
+    assert configured._later_rounds(config, 100, 59) == [60, 61, 63, 64, 92, 93, 99]
+
+
 def test_what_else_is_released_counts_as_not_tested(monkeypatch):
     monkeypatch.setattr(configured, "_short_run", _without_training)
     monkeypatch.setattr(configured.aggregator_lib, "audit_aggregator", _without_training)
