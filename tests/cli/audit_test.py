@@ -158,8 +158,10 @@ def test_a_refuted_claim_says_so_in_its_statement(run):
 def test_nothing_is_added_to_a_statement_that_was_edited(run, capsys):
     _edit(run)
     before = {path: path.read_bytes() for path in run.glob("*.*") if path.is_file()}
-    assert main.main(["audit", "--run", str(run), "--state"]) == 2
-    assert "edited after it was written" in capsys.readouterr().err.splitlines()[-1]
+    assert main.main(["audit", "--run", str(run), "--state"]) == audit.VIOLATED
+    printed = capsys.readouterr()
+    assert printed.out.startswith("VIOLATED")
+    assert "edited after it was written" in printed.err.splitlines()[-1]
     assert {path: path.read_bytes() for path in run.glob("*.*") if path.is_file()} == before
 
 

@@ -211,15 +211,18 @@ def _short_run(
     """Makes one run of the config's process with a tiny model, then plays later rounds alone."""
     num_rounds = min(plan.num_rounds, _MOST_ROUNDS)
     schema = dataclasses.replace(plan.declared, num_rounds=num_rounds)
-    number, most_canaries = _MOST_CANARIES, None
+    number, most_canaries, room = _MOST_CANARIES, None, None
     strategy = sampling_probability = sampling = None
     encoding = getattr(plan, "encoding", None)
     if encoding is not None:
-        most_canaries, number = _that_fit(encoding.max_clients - _REAL_CLIENTS, schema)
+        room = encoding.max_clients - _REAL_CLIENTS
+        most_canaries, number = _that_fit(room, schema)
     canaries = canaries_lib.Canaries(_tiny_model(shapes), number=number)
     if isinstance(plan, sampled_privacy.SampledPlan):
         claim = claim_lib.Claim(built.run_of(num_rounds).epsilon(plan.delta), plan.delta)
         sampling_probability = plan.sampling_probability
+        most_clients = mechanism_lib.Mechanism.of(built).most_clients
+        room = most_clients and max(1, most_clients - _REAL_CLIENTS)
     else:
         claim = _claim_of(plan, built, schema)
         if isinstance(plan, amplified_privacy.AmplifiedPlan):
@@ -252,9 +255,7 @@ def _short_run(
             cohorts=cohorts,
             server_momentum=momentum,
             server_restarts=config.server_restarts,
-            game=training.CanaryGame(
-                most_canaries=_most_at_once(built), error_rate=error_rate / 2.0
-            ),
+            game=training.CanaryGame(most_canaries=room, error_rate=error_rate / 2.0),
             progress=progress,
         )
     if plan.needs_secret_cohorts:
@@ -280,13 +281,6 @@ def _later_rounds(config: config_lib.TrainingConfig, num_rounds: int, after: int
     restarts = [t for t in config.starts if after < t <= last]
     begun = {*powers, *restarts[:1], *restarts[-1:]}
     return sorted(t for t in {last, *begun, *(t - 1 for t in begun)} if after < t <= last)
-
-
-def _most_at_once(built: tff.aggregators.AggregationFactory) -> int | None:
-    """Returns the largest number of canaries that a round has room for; None for no limit."""
-    mechanism = mechanism_lib.Mechanism.of(built)
-    rooms = [mechanism.most_clients, mechanism.encoding and mechanism.encoding.max_clients]
-    return min((max(1, room - _REAL_CLIENTS) for room in rooms if room), default=None)
 
 
 def _of_training(finding: audit_report.Finding, num_rounds: int) -> audit_report.Finding:
