@@ -1,5 +1,6 @@
 """Tests of what is said before the first round."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -109,6 +110,9 @@ def test_a_vocabulary_without_any_word_of_the_text_is_refused():
     words = vocabulary.Vocabulary((".", ","), "a list")
     with pytest.raises(ValueError, match=r"vocabulary \(2 words, a list\) has no word of the text"):
         startup.describe_unknown_words(1.0, words)
+    # Of noised counts that would show a draw before it is kept.
+    counted = dataclasses.replace(words, is_public=False, is_noised=True)
+    assert len(startup.describe_unknown_words(1.0, counted)) == 1
 
 
 def test_a_missing_generator_of_noise_is_found_before_anything_is_read(monkeypatch, tmp_path):
