@@ -200,6 +200,10 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(checkpoint.CheckpointError, match="Cannot read"):
         folder.load(1, name)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(checkpoint.CheckpointError, match="leads out of the folder"):
+        folder.load(1, name)
 
 
 def test_a_checkpoint_of_another_manifest_is_refused(tmp_path):

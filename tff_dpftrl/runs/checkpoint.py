@@ -221,6 +221,7 @@ class CheckpointFolder:
         arrays: dict[str, np.ndarray] = {}
         digests: dict[str, bytes] = {}
         try:
+            validation.file_in(self.folder, path.name, max_bytes=None)
             for name, array in array_files.each(path):
                 if name == _SAVED or is_wanted(name.partition("/")[2]):
                     arrays[name] = array
@@ -230,8 +231,9 @@ class CheckpointFolder:
             saved = json_text.parse(str(arrays.pop(_SAVED)))
         except (OSError, KeyError, ValueError) as error:
             raise CheckpointError(
-                f"Cannot read the checkpoint {path} that the ledger names as the last one: {error}."
-                " The run cannot go on from an older one without releasing noise twice."
+                f"Cannot read the checkpoint {path} that the ledger names as the last one: "
+                f"{str(error).rstrip('.')}. The run cannot go on from an older one without "
+                "releasing noise twice."
             ) from error
         names = sorted(digests)
         if _fingerprint((digests[name] for name in names), self._binding) != fingerprint:
