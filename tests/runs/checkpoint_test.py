@@ -201,7 +201,9 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     with pytest.raises(checkpoint.CheckpointError, match="Cannot read"):
         folder.load(1, name)
     path.unlink()
-    path.symlink_to("/dev/zero")
+    name = folder.save(1, _snapshot(1.0), {})
+    path.rename(tmp_path.parent / "elsewhere")
+    path.symlink_to(tmp_path.parent / "elsewhere")
     with pytest.raises(checkpoint.CheckpointError, match="leads out of the folder"):
         folder.load(1, name)
 
