@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from tff_dpftrl.private_round.adaptive_clipping import AdaptiveClipping
     from tff_dpftrl.private_round.clipping import FlatClipping, PerLayerClipping
     from tff_dpftrl.private_round.estimators import ClippedDenominator, FixedDenominator
+    from tff_dpftrl.runs.committed_rounds import CommittedRounds, begin_or_resume
     from tff_dpftrl.training.config import TrainingConfig
     from tff_dpftrl.training.run import train
 
@@ -123,6 +124,8 @@ __all__ = [
     "ObservedParticipation",
     "ParticipationCounter",
     "Ledger",
+    "CommittedRounds",
+    "begin_or_resume",
     # Mechanisms: the matrices that correlate the noise of the rounds.
     "Strategy",
     "Banded",
@@ -226,6 +229,8 @@ _MODULE_OF = {
     "ObservedParticipation": "participation.observed",
     "ParticipationCounter": "participation.observed",
     "Ledger": "participation.ledger",
+    "CommittedRounds": "runs.committed_rounds",
+    "begin_or_resume": "runs.committed_rounds",
     "Strategy": "mechanisms.strategy",
     "Banded": "mechanisms.banded",
     "BandedToeplitz": "mechanisms.banded_toeplitz",

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tests.fuzzing import judging, mutations
+from tests.models import checkpoint_folders
 from tests.training import toy_model
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee, statement
@@ -35,7 +36,7 @@ from tff_dpftrl.mechanisms import (
     serialization,
     tree,
 )
-from tff_dpftrl.models import export
+from tff_dpftrl.models import export, hugging_face
 from tff_dpftrl.participation import ledger, observed, recount
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import checkpoint, cohort_seed, committed_rounds, manifest, metrics_log
@@ -367,6 +368,34 @@ def _read_model(folder: pathlib.Path) -> None:
     trained_model.find(folder).load()
 
 
+_OF_CHECKPOINTS: dict[str, mutations.Mutation] = {
+    **dict.fromkeys(
+        ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"),
+        mutations.json_text,
+    ),
+    "model*.safetensors": mutations.safetensors,
+}
+
+
+def _checkpoint_of(*names: str) -> Write:
+    """Returns what copies one of the checkpoints of these names."""
+
+    def write(folder: pathlib.Path, number: int) -> None:
+        source = checkpoint_folders.FOLDER / names[number % len(names)]
+        for path in source.glob("*[!yz]"):  # Not the golden arrays.
+            shutil.copy(path, folder)
+        (folder / "generation_config.json").write_text('{"eos_token_id": 0, "top_p": 0.5}')
+
+    return write
+
+
+def _read_hugging_face(folder: pathlib.Path) -> None:
+    found = trained_model.find(folder)
+    model = found.load(sequence_length=4)
+    model.words.ids(found.rule.words("a text"))
+    hugging_face.config_of(model.model)
+
+
 def _write_sweep(folder: pathlib.Path, number: int) -> None:
     sweep_folder.write(folder, {"data": "docs", "num_rounds": number}, {"seed": (0, 1, 2)})
     sweep_folder.write_ending(folder, sweep_folder.Ending(number, "the end"))
@@ -556,6 +585,20 @@ KINDS = (
             warm_start.RECORD: _json,
         },
         _read_model,
+    ),
+    kind(
+        "checkpoint of GPT-2",
+        _checkpoint_of("gpt2", "gpt2_half"),
+        _OF_CHECKPOINTS,
+        _read_hugging_face,
+        refusals=(validation.UsageError,),
+    ),
+    kind(
+        "checkpoint of Llama",
+        _checkpoint_of("llama_untied"),
+        _OF_CHECKPOINTS | {"model.safetensors.index.json": _json},
+        _read_hugging_face,
+        refusals=(validation.UsageError,),
     ),
     kind("sweep", _write_sweep, {"*.json": _json}, _read_sweep),
     kind("timer", write_timer, {"timer": mutations.sqlite}, _read_timer, writes=True),

@@ -309,6 +309,17 @@ def pem(content: bytes, other: bytes, drawn: random.Random) -> bytes:
 
 # Archives.
 
+
+def safetensors(content: bytes, other: bytes, drawn: random.Random) -> bytes:
+    """Changes to the header of a file of tensors, which is JSON, or to any bytes."""
+    length = int.from_bytes(content[:8], "little")
+    if drawn.random() < 0.3:
+        return scattered(content, other, drawn)
+    header = json_text(content[8 : 8 + length], other, drawn)
+    stated = drawn.choice((len(header),) * 8 + (0, len(header) - 1, 2**40, 2**64 - 1))
+    return stated.to_bytes(8, "little") + header + content[8 + length :]
+
+
 _NPY = b"\x93NUMPY\x01\x00"
 
 
