@@ -32,9 +32,11 @@ def test_a_table_becomes_a_corpus():
     assert len(user_text.UserText.from_rows("t", [])) == 0
 
 
-@pytest.mark.parametrize("row", [("a",), ("a", 1), (7, "text"), ("", "text"), ("a", None), "ab"])
+@pytest.mark.parametrize(
+    "row", [("a",), ("a", 1), (float("nan"), "text"), ("", "text"), ("a", None), "ab"]
+)
 def test_rows_that_are_no_user_and_text_are_refused(row):
-    with pytest.raises(ValueError, match="row 1 of 't' is .*convert ids with str"):
+    with pytest.raises(ValueError, match="row 1 of 't' is .*leave out rows"):
         user_text.UserText.from_rows("t", [("a", "text"), row])
 
 
