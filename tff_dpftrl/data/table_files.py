@@ -19,7 +19,7 @@ import os
 import pathlib
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, TypeAlias
 
 from tff_dpftrl import json_text, validation
@@ -30,7 +30,8 @@ Choose: TypeAlias = Callable[[Sequence[str]], tables.Columns]
 
 _SEPARATED = {".csv": ",", ".tsv": "\t"}
 _LINES = (".jsonl", ".ndjson", ".json")
-_ARROW = {".parquet": "parquet", ".pq": "parquet", ".feather": "feather", ".arrow": "feather"}
+_ARROW = {".parquet": "parquet", ".pq": "parquet", ".feather": "arrow", ".arrow": "arrow"}
+_ARROW_FILE = b"ARROW1"  # Else it is a stream.
 _COMPRESSED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 SUFFIXES = (*_SEPARATED, *_LINES, *_ARROW)
 """Endings of the names of files of tables; text files may have one of a compression behind it."""
@@ -394,13 +395,8 @@ def _arrow_rows(path: pathlib.Path, form: str, choose: Choose) -> Iterator[Any]:
             "'tff_dpftrl[finetuning]', or pyarrow alone."
         ) from error
     with path.open("rb") as file:
-        is_stream = form == "feather" and file.read(4) not in (b"ARRO", b"FEA1")
-        file.seek(0)
         try:
-            if is_stream:  # Datasets' `save_to_disk` writes it.
-                batches = ipc.open_stream(file)
-                columns = choose(batches.schema.names)
-            else:
+            if form == "parquet":
                 table = dataset.dataset(path, format=form)
                 columns = choose(table.schema.names)
                 batches = table.to_batches(
@@ -409,9 +405,27 @@ def _arrow_rows(path: pathlib.Path, form: str, choose: Choose) -> Iterator[Any]:
                     batch_readahead=1,
                     use_threads=False,
                 )
+            else:
+                is_stream = file.read(len(_ARROW_FILE)) != _ARROW_FILE  # As `save_to_disk` writes.
+                file.seek(0)
+                reader = ipc.open_stream(file) if is_stream else ipc.open_file(file)
+                columns = choose(reader.schema.names)
+                batches = (
+                    reader if is_stream else map(reader.get_batch, range(reader.num_record_batches))
+                )
+                batches = _validated(batches)
             yield columns
             for number, (user, text) in enumerate(tables.of_arrow(batches, columns), start=1):
                 yield number, user, text
         except (pyarrow.ArrowException, ArithmeticError, LookupError) as error:
             # Times out of range, unknown time zones, and errors of Arrow that are no ValueErrors.
             raise ValueError(str(error)) from error
+        except MemoryError as error:
+            raise ValueError("a batch of its rows does not fit into memory") from error
+
+
+def _validated(batches: Iterable[Any]) -> Iterator[Any]:
+    """Checks record batches of a file, which Arrow reads as they are, and damaged ones crash it."""
+    for batch in batches:
+        batch.validate(full=True)
+        yield batch

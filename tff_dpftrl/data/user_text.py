@@ -50,7 +50,7 @@ class UserText:
                 f"user_ids of {self.name!r} must be unique, but {len(self.user_ids) - len(known)} "
                 "of them are repeated; merge the examples of one user."
             )
-        user_ids_lib.check(known.union(*self.co_owners.values()), repr(self.name))
+        user_ids_lib.check(known.union(*self.co_owners.values()), self.name)
         object.__setattr__(self, "_known", known)
 
     @classmethod
