@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import shutil
+import struct
 import subprocess
 import sys
 
@@ -248,6 +249,19 @@ def test_ids_that_are_not_exact_or_not_written_in_one_way_are_refused(ids, messa
     given = _Frame(user=ids, text=texts) if given is None else given
     with pytest.raises(ValueError, match=message):
         sources.of_rows(given, "r", table=tables.TableOptions(max_bad_rows=0.5))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [_write_stream, lambda *a: feather.write_feather(a[1], a[0], compression="uncompressed")],
+)
+def test_offsets_outside_of_the_file_are_refused_and_not_followed(tmp_path, write):
+    write(tmp_path / "t.arrow", _arrow([("ann", "hello"), ("bob", "hi")]))
+    content = (tmp_path / "t.arrow").read_bytes()
+    wrong = content.replace(struct.pack("<3i", 0, 5, 7), struct.pack("<3i", 0, 2**30, 7))
+    assert content != wrong
+    with pytest.raises(ValueError, match=r"t\.arrow: cannot be read: .*offset"):
+        _read(tmp_path / "t.arrow", wrong)
 
 
 @pytest.mark.parametrize("form", ["parquet", "stream"])
