@@ -46,7 +46,7 @@ _SPLITS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-# Files beside those of a data set.
+# What describes a data set of Hugging Face in its folder.
 _NO_TABLES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
 
@@ -309,8 +309,9 @@ def _separated_rows(
                     if problem is not None:
                         raise validation.UsageError(f"{path}:{line}: {problem}.") from error
                     # Every line that the quotes have swallowed is lost, and is counted.
+                    reason = _NUL if "NUL" in str(error) else _MISQUOTED  # NUL in Python 3.10.
                     for lost in range(line, reader.line_num + 1):
-                        yield lost, _MISQUOTED, None
+                        yield lost, reason, None
                     line = reader.line_num + 1
             if not names:
                 raise validation.UsageError(f"{path} is empty, or its first line is.")
@@ -329,6 +330,7 @@ def _problem(error: str, first: int, last: int) -> str | None:
 
 _RAGGED = tables.Broken("with more or fewer cells than the first line has names")
 _MISQUOTED = tables.Broken("with quotes in the wrong place")
+_NUL = tables.Broken("with a NUL character")
 _NO_JSON = tables.Broken("that are not JSON")
 _NO_OBJECT = tables.Broken("that are no JSON object")
 
