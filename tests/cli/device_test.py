@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -252,6 +253,18 @@ def test_texts_are_added_to_the_store(tmp_path, capsys):
     store.close()
     assert main.main([*command, "--user", "c"]) == 2
     assert "user_id 'c' is not a user" in capsys.readouterr().err
+    (tmp_path / "data").mkdir()
+    for split in ("train", "test"):
+        rows = [{"user": user, "text": split} for user in ("a", f"of {split}")]
+        (tmp_path / "data" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    command[-1] = str(tmp_path / "data")
+    assert main.main([*command, "--user", "of test"]) == 2
+    assert main.main([*command, "--user", "of test", "--split", "test"]) == 0
+    assert "1 texts were added" in capsys.readouterr().out
+    command[-1] = str(tmp_path / "texts.txt")
+    (tmp_path / "texts.txt").write_text("the first\nthe second", encoding="utf-16-le")
+    assert main.main(command) == 2
+    assert "has NUL characters, as UTF-16 has" in capsys.readouterr().err
 
 
 def test_examples_of_named_tensors_are_added_if_they_fit_the_task(tmp_path, capsys):

@@ -338,6 +338,17 @@ def test_inputs_may_be_a_structure(tmp_path):
     assert not np.array_equal(before[0], model.get_weights()[0])
 
 
+def _users(ids):
+    return {"user_ids": ids, "examples_per_user": 1}
+
+
+def test_ids_that_are_whole_floats_are_those_of_the_integers():
+    users, rows = keras_fit._units(4, np.array([7.0, 8.0, 7.0, 8.0]), 2)
+    same, of_same = keras_fit._units(4, [7, "8", np.int64(7), 8.0], 2)
+    assert users.ids == same.ids == ("7", "8")
+    assert [rows["7"].tolist(), of_same["8"].tolist()] == [[0, 2], [1, 3]]
+
+
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
@@ -359,7 +370,14 @@ def test_inputs_may_be_a_structure(tmp_path):
         (_model, {"examples_per_user": 2}, "is for user_ids"),
         (_model, {"target_epsilon": 3.0}, "exactly one of target_epsilon"),
         (_model, {"mechanism": None}, "mechanism must be one of"),
-        (_model, {"user_ids": [b"\xff"] * _NUM, "examples_per_user": 1}, "not UTF-8"),
+        (_model, _users([b"\xff"] * _NUM), "not UTF-8"),
+        (_model, _users(["u"] * (_NUM - 1) + [None]), "example 23 is without a user, None: give"),
+        (_model, _users(["u"] * (_NUM - 1) + [np.nan]), "example 23 is without a user, nan"),
+        (_model, _users(np.where(np.arange(_NUM) == 9, np.nan, 1.0)), "example 9 is without"),
+        (_model, _users([0.5] * _NUM), "example 0 is with a fraction"),
+        (_model, _users(np.full(_NUM, 2.0**53)), r"user_ids\[0\]: .* a float .* not exact"),
+        (_model, _users(np.full(_NUM, 2**24, np.float32)), r"user_ids\[0\]: .* a float"),
+        (_model, _users(["7", "7.0", *"8" * (_NUM - 2)]), "one number in several ways"),
         (_model, {"epochs": 0}, "epochs must be at least 1"),
         (_normalised, {}, "words of data in normalise.*trained_on='nothing' does not say"),
         (_normalised, {"trained_on": None}, "trained_on=None does not say of which data"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import itertools
 import json
@@ -15,13 +16,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 
 from tests.fuzzing import judging, mutations
 from tests.models import checkpoint_folders
 from tests.training import toy_model
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee, statement
-from tff_dpftrl.data import jsonl, sqlite, tokenizer, vocabulary, vocabulary_file
+from tff_dpftrl.data import (
+    jsonl,
+    sources,
+    sqlite,
+    tables,
+    tokenizer,
+    vocabulary,
+    vocabulary_file,
+)
 from tff_dpftrl.finetuning import config as finetuning_config
 from tff_dpftrl.mechanisms import (
     banded,
@@ -219,6 +230,46 @@ def _write_packed(folder: pathlib.Path, number: int) -> None:
 def _read_corpus(path: pathlib.Path) -> None:
     corpus = jsonl.read(path)
     vocabulary.most_frequent(corpus, 5, source="tests")
+
+
+def _write_table(path: pathlib.Path, number: int) -> None:
+    """Writes a table in the format of the file's name, with text, numbers or lists as ids."""
+    ids = (["ann", "bob", "çem"], [7, 8, 9], [["ann", "bob"], ["bob"], ["çem"]])[number]
+    users, texts = ids * 2, [f'some "words" {i}' for i in range(6)]
+    if path.suffix == ".jsonl":
+        rows = [{"user": u, "text": t} for u, t in zip(users, texts, strict=True)]
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("user", "text"), *zip(users, texts, strict=True)])
+    elif path.suffix == ".parquet":
+        parquet.write_table(pa.table({"user": users, "text": texts}), path, row_group_size=2)
+    else:
+        made = pa.table({"user": users, "text": texts})
+        with (pa.ipc.new_stream if number else pa.ipc.new_file)(path, made.schema) as writer:
+            writer.write_table(made)
+
+
+def _read_table(path: pathlib.Path) -> None:
+    """Reads a table with options that depend on its size, so that a seed repeats them."""
+    number = path.stat().st_size
+    table = tables.TableOptions(
+        user_column=(None, "user")[number % 2],
+        encoding=(None, None, "utf-16", "latin-1")[number % 4],
+        max_bad_rows=(0.01, 0.9)[number // 4 % 2],
+    )
+    owned = (None, 2)[number % 5 == 4]
+    spec = str(path if number % 3 else path.parent)
+    sources.load_user_text(spec, table=table, notice=judging.one_line, rows_per_owner=owned)
+
+
+def _table_kind(name: str, mutate: mutations.Mutation) -> judging.Kind:
+    return kind(
+        f"table {name}",
+        lambda folder, number: _write_table(folder / name, number),
+        {name: mutate},
+        lambda folder: _read_table(folder / name),
+    )
 
 
 def _write_sqlite(folder: pathlib.Path, number: int) -> None:
@@ -537,6 +588,10 @@ KINDS = (
         {"c.jsonl.gz": mutations.compressed(mutations.json_lines)},
         lambda folder: _read_corpus(folder / "c.jsonl.gz"),
     ),
+    _table_kind("t.csv", mutations.table),
+    _table_kind("t.jsonl", mutations.table),
+    _table_kind("t.parquet", mutations.scattered),
+    _table_kind("t.arrow", mutations.scattered),
     kind("corpus in SQLite", _write_sqlite, {"c.sqlite": mutations.sqlite}, _read_sqlite),
     kind("vocabulary", _write_vocabulary, {"vocabulary.json": _json}, _read_vocabulary),
     kind(

@@ -239,6 +239,10 @@ def _lines(path: str) -> list[str]:
         lines = content.decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise validation.UsageError(f"--add {path} cannot be read: {error}.") from None
+    if any("\0" in line for line in lines):
+        raise validation.UsageError(
+            f"--add {path} has NUL characters, as UTF-16 has: write it in UTF-8."
+        )
     texts = [line for line in lines if line.strip()]
     if not texts:
         raise validation.UsageError(f"--add {path} has no text in it.")
