@@ -66,6 +66,7 @@ _AT_THE_TOP = (
     "json_text",
     "array_files",
     "array_tensors",
+    "quiet_tensorflow",
 )
 # Parts of the runtime that a device starts with, or a server without TensorFlow.
 _LIGHT_RUNTIME = ("actors", "device", "fleet", "protocol", "server", "status", "store")
