@@ -144,6 +144,45 @@ def test_other_wrong_usage_is_one_line_too(arguments, named, capsys):
     assert line.startswith("tff-dpftrl train: ") and named in line
 
 
+def _parsers(parser, name=""):
+    """Yields the parsers of all commands and parts of commands, and their names."""
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for part, below in action.choices.items():
+                yield from _parsers(below, f"{name} {part}".strip())
+
+
+_SWALLOWING = {
+    "report --html": ["report --html RUN --format json", "report RUN --format json --html"],
+    "budget --runs": ["budget --runs a b DATA", "budget DATA --runs a b"],
+    "log verify --has": [
+        "log verify --public-key k --has a b LOG",
+        "log verify LOG --public-key k --has a b",
+    ],
+}
+
+
+@pytest.mark.parametrize("option", _SWALLOWING)
+def test_an_option_leaves_the_command_what_it_is_about(option):
+    first, last = (
+        vars(main._build_parser().parse_args(line.split())) for line in _SWALLOWING[option]
+    )
+    assert first == last
+
+
+def test_no_other_option_can_take_what_a_command_is_about():
+    greedy = {
+        f"{name} {option.option_strings[-1]}"
+        for name, parser in _parsers(main._build_parser())
+        for option in parser._actions
+        if option.option_strings and option.nargs in ("?", "*", "+")
+        # The options of a part of a command are its own.
+        if any(not a.option_strings and a.nargs != argparse.PARSER for a in parser._actions)
+    }
+    assert greedy == set(_SWALLOWING)
+
+
 @pytest.mark.parametrize(
     "arguments, named",
     [
