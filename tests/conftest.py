@@ -6,10 +6,10 @@ import pathlib
 
 import pytest
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import pictures
 from tff_dpftrl.execution import worker_watchdog
 
-_write_picture = durable_files.write_picture
+_write = pictures.write
 
 
 def pytest_sessionstart(session):
@@ -30,7 +30,7 @@ def pytest_collection_finish(session):
 def pytest_runtest_setup(item):
     """Leaves pictures empty in tests that are not about them: drawing took a fifth of all time."""
     is_about_pictures = item.get_closest_marker("pictures") is not None
-    durable_files.write_picture = _write_picture if is_about_pictures else _leave_empty
+    pictures.write = _write if is_about_pictures else _leave_empty
 
 
 def _leave_empty(path, *_, private=False, **__):

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tff_dpftrl import durable_files, validation
+from tff_dpftrl import durable_files, pictures, validation
 from tff_dpftrl.cli import mechanism_flags, output
 from tff_dpftrl.mechanisms import table
 
@@ -292,10 +292,10 @@ def _legend(points: list[Point]) -> str:
 
 def _drawing(points: list[Point], args: argparse.Namespace) -> bytes:
     """Draws the losses as a PNG."""
-    from matplotlib import figure, ticker
-
     loss = "max_loss" if args.error == "max" else "rms_loss"
-    drawing = figure.Figure(figsize=(7, 4.5), layout="constrained")
+    drawing = pictures.new_figure(7, 4.5)
+    from matplotlib import ticker
+
     axes = drawing.subplots()
     for label in dict.fromkeys(point.strategy for point in points):
         mine = [point for point in points if point.strategy == label]
