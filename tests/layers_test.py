@@ -66,6 +66,7 @@ _AT_THE_TOP = (
     "json_text",
     "array_files",
     "array_tensors",
+    "packages",
     "pictures",
     "quiet_tensorflow",
 )

@@ -16,7 +16,7 @@ from importlib import metadata
 import numpy as np
 import pytest
 
-from tff_dpftrl import validation, version
+from tff_dpftrl import packages, validation, version
 from tff_dpftrl.cli import account, main
 
 _COMMANDS = (
@@ -105,13 +105,48 @@ def test_a_package_that_is_not_installed_is_named(missing, is_ours, monkeypatch,
     assert error.count("\n") == 1
 
 
+_LATE = [
+    ("pretrain --data none.jsonl --output new", "tensorflow matplotlib"),
+    ("train --data none.jsonl --output new", "tensorflow_federated matplotlib"),
+    ("sweep --over seed=0:2 --data none.jsonl --output new", "tensorflow_federated matplotlib"),
+    ("sweep --finetune --over seed=0:2 --data none.jsonl --output new", "tensorflow matplotlib"),
+    ("finetune-plan --data none.jsonl --initial-weights none --target-epsilon 8", "tensorflow"),
+    ("finetune --data none.jsonl --output new", "tensorflow matplotlib"),
+    ("personalize none", "tensorflow"),
+    ("predict none --history none.txt", "tensorflow"),
+    ("export none --output new", "tensorflow"),
+    ("audit --config none.toml --output new", "matplotlib"),
+    ("task report none", "matplotlib"),
+    ("serve --population p --task none --store new", "tensorflow"),
+    ("device --examples none", "tensorflow"),
+    ("fleet --data none.jsonl", "tensorflow"),
+    ("compare tree --vary min-sep --values 2 --rounds 8 --min-sep 2 --png new.png", "matplotlib"),
+    ("plan --population 9 --rounds 4 --target-epsilon 8 --plot new.png", "matplotlib"),
+]
+
+
+@pytest.mark.parametrize(
+    "arguments, package", [(line, name) for line, names in _LATE for name in names.split()]
+)
+def test_what_a_command_comes_to_need_is_asked_for_before_anything_is_read(
+    arguments, package, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(packages, "is_missing", lambda module: module == package)
+    assert main.main(arguments.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    command = arguments.split()[0]
+    assert line.startswith(f"tff-dpftrl {command} needs {package}, which is not installed: pip")
+    assert not list(tmp_path.iterdir())
+
+
 def test_extras_have_the_packages_that_errors_say_they_have():
     try:
         required = metadata.requires("tff_dpftrl") or []
     except metadata.PackageNotFoundError:
         pytest.skip("The package is not installed, so that nothing says what its extras are.")
     names = {"google": "protobuf", "grpc": "grpcio", "psycopg2": "psycopg2-binary"}
-    for module, extra in main._EXTRA_OF.items():
+    for module, extra in packages.EXTRA_OF.items():
         package = re.escape(names.get(module, module)).replace("_", "[-_]")
         line = re.compile(rf"(?i){package}[^-\w].*extra == .{extra}")
         assert any(map(line.match, required)), (module, extra)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
-import importlib.util
 import io
 import math
 import os
@@ -84,7 +83,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, needs=lambda args: ("matplotlib",) if args.png else ())
     parser.add_argument("strategies", nargs="+", metavar="STRATEGY")
     mechanism_flags.add_schema_arguments(parser)
     parser.add_argument("--vary", choices=_VARIED, required=True, help="Parameter that varies.")
@@ -132,10 +131,6 @@ def run(args: argparse.Namespace) -> int:
     form = args.format
     if form is None and args.csv is None and args.png is None:
         form = "text"
-    if args.png is not None and importlib.util.find_spec("matplotlib") is None:
-        raise validation.UsageError(
-            "--png needs Matplotlib; install it with pip install 'tff_dpftrl[plots]'."
-        )
     points = list(compare(args))
     if form == "text":
         output.print_table([_COLUMNS, *(_row(point) for point in points)], left=0)

@@ -3,8 +3,10 @@
 Each subcommand is a module beside this one with `add_parser(subparsers)`, which
 registers it, and `run(args) -> int`. Only the module of the named command is imported, and
 it imports what is slow (TensorFlow, Matplotlib) inside `run`: `--help` and the maths stay
-quick. One that leaves files behind also sets the default `what_is_left`, a function from the
-arguments to a sentence about these files, which is printed after an interruption.
+quick. One that imports something only after it has read or computed sets the default `needs`, names
+of modules or a function from the arguments to them: it is refused at once where one is missing. One
+that leaves files behind also sets the default `what_is_left`, a function from the arguments to a
+sentence about these files, which is printed after an interruption.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn, TextIO
 
-from tff_dpftrl import quiet_tensorflow, validation, version
+from tff_dpftrl import packages, quiet_tensorflow, validation, version
 from tff_dpftrl.cli import interruption
 
 _PROGRAM = "tff-dpftrl"
@@ -63,21 +65,6 @@ _GROUPS = {
         "calibrate": "the noise that meets a privacy target",
         "plan": "which mechanism, report goal, noise and timer reach a target",
     },
-}
-_EXTRA_OF = {
-    "tensorflow_federated": "tff",
-    "tensorflow": "finetuning",
-    "pyarrow": "finetuning",
-    "tomli": "finetuning",
-    "cryptography": "devices",
-    "google": "devices",
-    "grpc": "devices",
-    "prometheus_client": "server",
-    "sqlalchemy": "server",
-    "tornado": "server",
-    "psycopg2": "postgresql",
-    "ray": "distributed",
-    "matplotlib": "plots",
 }
 _SUBCOMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 _JOURNEY = """\
@@ -232,6 +219,13 @@ def _silence_libraries() -> None:
     warnings.filterwarnings("ignore", "pkg_resources is deprecated")
 
 
+def _check_packages(args: argparse.Namespace) -> None:
+    """Raises `ModuleNotFoundError` if a package is missing that a command would come to need."""
+    needs = getattr(args, "needs", ())
+    for module in filter(packages.is_missing, needs(args) if callable(needs) else needs):
+        raise ModuleNotFoundError(name=module)
+
+
 def _reason(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{error}: make room on the disk"
@@ -290,6 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             _silence_libraries()
             warnings.showwarning = functools.partial(_show_warning, stop.command)
+            _check_packages(args)
             status = args.run(args)
         sys.stdout.flush()
         return status
@@ -307,21 +302,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and _is_of_others(error.name):
-            print(f"{stop.command} needs {_missing(error.name)}.", file=sys.stderr)
+            print(f"{stop.command} needs {packages.remedy(str(error.name))}.", file=sys.stderr)
             return 2
         return _report_defect(stop, error)
 
 
 def _is_of_others(module: str | None) -> bool:
     return module is not None and module.partition(".")[0] != "tff_dpftrl"
-
-
-def _missing(module: str | None) -> str:
-    """Says that a module is not installed, and which extra of this package brings it."""
-    name = str(module).partition(".")[0]
-    extra = _EXTRA_OF.get(name)
-    remedy = f"install {name}" if extra is None else f"pip install 'tff_dpftrl[{extra}]'"
-    return f"{module}, which is not installed: {remedy} (docs/reference/environments.md)"
 
 
 if __name__ == "__main__":
