@@ -16,7 +16,8 @@ libc.fflush(stream)
 print("of Python", file=sys.stderr)
 os.write(2, b"of the process\\n")
 """
-_IMPORT = "import tff_dpftrl, tensorflow; tensorflow.libc.fputs(b'later\\n', "
+_IMPORT = "import tff_dpftrl, importlib.util; importlib.util.find_spec('tensorflow');"
+_IMPORT += "import tensorflow; tensorflow.libc.fputs(b'later\\n', "
 _IMPORT += "tensorflow.ctypes.c_void_p.in_dll(tensorflow.libc, 'stderr'))"
 
 

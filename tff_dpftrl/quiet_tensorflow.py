@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib.util
 import sys
 from collections.abc import Iterator
 
 
 def install() -> None:
-    """Makes the first import of TensorFlow in this process a quiet one."""
-    if "tensorflow" not in sys.modules and not any(isinstance(f, _Finder) for f in sys.meta_path):
+    """Makes the import of TensorFlow in this process a quiet one."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
@@ -25,11 +24,11 @@ class _Finder:
     def find_spec(self, name, path=None, target=None):
         if name != "tensorflow":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-            spec.loader.exec_module = _without_logs()(load)
+            spec.loader.exec_module = _without_logs()(spec.loader.exec_module)
         return spec
 
 

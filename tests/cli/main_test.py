@@ -277,6 +277,15 @@ def test_a_warning_is_one_line_without_source(stub, capsys):
     assert warnings.showwarning is shown
 
 
+def test_the_environment_makes_no_library_talk_or_fail(stub, monkeypatch):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    monkeypatch.setenv("MPLBACKEND", "gtk")
+    seen = []
+    stub(lambda args: seen.append(dict(os.environ)))
+    main.main(["account"])
+    assert (seen[0]["TF_CPP_MIN_LOG_LEVEL"], seen[0]["MPLBACKEND"]) == ("3", "agg")
+
+
 @pytest.mark.parametrize(
     "error, status, said",
     [

@@ -211,10 +211,11 @@ def _show_warning(
 def _silence_libraries() -> None:
     """Keeps notes of TensorFlow, TFF's worker, gRPC and JAX off the terminal; errors are shown.
 
-    TensorFlow reads the environment when it is first imported, which any command may do. The
-    processes that a command starts inherit it.
+    Libraries read the environment when they are first imported, which any command may do. The
+    processes that a command starts inherit it. Keras 3 imports Matplotlib, which refuses a backend
+    that it does not have.
     """
-    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", GRPC_VERBOSITY="NONE")
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", GRPC_VERBOSITY="NONE", MPLBACKEND="agg")
     quiet_tensorflow.install()
     warnings.filterwarnings("ignore", "pkg_resources is deprecated")
 
