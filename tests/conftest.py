@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import sys
 
 import pytest
 
@@ -24,6 +25,15 @@ def pytest_collection_finish(session):
     """Leaves modules and tests out of what rubbish is looked for in: a search took seconds."""
     del session
     gc.freeze()
+
+
+def pytest_unconfigure(config):
+    """Lets go of TFF's context, whose destructor prints a traceback once TFF's modules are gone."""
+    del config
+    if "tensorflow_federated" in sys.modules:
+        from tff_dpftrl.execution import contexts
+
+        contexts.let_go_at_exit()
 
 
 @pytest.hookimpl(tryfirst=True)
