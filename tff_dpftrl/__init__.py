@@ -6,6 +6,7 @@ import TensorFlow.
 """
 
 import importlib
+import os
 
 from tff_dpftrl.version import __version__
 
@@ -309,3 +310,7 @@ if not TYPE_CHECKING:  # A checker that sees it takes every misspelt name for a 
 
 def __dir__():
     return sorted(__all__)
+
+
+if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "3":  # As in the processes that a command starts.
+    importlib.import_module(f"{__name__}.quiet_tensorflow").install()

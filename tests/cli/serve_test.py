@@ -18,7 +18,7 @@ from tests import small_disk
 from tests.runtime.plans import small_tasks
 from tests.runtime.store import postgresql
 from tests.runtime.tasks import number_devices, small_folder
-from tff_dpftrl import execution, validation
+from tff_dpftrl import validation
 from tff_dpftrl.cli import main, serve
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.runtime import core_files, server_bundle, signing_keys, tls
@@ -114,11 +114,9 @@ def test_a_task_of_a_population_that_is_not_served_is_named(task, tmp_path, caps
 
 def test_a_missing_ray_is_named_with_the_remedy(task, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "tff_dpftrl.execution.ray_sessions", raising=False)
-    monkeypatch.delattr(execution, "ray_sessions", raising=False)
     assert main.main([*_arguments(task, tmp_path), "--engine", "ray"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "Ray is not installed: pip install 'tff_dpftrl[distributed]'" in line
+    assert "needs ray, which is not installed: pip install 'tff_dpftrl[distributed]'" in line
     assert not (tmp_path / "store").exists()
 
 

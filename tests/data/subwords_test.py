@@ -172,7 +172,7 @@ def test_unigrams_have_their_unknown_token(tmp_path: pathlib.Path):
 def test_without_the_package_one_line_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     corpus = user_text.UserText.from_mapping("plans", {"a": ["The plan"]})
-    with pytest.raises(validation.UsageError, match="needs the package tokenizers: pip install"):
+    with pytest.raises(validation.UsageError, match="needs tokenizers, which is not"):
         subword_learning.learn(corpus, 600, kind="wordpiece", source="plans")
 
 

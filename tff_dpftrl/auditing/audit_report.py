@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
-from tff_dpftrl import durable_files, json_text, validation, version
+from tff_dpftrl import durable_files, json_text, pictures, validation, version
 from tff_dpftrl.accounting import display
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import trade_off_plot
@@ -387,7 +387,7 @@ class AuditReport:
         if self.trade_off is None:
             (folder / _PICTURE).unlink(missing_ok=True)  # From an earlier audit.
         else:
-            durable_files.write_picture(folder / _PICTURE, self.draw(), dpi=120)
+            pictures.write(folder / _PICTURE, self.draw(), dpi=120)
         durable_files.write(folder / "audit.json", (self.to_json() + "\n").encode("utf-8"))
         durable_files.write(folder / "audit.md", self.to_markdown().encode("utf-8"))
 

@@ -86,7 +86,9 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(
+        run=run, needs=lambda args: ("matplotlib",) if args.config and args.output else ()
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--config",

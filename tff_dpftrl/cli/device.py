@@ -67,7 +67,11 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run, what_is_left=what_is_left)
+    parser.set_defaults(
+        run=run,
+        what_is_left=what_is_left,
+        needs=lambda args: ("tensorflow",) if args.add is None else (),
+    )
     parser.add_argument(
         "--examples",
         required=True,

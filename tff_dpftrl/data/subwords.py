@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tff_dpftrl import json_text, validation
+from tff_dpftrl import json_text, packages, validation
 from tff_dpftrl.data import tokenizer, vocabulary
 
 if TYPE_CHECKING:
@@ -224,13 +224,9 @@ def package() -> Any:
     Raises:
       UsageError: If it is not installed.
     """
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise validation.UsageError(
-            "A vocabulary of sub-words needs the package tokenizers: pip install tokenizers, or "
-            "this package's extra 'finetuning'."
-        ) from error
+    packages.require("A vocabulary of sub-words", "tokenizers")
+    import tokenizers
+
     return tokenizers
 
 

@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, TypeAlias
 
-from tff_dpftrl import json_text, validation
+from tff_dpftrl import json_text, packages, validation
 from tff_dpftrl.data import tables
 
 Choose: TypeAlias = Callable[[Sequence[str]], tables.Columns]
@@ -388,14 +388,10 @@ def _an_array(path: pathlib.Path) -> validation.UsageError:
 
 
 def _arrow_rows(path: pathlib.Path, form: str, choose: Choose) -> Iterator[Any]:
-    try:
-        import pyarrow
-        from pyarrow import dataset, ipc
-    except ImportError as error:
-        raise validation.UsageError(
-            f"{path} is read with pyarrow, which is not installed: pip install "
-            "'tff_dpftrl[finetuning]', or pyarrow alone."
-        ) from error
+    packages.require(str(path), "pyarrow")
+    import pyarrow
+    from pyarrow import dataset, ipc
+
     with path.open("rb") as file:
         try:
             if form == "parquet":

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from typing_extensions import override
 
-from tff_dpftrl import durable_files, validation
+from tff_dpftrl import durable_files, pictures, validation
 from tff_dpftrl.accounting import display, facts, statement
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.finetuning import (
@@ -495,10 +495,10 @@ class _Presentation(prepared.Presentation):
     def write(self, output: pathlib.Path, outcome: prepared.Outcome) -> Results:
         exact = _drawn(outcome.rows, self._shown, outcome.statement, _EXACT)
         path = output / "private" / curves.NAME
-        durable_files.write_picture(path, exact, dpi=100, private=True)
+        pictures.write(path, exact, dpi=100, private=True)
         public = [name for name in self._shown if name != "loss"]
         picture = _drawn(outcome.rows, public, outcome.statement)
-        durable_files.write_picture(output / curves.NAME, picture, dpi=100)
+        pictures.write(output / curves.NAME, picture, dpi=100)
         lines = [outcome.progress, reporting.promise(outcome.statement)]
         evaluated = [row for row in outcome.rows if any(row[n] is not None for n in self._measured)]
         if evaluated:
@@ -671,9 +671,7 @@ def _drawn(
     note: str = "",
 ) -> figure_lib.Figure:
     """Returns a figure of metrics against steps, with ε and a note above it."""
-    from matplotlib import figure
-
-    picture = figure.Figure(figsize=(3.6 * len(columns), 3.4), layout="constrained")
+    picture = pictures.new_figure(3.6 * len(columns), 3.4)
     panels = picture.subplots(1, len(columns), squeeze=False)
     for axes, column in zip(panels[0], columns, strict=True):
         points = [(row["round"], row[column]) for row in rows if row[column] is not None]

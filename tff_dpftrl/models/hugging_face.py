@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tff_dpftrl import durable_files, json_text, validation
+from tff_dpftrl import durable_files, json_text, packages, validation
 from tff_dpftrl.models import table
 
 if TYPE_CHECKING:  # So that a folder can be refused before TensorFlow is imported.
@@ -326,7 +326,8 @@ def find(folder: pathlib.Path) -> Checkpoint:
       The checkpoint.
 
     Raises:
-      UsageError: If there is none, it is of an unknown architecture, or it has pickles only.
+      UsageError: If there is none, it is of an unknown architecture, it has pickles only, or a
+        package that reads it is not installed.
     """
     if (folder / _ADAPTER_CONFIG).exists() and not (folder / CONFIG).exists():
         raise validation.UsageError(
@@ -335,28 +336,19 @@ def find(folder: pathlib.Path) -> Checkpoint:
         )
     config = json_text.read_outside(folder / CONFIG, remedy=_AGAIN)
     _rest(folder)  # They are copied after hours.
+    packages.require(f"The checkpoint in {folder}", "safetensors", "tokenizers")
     return Checkpoint(folder, _sizes(folder, config), _files(folder))
 
 
 def _opened(path: pathlib.Path) -> Any:
-    safetensors = _library()
+    import safetensors
+
     try:
         return safetensors.safe_open(path, framework="numpy")
     except (OSError, safetensors.SafetensorError) as error:
         raise validation.UsageError(
             f"{path} is damaged ({' '.join(str(error).split())}). {_AGAIN}"
         ) from error
-
-
-def _library() -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError as error:
-        raise validation.UsageError(
-            "Checkpoints in Hugging Face's layout need the package safetensors: pip install "
-            "safetensors, or this package's extra 'finetuning'."
-        ) from error
-    return safetensors
 
 
 def _rest(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -590,8 +582,10 @@ def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
 
 
 def _write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+    import safetensors.numpy
+
     with durable_files.replacing(path) as file:
-        _library().numpy.save_file(dict(tensors), file.name, metadata={"format": "pt"})
+        safetensors.numpy.save_file(dict(tensors), file.name, metadata={"format": "pt"})
         # Some versions put a file of their own there, which only its owner may read.
         with open(file.name, "rb") as written:
             os.fchmod(written.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))
