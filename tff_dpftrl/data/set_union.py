@@ -166,7 +166,8 @@ def add_words(
     validation.integer("size of the vocabulary", size, minimum=1)
     before = () if public is None else public.words
     head = before[: size // 2]
-    rule = tokenizer.Tokenizer(lower_case, corpus.is_tokenized)
+    word_rule = tokenizer.LATEST if public is None else public.word_rule
+    rule = tokenizer.Tokenizer(lower_case, corpus.is_tokenized, word_rule)
     found = release(weights(corpus, rule, counting.max_words, head), counting, seed)
     if not found and public is None:
         raise validation.UsageError(
@@ -178,4 +179,6 @@ def add_words(
     source = f"words of the training users of {corpus.name}, counted with noise"
     if public is not None:
         source += f", in the place of rare ones of a public list: {public.source}"
-    return vocabulary.Vocabulary(words, source, lower_case, is_public=False, is_noised=True)
+    return vocabulary.Vocabulary(
+        words, source, lower_case, is_public=False, is_noised=True, word_rule=word_rule
+    )

@@ -56,12 +56,14 @@ class SubwordTokenizer:
         WordPiece.
       kind: Kind of the vocabulary.
       definition: Content of `tokenizer.json`.
+      word_rule: Version of the rule of a learned vocabulary: `Tokenizer.version`.
     """
 
     lower_case: bool
     is_tokenized: bool
     kind: Kind
     definition: str = dataclasses.field(repr=False)
+    word_rule: int = tokenizer.LATEST
     digest: str = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self):
@@ -72,15 +74,19 @@ class SubwordTokenizer:
         """Returns the tokens of one text, in order."""
         if self.kind != "wordpiece":
             library = _library(self.definition)
-            text = _whole_characters(text)
-            text = text.lower() if self.lower_case else text
+            if self.kind == "checkpoint":
+                text = _whole_characters(text)
+            else:
+                text = _cleaned(text, self.lower_case, self.word_rule)
             ids = library.encode(text, add_special_tokens=False).ids
             return list(map(library.id_to_token, ids))  # `tokens` of unknown text may be the text.
-        words = words_of(self.kind, lower_case=self.lower_case, is_tokenized=self.is_tokenized)(
-            text
-        )
+        words = self._word_tokenizer.words(_whole_characters(text))
         pieces = _pieces(self.definition).tokenize
         return [piece.value for word in words for piece in pieces(word)]
+
+    @property
+    def _word_tokenizer(self) -> tokenizer.Tokenizer:
+        return tokenizer.Tokenizer(self.lower_case, self.is_tokenized, self.word_rule)
 
     @property
     def is_in_graphs(self) -> bool:
@@ -106,7 +112,7 @@ class SubwordTokenizer:
                 f"tokenizer {self.kind!r} cannot be in a graph of TensorFlow: give the graph ids "
                 "that `data.subwords` made, or take tokenizer 'wordpiece'."
             )
-        words = tokenizer.Tokenizer(self.lower_case, self.is_tokenized).split(texts)
+        words = self._word_tokenizer.split(texts)
         model = _wordpiece(self.definition)
         return wordpiece_graph.split(
             words, list(model["vocab"]), model["unk_token"], model["max_input_chars_per_word"]
@@ -175,7 +181,9 @@ class Subwords(vocabulary.Vocabulary):
 
     def rule(self, is_tokenized: bool = False) -> SubwordTokenizer:
         """Returns the tokenizer of texts."""
-        return SubwordTokenizer(self.lower_case, is_tokenized, self.kind, self.definition)
+        return SubwordTokenizer(
+            self.lower_case, is_tokenized, self.kind, self.definition, self.word_rule
+        )
 
     def text(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, ends of texts and padding left out."""
@@ -207,8 +215,7 @@ def words_of(kind: Kind, *, lower_case: bool, is_tokenized: bool) -> Callable[[s
         return lambda text: rule.words(_whole_characters(text))
 
     def spaced(text: str) -> list[str]:
-        text = _whole_characters(text).replace("\0", "")
-        text = text.lower() if lower_case else text
+        text = _cleaned(text, lower_case, tokenizer.LATEST).replace("\0", "")
         return [f"▁{word}" for word in text.split(" ")] if text else []
 
     return spaced
@@ -216,6 +223,11 @@ def words_of(kind: Kind, *, lower_case: bool, is_tokenized: bool) -> Callable[[s
 
 def _whole_characters(text: str) -> str:
     return _HALF_CHARACTER.sub("\ufffd", text)
+
+
+def _cleaned(text: str, lower_case: bool, word_rule: int) -> str:
+    text = tokenizer.normalised(_whole_characters(text), word_rule)
+    return text.lower() if lower_case else text
 
 
 def package() -> Any:
@@ -313,6 +325,7 @@ def of_definition(
     beginning: str | None = None,
     end: str | None = None,
     unknown: str | None = None,
+    word_rule: int = tokenizer.LATEST,
 ) -> Subwords:
     """Returns the vocabulary of the content of a `tokenizer.json`.
 
@@ -326,6 +339,7 @@ def of_definition(
       beginning: Token that begins a text; a usual one if None.
       end: Token that ends a text; a usual one if None.
       unknown: Token of what cannot be spelled; None if there is no such text.
+      word_rule: Version of the rule of a learned vocabulary: `Tokenizer.version`.
 
     Returns:
       The vocabulary.
@@ -371,6 +385,7 @@ def of_definition(
         beginning=beginning,
         end=end,
         unknown=unknown,
+        word_rule=word_rule,
     )
 
 
@@ -419,7 +434,7 @@ def of_json(content: dict[str, Any], where: str) -> Subwords:
     """Returns the vocabulary that `to_json` described.
 
     Args:
-      content: Its result, and `source`, `lower_case` and `is_public`.
+      content: Its result, and `source`, `lower_case`, `is_public` and `word_rule`.
       where: Name of the file, for messages.
 
     Raises:
@@ -437,5 +452,6 @@ def of_json(content: dict[str, Any], where: str) -> Subwords:
         kind=content.get("kind"),
         lower_case=content["lower_case"],
         is_public=content["is_public"],
+        word_rule=content["word_rule"],
         **tokens,
     )

@@ -70,6 +70,11 @@ _NUL, _REPLACEMENT = "\0", "\ufffd"
 _SIGMA, _DOTTED_I = "Σ", "İ"
 
 
+def normalised(text: str, version: int) -> str:
+    """Returns a text as this version of the rule reads it: in NFC."""
+    return unicodedata.normalize("NFC", text) if version > NO_MARKS else text
+
+
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
     """A tokenizer of text into words.
@@ -90,8 +95,7 @@ class Tokenizer:
         text = text.replace(_NUL, _REPLACEMENT)
         # ASCII has no marks, and the shorter expression takes half the time.
         version = NO_MARKS if text.isascii() else self.version
-        if version > NO_MARKS:
-            text = unicodedata.normalize("NFC", text)
+        text = normalised(text, version)
         if self.lower_case:
             text = text.lower()
         return text.split() if self.is_tokenized else _word(version).findall(text)

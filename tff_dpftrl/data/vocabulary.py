@@ -100,6 +100,7 @@ class Vocabulary:
       is_public: Whether the words are independent of the users to be protected.
       is_noised: Whether those that are not were counted with noise, within the budget of the run
         that counted them.
+      word_rule: Version of the rule that splits texts into words: `Tokenizer.version`.
     """
 
     words: tuple[str, ...] = dataclasses.field(repr=False)
@@ -107,6 +108,7 @@ class Vocabulary:
     lower_case: bool = True
     is_public: bool = True
     is_noised: bool = False
+    word_rule: int = dataclasses.field(default=tokenizer.LATEST, kw_only=True)
 
     def __post_init__(self):
         if not self.words:
@@ -153,7 +155,7 @@ class Vocabulary:
         Args:
           is_tokenized: Whether texts are words already, separated by white space.
         """
-        return tokenizer.Tokenizer(self.lower_case, is_tokenized)
+        return tokenizer.Tokenizer(self.lower_case, is_tokenized, self.word_rule)
 
     def text(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, special ones left out."""

@@ -16,11 +16,11 @@ from tff_dpftrl.data import subwords, tokenizer, vocabulary
 NAME = "vocabulary.json"
 """Name of the file in the folder of a model."""
 
-FORMAT = 1
-"""Raise it when a file that was written before can no longer be read."""
+_WORDS = {rule: rule for rule in (tokenizer.NO_MARKS, tokenizer.LATEST)}
+"""Version of the rule that splits texts into words, by the format of a vocabulary of words."""
 
-_SUBWORDS = "sub-words 1"
-"""Format of vocabularies of sub-words."""
+_SUBWORDS = {f"sub-words {rule}": rule for rule in _WORDS}
+"""The same by the format of a vocabulary of sub-words."""
 
 _PUBLIC = "The words are from text that is public, or that the operator has declared to be."
 _NOT_PUBLIC = (
@@ -69,7 +69,7 @@ def write(
         )
     is_subwords = isinstance(words, subwords.Subwords)
     content = {
-        "format": _SUBWORDS if is_subwords else FORMAT,
+        "format": f"sub-words {words.word_rule}" if is_subwords else words.word_rule,
         "source": words.source,
         "is_public": words.is_public,
         **({_IS_NOISED: True} if words.is_noised else {}),
@@ -106,7 +106,7 @@ def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, vocabular
     try:
         content = json_text.parse(pathlib.Path(path).read_text(encoding="utf-8"))
         file_format = content["format"]
-        is_subwords = file_format == _SUBWORDS
+        is_subwords = file_format in _SUBWORDS
         words, source = content["tokenizer" if is_subwords else "words"], content["source"]
         lower_case, is_tokenized = content["lower_case"], content["is_tokenized"]
         is_public = content["is_public"]
@@ -115,22 +115,23 @@ def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, vocabular
         raise validation.UsageError(f"{path} cannot be read as a vocabulary: {error!r}.") from error
     if is_subwords:
         _check_flags(content, path)
+        content["word_rule"] = _SUBWORDS[file_format]
         found = subwords.of_json(content, str(path))
         return found, found.rule(is_tokenized)
-    if file_format != FORMAT:
+    if file_format not in _WORDS:
         raise validation.UsageError(
             f"{path} is a vocabulary of format {file_format!r}, and this version of tff-dpftrl "
-            f"reads format {FORMAT} only: use the version that wrote it."
+            f"reads formats {', '.join(map(str, _WORDS))} only: use the version that wrote it."
         )
     if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
         raise validation.UsageError(
             f"{path} cannot be read as a vocabulary: 'words' is no list of strings."
         )
     _check_flags(content, path)
-    return (
-        vocabulary.Vocabulary(tuple(words), source, lower_case, is_public, is_noised),
-        tokenizer.Tokenizer(lower_case, is_tokenized),
+    found = vocabulary.Vocabulary(
+        tuple(words), source, lower_case, is_public, is_noised, word_rule=_WORDS[file_format]
     )
+    return found, found.rule(is_tokenized)
 
 
 def _check_flags(content: dict[str, Any], path: str | os.PathLike[str]) -> None:
