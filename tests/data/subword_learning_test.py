@@ -61,7 +61,8 @@ def test_graphs_split_as_python_does(corpus, lower_case, is_tokenized):
     )
     rule = words.rule(is_tokenized)
     texts = [*random_texts.strings(3000), *list(corpus.texts())[:100]]
-    texts += ["", " ", "a" * 101, "a" * 100, "##ing", "a\0b", "[UNK] [BOS]", "[EOS]x [EOS]"]
+    texts += ["", " ", "a" * 251, "a" * 250, "##ing", "a\0b", "[UNK] [BOS]", "[EOS]x [EOS]"]
+    texts = [unicodedata.normalize("NFC", text) for text in texts]  # As a graph cannot.
     split = tf.function(rule.split, input_signature=[tf.TensorSpec([None], tf.string)])
     found = split(tf.constant([text.encode() for text in texts])).to_list()
     num_unknown = 0
@@ -72,6 +73,22 @@ def test_graphs_split_as_python_does(corpus, lower_case, is_tokenized):
         num_unknown += words.count(tf.constant(words.ids(expected)).numpy())[1]
     assert 0 < num_unknown
     assert split(tf.constant([], tf.string)).to_list() == []
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_sentences_without_spaces_are_spelled(kind):
+    """Of Chinese and Thai, in 200 characters and more; BERT has each Chinese character apart."""
+    texts = ["我们在学习语言模型的隐私保护方法" * 13, "เราเรียนรู้แบบจำลองภาษาที่รักษาความเป็นส่วนตัว" * 5]
+    corpus = user_text.UserText.from_mapping("two", {"a": texts})
+    words = subword_learning.learn(corpus, 400, kind=kind, source="two texts")
+    for text in texts:
+        found = words.rule().words(text)
+        assert words.oov not in words.ids(found)
+        assert words.text(words.ids(found)).replace(" ", "") == text
+        if kind == "wordpiece":
+            assert [token.decode() for token in words.rule().split(tf.constant(text))] == found
+    if kind == "wordpiece":
+        assert words.rule().words("隐私") == ["隐", "私"]
 
 
 def test_tensorflow_text_splits_words_the_same(corpus):

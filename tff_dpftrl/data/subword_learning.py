@@ -20,6 +20,8 @@ _CONTINUES = "##"
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _CHARACTERS = (100, 8)
 """Number of characters that are tokens, at most, or one for so many tokens if that is more."""
+_LONGEST_WORD = 250
+"""Number of characters from which on WordPiece gives a word up: Thai sentences are words, too."""
 
 
 def learn(
@@ -86,6 +88,7 @@ def learn(
     definition = json_text.parse(library.to_str())
     definition["added_tokens"] = []  # No text has tokens in it, but what they are made of.
     if is_wordpiece:
+        definition["model"]["max_input_chars_per_word"] = _LONGEST_WORD
         definition["pre_tokenizer"] = {"type": "WhitespaceSplit"}
         definition["decoder"] = {"type": "WordPiece", "prefix": _CONTINUES, "cleanup": False}
     else:

@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -40,6 +41,8 @@ LEARNED_ENDS = ("[BOS]", "[EOS]")
 """Beginning and end of texts in vocabularies that are learned here."""
 
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+# Each Chinese character is a word for WordPiece, as for BERT: else a sentence would be one.
+_IDEOGRAPH = "([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af])"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +83,14 @@ class SubwordTokenizer:
                 text = _cleaned(text, self.lower_case, self.word_rule)
             ids = library.encode(text, add_special_tokens=False).ids
             return list(map(library.id_to_token, ids))  # `tokens` of unknown text may be the text.
-        words = self._word_tokenizer.words(_whole_characters(text))
+        words = words_of(
+            self.kind,
+            lower_case=self.lower_case,
+            is_tokenized=self.is_tokenized,
+            word_rule=self.word_rule,
+        )(text)
         pieces = _pieces(self.definition).tokenize
         return [piece.value for word in words for piece in pieces(word)]
-
-    @property
-    def _word_tokenizer(self) -> tokenizer.Tokenizer:
-        return tokenizer.Tokenizer(self.lower_case, self.is_tokenized, self.word_rule)
 
     @property
     def is_in_graphs(self) -> bool:
@@ -105,6 +109,8 @@ class SubwordTokenizer:
         Raises:
           ValueError: If no operations of TensorFlow do what the tokenizer does.
         """
+        import tensorflow as tf
+
         from tff_dpftrl.data import wordpiece_graph
 
         if not self.is_in_graphs:
@@ -112,7 +118,10 @@ class SubwordTokenizer:
                 f"tokenizer {self.kind!r} cannot be in a graph of TensorFlow: give the graph ids "
                 "that `data.subwords` made, or take tokenizer 'wordpiece'."
             )
-        words = self._word_tokenizer.split(texts)
+        if self.word_rule > tokenizer.NO_MARKS:
+            texts = tf.strings.regex_replace(texts, _IDEOGRAPH, r" \1 ")
+        rule = tokenizer.Tokenizer(self.lower_case, self.is_tokenized, self.word_rule)
+        words = rule.split(texts)
         model = _wordpiece(self.definition)
         return wordpiece_graph.split(
             words, list(model["vocab"]), model["unk_token"], model["max_input_chars_per_word"]
@@ -202,23 +211,30 @@ class Subwords(vocabulary.Vocabulary):
         return "sub-words"
 
 
-def words_of(kind: Kind, *, lower_case: bool, is_tokenized: bool) -> Callable[[str], list[str]]:
+def words_of(
+    kind: Kind, *, lower_case: bool, is_tokenized: bool, word_rule: int = tokenizer.LATEST
+) -> Callable[[str], list[str]]:
     """Returns the rule from a text to what a learned vocabulary has pieces of.
 
     Args:
       kind: "wordpiece": words; "sentencepiece": words that begin with their space, as "▁".
       lower_case: Whether they are lower-cased.
       is_tokenized: Whether texts are words separated by white space already.
+      word_rule: Version of the rule: `Tokenizer.version`.
     """
-    if kind == "wordpiece":
-        rule = tokenizer.Tokenizer(lower_case, is_tokenized)
-        return lambda text: rule.words(_whole_characters(text))
+    rule = tokenizer.Tokenizer(lower_case, is_tokenized, word_rule)
+
+    def whole(text: str) -> list[str]:
+        text = _whole_characters(text)
+        if word_rule > tokenizer.NO_MARKS:
+            text = re.sub(_IDEOGRAPH, r" \1 ", text)
+        return rule.words(text)
 
     def spaced(text: str) -> list[str]:
-        text = _cleaned(text, lower_case, tokenizer.LATEST).replace("\0", "")
+        text = _cleaned(text, lower_case, word_rule).replace("\0", "")
         return [f"▁{word}" for word in text.split(" ")] if text else []
 
-    return spaced
+    return whole if kind == "wordpiece" else spaced
 
 
 def _whole_characters(text: str) -> str:
@@ -371,6 +387,7 @@ def of_definition(
             f"{_NAMING_FILES[0]} beside it."
         )
     beginning = beginning or _first(_BEGINNINGS, number_of) or end
+    _switch_off_randomness(content.get("model"), where)
     # A text that spells out a special token has its letters.
     for token in content.get("added_tokens") or ():
         token["special"] = token["special"] or token["content"] in (beginning, end)
@@ -387,6 +404,18 @@ def of_definition(
         unknown=unknown,
         word_rule=word_rule,
     )
+
+
+def _switch_off_randomness(model: dict[str, Any] | None, where: str) -> None:
+    """Has a text the same tokens each time: a repeated step must be the same."""
+    for name in ("dropout", "alpha", "nbest_size"):  # Of BPE and of Unigram.
+        if model and model.get(name):
+            warnings.warn(
+                f"{where} splits text at random ({name} {model[name]}), as is only of use in "
+                "training without privacy: it is off.",
+                stacklevel=3,
+            )
+            model[name] = None
 
 
 def _first(candidates: Sequence[str], known: dict[str, int]) -> str | None:

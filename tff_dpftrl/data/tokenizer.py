@@ -22,6 +22,7 @@ import itertools
 import re
 import sys
 import unicodedata
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,6 +65,12 @@ def _marks() -> str:
     marks = [[codes[index] for index in run] for has_marks, run in runs if has_marks]
     return "".join(f"{chr(run[0])}-{chr(run[-1])}" for run in marks)
 
+
+# Thai, Lao, Burmese, Khmer, kana and Chinese characters.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
+)
+_MANY_UNSPACED = 0.1  # Share of such characters from which on words are too long to be learned.
 
 # TensorFlow lower-cases up to the first NUL only; CommonMark replaces it in the same way.
 _NUL, _REPLACEMENT = "\0", "\ufffd"
@@ -147,6 +154,15 @@ def _lower(texts: tf.Tensor) -> tf.Tensor:
     is_capital = tf.equal(tf.gather(capitals, place), codes.flat_values)
     codes = codes.with_flat_values(tf.where(is_capital, tf.gather(small, place), codes.flat_values))
     return tf.strings.lower(tf.strings.unicode_encode(codes, "UTF-8"), encoding="utf-8")
+
+
+def is_unspaced(texts: Iterable[str]) -> bool:
+    """Returns whether many letters of texts are of scripts without spaces between words."""
+    unspaced = visible = 0
+    for text in texts:
+        unspaced += 0 if text.isascii() else len(_UNSPACED.findall(text))
+        visible += len(text)
+    return unspaced > _MANY_UNSPACED * visible
 
 
 @functools.cache

@@ -359,7 +359,7 @@ def from_file(
             "corpus of public text, as for --data, or take tokenizer 'words'."
         )
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise validation.UsageError(f"{path}: the vocabulary cannot be read: {error}.") from error
     words = _first_words(lines, lower_case)
@@ -373,7 +373,7 @@ def is_of_counts(path: str | os.PathLike[str]) -> bool:
     path = pathlib.Path(path)
     if path.name != COUNTS or not path.is_file():
         return False
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         return file.readline().strip() == _COUNTS_HEADER
 
 
@@ -397,7 +397,7 @@ def from_counts(path: str | os.PathLike[str], size: int, *, lower_case: bool = T
     validation.integer(_SIZE, size, minimum=1)
     path, seen = pathlib.Path(path), []
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             for row in csv.DictReader(file):
                 if row["histogram"] == COUNTED_WORDS and row["bucket"] != OTHER_WORDS:
                     estimate = float(row["estimate"])
@@ -420,5 +420,6 @@ def from_counts(path: str | os.PathLike[str], size: int, *, lower_case: bool = T
 
 
 def _first_words(lines: Iterable[str], lower_case: bool) -> list[str]:
+    lines = (tokenizer.normalised(line, tokenizer.LATEST) for line in lines)
     firsts = (line.split()[0] for line in lines if line.strip())
     return list(dict.fromkeys(word.lower() if lower_case else word for word in firsts))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display
-from tff_dpftrl.data import vocabulary
+from tff_dpftrl.data import subwords, tokenizer, vocabulary
 from tff_dpftrl.runs import privacy
 from tff_dpftrl.training import text_task
 
+_NUM_LOOKED_AT = 1000  # Texts whose script is looked at.
 _MANY_UNKNOWN = 0.1  # Share of unknown words above which a run is told what to do.
 
 
@@ -32,7 +35,19 @@ def describe_task(language_task: text_task.TextTask, *, words_are_kept: bool = F
         f"{language_task.num_untouched_users} kept for a test of your own and not used.",
         f"Text: {text.num_words} {words.unit} to train on, {text.oov_share:.1%} of them not among "
         f"the {len(words.words)} of the vocabulary ({words.source}).",
+        *_describe_script(language_task),
         *describe_unknown_words(text.oov_share, words, are_kept=words_are_kept),
+    ]
+
+
+def _describe_script(language_task: text_task.TextTask) -> list[str]:
+    texts = itertools.islice(language_task.train.corpus.texts(), _NUM_LOOKED_AT)
+    if isinstance(language_task.words, subwords.Subwords) or not tokenizer.is_unspaced(texts):
+        return []
+    return [
+        "Warning: many texts have no spaces between words, as in Chinese, Japanese, Thai, Khmer "
+        "and Burmese, and the model sees whole sentences as words. Take sub-words: --tokenizer "
+        "sentencepiece, or wordpiece for devices."
     ]
 
 

@@ -238,7 +238,9 @@ def read_features(path: str | os.PathLike[str]) -> dict[str, Feature]:
 
 def _json_lines(path: pathlib.Path) -> list[Any]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # Texts may have other ends of lines.
+        lines = path.read_text(encoding="utf-8-sig").split(
+            "\n"
+        )  # Texts may have other ends of lines.
         return [json_text.parse(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise validation.UsageError(f"{path} cannot be read: {error}") from None
