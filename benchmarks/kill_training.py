@@ -218,11 +218,13 @@ def _check_after_kill(output: pathlib.Path, before: dict[str, dict[int, tuple]])
 
 
 def _files(output: pathlib.Path) -> dict[str, bytes]:
+    from tff_dpftrl.accounting import privacy_statement
     from tff_dpftrl.runs import statement_subject
 
     # A statement says when it was written, and has digests with the key of its run.
     stated = json.loads((output / "privacy_statement.json").read_text()).get("subject", {})
-    own = [stated[n] for n in (statement_subject.DATE, *statement_subject.KEYED) if n in stated]
+    names = (statement_subject.DATE, *statement_subject.KEYED, privacy_statement.DIGEST)
+    own = [stated[name] for name in names if name in stated]
     own.append(output.name)  # In a command of its README.
     found = {}
     for path in sorted(output.rglob("*")):

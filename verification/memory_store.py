@@ -84,6 +84,29 @@ class MemoryStore(interface.Store):
             raise interface.UnknownTask(population, task) from None
 
     @override
+    def begin_attempt(
+        self, population: str, task: str, *, round_index: int, epoch: int, attempt: str
+    ) -> None:
+        interface.check_commit(round_index, epoch)
+        last = self._commit_under_lease(population, task, round_index, epoch)
+        if last.attempt not in ("", attempt):
+            raise interface.RoundUsedUp(task, round_index)
+        self._commits[population, task] = dataclasses.replace(last, attempt=attempt)
+
+    def _commit_under_lease(
+        self, population: str, task: str, round_index: int, epoch: int
+    ) -> interface.Commit:
+        """Returns the last commit, after which the round may be made under the epoch."""
+        lease = self._leases.get(population)
+        latest = 0 if lease is None else lease.epoch
+        if epoch != latest:
+            raise interface.StaleEpoch(population, epoch, latest)
+        last = self.last_commit(population, task)
+        if round_index != last.rounds_done:
+            raise interface.RoundConflict(task, round_index, last.rounds_done)
+        return last
+
+    @override
     def commit(
         self,
         population: str,
@@ -98,13 +121,7 @@ class MemoryStore(interface.Store):
     ) -> interface.Commit:
         interface.check_commit(round_index, epoch)
         text = interface.metrics_text(metrics)
-        lease = self._leases.get(population)
-        latest = 0 if lease is None else lease.epoch
-        if epoch != latest:
-            raise interface.StaleEpoch(population, epoch, latest)
-        last = self.last_commit(population, task)
-        if round_index != last.rounds_done:
-            raise interface.RoundConflict(task, round_index, last.rounds_done)
+        self._commit_under_lease(population, task, round_index, epoch)
         kept = json.loads(text)
         done = interface.Commit(task, round_index + 1, epoch, model, bytes(state), kept)
         self._commits[population, task] = done

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import textwrap
 from collections.abc import Iterator
+from typing import Literal
 
 from tff_dpftrl.accounting import budget_shares, composition, statement
 from tff_dpftrl.accounting import facts as facts_lib
@@ -40,13 +41,25 @@ _FACTS = facts_lib.Facts(
 
 
 def _of_run(
-    plan: privacy.PrivacyPlan, *, min_sep: int, times: int, facts: facts_lib.Facts = _FACTS
+    plan: privacy.PrivacyPlan,
+    *,
+    min_sep: int,
+    times: int,
+    facts: facts_lib.Facts = _FACTS,
+    exact: str = privacy.TRAINING_METRICS_NOT_COVERED,
 ) -> statement.PrivacyStatement:
+    facts = dataclasses.replace(facts, not_covered=(privacy.not_covered(exact, plan.others),))
     seen = observed.ObservedParticipation(plan.num_rounds, min_sep, times, {times: _NUM_USERS})
     return plan.statement(seen, facts, charge_all_rounds=False)
 
 
-def _passes(*, in_one_place: bool) -> statement.PrivacyStatement:
+def _passes(
+    *,
+    in_one_place: bool = True,
+    unit: Literal["user", "example"] = "user",
+    facts: facts_lib.Facts = _FACTS,
+    exact: str = run_privacy.METRICS_NOT_COVERED,
+) -> statement.PrivacyStatement:
     plan = dp_ftrl_privacy.DpFtrlPrivacy(
         num_rounds=100,
         clients_per_round=1000,
@@ -55,8 +68,9 @@ def _passes(*, in_one_place: bool) -> statement.PrivacyStatement:
         mechanism="tree",
         noise_multiplier=5.0,
         data_in_one_place=in_one_place,
+        unit_of_privacy=unit,
     ).plan(_NUM_USERS, 1000)
-    return _of_run(plan, min_sep=20, times=5)
+    return _of_run(plan, min_sep=20, times=5, facts=facts, exact=exact)
 
 
 def _with_parts() -> statement.PrivacyStatement:
@@ -114,7 +128,8 @@ def _finetuning(sampling: str, facts: facts_lib.Facts = _FACTS) -> statement.Pri
         delta=1e-7,
     )
     run = run_privacy.SampledFinetuning.of(plan, clip_norm=0.5, deterministic_seed=None)
-    return _of_run(run, min_sep=1, times=12, facts=facts)
+    exact = run_privacy.METRICS_NOT_COVERED
+    return _of_run(run, min_sep=1, times=12, facts=facts, exact=exact)
 
 
 def _after_another_run() -> statement.PrivacyStatement:
@@ -170,14 +185,18 @@ def examples() -> Iterator[tuple[str, statement.PrivacyStatement]]:
     Yields:
       What was run, and its statement.
     """
-    yield "`train` (DP-FTRL)", _passes(in_one_place=False)
+    exact = privacy.TRAINING_METRICS_NOT_COVERED
+    yield "`train` (DP-FTRL)", _passes(in_one_place=False, exact=exact)
     yield "`train` with a vocabulary and metrics within ε", _with_parts()
     yield "`train --algorithm dp-fedavg`", _dp_fedavg()
     yield "`train --sampling cyclic`", _cyclic()
     yield "`finetune --sampling example` (ELS)", _finetuning(plan_lib.EXAMPLE)
     yield "`finetune --sampling user` (ULS)", _finetuning(plan_lib.USER)
-    yield "`finetune --sampling passes`", _passes(in_one_place=True)
+    yield "`finetune --sampling passes`", _passes()
     yield "`finetune`, beginning with the model of another run", _after_another_run()
+    exact = run_privacy.METRICS_OF_OWN_MODEL_NOT_COVERED
+    images = _passes(unit="example", facts=facts_lib.Facts(), exact=exact)
+    yield "`private_fit` of a Keras model, by example", images
     yield "A loop with the noise of `NoiseStream`", _noise_stream()
     yield "A served task", _served(None)
     secure = terms_lib.SecureAggregation("active-server", least_group=100, threshold=0.75)

@@ -37,8 +37,10 @@ def _chosen(one, delta=1e-6, **fields):
 
 
 def test_the_statement_is_of_the_choice_and_says_what_it_rests_on():
-    one = _one()
+    one = _one(headline_caveats=("One of its own.", sentences.ONE_OF_A_CHOICE))
     found = _chosen(one)
+    assert sentences.ONE_OF_A_CHOICE in one.to_markdown()
+    assert found.headline_caveats == ("One of its own.",)
     assert (found.epsilon, found.delta, found.rho_zcdp) == (3.0, 1e-6, None)
     assert found.accounted == found.declared  # What another run did is not that of this one.
     assert found.parameters["epsilon_of_one_run"] == 2.0

@@ -198,8 +198,47 @@ def test_no_name_begins_a_part_of_its_own():
     assert "A user is here a row  ## Guarantee" in text
 
 
+def test_a_model_without_a_vocabulary_has_a_statement_without_one():
+    """Of images, say, and of whatever else the caller does not describe."""
+    built = _statement()
+    assert "vocabulary" not in built.to_markdown() and "which words" not in built.to_markdown()
+    assert "how inputs are made of the data" in built.adjacency
+    assert "which words the model knows" in _statement(vocabulary_source="x").to_markdown()
+
+
+def test_parts_that_count_all_users_are_zeroed_whether_they_are_sampled_or_not():
+    words = parts.Part(parts.VOCABULARY, "words", rho_zcdp=0.1)
+    figures = parts.Part(parts.METRICS, "loss", noise_multiplier_of_round=3.0)
+    promise = {"epsilon": 1.0, "delta": 1e-6, "accounting": "", "sampling": ""}
+    claim = statement.SampledClaim(mechanism="any", others=(words, figures), **promise)
+    text = statement.sampled_statement(claim).adjacency
+    assert "whenever they are sampled, and in the vocabulary, for which nobody is sampled" in text
+    assert "metrics" not in text  # They are of the sampled users.
+    claim = dataclasses.replace(claim, others=(), apart=(parts.MEDIAN,))
+    assert "in the median of the group sizes, for" in statement.sampled_statement(claim).adjacency
+    in_turns = _statement(claim=dataclasses.replace(_claim(), others=(words, figures)))
+    assert "in every round and in the vocabulary (Kairouz" in in_turns.adjacency
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ("counted on /home/ada/my/users.jsonl, so", "counted on users.jsonl, so"),
+        ("~/texts/book.txt", "book.txt"),
+        (r"C:\Users\Ada\book.txt", "book.txt"),
+        ("'/tmp/x'", "'x'"),
+        ("and/or 1/2 of https://example.org/a/b", "and/or 1/2 of https://example.org/a/b"),
+    ],
+)
+def test_a_statement_names_no_path_of_the_machine(text, stated):
+    facts = {"vocabulary_source": text, "hyperparameter_tuning": text, "parameters": {"data": text}}
+    facts |= dict.fromkeys(("not_covered", "caveats", "headline_caveats"), (text,))
+    built = _statement(**facts).to_markdown()
+    assert built.count(stated) == 6 and (text == stated or text not in built)
+
+
 def test_diff_names_what_changed():
-    first = _statement(parameters={"clip_norm": 1.0, "seed": 3})
+    first = _statement(parameters={"clip_norm": 1.0, "seed": 3}, vocabulary_source="private")
     second = _statement(parameters={"clip_norm": 2.0}, vocabulary_source="public")
     assert first.diff(second).keys() == {
         "parameters.clip_norm",
@@ -300,7 +339,7 @@ def test_a_small_delta_needs_no_caveat_and_a_large_one_does_without_a_population
 
 
 def test_the_adjacency_says_what_is_held_fixed_and_no_more():
-    text = _statement().adjacency
+    text = _statement(vocabulary_source="a word list").adjacency
     assert "adding" not in text and "removing" not in text
     for fixed in ("number of devices", "take part in which round", "the vocabulary", "every seed"):
         assert fixed in text

@@ -93,7 +93,11 @@ def test_fewer_rounds_are_held_to_what_the_claim_says_of_them():
 @pytest.mark.parametrize(
     "name, test",
     [
-        ("same seed for two tensors", "noise: correlation of tensors and streams"),
+        pytest.param(
+            "same seed for two tensors",
+            "noise: correlation of tensors and streams",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "zero update contributing",
             "a client that sends zeros counts as nobody",

@@ -1,6 +1,7 @@
 """Reports of audits: what they say, in which form, and what they never make of a claim."""
 
 import dataclasses
+import json
 import math
 import sys
 
@@ -26,6 +27,10 @@ _GAME = audit_report.Finding(
 _EXACT = audit_report.Finding("zero update", "consistent", "It counts as nobody.")
 _UNTESTED = audit_report.Finding("restarts", "not tested", "There are none.")
 _ESTIMATE = audit_report.Finding("estimate", "estimate", "About μ = 9.")
+_COVERED = audit_report.Covered.of
+_PARTLY = dataclasses.replace(
+    _GAME, covers=(_COVERED("rounds", range(200), 400), _COVERED("tensors", range(6), 6))
+)
 _CURVE = audit_report.TradeOff((0.0, 0.1, 1.0), (1.0, 0.7, 0.0))
 
 
@@ -58,6 +63,35 @@ def test_a_consistent_report_says_what_was_shown_and_by_what_chance():
     assert "shows no guarantee" in text
     assert "2 of 3 tests" in found.entry()
     assert "; at least ε = 2.345 at δ = 1e-06, with 98% confidence; tff_dpftrl" in found.entry()
+
+
+@pytest.mark.parametrize(
+    "indices, said",
+    [
+        (range(200), "rounds 1 to 200 of 400"),
+        ((399, 0, 2, 1, 397, 398), "rounds 1 to 3 and 398 to 400 of 400"),
+        ((0, 1, 9), "rounds 1, 2 and 10 of 400"),
+        ((4,), "round 5 of 400"),
+        (range(400), "all 400 rounds"),
+        ((), "none of 400 rounds"),
+    ],
+)
+def test_what_was_looked_at_is_named(indices, said):
+    covered = _COVERED("rounds", indices, 400)
+    assert str(covered) == said and covered.indices == set(indices)
+
+
+def test_the_headline_counts_what_no_test_looked_at():
+    late = dataclasses.replace(_EXACT, covers=(_COVERED("rounds", range(394, 400), 400),))
+    found = _report(_PARTLY, late, _UNTESTED)
+    assert found.headline.endswith(
+        "(2 of 3 tests could be done; no test looked at 194 of 400 rounds)"
+    )
+    untested = dataclasses.replace(late, outcome="not tested")
+    assert "200 of 400 rounds" in _report(_PARTLY, untested).headline
+    assert found.powers == ("game: noise smaller by 4% (rounds 1 to 200 of 400; all 6 tensors)",)
+    text = found.to_markdown()
+    assert "10000 trials of 8 rounds. Looked at: rounds 1 to 200 of 400; all 6 tensors." in text
 
 
 @pytest.mark.parametrize("only", [(_UNTESTED,), (_UNTESTED, _ESTIMATE)])
@@ -127,6 +161,7 @@ def test_lower_bounds_are_never_rounded_up():
     "found",
     [
         _report(),
+        _report(_PARTLY),
         _violated(),
         _report(trade_off=None, is_ours=False),
         _report(claim=claim_lib.Claim(math.inf, 1e-5)),
@@ -136,6 +171,13 @@ def test_lower_bounds_are_never_rounded_up():
 def test_json_comes_back(found):
     again = audit_report.AuditReport.from_json(found.to_json())
     assert again == found and again.verdict == found.verdict
+
+
+def test_reports_of_earlier_versions_are_read():
+    values = json.loads(_report().to_json())
+    for finding in values["findings"]:
+        del finding["covers"]
+    assert audit_report.AuditReport.from_json(json.dumps(values)) == _report()
 
 
 @pytest.mark.parametrize(

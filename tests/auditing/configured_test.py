@@ -1,5 +1,6 @@
 """What a config would run is audited: consistent for correct ones of every kind."""
 
+import math
 import sys
 
 import pytest
@@ -8,7 +9,10 @@ pytest.importorskip("tensorflow_federated", reason="audits processes of TFF")
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from tff_dpftrl.auditing import configured
+from tests.auditing import planted_bugs
+from tff_dpftrl.auditing import audit_report, configured, probes
+from tff_dpftrl.auditing import claim as claim_lib
+from tff_dpftrl.private_round import fixed_clip
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.training import config as config_lib
 
@@ -81,16 +85,15 @@ def test_noise_parties_of_a_task_are_audited():
     assert sum(finding.test.startswith("secure sum: ") for finding in report.findings) == 3
 
 
-@pytest.mark.slow
-def test_a_config_that_draws_too_little_noise_is_caught(monkeypatch):
+def _plant(monkeypatch, config, kind=fixed_clip.FixedClipRound, noise=1.0):
+    """Makes configs be run with private rounds of a kind, with this share of the noise."""
     build = configured.process.build_aggregator
-    config = config_lib.TrainingConfig(**_COMMON, mechanism="blt")
 
-    def little_noise(options, plan):
+    def planted(options, plan):
         aggregator = build(options, plan)
-        aggregator.private_round = type(aggregator.private_round)(
+        aggregator.private_round = kind(
             plan.strategy,
-            noise_multiplier=plan.noise_multiplier / 4,
+            noise_multiplier=noise * plan.noise_multiplier,
             clipping=aggregator.private_round.clipping,
             clients_per_round=plan.clients_per_round,
             deterministic_seed=None,
@@ -100,10 +103,71 @@ def test_a_config_that_draws_too_little_noise_is_caught(monkeypatch):
     plan = config.privacy().plan(_NUM_CLIENTS, 100)
     correct = build(config.learning, plan)
     claim = correct.guarantee(plan.schema, plan.delta)
-    monkeypatch.setattr(configured.process, "build_aggregator", little_noise)
+    monkeypatch.setattr(configured.process, "build_aggregator", planted)
     monkeypatch.setattr(type(correct), "guarantee", lambda self, schema, delta: claim)
+
+
+def _without_training(*args):
+    return audit_report.AuditReport("no training", claim_lib.Claim(1.0, 1e-6), (), is_ours=True)
+
+
+def _violated(report):
+    return [finding.test for finding in report.findings if finding.outcome == "violated"]
+
+
+_ROUNDS_PLAYED = 5
+
+
+@pytest.mark.parametrize(
+    "kind, test",
+    [
+        (planted_bugs.NoNoiseOnFourthLater, "noise of a run without clients: "),
+        pytest.param(
+            planted_bugs.NoNoiseOnMatrices, "noise: standard deviation", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            planted_bugs.NoNoiseOnFourth, "noise: standard deviation", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            planted_bugs.OnlyFirstTwoClipped, "what one client adds", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_faults_of_some_tensors_and_of_late_rounds_are_found(monkeypatch, kind, test):
+    config = config_lib.TrainingConfig(**_COMMON, mechanism="blt")
+    _plant(monkeypatch, config, kind)
+    monkeypatch.setattr(configured, "_short_run", _without_training)
+    monkeypatch.setattr(probes, "_GRID", (1.5, 10.0))  # It takes most of the time.
+    report = configured.audit_config(
+        config,
+        num_clients=_NUM_CLIENTS,
+        trials=200,
+        rounds=_ROUNDS_PLAYED,
+        error_rate=_ERROR_RATE,
+    )
+    assert any(name.startswith(test) for name in _violated(report)), report.to_markdown()
+    if kind is planted_bugs.NoNoiseOnFourthLater:  # Else nothing is wrong.
+        assert all(name.startswith(test) for name in _violated(report))
+    covers = {str(one) for finding in report.findings for one in finding.covers}
+    assert {"rounds 1 to 5 of 20", "all 20 rounds", "all 6 tensors"} <= covers
+    assert "6 small tensors of ranks 1, 2" in report.subject
+
+
+def test_an_update_has_the_tensors_of_the_config_s_model():
+    config = config_lib.TrainingConfig(**_COMMON, model="gboard-cifg")
+    shapes = configured._shapes(config)
+    assert [len(shape) for shape in shapes] == [2, 2, 2, 1, 2, 1, 2]
+    assert {math.prod(shape) for shape in shapes} == {680}
+    custom = configured._shapes(config_lib.TrainingConfig(**_COMMON, model="own"))
+    assert [len(shape) for shape in custom] == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_config_that_draws_too_little_noise_is_caught(monkeypatch):
+    config = config_lib.TrainingConfig(**_COMMON, mechanism="blt")
+    _plant(monkeypatch, config, noise=0.25)
     report = configured.audit_config(config, num_clients=_NUM_CLIENTS, trials=1000)
-    violated = [finding.test for finding in report.findings if finding.outcome == "violated"]
+    violated = _violated(report)
     assert "distinguishing game, likelihood ratio" in violated
     assert any(test.startswith("training: canaries as trials") for test in violated)
 

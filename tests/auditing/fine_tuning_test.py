@@ -10,8 +10,9 @@ from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tff_dpftrl.accounting import dp_fedavg
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import fine_tuning, training
-from tff_dpftrl.finetuning import clipped_sums, private_steps
+from tff_dpftrl.finetuning import clipped_sums, ghost, private_steps
 from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.models import graph_uses
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import clipping, fixed_clip
 
@@ -72,6 +73,14 @@ def test_a_canary_adds_its_direction_at_the_clip_norm_and_others_their_gradients
         along = canaries.directions.project(moved)[canary]
         assert along == pytest.approx(sign * _RATE * _CLIP / _EXPECTED, rel=1e-4)
     assert np.all(_after(process, [])[0] == 0.0)
+
+
+def test_canaries_are_refused_in_one_pass_over_many_units():
+    canaries = _canaries()
+    rows = tf.nest.map_structure(tf.constant, canaries.client(7))
+    weights = [tf.TensorSpec(weight.shape, weight.dtype) for weight in _WEIGHTS]
+    with pytest.raises(graph_uses.UnknownUseError, match="a gradient of its own"):
+        ghost.booked_losses(canaries.row_losses, weights, rows, 2)
 
 
 def test_users_move_the_model_as_without_canaries():

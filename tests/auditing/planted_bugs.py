@@ -15,7 +15,7 @@ import tff_dpftrl
 from tff_dpftrl import execution
 from tff_dpftrl.accounting import guarantee
 from tff_dpftrl.aggregators import adapter, adaptive_clipping, dp_ftrl, inner_sum, secagg_sum
-from tff_dpftrl.auditing import mechanism
+from tff_dpftrl.auditing import aggregator, mechanism
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import restarts
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
@@ -116,6 +116,45 @@ class _FirstTensorNotClipped(_Round):
         return fixed_clip.interface.Contribution([tf.cast(first, tf.float64), *clipped]), (
             tf.constant(True)
         )
+
+
+class OnlyFirstTwoClipped(_Round):
+    def clip_client(self, tensors, broadcast, weight=None):
+        clipped, _ = clipping.clip_by_norm(tensors[:2], self.clipping.constant_norm)
+        kept = [tf.cast(tensor, tf.float64) for tensor in tensors[2:]]
+        return fixed_clip.interface.Contribution([*clipped, *kept]), tf.constant(True)
+
+
+class _NoNoiseSomewhere(_Round):
+    """Has no noise on some of the tensors, in some of the rounds."""
+
+    def is_silent(self, tensor, rank, round_index):
+        raise NotImplementedError
+
+    def noise(self, state, shapes):
+        noise, buffer = super().noise(state, shapes)
+        silent = [
+            self.is_silent(tensor, len(shape), state.round_index)
+            for tensor, shape in enumerate(shapes)
+        ]
+        return [tf.where(no, 0.0 * x, x) for no, x in zip(silent, noise, strict=True)], buffer
+
+
+class NoNoiseOnMatrices(_NoNoiseSomewhere):
+    def is_silent(self, tensor, rank, round_index):
+        return rank == 2
+
+
+class NoNoiseOnFourth(_NoNoiseSomewhere):
+    def is_silent(self, tensor, rank, round_index):
+        return tensor == 3
+
+
+class NoNoiseOnFourthLater(_NoNoiseSomewhere):
+    FIRST = 6  # The first round without.
+
+    def is_silent(self, tensor, rank, round_index):
+        return (tensor == 3) & (round_index >= self.FIRST)
 
 
 class _ClippedAboveTwice(_Round):
@@ -348,6 +387,9 @@ def _claim_with_gap(factory):
 
 
 _CLOSE = tff_dpftrl.MinSep.as_many_as_fit(32, 3)
+_OF_A_MODEL = {
+    "value_type": aggregator.type_of(aggregator.shapes_of([2, 2, 2, 1, 2, 1], 680)),
+}
 
 PLANTED = {
     "clip above 2C only": Case(_fixed(_ClippedAboveTwice)),
@@ -358,6 +400,11 @@ PLANTED = {
     "noise std × 0.8": Case(_fixed(_LessNoise)),
     "division before noise": Case(_fixed(_NoiseOfTheMean)),
     "clip per tensor": Case(_fixed(_ClippedByTensor)),
+    "clip over the first two of six tensors": Case(
+        _fixed(OnlyFirstTwoClipped), options=_OF_A_MODEL
+    ),
+    "no noise on any matrix": Case(_fixed(NoNoiseOnMatrices)),
+    "no noise on the fourth of six tensors": Case(_fixed(NoNoiseOnFourth), options=_OF_A_MODEL),
     "clip missing for one tensor": Case(_fixed(_FirstTensorNotClipped)),
     "same seed for two tensors": Case(_fixed(_SameSeedForTensors)),
     "seed not advanced": Case(_fixed(_SeedNotAdvanced, tff_dpftrl.Identity())),

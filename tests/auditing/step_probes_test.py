@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tff_dpftrl.auditing import step_probes
+from tff_dpftrl.auditing.evidence import run_noise
 from tff_dpftrl.finetuning import (
     clipped_sums,
     example_sampling,
@@ -118,24 +119,51 @@ class _SameNoise(private_steps.PrivateSteps):
 
 
 class _WithoutNoise(private_steps.PrivateSteps):
-    """Releases the exact mean in some of the steps."""
+    """Releases the exact mean in some of the steps, on some of the weights."""
 
     def _is_exact(self, state):
         return int(state["aggregator"].round_index) == _NUM_STEPS - 1
+
+    def _exact_weights(self, tensor, size):
+        return size
 
     def step(self, state, row_splits, read_rows):
         new, units = super().step(state, row_splits, read_rows)
         if self._is_exact(state):
             old = state["global_model_weights"]["trainable"]
             total, _ = self._sum(self._weights, read_rows, row_splits, self._clip_norm)
-            exact = [w - t.numpy() * self._scale / 10.0 for w, t in zip(old, total, strict=True)]
-            new = {**new, "global_model_weights": {"trainable": exact}}
+            weights = []
+            for i, after in enumerate(new["global_model_weights"]["trainable"]):
+                exact = old[i] - total[i].numpy() * self._scale / 10.0
+                is_exact = np.arange(after.size) < self._exact_weights(i, after.size)
+                weights.append(np.where(is_exact.reshape(after.shape), exact, after))
+            new = {**new, "global_model_weights": {"trainable": weights}}
         return new, units
 
 
 class _OftenExact(_WithoutNoise):
     def _is_exact(self, state):
         return int(np.sum(state["aggregator"].seed)) % 2 == 0 or super()._is_exact(state)
+
+
+class _ExactInTheMiddle(_WithoutNoise):
+    def _is_exact(self, state):
+        return int(state["aggregator"].round_index) == 3  # Three steps come before and after it.
+
+
+class _ExactTensor(_WithoutNoise):
+    """Has no noise on the smallest tensor, or on the first weights of the first one."""
+
+    def _is_exact(self, state):
+        return True
+
+    def _exact_weights(self, tensor, size):
+        return size if size == min(weight.shape.num_elements() for weight in self._weights) else 0
+
+
+class _ExactBlock(_ExactTensor):
+    def _exact_weights(self, tensor, size):
+        return 128 if tensor == 0 else 0
 
 
 class _TwiceAtBorders(private_steps.PrivateSteps):
@@ -174,19 +202,27 @@ class _NewNoise(private_steps.PrivateSteps):
 
 
 _SPREAD = "noise: standard deviation of each step"
+_OF_TENSORS = "noise: standard deviation of each tensor"
 _PLANTED = {
     "noise × 0.3": ({"noise": 0.3}, _SPREAD),
     "noise × 0.9": ({"noise": 0.9}, _SPREAD),
     "the same noise in every step": ({"kind": _SameNoise}, "noise: correlation of steps"),
     "no noise in the last step": ({"kind": _WithoutNoise}, _SPREAD),
+    "no noise in the middle step": ({"kind": _ExactInTheMiddle}, _SPREAD),
+    "no noise on the smallest tensor": ({"kind": _ExactTensor}, _OF_TENSORS),
+    "no noise on a block of a tensor": ({"kind": _ExactBlock}, _SPREAD),
     "an exact mean in half of the runs": ({"kind": _OftenExact}, _SPREAD),
     "units counted twice at borders": ({"kind": _TwiceAtBorders}, "what one unit adds"),
     "other noise in a repeated step": ({"kind": _NewNoise}, "a step repeated from its state"),
 }
 
 
-# One fault of the noise and one of what a unit adds; the others are slow.
-_FAST = ("the same noise in every step", "units counted twice at borders")
+# Two faults of the noise and one of what a unit adds; the others are slow.
+_FAST = (
+    "no noise in the middle step",
+    "no noise on the smallest tensor",
+    "units counted twice at borders",
+)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +232,8 @@ _FAST = ("the same noise in every step", "units counted twice at borders")
 @pytest.mark.parametrize(
     "plan", [_SAMPLED, pytest.param(_PASSES, marks=pytest.mark.slow)], ids=["sampled", "passes"]
 )
-def test_planted_faults_are_found_and_named(fault, plan):
+def test_planted_faults_are_found_and_named(fault, plan, monkeypatch):
+    monkeypatch.setattr(run_noise, "_BLOCK", 64)  # The model's tensors are small.
     changes, test = _PLANTED[fault]
     found = _audit(_build(plan, _GHOST, **changes), plan)
     assert test in {finding.test for finding in found.findings if finding.outcome == "violated"}

@@ -7,6 +7,9 @@ import sys
 import pytest
 
 from tff_dpftrl.cli import budget, main
+from tff_dpftrl.runs import manifest
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import corpus
 
 
 @pytest.fixture
@@ -44,6 +47,81 @@ def test_the_runs_on_a_corpus_and_its_copies_are_composed(tmp_path, data, capsys
     assert _budget(data, results) == 0
     out = capsys.readouterr()
     assert "For who is in all 2 of them: ε = 2.5 at δ = 2e-06" in out.out and not out.err
+
+
+def test_a_run_that_has_lost_its_options_counts(tmp_path, data, capsys):
+    _run(tmp_path / "results" / "a", data)
+    (tmp_path / "results" / "a" / "private").mkdir()
+    (tmp_path / "results" / "a" / "config.json").rename(
+        tmp_path / "results" / "a" / "private" / "manifest.json"
+    )
+    assert _budget(data, tmp_path, "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["total"]["epsilon"] == 2.0
+
+
+def _choose(folder, data, *, epsilon=8.0, runs=3):
+    (folder / "private").mkdir(parents=True)
+    plan = {"epsilon": epsilon, "digests": {}}
+    record = {"options": {}, "axes": [["data", [str(data)]]], "delta": 1e-6, "plan": plan}
+    (folder / "private" / "selection.json").write_text(json.dumps(record))
+    for number in range(runs):
+        _run(folder / "private" / "cells" / f"run={number}", data, epsilon=4.0)
+
+
+def test_a_choice_is_one_entry_from_its_first_draw_on_and_its_runs_are_not_named(
+    tmp_path, data, capsys
+):
+    results = tmp_path / "results"
+    chosen = results / "chosen"
+    _run(results / "a", data)
+    _choose(results / "begun", data, runs=0)
+    _choose(results / "diverged", data)
+    _choose(chosen, data)
+    for winner in (chosen / "private" / "winner", chosen / "winner"):
+        _run(winner, data, epsilon=8.0)
+        path = winner / "privacy_statement.json"
+        path.write_text(path.read_text().replace("}", ', "subject": {"run": "its own"}}'))
+    later = [{"name": "winner", "epsilon": 8.0, "delta": 1e-6}]
+    _run(results / "later", data, facts={"earlier_runs": later})
+    _choose(results / "other", tmp_path / "other.jsonl")
+
+    def listed(*folders):
+        assert main.main(["budget", str(data), "--format", "json", "--runs", *folders]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        return [run["name"] for run in shown["runs"]], shown["total"]["epsilon"], shown["not_found"]
+
+    names = ["begun", "chosen", "diverged", "a", "later"]
+    (tmp_path / "other.jsonl").write_text("{}\n")
+    assert listed(str(results)) == (names, 28.0, [])
+    shutil.move(chosen / "winner", results / "published")
+    assert listed(str(results)) == (names, 28.0, [])
+    # Also where a folder within is named, which may not be all of it.
+    assert listed(str(chosen / "private" / "cells")) == (["chosen"], 8.0, [])
+    (chosen / "private" / "selection.json").unlink()
+    assert _budget(data, results, "--max-epsilon", "1000") == budget.ABOVE
+    assert f"Not compared, since their corpus is not where it was or was in memory: {chosen}" in (
+        capsys.readouterr().err
+    )
+
+
+def test_runs_on_users_who_have_moved_to_another_file_are_found(tmp_path, capsys):
+    results, data = tmp_path / "results", tmp_path / "users.jsonl"
+    texts = [{"user_id": f"u{i}", "examples": ["so it is"]} for i in range(40)]
+    data.write_text("\n".join(map(json.dumps, texts)))
+    options = config_lib.TrainingConfig(data=str(data), noise_multiplier=1.0)
+    users = corpus.read_users(options.part(corpus.UserOptions)).train.user_ids
+    _run(results / "a", data)
+    (results / "a" / "private").mkdir()
+    identities = {"identities": manifest.identities({"training users": users})}
+    (results / "a" / "private" / "manifest.json").write_text(json.dumps(identities))
+    kept = tmp_path / "kept.jsonl"
+    data.rename(kept)
+    data.write_text("\n".join(map(json.dumps, texts[:30])))  # Other people, by the old name.
+    assert _budget(kept, results, "--format", "json") == 0
+    assert [run["name"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["a"]
+    less = tmp_path / "less.jsonl"
+    less.write_text(data.read_text() + " ")
+    assert main.main(["budget", str(less), "--runs", str(results)]) == 2  # No run is on them.
 
 
 def test_a_limit_decides_the_status(tmp_path, data):

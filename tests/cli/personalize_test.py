@@ -22,7 +22,7 @@ def run(tmp_path_factory):
             file.write(json.dumps({"user_id": f"u{user}", "examples": texts}) + "\n")
     toy_model.write(folder)
     (folder / "private").mkdir()
-    manifest.Manifest({"data": str(folder / "users.jsonl")}, {}, {}, {}).write(folder)
+    manifest.Manifest({"data": str(folder / "users.jsonl")}, {}, {}, {}).keep(folder)
     return folder
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import pathlib
-import re
 import shutil
 import sys
 
@@ -16,17 +15,16 @@ pytest.importorskip("tensorflow_federated", reason="trains with TFF")
 
 from tests import fixed_seeds
 from tests.cli import toy_corpus
+from tests.reports import listed_files
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.cli import main, report
 from tff_dpftrl.models import export
 from tff_dpftrl.participation import ledger_file
-from tff_dpftrl.runs import committed_rounds
+from tff_dpftrl.runs import committed_rounds, statement_subject
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import report as report_lib
 from tff_dpftrl.training import run as run_lib
-
-_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reference" / "results_folder.md"
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +165,57 @@ def test_the_page_and_the_readme_have_no_exact_figures(folder, capsys):
     assert not found.is_violated, found.findings
 
 
+def _content(folder: pathlib.Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_looking_at_a_run_writes_the_page_alone(folder, tmp_path, monkeypatch, capsys):
+    assert main.main(["report", str(folder)]) == 0
+    before = _content(folder)
+    monkeypatch.setattr(statement_subject, "now", lambda: "2035-01-01T00:00:00Z")
+    page = tmp_path / "page.html"
+    assert main.main(["report", str(folder), "--html", str(page)]) == 0
+    assert _content(folder) == before and page.exists()
+    # Nor has what is derived again another date, if it says the same.
+    assert main.main(["report", str(folder)]) == 0
+    assert _content(folder) == before
+    (folder / "privacy_statement.json").unlink()
+    assert main.main(["report", str(folder), "--html", str(page)]) == 0  # There is none to show.
+    assert "2035-01-01" in (folder / "privacy_statement.json").read_text()
+
+
+def test_an_edited_statement_is_found_by_whatever_reads_it(folder, tmp_path, capsys):
+    copy = pathlib.Path(shutil.copytree(folder, tmp_path / "run"))
+    assert main.main(["report", str(copy)]) == 0
+    path = copy / "privacy_statement.json"
+    stated = json.loads(path.read_text())
+    corpus, words = (str(folder.parent / name) for name in ("users.jsonl", "words.txt"))
+    options = {
+        **{"data": corpus, "vocabulary": words, "output": tmp_path / "new", "rounds": 4},
+        **{"sequence-length": 6, "embedding-size": 4, "lstm-size": 5, "vocabulary-size": 10},
+        **{"clients-per-round": 3, "mechanism": "tree", "noise-multiplier": 1.0},
+    }
+    new_run = [f"--{name}={value}" for name, value in options.items()]
+    for changed in (
+        {"epsilon": 0.1},
+        {"code_version": "9.9"},
+        {"subject": stated["subject"] | {"date": "2020-01-01T00:00:00Z"}},
+    ):
+        path.write_text(json.dumps(stated | changed))
+        for command in (
+            ["report", str(copy)],
+            ["report", str(copy), "--html"],
+            ["compare-runs", str(folder), str(copy)],
+            ["budget", corpus, "--runs", str(copy)],
+            ["train", "--initial-weights", str(copy), *new_run],
+            ["audit", "--run", str(copy), "--state"],
+        ):
+            capsys.readouterr()
+            assert main.main(command) != 0, command
+            said = "".join(capsys.readouterr())
+            assert "edited after it was written" in said or "statement_sha256" in said, command
+
+
 def test_the_private_page_is_the_owners_alone(folder):
     assert main.main(["report", str(folder), "--html", "--private"]) == 0
     path = folder / "private" / "report.html"
@@ -188,7 +237,7 @@ def test_a_report_keeps_the_audits_of_its_claim(folder, capsys):
         assert kept.audits == refuted.audits and kept.headline_caveats == refuted.headline_caveats
     assert "audited: VIOLATED" in (folder / "report.html").read_text()
     path.write_text(dataclasses.replace(refuted, epsilon=1.0).to_json())  # Another claim.
-    assert main.main(["report", str(folder), "--html"]) == 0
+    assert main.main(["report", str(folder)]) == 0
     anew = statement.PrivacyStatement.from_json(path.read_text())
     assert (anew.audits, anew.epsilon) == ((), stated.epsilon)
 
@@ -204,7 +253,7 @@ def test_of_a_folder_without_private_it_tells_what_is_left(folder, tmp_path, cap
     assert "After 2 rounds: top-1 accuracy on held-out users" in printed
     assert "<h1>Training run: users.jsonl</h1>" in (tmp_path / "page.html").read_text()
     assert all(path.read_bytes() == content for path, content in before.items())
-    assert {path.name for path in copy.iterdir()} - {path.name for path in before} >= {"README.md"}
+    assert {path for path in copy.rglob("*") if path.is_file()} == set(before)
     assert main.main(["report", str(copy), "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["statement"] == json.loads((copy / "privacy_statement.json").read_text())
@@ -229,20 +278,9 @@ def test_flags_that_cannot_be_followed_are_refused_in_a_line(flags, says, folder
 
 
 def test_the_docs_explain_every_file(folder):
-    text = _PAGE.read_text("utf-8")
-    explained = {
-        name
-        for cell in re.findall(r"^\| (.*?) \|", text, re.MULTILINE)
-        for name in re.findall(r"`(.*?)`", cell)
-    }
     assert main.main(["report", str(folder)]) == 0
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    for name in sorted(found):
-        name = name.removeprefix("private/")
-        name = re.sub(r"round_.*\.npz", "round_….npz", name)
-        name = "tensorboard/" if name.startswith("tensorboard/") else name
-        name = name.replace("privacy_statement.json", ".json")
-        assert name in explained, f"docs/reference/results_folder.md does not mention {name}"
+    assert "n-gram baselines" in (folder / "privacy_statement.md").read_text()
+    assert listed_files.check(folder)["vocabulary.json"] == "yes, but"
     modes = {path: path.stat().st_mode & 0o777 for path in (folder / "private").rglob("*")}
     assert all(mode == (0o700 if path.is_dir() else 0o600) for path, mode in modes.items())
 

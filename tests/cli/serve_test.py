@@ -25,7 +25,7 @@ from tff_dpftrl.runtime import core_files, server_bundle, signing_keys, tls
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.server import server_folder
 from tff_dpftrl.runtime.store import sql
-from tff_dpftrl.runtime.tasks import task_folder
+from tff_dpftrl.runtime.tasks import planned_task, task_folder
 
 disk = small_disk.disk
 server = postgresql.server
@@ -161,6 +161,8 @@ def test_devices_of_an_active_server_need_attestation(secure_plans, tmp_path, ca
     # A port that cannot be: it would have been served.
     assert main.main([*arguments, "--names", "localhost", "--address", "256.0.0.1:1"]) != 0
     assert "whoever has it can make up devices" in capsys.readouterr().err
+    assert main.main([*arguments, "--names", "localhost", "other.example"]) == 2
+    assert "names has ['other.example'], and" in capsys.readouterr().err
 
 
 def test_a_key_that_did_not_sign_the_task_is_not_enough(task, tmp_path, capsys):
@@ -258,6 +260,56 @@ def test_core_files_are_forbidden_before_there_is_a_secret(task, tmp_path, capsy
     assert main.main(_arguments(task, tmp_path)) == 2
     assert "no core files from here on" in capsys.readouterr().err
     assert not (tmp_path / "store" / "store.sqlite").exists()
+
+
+_SAY_MODULES = """
+import os, signal, sys
+from tff_dpftrl.cli import main
+from tff_dpftrl.runtime import serving
+
+async def load(self):
+    print(*sys.modules)
+    os.kill(os.getpid(), signal.SIGINT)
+
+serving.Serving.load = load
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def test_a_server_that_goes_on_serves_before_it_imports_what_rounds_need(task, tmp_path):
+    with sql.SqlStore(tmp_path / "store") as store:
+        planned_task.load(task).add_to(store)
+    arguments = _arguments(task, tmp_path, "--address", "127.0.0.1:0")
+    done = subprocess.run(
+        [sys.executable, "-c", _SAY_MODULES, *arguments, "--status-address", "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0 and "\nStatus page: http://" in done.stderr, done.stderr
+    modules = set(done.stdout.split())
+    assert "tff_dpftrl.runtime.server.service" in modules
+    late = {"tensorflow", "keras", "jax", "pandas", "pyarrow", "matplotlib", "ray", "dp_accounting"}
+    late |= {"scipy.stats", "scipy.signal", "tff_dpftrl.models.language_model"}
+    assert not modules & late
+    assert len(modules) < 2000  # TensorFlow alone has more.
+
+
+def test_a_task_without_a_round_that_can_be_computed_stops_the_server(tmp_path, capsys):
+    class Served(_Starting):
+        address, page_address = "", ""
+
+        async def start(self):
+            pass
+
+        async def load(self):
+            raise validation.UsageError("The graph cannot be read.")
+
+    made = Served()
+    arguments = argparse.Namespace(detach=False, status_token=None, until_done=False)
+    with pytest.raises(validation.UsageError, match="cannot be read"):
+        asyncio.run(serve._serve(made, server_folder.of(tmp_path), arguments, []))
+    assert made.is_stopped
 
 
 @pytest.mark.slow
@@ -363,7 +415,6 @@ def test_a_store_in_postgresql_is_gone_on_with_after_the_death_of_either_server(
             process.kill()
             said += process.communicate()[1].splitlines(keepends=True)
             process = _serve(arguments)
-            _read_until(process, "waiting for its lease", said)
             _read_until(process, "round 4 of 6 committed", said)
             server.kill()
             _read_until(process, "The store fails", said)
@@ -379,6 +430,7 @@ def test_a_store_in_postgresql_is_gone_on_with_after_the_death_of_either_server(
         epochs = [row["epoch"] for row in history]
         assert epochs == sorted(epochs) and epochs[-1] > epochs[0]
     assert "Traceback" not in "".join(said) and server.password not in "".join(said)
+    assert "waiting for its lease" not in "".join(said)  # The process that had it is gone.
     kept = [file for file in folder.path.rglob("*") if file.is_file()]
     assert kept and not any(server.password.encode() in file.read_bytes() for file in kept)
 
@@ -408,8 +460,8 @@ def test_a_server_on_a_full_disk_commits_the_next_round_when_there_is_room(disk,
         with number_devices.running(folder, count=24):  # Lost attempts count as participation.
             _read_until(process, "round 1 of 6 committed", said)
             disk.leave(0)
-            for _ in range(2):
-                _read_until(process, "abandoned: Cannot write to the store", said)
+            for line in ("abandoned: Cannot write to the store", "The store fails"):
+                _read_until(process, line, said)
             disk.give_back()
             _read_until(process, "round 3 of 6 committed", said)
             disk.leave(0)

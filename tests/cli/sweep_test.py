@@ -17,9 +17,11 @@ import pytest
 
 from tests.cli import toy_corpus
 from tests.finetuning import toy_finetuning
+from tests.reports import listed_files
 from tests.sweeps import fake_train
 from tff_dpftrl.accounting import planner
 from tff_dpftrl.accounting import selection as selection_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.cli import config_flags, main
 from tff_dpftrl.mechanisms import tree
@@ -30,6 +32,7 @@ from tff_dpftrl.training import warm_start
 
 _FAKE = (sys.executable, "-I", "-S", fake_train.__file__)
 _ROUNDS = 4
+_DATA = {"/users.jsonl": "digest"}
 _OVER = ["--over", "noise_multiplier=1,2", "--over", "seed=0:2"]
 
 
@@ -38,7 +41,7 @@ def sweep(monkeypatch, tmp_path):
     """Runs the command with pretended runs in a folder; returns the status."""
     monkeypatch.setattr(running, "PROGRAM", _FAKE)
     monkeypatch.setattr(running, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(population_check, "check", lambda cells: None)
+    monkeypatch.setattr(population_check, "check", lambda cells: dict(_DATA))
     monkeypatch.setattr(plots, "write", lambda output, results: None)
     # For the processes of cells, where the package is not installed.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path)))
@@ -107,6 +110,17 @@ def test_a_cell_that_fails_does_not_stop_the_others_and_is_tried_again(sweep, ca
     assert sweep(*over) == 0
     assert _starts() == {"eval_sequences=2": ["begin", "resume"], "eval_sequences=4000": ["begin"]}
     assert "Failed" not in pathlib.Path("out/summary.md").read_text()
+
+
+def test_a_table_that_was_replaced_is_refused_before_the_cells_that_are_left(
+    sweep, capsys, monkeypatch
+):
+    assert sweep("--over", "noise_multiplier=1") == 0
+    changed = {"/users.jsonl": "another digest"}
+    monkeypatch.setattr(population_check, "check", lambda cells: changed if cells else {})
+    assert sweep("--over", "noise_multiplier=1,2") == 2 and len(_starts()) == 1
+    assert "planned with other data: /users.jsonl has changed since" in capsys.readouterr().err
+    assert sweep("--over", "noise_multiplier=1") == 0  # Nothing is left to be run.
 
 
 def test_a_file_and_flags_are_overruled_by_cells(sweep):
@@ -183,7 +197,7 @@ _SELECT = [
 def chooses(monkeypatch):
     """Plans and releases without text and models; returns the folders that were released."""
     released = []
-    planned = selection_plan.Planned(5.0, 4.0, 1e-8, [None, None], [])
+    planned = selection_plan.Planned(5.0, 4.0, 1e-8, [None, None], [], digests=_DATA)
     monkeypatch.setattr(selection_plan, "plan", lambda cells, num_runs, text: planned)
 
     def release(output, chosen, cells):
@@ -202,6 +216,8 @@ def test_a_choice_is_made_once_and_shows_nothing_but_the_winner(
     said = capsys.readouterr()
     assert "The choice has ε = 5 at δ = 1e-07." in said.err
     assert "top-1" not in said.err + said.out and "winner" in said.out
+    for tells_how_many in ("cells done", "%|", "run=", "12"):  # Three runs of four rounds.
+        assert tells_how_many not in said.err + said.out
     out = pathlib.Path("out")
     assert {path.name for path in out.iterdir()} == {".sweep.lock", "private", "winner"}
     starts = _starts(out / "private")
@@ -221,6 +237,10 @@ def test_nothing_is_released_before_all_runs_have_ended(sweep, chooses, capsys, 
     flags = [*_SELECT, "--eval-sequences", "2"]
     assert sweep(*flags) == 1 and not chooses
     assert "Nothing is released. The same command again" in capsys.readouterr().err
+    monkeypatch.setitem(_DATA, "/users.jsonl", "a smaller table")
+    assert sweep(*flags) == 2 and not chooses
+    assert "planned with other data: /users.jsonl has changed since" in capsys.readouterr().err
+    monkeypatch.setitem(_DATA, "/users.jsonl", "digest")
     assert sweep(*flags) == 0 and chooses == [2]
     assert set(map(tuple, _starts(pathlib.Path("out/private")).values())) == {("begin", "resume")}
 
@@ -303,7 +323,7 @@ from tff_dpftrl.sweeps import plots, population_check, running, selection, selec
 
 plots.write = lambda output, results: None
 running.PROGRAM = {_FAKE!r}
-population_check.check = lambda cells: None
+population_check.check = lambda cells: {{}}
 status = main.main()
 assert "tensorflow" not in sys.modules
 sys.exit(status)
@@ -401,6 +421,8 @@ def test_a_sweep_of_real_runs_survives_a_kill(tmp_path):
         with open(path, newline="") as file:
             assert [row["round"] for row in csv.DictReader(file)] == [str(t + 1) for t in range(30)]
     assert len(list(output.glob("cells/*/model.npz"))) == 4
+    for folder in (output, *output.glob("cells/*")):
+        listed_files.check(folder)
 
 
 @pytest.mark.slow
@@ -429,6 +451,11 @@ def test_a_choice_among_real_runs_survives_a_kill(tmp_path):
         child.wait()
     drawn = (output / "private" / "selection.json").read_text()
     assert not (output / "winner").exists()
+    users = (tmp_path / "users.jsonl").read_text()
+    (tmp_path / "users.jsonl").write_text("\n".join(users.splitlines()[:-3]))
+    done = subprocess.run(command, capture_output=True, **options)
+    assert done.returncode == 2 and "planned with other data" in done.stderr
+    (tmp_path / "users.jsonl").write_text(users)
     done = subprocess.run(command, capture_output=True, **options)
     assert done.returncode == 0, done.stderr
     assert (output / "private" / "selection.json").read_text() == drawn
@@ -439,15 +466,25 @@ def test_a_choice_among_real_runs_survives_a_kill(tmp_path):
     assert len(runs) == len(json.loads(drawn)["drawn"])
     winner = (output / "winner" / "model.npz").read_bytes()
     assert [run.read_bytes() for run in runs].count(winner) == 1
+    listed_files.check(output / "winner")
     report = run_folder.recount_run(output)
     assert not report.is_violated, report.findings
+    for run in runs:
+        assert sentences.ONE_OF_A_CHOICE in (run.parent / "README.md").read_text()
+        assert sentences.ONE_OF_A_CHOICE in (run.parent / "privacy_statement.md").read_text()
+    for path in (output / "winner").glob("*[!g]"):  # Of the picture there is no text.
+        assert sentences.ONE_OF_A_CHOICE.encode() not in path.read_bytes()
     less = json.loads(drawn)
     less["plan"]["epsilon"] -= 0.5  # As if the ratio of the choice cost less than it does.
     (output / "private" / "selection.json").write_text(json.dumps(less))
     wrong = {
         one.test for one in run_folder.recount_run(output).findings if one.outcome == "violated"
     }
-    assert wrong == {"what each run promises", "statement: ε of the choice"}
+    assert wrong == {
+        "runs: of this choice, on the same users",
+        "what each run promises",
+        "statement: ε of the choice",
+    }
 
 
 @pytest.mark.slow

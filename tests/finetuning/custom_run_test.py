@@ -12,6 +12,8 @@ import pytest
 import tensorflow as tf
 
 import tff_dpftrl
+from tests import kills
+from tests.reports import listed_files
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.cli import main
@@ -115,6 +117,11 @@ def test_a_run_keeps_books_and_states_what_its_plan_spent(sampling, tmp_path):
     np.testing.assert_array_equal(kept, results.weights[0])
     text = (tmp_path / "run" / "privacy_statement.md").read_text()
     assert "nobody's data" in text
+    assert listed_files.check(tmp_path / "run")["weights.npz"] == "yes"
+    about = (text, (tmp_path / "run" / "README.md").read_text())
+    assert not re.findall(
+        "vocabulary|n-gram|which words|nats|other people|Private text", "".join(about)
+    )
     assert (tmp_path / "run" / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert stat.S_IMODE((tmp_path / "run" / "private").stat().st_mode) == 0o700
     note = (tmp_path / "run" / "metrics_README.md").read_text()
@@ -134,6 +141,22 @@ def test_the_same_call_goes_on_with_the_same_batches_and_noise(crash_at, tmp_pat
     # It has ended: there is nothing to go on with, and nothing changes.
     again = _finetune(tmp_path / "run", crash_at=1, **seed)
     np.testing.assert_array_equal(again.weights[0], whole.weights[0])
+
+
+@pytest.mark.slow
+def test_wherever_a_run_is_killed_it_releases_once(tmp_path):
+    made = _passes(num_steps=2)
+    for output in kills.everywhere(tmp_path, lambda output: _finetune(output, made=made)):
+        assert json.loads((output / "privacy_statement.json").read_text())["epsilon"]
+
+
+def test_the_same_call_goes_on_where_the_options_are_lost(tmp_path):
+    made, lost = _passes(num_steps=1), tmp_path / "config.json"
+    whole = _finetune(tmp_path, made=made)
+    content = lost.read_bytes()
+    lost.unlink()
+    np.testing.assert_array_equal(_finetune(tmp_path, made=made).weights[0], whole.weights[0])
+    assert lost.read_bytes() == content
 
 
 @pytest.mark.parametrize("began_in_one_pass", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -13,9 +13,12 @@ import tensorflow as tf
 
 import tff_dpftrl
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
+from tests.reports import listed_files
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.finetuning import keras_fit
 from tff_dpftrl.models import keras_versions
+from tff_dpftrl.reports import page, readme
+from tff_dpftrl.reports import results as reported
 
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 _NUM, _STEPS = 24, 6
@@ -184,6 +187,11 @@ def test_a_target_is_met_and_the_model_learns(tmp_path):
     assert 19.9 < results.statement.epsilon <= 20.0
     rows = [row for row in results.rows if row["eval_accuracy"] is not None]
     assert [row["round"] for row in rows] == list(range(3, 25, 3))
+    listed_files.check(tmp_path / "run")
+    found = reported.read(tmp_path / "run")
+    for text in (readme.of(found), page.of(found)):
+        assert not re.findall("vocabulary|n-gram|which words|nats|held-out users", text)
+    assert "Training examples: 150" in readme.of(found)
     measured = model.evaluate(x[150:], y[150:], verbose=0, return_dict=True)
     assert rows[-1]["eval_accuracy"] == pytest.approx(measured["accuracy"]) and (
         measured["accuracy"] > 0.75

@@ -144,7 +144,7 @@ ONE_PASS = {
     "transformer": _transformer,
     "tied": _tied,
     "two-inputs": _with_two_inputs,
-    "twice": lambda: _Subclassed(_twice, shared=_layers.Dense(4, "tanh"), last=_layers.Dense(3)),
+    "twice": lambda: _Subclassed(_twice, shared=_layers.Dense(4, "swish"), last=_layers.Dense(3)),
     "by-hand": lambda: _built(_by_hand, inner=_layers.Dense(4), last=_layers.Dense(3)),
 }
 """Makers of models whose uses of weights are all known."""

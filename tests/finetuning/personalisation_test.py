@@ -183,7 +183,7 @@ def test_the_text_is_that_of_the_run_unless_other_text_is_named(tmp_path):
     config = {"data": data, "pretokenized": True, "max_users": 7, "num_rounds": 3}
     run = tmp_path / "run"
     (run / "private").mkdir(parents=True)
-    manifest.Manifest(config, {}, {}, {}).write(run)
+    manifest.Manifest(config, {}, {}, {}).keep(run)
     own = personalisation.read(run, {}, "held-out")
     assert own.is_tokenized and own.name == data
     assert not personalisation.read(run, {"pretokenized": False}, "held-out").is_tokenized
@@ -196,7 +196,7 @@ def test_test_users_whom_a_run_has_trained_on_are_no_test(tmp_path, given):
     toy_run.write_corpus(tmp_path)
     data = {"data": str(tmp_path / "users.jsonl")}
     (tmp_path / "run" / "private").mkdir(parents=True)
-    manifest.Manifest({**data, "train_on_test_users": True}, {}, {}, {}).write(tmp_path / "run")
+    manifest.Manifest({**data, "train_on_test_users": True}, {}, {}, {}).keep(tmp_path / "run")
     with pytest.raises(ValueError, match="has trained on the test users"):
         personalisation.read(tmp_path / "run", data if given else {}, "test")
     assert len(personalisation.read(tmp_path / "run", {}, "held-out"))

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import kills
 from tests.finetuning import toy_finetuning
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
+from tests.reports import listed_files
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.data import jsonl, owners, sequences, split, tables
@@ -24,6 +26,7 @@ from tff_dpftrl.finetuning import (
     private_steps,
     proxies,
     run,
+    run_privacy,
     step_trainer,
     trained_part,
 )
@@ -238,6 +241,26 @@ def test_a_crash_before_the_fixed_weights_are_kept_does_not_let_others_in(
         np.testing.assert_array_equal(kept, weight)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        _KINDS["example"] | {"group_size_epsilon": 4.0, "metrics_epsilon": 1.0, "adapter_rank": 2},
+        _KINDS["passes"] | {"budget_shares": "metrics=0.3", "held_out_users": "protected"},
+    ],
+    ids=["example", "passes"],
+)
+def test_wherever_a_run_is_killed_it_releases_once(toy, tmp_path, options):
+    config = toy_finetuning.config(toy, num_steps=2, deterministic_noise_seed=None, **options)
+
+    def begin_or_go_on(output):
+        _finetune(None if manifest.exists(output) else config, output)
+
+    for output in kills.everywhere(tmp_path, begin_or_go_on):
+        stated = json.loads((output / "privacy_statement.json").read_text())
+        assert "training metrics" in {part["name"] for part in stated["parts"]}
+
+
 def test_adapters_of_too_high_a_rank_are_refused_before_anything_is_written(toy, tmp_path):
     config = toy_finetuning.config(toy, adapter_rank=5)
     with pytest.raises(ValueError, match="adapter_rank=5 exceeds 4, the smaller side of layer_0_q"):
@@ -327,6 +350,8 @@ def test_a_private_run_states_what_its_plan_spent(kind, toy, tmp_path):
     assert plan.delta > examples**-1.1  # Fewer train than there are.
     text = (tmp_path / "run" / "privacy_statement.md").read_text()
     assert "public.jsonl" in text and "in secret" in " ".join(lines)
+    assert run_privacy.METRICS_NOT_COVERED in statement.not_covered
+    assert listed_files.check(tmp_path / "run")["config.json"] == "yes, but"
     if kind == "example":
         assert statement.parameters["group_size_epsilon"] == 2.0
         # The private median's ε is part of what is stated.

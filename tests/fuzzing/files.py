@@ -293,12 +293,14 @@ def _write_metrics(folder: pathlib.Path, number: int) -> None:
 
 def _write_manifest(folder: pathlib.Path, number: int) -> None:
     (folder / "private").mkdir()
-    manifest.Manifest(
+    made = manifest.Manifest(
         {"noise_multiplier": 0.5, "data": "docs", "max_users": None, "number": number},
         {"schema": {"num_rounds": 3, "min_sep": 1}, "starts": [0, 2]},
         {"training_users": 7},
         {"training users": manifest.identity(["a", "b"])},
-    ).write(folder)
+    )
+    made.keep(folder)
+    made.publish(folder)
     cohort_seed.create(folder)
 
 

@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from tests.reports import made_up
+from tests.reports import listed_files, made_up
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.reports import files, page, readme, results
-
-_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reference" / "results_folder.md"
 
 
 def _written(folder: pathlib.Path) -> tuple[dict, str]:
@@ -47,7 +46,9 @@ def test_it_says_what_each_file_is_and_who_may_see_it(tmp_path):
     rows = dict(re.findall(r"^\| `(.*?)` \| .* \| (.*?) \|$", text, re.MULTILINE))
     assert rows["private/"] == "**never hand it on**"
     assert rows["metrics.csv"] == "**the operator only**"
-    assert rows["README.md"] == rows["model.npz"] == "may be published"
+    assert rows["privacy_statement.md"] == rows["model.npz"] == "may be published"
+    # It has figures of held-out users.
+    assert rows["README.md"] == "may be published where its content may be seen"
     assert "tff-dpftrl audit --run run --state" in text and "curves.png" not in rows
 
 
@@ -109,6 +110,20 @@ def test_the_caveats_stand_beside_epsilon(tmp_path):
     assert "differential-privacy" not in card["tags"]
 
 
+def test_a_run_that_a_choice_was_made_among_is_not_to_be_published(tmp_path):
+    stated = made_up.stated()
+    caveats = (sentences.ONE_OF_A_CHOICE, *stated.headline_caveats)
+    stated = dataclasses.replace(stated, headline_caveats=caveats)
+    found = results.read(made_up.write_run(tmp_path / "run", stated))
+    text = readme.of(found)
+    rows = dict(re.findall(r"^\| `(.*?)` \| .* \| (.*?) \|$", text, re.MULTILINE))
+    assert set(rows.values()) == {"**never hand it on**"} and {"model.npz", "README.md"} <= set(
+        rows
+    )
+    assert sentences.ONE_OF_A_CHOICE in text and sentences.ONE_OF_A_CHOICE in page.of(found)
+    assert not text.startswith("---") and "tff-dpftrl export" not in text
+
+
 def test_a_refuted_claim_is_not_advertised(tmp_path):
     claim = made_up.stated().with_audit("audited: VIOLATED", is_refuted=True)
     card, text = _written(made_up.write_run(tmp_path / "run", claim))
@@ -141,6 +156,26 @@ def test_protected_held_out_users_were_measured_but_not_for_all_to_see(tmp_path)
         assert says in evaluation.partition("\n")[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "publish"),
+    [
+        ({"is_public": True}, "yes, but"),
+        ({"is_public": False, "is_noised": True}, "yes, but"),
+        ({"is_public": False}, "no"),
+        ({}, "yes, but"),  # Of an earlier version.
+    ],
+)
+@pytest.mark.parametrize("kind", ["training", "pretraining", "task", "handed on"])
+def test_words_counted_without_noise_are_for_the_operator(words, publish, kind, tmp_path):
+    (tmp_path / "vocabulary.json").write_text(json.dumps(words))
+    (file,) = (
+        one
+        for one in files.present(tmp_path, kind, has_guarantee=True)
+        if one.name == "vocabulary.json"
+    )
+    assert file.publish == publish
+
+
 def test_a_sweep_says_that_it_has_exact_figures_of_protected_users(tmp_path):
     (tmp_path / "summary.csv").write_text("clip_norm,eval_loss,eval_loss_se,epsilon\n1,5.5,0.1,2\n")
     for definition in (
@@ -166,24 +201,11 @@ def test_a_sweep_has_no_card(tmp_path):
     assert f"compare-runs {tmp_path.name}/cells/a {tmp_path.name}/cells/b" in text
 
 
-def _explained() -> dict[str, str]:
-    """Verdicts of the reference page by the names in the first cell of a row."""
-    found = {}
-    for line in _PAGE.read_text("utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("| `") and len(cells) == 3:
-            names = re.findall(r"`(.*?)`", cells[0])
-            for name in names:
-                name = names[0].rpartition(".")[0] + name if name.startswith(".") else name
-                found.setdefault(name, cells[2].replace("*", ""))
-    return found
-
-
 @pytest.mark.parametrize("file", files.FILES, ids=lambda file: file.name)
 def test_the_reference_page_says_the_same_of_each_file(file):
     if file.kinds:
         pytest.skip("of folders that the page describes in a paragraph")
-    said = _explained()[file.name]
+    said = listed_files.explained()[file.name]
     if file.publish == "yes, but":
         assert not said.startswith(("no", "never")) and said != "yes"
     else:

@@ -21,12 +21,17 @@ def _manifest(**changes) -> manifest.Manifest:
     return manifest.Manifest(**fields | changes)
 
 
+def _write(made, folder):
+    made.keep(folder)
+    made.publish(folder)
+
+
 @pytest.fixture
 def output(tmp_path):
     """The folder of a run that has just begun."""
     (tmp_path / "private").mkdir(mode=0o700)
     assert not manifest.exists(tmp_path)
-    _manifest().write(tmp_path)
+    _write(_manifest(), tmp_path)
     assert manifest.exists(tmp_path)
     return tmp_path
 
@@ -54,13 +59,14 @@ def test_round_trip(output):
 def test_a_run_from_before_kinds_were_recorded_is_told_by_its_options(tmp_path, config, kind):
     (tmp_path / "private").mkdir()
     older = _manifest(config=config)
-    older.write(tmp_path)
+    _write(older, tmp_path)
     assert "kind" not in json.loads((tmp_path / "config.json").read_text())
     assert manifest.read(tmp_path).kind == kind
     assert manifest.read(tmp_path).digest == older.digest  # Its checkpoints are bound to it.
     newer = _manifest(config=config, recorded_kind=kind)
     assert newer.digest != older.digest
-    newer.write(tmp_path)
+    (tmp_path / "config.json").unlink()
+    _write(newer, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["kind"] == kind
     assert manifest.read(tmp_path) == newer
     newer.check_kind(kind, tmp_path)
@@ -71,7 +77,7 @@ def test_a_run_from_before_kinds_were_recorded_is_told_by_its_options(tmp_path, 
 
 def test_a_kind_of_a_later_version_is_refused(tmp_path):
     (tmp_path / "private").mkdir()
-    _manifest(recorded_kind="distillation").write(tmp_path)
+    _write(_manifest(recorded_kind="distillation"), tmp_path)
     with pytest.raises(ValueError, match="its kind is unknown. Restore it, or use the version"):
         manifest.read(tmp_path)
 
@@ -125,7 +131,7 @@ def test_only_the_copy_with_the_users_digests_is_private(tmp_path):
     (tmp_path / "private").mkdir()
     before = os.umask(0o022)
     try:
-        _manifest().write(tmp_path)
+        _write(_manifest(), tmp_path)
     finally:
         os.umask(before)
     modes = {
@@ -135,8 +141,12 @@ def test_only_the_copy_with_the_users_digests_is_private(tmp_path):
     assert modes == {"config.json": 0o644, "private/manifest.json": 0o600}
 
 
-def test_versions_of_packages_may_change(output):
+def test_versions_are_those_that_the_run_began_on(output):
     _edit(output / "config.json", lambda content: content["versions"].update(numpy="9.9"))
+    with pytest.raises(ValueError, match=r"versions.numpy: .* → .*9\.9"):
+        manifest.read(output)
+    # Earlier versions did not bind them.
+    _edit(output / "private/manifest.json", lambda content: content.pop("versions"))
     assert manifest.read(output) == _manifest()
 
 
@@ -151,6 +161,17 @@ def test_a_run_without_its_private_copy_is_refused(output):
     (output / "private" / "manifest.json").unlink()
     with pytest.raises(ValueError, match="nobody can tell what was run"):
         manifest.read(output)
+
+
+def test_a_run_that_has_lost_its_public_copy_is_still_one(output):
+    path = output / "config.json"
+    lost = path.read_bytes()
+    path.unlink()
+    with pytest.raises(ValueError, match="already holds a run: add --resume"):
+        manifest.check_is_free(output)
+    assert manifest.read(output) == _manifest()
+    manifest.read(output).publish(output)
+    assert path.read_bytes() == lost
 
 
 @pytest.mark.parametrize(
@@ -213,10 +234,12 @@ def test_a_folder_is_free_or_refused(output, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is not a folder"):
         manifest.check_is_free(tmp_path / "file")
-    (tmp_path / "pretrained").mkdir()
-    (tmp_path / "pretrained" / "model.npz").touch()
-    with pytest.raises(ValueError, match="already holds a model, model.npz"):
-        manifest.check_is_free(tmp_path / "pretrained")
+    (tmp_path / "other").mkdir()
+    for name in ("model.npz", "weights.npz", "vocabulary.json", "metrics.csv"):
+        (tmp_path / "other" / name).touch()
+        with pytest.raises(ValueError, match=f"already holds {name}, .* name another folder"):
+            manifest.check_is_free(tmp_path / "other")
+        (tmp_path / "other" / name).unlink()
     with pytest.raises(ValueError, match="There is no run in"):
         manifest.read(tmp_path / "new")
 

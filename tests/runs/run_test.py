@@ -3,13 +3,15 @@
 import contextlib
 import dataclasses
 import functools
+import secrets
 import sys
 
 import numpy as np
 import pytest
 
-from tff_dpftrl import validation
-from tff_dpftrl.accounting import facts, parts
+from tests import kills
+from tff_dpftrl import durable_files, validation
+from tff_dpftrl.accounting import facts, parts, privacy_plot
 from tff_dpftrl.runs import (
     cohort_seed,
     curves,
@@ -38,7 +40,7 @@ def _sampled(**options):
 
 
 def _in_turns(**options):
-    asked = dp_ftrl_privacy.DpFtrlPrivacy(**_COMMON, **(_NOISE | options), mechanism="identity")
+    asked = dp_ftrl_privacy.DpFtrlPrivacy(**(_COMMON | _NOISE | options), mechanism="identity")
     return asked.plan(len(_USERS), 3)
 
 
@@ -326,6 +328,62 @@ def test_a_run_killed_anywhere_gives_what_it_would_have_given(
     assert went_on.statement == expected.statement
     rows = went_on.rows
     assert all(row["eval_top1_in_vocab"] is not None for row in (rows[1], rows[3]))
+
+
+def test_wherever_a_run_is_killed_it_releases_once(tmp_path, monkeypatch):
+    plan = _releasing(num_rounds=2)
+    for drawing in (curves, privacy_plot):  # Most of a run's time; the pictures are left empty.
+        monkeypatch.setattr(drawing, "draw", lambda *args, **options: None)
+
+    def run(output):
+        is_new, kept = not manifest.exists(output), output / "private" / "words"
+        words = secrets.token_bytes(8) if is_new else kept.read_bytes()
+        made = dataclasses.replace(
+            _prepared(plan)[0],
+            keep_first=lambda output: durable_files.write(kept, words, private=True),
+            keep=lambda output: durable_files.write(output / "words", words),
+        )
+        known = None if is_new else manifest.read(output)
+        return run_lib.train(output, known, lambda: made, lambda known: made, lambda line: None)
+
+    outputs = list(kills.everywhere(tmp_path, run))
+    assert len(outputs) > 25
+    assert len({(output / "words").read_bytes() for output in outputs}) == len(outputs)
+
+
+@pytest.mark.parametrize("lost", [["config.json"], ["config.json", "private/manifest.json"]])
+def test_a_run_whose_options_are_lost_is_not_begun_again(tmp_path, lost):
+    plan = _releasing()
+    _run(tmp_path, plan)
+    before = kills.published(tmp_path)
+    for name in lost:
+        (tmp_path / name).rename(tmp_path / "private" / f"kept {name[-8:]}")
+    for gone in ("model.npz", "metrics.csv", "privacy_statement.json", "private/metrics.csv"):
+        (tmp_path / gone).unlink()  # Whatever else is lost, the rounds are there.
+    ledger = (tmp_path / "private" / "ledger.sqlite").read_bytes()
+    made, *_ = _prepared(plan)
+    with pytest.raises(
+        validation.UsageError,
+        match="already holds a run: add --resume" if len(lost) == 1 else "Restore private/manifest",
+    ):
+        run_lib.train(tmp_path, None, lambda: made, lambda known: made, lambda line: None)
+    assert (tmp_path / "private" / "ledger.sqlite").read_bytes() == ledger
+    if len(lost) == 1:
+        _run(tmp_path, plan)
+        after = kills.published(tmp_path)
+        assert all(after[name] == before[name] for name in ("config.json", "model.npz"))
+
+
+def test_a_folder_in_which_a_run_begins_is_not_emptied_by_another_process(tmp_path, monkeypatch):
+    plan, keep = _in_turns(), manifest.Manifest.keep
+
+    def keep_while_another_begins(known, output):
+        with pytest.raises(validation.UsageError, match="in use by another process"):
+            manifest.check_is_free(output)
+        keep(known, output)
+
+    monkeypatch.setattr(manifest.Manifest, "keep", keep_while_another_begins)
+    _run(tmp_path, plan)
 
 
 def test_only_committed_models_are_evaluated(tmp_path, monkeypatch):

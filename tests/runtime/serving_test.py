@@ -350,7 +350,9 @@ def test_a_server_folder_is_made_once(tmp_path):
     folder.make(("localhost",))
     folder.keep_plan_keys(small_tasks.KEYS)
     before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
-    folder.make(("elsewhere",))
+    with pytest.raises(ValueError, match=r"names has \['elsewhere'\]"):
+        folder.make(("elsewhere",))
+    folder.make(None)
     folder.keep_plan_keys(small_tasks.KEYS)
     assert {path: path.read_bytes() for path in before} == before
     assert len(folder.plan_keys) == len(small_tasks.KEYS)

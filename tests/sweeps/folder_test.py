@@ -143,6 +143,11 @@ def test_a_cell_that_was_trained_with_other_options_is_refused(begun):
     (of_cell / "config.json").write_text(json.dumps({"config": {**values, "seed": 5}}))
     with pytest.raises(ValueError, match="other options than the cell's .seed: 5 → 0.: move"):
         folder.check_cells(begun, grid)
+    (of_cell / "private").mkdir()
+    (of_cell / "config.json").rename(of_cell / "private" / "manifest.json")
+    assert folder.state(of_cell) == "begun"  # It goes on, and is not begun again.
+    with pytest.raises(ValueError, match="other options than the cell's .seed: 5 → 0.: move"):
+        folder.check_cells(begun, grid)
     (of_cell / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="Move .* away"):
         folder.check_cells(begun, grid)

@@ -8,8 +8,9 @@ import pytest
 from tests.finetuning import toy_finetuning
 from tests.finetuning.toy_finetuning import toy  # noqa: F401
 from tests.training import toy_run
+from tff_dpftrl.runs import manifest
 from tff_dpftrl.sweeps import kinds
-from tff_dpftrl.training import corpus
+from tff_dpftrl.training import corpus, warm_start
 
 
 def test_the_plan_of_a_training_run_is_kept_for_all_its_cells(tmp_path, monkeypatch):
@@ -38,6 +39,14 @@ def test_the_plan_of_fine_tuning_is_that_of_its_run(toy, sampling):  # noqa: F81
     epsilon = plan.epsilon_after(plan.num_rounds)
     assert 1.9 < epsilon <= 2.0
     assert plan.at_delta(1e-6).epsilon_after(plan.num_rounds) > epsilon
+    # And that of the run's manifest, by which a release looks at the run again.
+    users = len(corpus.read_users(config.part(corpus.UserOptions)).train.user_ids)
+    size = warm_start.find(config.initial_folder).load().model.num_parameters
+    derived = {"group_size": 2, "clip_norm": 1.0} | plan.derived()
+    facts = {"training_users": users, "num_parameters": size}
+    known = manifest.Manifest(config.to_dict(), derived, facts, {})
+    again = kinds.FINETUNING.begun_plan(known, toy)
+    assert again.epsilon_after(again.num_rounds) == pytest.approx(epsilon)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,11 @@ import sys
 
 import pytest
 
-from tff_dpftrl.sweeps import cells, kinds, population_check
+from tff_dpftrl.finetuning import opening as finetuning_opening
+from tff_dpftrl.runs import joint_runs, manifest
+from tff_dpftrl.sweeps import cells, folder, kinds, population_check
 from tff_dpftrl.training import corpus, warm_start
+from tff_dpftrl.training import opening as training_opening
 
 
 @pytest.fixture
@@ -66,6 +69,62 @@ def test_text_and_weights_of_fine_tuning_are_checked(options, tmp_path, monkeypa
     assert found["cell"] == 1 and "cohort_size=28 exceeds the 27 users" in found["error"]
     assert population_check.first_error([cell.config for cell in grid[::2]]) is None
     assert [len(users[0]) for *_, users in compared] == [27, 27]  # Once in each of two checks.
+
+
+def _open(kind, config, output):
+    opening = {kinds.TRAINING: training_opening, kinds.FINETUNING: finetuning_opening}[kind]
+    return opening.open_run(config, output, progress=lambda line: None)
+
+
+@pytest.mark.parametrize("record", [joint_runs.RECORD, joint_runs.PLANNED])
+@pytest.mark.parametrize("kind", [kinds.TRAINING, kinds.FINETUNING])
+def test_no_run_begins_on_other_data_than_its_sweep_was_planned_with(
+    options, tmp_path, monkeypatch, kind, record
+):
+    for name in ("find", "source", "refuse_protected"):
+        monkeypatch.setattr(warm_start, name, lambda *args: None)
+    (tmp_path / "weights").mkdir()
+    file = "words.txt"
+    if kind is kinds.FINETUNING:
+        file = "weights/model.npz"
+        (tmp_path / file).write_text("a model")
+        options = {"data": options["data"], "group_size": 1, "noise_multiplier": 1.0}
+        options |= {"sampling": "user", "cohort_size": 3}
+        options["initial_weights"] = str(tmp_path / "weights")
+    (cell,) = cells.grid(options, {"seed": (0,)}, kind)
+    out = tmp_path / "out"
+    content = {"digests": population_check.digests([cell.config])}
+    (out / "private").mkdir(parents=True)
+    path = out / record
+    path.write_text(json.dumps({"plan": content} if record == joint_runs.RECORD else content))
+    folder = (path.parent if record == joint_runs.RECORD else out) / "cells" / "seed=0"
+    _open(kind, cell.config, folder)
+    for name in ("users.jsonl", file):
+        before = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(before.replace("u7", "v7").replace("o", "a"))
+        with pytest.raises(ValueError, match="planned with other data: .*has changed"):
+            _open(kind, cell.config, folder)
+        _open(kind, cell.config, tmp_path / "alone")
+        (tmp_path / name).write_text(before)
+    _open(kind, cell.config, folder)
+    path.unlink()
+    if record == joint_runs.RECORD:
+        folder.mkdir(parents=True)
+        with pytest.raises(ValueError, match="selection.json is missing"):
+            _open(kind, cell.config, folder)
+
+
+def test_a_sweep_is_bound_to_what_its_first_cells_read(tmp_path):
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds a sweep: give the same command"):
+        manifest.check_is_free(tmp_path)  # A run there would empty the folder `private`.
+    folder.bind(tmp_path, {"/words": "1", "/users": "2"})
+    folder.bind(tmp_path, {})
+    folder.bind(tmp_path, {"/words": "1", "/more": "3"})
+    with pytest.raises(ValueError, match="/users has changed since"):
+        folder.bind(tmp_path, {"/users": "4"})
+    found = json.loads((tmp_path / "private" / "planned.json").read_text())
+    assert found == {"digests": {"/words": "1", "/users": "2", "/more": "3"}}
 
 
 def test_a_vocabulary_that_no_option_names_is_found(options):

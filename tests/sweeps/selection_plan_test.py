@@ -8,6 +8,7 @@ import pytest
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import gaussian, selection
+from tff_dpftrl.runs import manifest
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import selection_plan
 
@@ -75,6 +76,30 @@ def test_a_given_noise_is_accounted_for_by_the_worst_cell():
     # Everybody takes part once, so that μ = 1/2.
     worst = selection.account([lambda delta: gaussian.epsilon(0.5, delta)], _RUNS, 1e-4)
     assert found.epsilon == pytest.approx(worst.epsilon, rel=1e-4)
+
+
+@pytest.mark.parametrize("noise, is_refused", [(2.0, False), (1.9, True)])
+def test_a_run_of_less_noise_than_planned_is_found_by_its_manifest(tmp_path, noise, is_refused):
+    (config,), (found, _, _) = _planned(mechanism=["tree"], min_sep=[5], noise_multiplier=[2.0])
+    ratio = (found.epsilon - found.run_epsilon) / 2.0
+    promises = [
+        (found.run_epsilon * selection_plan.SLACK, found.run_delta),
+        (ratio * selection_plan.SLACK, _RUNS.delta_of_ratio(ratio)),
+    ]
+    record = tmp_path / "private" / "selection.json"
+    folder = record.parent / "cells" / "run=0"
+    (folder / "private").mkdir(parents=True)
+    record.write_text("{}")
+    config = dataclasses.replace(config, noise_multiplier=noise, delta=found.run_delta)
+    facts = {"training_users": _USERS, "num_parameters": 1}
+    known = manifest.Manifest(config.to_dict(), _plan(config.privacy()).derived(), facts, {})
+    known.bound_to_choice(folder).write(folder)
+    answer = selection_plan._check_runs("training", [str(folder)], promises)
+    assert bool(answer) == is_refused
+    assert not is_refused or "costs more than the choice was planned for" in answer["error"]
+    record.write_text("{ }")
+    answer = selection_plan._check_runs("training", [str(folder)], promises)
+    assert "do not belong together" in answer["error"]
 
 
 def test_the_first_cell_that_cannot_be_run_is_named():

@@ -11,6 +11,7 @@ import pytest
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee, statement
 from tff_dpftrl.accounting import selection as selection_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.auditing.recount import records
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema as schema_lib
@@ -20,7 +21,9 @@ from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.sweeps import kinds, selection, selection_plan
 
 _RUNS = selection_lib.NumRuns(3, 15)
-_PLAN = selection_plan.Planned(2.0, 1.5, 1e-6, [1.25, 1.0], [(1.5, 0.01)], [[], []])
+_PLAN = selection_plan.Planned(
+    *(2.0, 1.5, 1e-6, [1.25, 1.0], [(1.5, 0.01)], [[], []]), score_digest="public"
+)
 _OPTIONS = {"target_epsilon": 2.0, "delta": 1e-5}
 
 
@@ -84,37 +87,68 @@ def test_runs_have_cells_drawn_anew_and_the_noise_that_was_planned(tmp_path, pla
     assert len(numbers) > 1 and cells == {0, 1} and max(numbers) <= 15
 
 
-def _finish(folder, noise):
+def test_a_choice_whose_record_is_lost_is_not_drawn_again(tmp_path, plans):
+    _open(tmp_path)
+    (tmp_path / "private" / "cells").mkdir()
+    (tmp_path / "private" / "selection.json").unlink()
+    for begin in (
+        lambda: _open(tmp_path),
+        lambda: folder_lib.check(tmp_path, _OPTIONS, {"clip_norm": (0.5, 1.0)}),
+        lambda: manifest.check_is_free(tmp_path),  # Of `train`, which would empty `private`.
+    ):
+        with pytest.raises(validation.UsageError, match=r"selection.json is missing, .*: restore"):
+            begin()
+    assert len(plans) == 1
+
+
+def _finish(folder, noise, run):
     folder.mkdir(parents=True)
     claim = guarantee.dp_ftrl_guarantee(
         identity.Identity(), noise_multiplier=noise, schema=schema_lib.MinSep(4, 4, 1), delta=1e-6
     )
     one = statement.dp_ftrl_statement(claim, unit_of_privacy="user", num_users=1000)
     (folder / "privacy_statement.json").write_text(one.to_json())
-    (folder / "config.json").write_text(
-        json.dumps({"config": {"data": "x.csv"}, "kind": "training"})
-    )
+    content = {"config": run.config.to_dict(), "kind": "training"}
+    (folder / "config.json").write_text(json.dumps(content))
     for name in ("model.npz", "vocabulary.json", "metrics.csv", "sweep.log", "cell.json"):
         (folder / name).write_text(f"{name} {noise}")
 
 
-def test_the_best_run_alone_is_released_with_the_cost_of_the_choice(tmp_path, monkeypatch):
-    cells = _cells()
+@pytest.fixture
+def ended(tmp_path, monkeypatch):
+    """A choice all of whose runs have ended, and what other processes are asked and answer."""
     chosen = selection.Selection("/public.jsonl", _RUNS, 1e-5, _PLAN, [1, 0, 1, 0])
-    for number, run in enumerate(chosen.runs(cells)):
-        _finish(folder_lib.cell_folder(tmp_path / "private", run), noise=10.0 + number)
+    for number, run in enumerate(chosen.runs(_cells())):
+        _finish(folder_lib.cell_folder(tmp_path / "private", run), 10.0 + number, run)
+    answers = {selection_plan.__name__: {}, "digest": "public", "scores": [math.nan, 2.5, 2.0, 2.0]}
     asked = []
 
     def ask(module, request):
         asked.append(request)
-        return [math.nan, 2.5, 2.0, 2.0]
+        return answers.get(module, answers)
 
     monkeypatch.setattr(selection_plan, "ask", ask)
+    return chosen, asked, answers
+
+
+def test_the_best_run_alone_is_released_with_the_cost_of_the_choice(tmp_path, ended):
+    chosen, asked, answers = ended
+    cells = _cells()
     selection.release(tmp_path, chosen, cells)
-    (tmp_path / "winner" / "README.md").unlink()
-    selection.release(tmp_path, chosen, cells)  # As after a kill.
-    assert len(asked) == 1 and len(asked[0]["folders"]) == 4 and asked[0]["text"] == "/public.jsonl"
     winner = tmp_path / "winner"
+    first = {path.name: path.read_bytes() for path in winner.iterdir()}
+    (winner / "README.md").unlink()
+    selection.release(tmp_path, chosen, cells)  # As after a kill.
+    shutil.rmtree(winner)
+    answers.update(scores=[1.0, 2.0, 3.0, 4.0], digest="another text")
+    selection.release(tmp_path, chosen, cells)
+    assert {path.name: path.read_bytes() for path in winner.iterdir()} == first
+    checked, scored = asked
+    assert checked["promises"] == ((pytest.approx(1.5), 1e-6), pytest.approx((0.25, 0.142), 1e-3))
+    assert checked["folders"] == scored["folders"] and scored["text"] == "/public.jsonl"
+    shutil.rmtree(tmp_path / "private" / "winner")
+    with pytest.raises(validation.UsageError, match="was released, but .* is missing: restore it"):
+        selection.release(tmp_path, chosen, cells)
     assert {path.name for path in winner.iterdir()} == {
         "model.npz", "vocabulary.json", "config.json", "README.md",
         "privacy_statement.json", "privacy_statement.md", "privacy.png",
@@ -129,9 +163,54 @@ def test_the_best_run_alone_is_released_with_the_cost_of_the_choice(tmp_path, mo
     released = " ".join(path.read_text() for path in winner.iterdir() if path.suffix != ".png")
     assert "run=" not in released and '"drawn"' not in released
     assert {path.name for path in tmp_path.iterdir()} == {"private", "winner"}
+    assert sentences.ONE_OF_A_CHOICE not in released
     (winner / "config.json").write_text('{"config": {}, "derived": {}, "facts": {}}')
     with pytest.raises(validation.UsageError, match="name the folder that the sweep wrote to"):
         records.read(winner)
+
+
+def _of_little_noise(folder, answers):
+    path = folder / "privacy_statement.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"epsilon": 1.51}))
+
+
+def _without_guarantee(folder, answers):
+    path = folder / "privacy_statement.json"
+    content = {"epsilon": None, "rho_zcdp": None, "no_guarantee": ["It broke."], "parts": []}
+    path.write_text(json.dumps(json.loads(path.read_text()) | content))
+
+
+def _of_other_settings(folder, answers):
+    content = json.loads((folder / "config.json").read_text())
+    content["config"]["clip_norm"] = 7.0
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def _of_another_plan(folder, answers):
+    answers[selection_plan.__name__] = {"error": "The run costs more than was planned."}
+
+
+def _by_another_text(folder, answers):
+    answers["digest"] = "another text"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (_of_little_noise, "run=3.* has ε = 1.51 at δ = 1e-06, and 1.5 at 1e-06 was planned"),
+        (_without_guarantee, "run=3.* has ε = inf at"),
+        (_of_other_settings, "run=3.* holds a run with other options than the cell's"),
+        (_of_another_plan, "costs more than was planned"),
+        (_by_another_text, "/public.jsonl, is no longer the one that --select was planned with"),
+    ],
+)
+def test_nothing_is_released_of_runs_other_than_planned(tmp_path, ended, change, message):
+    chosen, _, answers = ended
+    last = folder_lib.cell_folder(tmp_path / "private", chosen.runs(_cells())[-1])
+    change(last, answers)
+    with pytest.raises(validation.UsageError, match=message):
+        selection.release(tmp_path, chosen, _cells())
+    assert not (tmp_path / "winner").exists() and not (tmp_path / "private" / "winner").exists()
 
 
 def test_a_run_that_diverged_is_the_worst_and_ends_nothing(tmp_path, monkeypatch):
@@ -139,7 +218,7 @@ def test_a_run_that_diverged_is_the_worst_and_ends_nothing(tmp_path, monkeypatch
     runs = chosen.runs(_cells())
     folders = [folder_lib.cell_folder(tmp_path / "private", run) for run in runs]
     for number, folder in enumerate(folders):
-        _finish(folder, noise=10.0 + number)
+        _finish(folder, 10.0 + number, runs[number])
         folder_lib.write_ending(folder, folder_lib.Ending(2 * (number == 0), "diverged"))
     assert selection.unfinished(tmp_path, runs) == runs[:1]
 
@@ -149,12 +228,14 @@ def test_a_run_that_diverged_is_the_worst_and_ends_nothing(tmp_path, monkeypatch
 
     diverge(folders[0])
     assert not selection.unfinished(tmp_path, runs)
-    monkeypatch.setattr(selection_plan, "ask", lambda module, request: [99.0, math.nan])
+    answer = {"scores": [99.0, math.nan], "digest": "public"}
+    monkeypatch.setattr(selection_plan, "ask", lambda module, request: answer)
     selection.release(tmp_path, chosen, _cells())
     assert (tmp_path / "winner" / "model.npz").read_text() == "model.npz 11.0"
     shutil.rmtree(tmp_path / "winner")
+    shutil.rmtree(tmp_path / "private" / "winner")
     # Of runs without a score, any one is the best, and the draw made the first one a random one.
-    monkeypatch.setattr(selection_plan, "ask", lambda module, request: [math.nan, math.nan])
+    answer["scores"][0] = math.nan
     selection.release(tmp_path, chosen, _cells())
     selection.release(tmp_path, chosen, _cells())  # As after a kill.
     (released,) = (tmp_path / "winner").iterdir()
@@ -172,7 +253,7 @@ def _write_run_with_metrics(folder, sums, stddev):
         {},
     )
     (folder / "private").mkdir()
-    known.write(folder)
+    known.keep(folder)
     columns = [column.name for column in kinds.TRAINING.figures(known).columns]
     lines = [",".join(["round", *columns])]
     for number, pair in enumerate(sums, start=1):
@@ -189,7 +270,8 @@ def test_runs_may_be_scored_by_the_loss_that_they_release(tmp_path):
     _write_run_with_metrics(tmp_path / "0", [*sums, (1.0, 10.0), (2.0, 1.0)], 0.1)
     _write_run_with_metrics(tmp_path / "1", [*sums, (1.0, 10.0), (2.0, 1.0)], 4.0)
     (cell,) = _cells({**_OPTIONS, "num_rounds": 8}, clip_norm=(1.0,))
-    scores, score = selection._scores("metrics", [tmp_path / "0", tmp_path / "1"], cell)
+    chosen = selection.Selection("metrics", _RUNS, 1e-5, _PLAN, [0, 0])
+    scores, score = selection._scores(chosen, [tmp_path / "0", tmp_path / "1"], cell)
     assert scores[0] == pytest.approx(math.log(100) * 3.0 / 11.0)
     assert math.isnan(scores[1]) and "last quarter of the rounds" in score  # Noise outweighs it.
     with pytest.raises(validation.UsageError, match="give --metrics-epsilon, or name a public"):

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests import kills
 from tests.training import toy_run
 from tff_dpftrl.accounting import parts
 from tff_dpftrl.auditing.recount import run_folder
@@ -23,23 +24,6 @@ def _config(corpus, **options):
     words = {"vocabulary": "dp", "base_vocabulary": str(corpus / "public.txt")}
     own = {"vocabulary_size": 20, "deterministic_noise_seed": None, "num_rounds": 1, "min_sep": 1}
     return toy_run.config(corpus, **noise | words | own | options)
-
-
-@pytest.fixture
-def crash(monkeypatch):
-    """A function that lets the process die before or after the run's manifest is written."""
-
-    def arm(when):
-        write = manifest.Manifest.write
-
-        def crashing(self, output):
-            if when == "after":
-                write(self, output)
-            raise toy_run.Crash
-
-        monkeypatch.setattr(manifest.Manifest, "write", crashing)
-
-    return arm
 
 
 def _count_no_more(monkeypatch):
@@ -77,34 +61,47 @@ def test_words_are_a_part_of_epsilon(corpus, tmp_path):
     assert any(one.test == "statement: ε" and one.outcome == "violated" for one in found.findings)
 
 
-def test_words_are_stored_before_the_folder_holds_a_run(corpus, tmp_path, crash):
-    output = tmp_path / "run"
-    crash("before")
-    with pytest.raises(toy_run.Crash):
-        run.train(_config(corpus), output)
-    assert (output / "vocabulary.json").exists()
-    manifest.check_is_free(output)  # Nobody has seen these words: a new run counts anew.
+def test_nobody_sees_words_before_they_are_charged(corpus, tmp_path):
+    output, lines = tmp_path / "run", []
+    with kills.dying("replace manifest.json") as events, pytest.raises(kills.Killed):
+        run.train(_config(corpus), output, progress=lines.append)
+    assert events[-1] == "replace vocabulary.json" and kills.published(output) == {}
+    # Who sees how many words are unknown, and starts anew, has looked at two counts.
+    assert lines == ["Reading the data ...", "Building the computations ..."]
+    manifest.check_is_free(output)
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_counts_no_more(corpus, tmp_path, monkeypatch, crash):
-    output = tmp_path / "run"
-    crash("after")
-    with pytest.raises(toy_run.Crash):
+def test_wherever_a_run_is_killed_it_releases_once(corpus, tmp_path):
+    config = _config(corpus, metrics_epsilon=2.0, eval_every=1, held_out_users="protected")
+
+    def begin_or_go_on(output):
+        run.train(None if manifest.exists(output) else config, output, progress=lambda line: None)
+
+    for output in kills.everywhere(tmp_path, begin_or_go_on):
+        assert run_folder.recount_run(output).verdict == "consistent with the claim"
+        stated = json.loads((output / "privacy_statement.json").read_text())
+        assert {parts.VOCABULARY, parts.METRICS} < {part["name"] for part in stated["parts"]}
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_counts_no_more(corpus, tmp_path, monkeypatch):
+    output, kept = tmp_path / "run", tmp_path / "run" / "private" / "vocabulary.json"
+    with kills.dying("replace config.json"), pytest.raises(kills.Killed):
         run.train(_config(corpus), output)
-    monkeypatch.undo()
-    content = (output / "vocabulary.json").read_bytes()
+    content = kept.read_bytes()
     _count_no_more(monkeypatch)
-    (output / "vocabulary.json").rename(tmp_path / "kept")
+    kept.unlink()
     with pytest.raises(
         ValueError, match="vocabulary.json is missing: .* would be a second release"
     ):
         run.train(None, output)
     changed = json.loads(content) | {"words": list(reversed(json.loads(content)["words"]))}
-    (output / "vocabulary.json").write_text(json.dumps(changed))
+    kept.write_text(json.dumps(changed))
     with pytest.raises(ValueError, match="words of the vocabulary"):
         run.train(None, output)
-    (tmp_path / "kept").rename(output / "vocabulary.json")
+    kept.unlink()
+    (output / "vocabulary.json").write_bytes(content)  # All that an older run has.
     statement = run.train(None, output).statement
     assert (output / "vocabulary.json").read_bytes() == content
     assert statement.parts[1].name == parts.VOCABULARY

@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.reports import listed_files
 from tests.training import toy_run
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.data import (
@@ -56,6 +57,7 @@ def test_a_folder_has_the_best_model_and_what_it_was_trained_on(corpus, pretrain
     names = {path.name for path in output.iterdir()}
     described = {"curves.png", "pretraining.json", "text_digests.npz", "vocabulary.json"}
     assert names == {"README.md", "model.npz", *described}
+    listed_files.check(output)
     record = json.loads((output / "pretraining.json").read_text())
     assert record["source"] == "public.jsonl, declared public by the operator"
     assert record["pretraining"] == dataclasses.asdict(_config(corpus))

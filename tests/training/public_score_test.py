@@ -65,8 +65,11 @@ def test_the_process_prints_a_score_for_each_folder(folder, tmp_path, capsys):
         "protected": dataclasses.asdict(_protected(folder)),
     }
     public_score._main(**json.loads(json.dumps(request)))
-    first, second = json.loads(capsys.readouterr().out)
+    answer = json.loads(capsys.readouterr().out)
+    first, second = answer["scores"]
     assert first == second > 0
+    text = public_score.read(str(folder / "public.jsonl"), _protected(folder))
+    assert answer["digest"] == text.digest()
 
 
 if __name__ == "__main__":

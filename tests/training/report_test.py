@@ -12,7 +12,7 @@ from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema
-from tff_dpftrl.runs import reporting
+from tff_dpftrl.runs import joint_runs, reporting
 from tff_dpftrl.training import metrics_columns, report, vocabulary_share
 
 
@@ -30,22 +30,30 @@ def test_a_delta_that_protects_nobody_is_not_quoted_alone():
 
 
 def test_a_private_vocabulary_is_said_beside_epsilon():
-    (caveat,) = report._headline_caveats("private", {})
-    assert "vocabulary were counted on the training users without noise" in caveat
-    assert report._headline_caveats("docs", {}) == ()
+    (caveat,) = report._headline_caveats({"vocabulary": "private"}, {})
+    assert "vocabulary were counted on protected users without noise" in caveat
+    assert report._headline_caveats({"vocabulary": "docs"}, {}) == ()
     # Text that was given in memory has words of its own, whatever the config says.
-    assert report._headline_caveats("docs", {"vocabulary_is_public": False}) == (caveat,)
-    assert report._headline_caveats("docs", {"vocabulary_is_public": True}) == ()
+    assert report._headline_caveats({"vocabulary": "docs"}, {"vocabulary_is_public": False}) == (
+        caveat,
+    )
+    assert report._headline_caveats({"vocabulary": "docs"}, {"vocabulary_is_public": True}) == ()
+
+
+def test_a_run_that_a_choice_is_made_among_says_so_beside_epsilon():
+    assert report._headline_caveats("docs", {joint_runs.IS_ONE: True}) == (
+        sentences.ONE_OF_A_CHOICE,
+    )
 
 
 def test_words_counted_with_noise_are_a_part_of_epsilon_of_the_run_that_counted_them():
     facts = {"vocabulary_is_public": False, "vocabulary_is_noised": True}
-    (caveat,) = report._headline_caveats("vocabulary.json", facts)
+    (caveat,) = report._headline_caveats({"vocabulary": "vocabulary.json"}, facts)
     assert "another run protects: its statement covers" in caveat
     part = vocabulary_share.part(1.0, 1e-5)
-    assert report._headline_caveats("dp", facts, others=parts.to_json([part])) == ()
+    assert report._headline_caveats({"vocabulary": "dp"}, facts, others=parts.to_json([part])) == ()
     # Whatever the options say: without the part nothing covers the words.
-    assert report._headline_caveats("dp", facts) == (caveat,)
+    assert report._headline_caveats({"vocabulary": "dp"}, facts) == (caveat,)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +67,7 @@ def test_words_counted_with_noise_are_a_part_of_epsilon_of_the_run_that_counted_
 )
 def test_weights_that_may_tell_of_people_are_said_beside_epsilon(facts, is_said):
     expected = (sentences.INITIAL_WEIGHTS,) if is_said else ()
-    assert report._headline_caveats("docs", facts) == expected
+    assert report._headline_caveats({"vocabulary": "docs"}, facts) == expected
 
 
 def test_what_tells_of_a_cohort_is_not_for_publishing():

@@ -63,7 +63,9 @@ _PUBLISHED = {
     "privacy_statement.md": "accounting, participation",
     "vocabulary.json": "the vocabulary, a public one here",
 }
-_KEYED = re.compile(r'("?(run|data_hmac_sha256)"?[:`| ]*"?)[0-9a-f]{16,}')  # By a random key.
+_KEYED = re.compile(
+    r'("?(run|data_hmac_sha256|statement_(?:hmac_)?sha256)"?[:`| ]*"?)[0-9a-f]{16,}'
+)  # By a random key.
 
 
 def _published(output):
@@ -205,7 +207,7 @@ def test_a_crash_before_the_first_round_leaves_a_folder_that_can_be_used(
         raise toy_run.Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(manifest.Manifest, "write", crash)
+        patch.setattr(manifest.Manifest, "keep", crash)
         with pytest.raises(toy_run.Crash):
             run.train(toy_run.config(corpus, num_rounds=1), tmp_path / "run")
     assert not manifest.exists(tmp_path / "run")

@@ -127,6 +127,13 @@ def test_what_is_no_run_is_refused_with_what_to_do(tmp_path):
         trained_model.find(run)
 
 
+def test_a_run_that_was_not_chosen_is_read_by_who_scores_it_alone(tmp_path):
+    folder = toy_model.write(tmp_path / "private" / "cells" / "run=0")
+    with pytest.raises(ValueError, match="nothing of them may leave the sweep"):
+        trained_model.find(folder)
+    assert trained_model.find(folder, is_published=False).words == toy_model.WORDS
+
+
 def test_a_vocabulary_of_another_run_is_refused(tmp_path):
     toy_model.write(tmp_path)
     other = word_lstm.WordLstm(9, sequence_length=4, embedding_size=3, state_size=5)

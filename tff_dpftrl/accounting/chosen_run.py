@@ -67,7 +67,10 @@ def statement(
     unit = one.unit_of_privacy
     users = one.parameters.get("num_users")
     users = users if isinstance(users, int) else None
-    of_one = sentences.delta_caveats(one.delta, users, unit)
+    of_the_run = (
+        *sentences.delta_caveats(one.delta, users, unit),
+        sentences.ONE_OF_A_CHOICE,
+    )
     rows = [
         dataclasses.replace(row, says=row.says or one.mechanism)
         for row in costs or (parts.Cost(parts.WEIGHTS, "", run_epsilon),)
@@ -109,7 +112,7 @@ def statement(
         assumptions=(*one.assumptions, _SECRET),
         headline_caveats=(
             *sentences.delta_caveats(delta, users, unit),
-            *(line for line in one.headline_caveats if line not in of_one),
+            *(line for line in one.headline_caveats if line not in of_the_run),
         ),
         # The date would tell how long the runs took.
         subject={name: value for name, value in one.subject.items() if name != "date"},

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 
 from tff_dpftrl.accounting import composition
 
 Scalar = str | int | float | bool | None
+
+
+# Of an absolute path at the beginning of a word.
+_FOLDERS = re.compile(r"""(?<![^\s"'(])(?:~|[A-Za-z]:)?[/\\](?:[^\s,;/\\]+[/\\])*(?=[^\s,;/\\])""")
+
+
+def _cut(text: Scalar) -> Scalar:
+    """Cuts absolute paths in a text to their last part."""
+    return _FOLDERS.sub("", text) if isinstance(text, str) else text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +37,14 @@ class Trust:
 class Facts:
     """Everything about a run that a privacy statement reports and ε does not depend on.
 
+    A statement may be published: absolute paths in texts are cut to their last part.
+
     Attributes:
       parameters: Parameters of the run that the claim does not have, by name.
-      vocabulary_source: Text that the vocabulary was counted on; None if unknown.
+      vocabulary_source: Text that the vocabulary was counted on; None if unknown, or without one.
       vocabulary_is_public: Whether the operator declares this text to be public. The statement
-        lists the vocabulary among the assumptions then, and otherwise as not covered. None for a
-        model without one.
+        lists the vocabulary among the assumptions then, and otherwise as not covered. Where it is
+        None and there is no source, either, the statement speaks of no vocabulary.
       hyperparameter_tuning: Data that the hyperparameters were chosen on; None if unknown.
       not_covered: Further data accesses that the guarantee does not cover, a sentence each.
       caveats: Further caveats, a sentence each.
@@ -46,7 +58,7 @@ class Facts:
 
     parameters: Mapping[str, Scalar] = dataclasses.field(default_factory=dict)
     vocabulary_source: str | None = None
-    vocabulary_is_public: bool | None = False
+    vocabulary_is_public: bool | None = None
     hyperparameter_tuning: str | None = None
     not_covered: Sequence[str] = ()
     caveats: Sequence[str] = ()
@@ -56,19 +68,30 @@ class Facts:
     trust: Trust | None = None
     rows_have_owners: bool = False
 
+    def __post_init__(self) -> None:
+        values = {
+            name: _cut(getattr(self, name))
+            for name in ("vocabulary_source", "hyperparameter_tuning")
+        }
+        for name in ("not_covered", "caveats", "headline_caveats"):
+            values[name] = tuple(map(_cut, getattr(self, name)))
+        values["parameters"] = {name: _cut(value) for name, value in self.parameters.items()}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether the model is known to have a vocabulary."""
+        return self.vocabulary_is_public is not None or self.vocabulary_source is not None
+
     def with_plan(
-        self,
-        parameters: Mapping[str, Scalar],
-        *,
-        headline_caveats: Sequence[str] = (),
-        not_covered: Sequence[str] = (),
+        self, parameters: Mapping[str, Scalar], *, headline_caveats: Sequence[str] = ()
     ) -> Facts:
         """Returns the facts together with those of the run's privacy plan.
 
         Args:
           parameters: Parameters of the plan; they come before those of the run.
           headline_caveats: Headline caveats of the plan; they come first.
-          not_covered: Data accesses that the plan does not cover; they come last.
 
         Returns:
           All facts.
@@ -77,5 +100,4 @@ class Facts:
             self,
             parameters={**parameters, **self.parameters},
             headline_caveats=(*headline_caveats, *self.headline_caveats),
-            not_covered=(*self.not_covered, *not_covered),
         )

@@ -8,6 +8,7 @@ and gives the reasons. `statement` builds statements.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -29,6 +30,11 @@ Scalar = facts_lib.Scalar
 SCHEMA = 1
 """Version of the JSON's layout, `docs/reference/privacy_statement.schema.json`."""
 
+DIGESTS = DIGEST, KEYED_DIGEST = "statement_sha256", "statement_hmac_sha256"
+"""Names of entries of `subject`: digests of all other entries of a statement, by which an edit of
+any of them is found. The keyed one has the key of a run's ledger, so that nobody else can make it.
+"""
+
 _NOT_FIELDS = ("schema", "participation_record", "plain_sentences")
 # Entries that statements of earlier versions lack.
 _NEWER = frozenset(
@@ -37,6 +43,41 @@ _NEWER = frozenset(
         *("subject", "parts"),
     }
 )
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """Computes the SHA-256 (hex) of a statement in JSON, but for the digests in it."""
+    subject = values.get("subject")
+    if isinstance(subject, Mapping):
+        values = {**values, "subject": _without_digests(subject)}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def _without_digests(subject: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    return {name: value for name, value in subject.items() if name not in DIGESTS}
+
+
+def refuse_edited(values: Mapping[str, Any], name: object = "text") -> None:
+    """Refuses a statement in JSON that is not as it was written.
+
+    Args:
+      values: Content of the JSON. Statements of earlier versions have no digest, and pass.
+      name: Name of the file, for the message.
+
+    Raises:
+      EditedError: If an entry was edited.
+    """
+    subject = values.get("subject")
+    stated = subject.get(DIGEST) if isinstance(subject, Mapping) else None
+    if stated is not None and stated != digest(values):
+        raise EditedError(
+            f"{name} is a privacy statement that was edited after it was written: restore it, or "
+            "remove it and run tff-dpftrl report on its folder."
+        )
+
+
+class EditedError(validation.UsageError):
+    """A statement is not as it was written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,12 +214,13 @@ class PrivacyStatement:
             epsilon then says so. No audit makes epsilon smaller or larger.
 
         Returns:
-          A copy with the result.
+          A copy with the result, without the digests of what it was.
         """
         refuted = (sentences.refuted(entry),) if is_refuted else ()
         return dataclasses.replace(
             self,
             audits=(*self.audits, entry),
+            subject=_without_digests(self.subject),
             headline_caveats=(*refuted, *self.headline_caveats),
         )
 
@@ -198,10 +240,15 @@ class PrivacyStatement:
         return json.dumps(values, indent=2, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> PrivacyStatement:
+    def from_json(cls, text: str, name: object = "text") -> PrivacyStatement:
         """Reads what `to_json` wrote, also by earlier versions, whose entries were fewer.
 
+        Args:
+          text: The JSON.
+          name: Name of its file, for the message that it was edited.
+
         Raises:
+          EditedError: If an entry was edited after it was written.
           ValueError: If `text` is not a statement.
         """
         try:
@@ -212,6 +259,7 @@ class PrivacyStatement:
         names = {*_NOT_FIELDS, *kinds_of}
         if not isinstance(values, dict) or set(values) | _NEWER != names:
             raise validation.UsageError("text is not a privacy statement written by to_json.")
+        refuse_edited(values, name)
         if values.get("schema", SCHEMA) != SCHEMA:
             raise validation.UsageError(
                 f"text is a privacy statement of layout {values['schema']!r}, and this version "

@@ -99,7 +99,10 @@ def dp_ftrl_statement(
         observed=observed,
         unit_of_privacy=unit_of_privacy,
         adjacency=sentences.zero_out(
-            unit_of_privacy, claim.adaptive_clipping, *_fixed_words(claim.others)
+            unit_of_privacy,
+            claim.adaptive_clipping,
+            _fixed(facts, claim.others),
+            _counted_apart(claim.others),
         ),
         setting=trust.setting,
         output=sentences.output(unit_of_privacy, data_in_one_place),
@@ -176,7 +179,8 @@ def _with_earlier_runs(statement: PrivacyStatement, facts: facts_lib.Facts) -> P
 
 
 def _vocabulary_not_covered(facts: facts_lib.Facts, others: Sequence[parts.Part]) -> list[str]:
-    if facts.vocabulary_is_public is not False or _is_part(parts.VOCABULARY, others):
+    is_covered = facts.vocabulary_is_public or _is_part(parts.VOCABULARY, others)
+    if is_covered or not facts.has_vocabulary:
         return []
     return [sentences.vocabulary_choice(facts.vocabulary_source)]
 
@@ -185,9 +189,16 @@ def _is_part(name: str, others: Sequence[parts.Part]) -> bool:
     return any(part.name == name for part in others)
 
 
-def _fixed_words(others: Sequence[parts.Part]) -> tuple[str, ...]:
-    """Returns what is fixed of the vocabulary where words of it were counted with noise."""
-    return ("the public words of the vocabulary",) if _is_part(parts.VOCABULARY, others) else ()
+def _fixed(facts: facts_lib.Facts, others: Sequence[parts.Part]) -> str:
+    """Returns by what the data become inputs of the model, which is held fixed."""
+    if _is_part(parts.VOCABULARY, others):
+        return "the public words of the vocabulary"
+    return "the vocabulary" if facts.has_vocabulary else "how inputs are made of the data"
+
+
+def _counted_apart(others: Sequence[parts.Part]) -> tuple[str, ...]:
+    """Returns the names of the parts that count their users besides the rounds."""
+    return tuple(part.name for part in others if part.noise_multiplier_of_round is None)
 
 
 def _vocabulary_assumed(facts: facts_lib.Facts, others: Sequence[parts.Part]) -> list[str]:
@@ -225,6 +236,7 @@ class SampledClaim:
       profile: Further pairs (ε, δ) that the run satisfies, from `parts.profile`. The
         odds of a guess follow from them; without any, from ε and δ alone.
       others: All else that the run releases about the same users. ε is that of the whole.
+      apart: Names of what counts all users besides the rounds and is not among `others`.
       weights: The rounds, whose cost alone is stated beside those of `others`; None without them.
     """
 
@@ -239,6 +251,7 @@ class SampledClaim:
     claimed_by_author: bool = False
     profile: tuple[tuple[float, float], ...] = ()
     others: tuple[parts.Part, ...] = ()
+    apart: tuple[str, ...] = ()
     weights: parts.Weights | None = None
 
 
@@ -294,7 +307,11 @@ def sampled_statement(
             filter(
                 None,
                 [
-                    sentences.zero_out_when_sampled(unit_of_privacy, *_fixed_words(claim.others)),
+                    sentences.zero_out_when_sampled(
+                        unit_of_privacy,
+                        _fixed(facts, claim.others),
+                        (*_counted_apart(claim.others), *claim.apart),
+                    ),
                     claim.add_or_remove,
                 ],
             )

@@ -55,7 +55,7 @@ KNOWN_SEED = (
     "the noise."
 )
 PRIVATE_VOCABULARY = (
-    "The words of the vocabulary were counted on the training users without noise: which words the "
+    "The words of the vocabulary were counted on protected users without noise: which words the "
     "model knows is not covered."
 )
 NOISED_ELSEWHERE = (
@@ -75,6 +75,11 @@ CHOICE_AMONG_RUNS = (
     "users is not covered by any of them, and whoever sees several runs on the same people learns "
     "more than one epsilon says."
 )
+ONE_OF_A_CHOICE = (
+    "Nothing of this run is to be published: it is one of the runs that sweep --select chooses "
+    "among, and the epsilon of the choice covers only what is released in winner/."
+)
+"""Headline caveat of each run of `sweep --select`; the statement of the chosen one is without."""
 EXPECTED_RUNS = "selection_expected_runs"
 """Name of the parameter that the statement of a run chosen by `sweep --select` has alone."""
 NO_SAMPLING = "It is not assumed that who takes part is sampled at random."
@@ -165,8 +170,15 @@ def output(unit: str, in_one_place: bool) -> str:
     )
 
 
-def zero_out(unit: str, adaptive_clipping: bool, vocabulary: str = "the vocabulary") -> str:
-    """Returns the adjacency of a matrix mechanism."""
+def zero_out(unit: str, adaptive_clipping: bool, fixed: str, apart: Sequence[str] = ()) -> str:
+    """Returns the adjacency of a matrix mechanism.
+
+    Args:
+      unit: Unit of privacy.
+      adaptive_clipping: Whether the clip norm is learned.
+      fixed: By what the data become inputs of the model.
+      apart: Names of the parts that count their users besides the rounds.
+    """
     zeroed = (
         ", the clipped update and the shifted bit that says whether its norm was below the "
         "estimate,"
@@ -175,19 +187,21 @@ def zero_out(unit: str, adaptive_clipping: bool, vocabulary: str = "the vocabula
     )
     return (
         f"Zero-out: neighbouring data sets differ in one {unit} only, whose contributions{zeroed} "
-        "are replaced by zeros in every round (Kairouz et al. 2021, Definition 1.1). Held fixed "
-        f"are the number of {unit}s, which of them take part in which round, {vocabulary}, and "
+        f"are replaced by zeros in every round{''.join(f' and in the {name}' for name in apart)} "
+        "(Kairouz et al. 2021, Definition 1.1). Held fixed "
+        f"are the number of {unit}s, which of them take part in which round, {fixed}, and "
         "every seed but that of the noise: nothing is said about data sets that differ in these."
     )
 
 
-def zero_out_when_sampled(unit: str, vocabulary: str = "the vocabulary") -> str:
-    """Returns the adjacency of a mechanism with secret sampling."""
+def zero_out_when_sampled(unit: str, fixed: str, apart: Sequence[str] = ()) -> str:
+    """Returns the adjacency of a mechanism with secret sampling; arguments as of `zero_out`."""
+    always = "".join(f", and in the {name}, for which nobody is sampled" for name in apart)
     return (
         f"Zero-out: neighbouring data sets differ in one {unit} only, whose contributions are "
-        "replaced by zeros whenever they are sampled; ε is the larger one of both "
+        f"replaced by zeros whenever they are sampled{always}; ε is the larger one of both "
         f"directions. Held fixed are the number of {unit}s and the way in which samples are drawn, "
-        f"hence the sampling probability, {vocabulary}, and every seed but those of noise and "
+        f"hence the sampling probability, {fixed}, and every seed but those of noise and "
         "sampling: nothing is said about data sets that differ in these."
     )
 
@@ -262,7 +276,7 @@ def noised_vocabulary(source: str | None) -> str:
     """Returns the assumption if words of the vocabulary were counted with noise, within ε."""
     return (
         "How text is split into words is public, and so are the words of the vocabulary that were "
-        f"not counted: {source or 'not recorded'}."
+        f"not counted with noise. The source of all words: {source or 'not recorded'}."
     )
 
 

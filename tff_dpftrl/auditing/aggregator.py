@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ from tff_dpftrl.aggregators import secagg
 from tff_dpftrl.auditing import audit_report, defaults, games, judging, playing, probes
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
-from tff_dpftrl.auditing.evidence import worst_pattern
+from tff_dpftrl.auditing.evidence import run_noise, worst_pattern
 from tff_dpftrl.execution import tff_names
 from tff_dpftrl.mechanisms import identity, noise_split
 from tff_dpftrl.participation import schema as schema_lib
 
+_RANKS = (1, 2)  # Of an update's tensors, if nothing says which it has.
 _DELTA = 1e-6  # Of the guarantee that is tested where no claim is given.
 _MOST_CANARIES = 500
 _MOST_NUMBERS = 250_000_000  # Largest number of floats that a round's clients send: 1 GB.
@@ -29,6 +30,8 @@ _FEWEST_ROUNDS = 3
 _FEWEST_COORDINATES = 64  # Smallest tensor of the audit: a fifth of it shows the noise.
 _FEWEST_TRIALS = 200
 _QUIET_RUNS = 4
+_PARTS = 8  # The run without clients has one of so many parts of the error rate.
+_MOST_ROUNDS_WITHOUT_CLIENTS = 2000  # They take 1 to 5 ms each.
 _ROUNDING = 1e-6
 
 
@@ -39,7 +42,8 @@ class GameBudget:
     Attributes:
       trials: Least number of games.
       rounds: Rounds of each game, at least 3; all of the schema if None. With fewer, a
-        Gaussian claim is reduced to what it says about these rounds.
+        Gaussian claim is reduced to what it says about these rounds. One run goes on to the
+        schema's last round, or to round 2000, without clients.
       canaries_per_run: Largest number of trials in one run of the process; as many as there is
         room for, up to 500, if None. With 1, every trial takes a run.
       error_rate: Largest chance that a correct mechanism is called violated.
@@ -100,9 +104,9 @@ def audit_aggregator(
         the guarantee against an adversary that knows who was sampled.
       mechanism: Numbers of the mechanism. If None, they are taken from this package's
         factories; for others only the tests that need no numbers are done.
-      value_type: Type of an update. If None, two tensors with room for the canaries, or for
-        a secure sum's encoding. It must be None for a process. Canaries share no coordinate, so
-        small tensors have room for few of them; tensors of millions take long.
+      value_type: Type of an update. If None, a vector and a matrix with room for the canaries,
+        or for a secure sum's encoding. It must be None for a process. Canaries share no
+        coordinate, so small tensors have room for few of them; tensors of millions take long.
       budget: Number and length of the games, and the error rate; the defaults if None.
       resume: Whether runs are saved in the middle, as NumPy arrays, and resumed in a new
         process. A function from the saved state to the state to resume from tests how a program
@@ -123,7 +127,7 @@ def audit_aggregator(
     budget = GameBudget() if budget is None else budget
     if isinstance(aggregator_or_process, secagg.SecAggFactory):
         # The mechanism is that of a grid, which may follow from the updates.
-        any_type = value_type or _vectors([_coordinates(_MOST_CANARIES)] * 2)
+        any_type = value_type or type_of(shapes_of(_RANKS, _coordinates(_MOST_CANARIES)))
         aggregator_or_process = aggregator_or_process.for_updates(any_type)
     _refuse(aggregator_or_process)
     rounds = _num_rounds(schema, budget.rounds)
@@ -192,30 +196,35 @@ class _Audit:
         self, trials: int, num_canaries: int, repeats_rounds: bool, error_rate: float
     ) -> tuple[list[audit_report.Finding], audit_report.TradeOff | None]:
         """Runs all tests; the error rate is split evenly over those that may err."""
-        probing = self._probes()
+        without_clients, late = self._without_clients(error_rate / _PARTS)
+        probing = self._probes(late)
         is_replayable = probing.is_replayable()
-        covariance, pattern = self._covariance(), self._pattern()
+        covariance, pattern = self._covariance(self.schema.num_rounds), self._pattern()
         known = self.mechanism is not None
         counted = known and bool(self.mechanism.count_stddev)
         # Zero updates, NaN and contributions are statistical where nothing can be replayed.
         parts = 1 + known * 2 + counted + (0 if is_replayable else 3)
-        each = error_rate / parts
+        each = error_rate * (1.0 - known / _PARTS) / parts
         findings = []
         if known:
             findings.append(self._arithmetic())
-        findings.append(probing.repeated_round(repeats_rounds))
+        saved = [one.round_index for one in self.saved_states]
+        looked = saved if is_replayable else saved[:1]
+        findings += self._covering(saved, probing.repeated_round(repeats_rounds))
         if self.resumes:
-            findings.append(probing.resumed_round(self.resumed, self.resume))
-        findings += [
+            findings += self._covering(saved, probing.resumed_round(self.resumed, self.resume))
+        findings += self._covering(
+            looked,
             probing.zero_update(each),
             probing.not_finite(each),
-            probing.stays_finite(),
             probing.contribution(self._allowed(), self._count_weight(), each),
-            probing.measurements(),
-            probing.seed_bits(),
-        ]
+        )
+        findings += self._covering(saved[:1], probing.stays_finite())
+        findings += self._covering([0], probing.measurements())
+        findings.append(probing.seed_bits())
         if counted:
-            findings.append(self._published_clip_norm())
+            rounds = range(len(self.history))
+            findings += self._covering(rounds, self._published_clip_norm())
         canaries = games.Canaries.over(
             self.player.sizes,
             min(num_canaries, max(1, _MOST_NUMBERS // self.player.dim)),
@@ -227,19 +236,72 @@ class _Audit:
             signal = games.measured_signal(self.player, first, canaries, self.mechanism)
         played, quiet = self._play(canaries, pattern, trials)
         judge = judging.Judge(self._played_claim(), each, int(self.rng.integers(2**31)), signal)
-        trade_off = None
+        trade_off, rounds = None, range(self.schema.num_rounds)
         if known:
             finding, trade_off = judge.likelihood_ratio(played.transcripts, pattern, covariance)
-            findings.append(finding)
+            findings += self._covering(rounds, finding)
         are_independent = known or canaries.number == 1
         finding, learned_trade_off = judge.learned(played.transcripts, are_independent)
-        findings.append(finding)
+        findings += self._covering(rounds, finding)
         if known:
             unit = covariance / self.mechanism.noise_stddev**2
-            findings += judge.noise(quiet, self.mechanism.noise_stddev, unit)
+            of_noise = judge.noise(quiet, self.mechanism.noise_stddev, unit)
+            tensors = judging.tensors_with_noise(quiet)
+            findings += self._covering(rounds, *of_noise, tensors=tensors)
+            findings += without_clients
         if counted:
-            findings.append(judge.counts(quiet.counts, unit))
+            findings += self._covering(rounds, judge.counts(quiet.counts, unit))
         return findings, trade_off or learned_trade_off
+
+    def _covering(
+        self,
+        rounds: Iterable[int],
+        *findings: audit_report.Finding,
+        tensors: Iterable[int] | None = None,
+    ) -> list[audit_report.Finding]:
+        """Adds to findings the rounds and the tensors that they are about; all tensors if None."""
+        number = len(self.player.sizes)
+        covers = (
+            audit_report.Covered.of("rounds", rounds, self.declared.num_rounds),
+            audit_report.Covered.of(
+                "tensors", range(number) if tensors is None else tensors, number
+            ),
+        )
+        return [dataclasses.replace(one, covers=covers) for one in findings]
+
+    def _without_clients(
+        self, error_rate: float
+    ) -> tuple[Sequence[audit_report.Finding], probes.SavedState | None]:
+        """Tests the noise of a run without clients, to the last round if there are not too many.
+
+        Returns:
+          The findings, and a late state of the run if the games do not come to it. Of an unknown
+          mechanism there is neither.
+        """
+        if self.mechanism is None:
+            return (), None
+        played, last = self.schema.num_rounds, self.declared.num_rounds
+        if self.player.is_compiled:
+            last = min(last, max(played, _MOST_ROUNDS_WITHOUT_CLIENTS))
+        else:
+            last = played
+        self.progress(f"A run of {last} rounds without clients.")
+        noise = run_noise.RunNoise(
+            self.player.sizes,
+            self._covariance(last),
+            most_vectors=last,
+            error_rate=error_rate,
+        )
+        scale, late, before = games.Scale(self.mechanism), None, None
+        state = self.player.initialize()
+        for t in range(last):
+            if t == last - 3 and last > played:  # Two rounds follow a saved state.
+                late = probes.SavedState(t, state, scale.largest_norm(before))
+            before = self.player.next(state, [])
+            state = before.state
+            noise.add(t, scale.sums(before))
+        name = "noise of a run without clients"
+        return noise.findings(name, "round", self.declared.num_rounds), late
 
     def _played_claim(self) -> claim_lib.Claim:
         """Returns the claim for the rounds that are played; only a Gaussian one is reduced."""
@@ -251,12 +313,13 @@ class _Audit:
         )
         return claim_lib.Claim.gaussian(self.claim.mu * played / declared, self.claim.delta)
 
-    def _probes(self) -> probes.Probes:
+    def _probes(self, late: probes.SavedState | None) -> probes.Probes:
         last = self.schema.num_rounds - 3  # Two rounds follow each of them.
         starts = self.mechanism.starts if self.mechanism is not None else (0,)
         restarts = [t for start in starts[1:2] for t in (start - 1, start)]
         rounds = sorted({t for t in (0, 1, last // 2, *restarts) if 0 <= t <= last})
         saved, history = probes.saved_states(self.player, self.mechanism, rounds)
+        saved += [] if late is None else [late]
         self.saved_states.extend(saved)
         self.history.extend(history)
         norm = max(state.largest_norm for state in saved)
@@ -268,18 +331,20 @@ class _Audit:
             seed=int(self.rng.integers(2**31)),
         )
 
-    def _covariance(self) -> np.ndarray | None:
-        """Returns the covariance of the noise over all rounds, in clip norms."""
+    def _covariance(self, num_rounds: int) -> np.ndarray | None:
+        """Returns the covariance of the noise over the first rounds, in clip norms."""
         if self.mechanism is None:
             return None
-        unit = worst_pattern.noise_covariance(self.mechanism.strategy, self.schema.num_rounds)
+        unit = worst_pattern.noise_covariance(self.mechanism.strategy, num_rounds)
         return self.mechanism.noise_stddev**2 * unit
 
     def _pattern(self) -> worst_pattern.Pattern:
         """Returns the canaries' rounds that the noise hides least."""
         if self.mechanism is None:
             return worst_pattern.worst_pattern(identity.Identity(), self.schema)
-        return worst_pattern.strongest_pattern(self._covariance(), self.schema)
+        return worst_pattern.strongest_pattern(
+            self._covariance(self.schema.num_rounds), self.schema
+        )
 
     def _play(
         self, canaries: games.Canaries, pattern: worst_pattern.Pattern, trials: int
@@ -364,7 +429,7 @@ class _Audit:
             return audit_report.Finding(
                 test,
                 "violated",
-                f"It moves in round {moved[0]}, "
+                f"It moves in round {moved[0] + 1}, "
                 "where no block begins: noise that was drawn for another norm is taken back.",
             )
         return audit_report.Finding(
@@ -459,11 +524,11 @@ def _maker(
             raise validation.UsageError("value_type must be None for a process, which has a type.")
         return lambda: aggregator
     if value_type is None:
-        sizes = [_coordinates(num_canaries)] * 2
+        shapes = shapes_of(_RANKS, _coordinates(num_canaries))
         if mechanism is not None and mechanism.encoding is not None:
             dim = mechanism.encoding.dim
-            sizes = [dim - dim // 2, dim // 2] if dim > 1 else [1]
-        value_type = _vectors(sizes)
+            shapes = [_shape(1, dim - dim // 2), _shape(2, dim // 2)] if dim > 1 else [[1]]
+        value_type = type_of(shapes)
     if isinstance(aggregator, tff.aggregators.WeightedAggregationFactory):
         weight_type = tff_names.TensorType(np.float32)
         return lambda: aggregator.create(value_type, weight_type)
@@ -472,11 +537,24 @@ def _maker(
 
 def _coordinates(num_canaries: int) -> int:
     """Returns the size of each of two tensors: part of both is quiet, a canary has one in both."""
-    return max(_FEWEST_COORDINATES, num_canaries * 4 // 3 + 4)
+    return max(_FEWEST_COORDINATES, num_canaries * 4 // 3 + 4) // 2 * 2
 
 
-def _vectors(sizes: Sequence[int]) -> tff_names.Type:
-    return tff_names.to_type([tff_names.TensorType(np.float32, [size]) for size in sizes])
+def shapes_of(ranks: Iterable[int], size: int) -> list[list[int]]:
+    """Returns a shape of each rank, with so many coordinates; a scalar has one."""
+    return [_shape(rank, size) for rank in ranks]
+
+
+def _shape(rank: int, size: int) -> list[int]:
+    if rank < 2:
+        return [size] * rank
+    first = 2 if size % 2 == 0 else 1
+    return [first, *_shape(rank - 1, size // first)]
+
+
+def type_of(shapes: Iterable[Sequence[int]]) -> tff_names.Type:
+    """Returns the type of an update of float32 tensors."""
+    return tff_names.to_type([tff_names.TensorType(np.float32, list(one)) for one in shapes])
 
 
 def _subject(aggregator: Any, mechanism: mechanism_lib.Mechanism | None) -> str:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 from tff_dpftrl import durable_files, json_text, validation, version
@@ -30,6 +30,50 @@ _LIMITS = (
 
 
 @dataclasses.dataclass(frozen=True)
+class Covered:
+    """The rounds, tensors or other numbered things that a test looked at.
+
+    Attributes:
+      what: Plural of their name, such as "rounds".
+      spans: First and last number of each run of them, counted from 1 and increasing.
+      total: Number of them that there are.
+    """
+
+    what: str
+    spans: tuple[tuple[int, int], ...]
+    total: int
+
+    @classmethod
+    def of(cls, what: str, indices: Iterable[int], total: int) -> Covered:
+        """Makes it of the indices of what was looked at, counted from 0, in any order."""
+        spans: list[tuple[int, int]] = []
+        for number in sorted({index + 1 for index in indices}):
+            if spans and spans[-1][1] == number - 1:
+                spans[-1] = (spans[-1][0], number)
+            else:
+                spans.append((number, number))
+        return cls(what, tuple(spans), total)
+
+    @property
+    def indices(self) -> set[int]:
+        """Indices of what was looked at, counted from 0."""
+        return {index for first, last in self.spans for index in range(first - 1, last)}
+
+    def __str__(self) -> str:
+        if not self.spans:
+            return f"none of {self.total} {self.what}"
+        if self.spans == ((1, self.total),) and self.total > 1:
+            return f"all {self.total} {self.what}"
+        named = []
+        for first, last in self.spans:
+            is_long = last > first + 1
+            named += [f"{first} to {last}"] if is_long else map(str, sorted({first, last}))
+        what = self.what if named[1:] or " " in named[0] else self.what.removesuffix("s")
+        *others, last_named = named
+        return f"{what} {', '.join(others)}{' and ' * bool(others)}{last_named} of {self.total}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Finding:
     """The finding of one test of an audit.
 
@@ -45,7 +89,9 @@ class Finding:
       epsilon_at_least: Lower bound of ε at the claim's δ at confidence 1 − error_rate; None
         if the test gives none.
       power: Smallest deviation that the test finds with 99 % probability, or what so few trials
-        cannot show, in words; "" if the test is exact.
+        cannot show, in words; "" if the test is exact. It is about what `covers` names.
+      covers: What the test looked at, one entry for each kind of thing; empty if it has no parts
+        that could be left out.
     """
 
     test: str
@@ -56,6 +102,7 @@ class Finding:
     mu_at_least: float | None = None
     epsilon_at_least: float | None = None
     power: str = ""
+    covers: tuple[Covered, ...] = ()
 
     def __post_init__(self):
         if self.outcome not in _OUTCOMES:
@@ -64,6 +111,16 @@ class Finding:
             )
         if not 0.0 <= self.error_rate < 1.0:
             raise validation.UsageError(f"error_rate must be in [0, 1), got {self.error_rate!r}.")
+
+    @property
+    def text(self) -> str:
+        """The result of the test, and what it looked at, in words."""
+        return f"{self.says} Looked at: {self.covered}." if self.covers else self.says
+
+    @property
+    def covered(self) -> str:
+        """The rounds, tensors and so on that the test looked at, in words; "" if it has none."""
+        return "; ".join(map(str, self.covers))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,15 +219,36 @@ class AuditReport:
 
     @property
     def headline(self) -> str:
-        """The verdict, and how many of the tests could be done."""
+        """The verdict, how many of the tests could be done, and what none of them looked at."""
         tests = [finding.outcome for finding in self.findings if finding.outcome != "estimate"]
         done = len(tests) - tests.count("not tested")
-        return f"{self.verdict} ({done} of {len(tests)} tests could be done)"
+        missed = f"; no test looked at {', '.join(self._missed)}" if self._missed else ""
+        return f"{self.verdict} ({done} of {len(tests)} tests could be done{missed})"
+
+    @property
+    def _missed(self) -> list[str]:
+        """The number of rounds, tensors and so on that no test looked at, in words."""
+        looked: dict[str, set[int]] = {}
+        totals: dict[str, int] = {}
+        for finding in self.findings:
+            for one in finding.covers:
+                is_test = finding.outcome in ("consistent", "violated")
+                looked.setdefault(one.what, set()).update(one.indices if is_test else ())
+                totals[one.what] = max(one.total, totals.get(one.what, 0))
+        return [
+            f"{total - len(looked[what])} of {total} {what}"
+            for what, total in totals.items()
+            if len(looked[what]) < total
+        ]
 
     @property
     def powers(self) -> tuple[str, ...]:
-        """The smallest fault that each test left to chance would have found, a line each."""
-        return tuple(f"{one.test}: {one.power}" for one in self.findings if one.power)
+        """The smallest fault that each test left to chance would have found, and where."""
+        return tuple(
+            f"{one.test}: {one.power}{f' ({one.covered})' if one.covers else ''}"
+            for one in self.findings
+            if one.power
+        )
 
     def entry(self) -> str:
         """Returns one line for `PrivacyStatement.with_audit`."""
@@ -222,7 +300,7 @@ class AuditReport:
             "",
         ]
         for finding in self.findings:
-            lines += [f"### {finding.test}", "", f"{finding.outcome}: {finding.says}", ""]
+            lines += [f"### {finding.test}", "", f"{finding.outcome}: {finding.text}", ""]
         lines += ["## What this does not say", "", *(f"- {line}" for line in _LIMITS), ""]
         return "\n".join([*lines, f"tff_dpftrl {self.code_version}"]) + "\n"
 
@@ -269,7 +347,7 @@ class AuditReport:
             return cls(
                 subject=str(values["subject"]),
                 claim=claim_lib.Claim(epsilon, claim["delta"], claim["mu"]),
-                findings=tuple(Finding(**finding) for finding in values["findings"]),
+                findings=tuple(_finding(finding) for finding in values["findings"]),
                 is_ours=bool(values["is_ours"]),
                 trade_off=None
                 if curve is None
@@ -329,6 +407,15 @@ class AuditReport:
         else:
             return None
         return bound.least_false_negative_rate
+
+
+def _finding(values: Mapping[str, Any]) -> Finding:
+    """Reads a finding; those of earlier versions do not say what they cover."""
+    covers = tuple(
+        Covered(one["what"], tuple((a, b) for a, b in one["spans"]), one["total"])
+        for one in values.get("covers", ())
+    )
+    return Finding(**{**values, "covers": covers})
 
 
 def _row(finding: Finding) -> str:

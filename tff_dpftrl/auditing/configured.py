@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -12,19 +14,20 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.auditing import aggregator as aggregator_lib
-from tff_dpftrl.auditing import audit_report, defaults, served_noise, training
+from tff_dpftrl.auditing import audit_report, defaults, directions, served_noise, training
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import contexts
+from tff_dpftrl.models import table
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import party_noise
 from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus, process
 
-_NUM_WEIGHTS = 4096
+_SIZE = 680  # Of each tensor: 500 canaries have a coordinate in it, and a fifth of it is quiet.
 _MOST_CANARIES = 150
 _FEWEST_CANARIES = 20
 _REAL_CLIENTS = 4
@@ -44,7 +47,10 @@ def audit_config(
     error_rate: float = defaults.ERROR_RATE,
     progress: Callable[[str], None] | None = None,
 ) -> audit_report.AuditReport:
-    """Audits what `train` would run with a config, on small vectors and a tiny model.
+    """Audits what `train` would run with a config, on a tiny model.
+
+    Updates have as many tensors as those of the config's model, of the same ranks; their sizes are
+    small. The sizes of a custom model are not in a config: of it there are a vector and a matrix.
 
     First, `audit_aggregator` plays many games with the aggregator that the config would build for
     its population (mechanism, noise, clipping, encoding). Then `audit_training` does one short run
@@ -74,19 +80,39 @@ def audit_config(
     config = dataclasses.replace(config, deterministic_noise_seed=None)
     if num_clients is None:
         num_clients = len(corpus.read_users(config.part(corpus.UserOptions)).train)
-    plan = config.privacy().plan(num_clients, _NUM_WEIGHTS)
+    shapes = _shapes(config)
+    plan = config.privacy().plan(num_clients, _num_weights(shapes))
     if not plan.has_guarantee:
         raise validation.UsageError(
             "config promises nothing: it has no noise. Give it a mechanism and noise_multiplier "
             "or target_epsilon."
         )
     with contexts.compiled_only():  # Secure sums, too, are run in this process.
-        return _audit(config, plan, trials, rounds, error_rate, progress)
+        return _audit(config, plan, shapes, trials, rounds, error_rate, progress)
+
+
+def _shapes(config: config_lib.TrainingConfig) -> list[list[int]]:
+    """Returns small shapes of the ranks that the tensors of the config's model have."""
+    ranks: Sequence[int] = (1, 2)
+    if config.model != table.CUSTOM:
+        # Neither ranks nor number depend on the vocabulary and the length.
+        model = table.build(
+            config.model, vocabulary_size=100, sequence_length=4, **config.model_sizes
+        )
+        ranks = [len(shape) for shape in model.weight_shapes.values()]
+    weights_of_canaries = directions.COORDINATES_EACH * _MOST_CANARIES
+    size = max(_SIZE, 2 * math.ceil(weights_of_canaries / (2 * len(ranks))))
+    return aggregator_lib.shapes_of(ranks, size)
+
+
+def _num_weights(shapes: Sequence[Sequence[int]]) -> int:
+    return sum(math.prod(shape) for shape in shapes)
 
 
 def _audit(
     config: config_lib.TrainingConfig,
     plan: _Plan,
+    shapes: Sequence[Sequence[int]],
     trials: int,
     rounds: int,
     error_rate: float,
@@ -110,18 +136,23 @@ def _audit(
         built,
         schema=plan.declared,
         claim=aggregator_claim,
+        value_type=aggregator_lib.type_of(shapes),
         budget=aggregator_lib.GameBudget(
             trials, min(rounds, plan.num_rounds), error_rate=error_rate
         ),
         progress=progress,
     )
     progress("The learning process: a short run of a tiny model, with canaries.")
-    run = _short_run(config, plan, built, error_rate, progress)
+    run = _short_run(config, plan, shapes, built, error_rate, progress)
     of_parties: tuple[audit_report.Finding, ...] = ()
     if num_parties:
         progress("The noise parties, against a server with all devices but one in league.")
-        of_parties = _noise_parties(config, plan, num_parties, error_rate)
+        of_parties = _noise_parties(config, plan, shapes, num_parties, error_rate)
     game_findings, trade_off = games.findings, games.trade_off
+    if config.model == table.CUSTOM:
+        says = "They are not in the config: a vector and a matrix are played with in their place."
+        of_model = audit_report.Finding("the tensors of the custom model", "not tested", says)
+        game_findings = (of_model, *game_findings)
     if plan.needs_secret_cohorts:  # Held against another claim.
         about = " Here everybody knows who was sampled; the claim is of a secret sample."
         game_findings = tuple(
@@ -130,11 +161,13 @@ def _audit(
         )
         trade_off = run.trade_off
     name = config.algorithm
+    ranks = sorted({len(shape) for shape in shapes})
+    tensors = f"{len(shapes)} small tensors of ranks {', '.join(map(str, ranks))}"
     if not isinstance(plan, sampled_privacy.SampledPlan):
         name = plan.strategy.name
     return audit_report.AuditReport(
-        subject=f"what the config runs: {config.algorithm}, {name}, {plan.num_clients} users, and "
-        f"{run.subject}",
+        subject=f"what the config runs: {config.algorithm}, {name}, {plan.num_clients} users, "
+        f"{tensors}, and {run.subject}",
         claim=whole,
         findings=game_findings + run.findings + of_parties,
         is_ours=True,
@@ -143,13 +176,17 @@ def _audit(
 
 
 def _noise_parties(
-    config: config_lib.TrainingConfig, plan: _Plan, num_parties: int, error_rate: float
+    config: config_lib.TrainingConfig,
+    plan: _Plan,
+    shapes: Sequence[Sequence[int]],
+    num_parties: int,
+    error_rate: float,
 ) -> tuple[audit_report.Finding, ...]:
     """Audits the noise parties of a task, on a grid with room for their noise."""
     private_round = process.build_aggregator(config.learning, plan).private_round
     multiplier = getattr(private_round, "update_noise_multiplier", private_round.noise_multiplier)
     encoding = grid.for_bits(
-        _NUM_WEIGHTS,
+        _num_weights(shapes),
         plan.encoding.max_clients,
         config.secagg_bits,
         noise_ratio=party_noise.noise_ratio(
@@ -158,7 +195,7 @@ def _noise_parties(
     )
     plan = dataclasses.replace(plan, encoding=encoding)
     private_round = process.build_aggregator(config.learning, plan).private_round
-    noise = party_noise.PartyNoise(private_round, [[_NUM_WEIGHTS]], encoding)
+    noise = party_noise.PartyNoise(private_round, shapes, encoding)
     return served_noise.audit_noise_parties(
         noise, plan.strategy, plan.num_rounds, num_parties, error_rate
     )
@@ -167,6 +204,7 @@ def _noise_parties(
 def _short_run(
     config: config_lib.TrainingConfig,
     plan: _Plan,
+    shapes: Sequence[Sequence[int]],
     built: tff.aggregators.AggregationFactory,
     error_rate: float,
     progress: Callable[[str], None],
@@ -179,7 +217,7 @@ def _short_run(
     encoding = getattr(plan, "encoding", None)
     if encoding is not None:
         most_canaries, number = _that_fit(encoding.max_clients - _REAL_CLIENTS, schema)
-    canaries = canaries_lib.Canaries(_tiny_model(), number=number)
+    canaries = canaries_lib.Canaries(_tiny_model(shapes), number=number)
     if isinstance(plan, sampled_privacy.SampledPlan):
         claim = claim_lib.Claim(built.run_of(num_rounds).epsilon(plan.delta), plan.delta)
         sampling_probability = plan.sampling_probability
@@ -193,7 +231,7 @@ def _short_run(
         canaries=canaries,
         claim=claim,
         schema=schema,
-        cohorts=_real_clients,
+        cohorts=functools.partial(_real_clients, _num_weights(shapes)),
         strategy=strategy,
         server_momentum=config.server_momentum if config.server_optimizer == "momentum" else 0.0,
         game=training.CanaryGame(
@@ -201,13 +239,21 @@ def _short_run(
         ),
         progress=progress,
     )
-    about = f" Of the first {num_rounds} rounds." if num_rounds < plan.num_rounds else ""
     findings = [
-        dataclasses.replace(finding, test=f"training: {finding.test}", says=finding.says + about)
+        dataclasses.replace(
+            finding,
+            test=f"training: {finding.test}",
+            covers=tuple(_of_training(one, plan.num_rounds) for one in finding.covers),
+        )
         for finding in short_run.findings
     ]
     subject = f"tiny model, {num_rounds} rounds with {canaries.number} canaries"
     return dataclasses.replace(short_run, subject=subject, findings=tuple(findings), is_ours=True)
+
+
+def _of_training(covered: audit_report.Covered, num_rounds: int) -> audit_report.Covered:
+    """Returns what was looked at of a run's training, which the games do not look at."""
+    return dataclasses.replace(covered, what=f"training {covered.what}", total=num_rounds)
 
 
 def _claim_of(
@@ -234,38 +280,38 @@ def _that_fit(room: int, schema: schema_lib.MinSep) -> tuple[int, int]:
     return most, number
 
 
-def _tiny_model() -> tff.learning.models.FunctionalModel:
-    """Returns a linear regression without much to learn."""
+def _tiny_model(shapes: Sequence[Sequence[int]]) -> tff.learning.models.FunctionalModel:
+    """Returns a linear regression without much to learn, with weights of these shapes."""
 
     @tf.function(autograph=False)
     def predict_on_batch(model_weights, x, training):
         del training
-        (weights,), _ = model_weights
-        return tf.linalg.matvec(x, weights)
+        weights, _ = model_weights
+        return tf.linalg.matvec(x, tf.concat([tf.reshape(one, [-1]) for one in weights], 0))
 
     def loss(output, label, sample_weight=None):
         del sample_weight
         return tf.reduce_mean((output - label) ** 2)
 
     return tff.learning.models.FunctionalModel(
-        initial_weights=((np.zeros(_NUM_WEIGHTS, np.float32),), ()),
+        initial_weights=(tuple(np.zeros(shape, np.float32) for shape in shapes), ()),
         predict_on_batch_fn=predict_on_batch,
         loss_fn=loss,
         input_spec=(
-            tf.TensorSpec([None, _NUM_WEIGHTS], tf.float32),
+            tf.TensorSpec([None, _num_weights(shapes)], tf.float32),
             tf.TensorSpec([None], tf.float32),
         ),
     )
 
 
-def _real_clients(round_index: int) -> Sequence[tf.data.Dataset]:
+def _real_clients(num_weights: int, round_index: int) -> Sequence[tf.data.Dataset]:
     """Returns clients with made-up data, other ones in each round."""
     rng = np.random.default_rng(round_index)
-    scale = _NUM_WEIGHTS**-0.5
+    scale = num_weights**-0.5
     return [
         tf.data.Dataset.from_tensors(
             (
-                rng.normal(scale=scale, size=(2, _NUM_WEIGHTS)).astype(np.float32),
+                rng.normal(scale=scale, size=(2, num_weights)).astype(np.float32),
                 rng.normal(size=2).astype(np.float32),
             )
         )

@@ -6,8 +6,9 @@
     audit_training(Steps(steps), canaries=canaries, cohorts=units_of_step, ...)
 
 A unit is clipped as one: a user of ULS, an example of ELS. It works for sums of clipped
-gradients that differentiate the loss of the rows, such as `clipped_sums.looped`. It does not
-work for `ghost`, which computes norms from a model's layers and would see no canary.
+gradients that differentiate the loss of the rows of one unit, such as `clipped_sums.looped`. It
+does not work for `ghost`: `booked` computes norms from a model's layers and would see no canary,
+and `booked_losses` refuses a gradient that is not that of the operations.
 """
 
 from __future__ import annotations

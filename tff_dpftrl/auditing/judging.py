@@ -100,6 +100,12 @@ def at_best(
     return most > claim.epsilon, f"so many trials prove no ε above {shown}, whatever is wrong"
 
 
+def tensors_with_noise(recorded: games.Games) -> list[int]:
+    """Returns the tensors with enough quiet coordinates to look at their noise."""
+    numbers, counts = np.unique(recorded.tensor_of, return_counts=True)
+    return numbers[counts >= _FEWEST_QUIET].tolist()
+
+
 @dataclasses.dataclass(frozen=True)
 class Judge:
     """A judge of one claim, who turns recordings into findings.
@@ -143,7 +149,9 @@ class Judge:
         if self.signal is not None:
             true_mu *= abs(self.signal)
             seen = f"each was seen to add {self.signal:.4g} clip norms, and by that"
-        rounds = ", ".join(map(str, pattern.rounds[:6])) + ("…" if len(pattern.rounds) > 6 else "")
+        rounds = ", ".join(str(t + 1) for t in pattern.rounds[:6]) + (
+            "…" if len(pattern.rounds) > 6 else ""
+        )
         about = (
             f"Canaries take part in {len(pattern.rounds)} rounds ({rounds}); {seen} μ is "
             f"{true_mu:.4g}."
@@ -255,14 +263,13 @@ class Judge:
             return (audit_report.Finding("noise", "violated", "What is released is not finite."),)
         recordings = [
             forensics.Recording(
-                f"tensor {tensor}",
+                f"tensor {tensor + 1}",
                 recorded.noise[:, :, recorded.tensor_of == tensor],
                 stddev,
                 unit_covariance,
                 significant_bits=recorded.significant_bits[tensor],
             )
-            for tensor in np.unique(recorded.tensor_of)
-            if np.sum(recorded.tensor_of == tensor) >= _FEWEST_QUIET
+            for tensor in tensors_with_noise(recorded)
         ]
         if not recordings:
             says = f"No tensor has {_FEWEST_QUIET} coordinates to spare for it."

@@ -318,7 +318,7 @@ def noise(
     ]
     scan = correlations.Scan()
     pairs = np.tri(len(white), k=-1, dtype=bool)
-    scan.add(white, white, "that of attempts {} and {}, from 0", pairs)
+    scan.add(white, white, "that of attempts {} and {}", pairs)
     found = scan.finding("attempts", error_rate / 2)
     largest = found.says.removesuffix(".")
     if found.outcome == "violated":

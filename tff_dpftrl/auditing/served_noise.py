@@ -7,6 +7,7 @@ when it has its noise, and asks for the noise of the same round again.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import tempfile
 from collections.abc import Sequence
@@ -122,10 +123,20 @@ def audit_noise_parties(
         finally:
             parties.close()
     unit = worst_pattern.noise_covariance(strategy, number)
+    covers = (audit_report.Covered.of("noise-party rounds", asked, num_rounds),)
     return (
-        secure_server.hidden(demanded, attempts, error_rate / 2.0),
-        secure_server.noise(
-            demanded, attempts, _NOISED, num_parties * noise.stddev**2 * unit, error_rate / 2.0
+        *(
+            dataclasses.replace(finding, covers=covers)
+            for finding in (
+                secure_server.hidden(demanded, attempts, error_rate / 2.0),
+                secure_server.noise(
+                    demanded,
+                    attempts,
+                    _NOISED,
+                    num_parties * noise.stddev**2 * unit,
+                    error_rate / 2.0,
+                ),
+            )
         ),
         active,
     )

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from scipy import stats
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import display
 from tff_dpftrl.auditing import audit_report, defaults
 from tff_dpftrl.auditing import claim as claim_lib
+from tff_dpftrl.auditing.evidence import run_noise, worst_pattern
 from tff_dpftrl.finetuning import clipped_sums, private_steps, run_privacy
 from tff_dpftrl.models import keras_versions
 
@@ -61,9 +60,14 @@ class _Stepper:
         self._unit = unit
 
     @property
-    def rounding(self) -> float:
-        """Largest norm of the rounding of the weights, before and after a step."""
-        return 2.0 * _ROUNDING * float(np.linalg.norm(_flat(self._weights))) / self._unit
+    def rounding(self) -> np.ndarray:
+        """Largest rounding of each weight, before and after a step."""
+        return 2.0 * _ROUNDING * np.abs(_flat(self._weights)) / self._unit
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of weights of the tensors."""
+        return [weight.size for weight in self._weights]
 
     def release(self, batch: _Batch) -> np.ndarray:
         """Returns what a step would move the weights by; the run stays where it is."""
@@ -99,7 +103,7 @@ def audit_steps(
 
     What one unit adds is the difference of a step with and without it from the same state, whose
     noise is the same. Noise is the difference of the same step of two runs, whose sums are the
-    same. Steps in between are taken without units, so that the last ones are looked at, too.
+    same. The first and the last steps are taken with units, too; those in between only without.
 
     Args:
       build: Function that makes the steps with an optimizer; it is called with plain SGD.
@@ -130,26 +134,35 @@ def audit_steps(
         | {*range(max(0, plan.num_rounds - _FIRST_AND_LAST), plan.num_rounds)}
     )
     progress(f"Steps {', '.join(str(step + 1) for step in looked)} of {plan.num_rounds} ...")
-    empty, differences, added, repeated = batch.of([]), {}, {}, []
+    noise = run_noise.RunNoise(
+        runs[0].sizes,
+        plan.noise_multiplier**2
+        * worst_pattern.noise_covariance(run_privacy.strategy_of(plan), plan.num_rounds),
+        most_vectors=plan.num_rounds + len(looked),
+        error_rate=error_rate,
+        rounding=runs[0].rounding,
+    )
+
+    def add(step: int, kind: str, one: np.ndarray, two: np.ndarray) -> None:
+        noise.add(step, (one - two) / math.sqrt(2.0), kind)
+
+    empty, added, repeated = batch.of([]), {}, []
     for step in range(plan.num_rounds):
         if step not in looked:
-            for run in runs:
-                run.go_on(empty)
+            add(step, " without units", *(run.go_on(empty) for run in runs))
             continue
         released = runs[0].release(batch)
         repeated.append(bool(np.array_equal(released, runs[0].release(batch))))
         if step in (looked[0], looked[-1]):
             added[step] = _added(runs[0], batch, released)
-        differences[step] = [runs[0].release(one) - runs[1].release(one) for one in (empty, batch)]
-        for run in runs:
-            run.go_on(batch)
-    expected = _expected_noise(plan)[looked]
-    noise = np.array([differences[step] for step in looked]) / math.sqrt(2.0)
+        add(step, " without units", *(run.release(empty) for run in runs))
+        add(step, " with units", *(run.go_on(batch) for run in runs))
+    rounding = 4.0 * float(np.linalg.norm(runs[0].rounding))
+    covers = audit_report.Covered.of("non-empty steps", looked, plan.num_rounds)
     findings = (
-        _repeats(repeated),
-        _adds(added, 4.0 * max(run.rounding for run in runs)),
-        _spread(noise, expected, looked, error_rate / 2.0),
-        _independent(noise[:, 1], expected, looked, error_rate / 2.0),
+        dataclasses.replace(_repeats(repeated), covers=(covers,)),
+        _adds(added, rounding, plan.num_rounds),
+        *noise.findings("noise", "step", plan.num_rounds),
     )
     return audit_report.AuditReport(
         subject=f"{plan.num_rounds} steps of fine-tuning",
@@ -157,11 +170,6 @@ def audit_steps(
         findings=findings,
         is_ours=type(steps) is private_steps.PrivateSteps,
     )
-
-
-def _expected_noise(plan: run_privacy.FinetuningPlan) -> np.ndarray:
-    """Returns the map from independent draws to the noise of steps, [steps, draws], in units."""
-    return plan.noise_multiplier * run_privacy.strategy_of(plan).noise_matrix(plan.num_rounds)
 
 
 def _added(run: _Stepper, batch: _Batch, released: np.ndarray) -> list[float]:
@@ -185,7 +193,7 @@ def _repeats(repeated: Sequence[bool]) -> audit_report.Finding:
     return audit_report.Finding(test, "violated", says)
 
 
-def _adds(added: dict[int, list[float]], rounding: float) -> audit_report.Finding:
+def _adds(added: dict[int, list[float]], rounding: float, num_steps: int) -> audit_report.Finding:
     test = "what one unit adds"
     worst, step = max((max(norms), step) for step, norms in added.items())
     count = sum(map(len, added.values()))
@@ -194,64 +202,5 @@ def _adds(added: dict[int, list[float]], rounding: float) -> audit_report.Findin
         f"(the largest one in step {step + 1}); rounding explains {rounding:.2g}."
     )
     outcome = "violated" if worst > 1.0 + rounding else "consistent"
-    return audit_report.Finding(test, outcome, says, trials=count)
-
-
-def _spread(
-    noise: np.ndarray, expected: np.ndarray, looked: Sequence[int], error_rate: float
-) -> audit_report.Finding:
-    """Tests the noise of each step, without and with units, against a χ² distribution."""
-    count, size = noise.shape[0] * noise.shape[1], noise.shape[2]
-    stddevs = np.linalg.norm(expected, axis=1)
-    shares = np.sqrt(np.mean(np.square(noise), axis=2)) / stddevs[:, None]
-    least = math.sqrt(stats.chi2.ppf(error_rate / count, size) / size)
-    detectable = math.sqrt(stats.chi2.ppf(error_rate / count, size) / stats.chi2.ppf(0.99, size))
-    step, kind = np.unravel_index(np.argmin(shares), shares.shape)
-    where = f"in step {looked[int(step)] + 1} {('without units', 'with units')[int(kind)]}"
-    return audit_report.Finding(
-        "noise: standard deviation of each step",
-        "violated" if shares[step, kind] < least else "consistent",
-        f"At least {display.round_down(shares[step, kind])} of what is claimed, {where}, on {size} "
-        "weights.",
-        error_rate=error_rate,
-        trials=count,
-        power=f"noise below {detectable:.3g} of what is claimed",
-    )
-
-
-def _independent(
-    noise: np.ndarray, expected: np.ndarray, looked: Sequence[int], error_rate: float
-) -> audit_report.Finding:
-    """Tests the correlations of the noise of two steps against those that the strategy makes."""
-    test = "noise: correlation of steps"
-    pairs = [(i, j) for j in range(len(looked)) for i in range(j)]
-    if not pairs:
-        return audit_report.Finding(test, "not tested", "There is one step only.", power="")
-    size = noise.shape[1]
-    limit = stats.norm.isf(error_rate / len(pairs) / 2.0) / math.sqrt(size)
-    worst, where = 0.0, pairs[0]
-    for i, j in pairs:
-        claimed = _correlation(expected[i], expected[j])
-        # Fisher's transformation: its error does not depend on the correlation.
-        apart = abs(math.atanh(_inside(_correlation(noise[i], noise[j]))) - math.atanh(claimed))
-        if apart > worst:
-            worst, where = apart, (i, j)
-    one, two = (looked[k] + 1 for k in where)
-    return audit_report.Finding(
-        test,
-        "violated" if worst > limit else "consistent",
-        f"At most {display.round_up(worst, 3)} apart from the claimed ones (steps {one} and "
-        f"{two}), by Fisher's transformation; chance explains {limit:.3g}.",
-        error_rate=error_rate,
-        trials=len(pairs),
-        power=f"a correlation {limit + 2.33 / math.sqrt(size):.2g} apart from what is claimed",
-    )
-
-
-def _correlation(one: np.ndarray, two: np.ndarray) -> float:
-    norms = float(np.linalg.norm(one) * np.linalg.norm(two))
-    return float(one @ two) / norms if norms > 0.0 else 1.0
-
-
-def _inside(correlation: float) -> float:
-    return min(max(correlation, -1.0 + 1e-12), 1.0 - 1e-12)
+    covers = audit_report.Covered.of("non-empty steps", added, num_steps)
+    return audit_report.Finding(test, outcome, says, trials=count, covers=(covers,))

@@ -205,10 +205,15 @@ def audit_training(
         error_rate=game.error_rate,
         seed=int(rng.integers(2**31)),
     )
+    tensors = len(canaries.directions.shapes)
+    covers = (
+        audit_report.Covered.of("rounds", range(movements.finite_rounds), schema.num_rounds),
+        audit_report.Covered.of("tensors", range(tensors), tensors),
+    )
     return audit_report.AuditReport(
         subject=f"training process, {schema.num_rounds} rounds with {canaries.number} canaries",
         claim=tested_claim,
-        findings=tuple(findings),
+        findings=tuple(dataclasses.replace(one, covers=covers) for one in findings),
         is_ours=False,
         trade_off=trade_off,
     )

@@ -31,7 +31,7 @@ _DESCRIPTION = """\
 Test whether the code keeps the promise that it prints, in one of two ways.
 
 --config: run what `tff-dpftrl train` or `task new` would run with a file of options, on small
-vectors and a tiny model, thousands of times with and without one client. How well the two can be
+tensors and a tiny model, thousands of times with and without one client. How well the two can be
 told apart gives a lower bound on ε. It takes minutes. Of a file of options of `finetune`, repeat
 steps with its model, with and without each unit, and compare what they release exactly.
 
@@ -226,7 +226,7 @@ def _print(report: audit_report.AuditReport) -> None:
     """Prints the verdict, and each test in a line."""
     print(report.headline + "\n")
     for finding in report.findings:
-        print(f"{finding.outcome:12} {finding.test}: {finding.says}")
+        print(f"{finding.outcome:12} {finding.test}: {finding.text}")
     if report.powers:
         print("\nSmallest faults that these tests would have found with 99 % probability:")
         print("\n".join(f"  {line}" for line in report.powers))
@@ -235,9 +235,10 @@ def _print(report: audit_report.AuditReport) -> None:
 def _state(folder: pathlib.Path, report: audit_report.AuditReport) -> None:
     """Adds the audit to the statement of a run, once."""
     from tff_dpftrl import durable_files
-    from tff_dpftrl.accounting import statement as statement_lib
+    from tff_dpftrl.accounting import privacy_statement as statement_lib
     from tff_dpftrl.models import hugging_face
     from tff_dpftrl.reports import readme
+    from tff_dpftrl.runs import reporting
 
     path = folder / "privacy_statement.json"
     if not path.exists():
@@ -246,7 +247,9 @@ def _state(folder: pathlib.Path, report: audit_report.AuditReport) -> None:
             "folder first."
         )
     try:
-        stated = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+        stated = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"), path)
+    except statement_lib.EditedError:
+        raise
     except ValueError as error:
         raise validation.UsageError(
             f"--state cannot read {path}: {error} Run tff-dpftrl report on the folder first."
@@ -254,11 +257,12 @@ def _state(folder: pathlib.Path, report: audit_report.AuditReport) -> None:
     entry = report.entry()
     if entry in stated.audits:
         return
-    stated = stated.with_audit(entry, is_refuted=report.is_violated)
+    reporting.write_statement(folder, stated.with_audit(entry, is_refuted=report.is_violated))
     copies = [folder / name / path.name for name in hugging_face.FOLDERS]
-    for one in (path, *(copy for copy in copies if copy.exists())):
-        durable_files.write(one, (stated.to_json() + "\n").encode("utf-8"))
-        durable_files.write(one.with_suffix(".md"), stated.to_markdown().encode("utf-8"))
+    for copy in (one for one in copies if one.exists()):
+        for suffix in (".json", ".md"):
+            content = path.with_suffix(suffix).read_bytes()
+            durable_files.write(copy.with_suffix(suffix), content)
     if report.is_violated and (folder / readme.NAME).exists():
         with contextlib.suppress(validation.UsageError):  # Of a damaged file: the verdict stands.
             readme.write(folder)  # No guarantee covers the model now.

@@ -22,7 +22,8 @@ List the runs on one corpus, and state what they have spent together.
 Each ε of a statement is that of one run by itself. Whoever sees the models of several runs on the
 same people learns more. For who takes part in all of them, ρ of Gaussian mechanisms adds up, and
 the privacy loss distributions of runs that sampled in secret are convolved, where a statement has
-the parameters for it. ε and δ of other runs add up. Runs in folders that are not named here, or
+the parameters for it. ε and δ of other runs add up. The runs of `sweep --select` are one entry, of
+the ε of the choice, which is spent when they are drawn. Runs in folders that are not named here, or
 that were deleted, count too, and nobody can list them.
 
 The exit status is 0, or 3 if --max-epsilon is given and the total is above it or not known.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import durable_files, validation
 from tff_dpftrl.cli import output
-from tff_dpftrl.reports import page, readme
+from tff_dpftrl.reports import page
 from tff_dpftrl.reports import results as results_lib
 from tff_dpftrl.runs import manifest, reporting
 
@@ -28,9 +28,10 @@ It works on interrupted and on finished runs, and on no data: the folder is enou
 with it afterwards (tff-dpftrl train --resume). The statement of a run that has not ended
 charges all rounds that it declared, since whoever ends it early has seen how it went.
 
---html writes all of it as one page besides: statement, curves, participation, what a recount
-found, options, files. It needs no other file, script or network, and holds only what may be
-published. --private adds exact figures of the training users, under a banner.
+--html writes all of it as one page: statement, curves, participation, what a recount found,
+options, files. It needs no other file, script or network, and holds only what may be published.
+Nothing else is written, unless the statement is missing or of fewer rounds than there are metrics
+of. --private adds exact figures of the training users, under a banner.
 
 A folder without private/, or of pretrain, sweep or task report, is not derived again: what is in
 it is summarised, and what is missing is said.
@@ -74,7 +75,7 @@ def add_parser(subparsers) -> None:
         nargs="?",
         const="",
         metavar="FILE",
-        help="Write a page too. Default of FILE: report.html in the folder, with --private in its "
+        help="Write a page. Default of FILE: report.html in the folder, with --private in its "
         "private/.",
     )
     parser.add_argument(
@@ -91,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
     folder = pathlib.Path(args.run_folder)
     target = _target(args, folder)
     is_run = manifest.exists(folder) and (folder / manifest.PRIVATE).is_dir()
-    if is_run or not _has_results(folder):
+    is_viewed = target is not None and _has_results(folder) and results_lib.read(folder).is_stated
+    if (is_run and not is_viewed) or not _has_results(folder):
         _report_again(folder, args.format)
     else:
         _report_what_is_left(folder, args.format)
@@ -132,8 +134,6 @@ def _has_results(folder: pathlib.Path) -> bool:
 def _report_what_is_left(folder: pathlib.Path, form: str) -> None:
     """Summarises the files of a folder whose run cannot be derived again."""
     found = results_lib.read(folder)
-    if not (folder / readme.NAME).exists():
-        readme.write(folder)
     summary = _summary(found)
     if form == "json":
         stated = found.statement
@@ -148,7 +148,7 @@ def _report_what_is_left(folder: pathlib.Path, form: str) -> None:
             }
         )
     else:
-        print("\n".join([summary, *found.missing, f"{folder / readme.NAME} says what is what."]))
+        print("\n".join([summary, *found.missing]))
 
 
 def _summary(found: results_lib.Results) -> str:

@@ -158,8 +158,8 @@ def add_parser(subparsers) -> None:
         default=None,
         metavar="HOST",
         help=(
-            "Host names and addresses in the certificate that is made. Default: "
-            "localhost 127.0.0.1."
+            "Host names and addresses in the certificate that is made. One that was made "
+            "before must have them. Default: localhost 127.0.0.1."
         ),
     )
     status_flags.add_arguments(parser)
@@ -317,7 +317,7 @@ def run(args: argparse.Namespace) -> int:
         return _stop(args, folder)
     keys = [signing_keys.load_public(path) for path in args.plan_keys]
     reviewers = trust_flags.reviewers(args)
-    _progress("Loading TensorFlow and the tasks ...")
+    _progress("Loading the tasks ...")
     from tff_dpftrl.runtime.store import sql
     from tff_dpftrl.runtime.tasks import planned_task, task_folder
 
@@ -338,7 +338,7 @@ def run(args: argparse.Namespace) -> int:
                 ) from None
             _progress(f"{task.name}: approved by {', '.join(given)}.")
     folder.make(
-        args.names or serving.Settings.names,
+        args.names,
         certificate=args.certificate is None,
         issuer=_issuers(args, folder) == [folder.issuer_public],
     )
@@ -669,8 +669,6 @@ def _address_for_devices(address: str, args: argparse.Namespace) -> str:
 
 async def _serve(served: serving.Serving, folder, args: argparse.Namespace, keys) -> None:
     """Serves until a signal comes, or all is done."""
-    from tff_dpftrl.runtime.server import garbage
-
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -678,7 +676,7 @@ async def _serve(served: serving.Serving, folder, args: argparse.Namespace, keys
     if not await _has_started(served, stop):
         _progress("Stopped before it served anybody.")
         return
-    garbage.settle()
+    loading = asyncio.ensure_future(_load(served, stop))
     try:
         _progress(f"Devices:     {served.address} (try: --server-folder {folder.path})")
         _write_bundle(served, folder, args, keys)
@@ -691,7 +689,10 @@ async def _serve(served: serving.Serving, folder, args: argparse.Namespace, keys
         for wait in waits:
             wait.cancel()
     finally:
+        loading.cancel()
         await served.stop()
+    with contextlib.suppress(asyncio.CancelledError):
+        await loading
     if args.detach:
         _progress("The server goes on without this command; the same one finds it, --stop ends it.")
     elif stop.is_set():
@@ -701,6 +702,18 @@ async def _serve(served: serving.Serving, folder, args: argparse.Namespace, keys
         )
     else:
         _progress(f"All rounds are done. Statement, metrics and model: {_report_command(args)}")
+
+
+async def _load(served: serving.Serving, stop: asyncio.Event) -> None:
+    """Gets the first rounds ready; a task that cannot have any stops the server."""
+    from tff_dpftrl.runtime.server import garbage
+
+    try:
+        await served.load()
+    except BaseException:
+        stop.set()
+        raise
+    garbage.settle()
 
 
 def _report_command(args: argparse.Namespace) -> str:

@@ -16,7 +16,7 @@ from tff_dpftrl.accounting import display
 from tff_dpftrl.cli import config_flags
 from tff_dpftrl.cli import output as output_lib
 from tff_dpftrl.finetuning import config as finetuning_config
-from tff_dpftrl.runs import manifest
+from tff_dpftrl.runs import joint_runs, manifest
 from tff_dpftrl.training import config as training_config
 from tff_dpftrl.training import options as options_lib
 
@@ -183,7 +183,7 @@ def what_is_left(args: argparse.Namespace) -> str:
     if selection.exists(output):
         return (
             "Every committed round is kept, and nothing is released yet: only the end of all runs "
-            f"makes {output}/{selection.WINNER}. Go on with the same command{same}"
+            f"makes {output}/{joint_runs.WINNER}. Go on with the same command{same}"
         )
     if not folder_lib.exists(output):
         return "No cell had begun: the same command begins again."
@@ -230,13 +230,14 @@ def run(args: argparse.Namespace) -> int:
             )
     axes = folder_lib.check(output, options, axes, kind)
     cells = cells_lib.grid(options, axes, kind)
-    _check(args, cells, output, placement)
+    digests = _check(args, cells, output, placement)
 
     output.mkdir(parents=True, exist_ok=True)
     interruption = running.Interruption()
     with folder_lib.lock(output, _progress) as lock:
         # Again: another sweep may have begun it.
         axes = folder_lib.check(output, options, axes, kind)
+        folder_lib.bind(output, digests)
         folder_lib.write(output, options, axes, kind)
         writer = results_writer.ResultsWriter(cells, axes, output)
         with interruption.noticing():
@@ -269,7 +270,7 @@ def _select(
     from tff_dpftrl.sweeps import axes as axes_lib
     from tff_dpftrl.sweeps import cells as cells_lib
     from tff_dpftrl.sweeps import folder as folder_lib
-    from tff_dpftrl.sweeps import running, selection
+    from tff_dpftrl.sweeps import population_check, running, selection
 
     if args.target_accuracy is not None:
         raise validation.UsageError(
@@ -292,16 +293,20 @@ def _select(
     output.mkdir(parents=True, exist_ok=True)
     interruption = running.Interruption()
     with folder_lib.lock(output, _progress) as lock:
-        durable_files.remove_leftovers(output)
+        for folder in (output, output / manifest.PRIVATE):
+            durable_files.remove_leftovers(folder)
         chosen = selection.open_or_draw(
             output, folder_lib.definition(options, axes, kind), cells, num_runs, args.select
         )
         runs, private = chosen.runs(cells), output / manifest.PRIVATE
+        folder_lib.check_cells(private, runs)
         _progress(
             f"The choice has {display.epsilon_at(chosen.plan.epsilon, chosen.delta)}. "
             "How many runs there are is secret, like all that this command prints."
         )
         if left := selection.unfinished(output, runs):
+            joint_runs.refuse_changed(chosen.plan.digests, population_check.check(left))
+            _progress("The runs have begun. None of them is shown before all have ended.")
             with interruption.noticing():
                 running.run(
                     left,
@@ -311,10 +316,9 @@ def _select(
                     lock=lock,
                     interruption=interruption,
                     progress=_progress,
-                    after_each=lambda run, ending: _progress(
-                        f"{axes_lib.label(run.values)}: {ending.last_line or 'finished'}"
-                    ),
+                    after_each=lambda run, ending: None,  # Their number is secret.
                     reuse=not _placement_flags(args),
+                    shows_progress=False,
                 )
         if interruption.signals:
             signal.raise_signal(interruption.signals[0])
@@ -326,7 +330,7 @@ def _select(
             _progress("\nNothing is released. The same command again tries what failed once more.")
             return 1
         selection.release(output, chosen, cells)
-    winner = output / selection.WINNER
+    winner = output / joint_runs.WINNER
     if (winner / selection.DIVERGED).exists():
         print(f"The chosen run diverged: {winner / selection.DIVERGED} is all that is released.")
         return 1
@@ -361,8 +365,8 @@ def _check(
     cells: Sequence[cells_lib.Cell],
     output: pathlib.Path,
     placement: placement_lib.Placement,
-) -> None:
-    """Refuses, before any work, options that a cell would refuse."""
+) -> dict[str, str]:
+    """Refuses, before any work, options that a cell would refuse; returns digests of the data."""
     from tff_dpftrl.sweeps import folder as folder_lib
     from tff_dpftrl.sweeps import population_check
 
@@ -374,7 +378,7 @@ def _check(
         _check_cell(cell, placement)
     if unfinished:
         _progress(f"{len(cells)} cells, {len(unfinished)} to run. Reading the data ...")
-    population_check.check(unfinished)
+    return population_check.check(unfinished)
 
 
 def _check_cell(cell: cells_lib.Cell, placement: placement_lib.Placement) -> None:

@@ -27,6 +27,7 @@ import dataclasses
 import functools
 import heapq
 import math
+import pathlib
 import random
 from collections.abc import Collection, Iterable, Mapping
 
@@ -176,7 +177,9 @@ def add_words(
             "give the vocabulary a larger share of the budget."
         )
     words = tuple(dict.fromkeys((*head, *found, *before)))[:size]
-    source = f"words of the training users of {corpus.name}, counted with noise"
+    source = (
+        f"words of the training users of {pathlib.PurePath(corpus.name).name}, counted with noise"
+    )
     if public is not None:
         source += f", in the place of rare ones of a public list: {public.source}"
     return vocabulary.Vocabulary(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from tff_dpftrl import validation
@@ -141,6 +143,17 @@ class UserText:
         """Yields the texts of all users, user after user."""
         for user_id in self.user_ids:
             yield from self.read_examples(user_id)
+
+    def digest(self) -> str:
+        """Computes a BLAKE2b digest (hex) of the users and their texts, in order; keep it secret.
+
+        Whoever knows all users and texts but one finds out by it whether the guess of that one is
+        right.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        for user_id in self.user_ids:
+            digest.update(json.dumps([user_id, *self.read_examples(user_id)]).encode() + b"\n")
+        return digest.hexdigest()
 
     def has_text(self) -> bool:
         """Returns whether any user has a text that is not blank; reads until one is found."""

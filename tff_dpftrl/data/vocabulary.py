@@ -244,7 +244,8 @@ def of_training_users(
     Raises:
       ValueError: If `size` is not positive or the corpus has no words.
     """
-    source = f"counted without noise on the training users of {corpus.name}, so NOT covered"
+    name = pathlib.PurePath(corpus.name).name
+    source = f"counted without noise on the training users of {name}, so NOT covered"
     counted = make(corpus, size, source=source, lower_case=lower_case)
     return dataclasses.replace(counted, is_public=False)
 

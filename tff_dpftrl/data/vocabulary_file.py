@@ -49,7 +49,11 @@ def note(words: vocabulary.Vocabulary) -> str:
 
 
 def write(
-    path: str | os.PathLike[str], words: vocabulary.Vocabulary, rule: vocabulary.Rule
+    path: str | os.PathLike[str],
+    words: vocabulary.Vocabulary,
+    rule: vocabulary.Rule,
+    *,
+    private: bool = False,
 ) -> None:
     """Writes a vocabulary, whole or not at all.
 
@@ -57,6 +61,7 @@ def write(
       path: File to write; an existing one is replaced.
       words: Vocabulary to write.
       rule: Tokenizer of the texts.
+      private: Whether only the owner may read the file.
 
     Raises:
       ValueError: If only one of the two lower-cases.
@@ -85,7 +90,8 @@ def write(
         },
         **(subwords.to_json(words) if is_subwords else {"words": list(words.words)}),
     }
-    durable_files.write(path, (json.dumps(content, indent=1) + "\n").encode("ascii"))
+    text = json.dumps(content, indent=1) + "\n"
+    durable_files.write(path, text.encode("ascii"), private=private)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, vocabulary.Rule]:

@@ -518,7 +518,10 @@ def reportable(
                 "clip_norm_source": "given",
             },
             headline_caveats=() if is_known else (sentences.INITIAL_WEIGHTS,),
-            not_covered=_not_covered(config["weights_source"]),
+            not_covered=(
+                *_not_covered(config["weights_source"]),
+                run_privacy.METRICS_OF_OWN_MODEL_NOT_COVERED,
+            ),
             earlier_runs=runs,
             same_users=same_users,
         ),

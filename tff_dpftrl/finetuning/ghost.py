@@ -335,15 +335,24 @@ class OfLosses:
           rows: Rows for the trial, at least one.
 
         Raises:
-          UsageError: If it differs.
+          UsageError: If it differs, or the run began with one pass, which is not chosen any more.
         """
         if self._chosen is None and not self._has_begun:
             self.choose(weights, rows)
-        elif not self._agrees(self._chosen or self._choose(weights, rows), weights, rows):
+            return
+        chosen = self._chosen or self._choose(weights, rows)
+        if self._has_begun and self._is_wanted and chosen is self._loop:
+            raise validation.UsageError(
+                "This run began with gradients clipped in one pass, and it is not shown that this "
+                f"bounded what a unit moves. {self.way} Begin a new run in another folder. If you "
+                "know that the loss of each row depends on that row alone, in_one_pass=False goes "
+                "on with this one."
+            )
+        if not self._agrees(chosen, weights, rows):
             raise validation.UsageError(
                 "The gradients of rows are not what one pass over all of them says: the model may "
-                "put rows in another order on the way. Set in_one_pass=False, which takes one "
-                "gradient after the other."
+                "mix rows. Begin a new run with in_one_pass=False, which takes one gradient after "
+                "the other: the clip may not have bounded what the steps so far released."
             )
 
     def _choose(
@@ -358,9 +367,7 @@ class OfLosses:
             try:
                 booked, reason = self._booked(weights, rows), None
                 if trial and not self._agrees(booked, weights, rows, must_tell=True):
-                    reason = (
-                        "the model puts rows in another order on the way, or those tried are alike"
-                    )
+                    reason = "a trial gives other norms or sums, or the rows tried are alike"
                 else:
                     chosen = booked
             except graph_uses.UnknownUseError as error:
@@ -407,7 +414,8 @@ class OfLosses:
         Args:
           chosen: The sum to try.
           weights: Weights for the trial.
-          rows: Rows for the trial, beside which made-up ones are tried: one has no order.
+          rows: Rows for the trial, beside which made-up ones are tried: as many as units of all
+            layouts take.
           must_tell: Whether it is no agreement if all units' norms are alike, or not finite.
         """
         if chosen is self._loop:
@@ -415,12 +423,12 @@ class OfLosses:
         rng = np.random.default_rng(0)
         # At initial weights, what is in the wrong place may be zero.
         moved = [tf.constant(x + rng.normal(0.0, 0.1, np.shape(x)), tf.float32) for x in weights]
-        rows = tf.nest.map_structure(
-            lambda x: losses_trial.with_shuffled(tf.convert_to_tensor(x), rng), rows
-        )
-        num_rows = int(tf.nest.flatten(rows)[0].shape[0])
-        first = min(2, self._rows_per_unit, num_rows - 1)  # All other units have one row.
-        splits = tf.constant([0, *range(first, num_rows + 1)], tf.int64)
+        most, rows = self._rows_per_unit, tf.nest.map_structure(tf.convert_to_tensor, rows)
+        sizes = [1, 1, most, 0, most // 2, 1, 1]  # Of one row, full, empty and padded.
+        while len(tf.nest.flatten(rows)[0]) < sum(sizes):
+            rows = tf.nest.map_structure(lambda x: losses_trial.with_shuffled(x, rng), rows)
+        rows = tf.nest.map_structure(lambda x: x[: sum(sizes)], rows)
+        splits = tf.constant(np.cumsum([0, *sizes]), tf.int64)
         _, measured = self._loop(moved, rows, splits, tf.constant(1.0, tf.float64))
         norms = np.asarray(measured.norms)
         proper = norms[np.isfinite(norms) & (norms > 0.0)]

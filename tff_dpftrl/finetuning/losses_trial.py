@@ -3,6 +3,11 @@
 What `clipped_sums.RowLosses` asks for cannot be proven of a caller's function, but what breaks it
 in practice can be seen: the loss of a row that depends on rows beside it, variables that change
 from unit to unit (moving averages), weights that the loss does not use, losses that are not finite.
+
+The clip bounds a unit without this where its gradient is computed from its own rows alone
+(`clipped_sums.looped`): rows are then mixed within the unit at most. In one pass over many units it
+does not, and there the operations of the graph have to show that no row has a part in the losses of
+another (`models.row_layouts`).
 """
 
 from __future__ import annotations

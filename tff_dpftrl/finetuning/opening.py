@@ -95,6 +95,7 @@ def open_run(
     opened = OpenedRun(output, config, known, text)
     if known is None:
         reading = config.part(tables.TableOptions)
+        corpus.check_planned(config, output, text.train, text.validation)
         warm_start.refuse_protected(config.initial_folder, config.data, reading, opened.parts)
     return opened
 

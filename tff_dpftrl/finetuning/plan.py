@@ -294,6 +294,7 @@ class Plan:
             seed_is_known=seed_is_known,
             profile=() if seed_is_known else self._profile(charged),
             others=self.parts if self.others else (),
+            apart=() if self.others or not self.group_size_epsilon else (parts.MEDIAN,),
             weights=self.rounds(charged),
         )
         return statement.sampled_statement(

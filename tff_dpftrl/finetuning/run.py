@@ -150,7 +150,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         "initial_weights_are_public": weights_are_public,
         **earlier_runs.facts_of(warm_start.run_folder(config.initial_folder), users.ids),
     }
-    known = _manifest(config, chosen, task, users, part, facts)
+    known = _manifest(config, chosen, task, users, part, facts).bound_to_choice(opened.output)
     run = _prepared(opened, known, chosen.privacy, part, task, users, progress)
     # What a step costs may depend on the private median. It is not shown before the choice is
     # kept, and neither are the reasons: who starts anew until a private median pleases has looked
@@ -194,7 +194,14 @@ def _prepared(
     go_on = opening.resume_command(opened.output, config.data)
     figures = functools.partial(_figures_of, known)
     reportable = report.of_run(
-        options, known, plan, unit="step", go_on=go_on, whole=part.whole, figures=figures
+        options,
+        known,
+        plan,
+        unit="step",
+        exact=run_privacy.METRICS_NOT_COVERED,
+        go_on=go_on,
+        whole=part.whole,
+        figures=figures,
     )
     released = reportable.figures
     return prepared.Prepared(
@@ -284,7 +291,14 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
     plan = plan_of(known, config)
     figures = functools.partial(_figures_of, known)
     run = report.of_run(
-        options, known, plan, unit="step", go_on=go_on, whole=whole, figures=figures
+        options,
+        known,
+        plan,
+        unit="step",
+        exact=run_privacy.METRICS_NOT_COVERED,
+        go_on=go_on,
+        whole=whole,
+        figures=figures,
     )
     return _publishing(run, config, part)
 

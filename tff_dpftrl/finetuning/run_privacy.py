@@ -26,12 +26,20 @@ from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, privacy, release
 WHAT_IS_RELEASED = "loss on the users or examples of each step"
 """Words of a statement for the figures that fine-tuning releases."""
 
-METRICS_NOT_COVERED = (
+_OF_STEPS = (
     "The loss on the users or examples of a step, how long it took, which grows with their number, "
-    "warnings of gradients that are not finite, the figures about the training users' text and the "
-    "reasons for what was chosen that a run begins with, and the n-gram baselines counted on them "
-    "(in private/ and on the terminal only): exact figures; do not publish them."
+    "warnings of gradients that are not finite"
 )
+_EXACT = "(in private/ and on the terminal only): exact figures; do not publish them."
+METRICS_NOT_COVERED = (
+    f"{_OF_STEPS}, the figures about the training users' text and the reasons for what was chosen "
+    f"that a run begins with, and the n-gram baselines counted on them {_EXACT}"
+)
+"""Sentence of a statement on the exact figures of fine-tuning on text."""
+METRICS_OF_OWN_MODEL_NOT_COVERED = (
+    f"{_OF_STEPS}, and why a model or its losses were refused {_EXACT}"
+)
+"""Sentence of a statement on the exact figures of a custom model, on any data."""
 
 CorrelatedPlan: TypeAlias = "dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan"
 """Plan of fine-tuning by passes, or by secret samples with correlated noise."""
@@ -291,12 +299,7 @@ class SampledFinetuning(privacy.PrivacyPlan):
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
         return self.plan.statement(
-            facts.with_plan(
-                {"clip_norm": self.clip_norm, "num_steps": seen.num_rounds},
-                not_covered=privacy.not_covered("user", self.others)
-                if any(one.name == parts.METRICS for one in self.others)
-                else [METRICS_NOT_COVERED],
-            ),
+            facts.with_plan({"clip_norm": self.clip_norm, "num_steps": seen.num_rounds}),
             steps_done=None if charge_all_rounds else seen.num_rounds,
             seed_is_known=self.deterministic_seed is not None,
         )

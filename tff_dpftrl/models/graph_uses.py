@@ -6,41 +6,28 @@ a tensor, so that no use is missed. Each must be one whose gradient is known her
 (of `Dense`, `EinsumDense`, attention, the cells of an unrolled LSTM), a sum or product by entries
 (biases, layer norms, positions) or a lookup (`Embedding`). Else none of the uses are returned.
 
-**Whose is what.** The gradient of a result has a part for each row of the batch, and which part is
-whose is read off shapes, in a graph for a batch of `_BATCH` rows: an axis of this size is the
-batch, and it must be the first one, or have been flattened with the axes after it. No operation on
-the way there may move rows by numbers, as sorting does (`_moves_rows`). What shapes cannot tell,
-such as a batch that is reversed on the way and put back, has to be tried with numbers.
+**Whose is what.** The gradient of a result has a part for each row of the batch if the losses and
+all results are computed for each row by itself, which the operations of the graph have to show
+(`row_layouts`). In a result, the rows must be the first axis, or flattened with the axes after it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import string
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
-from tff_dpftrl.models import weight_uses
-
-_BATCH = 10007
-"""Rows of the batch where shapes are read off: a prime, so that widths do not multiply to it."""
+from tff_dpftrl.models import row_layouts, weight_uses
 
 _SAME_ORDER = ("Identity", "Reshape", "ExpandDims", "Squeeze")
 _SELECTIONS = ("Transpose", "StridedSlice", "Slice", "Split", "SplitV", "Unpack", "GatherV2")
 _RENAMED = {"split_dim": "axis"}  # Arguments of `tf.raw_ops`.
 _BY_ENTRY = ("AddV2", "Add", "Sub", "Mul", "BiasAdd", "BroadcastTo")
 _WITHOUT_GRADIENT = ("Shape", "ShapeN", "Rank", "Size")
-# Of what these return, entry i of the first axis is made of entry i of the first axis only.
-_ROW_BY_ROW = (*_BY_ENTRY, "Identity", "Reshape", "MatMul", "Relu", "Tanh", "Sigmoid")
-# Beginnings of the types of operations that move entries by numbers, beside lookups.
-_MOVES = (
-    *("GatherNd", "Scatter", "TensorScatter", "Dynamic", "ParallelDynamic"),
-    *("Ragged", "Segment", "UnsortedSegment", "Sparse"),
-)
 _OTHER_GRAPH = "the graph is another one for another number of rows"
 
 Gradients: TypeAlias = Callable[[Sequence[tf.Tensor]], tf.Tensor]
@@ -87,17 +74,44 @@ def tokens_of_rows(
     Raises:
       UnknownUseError: If a use is not known here, or it cannot be told what is whose.
     """
-    reading = _Reading(None)
 
-    def traced(given, of_rows):
+    def with_gradients(given, of_rows):
+        return losses(given, of_rows), row_layouts.own_gradients(tf.compat.v1.get_default_graph())
+
+    rows = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), rows)
+    function = tf.function(with_gradients, autograph=False)
+    traced = function.get_concrete_function(list(weights), rows)
+    tokens = []
+
+    def read(*given):
+        results = tf.nest.flatten(traced.structured_outputs)
         given = [tf.identity(weight) for weight in given]
-        result = losses(given, of_rows)
-        reading.found(given)
-        return result
+        of_rows, (result, *pairs) = row_layouts.for_many_rows(traced, given, results)
+        layouts = row_layouts.Layouts(result.graph, of_rows)
+        reading = _Reading(layouts=layouts)
+        try:
+            _check(layouts, result, zip(pairs[::2], pairs[1::2], strict=True))
+            reading.found(given, traced.graph)
+        except (row_layouts.MixedRowsError, UnknownUseError) as error:
+            raise UnknownUseError(str(error).replace(row_layouts.PREFIX, "")) from error
+        tokens.extend(reading.tokens)
 
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([_BATCH, *x.shape[1:]], x.dtype), rows)
-    tf.function(traced, autograph=False).get_concrete_function(list(weights), specs)
-    return reading.tokens
+    tf.function(read, autograph=False).get_concrete_function(*weights)
+    return tokens
+
+
+def _check(
+    layouts: row_layouts.Layouts,
+    losses: tf.Tensor,
+    gradients: Iterable[tuple[tf.Tensor, tf.Tensor]],
+) -> None:
+    """Refuses losses that are not shown to be those of each row, and gradients likewise."""
+    if layouts.of(losses) != row_layouts.Layout(0) or losses.shape != [row_layouts.BATCH]:
+        raise UnknownUseError("the losses are not one for each row, in their order")
+    for inputs, gradient in gradients:
+        layout = layouts.of(inputs)
+        if layout is not None and layout != layouts.of(gradient):
+            raise UnknownUseError(f"the gradient of {inputs.name} may mix the rows of a batch")
 
 
 def find(weights: Sequence[tf.Tensor], tokens: Sequence[tuple[str, int]]) -> list[Found]:
@@ -113,7 +127,7 @@ def find(weights: Sequence[tf.Tensor], tokens: Sequence[tuple[str, int]]) -> lis
     Raises:
       UnknownUseError: As in `tokens_of_rows`.
     """
-    return _Reading(tokens).found(weights)
+    return _Reading(tokens).found(weights, weights[0].graph)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,21 +251,25 @@ def _static(tensor: tf.Tensor) -> np.ndarray | None:
 class _Reading:
     """A reading of a graph: the first one notes numbers of tokens, which later ones are given."""
 
-    def __init__(self, tokens: Sequence[tuple[str, int]] | None):
+    def __init__(
+        self,
+        tokens: Sequence[tuple[str, int]] = (),
+        *,
+        layouts: row_layouts.Layouts | None = None,
+    ):
         self.tokens: list[tuple[str, int]] = []
-        self._seen: set[str] = set()
-        self._known = None if tokens is None else list(tokens)
+        self._known = list(tokens)
+        self._layouts = layouts
 
-    def found(self, weights: Sequence[tf.Tensor]) -> list[Found]:
-        """Returns the uses of weights."""
-        operations = weights[0].graph.get_operations() if weights else []
-        order = {operation.name: i for i, operation in enumerate(operations)}
+    def found(self, weights: Sequence[tf.Tensor], traced: tf.Graph) -> list[Found]:
+        """Returns the uses of weights, in the order of the graph that was traced."""
+        order = {operation.name: i for i, operation in enumerate(traced.get_operations())}
         found = []
         for index, weight in enumerate(weights):
             if weight.dtype != tf.float32:
                 raise UnknownUseError(f"a weight is {weight.dtype.name}")
             found += _merged(str(index), weight.shape, self._uses(weight, order))
-        if self._known not in (None, self.tokens):
+        if self._layouts is None and self._known != self.tokens:
             raise UnknownUseError(_OTHER_GRAPH)
         return found
 
@@ -261,14 +279,15 @@ class _Reading:
         while views:
             view = views.pop()
             readers = {operation.name: operation for operation in view.tensor.consumers()}
-            for name in sorted(readers, key=order.__getitem__):
-                operation = readers[name]
+            for operation in sorted(
+                readers.values(), key=lambda x: order[x.name.removeprefix(row_layouts.PREFIX)]
+            ):
                 if operation.type in _WITHOUT_GRADIENT:
                     continue
                 places = [i for i, x in enumerate(operation.inputs) if x.name == view.tensor.name]
-                if len(places) != 1 or _has_other_gradient(operation):
+                if len(places) != 1 or row_layouts.has_own_gradient(operation):
                     raise UnknownUseError(
-                        f"{name} reads a weight twice, or has a gradient of its own"
+                        f"{operation.name} reads a weight twice, or has a gradient of its own"
                     )
                 if _is_selection(operation, *places):
                     views += view.selected(operation, *places)
@@ -296,28 +315,16 @@ class _Reading:
         """Returns how many entries of the first axis a row has, all those of a row side by side."""
         if not tensor.shape.rank or None in list(tensor.shape[1:]):
             raise UnknownUseError(f"sizes of {tensor.name} are not known")
-        if self._known is None:
-            if not _is_by_row(tensor):
-                raise UnknownUseError(f"which part of {tensor.name} is whose is not known")
-            self._check_way_to(tensor)
-            tokens = tensor.shape[0] // _BATCH
+        if self._layouts is not None:
+            if self._layouts.of(tensor) != row_layouts.Layout(0):
+                raise UnknownUseError(f"{tensor.name} has not all of a row side by side")
+            tokens = tensor.shape[0] // row_layouts.BATCH
         elif len(self.tokens) == len(self._known):
             raise UnknownUseError(_OTHER_GRAPH)
         else:
             tokens = self._known[len(self.tokens)][1]
         self.tokens.append((operation.type, tokens))
         return tokens
-
-    def _check_way_to(self, tensor: tf.Tensor) -> None:
-        """Refuses a tensor that is made by an operation that may have moved rows."""
-        operations = [tensor.op]
-        while operations:
-            operation = operations.pop()
-            if operation.name not in self._seen:
-                self._seen.add(operation.name)
-                if _moves_rows(operation):
-                    raise UnknownUseError(f"{operation.name} may put rows in another order")
-                operations += [x.op for x in operation.inputs]
 
     def _product(self, view: _View, operation: tf.Operation, transposed: bool) -> _Use:
         shape, turned = view.matrix()
@@ -334,8 +341,8 @@ class _Reading:
         names = of_inputs.split(",")
         ranks = [view.tensor.shape.rank, other.shape.rank, outputs.shape.rank]
         matrix, rows, result = (
-            _letters(letters, rank)
-            for letters, rank in zip(
+            row_layouts.letters(term, rank)
+            for term, rank in zip(
                 (names[position], names[1 - position], of_outputs), ranks, strict=True
             )
         )
@@ -437,62 +444,6 @@ def _is_selection(operation: tf.Operation, position: int) -> bool:
     if operation.type == "Split":
         return position == 1
     return operation.type in (*_SAME_ORDER, *_SELECTIONS) and position == 0
-
-
-def _has_other_gradient(operation: tf.Operation) -> bool:
-    try:
-        operation.get_attr("_gradient_op_type")
-    except ValueError:
-        return False
-    return True
-
-
-def _letters(letters: str, rank: int) -> str:
-    """Returns the letters of axes, with the last upper-case ones for an ellipsis."""
-    hidden = rank - len(letters) + 3 if "..." in letters else 0
-    hidden = string.ascii_uppercase[len(string.ascii_uppercase) - hidden :]
-    return letters.replace("...", hidden)
-
-
-def _is_by_row(tensor: tf.Tensor, known: dict[str, bool] | None = None) -> bool:
-    """Returns whether the first axis has all entries of a row side by side, row after row."""
-    known = {} if known is None else known
-    if tensor.name in known:
-        return known[tensor.name]
-    size = tensor.shape[0] if tensor.shape.rank else None
-    found = size == _BATCH
-    if size and not found and size % _BATCH == 0 and tensor.op.type in _ROW_BY_ROW:
-        operation = tensor.op
-        if operation.type == "Reshape":
-            made_of = [operation.inputs[0]]
-        elif operation.type == "MatMul":
-            made_of = [] if operation.get_attr("transpose_a") else [operation.inputs[0]]
-        else:
-            made_of = [x for x in operation.inputs if x.shape.rank == tensor.shape.rank]
-            made_of = [x for x in made_of if x.shape[0] != 1]
-        found = bool(made_of) and all(_is_by_row(x, known) for x in made_of)
-    known[tensor.name] = found
-    return found
-
-
-def _moves_rows(operation: tf.Operation) -> bool:
-    """Returns whether numbers may tell where an operation puts the rows of a batch."""
-    shapes = [x.shape for x in (*operation.inputs, *operation.outputs)]
-    batches = [0 if x.rank is None else sum(map(_may_be_batch, x)) for x in shapes]
-    if any(number > 1 for number in batches):  # A matrix for all pairs of rows.
-        return True
-    if any(attribute.type in ("func", "list(func)") for attribute in operation.op_def.attr):
-        functions = operation.graph.as_graph_def().library.function
-        kinds = {node.op for function in functions for node in function.node_def}
-        return any(kind.startswith(("Gather", *_MOVES)) for kind in kinds)
-    if operation.type == "GatherV2":
-        axis = _static(operation.inputs[2])
-        return axis is None or shapes[0].rank is None or _may_be_batch(shapes[0][int(axis)])
-    return operation.type.startswith(_MOVES) and any(batches)
-
-
-def _may_be_batch(size: int | None) -> bool:
-    return size is None or (size > 0 and size % _BATCH == 0)
 
 
 def _merged(name: str, shape: tf.TensorShape, uses: Sequence[_Use]) -> list[Found]:

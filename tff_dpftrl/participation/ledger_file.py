@@ -162,6 +162,20 @@ def connect(path: str | os.PathLike[str], *, exclusive: bool) -> sqlite3.Connect
     return connection
 
 
+def has_rounds(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a round of a ledger has begun.
+
+    Args:
+      path: Path of the ledger's file.
+
+    Raises:
+      ValueError: If there is no ledger at `path`, or another process has it open.
+      OSError: If the file cannot be used.
+    """
+    with as_os_error(path), contextlib.closing(connect(path, exclusive=True)) as connection:
+        return connection.execute("SELECT 1 FROM rounds LIMIT 1").fetchone() is not None
+
+
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection, path: str | os.PathLike[str]) -> Iterator[None]:
     """Makes the changes of a block durable together, or undoes all of them.

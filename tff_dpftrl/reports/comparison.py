@@ -64,6 +64,7 @@ class Comparison:
         cached = f"top-1 accuracy{results_lib.WITH_EARLIER_TEXT}, held-out users"
         name = results_lib.MODEL_WITH_EARLIER_TEXT
         seen = "on record or reported by devices"
+        held_out = " or ".join(sorted({run.held_out for run in self.runs}))
         with_cache = [
             f"{run.baselines[name]:.2%}" if name in run.baselines else _NONE for run in self.runs
         ]
@@ -82,7 +83,7 @@ class Comparison:
             "top-1 accuracy, held-out users": [_last(r, results_lib.ACCURACY) for r in self.runs],
             "best top-1 accuracy of the run": [_best(run) for run in self.runs],
             **({cached: with_cache} if set(with_cache) != {_NONE} else {}),
-            "loss, held-out users": [_last(run, results_lib.LOSS) for run in self.runs],
+            f"loss, {held_out}": [_last(run, results_lib.LOSS) for run in self.runs],
             **{
                 f"{name}, held-out users": [
                     f"{one[name]:.1%}" if name in one else _NONE for one in keyboards
@@ -189,7 +190,14 @@ class Comparison:
                 if options
                 else "<p>None.</p>",
             ),
-            ("Curves", page.charts(curves, unit=" or ".join(sorted(units)))),
+            (
+                "Curves",
+                page.charts(
+                    curves,
+                    unit=" or ".join(sorted(units)),
+                    is_of_words=all(run.is_of_words for run in self.runs),
+                ),
+            ),
             ("How it was measured", markup.element("p", markup.text(page.HELD_OUT))),
         ]
         title = f"Comparison of {len(self.runs)} runs"

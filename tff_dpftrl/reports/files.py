@@ -10,6 +10,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Literal
 
+from tff_dpftrl import json_text
+
 Kind = Literal[
     "training", "finetuning", "custom finetuning", "pretraining", "sweep", "task", "handed on"
 ]
@@ -36,14 +38,17 @@ class File:
     kinds: tuple[Kind, ...] = ()
 
 
-_WORDS = "the words of the model's ids; its words may tell of a private vocabulary"
+_WORDS = "the words of the model's ids"
+_PRIVATE_WORDS = f"{_WORDS}, counted on protected users without noise: nothing covers them"
+_OPTIONS = "options, what was derived from them, versions; paths of files"
+_HELD_OUT = "exact figures of the held-out users"
 _EXACT = "exact figures of the training users"
 
 _RUNS: tuple[Kind, ...] = ("training", "finetuning", "custom finetuning", "handed on")
 
 FILES = (
-    File("README.md", "which file is what; the card of the model", "yes"),
-    File("report.html", "the report as one page, of tff-dpftrl report --html", "yes"),
+    File("README.md", f"which file is what; the card of the model, with {_HELD_OUT}", "yes, but"),
+    File("report.html", f"the report as one page, with {_HELD_OUT}", "yes, but"),
     File("privacy_statement.md", "what is promised, and what is not: for people", "yes"),
     File("privacy_statement.json", "the same for programs", "yes"),
     File("privacy.png", "the promise as a picture", "yes"),
@@ -70,11 +75,15 @@ FILES = (
     File("counts.csv", "counts over the devices' data, and the errors of their noise", "yes"),
     File("vocabulary.json", _WORDS, "yes, but"),
     File(
-        "config.json", "options, what was derived from them, versions; paths of files", "yes, but"
+        "config.json",
+        f"{_OPTIONS}; {_HELD_OUT} before fine-tuning",
+        "yes, but",
+        ("finetuning",),
     ),
+    File("config.json", _OPTIONS, "yes, but"),
     File("metrics.csv", "a row for each round: ε, and the held-out users", "yes, but"),
     File("metrics_README.md", "what each column of metrics.csv is", "yes"),
-    File("held_out.json", "exact figures of the held-out users", "yes, but"),
+    File("held_out.json", _HELD_OUT, "yes, but"),
     File("curves.png", "loss and accuracy of each epoch", "yes, but", ("pretraining",)),
     File("curves.png", "accuracy, loss and ε by round", "yes, but"),
     File("tensorboard/", f"of an earlier version: events with {_EXACT}", "no", _RUNS),
@@ -109,27 +118,42 @@ _COVERED = (
 )
 
 
-def present(folder: pathlib.Path, kind: Kind, *, has_guarantee: bool) -> Iterator[File]:
+def present(
+    folder: pathlib.Path, kind: Kind, *, has_guarantee: bool, may_be_published: bool = True
+) -> Iterator[File]:
     """Yields the known files that a folder has.
 
     Args:
       folder: A results folder.
       kind: Kind of the folder, which tells apart files of one name.
       has_guarantee: Whether it has a statement with a guarantee that no audit has refuted.
+      may_be_published: Whether it is none of the runs that `sweep --select` chooses among.
     """
     seen = set()
     is_older = _has_exact_columns(folder / "metrics.csv")
     for file in FILES:
         if is_older and file.name in ("metrics.csv", "curves.png"):
             file = dataclasses.replace(file, what=f"of an earlier version: {_EXACT}", publish="no")
+        if file.name == "vocabulary.json" and _is_of_protected_users(folder / file.name):
+            file = dataclasses.replace(file, what=_PRIVATE_WORDS, publish="no")
         if not has_guarantee and kind != "pretraining" and file.name in _COVERED:
             what = f"{file.what}; no guarantee covers it"
             file = dataclasses.replace(file, what=what, publish="no")
+        if not may_be_published:
+            file = dataclasses.replace(file, publish="never")
         if file.name in seen or (file.kinds and kind not in file.kinds):
             continue
         if file.name == "README.md" or (folder / file.name).exists():  # The former is written last.
             seen.add(file.name)
             yield file
+
+
+def _is_of_protected_users(path: pathlib.Path) -> bool:
+    """Returns whether a vocabulary says that its words were counted without noise."""
+    if not path.exists():
+        return False
+    content = json_text.read_object(path)  # Those of earlier versions say nothing.
+    return content.get("is_public") is False and not content.get("is_noised")
 
 
 def _has_exact_columns(table: pathlib.Path) -> bool:

@@ -29,8 +29,8 @@ _PRIVATE = (
     "which no statement covers. Do not publish it."
 )
 _PUBLISHABLE = (
-    "Without exact figures of the training users: loss and accuracy of training cohorts, and "
-    "n-gram models counted on those users, are left out."
+    "Without exact figures of those who are protected: what is measured on the data that the model "
+    "is trained on is left out."
 )
 HELD_OUT = (
     "Columns eval_… are exact, of held-out users or the data that the caller evaluated on; no "
@@ -150,6 +150,8 @@ def headline(found: results_lib.Results) -> str:
         return f"{begun}; {len(found.settings)} settings have a finished one."
     if stated is None:
         return _NO_PROMISE.get(found.kind, _NO_STATEMENT)
+    if not found.may_be_published:
+        return sentences.ONE_OF_A_CHOICE
     if stated.epsilon is None:
         return "No differential privacy guarantee."
     if stated.is_refuted:
@@ -214,6 +216,7 @@ def charts(
     runs: Mapping[str, Sequence[results_lib.Row]],
     *,
     unit: str,
+    is_of_words: bool,
     levels: Mapping[str, float] | None = None,
 ) -> str:
     """Draws accuracy, loss and ε of runs.
@@ -221,6 +224,7 @@ def charts(
     Args:
       runs: Rows by label of the run; "" of a single one.
       unit: Name of a round.
+      is_of_words: Whether all models read words; else metrics are called as the callers do.
       levels: Accuracies of simpler models, by label; none by default.
 
     Returns:
@@ -239,27 +243,29 @@ def charts(
     others = sorted(
         {name for rows in runs.values() for row in rows for name in row if name.startswith("eval_")}
     )
-    is_text = {results_lib.ACCURACY, results_lib.LOSS} & set(others)
+    held_out = "held-out users" if is_of_words else "held-out data"
     parts = [
         line_chart.chart(
             "Accuracy of the first guess",
-            curves((results_lib.ACCURACY, "held-out users"), ("top1", "training cohort")),
+            curves((results_lib.ACCURACY, held_out), ("top1", "training cohort")),
             x=unit,
             y="share of words guessed right, of those in the vocabulary",
             percent=True,
             levels=levels,
-        ),
+        )
+        if is_of_words
+        else "",
         line_chart.chart(
             "Loss",
-            curves((results_lib.LOSS, "held-out users"), ("loss", "training cohort")),
+            curves((results_lib.LOSS, held_out), ("loss", "training cohort")),
             x=unit,
-            y="cross-entropy, nats per word or sub-word" if is_text else "loss",
+            y="cross-entropy, nats per word or sub-word" if is_of_words else "loss",
         ),
         *(
             line_chart.chart(
                 name.removeprefix("eval_"), curves((name, "held-out data")), x=unit, y="as measured"
             )
-            for name in ([] if is_text else [one for one in others if one != results_lib.LOSS][:6])
+            for name in [one for one in others if one != results_lib.LOSS and not is_of_words][:6]
         ),
         line_chart.chart(
             "ε spent",
@@ -272,8 +278,10 @@ def charts(
     return markup.element("div", drawn, class_="charts") if drawn else ""
 
 
-def _metric(name: str) -> str:
+def _metric(found: results_lib.Results, name: str) -> str:
     """Returns what a metric of a text model is, in words; other names as they are."""
+    if not found.is_of_words:
+        return name
     share = re.fullmatch(r"top(\d)_(in_vocab|oov_wrong)", name)
     if share is None:
         meanings = {
@@ -289,19 +297,26 @@ def _metric(name: str) -> str:
 def _measured(found: results_lib.Results) -> str:
     unit = UNITS.get(found.kind, "round")
     baselines = found.baselines
-    drawn = charts(found.cells or {"": found.rows}, unit=unit, levels=results_lib.levels(baselines))
+    drawn = charts(
+        found.cells or {"": found.rows},
+        unit=unit,
+        is_of_words=found.is_of_words,
+        levels=results_lib.levels(baselines),
+    )
     parts = [drawn]
     if found.evaluations:
         last = found.evaluations[-1]
         rows = [
-            [markup.text(_metric(name.removeprefix("eval_"))), f"{value:.4g}"]
+            [markup.text(_metric(found, name.removeprefix("eval_"))), f"{value:.4g}"]
             for name, value in last.items()
             if name.startswith("eval_")
         ]
         rows += [[f"top-1 accuracy of {markup.text(k)}", f"{v:.4g}"] for k, v in baselines.items()]
         parts.append(
             markup.table(
-                ["metric", "value"], rows, f"Held-out users, after {unit} {last.get('round', 0):g}"
+                ["metric", "value"],
+                rows,
+                f"{found.held_out.capitalize()}, after {unit} {last.get('round', 0):g}",
             )
         )
     if found.keyboard:
@@ -321,7 +336,8 @@ def _measured(found: results_lib.Results) -> str:
         parts.append(markup.element("p", markup.text(f"{meanings}."), class_="muted"))
     if found.evaluations or found.cells:
         parts.append(markup.element("p", markup.text(HELD_OUT), class_="muted"))
-    if drawn and not found.is_private and found.kind not in ("pretraining", "task"):
+    has_ngrams = found.is_of_words and found.kind not in ("pretraining", "task")
+    if drawn and has_ngrams and not found.is_private:
         parts.append(
             markup.element(
                 "p",
@@ -422,6 +438,11 @@ def shown(value: Any) -> str:
 def _files(found: results_lib.Results) -> str:
     rows = [
         [f"<code>{file.name}</code>", markup.text(file.what), _MAY[file.publish]]
-        for file in files.present(found.folder, found.kind, has_guarantee=found.has_guarantee)
+        for file in files.present(
+            found.folder,
+            found.kind,
+            has_guarantee=found.has_guarantee,
+            may_be_published=found.may_be_published,
+        )
     ]
     return markup.table(["file", "what it is", "who may see it"], rows, "Files of the folder")

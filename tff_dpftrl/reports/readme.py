@@ -74,7 +74,8 @@ def of(found: results_lib.Results) -> str:
     """
     if found.is_private:
         raise ValueError("A README is made of what may be published: read without private=True.")
-    has_model = any((found.folder / name).exists() for name in _MODELS)
+    # A card, which has the model's tags, is for what may be published.
+    has_model = found.may_be_published and any((found.folder / name).exists() for name in _MODELS)
     title = f"{page.TITLES[found.kind]}: {_plain(found.data)}"
     lines = [*(_metadata(found) if has_model else []), f"# {title}", "", page.headline(found), ""]
     if found.kind == "sweep":
@@ -88,7 +89,12 @@ def of(found: results_lib.Results) -> str:
     elif found.kind == "sweep":
         lines += ["Each folder in `cells/` is a run with a README.md of its own.", ""]
     lines += ["## Files", "", "| file | what it is | who may see it |", "|---|---|---|"]
-    for file in files.present(found.folder, found.kind, has_guarantee=found.has_guarantee):
+    for file in files.present(
+        found.folder,
+        found.kind,
+        has_guarantee=found.has_guarantee,
+        may_be_published=found.may_be_published,
+    ):
         lines.append(f"| `{file.name}` | {file.what} | {_WHO[file.publish]} |")
     lines += ["", "## What to type next", "", "From the folder above this one:", "", "```sh"]
     lines += [*_next(found), "```", ""]
@@ -113,10 +119,6 @@ def _number(value: float) -> str:
     return f"{value:.16e}" if "e" in repr(value) else repr(value)
 
 
-def _is_of_words(found: results_lib.Results) -> bool:
-    return found.kind != "custom finetuning" and (found.folder / "vocabulary.json").exists()
-
-
 def _metadata(found: results_lib.Results) -> list[str]:
     """Returns the YAML that Hugging Face reads; what is not known, like a licence, is left out."""
     lines = ["---"]
@@ -126,7 +128,7 @@ def _metadata(found: results_lib.Results) -> list[str]:
     tags = list(_TAGS.get(found.kind, ()))
     if not found.has_guarantee:
         tags = [tag for tag in tags if tag != "differential-privacy"]
-    if _is_of_words(found):
+    if found.is_of_words:
         lines.append("pipeline_tag: text-generation")
         tags += ["language-model", "next-word-prediction"]
     lines += ["tags:", *(f"- {tag}" for tag in tags)] if tags else []
@@ -137,42 +139,50 @@ def _metadata(found: results_lib.Results) -> list[str]:
             f"- name: {_quoted(found.folder.absolute().name)}",
             "  results:",
             "  - task:",
-            "      type: text-generation" if _is_of_words(found) else "      type: other",
-            *([f"      name: {_WORDS}"] if _is_of_words(found) else []),
+            "      type: text-generation" if found.is_of_words else "      type: other",
+            *([f"      name: {_WORDS}"] if found.is_of_words else []),
             "    dataset:",
-            f"      name: {_quoted(f'held-out users of {found.data}')}",
+            f"      name: {_quoted(f'{found.held_out} of {found.data}')}",
             f"      type: {_quoted(found.data)}",
             "    metrics:",
         ]
         for name, value in measured.items():
-            kind, meaning = _MEASURED.get(name, (name.removeprefix("eval_"),) * 2)
+            kind, meaning = _meaning(found, name)
             lines += [f"    - type: {_quoted(kind)}", f"      name: {_quoted(meaning)}"]
             lines.append(f"      value: {_number(value)}")
     return [*lines, "---", ""]
 
 
 def _last(found: results_lib.Results) -> dict[str, float]:
-    """Returns the last metrics on held-out users that a card names."""
+    """Returns the last metrics on held-out users, or data, that a card names."""
     last = found.evaluations[-1] if found.evaluations else {}
     names = [name for name in last if name.startswith("eval_")]
-    named = [name for name in _MEASURED if name in names]
+    named = [name for name in _MEASURED if name in names and found.is_of_words]
     return {name: last[name] for name in (named or names)}
+
+
+def _meaning(found: results_lib.Results, name: str) -> tuple[str, str]:
+    """Returns what Hugging Face and people call a metric: of a custom model as its caller does."""
+    given = name.removeprefix("eval_")
+    return _MEASURED.get(name, (given, given)) if found.is_of_words else (given, given)
 
 
 def _card(found: results_lib.Results) -> list[str]:
     facts = found.facts
+    unit = "user" if found.statement is None else found.statement.unit_of_privacy
     use = (
         f"Meant for {_WORDS} in text like that which it was trained on."
-        if _is_of_words(found)
+        if found.is_of_words
         else "What the model is for is not recorded: say so here before you publish it."
     )
     lines = ["## Intended use", "", use, "", "## Training data", ""]
     if found.kind == "pretraining":
         lines.append(f"- Public text: {_plain(facts.get('source', 'not recorded'))}")
     else:
-        lines.append(f"- Private text: {_plain(found.data)}")
+        what = "text" if found.is_of_words else "data"
+        lines.append(f"- Private {what}: {_plain(found.data)}")
         for name, what in (
-            ("training_users", "Training users"),
+            ("training_users", f"Training {unit}s"),
             ("user_unit", "A user is"),
             ("initial_weights_source", "It began with"),
         ):
@@ -187,7 +197,9 @@ def _card(found: results_lib.Results) -> list[str]:
         lines.append("- What the statement does not cover is listed in `privacy_statement.md`.")
     lines += [
         "- Nothing has been tested but what stands here: not bias, not harmful proposals, not text "
-        "of other people or languages.",
+        "of other people or languages."
+        if found.is_of_words
+        else "- Nothing has been tested but what stands here: not bias, and not other data.",
         "- The licence is not recorded: whoever publishes the model adds it above.",
         "",
     ]
@@ -213,12 +225,11 @@ def _evaluation(found: results_lib.Results) -> list[str]:
         if found.options.get("held_out_users") == "protected":
             none = "Held-out users are protected: exact figures of them stay in `private/`."
         else:
-            none = "It has not been measured on held-out users."
+            none = f"It has not been measured on {found.held_out}."
         return [*lines, none, ""]
-    lines += ["| on held-out users | value |", "|---|---|"]
+    lines += [f"| on {found.held_out} | value |", "|---|---|"]
     for name, value in measured.items():
-        meaning = _MEASURED.get(name, ("", _plain(name.removeprefix("eval_"))))[1]
-        lines.append(f"| {meaning} | {_value(name, value)} |")
+        lines.append(f"| {_plain(_meaning(found, name)[1])} | {_value(name, value)} |")
     for name, value in found.baselines.items():
         which = name if name == results_lib.MODEL_WITH_EARLIER_TEXT else f"{name} model"
         lines.append(f"| top-1 accuracy of the {which} | {value:.2%} |")
@@ -255,7 +266,7 @@ def _next(found: results_lib.Results) -> list[str]:
     if has_private:
         recount = page.recount_command(found)
         lines += ["# Derive the statement again from the records.", recount]
-    if _is_of_words(found):
+    if found.is_of_words and found.may_be_published:
         lines += ["# Ask the model.", f'tff-dpftrl predict {name} "the number of"']
         lines += [f"tff-dpftrl export {name} --output exported --tflite"]
     return [*lines, *report]

@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl import json_text, validation
+from tff_dpftrl.accounting import privacy_statement
 from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.reports import files
 
 ACCURACY = "eval_top1_in_vocab"
@@ -106,10 +108,38 @@ class Results:
         return str(name) if name else self.folder.absolute().name
 
     @property
+    def is_of_words(self) -> bool:
+        """Whether the model reads words: what a custom model reads is not known."""
+        is_known = self.kind == "sweep" or (self.folder / "vocabulary.json").exists()
+        return is_known and self.kind != "custom finetuning"
+
+    @property
+    def held_out(self) -> str:
+        """Name of the data that the columns eval_… are of."""
+        return "held-out users" if self.is_of_words else "held-out data"
+
+    @property
     def has_guarantee(self) -> bool:
         """Whether there is a statement with a guarantee that no audit has refuted."""
         stated = self.statement
         return stated is not None and stated.has_guarantee and not stated.is_refuted
+
+    @property
+    def may_be_published(self) -> bool:
+        """Whether it is none of the runs that `sweep --select` chooses among."""
+        stated = self.statement
+        return stated is None or sentences.ONE_OF_A_CHOICE not in stated.headline_caveats
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether there is a statement, and of all rounds that there are metrics of."""
+        stated = self.statement
+        if stated is None:
+            return False
+        seen, names = stated.observed, ("num_steps", "num_rounds")
+        rounds = [stated.parameters.get(name) for name in names] if seen is None else []
+        rounds = [seen.num_rounds] if seen is not None else [n for n in rounds if n is not None]
+        return [row.get("round") for row in self.rows[-1:]] in ([], rounds)
 
     @property
     def evaluations(self) -> list[Row]:
@@ -220,7 +250,9 @@ def _statement(folder: pathlib.Path) -> statement_lib.PrivacyStatement | None:
     if not path.exists():
         return None
     try:
-        return statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+        return statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"), path)
+    except privacy_statement.EditedError:
+        raise
     except (OSError, ValueError) as error:
         raise validation.UsageError(
             f"{path} cannot be read: {error} tff-dpftrl report writes it again."

@@ -596,7 +596,6 @@ class AmplifiedPlan(privacy.FederatedPlan):
             facts.with_plan(
                 parameters,
                 headline_caveats=self.simulated.caveats() if self.simulated else (),
-                not_covered=privacy.not_covered(unit, self.others),
             ),
             unit_of_privacy=unit,
             num_users=self.num_clients,

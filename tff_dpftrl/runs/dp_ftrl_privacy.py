@@ -423,7 +423,6 @@ class DpFtrlPlan(privacy.FederatedPlan):
             facts.with_plan(
                 parameters,
                 headline_caveats=self.simulated.caveats() if self.simulated else (),
-                not_covered=privacy.not_covered(self.unit_of_privacy, self.others),
             ),
             unit_of_privacy=self.unit_of_privacy,
             num_users=self.num_clients,

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl import json_text, validation
-from tff_dpftrl.accounting import composition
+from tff_dpftrl.accounting import composition, privacy_statement
 from tff_dpftrl.accounting import statement_sentences as sentences
-from tff_dpftrl.runs import manifest
+from tff_dpftrl.runs import joint_runs, manifest
 
 _RUNS, _SAME_USERS = "earlier_runs", "earlier_runs_have_same_users"
 _STATEMENT = "privacy_statement.json"
@@ -55,8 +55,10 @@ def chain_of(folder: pathlib.Path) -> tuple[composition.Spent, ...]:
       the statement only, one entry is what the run and those before it have spent together.
 
     Raises:
-      UsageError: If the folder has a file of a run that cannot be read.
+      UsageError: If the folder has a file of a run that cannot be read, or nothing of the run is
+        to be published.
     """
+    joint_runs.refuse_unreleased(folder)
     if not is_run(folder):
         return ()
     spent = statement_of(folder, together=not _has_manifest(folder))
@@ -102,8 +104,8 @@ def statement_of(folder: pathlib.Path, *, together: bool = False) -> composition
       together: Whether what the runs before it have spent counts, too.
 
     Returns:
-      What it has spent, without a guarantee if an audit refuted its claim; None if it has no
-      statement.
+      What it has spent; None if it has no statement. It has no guarantee if an audit refuted its
+      claim, or if it is one of the runs of a choice (`sweep --select`), whose ε is another one.
 
     Raises:
       UsageError: If the statement cannot be read.
@@ -113,6 +115,7 @@ def statement_of(folder: pathlib.Path, *, together: bool = False) -> composition
         return None
     try:
         stated = _read(path)
+        privacy_statement.refuse_edited(stated, path)
         name = folder.absolute().name
         if together and any(c.startswith(composition.BEGAN) for c in _caveats(stated)):
             name += " and those before it"
@@ -120,10 +123,12 @@ def statement_of(folder: pathlib.Path, *, together: bool = False) -> composition
             totals = (total.get(f"{key}_with_earlier_runs") for key in ("epsilon", "delta"))
             stated |= dict(zip(("epsilon", "delta"), totals, strict=True), rho_zcdp=None)
         spent = composition.Spent.from_json(name, stated)
-        refuted = {sentences.refuted(str(entry)) for entry in stated.get("audits", ())}
-        if refuted.isdisjoint(_caveats(stated)):
+        void = {sentences.refuted(str(entry)) for entry in stated.get("audits", ())}
+        if (void | {sentences.ONE_OF_A_CHOICE}).isdisjoint(_caveats(stated)):
             return spent
         return composition.Spent(spent.name, unit_of_privacy=spent.unit_of_privacy)
+    except privacy_statement.EditedError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise validation.UsageError(
             f"{path} cannot be read: {error}. Run tff-dpftrl report {folder} first."

@@ -3,7 +3,8 @@
 A run is bound to its manifest: a copy lies with the run's secrets, and every
 checkpoint's fingerprint, hence every commit in the ledger, covers the copy's digest. A
 run whose `config.json` was edited afterwards would state an ε that is not the one it
-spent; it is refused, with the difference named.
+spent; it is refused, with the difference named. The copy is written first, before anything that
+may be published: a run whose `config.json` is missing goes on by its copy, and writes it again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from tff_dpftrl import durable_files, json_text, private_round, validation, version
+from tff_dpftrl.participation import ledger_file
+from tff_dpftrl.runs import joint_runs
 
 FORMAT = 2
 """Raise it when a run that was begun before can no longer be resumed."""
@@ -43,7 +46,7 @@ _COMMANDS: dict[Kind, tuple[str, str]] = {
 TEXTS = "texts of the training users"
 """Name of an identity: with other texts, a copy of a run would give other sums the same noise."""
 NAME = "config.json"
-"""Name of the file that makes a folder that of a run."""
+"""Name of the file that may be published."""
 
 PRIVATE = "private"
 """Name of the folder of a run's secrets, in that of the run."""
@@ -53,14 +56,22 @@ _OTHER_FOLDERS = {
     "task.pb": "a task for devices, which tff-dpftrl task report reports",
     "pretraining.json": "a model of tff-dpftrl pretrain, which --initial-weights begins with",
     "sweep.json": "a sweep, which the same tff-dpftrl sweep command goes on with",
+    str(joint_runs.RECORD): "a sweep with --select, whose runs stay secret, and which the same "
+    "command goes on with",
 }
-_MODEL = "model.npz"
+# Files that a new run would replace, if there are any without a manifest.
+_RESULTS = (
+    *("model.npz", "weights.npz", "vocabulary.json", "metrics.csv", "privacy_statement.json"),
+    "private/metrics.csv",
+)
 COPY = pathlib.PurePath("private", "manifest.json")
-"""Path of the private copy in the folder of a run."""
+"""Path of the private copy, which makes a folder that of a run."""
 TEXTS_CACHE = pathlib.PurePath("private", "texts.sqlite")
 """Path of the texts of a large corpus in the folder of a run, which is there before the run."""
 DIVERGED = pathlib.PurePath("private", "diverged.json")
 """Path of the file that says that a run ended with weights that are not finite."""
+_LEDGER = pathlib.PurePath("private", "ledger.sqlite")
+_CHOICE = "record of the choice among runs"  # Name of an identity.
 _PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "scipy", "dp-accounting")
 _SHOWN = 3
 _REMEDY = "Restore this manifest of a run; without it nobody can tell what was run."
@@ -113,6 +124,24 @@ class Manifest:
                 "report."
             )
 
+    def bound_to_choice(self, output: pathlib.Path) -> Manifest:
+        """Returns the manifest, bound to the record of the choice that its run is one of, if any.
+
+        Args:
+          output: Folder of the run.
+
+        Raises:
+          UsageError: If the record is missing.
+        """
+        digest = joint_runs.record_digest(output)
+        if digest is None:
+            return self
+        return dataclasses.replace(
+            self,
+            facts={**self.facts, joint_runs.IS_ONE: True},
+            identities={**self.identities, _CHOICE: digest},
+        )
+
     def _public(self) -> dict[str, Any]:
         kind = {} if self.recorded_kind is None else {"kind": self.recorded_kind}
         return {
@@ -131,18 +160,32 @@ class Manifest:
         text = json.dumps(content, sort_keys=True)
         return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
 
-    def write(self, output: pathlib.Path) -> None:
-        """Writes the private copy, then `config.json`; the latter makes the folder a run's.
+    def keep(self, output: pathlib.Path) -> None:
+        """Writes the private copy, which makes the folder a run's.
 
         Args:
           output: Folder of the run, with its folder `private` in it.
 
         Raises:
-          OSError: If a file cannot be written.
+          OSError: If the file cannot be written.
         """
-        public = self._public()
-        _write(output / COPY, public | {"identities": dict(self.identities)}, private=True)
-        _write(output / NAME, public | {"versions": _versions()}, private=False)
+        content = self._public() | {"versions": _versions(), "identities": dict(self.identities)}
+        _write(output / COPY, content, private=True)
+        durable_files.sync_folder(output)  # `private/` itself may be new.
+
+    def publish(self, output: pathlib.Path) -> None:
+        """Writes `config.json` if it is missing: the run has just begun, or it was lost.
+
+        Args:
+          output: Folder of the run, which `keep` has written to.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+        if not (output / NAME).exists():
+            content = json_text.read_object(output / COPY, remedy=_REMEDY)
+            del content["identities"]
+            _write(output / NAME, content, private=False)
 
     def check_identities(self, present: Mapping[str, Sequence[str]], *, remedy: str) -> None:
         """Refuses to go on with other users, words or whatever else has an identity.
@@ -179,26 +222,56 @@ def identities(present: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 def exists(output: pathlib.Path) -> bool:
     """Returns whether a folder holds a run that can be resumed, or be refused with a reason."""
-    return (output / NAME).exists()
+    if (output / NAME).exists():
+        return True
+    # A link may lead to the secrets of another run.
+    return (output / COPY).exists() and not (output / PRIVATE).is_symlink()
+
+
+def public(output: pathlib.Path) -> dict[str, Any]:
+    """Reads `config.json` of a run; what its private copy says of it if it is lost.
+
+    Raises:
+      ValueError: If it cannot be read.
+    """
+    path = output / NAME if (output / NAME).exists() else output / COPY
+    return json_text.read_object(path, remedy=_REMEDY)
 
 
 def check_is_free(output: pathlib.Path) -> None:
     """Refuses a folder that cannot be used for a new run.
 
     Raises:
-      ValueError: If it holds a run or a model already, is a file, or cannot be written.
+      ValueError: If it holds a run or something else, results or rounds of a run whose manifest
+        is lost, is a file, or cannot be written.
     """
+    if other := _other(output):
+        raise validation.UsageError(f"--output {output} holds {other}: name another folder.")
     if exists(output):
         raise validation.UsageError(
             f"--output {output} already holds a run: add --resume to go on with it (and leave out "
             "the other options), or name another folder."
         )
+    joint_runs.refuse_lost_record(output)
     if output.exists() and not output.is_dir():
         raise validation.UsageError(f"--output {output} is not a folder: name another one.")
-    if (output / _MODEL).exists():  # Of a pretraining, or a copy: it would get other words.
+    if (output / PRIVATE).is_symlink():
         raise validation.UsageError(
-            f"--output {output} already holds a model, {_MODEL}, which a run would replace: name "
-            "another folder."
+            f"{output / PRIVATE} is a link, perhaps to the secrets of another run: name another "
+            "folder, or remove the link."
+        )
+    for name in _RESULTS:
+        if (output / name).exists():
+            raise validation.UsageError(
+                f"--output {output} already holds {name}, of a model or of a run that has lost its "
+                "options, which a run would replace: name another folder."
+            )
+    ledger = output / _LEDGER
+    if ledger.exists() and ledger_file.has_rounds(ledger):
+        raise validation.UsageError(
+            f"{ledger.parent} holds the rounds of a run whose {NAME} and {COPY} are missing: a new "
+            f"run would replace its seeds and its record. Restore {COPY} from a backup and add "
+            "--resume, or name another folder."
         )
     existing = next(folder for folder in (output, *output.absolute().parents) if folder.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -216,25 +289,27 @@ def read(output: pathlib.Path) -> Manifest:
         the run began with.
     """
     path = output / NAME
-    for name, what in _OTHER_FOLDERS.items():
-        if (output / name).exists() and not (output / COPY).exists():
-            raise validation.UsageError(f"There is no run in {output}: it is {what}.")
+    if other := _other(output):
+        raise validation.UsageError(f"There is no run in {output}: it is {other}.")
     if not exists(output):
         raise validation.UsageError(f"There is no run in {output}: {path} does not exist.")
-    public = json_text.read_object(path, remedy=_REMEDY)
-    if public.get("format") != FORMAT:
+    known = public(output)
+    if known.get("format") != FORMAT:
         theirs = "1, which did not bind a run to its options"
-        if "format" in public:
-            theirs = repr(public["format"])
+        if "format" in known:
+            theirs = repr(known["format"])
         raise validation.UsageError(
             f"The run in {output} was begun by another version of tff-dpftrl: its folder is of "
             f"format {theirs}, and this version goes on with format {FORMAT} only. Finish it with "
             "the version that began it, or start a new run."
         )
     copy = json_text.read_object(output / COPY, remedy=_REMEDY)
+    no_identities = {"identities": None}  # Those are in the private copy only.
+    if "versions" not in copy:  # It began before they were bound.
+        known.pop("versions", None)
     differences = [
         f"{json.dumps(name)[1:-1]}: {json.dumps(then)} → {json.dumps(now)}"
-        for name, then, now in _differences(_bound(copy), _bound(public))
+        for name, then, now in _differences(copy | no_identities, known | no_identities)
     ]
     if differences:
         raise validation.UsageError(
@@ -260,6 +335,12 @@ def read(output: pathlib.Path) -> Manifest:
         and isinstance(identities, dict)
         and kind in (None, *_COMMANDS)
     ):
+        if identities.get(_CHOICE) != joint_runs.record_digest(output):
+            raise validation.UsageError(
+                f"The run in {output} and the record of a choice among runs (sweep --select), "
+                f"{joint_runs.RECORD}, do not belong together: put both back to where they were "
+                "made, or begin a new choice in another folder."
+            )
         return Manifest(config, derived, facts, identities, recorded_kind=kind)
     raise validation.UsageError(
         f"{output / COPY} is not the manifest of a run of this version: a part of it is "
@@ -267,9 +348,11 @@ def read(output: pathlib.Path) -> Manifest:
     )
 
 
-def _bound(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of both files."""
-    return {k: v for k, v in content.items() if k not in ("identities", "versions")}
+def _other(output: pathlib.Path) -> str | None:
+    """Returns what a folder is that is not that of a run; None if that is not known."""
+    if (output / COPY).exists():
+        return None
+    return next((what for name, what in _OTHER_FOLDERS.items() if (output / name).exists()), None)
 
 
 def _write(path: pathlib.Path, content: Mapping[str, Any], *, private: bool) -> None:
@@ -288,7 +371,7 @@ def _differences(then: Any, now: Any, name: str = "") -> list[tuple[str, Any, An
 
 
 def _versions() -> dict[str, str]:
-    """Versions of what it ran on, for the reader; they may change while a run lasts."""
+    """Versions of what it began on, for the reader; they may change while a run lasts."""
     versions = {"tff_dpftrl": version.__version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:

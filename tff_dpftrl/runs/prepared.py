@@ -245,8 +245,8 @@ class Prepared:
       public_seed: Seed of the cohorts where they need not be secret.
       keep: Function that writes to the run's folder what a report or a resumption reads there,
         such as the vocabulary.
-      keep_first: Function that writes to the folder what was drawn once, and must be there before
-        it holds a run: a run that goes on would draw it again.
+      keep_first: Function that writes to the folder's `private/` what was drawn once, and must be
+        there before the folder holds a run: a run that goes on would draw it again.
       announcement: Progress lines that follow once the folder holds the run.
     """
 

@@ -25,16 +25,13 @@ from tff_dpftrl.participation import cohorts, ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import simulated_run
 
-
-def training_metrics_not_covered(unit: str) -> str:
-    """Returns the exact figures of a run, by the unit of privacy: "user", "device", "example"."""
-    return (
-        f"Loss and accuracy on the training cohorts, the number of {unit}s in them and of those "
-        f"whose update was dropped, how long a round took, the figures about the training data "
-        "that a run begins with, and the n-gram baselines counted on it (in private/ and on the "
-        "terminal only): exact figures, for simulations; do not publish them."
-    )
-
+TRAINING_METRICS_NOT_COVERED = (
+    "Loss and accuracy on the training cohorts, the number of users in them and of those whose "
+    "update was dropped, how long a round took, the figures about the training data that a run "
+    "begins with, and the n-gram baselines counted on it (in private/ and on the terminal only): "
+    "exact figures, for simulations; do not publish them."
+)
+"""Sentence of a statement on the exact figures of training on text by cohorts of users."""
 
 EXACT_BESIDE_RELEASED = (
     "What is in private/ and on the terminal: figures of the training data without the noise that "
@@ -43,11 +40,15 @@ EXACT_BESIDE_RELEASED = (
 """Sentence of a statement whose run releases training metrics within its budget."""
 
 
-def not_covered(unit: str, others: Sequence[parts.Part]) -> list[str]:
-    """Returns the exact figures of a run that no part of its budget stands for, in a sentence."""
-    if any(part.name == parts.METRICS for part in others):
-        return [EXACT_BESIDE_RELEASED]
-    return [training_metrics_not_covered(unit)]
+def not_covered(exact: str, others: Sequence[parts.Part]) -> str:
+    """Returns what a statement says of the exact figures of a run.
+
+    Args:
+      exact: Sentence on the figures of its kind of run.
+      others: Parts of its budget, which may stand for these figures.
+    """
+    is_released = any(part.name == parts.METRICS for part in others)
+    return EXACT_BESIDE_RELEASED if is_released else exact
 
 
 def check_parts(others: Sequence[parts.Part], deployment: simulated_run.Deployment | None) -> None:

@@ -7,7 +7,7 @@ import pathlib
 from typing import Any
 
 from tff_dpftrl import durable_files, validation
-from tff_dpftrl.accounting import display, privacy_plot
+from tff_dpftrl.accounting import display, privacy_plot, privacy_statement
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.reports import readme
@@ -61,8 +61,8 @@ def write(
         charge_all_rounds=schedule.stop_at_accuracy is not None or ended is None,
     )
     subject = statement_subject.of_run(output, run.presentation.model_file)
-    statement = with_audits(output, dataclasses.replace(statement, subject=subject))
-    write_statement(output, statement)
+    statement = continued(output, dataclasses.replace(statement, subject=subject))
+    statement = write_statement(output, statement)
     run.publish(output, snapshot)
     progress = ended or (
         f"{done} of {plan.num_rounds} {schedule.unit}s are done; go on with {run.go_on}. The "
@@ -74,21 +74,27 @@ def write(
     return results
 
 
-def with_audits(
+def continued(
     output: pathlib.Path, statement: statement_lib.PrivacyStatement
 ) -> statement_lib.PrivacyStatement:
-    """Adds the audits that the statement in a folder has, if it makes the same claim.
+    """Adds the audits that the statement in a folder has, and keeps its date if it says the same.
 
     Args:
       output: Folder of the run; a statement in it that cannot be read counts as none.
       statement: The statement that will replace it.
 
     Returns:
-      The statement with the audits, above all those that refuted the claim.
+      The statement with the audits of the same claim, above all those that refuted it; the one in
+      the folder if they say the same of the same files.
+
+    Raises:
+      EditedError: If the one in the folder was edited: its audits may be gone.
     """
     path = output / "privacy_statement.json"
     try:
-        before = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+        before = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"), path)
+    except privacy_statement.EditedError:
+        raise
     except (OSError, ValueError):
         return statement
     if any(getattr(statement, name) != getattr(before, name) for name in _CLAIM):
@@ -96,19 +102,25 @@ def with_audits(
     for entry in before.audits:
         is_refuted = sentences.refuted(entry) in before.headline_caveats
         statement = statement.with_audit(entry, is_refuted=is_refuted)
-    return statement
+    return before if statement_subject.says_the_same(before, statement) else statement
 
 
-def write_statement(output: pathlib.Path, statement: statement_lib.PrivacyStatement) -> None:
+def write_statement(
+    output: pathlib.Path, statement: statement_lib.PrivacyStatement
+) -> statement_lib.PrivacyStatement:
     """Writes a privacy statement, for programs and for people, and its picture if it has one.
 
     Args:
       output: Folder of the run.
       statement: The statement.
 
+    Returns:
+      The statement with the digests by which an edit is found.
+
     Raises:
       OSError: If a file cannot be written.
     """
+    statement = statement_subject.bound(output, statement)
     for name, text in (
         ("privacy_statement.json", statement.to_json() + "\n"),
         ("privacy_statement.md", statement.to_markdown()),
@@ -116,8 +128,9 @@ def write_statement(output: pathlib.Path, statement: statement_lib.PrivacyStatem
         durable_files.write(output / name, text.encode("utf-8"))
     if not statement.has_guarantee:
         (output / _PICTURE).unlink(missing_ok=True)
-        return
+        return statement
     durable_files.write_picture(output / _PICTURE, privacy_plot.draw(statement), dpi=150)
+    return statement
 
 
 def promise(statement: statement_lib.PrivacyStatement) -> str:

@@ -3,7 +3,7 @@
 The folder of a run:
 
     config.json                 kind of the run, resolved options, what was derived from them,
-                                versions
+                                versions; written again from its copy if it is missing
     metrics.csv, metrics_README.md, curves.png
     privacy_statement.json, .md
     private/metrics.csv, curves.png
@@ -11,11 +11,13 @@ The folder of a run:
     private/tensorboard/        the same as events
     private/ledger.sqlite       who took part when, and which state was committed
     private/checkpoints/        state of the process, with seed and noise buffers
-    private/manifest.json       what config.json said when the run began
+    private/manifest.json       the same as config.json; from then on the folder holds a run
 
 Each round is committed before the next one begins: its cohort to the ledger before it is
-trained, then state and metrics to a checkpoint, then the checkpoint's fingerprint to the ledger. A
-run that is killed at any moment goes on with the same cohort and the same noise.
+trained, then state and metrics to a checkpoint, then the checkpoint's fingerprint to the ledger.
+What a run releases, a vocabulary that was counted with noise for example, is in `private/` together
+with the record that charges it before a file outside of it tells of it. A run that is killed at any
+moment goes on with the same cohort and the same noise, and releases the same.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from tff_dpftrl import durable_files, validation
+from tff_dpftrl import durable_files
 from tff_dpftrl.runs import (
     checkpoint,
     cohort_seed,
@@ -102,6 +104,7 @@ def report(
         output / "private", run.plan.declared, binding=run.known.digest
     ) as rounds:
         durable_files.remove_leftovers(output)
+        run.known.publish(output)
         return reporting.write(output, run, rounds)
 
 
@@ -116,6 +119,7 @@ def _run(
     """Runs the rounds that are left, and reports."""
     run = prepared.report
     durable_files.remove_leftovers(output)
+    run.known.publish(output)
     prepared.keep(output)
     for line in prepared.announcement:
         progress(line)
@@ -138,11 +142,6 @@ def _created_rounds(
     run = prepared.report
     manifest.check_is_free(output)  # Another process may have begun a run there meanwhile.
     private = output / "private"
-    if private.is_symlink():
-        raise validation.UsageError(
-            f"{private} is a link, perhaps to the secrets of another run: name another folder, or "
-            "remove the link."
-        )
     for path in private.iterdir() if private.is_dir() else ():
         if path.name != manifest.TEXTS_CACHE.name:  # Else of a run that never got to round 1.
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -156,7 +155,7 @@ def _created_rounds(
         if run.figures is not None:
             released_metrics.create_seed(private)
         prepared.keep_first(output)
-        run.known.write(output)  # Last of all files: from now on the folder holds a run.
+        run.known.keep(output)  # Last of all secrets: from now on the folder holds a run.
     except BaseException:
         rounds.close()
         raise

@@ -286,7 +286,6 @@ class SampledPlan(privacy.FederatedPlan):
             facts.with_plan(
                 parameters,
                 headline_caveats=self.simulated.caveats() if self.simulated else (),
-                not_covered=privacy.not_covered("user", self.others),
             ),
             num_users=self.num_clients,
         )

@@ -6,21 +6,25 @@ is keyed with the key of the run's ledger: only those who hold `private/` can co
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import hashlib
 import hmac
 import importlib.metadata
 import json
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 from tff_dpftrl import json_text
+from tff_dpftrl.accounting import privacy_statement
 from tff_dpftrl.participation import ledger_file
 from tff_dpftrl.runs import manifest
 
 _KEY = ledger_file.key_path(pathlib.PurePath("private", "ledger.sqlite"))
 DATE = "date"
-"""Name of the entry that is another one whenever a statement is written."""
-KEYED = ("run", "data_hmac_sha256")
+"""Name of the entry that says when a statement was first written as it is."""
+KEYED = ("run", "data_hmac_sha256", privacy_statement.KEYED_DIGEST)
 """Names of the entries that need the key."""
 
 
@@ -45,7 +49,7 @@ def of_run(output: pathlib.Path, model_file: str) -> dict[str, str]:
       UsageError: If a file is damaged.
     """
     subject = {DATE: now()}
-    key = (output / _KEY).read_bytes() if (output / _KEY).exists() else None
+    key = _key(output)
     if key is not None:
         subject["run"] = _keyed(key, "run", b"")[:16]
     if (output / model_file).exists():
@@ -82,6 +86,46 @@ def of_task(name: str, terms_digest: str, model: pathlib.Path) -> dict[str, str]
         "terms_sha256": terms_digest,
         "tensorflow": importlib.metadata.version("tensorflow"),
     }
+
+
+def bound(
+    output: pathlib.Path, statement: privacy_statement.PrivacyStatement
+) -> privacy_statement.PrivacyStatement:
+    """Returns a statement with the digests by which an edit of any of its entries is found.
+
+    Args:
+      output: Folder that it is written to. The keyed digest needs `private/` in it.
+      statement: The statement.
+    """
+    # Those of the run are in the way where this statement was made of that of a run.
+    kept = {k: v for k, v in statement.subject.items() if k not in privacy_statement.DIGESTS}
+    made = digests(output, json.loads(statement.to_json()))
+    return dataclasses.replace(statement, subject=kept | made)
+
+
+def digests(output: pathlib.Path, values: Mapping[str, Any]) -> dict[str, str]:
+    """Computes the digests of a statement in JSON, the keyed one if the folder has the key."""
+    made, key = {privacy_statement.DIGEST: privacy_statement.digest(values)}, _key(output)
+    if key is not None:
+        text = made[privacy_statement.DIGEST].encode()
+        made[privacy_statement.KEYED_DIGEST] = _keyed(key, "statement", text)
+    return made
+
+
+def says_the_same(
+    one: privacy_statement.PrivacyStatement, other: privacy_statement.PrivacyStatement
+) -> bool:
+    """Returns whether two statements are the same but for the date, of the same files."""
+    passing = {DATE, *privacy_statement.DIGESTS}
+    subjects = (
+        {name: value for name, value in each.subject.items() if name not in passing}
+        for each in (one, other)
+    )
+    return one == other and next(subjects) == next(subjects)
+
+
+def _key(output: pathlib.Path) -> bytes | None:
+    return (output / _KEY).read_bytes() if (output / _KEY).exists() else None
 
 
 def _name(file: str) -> str:

@@ -38,7 +38,8 @@ class Settings:
       address: Host and port for devices; port 0 takes a free one.
       status_address: Host and port for the status page; None for no page.
       status_access: Who may read the status page.
-      names: Host names and addresses that devices connect to, for a certificate made here.
+      names: Host names and addresses that devices connect to. A certificate is made here for
+        them, or one that was made before has to have them; None for loopback, or those that it has.
       population_size: Approximate number of devices that are available at a time, of each
         population or by its name, to begin with. The waiting times that devices get follow from
         it, until check-ins show the number.
@@ -55,7 +56,7 @@ class Settings:
     address: str = addresses.DEFAULT_ADDRESS
     status_address: str | None = addresses.DEFAULT_ADDRESS
     status_access: access.Access = access.Access()
-    names: Sequence[str] = addresses.LOOPBACK_NAMES
+    names: Sequence[str] | None = None
     population_size: float | Mapping[str, float] = 1000.0
     availability: Sequence[float] = (1.0,) * 24
     round_seconds: float = 60.0
@@ -246,6 +247,17 @@ class Serving:
             raise
         self._learning = asyncio.get_running_loop().create_task(self._learn())
         self._look_at("", "")
+
+    async def load(self) -> None:
+        """Gets the first rounds ready: imports TensorFlow and traces graphs, beside the event loop.
+
+        That takes seconds, in which devices can check in already. A round that comes before waits.
+
+        Raises:
+          ValueError: If a graph of a task cannot be loaded.
+        """
+        for task in self._tasks.values():
+            await asyncio.to_thread(task.load)
 
     def _learned_paces(self) -> dict[str, day_curve.LearnedPace]:
         """Loads the curves of the day by population; none if others draw the turns."""

@@ -39,6 +39,11 @@ class ServerCertificate:
     key: bytes = dataclasses.field(repr=False)
     names: tuple[str, ...] = ()
 
+    def lacks(self, names: Sequence[str]) -> list[str]:
+        """Returns those of some names that the certificate does not have."""
+        known = set(map(_plain, self.names))
+        return [name for name in names if _plain(name) not in known]
+
 
 def create_self_signed(
     certificate: str | os.PathLike[str],
@@ -97,6 +102,14 @@ def create_self_signed(
         private=True,
     )
     durable_files.write(pathlib.Path(certificate), signed.public_bytes(serialization.Encoding.PEM))
+
+
+def _plain(name: str) -> str:
+    """Returns the one way of several to write a name."""
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return name.lower()
 
 
 def _general_name(name: str) -> x509.GeneralName:

@@ -1,6 +1,7 @@
 """The folder of a sweep: its definition, its lock, and the state of each cell.
 
     sweep.json          options, axes and kind of the runs
+    private/            planned.json: digests of the users, texts and files of the cells
     cells/NAME/         what `tff-dpftrl train` or `finetune` writes, sweep.log and cell.json
     cells.csv, summary.csv, summary.md, curves.png, pareto.png
 
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from tff_dpftrl import durable_files, json_text, validation
-from tff_dpftrl.runs import manifest
+from tff_dpftrl.runs import joint_runs, manifest
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import kinds
@@ -48,7 +49,7 @@ def exists(output: pathlib.Path) -> bool:
 
 def cell_folder(output: pathlib.Path, cell: cells_lib.Cell) -> pathlib.Path:
     """Returns the folder of a cell's results."""
-    return output / "cells" / cell.name
+    return output / joint_runs.CELLS / cell.name
 
 
 def check(
@@ -78,12 +79,7 @@ def check(
                 f"--output {output} holds a single run, not a sweep: name another folder."
             )
         manifest.check_is_free(output)
-        if (output / manifest.PRIVATE / "selection.json").exists():
-            raise validation.UsageError(
-                f"--output {output} holds a sweep with --select, whose runs stay secret: give the "
-                "same command as then, or name another folder."
-            )
-        if (output / "cells").exists():
+        if (output / joint_runs.CELLS).exists():
             raise validation.UsageError(
                 f"--output {output} has a folder cells, but no {_DEFINITION} that says of which "
                 "sweep: name another folder."
@@ -190,10 +186,30 @@ def write(
     Raises:
       OSError: If it cannot be written.
     """
-    (output / "cells").mkdir(parents=True, exist_ok=True)
+    (output / joint_runs.CELLS).mkdir(parents=True, exist_ok=True)
     content = {"format": FORMAT, **definition(options, axes, kind)}
     text = json.dumps(content, indent=2) + "\n"
     durable_files.write(output / _DEFINITION, text.encode("utf-8"))
+
+
+def bind(output: pathlib.Path, digests: Mapping[str, str]) -> None:
+    """Binds a sweep to what its cells read: those that begin later have to read the same.
+
+    Args:
+      output: Folder of the sweep.
+      digests: Digests of what cells that have not finished read, by name.
+
+    Raises:
+      UsageError: If another one is bound to a name.
+      OSError: If it cannot be written.
+    """
+    path = output / joint_runs.PLANNED
+    is_begun = exists(output) and path.exists()
+    then = joint_runs.read_digests(path) if is_begun else {}
+    joint_runs.refuse_changed(then, {n: digests[n] for n in digests.keys() & then.keys()})
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    content = json.dumps({joint_runs.DIGESTS: {**then, **digests}}, indent=2) + "\n"
+    durable_files.write(path, content.encode("utf-8"), private=True)
 
 
 @contextlib.contextmanager
@@ -300,7 +316,7 @@ def check_cells(output: pathlib.Path, cells: Sequence[cells_lib.Cell]) -> None:
             continue
         path = folder / "config.json"
         try:  # Not the whole manifest: the private part of a finished run may be gone.
-            then = json_text.parse(path.read_text(encoding="utf-8"))["config"]
+            then = manifest.public(folder)["config"]
             then = cell.kind.begun_config(then, str(path)).with_defaults().to_dict()
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise validation.UsageError(

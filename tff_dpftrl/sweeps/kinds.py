@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import pathlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -110,6 +111,10 @@ class RunKind(abc.ABC):
         """
 
     @abc.abstractmethod
+    def begun_plan(self, known: manifest.Manifest, output: pathlib.Path) -> privacy.PrivacyPlan:
+        """Returns the privacy of the run in a folder, from its manifest."""
+
+    @abc.abstractmethod
     def process_group(self, config: Any) -> Hashable | None:
         """Returns what runs that one process runs one after another have in common.
 
@@ -164,6 +169,12 @@ class _Training(RunKind):
             return plans[key]
 
         return planned
+
+    @override
+    def begun_plan(self, known, output):
+        config, facts = options_lib.of_manifest(known, output), known.facts
+        users, size = facts["training_users"], facts["num_parameters"]
+        return config.privacy().resumed(users, size, known.derived)
 
     @override
     def process_group(self, config):
@@ -232,6 +243,12 @@ class _Finetuning(RunKind):
             return plans[key]
 
         return planned
+
+    @override
+    def begun_plan(self, known, output):
+        from tff_dpftrl.finetuning import opening, run
+
+        return run.plan_of(known, opening.config_of(known, output))
 
     @override
     def process_group(self, config):

@@ -6,6 +6,7 @@ cells for hours should keep neither.
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -18,11 +19,14 @@ from tff_dpftrl.sweeps import child, kinds
 from tff_dpftrl.training import language_config
 
 
-def check(cells: Sequence[cells_lib.Cell]) -> None:
-    """Checks that each cell's text can be used and has enough users; each text is read once.
+def check(cells: Sequence[cells_lib.Cell]) -> dict[str, str]:
+    """Checks that each cell's text can be used and has enough users.
 
     Args:
       cells: Cells that have not begun yet.
+
+    Returns:
+      Digests of what the cells read, as `corpus.planned` returns them.
 
     Raises:
       ValueError: If corpus, vocabulary or strategy of a cell cannot be used, or its
@@ -30,7 +34,7 @@ def check(cells: Sequence[cells_lib.Cell]) -> None:
       OSError: If the process that reads cannot be started, or fails.
     """
     if not cells:
-        return
+        return {}
     done = subprocess.run(
         child.command([sys.executable, "-m", __name__]),
         input=json.dumps([(cell.kind.name, cell.config.to_dict()) for cell in cells]),
@@ -40,11 +44,12 @@ def check(cells: Sequence[cells_lib.Cell]) -> None:
     )
     if done.returncode:
         raise OSError(f"the process that reads the text ended with status {done.returncode}")
-    first = json.loads(done.stdout.splitlines()[-1])
-    if first is not None:
+    answer = json.loads(done.stdout.splitlines()[-1])
+    if "error" in answer:
         raise validation.UsageError(
-            f"The cell {axes_lib.label(cells[first['cell']].values)}: {first['error']}"
+            f"The cell {axes_lib.label(cells[answer['cell']].values)}: {answer['error']}"
         )
+    return answer
 
 
 def first_error(configs: Sequence[language_config.TextConfig]) -> dict[str, int | str] | None:
@@ -65,9 +70,26 @@ def first_error(configs: Sequence[language_config.TextConfig]) -> dict[str, int 
     return None
 
 
+def digests(configs: Sequence[language_config.TextConfig]) -> dict[str, str]:
+    """Returns the digests of what configs read, as `corpus.planned` returns them."""
+    from tff_dpftrl.training import corpus
+
+    read = functools.lru_cache(maxsize=1)(corpus.read_users)
+    found: dict[str, str] = {}
+    seen = set()
+    for config in configs:
+        options = config.part(corpus.UserOptions)
+        key = options, *(getattr(config, name, None) for name in language_config.FILES)
+        if key not in seen:
+            seen.add(key)
+            text = read(options)
+            found |= corpus.planned(config, text.train, text.validation)
+    return found
+
+
 def _main() -> None:
     configs = [kinds.KINDS[kind].config_class(**values) for kind, values in json.load(sys.stdin)]
-    print(json.dumps(first_error(configs)))
+    print(json.dumps(first_error(configs) or digests(configs)))
 
 
 if __name__ == "__main__":

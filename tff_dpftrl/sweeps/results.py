@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import json_text, validation
+from tff_dpftrl.accounting import privacy_statement
 from tff_dpftrl.reports import results as reported
 from tff_dpftrl.runs import metrics_log
 from tff_dpftrl.sweeps import axes as axes_lib
@@ -104,7 +105,9 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
     """
     folder = folder_lib.cell_folder(output, cell)
     state, ending = folder_lib.state(folder), folder_lib.read_ending(folder)
-    statement = _json(folder / "privacy_statement.json") if state == "finished" else {}
+    path = folder / "privacy_statement.json"
+    statement = _json(path) if state == "finished" else {}
+    privacy_statement.refuse_edited(statement, path)
     parameters = statement.get("parameters", {})
     noise_multiplier = 0.0 if cell.config.mechanism == "none" else cell.config.noise_multiplier
     if noise_multiplier is None:

@@ -105,7 +105,7 @@ class _Running:
 class _Progress:
     """A progress bar over the rounds of all cells; the rows of their metrics are counted."""
 
-    def __init__(self, cells: Sequence[cells_lib.Cell], output: pathlib.Path):
+    def __init__(self, cells: Sequence[cells_lib.Cell], output: pathlib.Path, is_shown: bool):
         self._rounds = {c.name: c.kind.length(c.config) for c in cells}
         self._done = dict.fromkeys(self._rounds, 0)
         self._folders = {c.name: folder_lib.cell_folder(output, c) for c in cells}
@@ -117,6 +117,7 @@ class _Progress:
             unit=cells[0].kind.unit,
             mininterval=0.1 if sys.stderr.isatty() else 10.0,
             dynamic_ncols=True,
+            disable=not is_shown,
         )
         self._counted = time.monotonic()
 
@@ -165,6 +166,7 @@ def run(
     progress: progress_lib.Progress,
     after_each: Callable[[cells_lib.Cell, folder_lib.Ending], None],
     reuse: bool = True,
+    shows_progress: bool = True,
 ) -> None:
     """Runs all cells that are not finished, until they are or a signal comes.
 
@@ -183,6 +185,7 @@ def run(
       after_each: Callback for each cell that has ended by itself.
       reuse: Whether a process may run several cells of one group, one after another
         (`kinds.RunKind.process_group`).
+      shows_progress: Whether to show a progress bar, which tells how many cells there are.
 
     Raises:
       OSError: If a file cannot be written or a process cannot be started; the cells
@@ -192,7 +195,7 @@ def run(
     waiting = [cell for cell in cells if states[cell.name] != "finished"]
     running: list[_Running] = []
     idle: dict[cell_worker.CellWorker, Hashable] = {}  # With the group of their cells.
-    bar = _Progress(cells, output)
+    bar = _Progress(cells, output, shows_progress)
     try:
         while (waiting or running) and not interruption.signals:
             ended = [entry for entry in running if entry.worker.status() is not None]

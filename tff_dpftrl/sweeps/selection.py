@@ -1,8 +1,10 @@
 """The choice of the best of a random number of runs, within one ε: `sweep --select`.
 
-    private/selection.json   options, plan, and the cells that were drawn; written before any run
+    private/selection.json   options, plan, digests of the data, and the cells that were drawn;
+                             written before any run, each of which is bound to it
     private/cells/           the runs, as those of a sweep
-    winner/                  the best run's model and its statement; all that may be published
+    private/winner/          the best run's model and its statement, kept before they are released
+    winner/                  a copy of them; all that may be published
 
 A run whose weights are no longer finite is one outcome like others: that follows from its noised
 sums, and its score is the worst. If it is chosen, this is all that is released.
@@ -27,21 +29,24 @@ from tff_dpftrl.accounting import chosen_run, parts
 from tff_dpftrl.accounting import selection as selection_lib
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.reports import readme
-from tff_dpftrl.runs import earlier_runs, manifest, metrics_log, metrics_share, reporting
+from tff_dpftrl.runs import (
+    earlier_runs,
+    joint_runs,
+    manifest,
+    metrics_log,
+    metrics_share,
+    reporting,
+)
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.sweeps import selection_plan
 from tff_dpftrl.training import corpus, language_config, warm_start
 
-WINNER = "winner"
-"""Name of the folder of the run that was chosen, in that of the sweep."""
-
 DIVERGED = "outcome.json"
 """Name of the only file of a winner that diverged."""
 
-_FILE = pathlib.PurePath(manifest.PRIVATE, "selection.json")
-_FORMAT = 1
+_FORMAT = 2
 _RELEASED = ("model.npz", "vocabulary.json", manifest.NAME)
 _RELEASED_LOSS = "noised_loss"
 _SAYS_DIVERGED = (
@@ -113,7 +118,7 @@ def num_runs(mean: float | None = None, largest: int | None = None) -> selection
 
 def exists(output: pathlib.Path) -> bool:
     """Returns whether a folder holds a choice among runs."""
-    return (output / _FILE).exists()
+    return (output / joint_runs.RECORD).exists()
 
 
 def refuse(cells: Sequence[cells_lib.Cell], score_text: str) -> None:
@@ -206,9 +211,11 @@ def open_or_draw(
       The choice, which is on the disk: it is never drawn again.
 
     Raises:
-      UsageError: If the folder holds another choice, or a cell or the text cannot be used.
+      UsageError: If the folder holds another choice, or one whose record is lost, or a cell or the
+        text cannot be used.
       OSError: If the file cannot be written.
     """
+    joint_runs.refuse_lost_record(output)
     if score_text != selection_plan.METRICS:
         score_text = language_config.absolute_path("data", score_text)
     asked = {
@@ -219,7 +226,7 @@ def open_or_draw(
         "delta": cells[0].config.delta,
     }
     if exists(output):
-        found = json_text.read_object(output / _FILE, remedy="Restore it.")
+        found = json_text.read_object(output / joint_runs.RECORD, remedy="Restore it.")
         if found.get("format") != _FORMAT:
             raise validation.UsageError(
                 f"The choice in {output} was begun by another version of tff-dpftrl: name another "
@@ -248,12 +255,15 @@ def open_or_draw(
     content = {"format": _FORMAT, **asked, "plan": plan._asdict(), "drawn": drawn}
     (output / manifest.PRIVATE).mkdir(mode=0o700, exist_ok=True)
     text = json.dumps(content, indent=2) + "\n"
-    durable_files.write(output / _FILE, text.encode(), private=True)
+    durable_files.write(output / joint_runs.RECORD, text.encode(), private=True)
     return Selection(score_text, runs, asked["delta"], plan, drawn)
 
 
 def release(output: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.Cell]) -> None:
-    """Scores the runs, and copies what may be published of the best one, once.
+    """Scores the runs, and releases what may be published of the best one.
+
+    What is released is kept first: a second release is a copy of the first one, whatever became of
+    the score and the runs.
 
     Args:
       output: Folder of the sweep.
@@ -261,12 +271,22 @@ def release(output: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.C
       cells: Cells of the sweep.
 
     Raises:
-      UsageError: If a run's model or statement cannot be used.
+      UsageError: If a run is not one of the choice or costs more than was planned, its model or
+        statement cannot be used, the text that scores them has changed, or what was released
+        before is not kept.
       OSError: If a file cannot be written, or the process that scores fails.
     """
-    winner = output / WINNER
+    winner, kept = output / joint_runs.WINNER, output / manifest.PRIVATE / joint_runs.WINNER
+    if not kept.exists():
+        if winner.exists():
+            raise validation.UsageError(
+                f"The choice in {output} was released, but {kept}, which has what was, is missing: "
+                "restore it. Another release would not be covered by its ε."
+            )
+        _keep(kept, chosen, cells)
     if not winner.exists():
-        _release(winner, chosen, cells)
+        with durable_files.new_folder(winner) as folder:
+            shutil.copytree(kept, folder, dirs_exist_ok=True)
     if not (winner / DIVERGED).exists():
         readme.write(winner)  # It names its folder.
 
@@ -286,38 +306,54 @@ def unfinished(output: pathlib.Path, runs: Sequence[cells_lib.Cell]) -> list[cel
     ]
 
 
-def _release(winner: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.Cell]) -> None:
-    private = winner.parent / manifest.PRIVATE
-    runs = chosen.runs(cells)
-    folders = [folder_lib.cell_folder(private, run) for run in runs]
+def _keep(kept: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.Cell]) -> None:
+    runs, plan = chosen.runs(cells), chosen.plan
+    folder_lib.check_cells(kept.parent, runs)
+    folders = [folder_lib.cell_folder(kept.parent, run) for run in runs]
     finished = [folder for folder in folders if not (folder / manifest.DIVERGED).exists()]
-    scores, score = _scores(chosen.score_text, finished, cells[0])
+    statements = {folder: _statement(folder, plan) for folder in finished}
+    selection_plan.check_runs(folders, cells[0].kind, plan, chosen.num_runs)
+    scores, score = _scores(chosen, finished, cells[0])
     finite = {
         folder: each for folder, each in zip(finished, scores, strict=True) if math.isfinite(each)
     }
     # Runs are exchangeable: the first one of equal scores is a random one of them.
     best = min(range(len(folders)), key=lambda run: finite.get(folders[run], math.inf))
     if folders[best] not in finished:
-        with durable_files.new_folder(winner) as folder:
+        with durable_files.new_folder(kept) as folder:
             durable_files.write(folder / DIVERGED, _diverged(chosen).encode())
         return
-    path = folders[best] / "privacy_statement.json"
-    one = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
     stated = chosen_run.statement(
-        one,
-        epsilon=chosen.plan.epsilon,
+        statements[folders[best]],
+        epsilon=plan.epsilon,
         delta=chosen.delta,
-        run_epsilon=chosen.plan.run_epsilon,
-        profile=chosen.plan.profile,
+        run_epsilon=plan.run_epsilon,
+        profile=plan.profile,
         costs=chosen.costs(best),
         num_runs=chosen.num_runs,
         num_settings=len(cells),
         score=score,
     )
-    with durable_files.new_folder(winner) as folder:
+    with durable_files.new_folder(kept) as folder:
         for name in _RELEASED:
             shutil.copyfile(folders[best] / name, folder / name)
         reporting.write_statement(folder, stated)
+
+
+def _statement(
+    folder: pathlib.Path, plan: selection_plan.Planned
+) -> statement_lib.PrivacyStatement:
+    """Reads the statement of a run; refuses one that promises less than was planned."""
+    path = folder / "privacy_statement.json"
+    stated = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+    epsilon = math.inf if stated.epsilon is None or stated.is_refuted else stated.epsilon
+    if stated.delta != plan.run_delta or epsilon > plan.run_epsilon * selection_plan.SLACK:
+        raise validation.UsageError(
+            f"The statement of the run in {folder} has ε = {epsilon:.6g} at δ = {stated.delta:.3g}"
+            f", and {plan.run_epsilon:.6g} at {plan.run_delta:.3g} was planned for each run of the "
+            "choice. Nothing is released. Begin a new choice in another folder."
+        )
+    return stated
 
 
 def _diverged(chosen: Selection) -> str:
@@ -332,9 +368,10 @@ def _diverged(chosen: Selection) -> str:
 
 
 def _scores(
-    score_text: str, folders: Sequence[pathlib.Path], cell: cells_lib.Cell
+    chosen: Selection, folders: Sequence[pathlib.Path], cell: cells_lib.Cell
 ) -> tuple[list[float], str]:
     """Returns the scores of finished runs, the least is the best, and what they are."""
+    score_text = chosen.score_text
     if score_text == selection_plan.METRICS:
         scores = [_released_loss(folder, cell) for folder in folders]
         return scores, f"the loss that they release, of the last quarter of the {cell.kind.unit}s"
@@ -343,9 +380,14 @@ def _scores(
         "text": score_text,
         "protected": dataclasses.asdict(cell.config.part(corpus.UserOptions)),
     }
-    scores = selection_plan.ask("tff_dpftrl.training.public_score", request)
+    answer = selection_plan.ask("tff_dpftrl.training.public_score", request)
+    if answer["digest"] != chosen.plan.score_digest:
+        raise validation.UsageError(
+            f"The text that scores the runs, {score_text}, is no longer the one that --select was "
+            "planned with: restore it."
+        )
     name = pathlib.PurePath(score_text).name
-    return scores, f"bits per character of {name}, declared public by the operator"
+    return answer["scores"], f"bits per character of {name}, declared public by the operator"
 
 
 def _released_loss(folder: pathlib.Path, cell: cells_lib.Cell) -> float:

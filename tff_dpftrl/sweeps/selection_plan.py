@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import pathlib
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +16,16 @@ from typing import Any, NamedTuple
 
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import parts, selection
+from tff_dpftrl.runs import manifest
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import child, kinds, population_check
 
 METRICS = "metrics"
 """Score by the metrics that runs release, in place of a public text."""
+
+SLACK = 1.0 + 1e-6
+"""Factor by which ε of a run may exceed what was planned, for rounding."""
 
 _HALVINGS = 12
 _MOST_DOUBLINGS = 20
@@ -38,6 +43,9 @@ class Planned(NamedTuple):
       profile: Further pairs (ε, δ) that the choice satisfies, with larger δ.
       run_costs: What the weights and all else that a run of each cell releases cost alone at δ of
         the choice, as `parts.Cost` has it, JSON-compatible; nothing for weights alone.
+      digests: Digests of the users, their texts and the files that this was planned with, as
+        `corpus.planned` returns them.
+      score_digest: Digest of the public text that scores the runs; None for `METRICS`.
     """
 
     epsilon: float
@@ -46,6 +54,8 @@ class Planned(NamedTuple):
     run_targets: list[float | None]
     profile: list[tuple[float, float]]
     run_costs: Sequence[Sequence[Mapping[str, Any]]] = ()
+    digests: Mapping[str, str] = {}
+    score_digest: str | None = None
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Planned:
@@ -81,6 +91,35 @@ def plan(cells: Sequence[cells_lib.Cell], num_runs: selection.NumRuns, score_tex
         where = "" if index is None else f"The cell {axes_lib.label(cells[index].values)}: "
         raise validation.UsageError(where + answer["error"])
     return Planned.from_json(answer)
+
+
+def check_runs(
+    folders: Sequence[pathlib.Path],
+    kind: kinds.RunKind,
+    planned_for: Planned,
+    num_runs: selection.NumRuns,
+) -> None:
+    """Refuses runs that cost more than what a choice among them was planned for.
+
+    Args:
+      folders: Folders of the runs.
+      kind: Kind of the runs.
+      planned_for: Plan of the choice.
+      num_runs: Distribution of the number of runs.
+
+    Raises:
+      UsageError: If one does, or its manifest cannot be read or is not bound to the choice.
+      OSError: If the process that computes what they cost fails.
+    """
+    ratio = (planned_for.epsilon - planned_for.run_epsilon) / 2.0
+    promises = selection.Targets(
+        (planned_for.run_epsilon * SLACK, planned_for.run_delta),
+        (ratio * SLACK, num_runs.delta_of_ratio(ratio)),
+    )
+    request = {"kind": kind.name, "folders": list(map(str, folders)), "promises": promises}
+    answer = ask(__name__, request)
+    if "error" in answer:
+        raise validation.UsageError(answer["error"])
 
 
 def ask(module: str, request: Any) -> Any:
@@ -181,24 +220,49 @@ def _largest_target(config: Any, wanted: selection.Targets, planner: Callable[[A
     return low
 
 
-def _main(
+def _check_runs(
+    kind: str, folders: list[str], promises: list[tuple[float, float]]
+) -> Mapping[str, Any]:
+    runs, promised = kinds.KINDS[kind], selection.Targets(*promises)
+    try:
+        for folder in map(pathlib.Path, folders):
+            cost = _epsilon_of(runs.begun_plan(manifest.read(folder), folder))
+            if not promised.are_met_by(cost):
+                epsilon, delta = promised.tail
+                return {
+                    "error": f"The run in {folder} costs more than the choice was planned for: ε = "
+                    f"{cost(delta):.6g} at δ = {delta:.3g}, and {epsilon:.6g} was planned. Nothing "
+                    "is released. Begin a new choice in another folder."
+                }
+    except ValueError as error:
+        return {"error": str(error)}
+    return {}
+
+
+def _plan(
     kind: str, configs: list[dict[str, Any]], num_runs: dict[str, Any], score_text: str
 ) -> Mapping[str, Any]:
     from tff_dpftrl.training import corpus, public_score
 
     runs = kinds.KINDS[kind]
     made = [runs.config_class(**values) for values in configs]
+    score_digest = None
     try:
         if score_text != METRICS:
-            public_score.read(score_text, made[0].part(corpus.UserOptions))
+            text = public_score.read(score_text, made[0].part(corpus.UserOptions))
+            score_digest = text.digest()
     except ValueError as error:
         return {"cell": None, "error": str(error)}
     first = population_check.first_error(made)
     if first is not None:
         return first
     found, index, why = planned(made, selection.NumRuns(**num_runs), runs.planner())
-    return {"cell": index, "error": why} if found is None else found._asdict()
+    if found is None:
+        return {"cell": index, "error": why}
+    digests = population_check.digests(made)
+    return found._replace(digests=digests, score_digest=score_digest)._asdict()
 
 
 if __name__ == "__main__":
-    print(json.dumps(_main(**json_text.parse(sys.stdin.read()))))
+    asked = json_text.parse(sys.stdin.read())
+    print(json.dumps((_check_runs if "folders" in asked else _plan)(**asked)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import pathlib
 from typing import Any, TypeVar
 
@@ -21,12 +22,17 @@ from tff_dpftrl.data import (
     split,
     subword_learning,
     subwords,
+    table_files,
     tables,
     user_text,
     vocabulary,
     vocabulary_file,
 )
+from tff_dpftrl.runs import joint_runs, manifest, statement_subject
 from tff_dpftrl.training import language_config
+
+# Files of a model in a folder, in the layout of this package and in that of Hugging Face.
+_OF_MODEL = ("model.npz", "vocabulary.json", "tokenizer.json", "config.json", "*.safetensors")
 
 _Config = TypeVar("_Config", bound=language_config.TextConfig)
 
@@ -172,6 +178,65 @@ def read_users(
         parts = dataclasses.replace(parts, train=parts.train.select(chosen))
     _check_users(corpus, parts.train, parts.validation)
     return parts
+
+
+def planned(
+    config: language_config.TextConfig, train: user_text.UserText, held_out: user_text.UserText
+) -> dict[str, str]:
+    """Computes the digests of what a run reads, for `check_planned` in other runs of a sweep.
+
+    Args:
+      config: Options of the run.
+      train: The training users.
+      held_out: The held-out users.
+
+    Returns:
+      The digests of users and texts, by the options that name them, and of other files by path.
+    """
+    config = config.with_absolute_paths().with_defaults()
+    default = language_config.TextConfig()
+    text = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(UserOptions)
+        if getattr(config, field.name) != getattr(default, field.name)
+    }
+    digests = {json.dumps(text): manifest.identity([train.digest(), held_out.digest()])}
+    for name in language_config.FILES:
+        value = getattr(config, name, None)
+        if name != "data" and value not in (None, *language_config.FILES[name]):
+            for path in _files_of(pathlib.Path(value)):
+                digests[str(path)] = statement_subject.sha256(path)
+    return digests
+
+
+def _files_of(path: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files that an option names: of a folder, those of a model."""
+    if path.is_dir():
+        return sorted(file for pattern in _OF_MODEL for file in path.glob(pattern))
+    files = table_files.find(str(path)) or [path]
+    return [file for file in files if file.is_file()]  # Who reads a file says that it is missing.
+
+
+def check_planned(
+    config: language_config.TextConfig,
+    output: pathlib.Path,
+    train: user_text.UserText,
+    held_out: user_text.UserText,
+) -> None:
+    """Refuses to begin a run of a sweep, or of a choice among runs, on other data than planned.
+
+    Args:
+      config: Options of the run.
+      output: Folder of the run.
+      train: The training users.
+      held_out: The held-out users.
+
+    Raises:
+      UsageError: If users, texts or files have changed, or the record of a choice is missing.
+    """
+    digests = joint_runs.planned(output)
+    if digests is not None:
+        joint_runs.refuse_changed(digests, planned(config, train, held_out))
 
 
 def named(config: _Config | None, text: Any, rows: Any) -> _Config | None:

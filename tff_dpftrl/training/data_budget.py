@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import composition
 from tff_dpftrl.data import sources
-from tff_dpftrl.runs import earlier_runs, manifest
-from tff_dpftrl.training import warm_start
+from tff_dpftrl.runs import earlier_runs, joint_runs, manifest
+from tff_dpftrl.training import corpus, language_config, warm_start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Budget:
     """Privacy that the runs on a corpus have spent.
 
     Attributes:
-      runs: The runs, and models that were pretrained on it without a guarantee, by folder.
+      runs: The runs, and models that were pretrained on it without a guarantee, by folder. A choice
+        among runs (`sweep --select`) is one entry.
       without_statement: Folders of runs on the corpus that have no statement yet.
       not_compared: Folders of runs whose corpus is not where it was, or was in memory.
       not_found: Names of runs that others began with and that are in none of the folders.
@@ -46,20 +48,37 @@ def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
       folders: Folders in which, and below which, results folders of runs are.
 
     Returns:
-      The runs. A run is on the corpus if its options name the same one, or a copy of the file.
+      The runs. A run is on the corpus if its options name the same one, or a copy of the file, or
+      if the corpus has the training users that are on the run's record. A choice among runs spends
+      its ε with its first draw, whatever has become of its runs, whose number is secret.
 
     Raises:
       UsageError: If a folder does not exist, or the files of a run cannot be read.
     """
+    asked = _Corpus(data)
     spent: dict[pathlib.Path, composition.Spent] = {}
-    without, not_compared, began_with = [], [], set()
-    for folder in _folders_with(manifest.NAME, folders):
-        content = json_text.read_object(folder / manifest.NAME)
-        config = content.get("config")
-        named = config.get("data") if isinstance(config, dict) else None
-        if not isinstance(named, str):
-            continue  # Options of something else.
-        if not _is_same(data, named):
+    without, not_compared, began_with, known = [], [], set(), set()
+    begun = (folder.parent for folder in _folders_with(str(manifest.COPY), folders))
+    with_runs = sorted({*_folders_with(manifest.NAME, folders), *begun})
+    released = set()
+    for choice in _choices(with_runs, folders):
+        named, cost = _read_choice(choice)
+        runs = filter(manifest.exists, choice.glob(f"private/{joint_runs.CELLS}/*"))
+        if named is None:
+            not_compared.append(choice)
+        elif asked.is_named(named) or any(asked.has_users_of(run, _config(run)) for run in runs):
+            spent[choice] = cost
+            known.add(joint_runs.WINNER)
+            released.add(_statement(choice / manifest.PRIVATE / joint_runs.WINNER))
+        elif named != "docs" and not sources.is_on_disk(named):
+            not_compared.append(choice)
+    for folder in with_runs:
+        config = _config(folder)
+        named = config.get("data")
+        is_of_choice = joint_runs.choice_of(folder) or _statement(folder) in released - {None}
+        if is_of_choice or not isinstance(named, str):
+            continue  # It is listed above, or has options of something else.
+        if not (asked.is_named(named) or asked.has_users_of(folder, config)):
             if named != "docs" and not sources.is_on_disk(named):
                 not_compared.append(folder)
             continue
@@ -68,14 +87,82 @@ def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
             without.append(folder)
         else:
             spent[folder] = statement
-        chain, _ = earlier_runs.parts(content.get("facts", {}))
+        chain, _ = earlier_runs.parts(manifest.public(folder).get("facts", {}))
         began_with.update(run.name for run in chain)
     for folder in _folders_with(warm_start.RECORD, folders):
         named = warm_start.pretrained_on(folder)
-        if named is not None and _is_same(data, named):
+        if named is not None and asked.is_named(named):
             spent[folder] = composition.Spent(folder.name)
-    known = {run.name for run in spent.values()} | {folder.name for folder in without}
+    known |= {run.name for run in spent.values()} | {folder.name for folder in without}
     return Budget(spent, tuple(without), tuple(not_compared), tuple(sorted(began_with - known)))
+
+
+class _Corpus:
+    """The corpus whose runs are sought."""
+
+    def __init__(self, data: str):
+        self._data = data
+        self._users: dict[corpus.UserOptions, str | None] = {}
+
+    def is_named(self, named: str) -> bool:
+        """Returns whether a name in options is that of the corpus, or of a copy."""
+        data = self._data
+        if os.path.exists(data) and os.path.exists(named) and os.path.samefile(data, named):
+            return True
+        return sources.are_same_file(data, named)
+
+    def has_users_of(self, folder: pathlib.Path, config: Mapping[str, Any]) -> bool:
+        """Returns whether a run trained on the users of the corpus, by its private record.
+
+        The file that its options name may have other users by now.
+        """
+        record = folder / manifest.COPY
+        if not (record.exists() and sources.is_on_disk(self._data)):
+            return False
+        users = json_text.read_object(record).get("identities", {}).get("training users")
+        names = language_config.TextConfig.__dataclass_fields__.keys() & config.keys()
+        given = {name: config[name] for name in names} | {"data": self._data}
+        key = language_config.TextConfig(**given).part(corpus.UserOptions)
+        if key not in self._users:
+            self._users[key] = self._identity(key)
+        return users is not None and users == self._users[key]
+
+    def _identity(self, options: corpus.UserOptions) -> str | None:
+        try:
+            train = corpus.read_users(options, notice=lambda line: None).train
+        except ValueError:  # It is no text that can be read so.
+            return None
+        return manifest.identity(train.user_ids)
+
+
+def _choices(
+    with_runs: Sequence[pathlib.Path], folders: Sequence[str | os.PathLike[str]]
+) -> list[pathlib.Path]:
+    """Returns the folders of choices among runs in folders, or of which folders are a part."""
+    found = {joint_runs.choice_of(folder) for folder in with_runs}
+    found |= {
+        folder.parent
+        for folder in _folders_with(joint_runs.RECORD.name, folders)
+        if folder.name == manifest.PRIVATE
+    }
+    return sorted(folder for folder in found if folder is not None)
+
+
+def _read_choice(folder: pathlib.Path) -> tuple[str | None, composition.Spent]:
+    """Returns the name of the corpus of a choice, None without a record, and what it costs."""
+    none = composition.Spent(folder.name)
+    path = folder / joint_runs.RECORD
+    if not path.exists():
+        return None, none
+    content = json_text.read_object(path, remedy="Restore it.")
+    try:
+        options = {name: values[0] for name, values in content["axes"]} | content["options"]
+        named = options.get("data", language_config.TextConfig.data)
+        cost = composition.Spent(folder.name, content["delta"], content["plan"]["epsilon"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise validation.UsageError(f"{path} cannot be read: {error!r}. Restore it.") from None
+    stated = earlier_runs.statement_of(folder / joint_runs.WINNER)
+    return named, none if stated is not None and stated.epsilon is None else cost
 
 
 def _folders_with(name: str, folders: Sequence[str | os.PathLike[str]]) -> list[pathlib.Path]:
@@ -89,7 +176,11 @@ def _folders_with(name: str, folders: Sequence[str | os.PathLike[str]]) -> list[
     return sorted(with_name)
 
 
-def _is_same(data: str, named: str) -> bool:
-    if os.path.exists(data) and os.path.exists(named) and os.path.samefile(data, named):
-        return True
-    return sources.are_same_file(data, named)
+def _config(folder: pathlib.Path) -> Mapping[str, Any]:
+    config = manifest.public(folder).get("config")
+    return config if isinstance(config, dict) else {}
+
+
+def _statement(folder: pathlib.Path) -> bytes | None:
+    path = folder / "privacy_statement.json"
+    return path.read_bytes() if path.exists() else None

@@ -117,6 +117,7 @@ def open_run(
                 "rows, or leave it out."
             )
     if known is None:  # A run that has begun does not need the strategy's file any more.
+        corpus.check_planned(config, output, text.train, text.held_out)
         config.privacy().check(len(text.train))
     return OpenedRun(output, config, known, text, model, model_trained_on, placement)
 
@@ -132,9 +133,12 @@ def _with_own_words(options: corpus.TextOptions, output: pathlib.Path) -> corpus
     """
     own = output / vocabulary_file.NAME
     is_noised = options.vocabulary == vocabulary.DP
+    kept = output / manifest.PRIVATE / vocabulary_file.NAME
+    if is_noised and kept.exists():  # Older runs have the public file only.
+        own = kept
     if is_noised and not own.exists():
         raise validation.UsageError(
-            f"{own} is missing: it has the words that the run counted with noise, and a second "
+            f"{kept} is missing: it has the words that the run counted with noise, and a second "
             "count would be a second release. Restore it, or start a new run."
         )
     is_copied = is_noised or vocabulary_file.is_of_model(options.vocabulary)

@@ -1,7 +1,8 @@
 """The score of trained models on a public text: bits per character, the fewer the better.
 
 It is computed from what a run releases, and from nothing about the users that the run protects.
-`python -m` reads the folders in JSON and prints the scores, so that its caller needs no TensorFlow.
+`python -m` reads the folders in JSON and prints the scores and the digest of the text, so that its
+caller needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def bits_per_character(folder: pathlib.Path, text: user_text.UserText) -> float:
     Raises:
       UsageError: If the folder has no model, or the model none of a language.
     """
-    trained = trained_model.find(folder).load()
+    trained = trained_model.find(folder, is_published=False).load()
     rows = sequences.SequenceCorpus(
         text, trained.words, sequences.SequenceSpec(trained.model.sequence_length)
     )
@@ -82,7 +83,8 @@ def bits_per_character(folder: pathlib.Path, text: user_text.UserText) -> float:
 
 def _main(folders: Sequence[str], text: str, protected: dict[str, Any]) -> None:
     public = read(text, corpus.UserOptions(**protected))
-    print(json.dumps([bits_per_character(pathlib.Path(folder), public) for folder in folders]))
+    scores = [bits_per_character(pathlib.Path(folder), public) for folder in folders]
+    print(json.dumps({"scores": scores, "digest": public.digest()}))
 
 
 if __name__ == "__main__":

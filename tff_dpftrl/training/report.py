@@ -28,6 +28,7 @@ from tff_dpftrl.reports import results
 from tff_dpftrl.runs import (
     curves,
     earlier_runs,
+    joint_runs,
     manifest,
     prepared,
     privacy,
@@ -158,6 +159,7 @@ def of_training_run(
         known,
         plan,
         unit="round",
+        exact=privacy.TRAINING_METRICS_NOT_COVERED,
         go_on=custom_models.resume_command(config.model, output, config.data),
         figures=functools.partial(figures_of, known),
         evaluation=functools.partial(evaluation_of, known),
@@ -196,6 +198,7 @@ def of_run(
     plan: privacy.PrivacyPlan,
     *,
     unit: str,
+    exact: str,
     go_on: str,
     whole: released_model.Whole = list,
     figures: Callable[[], released_metrics.Figures] | None = None,
@@ -208,6 +211,7 @@ def of_run(
       known: Manifest of the run.
       plan: Privacy of the run.
       unit: Name of a round: "round" or "step".
+      exact: Sentence on the exact figures of such a run, which no statement covers.
       go_on: Command, or call in Python, that resumes the run.
       whole: Function from the trained weights to those of the model; the identity by default.
       figures: Function that returns the figures of the training cohorts, if they are released
@@ -224,7 +228,7 @@ def of_run(
     return prepared.Reportable(
         known=known,
         plan=plan,
-        facts=_facts(known, options, plan),
+        facts=_facts(known, options, plan, exact),
         schedule=stopping.Schedule(
             unit,
             options.eval_every,
@@ -241,7 +245,7 @@ def of_run(
 
 
 def _facts(
-    known: manifest.Manifest, options: ReportOptions, plan: privacy.PrivacyPlan
+    known: manifest.Manifest, options: ReportOptions, plan: privacy.PrivacyPlan, exact: str
 ) -> facts_lib.Facts:
     """Returns the facts that the statement of a run on text reports."""
     generator: dict[str, statement_lib.Scalar] = {}
@@ -261,10 +265,9 @@ def _facts(
             "user": known.facts["user_unit"],
         },
         vocabulary_source=known.facts["vocabulary_source"],
-        # Older runs did not record it.
-        vocabulary_is_public=known.facts.get("vocabulary_is_public", False),
+        vocabulary_is_public=_is_public(known.config, known.facts, if_not_recorded=False),
         headline_caveats=_headline_caveats(
-            known.config.get("vocabulary"),
+            known.config,
             known.facts,
             runs,
             others=known.derived.get("others", ()),
@@ -272,6 +275,7 @@ def _facts(
         not_covered=(
             *([] if source is None else [trained_on]),
             *known.facts.get("not_covered", ()),
+            privacy.not_covered(exact, plan.others),
         ),
         caveats=known.facts.get("caveats", ()),
         earlier_runs=runs,
@@ -587,14 +591,24 @@ def failure(
     )
 
 
+def _is_public(
+    config: Mapping[str, Any], facts: Mapping[str, Any], *, if_not_recorded: bool
+) -> bool:
+    """Returns whether neither options nor facts say that the words are of protected users.
+
+    Text in memory brings its own words, whatever the options say; older runs did not record it.
+    """
+    recorded = facts.get("vocabulary_is_public", if_not_recorded)
+    return recorded and config.get("vocabulary") != "private"
+
+
 def _headline_caveats(
-    vocabulary: str | None,
+    config: Mapping[str, Any],
     facts: Mapping[str, Any],
     runs: Sequence[composition.Spent] = (),
     others: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[str, ...]:
-    # Text in memory brings its own words, whatever the config says; older runs did not record it.
-    is_public = vocabulary != "private" and facts.get("vocabulary_is_public", True)
+    is_public = _is_public(config, facts, if_not_recorded=True)
     caveats: tuple[str, ...] = ()
     is_part = any(part["name"] == parts.VOCABULARY for part in others)
     if not is_public and not is_part:
@@ -603,6 +617,8 @@ def _headline_caveats(
     is_unknown = facts.get("initial_weights_source") and not facts.get("initial_weights_are_public")
     if is_unknown and not runs:  # What earlier runs have spent is stated as a number.
         caveats += (sentences.INITIAL_WEIGHTS,)
+    if facts.get(joint_runs.IS_ONE):
+        caveats += (sentences.ONE_OF_A_CHOICE,)
     return caveats
 
 

@@ -5,6 +5,7 @@ To the folder of every run (`runs.run`) it adds:
     tensorboard/
     model.npz, best_model.npz   of the last round and of the best evaluation (models/export.py)
     vocabulary.json             the words of their ids, and how text is split into them
+    private/vocabulary.json     the same if the words were counted with noise; it is written first
     held_out.json               what is measured once on the held-out users, after training
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_dpftrl.data import tables, vocabulary
+from tff_dpftrl.data import tables, vocabulary, vocabulary_file
 from tff_dpftrl.execution import allocator
 from tff_dpftrl.learning import bounded_metrics
 from tff_dpftrl.models import table
@@ -131,11 +132,14 @@ def train_opened(
 def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared.Prepared:
     """Prepares a new run: chooses its initial weights and its noise."""
     config = opened.config
-    language_task = _task(opened, progress)
+    # Who looks at words that are not kept yet, and starts anew, has looked at two counts.
+    held: list[str] = []
+    say = held.append if config.vocabulary == vocabulary.DP else progress
+    language_task = _task(opened, say)
     facts: dict[str, Any] = {}
     if opened.model is not None:
         facts |= custom_models.weights_facts(opened.model_trained_on, language_task.train.user_ids)
-        progress(
+        say(
             f"Model: your own, of {language_task.model.num_parameters} weights. Text that they "
             f"were trained on: {facts['initial_weights_source']}."
         )
@@ -149,7 +153,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
             table=config.part(tables.TableOptions),
             users=(opened.text.train, opened.text.held_out),
         )
-        progress(
+        say(
             f"Initial weights: {initial.source}; it knows {initial.num_known_words} of "
             f"{len(language_task.words.words)} words."
         )
@@ -159,8 +163,9 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         folder = pathlib.Path(config.initial_weights).expanduser()
         facts |= earlier_runs.facts_of(folder, language_task.train.user_ids)
     plan = config.plan(len(language_task.train.user_ids), language_task.model.num_parameters)
-    known = _manifest(config, plan, language_task, facts)
-    return _prepared(opened, known, plan, language_task, progress)
+    known = _manifest(config, plan, language_task, facts).bound_to_choice(opened.output)
+    run = _prepared(opened, known, plan, language_task, say, progress)
+    return dataclasses.replace(run, announcement=held)
 
 
 def _begun(
@@ -176,7 +181,7 @@ def _begun(
     plan = opened.config.privacy().resumed(
         len(language_task.train.user_ids), language_task.model.num_parameters, known.derived
     )
-    return _prepared(opened, known, plan, language_task, progress)
+    return _prepared(opened, known, plan, language_task, progress, progress)
 
 
 def _task(opened: opening.OpenedRun, progress: progress_lib.Progress) -> task.LanguageTask:
@@ -194,11 +199,12 @@ def _prepared(
     known: manifest.Manifest,
     plan: privacy.FederatedPlan,
     language_task: task.LanguageTask,
+    say: progress_lib.Progress,
     progress: progress_lib.Progress,
 ) -> prepared.Prepared:
     config, num_parameters = opened.config, language_task.model.num_parameters
     for line in startup.describe_plan(plan, num_parameters):
-        progress(line)
+        say(line)
     reportable = report.of_training_run(config, known, plan, opened.output)
     aggregated = tff.learning.metrics.sum_then_finalize
     if reportable.figures is not None:
@@ -206,12 +212,13 @@ def _prepared(
     reportable.schedule.check_budget(plan)
     if config.engine == "tff":
         process.check_state_fits(plan, num_parameters)
-    keep = functools.partial(
-        trained_model.write_vocabulary,
-        words=language_task.words,
-        is_tokenized=language_task.train.corpus.is_tokenized,
-    )
-    drawn = {"keep_first": keep} if config.vocabulary == vocabulary.DP else {}
+    words, is_tokenized = language_task.words, language_task.train.corpus.is_tokenized
+
+    def keep_first(output: pathlib.Path) -> None:
+        if config.vocabulary == vocabulary.DP:
+            path = output / manifest.PRIVATE / vocabulary_file.NAME
+            vocabulary_file.write(path, words, words.rule(is_tokenized), private=True)
+
     return prepared.Prepared(
         report=reportable,
         trainer=federated_trainer.open_trainer(
@@ -236,8 +243,10 @@ def _prepared(
             else None,
         ),
         public_seed=config.seed,
-        keep=keep,
-        **drawn,
+        keep=functools.partial(
+            trained_model.write_vocabulary, words=words, is_tokenized=is_tokenized
+        ),
+        keep_first=keep_first,
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.data import vocabulary, vocabulary_file
 from tff_dpftrl.models import hugging_face
-from tff_dpftrl.runs import manifest
+from tff_dpftrl.runs import joint_runs, manifest
 
 if TYPE_CHECKING:  # So that `find` can refuse a folder before TensorFlow is imported.
     import numpy as np
@@ -334,13 +334,17 @@ class TrainedFiles:
         return TrainedModel(stored, weights, self.words, self.rule)
 
 
-def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
+def find(
+    folder: str | pathlib.Path, which: Which = "last", *, is_published: bool = True
+) -> TrainedFiles:
     """Finds the files of a run's model, without TensorFlow.
 
     Args:
       folder: Folder that `train` or `report` wrote to, or one with a copy of the two files; or a
         checkpoint in Hugging Face's layout.
       which: "last" or "best".
+      is_published: Whether to refuse runs of which nothing is to be published, those that
+        `sweep --select` chooses among.
 
     Returns:
       The files.
@@ -354,6 +358,8 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
         raise validation.UsageError(
             f"which must be one of {', '.join(get_args(Which))}; got {which!r}."
         )
+    if is_published:
+        joint_runs.refuse_unreleased(folder)
     model_path, words_path = folder / _MODELS[which], folder / vocabulary_file.NAME
     if which == "best" and not model_path.exists():  # Held-out users who are protected chose it.
         private = folder / "private" / _MODELS[which]

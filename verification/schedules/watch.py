@@ -30,6 +30,7 @@ class Law(enum.Enum):
     EXACT_COUNT = "a round counts another number of reports than its sum holds"
     EXACT_SUM = "a sum is of others than those that have sent their vectors for it"
     COMMIT_FIRST = "a result left the server that is not the committed one"
+    ONE_ATTEMPT = "the noise of a round has met the reports of two attempts"
     ONE_COHORT = "released results of one noise have different cohorts"
     OWN_DEVICES = "a sum has a device of another population"
     NOISE_ONCE = "a noise party has sent the noise of one row to two attempts"
@@ -59,6 +60,7 @@ class Watch:
         self._members = frozenset(map(str, members))
         self._owners: dict[int, str] = {}
         self._leaders: dict[int, str] = {}
+        self._noised_by: dict[tuple[str, int], str] = {}  # Attempts by task and round.
         self._committed: dict[tuple[str, int], str] = {}
         self._released: dict[tuple[str, str], tuple[str, ...]] = {}
         self._known_good: set[str] = set()
@@ -71,6 +73,7 @@ class Watch:
             events.RoundReleased: self._note_release,
             messages.SelectDevices: self._note_leader,
             messages.ForwardDevices: self._note_leader,
+            messages.CommitRound: self._note_result,
             messages.ReportRefused: self._note_refused_report,
             messages.SecureSumMessage: self._note_secure_sum,
             messages.PartialSum: self._note_groups,
@@ -174,6 +177,12 @@ class Watch:
         if leader != sender:
             self._break(Law.ONE_OWNER, f"epoch {message.epoch}: {leader} and {sender}")
 
+    def _note_result(self, sender: str, message: messages.CommitRound) -> None:
+        if not message.metrics.get(population.SKIPPED):
+            first = self._noised_by.setdefault((message.task, message.round_index), sender)
+            if first != sender:
+                self._break(Law.ONE_ATTEMPT, f"round {message.round_index}: {first} and {sender}")
+
     def _note_refused_report(self, sender: str, message: messages.ReportRefused) -> None:
         del sender
         self.seen[f"reports refused: {message.refusal.value}"] += 1
@@ -261,6 +270,10 @@ class WatchedStore(interface.Store):
     @override
     def last_commit(self, population: str, task: str) -> interface.Commit:
         return self._store.last_commit(population, task)
+
+    @override
+    def begin_attempt(self, population: str, task: str, **values: Any) -> None:
+        self._store.begin_attempt(population, task, **values)
 
     @override
     def commit(

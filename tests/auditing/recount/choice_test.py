@@ -2,8 +2,10 @@
 
 import copy
 import dataclasses
+import hashlib
 import json
 import math
+import shutil
 import sys
 import types
 
@@ -18,6 +20,7 @@ from tff_dpftrl.auditing.recount import terms as terms_lib
 _RUNS = selection.NumRuns(4, 20)
 _DELTA = 1e-5
 _WANTED = selection.targets(3.0, _DELTA, _RUNS)
+_BOUND = "runs: of this choice, on the same users"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +28,23 @@ class _Terms:
     delta: float = 0.0
 
 
+def _bind(folder, number, users="them"):
+    record = (folder / "private" / "selection.json").read_bytes()
+    identities = {"training users": users}
+    identities["record of the choice among runs"] = hashlib.blake2b(
+        record, digest_size=16
+    ).hexdigest()
+    path = folder / "private" / "cells" / f"run={number},a=1" / "private" / "manifest.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"identities": identities}))
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A choice among three Gaussian runs, which has been made."""
     planned = {"epsilon": _WANTED.epsilon, "run_epsilon": _WANTED.tail[0]}
     planned |= {"run_delta": _WANTED.tail[1], "run_targets": [_WANTED.tail[0]], "profile": []}
-    content = {"options": {"target_epsilon": 3.0}, "delta": _DELTA, "drawn": [0, 0, 0]}
+    content = {"format": 2, "options": {"target_epsilon": 3.0}, "delta": _DELTA, "drawn": [0, 0, 0]}
     content |= {"num_runs": dataclasses.asdict(_RUNS), "plan": planned}
     parameters = {"selection_expected_runs": 4, "selection_largest_number_of_runs": 20}
     parameters |= {"epsilon_of_one_run": _WANTED.tail[0], "delta_of_one_run": _WANTED.tail[1]}
@@ -42,6 +56,8 @@ def folder(tmp_path, monkeypatch):
                 name if name[-1] != "r" else "private/cells/run=1,a=1"
             )
     (tmp_path / "private" / "selection.json").write_text(json.dumps(content))
+    for number in range(3):
+        _bind(tmp_path, number)
     (tmp_path / "winner" / "privacy_statement.json").write_text(json.dumps(stated))
     mu = gaussian.mu(*_WANTED.tail) * (1 - 1e-11)
     monkeypatch.setattr(records, "read", lambda run: run)
@@ -68,7 +84,7 @@ def test_a_choice_that_was_made_as_planned_is_consistent(folder):
 
 
 def test_what_runs_promise_is_rounded_up_and_an_untested_run_is_not_consistent(folder):
-    _, promises, *_, run = _recounted(folder).findings
+    _, _, promises, *_, run = _recounted(folder).findings
     for pair in promises.says.partition("(ε, δ)-DP for ")[2].rstrip(".").split(" and "):
         epsilon, delta = map(float, pair.strip("()").split(", "))
         assert gaussian.epsilon(gaussian.mu(*_WANTED.tail), delta) <= epsilon
@@ -94,7 +110,29 @@ def test_a_choice_that_costs_more_is_found(folder, path, value, tests):
         place = place[name]
     place[path[-1]] = value
     file.write_text(json.dumps(content))
+    assert _wrong(folder) == {*tests, _BOUND}
+    for number in range(3):
+        _bind(folder, number)
     assert _wrong(folder) == tests
+
+
+def test_runs_on_two_sets_of_users_are_found_also_of_an_earlier_version(folder):
+    _bind(folder, 1, "others")
+    assert _wrong(folder) == {_BOUND}
+    path = folder / "private" / "selection.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+    assert _wrong(folder) == {_BOUND}
+    _bind(folder, 1)
+    assert not _wrong(folder)
+
+
+def test_a_second_release_of_another_run_is_found(folder):
+    kept = folder / "private" / "winner"
+    shutil.copytree(folder / "winner", kept)
+    assert not _wrong(folder)
+    for name in ("model.npz", "vocabulary.json", "config.json"):
+        (folder / "winner" / name).write_text("private/cells/run=2,a=1")
+    assert _wrong(folder) == {"winner: files of one run"}
 
 
 @pytest.mark.parametrize(
@@ -135,7 +173,6 @@ def test_a_winner_that_diverged_is_one_if_a_run_did(folder):
     (folder / "winner" / "outcome.json").write_text(json.dumps(outcome))
     assert _wrong(folder) == {"winner: files of one run"}
     private = folder / "private" / "cells" / "run=1,a=1" / "private"
-    private.mkdir()
     (private / "diverged.json").write_text("{}")
     (private.parent / "model.npz").unlink()
     assert not _wrong(folder)

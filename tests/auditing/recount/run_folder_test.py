@@ -24,7 +24,7 @@ from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.finetuning import run as finetuning_run
 from tff_dpftrl.participation import ledger as ledger_lib
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runs import committed_rounds
+from tff_dpftrl.runs import committed_rounds, reporting, statement_subject
 from tff_dpftrl.training import report
 
 corpus = toy_run.corpus
@@ -130,14 +130,33 @@ def test_an_interrupted_run_is_consistent_before_and_after_its_report(runs, tmp_
     assert "violated" not in found.values()
     assert found[_EPSILON] == found[_STATED_PARTICIPATION] == "consistent"
     # A statement of an earlier state is no false one.
-    for name in ("privacy_statement.json", "privacy_statement.md"):
-        text = (folder / name).read_text()
-        text = text.replace(
-            '"num_rounds": 5,\n    "min_sep": 3', '"num_rounds": 4,\n    "min_sep": 3'
-        )
-        (folder / name).write_text(text.replace("| observed | 5 |", "| observed | 4 |"))
+    _forge(folder, observed__num_rounds=4)
     assert _outcomes(folder)[_STATED_PARTICIPATION] == "not tested"
     assert not _violated(folder)
+
+
+def test_a_run_of_an_earlier_version_bound_neither_date_nor_versions(finished):
+    for name in ("config.json", "private/manifest.json"):
+        values = json.loads((finished / name).read_text())
+        values["versions"]["tff_dpftrl"] = "0.1.0"  # It is not what makes the difference.
+        if name != "config.json":
+            del values["versions"]
+        (finished / name).write_text(json.dumps(values, indent=2) + "\n")
+    path = finished / "privacy_statement.json"
+    _edit(path, subject__config_sha256=statement_subject.sha256(finished / "config.json"))
+    _without_digests(finished)
+    stated = privacy_statement.PrivacyStatement.from_json(path.read_text())
+    path.with_suffix(".md").write_text(stated.to_markdown())
+    assert not _violated(finished)
+    says = {one.test: one.says for one in run_folder.recount_run(finished).findings}
+    assert "bound neither its date nor its version" in says[_SUBJECT]
+    date = json.loads(path.read_text())["subject"]["date"]
+    report.report(finished)  # It is written with digests, and says what it said.
+    assert json.loads(path.read_text())["subject"]["date"] == date
+    assert (
+        "as it was written"
+        in {one.test: one.says for one in run_folder.recount_run(finished).findings}[_SUBJECT]
+    )
 
 
 def test_a_run_without_its_secrets_is_recounted_as_far_as_may_be(finished):
@@ -186,12 +205,33 @@ def _text(name, old, new):
 
 
 def _forge(folder, **changes):
-    """Changes the statement in both files alike."""
+    """Changes the statement in both files alike, digests included."""
     path = folder / "privacy_statement.json"
     _edit(path, **changes)
-    forged = privacy_statement.PrivacyStatement.from_json(path.read_text())
+    values = json.loads(path.read_text())
+    for name in set(privacy_statement.DIGESTS) & set(values["subject"]):
+        del values["subject"][name]
+    forged = privacy_statement.PrivacyStatement.from_json(json.dumps(values))
+    forged = statement_subject.bound(folder, forged)
     path.write_text(forged.to_json())
     path.with_suffix(".md").write_text(forged.to_markdown())
+
+
+def _other_key(folder):
+    """Another date, with the digest that everybody can make."""
+    key = folder / "private" / "ledger.sqlite.key"
+    key.rename(folder / "key")
+    _forge(folder, subject__date="2020-01-01T00:00:00Z")
+    (folder / "key").rename(key)
+
+
+def _without_digests(folder):
+    path = folder / "privacy_statement.json"
+    values = json.loads(path.read_text())
+    values["subject"] = {
+        k: v for k, v in values["subject"].items() if not k.startswith("statement")
+    }
+    path.write_text(json.dumps(values))
 
 
 def _both_epsilons(folder):
@@ -396,6 +436,12 @@ _LAST = toy_run.NUM_ROUNDS - 1
         (_text("metrics_README.md", "`seconds`", "`minutes`"), {_EXACT}),
         (_statement(subject__run="0" * 16), {_SUBJECT}),
         (_statement(subject__date="2999-01-01T00:00:00Z"), {_SUBJECT}),
+        (_statement(subject__date="2020-01-01T00:00:00Z"), {_SUBJECT}),
+        (_statement(code_version="0.1.0"), {_SUBJECT}),
+        (_statement(audits=["audited: consistent"]), {_SUBJECT, _TEXT}),
+        (_other_key, {_SUBJECT}),
+        (_without_digests, {_SUBJECT}),
+        (lambda folder: _edit(folder / "config.json", versions__tff_dpftrl="0.1.0"), {_OPTIONS}),
         (_statement(subject__tensorflow="3.0"), {_SUBJECT}),
         (_statement(subject__note="approved"), {_SUBJECT}),
         (_statement(subject={}), {_SUBJECT}),
@@ -524,10 +570,8 @@ def test_the_sentences_of_another_version_are_not_looked_at(finished):
 def test_an_audit_in_the_statement_is_no_forgery(finished):
     path = finished / "privacy_statement.json"
     stated = privacy_statement.PrivacyStatement.from_json(path.read_text())
-    stated = stated.with_audit("audited: by somebody", is_refuted=True)
-    path.write_text(stated.to_json())
-    path.with_suffix(".md").write_text(stated.to_markdown())
-    assert _outcomes(finished)[_SENTENCES] == "consistent"
+    reporting.write_statement(finished, stated.with_audit("audited: by somebody", is_refuted=True))
+    assert not _violated(finished)
 
 
 def test_what_is_no_run_is_refused(tmp_path, finished):

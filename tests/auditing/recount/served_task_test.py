@@ -8,12 +8,14 @@ import sys
 
 import pytest
 
+from tests.reports import listed_files
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import tiny_task
 from tff_dpftrl import version
 from tff_dpftrl.accounting import privacy_statement, statement_sentences
 from tff_dpftrl.auditing.recount import record_checks, run_folder
 from tff_dpftrl.cli import main
+from tff_dpftrl.runs import statement_subject
 from tff_dpftrl.runtime.plans import measured_run, tensor_values
 from tff_dpftrl.runtime.store import digests, sql
 from tff_dpftrl.runtime.tasks import making, task_folder, task_report, task_state
@@ -85,6 +87,7 @@ def test_an_untouched_report_is_consistent(untouched, capsys):
     charged = stated["parameters"]["num_rounds_charged"]
     assert 3 < charged < 8  # The budget decides.
     assert f"in {charged} rounds, of which 3 are done" in shown
+    listed_files.check(untouched)
 
 
 def test_pages_of_a_report_are_among_what_is_looked_through(report, capsys):
@@ -151,8 +154,11 @@ def _forge(folder, **changes):
             part, _, last = name.rpartition("__")
             (values[part] if part else values)[last] = value
 
+        del values["subject"][privacy_statement.DIGEST]
+
     _edited(path, change)
     forged = privacy_statement.PrivacyStatement.from_json(path.read_text())
+    forged = statement_subject.bound(folder, forged)
     path.write_text(forged.to_json())
     path.with_suffix(".md").write_text(forged.to_markdown())
 

@@ -11,11 +11,14 @@ TASK = simulation.small_population().task("training")  # Goal 3, least 2, groups
 COMMIT = interface.Commit("training", 5, 1, b"model 5", b"training|seed|5")
 ROLE = roles.MasterAggregatorRole("leader", 2, COMMIT, b"model 5", frozenset({"s0", "s1"}))
 
+BEGIN = messages.BeginAttempt("attempt", 2, "training", 5)
+
 
 class Attempt:
-    """A Master Aggregator and what it did last."""
+    """A Master Aggregator and what it did last; the store notes the attempt at once."""
 
-    def __init__(self, task=TASK, role=ROLE):
+    def __init__(self, task=TASK, role=ROLE, *, is_noted=True):
+        self.is_noted = is_noted
         self.actor = master_aggregator.MasterAggregator("attempt", "store", task, role)
         self.effects = self.actor.start(0.0)
         self.timers = []
@@ -23,6 +26,8 @@ class Attempt:
     def deliver(self, message, now=1.0):
         self.timers += [one for one in self.effects if isinstance(one, actor.After)]
         self.effects = self.actor.step(now, message)
+        if self.is_noted and BEGIN in self.sent("store"):
+            self.deliver(messages.AttemptBegun(), now)
         return self
 
     def sent(self, to):
@@ -84,6 +89,24 @@ def test_devices_are_divided_among_aggregators_when_all_selectors_have_answered(
     assert groups == [("a", "c"), ("b", "d")]
     role = made.spawned()[0].role
     assert (role.attempt, role.round_index, role.model) == ("attempt", 5, b"model 5")
+
+
+def test_no_device_takes_part_before_the_store_has_noted_the_attempt():
+    def choosing():
+        made = Attempt(is_noted=False).deliver(forwarded("s0", "a", "b"))
+        made.deliver(forwarded("s1", "c"))
+        assert made.sent("store") == [BEGIN] and not made.spawned()
+        return made
+
+    assert len(choosing().deliver(messages.AttemptBegun()).spawned()) == 2
+    reason = "Another attempt has begun before."
+    for made in (choosing().deliver(messages.CommitRefused(reason)), choosing().wait()):
+        (abandoned,) = made.sent("leader")
+        assert abandoned.not_stored and not abandoned.used_devices
+        for device in "abc":
+            (away,) = made.sent(device)
+            assert isinstance(away, messages.ComeBack)
+        assert not made.deliver(messages.AttemptBegun()).effects
 
 
 def test_a_selector_that_does_not_answer_is_not_waited_for():

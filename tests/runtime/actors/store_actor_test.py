@@ -1,10 +1,12 @@
+import os
 import random
+import subprocess
 import sys
 
 import pytest
 
 from tff_dpftrl.runtime.actors import actor, events, factory, messages
-from tff_dpftrl.runtime.store import sql
+from tff_dpftrl.runtime.store import holders, sql
 from verification import memory_store
 from verification.schedules import simulation
 
@@ -36,7 +38,7 @@ def test_leases_are_given_renewed_and_refused():
     assert store.lease(SERVED.name).expires_at == 18.0
     (refused,) = made.step(11.0, messages.AcquireLease("b", 11.0))
     assert (refused.to, refused.message.epoch) == ("b", 0)
-    assert "led by 'a'" in refused.message.reason
+    assert "led by 'a, process" in refused.message.reason
     assert made.step(12.0, messages.RenewLease("a", 1, 11.5)) == [
         actor.Send("a", messages.LeaseGranted(1, 11.5))
     ]
@@ -63,6 +65,68 @@ def test_a_lease_that_is_to_be_left_to_others_is_released_and_not_given():
     assert made.step(12.0, messages.AcquireLease("b", 12.0))[0].message.epoch == 2
     (stale,) = made.step(12.0, commit(round_index=1))
     assert isinstance(stale.message, messages.CommitRefused)
+
+
+def test_the_lease_of_a_process_that_has_ended_is_taken_over_at_once(monkeypatch):
+    ticks = {os.getpid(): 7}  # Of the processes that live, by id.
+    monkeypatch.setattr(holders, "host_digest", lambda: "a" * 32)
+    monkeypatch.setattr(holders, "start_tick", ticks.get)
+    epochs = []
+
+    def granted(holder):
+        """Whether a lease that another name holds is granted before it ends."""
+        made, store = make()
+        store.acquire(SERVED.name, holder, now=0.0, duration=8.0)
+        (answer,) = made.step(1.0, messages.AcquireLease("b", 1.0))
+        epochs.append(answer.message.epoch)
+        return isinstance(answer.message, messages.LeaseGranted)
+
+    ticks[12] = 500
+    here = "on " + "a" * 32
+    assert not granted(f"p/coordinator/a, process 12 since tick 500 {here}")  # It lives.
+    assert not granted(f"a, process 13 since tick 500 on {'b' * 32}")  # On another machine.
+    assert not granted("p/coordinator/a")  # Of an earlier version.
+    assert granted(f"p/coordinator/a, process 13 since tick 500 {here}")
+    assert granted(f"a, process 12 since tick 499 {here}")  # Another one has its id now.
+    assert epochs == [0, 0, 0, 2, 2]
+
+    def unreadable(pid):
+        raise PermissionError(pid)
+
+    monkeypatch.setattr(holders, "start_tick", unreadable)
+    assert not granted(f"a, process 13 since tick 500 {here}")
+    monkeypatch.undo()
+    monkeypatch.setattr(holders, "host_digest", lambda: "")  # No /proc, as on other systems.
+    assert not granted(f"a, process 13 since tick 500 on {''}")
+
+
+def test_a_process_that_is_killed_leaves_its_lease_to_the_next_one(tmp_path):
+    store = sql.SqlStore(tmp_path)
+    made, _ = make(store)
+    code = f"""
+import sys
+from tff_dpftrl.runtime.store import holders, sql
+with sql.SqlStore({str(tmp_path)!r}) as store:
+    store.acquire({SERVED.name!r}, holders.name_of("a"), now=0.0, duration=8.0)
+print("leads", flush=True)
+sys.stdin.read()
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as leader:
+        assert leader.stdout.readline() == "leads\n"
+        (refused,) = made.step(1.0, messages.AcquireLease("b", 1.0))
+        assert f"led by 'a, process {leader.pid} since tick" in refused.message.reason
+        leader.kill()
+    (granted,) = made.step(1.0, messages.AcquireLease("b", 1.0))
+    assert granted == actor.Send("b", messages.LeaseGranted(2, 1.0))
+    assert store.lease(SERVED.name).owner == holders.name_of("b") != "b"
+    store.close()
 
 
 def test_commits_are_read_made_and_refused():

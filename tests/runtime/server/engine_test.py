@@ -8,6 +8,7 @@ import pytest
 from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.actors import actor, events, factory, messages, population, roles
 from tff_dpftrl.runtime.server import engine
+from tff_dpftrl.runtime.store import holders
 
 TASK = example.served().task
 SERVED = population.Population(
@@ -387,7 +388,8 @@ def test_a_lease_that_was_granted_to_a_lost_coordinator_is_released():
         made.start()
         await example.until(lambda: made._coordinators)
         (leader,) = made._coordinators
-        await example.until(lambda: getattr(store.lease(example.POPULATION), "owner", "") == leader)
+        holder = holders.name_of(leader)
+        await example.until(lambda: getattr(store.lease(example.POPULATION), "owner", "") == holder)
         made._end(made._members[leader])  # It has no chance to give it back by itself.
         await made.stop(1.0)
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tff_dpftrl.runtime import tls
 from tff_dpftrl.runtime.server import server_folder
 from tff_dpftrl.runtime.store import sql
 
@@ -32,6 +33,23 @@ def test_the_folder_and_the_stores_folder_around_it_are_for_their_owner(tmp_path
     sql.SqlStore(store).close()
     assert (_mode(store), _mode(folder.path)) == (0o700, 0o700)
     assert {_mode(path) for path in (folder.private_key, folder.issuer)} == {0o600}
+
+
+def test_a_certificate_that_is_there_must_have_the_names_that_are_asked_for(tmp_path):
+    folder = server_folder.of(tmp_path / "server")
+    folder.make(("a.example", "2001:db8::1"))
+    made = folder.certificate.read_bytes()
+    for names in (None, ("A.example",), ("2001:DB8:0::1", "a.example")):
+        folder.make(names)
+    with pytest.raises(
+        ValueError, match=r"names has \['b.example'\], and .*certificate.pem was ma"
+    ):
+        folder.make(("a.example", "b.example"))
+    folder.make(("b.example",), certificate=False)  # The server has another certificate.
+    assert folder.certificate.read_bytes() == made
+    folder.certificate.unlink()
+    folder.make(None)
+    assert tls.load(folder.certificate, folder.private_key).names == ("localhost", "127.0.0.1")
 
 
 def test_an_issuers_key_that_others_can_use_is_refused_as_the_private_key_is(tmp_path):

@@ -156,17 +156,23 @@ def test_a_refused_commit_leaves_the_pieces_as_they_are(folder):
         assert store.last_commit("keyboard", "nwp").state == _content(1)
 
 
-def test_a_store_without_pieces_goes_on_with_them(tmp_path):
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_store_without_pieces_or_attempts_goes_on_with_them(tmp_path, version):
     engine, _ = database.open_database(tmp_path)
-    with engine.begin() as connection:  # As format 2 was.
-        tables.PIECES.drop(connection)
-        connection.exec_driver_sql("ALTER TABLE leases RENAME COLUMN valid_until TO ends_at")
-        connection.execute(tables.FORMAT.update().values(version=2))
+    with engine.begin() as connection:  # As formats 2 and 3 were.
+        if version == 2:
+            tables.PIECES.drop(connection)
+            connection.exec_driver_sql("ALTER TABLE leases RENAME COLUMN valid_until TO ends_at")
+        connection.exec_driver_sql("ALTER TABLE commits DROP COLUMN attempt")
+        connection.execute(tables.FORMAT.update().values(version=version))
     engine.dispose()
     for _ in range(2):
         with sql.SqlStore(tmp_path) as store:
             assert store.tasks("keyboard") == ()
             assert store.lease("keyboard") is None
     with sql.SqlStore(tmp_path) as store:
-        store.add_task("keyboard", "nwp", model=_content(0), state=_content(1))
+        assert store.add_task("keyboard", "nwp", model=_content(0), state=_content(1)).attempt == ""
+        epoch = store.acquire("keyboard", "a", now=0.0, duration=1.0).epoch
+        store.begin_attempt("keyboard", "nwp", round_index=0, epoch=epoch, attempt="first")
+        assert store.last_commit("keyboard", "nwp").attempt == "first"
     assert _num_pieces(tmp_path) == 6

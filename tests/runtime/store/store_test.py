@@ -132,6 +132,34 @@ def test_a_task_goes_on_from_its_last_commit(store):
         assert done.metrics == {"loss": 1 / (t + 1)}
 
 
+def test_a_round_has_one_attempt_until_it_is_committed(store):
+    def begin(attempt, round_index=1, epoch=1, task="task"):
+        store.begin_attempt("keyboard", task, round_index=round_index, epoch=epoch, attempt=attempt)
+
+    store.acquire("keyboard", "a", now=0.0, duration=5.0)
+    store.add_task("keyboard", "task", **FIRST)
+    assert commit(store, 0, 1).attempt == ""
+    for _ in range(2):  # Its first answer may be lost.
+        begin("first")
+        assert store.last_commit("keyboard", "task").attempt == "first"
+    with pytest.raises(interface.RoundUsedUp, match="round 1 of the task 'task'.*: skip the round"):
+        begin("second")
+    assert store.acquire("keyboard", "b", now=5.0, duration=5.0).epoch == 2
+    with pytest.raises(interface.RoundUsedUp):
+        begin("second", epoch=2)
+    with pytest.raises(interface.StaleEpoch):
+        begin("first")
+    for round_index in (0, 2):
+        with pytest.raises(interface.RoundConflict):
+            begin("second", round_index, epoch=2)
+    with pytest.raises(interface.UnknownTask):
+        begin("second", epoch=2, task="another")
+    assert store.last_commit("keyboard", "task").attempt == "first"
+    assert commit(store, 1, 2).attempt == ""  # Skipped, for example.
+    assert store.last_commit("keyboard", "task").attempt == ""
+    begin("second", 2, epoch=2)
+
+
 def test_bytes_come_back_as_they_were(store):
     store.acquire("keyboard", "a", now=0.0, duration=5.0)
     store.add_task("keyboard", "task", **FIRST)

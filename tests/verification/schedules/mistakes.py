@@ -53,6 +53,11 @@ class CommitsWithoutLookingAtTheRound(memory_store.MemoryStore):
         return super().commit(population, task, round_index=done, **values)
 
 
+class ForgetsAttempts(memory_store.MemoryStore):
+    def begin_attempt(self, population, task, **values):
+        pass
+
+
 class GivesTheSameEpochAgain(memory_store.MemoryStore):
     def _keep(self, lease):
         return super()._keep(dataclasses.replace(lease, epoch=1))
@@ -151,11 +156,8 @@ class NeverGivesUp(coordinator.Coordinator):
 class TriesTheSameRoundAgain(coordinator.Coordinator):
     """Makes the next attempt at the round whose devices have counted it already."""
 
-    def _lose_attempt(self, address, reason, counts, used_devices=True):
-        super()._lose_attempt(address, reason, counts, False)
-
-    def _is_held_up_by_rests(self, task, waiting):
-        return False
+    def _skip_used_round(self):
+        pass
 
 
 class SkipsWithoutEnd(coordinator.Coordinator):
@@ -202,6 +204,7 @@ STORES = {
     for store in (
         CommitsWithoutLookingAtTheEpoch,
         CommitsWithoutLookingAtTheRound,
+        ForgetsAttempts,
         GivesTheSameEpochAgain,
     )
 }

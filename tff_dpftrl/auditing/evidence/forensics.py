@@ -176,7 +176,7 @@ def _variance_by_round(white: _White, share: float) -> audit_report.Finding:
         "standard deviation of each round",
         chances[tensor][worst] < share / number,
         f"The smallest is {ratios[tensor][worst]:.4f} of the claimed one, given earlier rounds, "
-        f"in round {worst} of {list(white)[tensor]}.",
+        f"in round {worst + 1} of {list(white)[tensor]}.",
         share,
         number,
         f"{min(powers):.4f} of the claimed one in one round",
@@ -300,7 +300,7 @@ def _runs(white: _White, share: float) -> audit_report.Finding:
     scan = correlations.Scan()
     for name, values in white.items():
         for first, second in itertools.combinations(range(len(values)), 2):
-            label = f"rounds {{}} and {{}} of runs {first} and {second} of {name}"
+            label = f"rounds {{}} and {{}} of runs {first + 1} and {second + 1} of {name}"
             scan.add(values[first], values[second], label)
     return scan.finding("correlation of runs", share)
 
@@ -326,7 +326,7 @@ def _equal_values(recordings: Sequence[Recording]) -> audit_report.Finding:
             chance = max(_EQUAL, 2.0 ** (1 - one.significant_bits) / (2.0 * math.pi))
             excess = equal / (4.0 * pairs * chance + 20.0)
             if excess > worst[0]:
-                worst = (excess, f"{equal:.0f} equal pairs in round {t} of {one.name}")
+                worst = (excess, f"{equal:.0f} equal pairs in round {t + 1} of {one.name}")
     return audit_report.Finding(
         "noise: equal values",
         "violated" if worst[0] > 1.0 or equal_rows else "consistent",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import pathlib
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from tff_dpftrl.auditing.recount import terms as terms_lib
 _FILE = pathlib.PurePath("private", "selection.json")
 _RUNS = pathlib.PurePath("private", "cells")
 _DIVERGED = pathlib.PurePath("private", "diverged.json")
+_RECORD = "record of the choice among runs"
 _RELEASED = ("model.npz", "vocabulary.json", "config.json")
 _TOLERANCE = 1e-6  # Relative excess of ε that is ignored.
 
@@ -60,6 +62,7 @@ def recount(
     runs = sorted(path.parent for path in (folder / _RUNS).glob("*/config.json"))
     tests: dict[str, Callable[[str], audit_report.Finding]] = {
         "number of runs": lambda test: _number(test, choice, runs),
+        "runs: of this choice, on the same users": lambda test: _bound(test, folder, choice, runs),
         "what each run promises": lambda test: _promises(test, choice, runs),
         "statement: ε of the choice": lambda test: _statement(test, choice, stated),
         "winner: files of one run": lambda test: _winner(test, folder / "winner", runs),
@@ -98,6 +101,25 @@ def _number(test: str, choice: dict[str, Any], runs: list[pathlib.Path]) -> audi
     if numbers != list(range(len(drawn))):
         wrong.append(f"{len(drawn)} were drawn, and the folders are of {numbers}")
     return findings.judged(test, wrong, f"All {len(drawn)} that were drawn were made")
+
+
+def _bound(
+    test: str, folder: pathlib.Path, choice: dict[str, Any], runs: list[pathlib.Path]
+) -> audit_report.Finding:
+    """Checks that all runs were begun for this record, and have the users that it binds."""
+    digest = hashlib.blake2b((folder / _FILE).read_bytes(), digest_size=16).hexdigest()
+    wrong, users = [], set()
+    for run in runs:
+        unreadable: list[str] = []
+        manifest = records.read_json(run / "private" / "manifest.json", unreadable) or {}
+        identities = manifest.get("identities", {})
+        users.add(identities.get("training users"))
+        # Choices of the first format did not bind their runs.
+        if choice.get("format", 1) > 1 and identities.get(_RECORD) != digest:
+            wrong.append(f"{run.name} was begun for another record than {_FILE.name}")
+    if len(users) > 1 or None in users:
+        wrong.append("the runs did not all train on the same users")
+    return findings.judged(test, wrong, "Each run made is of this choice, on the same users")
 
 
 def _promises(test: str, choice: dict[str, Any], runs: list[pathlib.Path]) -> audit_report.Finding:
@@ -172,4 +194,7 @@ def _winner(test: str, winner: pathlib.Path, runs: list[pathlib.Path]) -> audit_
     released = [(winner / name).read_bytes() for name in _RELEASED]
     same = [run for run in ended if [(run / name).read_bytes() for name in _RELEASED] == released]
     wrong = [] if same else [f"{', '.join(_RELEASED)} are not those of one run"]
+    kept = winner.parent / "private" / winner.name
+    if kept.exists() and [(kept / name).read_bytes() for name in _RELEASED] != released:
+        wrong.append("it is not what was released first")
     return findings.judged(test, wrong, "Model, vocabulary and options are those of one run")

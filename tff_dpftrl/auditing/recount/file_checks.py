@@ -31,7 +31,7 @@ _KNOWN = (
     *("private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"),
     *("private/cohort_seed", "private/metrics_seed", "private/pool.json", "private/baselines.json"),
     *("private/texts.sqlite", "private/report.html", "private/diverged.json"),
-    "private/keyboard_baselines.json",
+    *("private/vocabulary.json", "private/keyboard_baselines.json"),
     *hugging_face.FILES,
     *(f"{folder}/{name}" for folder in _CHECKPOINTS for name in _STATEMENTS),
     *("private/metrics.csv", "private/curves.png", "private/held_out.json"),

@@ -22,7 +22,8 @@ def options(test: str, run: records.Records) -> audit_report.Finding:
     """Checks that `config.json` is what the run began with."""
     if run.manifest is None:
         return findings.skipped(test, "there is no private/manifest.json")
-    parts = ("format", "noise_version", "config", "derived", "facts")
+    parts = ["format", "noise_version", "config", "derived", "facts"]
+    parts += ["versions"] if "versions" in run.manifest else []  # Earlier runs did not bind them.
     wrong = [
         f"{name} is {_short(now)} in config.json and was {_short(then)} when the run began"
         for part in parts

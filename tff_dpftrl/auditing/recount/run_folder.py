@@ -127,7 +127,10 @@ def _checks(
             test, run, terms, statement_checks.made_again
         ),
         "statement: what it is about": lambda test: statement_checks.subject(
-            test, run, lambda: statement_subject.of_run(run.folder, file_checks.model_of(run))
+            test,
+            run,
+            lambda: statement_subject.of_run(run.folder, file_checks.model_of(run)),
+            is_bound="versions" in (run.manifest or {}),  # Recorded since statements are.
         ),
         "metrics: ε by round": lambda test: statement_checks.metrics_epsilon(test, run, terms),
         "metrics: rows and cohorts": lambda test: statement_checks.metrics_rows(test, run, terms),

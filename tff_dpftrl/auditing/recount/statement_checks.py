@@ -305,10 +305,16 @@ def text(test: str, run: records.Records) -> audit_report.Finding:
         and (key != "headline_caveats" or stated.get("epsilon") is not None)
     ]
     wrong += [f"the Markdown leaves out: {line}" for line in missing]
-    if not wrong and stated.get("code_version") == version.__version__:
+    if not wrong and _is_of_this_version(stated):
         made = privacy_statement.PrivacyStatement.from_json(json.dumps(stated)).to_markdown()
         wrong = _other_lines(markdown.splitlines(), made.splitlines())
     return findings.judged(test, wrong, "Both say the same; the Markdown rounds up")
+
+
+def _is_of_this_version(stated: records.Json) -> bool:
+    """Returns whether this code has the sentences of a statement: earlier ones had no digest."""
+    has_digest = privacy_statement.DIGEST in (stated.get("subject") or {})
+    return has_digest and stated.get("code_version") == version.__version__
 
 
 def sentences(
@@ -333,11 +339,11 @@ def sentences(
     if _earlier(run, terms):
         return findings.skipped(test, _EARLIER)
     stated = dict(run.statement)
-    if stated.get("code_version") != version.__version__:
+    if not _is_of_this_version(stated):
         return findings.skipped(
             test,
-            f"it is of tff_dpftrl {stated.get('code_version')}, whose sentences this version, "
-            f"{version.__version__}, does not know",
+            f"it is of an earlier tff_dpftrl, {stated.get('code_version')}, whose sentences this "
+            f"version, {version.__version__}, does not know",
         )
     expected = json_text.parse(make(run, terms).to_json())
     refuted = {statement_sentences.refuted(entry) for entry in stated.get("audits", ())}
@@ -361,21 +367,28 @@ def subject(
     run: records.Records,
     make: Callable[[], dict[str, str]],
     unknown: Sequence[str] = (),
+    *,
+    is_bound: bool = False,
 ) -> audit_report.Finding:
-    """Checks that the statement is about the files beside it.
+    """Checks that the statement is about the files beside it, and as it was written.
 
     Args:
       test: Name of the check.
       run: Records of the run.
       make: Function that returns what the statement is about, by these files.
       unknown: Names of entries that no file tells.
+      is_bound: Whether it must have digests, which statements of earlier versions lack.
     """
     if run.statement is None:
         return findings.skipped(test, _NO_STATEMENT)
     stated = run.statement.get("subject")
-    if stated is None:
+    if stated is None and not is_bound:
         return findings.skipped(test, "it is of a version that did not say so")
-    expected = make()
+    stated, also = stated or {}, ", and as it was written"
+    expected = make() | statement_subject.digests(run.folder, run.statement)
+    if not is_bound and privacy_statement.DIGEST not in stated:
+        unknown = [*unknown, *privacy_statement.DIGESTS]
+        also = "; it is of a version that bound neither its date nor its version"
     if not (run.folder / "private").exists():
         unknown = [*unknown, *({*statement_subject.KEYED} - expected.keys())]
     written = expected.pop(statement_subject.DATE)
@@ -387,7 +400,7 @@ def subject(
     date = stated.get(statement_subject.DATE)
     if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", str(date)) or date > written:
         wrong.append(f"its date is {date!r}, which is none, or is yet to come")
-    fine = f"It is about the {len(expected)} files and names beside it"
+    fine = f"It is about the {len(expected.keys() - {*unknown})} files and names beside it{also}"
     return findings.judged(test, wrong, fine)
 
 

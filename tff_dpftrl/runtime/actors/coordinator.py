@@ -42,9 +42,12 @@ class Coordinator(actor.Actor):
     One attempt runs at a time, while the devices of the next one are selected. All that a
     Coordinator needs is in the store; when it dies, the next one reads the same.
 
-    Devices of a failed attempt may have counted the round as a participation. The attempt
-    therefore uses its round up: the round is committed as skipped, so that the devices'
-    separations go on. A round is also skipped when too few devices wait while others check in
+    Devices of a failed attempt may have counted the round as a participation, and the round's noise
+    may have met their reports. The attempt therefore uses its round up: the round is committed as
+    skipped, so that the devices' separations go on. The store has a note of the attempt, so that
+    the next Coordinator does the same after this one has died.
+
+    A round is also skipped when too few devices wait while others check in
     that have to rest. At most `min_sep` rounds in a row are skipped for rests: then no device has
     to rest any more.
 
@@ -77,7 +80,6 @@ class Coordinator(actor.Actor):
         self._abandoned: collections.Counter[str] = (
             collections.Counter()
         )  # Attempts whose round is not skipped.
-        self._to_skip: dict[str, int] = {}  # Rounds that were used up by failed attempts, by task.
         self._last_used: dict[str, int] = {}  # Last round that devices may have counted, by task.
         self._attempt: _Attempt | None = None
         self._experience = {task.name: experience.Experience(task.rounds) for task in served.tasks}
@@ -206,6 +208,8 @@ class Coordinator(actor.Actor):
                 # Another Coordinator may have made an attempt at the next round.
                 self._last_used[commit.task] = commit.rounds_done
             self._take(commit)
+            if self._commits[commit.task].rounds_done == commit.rounds_done:
+                self._commits[commit.task] = commit  # With the attempt that has begun since.
         self._choose_next()
         self._skip_used_round()
 
@@ -264,9 +268,9 @@ class Coordinator(actor.Actor):
 
     def _next_round(self, task: str) -> int:
         """Returns the index of the round for which a task's next devices are selected."""
-        done = self._commits[task].rounds_done
+        commit = self._commits[task]
         runs = self._attempt is not None and self._attempt.task == task
-        return done + (runs or self._to_skip.get(task) == done)
+        return commit.rounds_done + (runs or bool(commit.attempt))
 
     def _announce_opening(self) -> None:
         opening = events.SelectionOpened("", 0)
@@ -430,12 +434,9 @@ class Coordinator(actor.Actor):
         for task in self._served.tasks:
             if self._is_busy:
                 return
-            if task.name in self._to_skip:
-                commit = self._commits[task.name]
-                if self._to_skip[task.name] == commit.rounds_done and not task.is_over(commit):
-                    self._skip(task)
-                else:
-                    del self._to_skip[task.name]
+            commit = self._commits[task.name]
+            if commit.attempt and not task.is_over(commit):
+                self._skip(task)
 
     def _spawn_attempt(
         self,
@@ -540,13 +541,11 @@ class Coordinator(actor.Actor):
             if self.now >= self._paused_until:
                 self._pause()  # Otherwise the skip would be retried at once, again and again.
         elif used_devices:
-            self._to_skip[attempt.task] = attempt.round_index
             self._last_used[attempt.task] = attempt.round_index
         else:
             self._abandoned[attempt.task] += 1
-        self.send(
-            events.OBSERVER,
-            events.RoundLost(attempt.task, attempt.round_index, address, reason, counts),
-        )
+        if not attempt.skips:  # That the store fails, which keeps a skip from it, is said already.
+            lost = events.RoundLost(attempt.task, attempt.round_index, address, reason, counts)
+            self.send(events.OBSERVER, lost)
         # The attempt's commit may have been made, or be on its way: only the store knows.
         self._request_commits()

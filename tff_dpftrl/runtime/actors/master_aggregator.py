@@ -30,8 +30,9 @@ class _GiveUp:
 class MasterAggregator(merging.Merging):
     """Maker of one attempt: spawns Aggregators, merges their sums, adds the noise, and commits.
 
-    Before the store has confirmed the noised result, it goes to the store and to nobody else.
-    An attempt that ends in any other way has released nothing.
+    No device takes part before the store has noted the attempt: so no other attempt at the round
+    follows, whatever dies. Before the store has confirmed the noised result, it goes to the store
+    and to nobody else. An attempt that ends in any other way has released nothing.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class MasterAggregator(merging.Merging):
         self._role = role
         self._selectors = set(role.expected)
         self._devices: dict[str, None] = {}  # In the order of arrival.
+        self._children: tuple[merging.Child, ...] = ()
         self._began_at = 0.0
         self._half_seconds = role.half_seconds
         self._turnout = messages.Turnout(0, 0, 0, 0.0)
@@ -74,8 +76,11 @@ class MasterAggregator(merging.Merging):
                 self._merge(message)
             case messages.RoundStored():
                 self._stored(message)
+            case messages.AttemptBegun():
+                if self._phase is _Phase.BEGINNING:
+                    self._configure()
             case messages.CommitRefused():
-                if self._phase is _Phase.COMMITTING:
+                if self._phase in (_Phase.BEGINNING, _Phase.COMMITTING):
                     self._abandon(message.reason, not_stored=True)
             case messages.AbandonRound():
                 self._abandon(message.reason)
@@ -92,7 +97,9 @@ class MasterAggregator(merging.Merging):
 
     def _time_is_over(self) -> None:
         if self._phase is _Phase.SELECTION:
-            self._configure()
+            self._begin_attempt()
+        elif self._phase is _Phase.BEGINNING:
+            self._abandon(self._phase.value, not_stored=True)
         elif self._phase is _Phase.REPORTING:
             self._close()
         elif self._phase is _Phase.CLOSING:
@@ -111,13 +118,14 @@ class MasterAggregator(merging.Merging):
         self._selectors.discard(message.selector)
         self._devices.update(dict.fromkeys(message.devices))
         if not self._selectors:
-            self._configure()
+            self._begin_attempt()
 
     def _send_away(self, devices: tuple[str, ...]) -> None:
         for device in devices:
             self.send(device, messages.ComeBack(device, (0.0,), "the round was abandoned"))
 
-    def _configure(self) -> None:
+    def _begin_attempt(self) -> None:
+        """Has the store note the attempt, if there are enough devices."""
         devices = tuple(self._devices)
         if len(devices) < self._rounds.least:
             self._abandon(self._phase.value)
@@ -143,9 +151,18 @@ class MasterAggregator(merging.Merging):
             )
             for i in range(groups)
         ]
-        self._spawn_aggregators(merging.tree(aggregators, self._task, self.address))
+        self._children = merging.tree(aggregators, self._task, self.address)
+        self._phase = _Phase.BEGINNING
+        self.send(
+            self._store_address,
+            messages.BeginAttempt(self.address, self._role.epoch, commit.task, commit.rounds_done),
+        )
+        self._wait(self._rounds.exchange_timeout)
+
+    def _configure(self) -> None:
+        self._spawn_aggregators(self._children)
         self._began_at = self.now
-        self._turnout = messages.Turnout(len(devices), 0, 0, 0.0)
+        self._turnout = messages.Turnout(len(self._devices), 0, 0, 0.0)
         self._wait(self._rounds.reporting_timeout)
         if self._half_seconds:
             self._expect(self._half_seconds)
@@ -255,10 +272,11 @@ class MasterAggregator(merging.Merging):
             self._end()
 
     def _abandon(self, reason: str, *, not_stored: bool = False) -> None:
-        if self._phase is _Phase.SELECTION:
+        is_early = self._phase in (_Phase.SELECTION, _Phase.BEGINNING)
+        if is_early:
             self._send_away((*self._devices, *self._role.parties))
         if self._phase is not _Phase.OVER:
-            used_devices = self._phase is not _Phase.SELECTION and not self._role.skips
+            used_devices = not is_early and not self._role.skips
             self.send(
                 self._role.coordinator,
                 messages.RoundAbandoned(

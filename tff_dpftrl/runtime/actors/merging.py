@@ -19,6 +19,7 @@ class Phase(enum.Enum):
     """Phase of an attempt, also the message of its time-out; the value is the time-out's reason."""
 
     SELECTION = "devices were not forwarded in time"
+    BEGINNING = "the store did not note the attempt in time"
     REPORTING = "too few reports"
     CLOSING = "too few sums of Aggregators"
     COMMITTING = "the store did not answer"

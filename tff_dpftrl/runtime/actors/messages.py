@@ -519,6 +519,28 @@ class CommitsRead:
 
 
 @dataclasses.dataclass(frozen=True)
+class BeginAttempt:
+    """Master Aggregator to StoreActor: note the attempt, whose devices are chosen.
+
+    Attributes:
+      reply_to: Address of the Master Aggregator, the name of the attempt.
+      epoch: Epoch of the Coordinator's lease.
+      task: Name of the task.
+      round_index: Index of the round, from 0.
+    """
+
+    reply_to: str
+    epoch: int
+    task: str
+    round_index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class AttemptBegun:
+    """StoreActor to Master Aggregator: the attempt is noted, and no other one at its round is."""
+
+
+@dataclasses.dataclass(frozen=True)
 class CommitRound:
     """Master Aggregator to StoreActor: commit the noised result of a round.
 
@@ -550,6 +572,6 @@ class RoundStored:
 
 @dataclasses.dataclass(frozen=True)
 class CommitRefused:
-    """StoreActor to Master Aggregator: this commit was not made; an earlier try may have been."""
+    """StoreActor to Master Aggregator: this commit or note was not made; an earlier try may be."""
 
     reason: str

@@ -235,7 +235,7 @@ class RoundSettings:
     @property
     def longest(self) -> float:
         """Longest time that an attempt takes with one level of merges and no secure sums, in s."""
-        return self.reporting_timeout + 6 * self.exchange_timeout
+        return self.reporting_timeout + 7 * self.exchange_timeout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tff_dpftrl.runtime.actors import actor, events, messages, population
-from tff_dpftrl.runtime.store import interface
+from tff_dpftrl.runtime.store import holders, interface
 
 _YIELDS = "another server leads a population that goes before this one"
 
@@ -39,7 +39,7 @@ class StoreActor(actor.Actor):
         except (interface.StoreError, interface.UnknownTask) as error:
             # The sender asks again, or gives up at its time-out.
             self.send(events.OBSERVER, events.StoreFailed(str(error)))
-            if isinstance(message, messages.CommitRound):
+            if isinstance(message, (messages.BeginAttempt, messages.CommitRound)):
                 self.send(message.reply_to, messages.CommitRefused(str(error)))
 
     def _carry_out(self, message: object) -> None:
@@ -49,12 +49,14 @@ class StoreActor(actor.Actor):
             case messages.RenewLease():
                 self._renew(message)
             case messages.ReleaseLease():
-                self._store.release(self._served.name, message.owner, message.epoch)
+                self._release(message)
             case messages.ReadCommits():
                 commits = tuple(
                     self._store.last_commit(self._served.name, task) for task in message.tasks
                 )
                 self.send(message.reply_to, messages.CommitsRead(message.request, commits))
+            case messages.BeginAttempt():
+                self._begin_attempt(message)
             case messages.CommitRound():
                 self._commit(message)
             case _:
@@ -65,26 +67,34 @@ class StoreActor(actor.Actor):
             self.send(message.owner, messages.LeaseRefused(0, _YIELDS))
             return
         try:
-            lease = self._store.acquire(
-                self._served.name,
-                message.owner,
-                now=self.now,
-                duration=self._served.lease_seconds,
-            )
+            lease = self._lease_for(holders.name_of(message.owner))
         except interface.LeaseHeld as held:
             self.send(message.owner, messages.LeaseRefused(0, str(held)))
         else:
             self.send(message.owner, messages.LeaseGranted(lease.epoch, message.asked_at))
 
+    def _lease_for(self, holder: str) -> interface.Lease:
+        """Acquires the lease, also from a holder that has ended without releasing it."""
+        lease = self._store.lease(self._served.name)
+        if lease is not None and holders.is_gone(lease.owner):
+            self._store.release(self._served.name, lease.owner, lease.epoch)
+        return self._store.acquire(
+            self._served.name, holder, now=self.now, duration=self._served.lease_seconds
+        )
+
+    def _release(self, message: messages.ReleaseLease | messages.RenewLease) -> None:
+        holder = holders.name_of(message.owner)
+        self._store.release(self._served.name, holder, message.epoch)
+
     def _renew(self, message: messages.RenewLease) -> None:
         if self._yields():
-            self._store.release(self._served.name, message.owner, message.epoch)
+            self._release(message)
             self.send(message.owner, messages.LeaseRefused(message.epoch, _YIELDS))
             return
         try:
             self._store.renew(
                 self._served.name,
-                message.owner,
+                holders.name_of(message.owner),
                 message.epoch,
                 now=self.now,
                 duration=self._served.lease_seconds,
@@ -93,6 +103,20 @@ class StoreActor(actor.Actor):
             self.send(message.owner, messages.LeaseRefused(message.epoch, str(lost)))
         else:
             self.send(message.owner, messages.LeaseGranted(message.epoch, message.asked_at))
+
+    def _begin_attempt(self, message: messages.BeginAttempt) -> None:
+        try:
+            self._store.begin_attempt(
+                self._served.name,
+                message.task,
+                round_index=message.round_index,
+                epoch=message.epoch,
+                attempt=message.reply_to,
+            )
+        except ValueError as refusal:  # Refused by a law of the store.
+            self.send(message.reply_to, messages.CommitRefused(str(refusal)))
+        else:
+            self.send(message.reply_to, messages.AttemptBegun())
 
     def _commit(self, message: messages.CommitRound) -> None:
         try:

@@ -198,6 +198,10 @@ class ClusterServing(serving_lib.Serving):
         return super()._observe(served, reader.now)
 
     @override
+    async def load(self) -> None:
+        """Does nothing: rounds are computed in other processes."""
+
+    @override
     def _learned_paces(self) -> dict[str, day_curve.LearnedPace]:
         """Returns none: Selectors in other processes draw turns by the curve that was given."""
         return {}

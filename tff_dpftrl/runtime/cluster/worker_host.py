@@ -26,6 +26,14 @@ class WorkerHost(host_lib.Host):
         self._ahead: dict[str, list[messages.DevicesForwarded]] = {}
 
     @override
+    def _load(self):
+        parts = super()._load()
+        for one in parts.populations:
+            for task in one.population.tasks:
+                task.summation.zero()  # Imports TensorFlow, for which its devices would wait.
+        return parts
+
+    @override
     async def _begin(self, parts, attestation):
         self._has_secure_sums = any(
             task.secure_sum for one in parts.populations for task in one.population.tasks

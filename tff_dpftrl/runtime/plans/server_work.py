@@ -9,19 +9,24 @@
 Every function but `initialize` is pure: `finish` repeats its noise when it is called again with a
 state. Noise that has left the process must never be added to other sums: commit the first result,
 or nothing of the attempt. A state holds the seed of the noise and is secret.
+
+A server checks devices in before it needs TensorFlow, which takes seconds to import. So only what
+runs a graph imports it.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import tensorflow as tf
 
-from tff_dpftrl import array_files, array_tensors, validation
-from tff_dpftrl.execution import lent_arrays
-from tff_dpftrl.runtime.plans import graphs, plan_pb2, secure_report, tensor_values
+from tff_dpftrl import array_files, validation
+from tff_dpftrl.runtime.plans import plan_pb2, secure_report, tensor_values
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 State: TypeAlias = list[np.ndarray]
 """Tensors of a process's state; `tensor_values.to_bytes` serialises them."""
@@ -40,26 +45,28 @@ class ServerWork:
     """The server's part of a task."""
 
     def __init__(self, plan: plan_pb2.ServerPlan):
-        """Traces the graphs, which takes a second or so.
+        """Stores the plan. Whoever needs a graph first waits for `load`.
 
         Args:
           plan: Server's plan that was verified.
+        """
+        self.plan = plan
+        """What it runs."""
+        self._num_plain = len(plan.zero.outputs)
+        self._secure = plan.finish.inputs[len(plan.prepare.inputs) + self._num_plain :]
+        self._loading = threading.Lock()
+        self._loaded: Functions | None = None
+
+    def load(self) -> Functions:
+        """Imports TensorFlow and traces the graphs at the first call, which takes some seconds.
 
         Raises:
           graph_function.UnsupportedGraphError: If a graph cannot be loaded.
         """
-        self.plan = plan
-        """What it runs."""
-        self._prepare = graphs.function_of(plan.prepare)
-        self._zero = [_light(array) for array in _arrays(graphs.function_of(plan.zero)())]
-        self._accumulate = _adding(plan.accumulate)
-        self._merge = _adding(plan.merge)
-        self._finish = graphs.function_of(plan.finish, variables_from=0, draws_noise=True)
-        self._get_weights = graphs.function_of(plan.get_weights)
-        self._set_weights = graphs.function_of(plan.set_weights)
-        self._skip = graphs.function_of(plan.skip, draws_noise=True)
-        self._num_plain = len(plan.zero.outputs)
-        self._secure = plan.finish.inputs[len(plan.prepare.inputs) + self._num_plain :]
+        with self._loading:
+            if self._loaded is None:
+                self._loaded = Functions(self.plan)
+            return self._loaded
 
     @property
     def state(self) -> Sequence[plan_pb2.Tensor]:
@@ -80,6 +87,8 @@ class ServerWork:
         Returns:
           The state.
         """
+        from tff_dpftrl.runtime.plans import graphs
+
         # Loaded here: its constants are the initial weights, and it is called once.
         return _arrays(graphs.results_of(self.plan.initialize if graph is None else graph))
 
@@ -93,7 +102,7 @@ class ServerWork:
 
     def broadcast(self, state: State) -> list[np.ndarray]:
         """Returns what every device of a round gets: the model, and no secret of the state."""
-        return _arrays(self._prepare(*_tensors(state)))
+        return _arrays(self.load().prepare(*_tensors(state)))
 
     def zero(self) -> Sums:
         """Returns the sums of no updates."""
@@ -103,7 +112,7 @@ class ServerWork:
             array_files.aligned(array.shape, array.dtype, zero=True)
             if array.ndim and not any(array.strides)
             else array
-            for array in self._zero
+            for array in self.load().zero
         ]
         return [*plain, *secure]
 
@@ -163,15 +172,17 @@ class ServerWork:
         Returns:
           The sums, with the update added.
         """
-        plain = self._accumulate(sums[: self._num_plain], update[: self._num_added], keeps_sums)
+        plain = self.load().accumulate(
+            sums[: self._num_plain], update[: self._num_added], keeps_sums
+        )
         secure = [array.astype(np.int64) for array in update[self._num_added :]]
         return [*plain, *_added(sums[self._num_plain :], secure, keeps_sums)]
 
     def merge(self, one: Sums, other: Sums, *, keeps_one: bool = True) -> Sums:
         """Returns the sum of the sums of two sets of updates; both change unless `one` is kept."""
-        if not keeps_one and self._merge is _added:
+        if not keeps_one and self.load().merge is _added:
             one, other = other, one  # The first `one` is zero, and has no memory yet.
-        plain = self._merge(one[: self._num_plain], other[: self._num_plain], keeps_one)
+        plain = self.load().merge(one[: self._num_plain], other[: self._num_plain], keeps_one)
         return [*plain, *_added(one[self._num_plain :], other[self._num_plain :], keeps_one)]
 
     def finish(
@@ -188,11 +199,14 @@ class ServerWork:
         Returns:
           The new state, and the metrics by label. Equal arguments give equal results.
         """
+        from tff_dpftrl.execution import lent_arrays
+
+        finish = self.load().finish
         num_state, given = len(state), [*state, *sums]
         if not keeps_arguments:
             state.clear()
             sums.clear()
-        results = _arrays(self._finish(*lent_arrays.lent(given)))
+        results = _arrays(finish(*lent_arrays.lent(given)))
         labels = [tensor.label for tensor in self.metrics]
         return results[:num_state], dict(zip(labels, results[num_state:], strict=True))
 
@@ -206,12 +220,12 @@ class ServerWork:
           The state that the next round begins with: the same model, and past the noise of this
           round.
         """
-        return _arrays(self._skip(*_tensors(state)))
+        return _arrays(self.load().skip(*_tensors(state)))
 
     def weights(self, state: State) -> dict[str, np.ndarray]:
         """Returns the model's weights by label: all of a committed state that may be released."""
         labels = [tensor.label for tensor in self.plan.get_weights.outputs]
-        arrays = _arrays(self._get_weights(*_tensors(state)))
+        arrays = _arrays(self.load().get_weights(*_tensors(state)))
         return dict(zip(labels, arrays, strict=True))
 
     def with_weights(self, state: State, weights: Mapping[str, np.ndarray]) -> State:
@@ -234,11 +248,27 @@ class ServerWork:
             )
         arrays = [np.asarray(weights[tensor.label]) for tensor in wanted]
         tensor_values.check(arrays, wanted, "weights")
-        return _arrays(self._set_weights(*_tensors(state), *_tensors(arrays)))
+        return _arrays(self.load().set_weights(*_tensors(state), *_tensors(arrays)))
 
     @property
     def _num_added(self) -> int:
         return len(self.plan.update) - len(self.plan.secure_sums)
+
+
+class Functions:
+    """The graphs of a server's plan as functions."""
+
+    def __init__(self, plan: plan_pb2.ServerPlan):
+        from tff_dpftrl.runtime.plans import graphs
+
+        self.prepare = graphs.function_of(plan.prepare)
+        self.zero = [_light(array) for array in _arrays(graphs.function_of(plan.zero)())]
+        self.accumulate = _adding(plan.accumulate)
+        self.merge = _adding(plan.merge)
+        self.finish = graphs.function_of(plan.finish, variables_from=0, draws_noise=True)
+        self.get_weights = graphs.function_of(plan.get_weights)
+        self.set_weights = graphs.function_of(plan.set_weights)
+        self.skip = graphs.function_of(plan.skip, draws_noise=True)
 
 
 def _adding(graph: plan_pb2.Graph) -> _Adding:
@@ -248,6 +278,8 @@ def _adding(graph: plan_pb2.Graph) -> _Adding:
     for every eager tensor, of which a report of a small model would make forty, and a call of a
     graph takes longer than such a sum.
     """
+    from tff_dpftrl.runtime.plans import graphs
+
     if graphs.adds_in_pairs(graph):
         return _added
     function = graphs.function_of(graph)
@@ -275,6 +307,8 @@ def _light(array: np.ndarray) -> np.ndarray:
 
 
 def _tensors(arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
+    from tff_dpftrl import array_tensors
+
     return list(map(array_tensors.tensor, arrays))
 
 

@@ -20,7 +20,7 @@ from concurrent import futures
 from typing import Any
 
 from tff_dpftrl.runtime.actors import actor, events, factory, messages, roles
-from tff_dpftrl.runtime.store import interface
+from tff_dpftrl.runtime.store import holders, interface
 
 _logger = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class Engine:
 
     def has_led(self, owner: str) -> bool:
         """Returns whether the holder of a lease is, or was, a Coordinator of this engine."""
-        return owner in self._owners
+        return holders.owner_of(owner) in self._owners
 
     async def in_store_thread(self, query: Callable[[], Any]) -> Any:
         """Calls a function in the thread in which the store is used, and returns its result."""
@@ -244,7 +244,7 @@ class Engine:
         """Releases a lease that its Coordinator did not: it failed, or was granted it late."""
         for name in self._factories:
             lease = store.lease(name)
-            if lease is not None and lease.owner in self._owners:
+            if lease is not None and self.has_led(lease.owner):
                 store.release(name, lease.owner, lease.epoch)
 
     # Messages.

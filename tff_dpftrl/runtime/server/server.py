@@ -22,7 +22,7 @@ from tff_dpftrl.runtime.server import attesting, binding, served_population, ser
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import observer as observer_lib
-from tff_dpftrl.runtime.store import interface
+from tff_dpftrl.runtime.store import holders, interface
 
 _logger = logging.getLogger(__name__)
 
@@ -146,8 +146,9 @@ class Server:
     async def start(self) -> None:
         """Listens, acquires the lease of each population, and serves.
 
-        If another server holds a lease, it waits until the lease ends. If the lease is renewed
-        in the meantime, its holder lives, and this raises an error.
+        If another server holds a lease, it waits until the lease ends, unless that server's process
+        is known to have ended. If the lease is renewed in the meantime, its holder lives, and this
+        raises an error.
 
         Raises:
           ServerError: If another server leads a population, the store cannot be used or lacks
@@ -252,7 +253,7 @@ class Server:
 
     def _read_foreign(self, engine: engine_lib.Engine, population: str) -> interface.Lease | None:
         lease = self._store.lease(population)
-        if lease is None or engine.has_led(lease.owner):
+        if lease is None or engine.has_led(lease.owner) or holders.is_gone(lease.owner):
             return None
         return lease if interface.is_held(lease, self._clock()) else None
 

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import durable_files, json_text, validation
-from tff_dpftrl.runtime import private_files, signing_keys, tls
+from tff_dpftrl.runtime import addresses, private_files, signing_keys, tls
 from tff_dpftrl.runtime.plans import signing
 
 
@@ -96,27 +96,44 @@ class ServerFolder:
         """Paths of the public keys with which tasks were signed."""
         return tuple(sorted((self.path / "plan_keys").glob("*.pub")))
 
-    def make(self, names: Sequence[str], *, certificate: bool = True, issuer: bool = True) -> None:
+    def make(
+        self, names: Sequence[str] | None, *, certificate: bool = True, issuer: bool = True
+    ) -> None:
         """Makes the missing files, for this user only.
 
         Args:
-          names: Names and addresses that devices connect to, for the certificate.
+          names: Names and addresses that devices connect to, all of them in the certificate. None
+            for those of a certificate that is there, and of loopback in a new one.
           certificate: Whether a certificate is needed.
           issuer: Whether a key that makes attestation tokens is needed.
 
         Raises:
-          ValueError: If other users may use the private key that makes tokens.
+          ValueError: If a certificate that is there lacks a name, or other users may use the
+            private key that makes tokens.
           OSError: If the folder cannot be written.
         """
+        if certificate and self.certificate.exists():
+            self._check_names(names or ())
         private_files.make_folder(self.path)
         if certificate and not self.certificate.exists():
             self.private_key.unlink(missing_ok=True)  # From a start that was interrupted.
+            names = addresses.LOOPBACK_NAMES if names is None else names
             tls.create_self_signed(self.certificate, self.private_key, names)
         if issuer and self.issuer.exists():
             private_files.check_owner_only(self.issuer)
         elif issuer:
             self.issuer_public.unlink(missing_ok=True)
             signing_keys.create(self.issuer)
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        """Refuses names that the certificate lacks: devices that use them could not connect."""
+        made = tls.load(self.certificate, self.private_key)
+        if missing := made.lacks(names):
+            raise validation.UsageError(
+                f"names has {missing}, and {self.certificate} was made for {list(made.names)}: "
+                "leave these names out, or remove that file for a new certificate, which devices "
+                "on other machines have to be given."
+            )
 
     def keep_plan_keys(self, keys: Iterable[ed25519.Ed25519PublicKey]) -> None:
         """Writes the public keys of tasks for devices, named by their hashes.
@@ -199,8 +216,8 @@ class ServerFolder:
         Raises:
           OSError: If the folder cannot be written.
         """
-        addresses = {"devices": devices, "status_page": status_page}
-        durable_files.write(self.endpoint, (json.dumps(addresses) + "\n").encode())
+        written = {"devices": devices, "status_page": status_page}
+        durable_files.write(self.endpoint, (json.dumps(written) + "\n").encode())
 
     def remove_endpoint(self) -> None:
         """Removes the file that `write_endpoint` wrote."""

@@ -26,9 +26,11 @@ _logger = logging.getLogger(__name__)
 
 _PACKAGES = {"psycopg2": "psycopg2-binary"}  # Packages that install without a compiler.
 _FILE = "store.sqlite"
-_FORMAT = 3  # Version of the tables in `tables`, written to each store.
+_FORMAT = 4  # Version of the tables in `tables`, written to each store.
 _FORMAT_WITHOUT_DIGESTS = 1
 _FORMAT_WITHOUT_PIECES = 2
+_FORMAT_WITHOUT_ATTEMPTS = 3
+_OLDER = (_FORMAT_WITHOUT_DIGESTS, _FORMAT_WITHOUT_PIECES, _FORMAT_WITHOUT_ATTEMPTS)
 _TEXT_IS_DAMAGED = "a text in it is damaged"
 _SQLITE_CORRUPT = 11  # `sqlite3.SQLITE_CORRUPT`, which Python 3.10 does not name.
 _BUSY_SECONDS = 30  # Seconds that a transaction waits for one of another process.
@@ -157,15 +159,17 @@ def _prepare_tables(engine: sql.engine.Engine, name: str) -> None:
             return
         query = sql.select(tables.FORMAT.c.version)
         version = tables.execute(connection, query).scalar()
-        if version in (_FORMAT_WITHOUT_DIGESTS, _FORMAT_WITHOUT_PIECES):
+        if version in _OLDER:
             # Another process may have been faster.
             version = tables.execute(connection, query.with_for_update()).scalar()
-            if version == _FORMAT_WITHOUT_DIGESTS:
-                migration.add_digests(connection)
-            elif version == _FORMAT_WITHOUT_PIECES:
-                migration.rename_end_of_leases(connection)
-            if version in (_FORMAT_WITHOUT_DIGESTS, _FORMAT_WITHOUT_PIECES):
-                tables.PIECES.create(connection)
+            if version in _OLDER:
+                migration.add_attempts(connection)
+                if version == _FORMAT_WITHOUT_DIGESTS:
+                    migration.add_digests(connection)
+                elif version == _FORMAT_WITHOUT_PIECES:
+                    migration.rename_end_of_leases(connection)
+                if version != _FORMAT_WITHOUT_ATTEMPTS:
+                    tables.PIECES.create(connection)
                 tables.execute(connection, tables.FORMAT.update().values(version=_FORMAT))
                 version = _FORMAT
         if version is None:

@@ -9,6 +9,8 @@
 - A task is one row: the number of rounds done, the model and the aggregator's state after them,
   and the metrics of the last round. A commit replaces the row if its round is the next one. It is
   one transaction: others see all of it or nothing.
+- An attempt at a round is noted before devices take part. There is one for each round: whoever
+  leads after a failure skips the round, so that its noise never meets the reports of two attempts.
 
 The aggregator's state holds the seed of the noise: whoever reads a store can subtract the noise. A
 store is therefore as secret as the memory of the server. A commit does not release a result; what
@@ -83,6 +85,17 @@ class RoundConflict(StoreRefusal):
         super().__init__(
             f"Round {round_index} of the task {task!r} cannot be committed: {rounds_done} rounds "
             "are done. Drop the result, it must not be released, and read the last commit."
+        )
+
+
+class RoundUsedUp(StoreRefusal):
+    """Another attempt at a round has begun before."""
+
+    def __init__(self, task: str, round_index: int):
+        """Names the round."""
+        super().__init__(
+            f"Another attempt at round {round_index} of the task {task!r} has begun before: skip "
+            "the round, whose noise must not meet the reports of two attempts."
         )
 
 
@@ -172,6 +185,9 @@ class Commit:
       state: Serialised state of the aggregator; secret. It may still be in the store, which raises
         `StoreError` if it cannot be read, or has a newer one.
       metrics: Metrics of the last round; JSON-compatible.
+      attempt: Name of the attempt at the next round that has begun, if any. Its devices may have
+        counted the round, and its reports may have met the round's noise. Unless that attempt
+        commits the round, it has to be skipped.
     """
 
     task: str
@@ -180,6 +196,7 @@ class Commit:
     model: bytes = dataclasses.field(repr=False)
     state: bytes | contents.Content = dataclasses.field(repr=False)
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    attempt: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,6 +300,26 @@ class Store(abc.ABC):
         """Returns the last commit of a task: the only state that the task may go on from.
 
         Raises:
+          UnknownTask: If there is no such task.
+        """
+
+    @abc.abstractmethod
+    def begin_attempt(
+        self, population: str, task: str, *, round_index: int, epoch: int, attempt: str
+    ) -> None:
+        """Notes the one attempt at a round that may have devices; the round's commit forgets it.
+
+        Args:
+          population: Name of the population.
+          task: Name of the task.
+          round_index: Index of the round, from 0; equal to the number of rounds done before it.
+          epoch: Epoch of the lease under which the round is made.
+          attempt: Name of the attempt; not empty, and of no other attempt.
+
+        Raises:
+          RoundUsedUp: If another attempt at the round has begun before.
+          StaleEpoch: If the population's latest epoch is another one.
+          RoundConflict: If the round is not the next one of the task.
           UnknownTask: If there is no such task.
         """
 

@@ -1,4 +1,4 @@
-"""Migration of stores of format 1, whose rows have no digests, and of format 2, without pieces."""
+"""Migration of stores of formats 1, without digests, 2, without pieces, and 3, without attempts."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def add_digests(connection: sql.engine.Connection) -> None:
     for table in (tables.LEASES, tables.COMMITS, tables.ROUNDS):
         for column in table.c:
             if column.name.endswith("digest"):
-                made = schema.CreateColumn(column).compile(dialect=connection.dialect)
-                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {made}")
+                _add_column(connection, table, column)
     for lease in tables.execute(connection, sql.select(tables.LEASES)).all():
         _check_types("a lease", lease, owner=str, epoch=int, valid_until=float)
         digest = digests.lease_digest(lease.population, lease.owner, lease.epoch, lease.valid_until)
@@ -38,6 +37,16 @@ def add_digests(connection: sql.engine.Connection) -> None:
         last = sql.select(tables.COMMITS).where(tables.is_task(tables.COMMITS, population, task))
         [head] = tables.execute(connection, last).all()
         _add_to_task(connection, head)
+
+
+def add_attempts(connection: sql.engine.Connection) -> None:
+    """Adds the column of attempts. A server of an earlier version that still runs ignores it."""
+    _add_column(connection, tables.COMMITS, tables.COMMITS.c.attempt)
+
+
+def _add_column(connection: sql.engine.Connection, table: sql.Table, column: sql.Column) -> None:
+    made = schema.CreateColumn(column).compile(dialect=connection.dialect)
+    connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {made}")
 
 
 def rename_end_of_leases(connection: sql.engine.Connection) -> None:

@@ -171,6 +171,7 @@ class SqlStore(interface.Store):
             model,
             self._kept(row.population, row.task, state, row.state_digest),
             json_text.parse(row.metrics),
+            row.attempt,
         )
 
     def _kept(
@@ -241,6 +242,20 @@ class SqlStore(interface.Store):
             )
 
     @override
+    def begin_attempt(
+        self, population: str, task: str, *, round_index: int, epoch: int, attempt: str
+    ) -> None:
+        interface.check_commit(round_index, epoch)
+        with self._writing() as connection:
+            last = _head_under_lease(connection, population, task, epoch)
+            if last.rounds_done != round_index:
+                raise interface.RoundConflict(task, round_index, last.rounds_done)
+            if last.attempt not in ("", attempt):
+                raise interface.RoundUsedUp(task, round_index)
+            is_task = tables.is_task(_COMMITS, population, task)
+            tables.execute(connection, _COMMITS.update().where(is_task).values(attempt=attempt))
+
+    @override
     def commit(
         self,
         population: str,
@@ -258,11 +273,7 @@ class SqlStore(interface.Store):
         text = interface.metrics_text(metrics)
         known = {"epoch": epoch, "metrics": text, **digests.content_digests(model, state)}
         with self._writing() as connection:
-            latest = _locked_lease(connection, population).epoch
-            if epoch != latest:
-                raise interface.StaleEpoch(population, epoch, latest)
-            last = _checked_head(connection, tables.HEAD, population, task)
-            digests.check_epoch(last, epoch)
+            last = _head_under_lease(connection, population, task, epoch)
             is_task = tables.is_task(_COMMITS, population, task)
             row = {
                 "population": population,
@@ -280,6 +291,7 @@ class SqlStore(interface.Store):
                     model=sql.bindparam("new_model"),
                     state=sql.bindparam("new_state"),
                     digest=digest,
+                    attempt="",
                     **known,
                 )
             )
@@ -430,6 +442,18 @@ def _checked_head(
     rows = tables.execute(connection, tables.rounds_of(head, start)).all()
     digests.check_rounds(head, rows, start=start)
     return head
+
+
+def _head_under_lease(
+    connection: sql.engine.Connection, population: str, task: str, epoch: int
+) -> sql.engine.Row:
+    """Locks the lease, which must have the epoch, and reads a task's last commit, as checked."""
+    latest = _locked_lease(connection, population).epoch
+    if epoch != latest:
+        raise interface.StaleEpoch(population, epoch, latest)
+    last = _checked_head(connection, tables.HEAD, population, task)
+    digests.check_epoch(last, epoch)
+    return last
 
 
 def _read_lease(

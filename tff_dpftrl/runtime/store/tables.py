@@ -55,6 +55,8 @@ COMMITS = _table(  # One row a task: the only state that it may go on from.
     _digest("state_digest"),
     _digest("first_digest"),  # Start of the chain of the task's rounds.
     _digest("digest"),  # Digest of the last round.
+    # Attempt at the next round that has begun; empty if there is none.
+    sql.Column("attempt", sql.Text, nullable=False, server_default=""),
 )
 ROUNDS = _table(  # One row a committed round; its key makes a second commit impossible.
     "rounds",

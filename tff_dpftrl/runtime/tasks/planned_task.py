@@ -184,7 +184,7 @@ class PlannedTask:
     """A verified task, ready to be served."""
 
     def __init__(self, folder: task_folder.TaskFolder):
-        """Traces the graphs of the server, which takes a second or so.
+        """Takes a task that may be served at once; `load` gets its first round ready.
 
         Args:
           folder: Folder of the task, verified.
@@ -196,7 +196,7 @@ class PlannedTask:
         """Folder of the task."""
         terms, config = folder.terms, folder.config
         self._privacy = task_privacy.TaskPrivacy(terms)
-        work = server_work.ServerWork(folder.server)
+        work = self._work = server_work.ServerWork(folder.server)
         kind = TrainingStep if terms.kind == "training" else EvaluationStep
         self._digest = terms.digest()
         self._step = kind(work, self._digest, self._privacy)
@@ -232,6 +232,14 @@ class PlannedTask:
     def population(self) -> str:
         """Name of the population of devices."""
         return self.folder.terms.population
+
+    def load(self) -> None:
+        """Imports TensorFlow and traces the graphs, for which the first round waits otherwise.
+
+        Raises:
+          ValueError: If a graph cannot be loaded.
+        """
+        self._work.load()
 
     def add_to(self, store: interface.Store) -> interface.Commit:
         """Adds the task to a store, or finds it there.

@@ -221,8 +221,7 @@ def write(
         accounting.statement(state.observed, others=spent_by_others),
         subject=statement_subject.of_task(name, terms.digest(), output / "model.npz"),
     )
-    statement = reporting.with_audits(output, statement)
-    reporting.write_statement(output, statement)
+    statement = reporting.write_statement(output, reporting.continued(output, statement))
     shown = _shown(released, _CURVES)
     held_out = None
     if with_held_out and model is not None:
