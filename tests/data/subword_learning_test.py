@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import unicodedata
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from tests.data import random_texts
 from tff_dpftrl import validation
-from tff_dpftrl.data import docstrings, subword_learning, subwords, user_text
+from tff_dpftrl.data import docstrings, subword_learning, subwords, tokenizer, user_text
 
 pytest.importorskip("tokenizers")
 
@@ -61,7 +62,7 @@ def test_graphs_split_as_python_does(corpus, lower_case, is_tokenized):
     )
     rule = words.rule(is_tokenized)
     texts = [*random_texts.strings(3000), *list(corpus.texts())[:100]]
-    texts += ["", " ", "a" * 251, "a" * 250, "##ing", "a\0b", "[UNK] [BOS]", "[EOS]x [EOS]"]
+    texts += ["", " ", "##ing", "a\0b", "[UNK] [BOS]", "[EOS]x [EOS]"]
     texts = [unicodedata.normalize("NFC", text) for text in texts]  # As a graph cannot.
     split = tf.function(rule.split, input_signature=[tf.TensorSpec([None], tf.string)])
     found = split(tf.constant([text.encode() for text in texts])).to_list()
@@ -77,18 +78,36 @@ def test_graphs_split_as_python_does(corpus, lower_case, is_tokenized):
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_sentences_without_spaces_are_spelled(kind):
-    """Of Chinese and Thai, in 200 characters and more; BERT has each Chinese character apart."""
-    texts = ["我们在学习语言模型的隐私保护方法" * 13, "เราเรียนรู้แบบจำลองภาษาที่รักษาความเป็นส่วนตัว" * 5]
-    corpus = user_text.UserText.from_mapping("two", {"a": texts})
-    words = subword_learning.learn(corpus, 400, kind=kind, source="two texts")
-    for text in texts:
-        found = words.rule().words(text)
-        assert words.oov not in words.ids(found)
-        assert words.text(words.ids(found)).replace(" ", "") == text
-        if kind == "wordpiece":
-            assert [token.decode() for token in words.rule().split(tf.constant(text))] == found
+    """BERT has each Chinese character apart, and a word of more than 100 characters is unknown."""
+    texts = [
+        "我们在学习语言模型的隐私保护方法" * 13,
+        "เราเรียนรู้แบบจำลองภาษาที่รักษาความเป็นส่วนตัว" * 5,
+        "プライバシーを守りながら言語モデルを学習しています。",
+        "".join(map(chr, range(0x4E00, 0x4F00))),  # More than the letters of other scripts.
+        "a" * 201,
+    ]
+    # Of longer tokens the graph would be large.
+    corpus = user_text.UserText.from_mapping("few", {"a": [" ".join("".join(texts))]})
+    words = subword_learning.learn(corpus, 900, kind=kind, source="letters")
+    found = [words.rule().words(text) for text in texts]
+    for text, tokens in zip(texts, found, strict=True):
+        assert words.oov not in words.ids(tokens)
+        assert words.text(words.ids(tokens)).replace(" ", "") == text
     if kind == "wordpiece":
+        graph = tf.function(words.rule().split)(tf.constant(texts)).to_list()
+        assert [[token.decode() for token in tokens] for tokens in graph] == found
         assert words.rule().words("隐私") == ["隐", "私"]
+
+
+def test_sub_words_of_an_earlier_version_keep_their_rule():
+    corpus = user_text.UserText.from_mapping("one", {"a": ["隐 私 क \u093e a"]})
+    words = subword_learning.learn(corpus, 30, kind="wordpiece", source="letters")
+    old = dataclasses.replace(words, word_rule=tokenizer.NO_MARKS).rule()
+    expected = ["[UNK]", "क", "\u093e", "[UNK]"]
+    text = "隐私 का " + "a" * 101
+    assert old.words(text) == expected
+    (found,) = tf.function(old.split)(tf.constant([text])).to_list()
+    assert [token.decode() for token in found] == expected
 
 
 def test_tensorflow_text_splits_words_the_same(corpus):

@@ -9,6 +9,7 @@ unigrams has no such remedy: of the same text it learns another vocabulary each 
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 from typing import Any
 
@@ -20,8 +21,6 @@ _CONTINUES = "##"
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _CHARACTERS = (100, 8)
 """Number of characters that are tokens, at most, or one for so many tokens if that is more."""
-_LONGEST_WORD = 250
-"""Number of characters from which on WordPiece gives a word up: Thai sentences are words, too."""
 
 
 def learn(
@@ -61,7 +60,11 @@ def learn(
     is_wordpiece = kind == "wordpiece"
     least, tokens_each = _CHARACTERS
     frequent = sorted(counts, key=lambda letter: (-counts[letter], letter))
-    letters = sorted(frequent[: max(least, size // tokens_each)])
+    # A Chinese character is a word for WordPiece: they share the rest with pieces of other words.
+    whole = dict.fromkeys(c for c in frequent if is_wordpiece and subwords.IDEOGRAPH.match(c))
+    share = sum(counts[letter] for letter in whole) / counts.total()
+    letters = [letter for letter in frequent if letter not in whole]
+    letters = sorted(letters[: max(least, size // tokens_each)])
     fixed = [_UNKNOWN, *subwords.LEARNED_ENDS, *letters]
     fixed += [_CONTINUES + letter for letter in letters] if is_wordpiece else _BYTES
     if size <= len(fixed):
@@ -69,9 +72,10 @@ def learn(
             f"vocabulary_size must be more than the {len(fixed)} tokens of characters, bytes and "
             f"ends of texts that tokenizer {kind!r} needs here, got {size}."
         )
+    letters += itertools.islice(whole, int(share * (size - len(fixed))))
     options: dict[str, Any] = {
         "vocab_size": size,
-        "special_tokens": fixed,
+        "special_tokens": list(dict.fromkeys([*fixed, *letters])),
         "initial_alphabet": letters,
         "limit_alphabet": len(letters),
         "show_progress": False,
@@ -88,7 +92,6 @@ def learn(
     definition = json_text.parse(library.to_str())
     definition["added_tokens"] = []  # No text has tokens in it, but what they are made of.
     if is_wordpiece:
-        definition["model"]["max_input_chars_per_word"] = _LONGEST_WORD
         definition["pre_tokenizer"] = {"type": "WhitespaceSplit"}
         definition["decoder"] = {"type": "WordPiece", "prefix": _CONTINUES, "cleanup": False}
     else:

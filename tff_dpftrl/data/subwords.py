@@ -41,8 +41,11 @@ LEARNED_ENDS = ("[BOS]", "[EOS]")
 """Beginning and end of texts in vocabularies that are learned here."""
 
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-# Each Chinese character is a word for WordPiece, as for BERT: else a sentence would be one.
-_IDEOGRAPH = "([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af])"
+# Sentences of some scripts have no spaces. WordPiece takes each Chinese character as a word, as BERT
+# does, and cuts words that would be too long for it.
+_LONGEST_WORD = 100
+IDEOGRAPH = re.compile("([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af])")
+"""Expression of a Chinese character."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +121,12 @@ class SubwordTokenizer:
                 f"tokenizer {self.kind!r} cannot be in a graph of TensorFlow: give the graph ids "
                 "that `data.subwords` made, or take tokenizer 'wordpiece'."
             )
-        if self.word_rule > tokenizer.NO_MARKS:
-            texts = tf.strings.regex_replace(texts, _IDEOGRAPH, r" \1 ")
         rule = tokenizer.Tokenizer(self.lower_case, self.is_tokenized, self.word_rule)
-        words = rule.split(texts)
+        if self.word_rule > tokenizer.NO_MARKS:
+            words = rule.split(tf.strings.regex_replace(texts, IDEOGRAPH.pattern, r" \1 "))
+            words = wordpiece_graph.cut(words, _LONGEST_WORD)
+        else:
+            words = rule.split(texts)
         model = _wordpiece(self.definition)
         return wordpiece_graph.split(
             words, list(model["vocab"]), model["unk_token"], model["max_input_chars_per_word"]
@@ -226,9 +231,11 @@ def words_of(
 
     def whole(text: str) -> list[str]:
         text = _whole_characters(text)
-        if word_rule > tokenizer.NO_MARKS:
-            text = re.sub(_IDEOGRAPH, r" \1 ", text)
-        return rule.words(text)
+        if word_rule == tokenizer.NO_MARKS:
+            return rule.words(text)
+        words = rule.words(IDEOGRAPH.sub(r" \1 ", text))
+        starts = range(0, max(map(len, words), default=0), _LONGEST_WORD)
+        return [part for word in words for i in starts if (part := word[i : i + _LONGEST_WORD])]
 
     def spaced(text: str) -> list[str]:
         text = _cleaned(text, lower_case, word_rule).replace("\0", "")

@@ -238,9 +238,8 @@ def read_features(path: str | os.PathLike[str]) -> dict[str, Feature]:
 
 def _json_lines(path: pathlib.Path) -> list[Any]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").split(
-            "\n"
-        )  # Texts may have other ends of lines.
+        # Texts may have other ends of lines.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
         return [json_text.parse(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise validation.UsageError(f"{path} cannot be read: {error}") from None
@@ -262,7 +261,7 @@ def _flat(name: str, value: Any, feature: Feature) -> list[Any]:
         if not all(isinstance(entry, str | bytes) for entry in entries):
             raise validation.UsageError(f"{name!r} must hold texts or bytes.")
         try:
-            return [str(e).encode() if isinstance(e, str) else bytes(e) for e in entries]
+            return [e.encode() if isinstance(e, str) else e for e in entries]
         except UnicodeEncodeError:
             raise validation.UsageError(f"{name!r} has a text that is no Unicode.") from None
     if array.size and array.dtype.kind not in _DTYPES[feature.kind]:
