@@ -59,8 +59,9 @@ def test_words_counted_with_noise_are_marked(tmp_path):
 
 
 def test_a_rule_that_does_not_fit_the_words_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="lower_case must be the same"):
-        vocabulary_file.write(tmp_path / "v.json", _WORDS, tokenizer.Tokenizer(lower_case=False))
+    for rule in (tokenizer.Tokenizer(lower_case=False), tokenizer.Tokenizer(version=1)):
+        with pytest.raises(ValueError, match="rule must be that of the words"):
+            vocabulary_file.write(tmp_path / "v.json", _WORDS, rule)
     assert not list(tmp_path.iterdir())
 
 
@@ -74,6 +75,7 @@ def test_a_rule_that_does_not_fit_the_words_is_refused(tmp_path):
         ({"words": ["a", 3]}, "'words' is no list of strings"),
         ({"words": ["a", "a"]}, "must be distinct"),
         ({"format": 7}, "of format 7, and this version"),
+        ({"format": "sub-words 3", "tokenizer": {}}, "of format 'sub-words 3', and this version"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):

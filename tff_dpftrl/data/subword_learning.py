@@ -14,7 +14,7 @@ import json
 from typing import Any
 
 from tff_dpftrl import json_text, validation
-from tff_dpftrl.data import subwords, user_text
+from tff_dpftrl.data import subwords, tokenizer, user_text
 
 _UNKNOWN = "[UNK]"
 _CONTINUES = "##"
@@ -117,4 +117,5 @@ def learn(
         beginning=subwords.LEARNED_ENDS[0],
         end=subwords.LEARNED_ENDS[1],
         unknown=_UNKNOWN if is_wordpiece else None,
+        word_rule=tokenizer.LATEST,
     )

@@ -80,10 +80,7 @@ class SubwordTokenizer:
         """Returns the tokens of one text, in order."""
         if self.kind != "wordpiece":
             library = _library(self.definition)
-            if self.kind == "checkpoint":
-                text = _whole_characters(text)
-            else:
-                text = _cleaned(text, self.lower_case, self.word_rule)
+            text = _cleaned(text, self.lower_case, self.word_rule)
             ids = library.encode(text, add_special_tokens=False).ids
             return list(map(library.id_to_token, ids))  # `tokens` of unknown text may be the text.
         words = words_of(
@@ -104,7 +101,7 @@ class SubwordTokenizer:
         """Returns the tokens of each text, as a graph.
 
         Args:
-          texts: Texts, UTF-8 strings, shape [n].
+          texts: Texts, UTF-8 strings, normalised to NFC, shape [n].
 
         Returns:
           Tokens of each text, the same as from `words`; strings, ragged shape [n, None].
@@ -348,7 +345,7 @@ def of_definition(
     beginning: str | None = None,
     end: str | None = None,
     unknown: str | None = None,
-    word_rule: int = tokenizer.LATEST,
+    word_rule: int = tokenizer.NO_MARKS,
 ) -> Subwords:
     """Returns the vocabulary of the content of a `tokenizer.json`.
 
@@ -362,7 +359,8 @@ def of_definition(
       beginning: Token that begins a text; a usual one if None.
       end: Token that ends a text; a usual one if None.
       unknown: Token of what cannot be spelled; None if there is no such text.
-      word_rule: Version of the rule of a learned vocabulary: `Tokenizer.version`.
+      word_rule: Version of the rule of a learned vocabulary (`Tokenizer.version`); a checkpoint's
+        tokenizer decides by itself what is normalised.
 
     Returns:
       The vocabulary.

@@ -77,7 +77,7 @@ _NUL, _REPLACEMENT = "\0", "\ufffd"
 _SIGMA, _DOTTED_I = "Σ", "İ"
 
 
-def normalised(text: str, version: int) -> str:
+def normalised(text: str, version: int = LATEST) -> str:
     """Returns a text as this version of the rule reads it: in NFC."""
     return unicodedata.normalize("NFC", text) if version > NO_MARKS else text
 

@@ -421,6 +421,5 @@ def from_counts(path: str | os.PathLike[str], size: int, *, lower_case: bool = T
 
 
 def _first_words(lines: Iterable[str], lower_case: bool) -> list[str]:
-    lines = (tokenizer.normalised(line, tokenizer.LATEST) for line in lines)
-    firsts = (line.split()[0] for line in lines if line.strip())
+    firsts = (tokenizer.normalised(line).split()[0] for line in lines if line.strip())
     return list(dict.fromkeys(word.lower() if lower_case else word for word in firsts))
