@@ -24,6 +24,7 @@ from tff_dpftrl.runtime.plans import measured_run, plan_pb2, predicates
 from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.tasks import (
+    language_task,
     making,
     planned_task,
     provenance,
@@ -459,6 +460,15 @@ def test_an_averaged_model_is_what_is_released(corpora, tmp_path):
 
 def test_options_of_the_folder_can_be_read_again(folder):
     assert task_config.TaskConfig(**folder.config.to_dict()) == folder.config
+
+
+def test_proxies_without_spaces_are_warned_of(tmp_path):
+    tiny_task.write_corpora(tmp_path)
+    text = (tmp_path / "public.jsonl").read_text().replace(" ", "我们")
+    (tmp_path / "public.jsonl").write_text(text, encoding="utf-8")
+    lines = []
+    language_task.read_public(tiny_task.config(tmp_path), lines.append)
+    assert any("sees whole sentences as words" in line for line in lines)
 
 
 if __name__ == "__main__":
