@@ -52,14 +52,15 @@ def _pattern(letter: str, digit: str, other: str, marks: str | None) -> str:
 
 
 @functools.cache
-def _word(version: int) -> re.Pattern[str]:
-    marks = rf"[{_JOINERS}{_marks()}]" if version > NO_MARKS else None
+def _word(version: int, is_basic: bool = True) -> re.Pattern[str]:
+    """Returns the expression of a word, of texts of Unicode's Basic Multilingual Plane or any."""
+    marks = rf"[{_JOINERS}{_marks(is_basic)}]" if version > NO_MARKS else None
     return re.compile(_pattern(_LETTER, _DIGIT, _OTHER, marks))
 
 
-def _marks() -> str:
+def _marks(is_basic: bool) -> str:
     """Returns all combining marks, in planes that can have any, as ranges of a class of `re`."""
-    codes = (*range(0x20000), *range(0xE0000, 0xE0200))
+    codes = range(0x10000) if is_basic else (*range(0x20000), *range(0xE0000, 0xE0200))
     is_mark = [unicodedata.category(chr(code))[0] == "M" for code in codes]
     runs = itertools.groupby(range(len(codes)), is_mark.__getitem__)
     marks = [[codes[index] for index in run] for has_marks, run in runs if has_marks]
@@ -100,12 +101,14 @@ class Tokenizer:
     def words(self, text: str) -> list[str]:
         """Returns the words of one text, in order."""
         text = text.replace(_NUL, _REPLACEMENT)
-        # ASCII has no marks, and the shorter expression takes half the time.
-        version = NO_MARKS if text.isascii() else self.version
-        text = normalised(text, version)
+        if text.isascii():  # It has no marks. Shorter expressions take half the time.
+            word = _word(NO_MARKS)
+        else:
+            text = normalised(text, self.version)
+            word = _word(self.version, max(text) < "\U00010000")
         if self.lower_case:
             text = text.lower()
-        return text.split() if self.is_tokenized else _word(version).findall(text)
+        return text.split() if self.is_tokenized else word.findall(text)
 
     @property
     def is_in_graphs(self) -> bool:
