@@ -41,8 +41,8 @@ LEARNED_ENDS = ("[BOS]", "[EOS]")
 """Beginning and end of texts in vocabularies that are learned here."""
 
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-# Sentences of some scripts have no spaces. WordPiece takes each Chinese character as a word, as BERT
-# does, and cuts words that would be too long for it.
+# Sentences of some scripts have no spaces. WordPiece takes each Chinese character as a word, as in
+# BERT, and cuts words that would be too long for it.
 _LONGEST_WORD = 100
 IDEOGRAPH = re.compile("([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af])")
 """Expression of a Chinese character."""

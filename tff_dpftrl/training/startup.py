@@ -57,7 +57,9 @@ def describe_script(
     first = itertools.islice(texts, _NUM_LOOKED_AT)
     if isinstance(words, subwords.Subwords) or not tokenizer.is_unspaced(first):
         return []
-    remedy = "Begin with weights that were pretrained on sub-words" if are_kept else "Take sub-words"
+    remedy = (
+        "Begin with weights that were pretrained on sub-words" if are_kept else "Take sub-words"
+    )
     return [
         "Warning: many texts have no spaces between words, as in Chinese, Japanese, Thai, Khmer "
         f"and Burmese, and the model sees whole sentences as words. {remedy}: --tokenizer "

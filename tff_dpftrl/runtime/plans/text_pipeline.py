@@ -91,8 +91,8 @@ def ids_of_texts(
       is_tokenized: Whether texts are words already, separated by white space.
 
     Returns:
-      A function from texts in NFC, string, [n], to the ids of their words, int32, [n, None]; `words.oov`
-      for words that are not in the vocabulary.
+      A function from texts in NFC, string, [n], to the ids of their words, int32, [n, None];
+      `words.oov` for words that are not in the vocabulary.
 
     Raises:
       ValueError: If two words have the same hash, or the words are sub-words that no plan can make.
