@@ -159,13 +159,17 @@ def _lower(texts: tf.Tensor) -> tf.Tensor:
     return tf.strings.lower(tf.strings.unicode_encode(codes, "UTF-8"), encoding="utf-8")
 
 
+def count_unspaced(text: str) -> int:
+    """Counts the characters of scripts without spaces between words."""
+    return 0 if text.isascii() else len(_UNSPACED.findall(text))
+
+
 def is_unspaced(texts: Iterable[str]) -> bool:
-    """Returns whether many letters of texts are of scripts without spaces between words."""
-    unspaced = visible = 0
+    """Returns whether many characters of texts are of scripts without spaces between words."""
+    unspaced = length = 0
     for text in texts:
-        unspaced += 0 if text.isascii() else len(_UNSPACED.findall(text))
-        visible += len(text)
-    return unspaced > _MANY_UNSPACED * visible
+        unspaced, length = unspaced + count_unspaced(text), length + len(text)
+    return unspaced > _MANY_UNSPACED * length
 
 
 @functools.cache
