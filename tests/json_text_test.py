@@ -77,7 +77,7 @@ def test_a_file_that_holds_no_object_is_refused_by_name(content, tmp_path):
 
 
 def test_an_object_is_read(tmp_path):
-    (tmp_path / "a.json").write_text('{"ε": 8}', encoding="utf-8")
+    (tmp_path / "a.json").write_text('{"ε": 8}', encoding="utf-8-sig")
     assert json_text.read_object(tmp_path / "a.json") == {"ε": 8}
 
 

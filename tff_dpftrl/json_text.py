@@ -20,7 +20,7 @@ def parse(text: str | bytes) -> Any:
     """Parses JSON.
 
     Args:
-      text: JSON text; bytes are UTF-8, UTF-16 or UTF-32.
+      text: JSON text, with a byte-order mark or without; bytes are UTF-8, UTF-16 or UTF-32.
 
     Returns:
       The value. As in `json.loads`, the last value of a repeated name counts, and NaN is
@@ -30,7 +30,7 @@ def parse(text: str | bytes) -> Any:
       ValueError: If the text is not JSON, or nested more than 100 levels deep.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text.removeprefix("\ufeff") if isinstance(text, str) else text)
     except RecursionError:
         raise _too_deep() from None
     if isinstance(text, str):

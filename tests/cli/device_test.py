@@ -19,7 +19,7 @@ from tests.runtime.protocol import certificates
 from tff_dpftrl.cli import main
 from tff_dpftrl.data import tables
 from tff_dpftrl.runtime import server_bundle, signing_keys
-from tff_dpftrl.runtime.device import example_store, named_tensors, scheduler
+from tff_dpftrl.runtime.device import example_store, named_tensors, scheduler, text_examples
 from tff_dpftrl.runtime.fleet import fleet
 from tff_dpftrl.runtime.plans import approvals, plan_pb2, signing, tensor_values
 from tff_dpftrl.runtime.protocol import attestation, certificate_attestation
@@ -232,7 +232,7 @@ def test_a_damaged_timer_is_refused_before_the_server_is_asked(folder, server, c
 
 def test_texts_are_added_to_the_store(tmp_path, capsys):
     path = tmp_path / "new.sqlite"
-    (tmp_path / "texts.txt").write_text("the first\n\nthe second\n", encoding="utf-8")
+    (tmp_path / "texts.txt").write_text("the first\n\nthe second\n", encoding="utf-8-sig")
     command = ["device", "--examples", str(path), "--add", str(tmp_path / "texts.txt")]
     assert main.main(command) == 0
     assert capsys.readouterr().out == f"2 texts were added; {path} has 2 in 'text'\n"
@@ -243,7 +243,8 @@ def test_texts_are_added_to_the_store(tmp_path, capsys):
     assert main.main([*command, "--user", "a", "--collection", "other"]) == 0
     store = example_store.SqliteExampleStore.open(path, clock=time.time)
     assert store.counts() == {"other": 3, "text": 2}
-    assert b"the second" in store.select("text", max_examples=1)[0]
+    expected = [text_examples.encode_text(text) for text in ("the second", "the first")]
+    assert store.select("text", max_examples=2) == expected
     store.close()
     assert main.main([*command, "--user", "c"]) == 2
     assert "user_id 'c' is not a user" in capsys.readouterr().err
@@ -266,7 +267,7 @@ def test_examples_of_named_tensors_are_added_if_they_fit_the_task(tmp_path, caps
     described = {"window": named_tensors.Feature("float", (2,))}
     features.write_bytes(named_tensors.to_json(described))
     np.savez(tmp_path / "windows.npz", window=np.ones([3, 2], np.float32))
-    (tmp_path / "more.jsonl").write_text('{"window": [1, 2.5]}\n')
+    (tmp_path / "more.jsonl").write_text('{"window": [1, 2.5]}\n', encoding="utf-8-sig")
     (tmp_path / "other.jsonl").write_text('{"window": [1, 2]}\n{"window": [1]}\n')
     command = ["device", "--examples", str(path), "--features", str(features), "--add"]
     for name, message in (("windows.npz", "3 examples were"), ("more.jsonl", "1 examples were")):

@@ -211,7 +211,7 @@ def test_protected_text_is_not_measured(capsys, toy):
 
 def test_sizes_and_texts_are_counted(capsys, tmp_path):
     sizes = tmp_path / "sizes.txt"
-    sizes.write_text("\n".join(str(1 + i % 7) for i in range(140)))
+    sizes.write_text("\n".join(str(1 + i % 7) for i in range(140)), encoding="utf-8-sig")
     texts = tmp_path / "texts.jsonl"
     # Users who are held out, and one who never wrote, are not trained on.
     train = [f"u{i}" for i in range(1000) if split.hash_bucket(f"u{i}") > 1][:141]

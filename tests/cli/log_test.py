@@ -35,7 +35,7 @@ def log(statement, tmp_path):
 def test_a_log_goes_on_from_a_kept_checkpoint(log, statement, tmp_path, capsys):
     key, public = ("--key", tmp_path / "log.key"), ("--public-key", tmp_path / "log.key.pub")
     kept = tmp_path / "kept"
-    kept.write_bytes((log / "checkpoint").read_bytes())
+    kept.write_text((log / "checkpoint").read_text("utf-8"), encoding="utf-8-sig")
     assert _log("append", log, statement.parent, *key) == 0
     assert "0 entered, 1 known" in capsys.readouterr().out
     statement.write_text('{"epsilon": 2}')

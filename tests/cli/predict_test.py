@@ -53,7 +53,7 @@ def _rounded(value):
 def test_several_texts_and_lines_of_standard_input_are_the_same(run, capsys, monkeypatch):
     texts = [f"the front {'end ' * (i % 3)}." for i in range(150)]
     monkeypatch.setattr(predict, "_TEXTS_AT_A_TIME", 7)
-    _type(monkeypatch, "\n".join(texts))
+    _type(monkeypatch, "\ufeff" + "\n".join(texts))
     found = _json([run], capsys)
     assert [entry["text"] for entry in found] == texts
     for one, other in zip(found, _json([run, *texts], capsys), strict=True):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+import unicodedata
 
 import pytest
 import tensorflow as tf
 
 from tests.data import random_texts
 from tff_dpftrl import validation
-from tff_dpftrl.data import docstrings, subword_learning, subwords, user_text
+from tff_dpftrl.data import docstrings, subword_learning, subwords, tokenizer, user_text
 
 pytest.importorskip("tokenizers")
 
@@ -46,7 +48,7 @@ def test_every_string_is_spelled_by_bytes(corpus):
     assert words.oov is None
     for text in random_texts.strings(2000):
         ids = words.ids(words.rule().words(text))
-        assert words.text(ids) == text.lower().removeprefix(" ")
+        assert words.text(ids) == unicodedata.normalize("NFC", text).lower().removeprefix(" ")
         assert words.bos not in ids and words.eos not in ids
 
 
@@ -60,7 +62,8 @@ def test_graphs_split_as_python_does(corpus, lower_case, is_tokenized):
     )
     rule = words.rule(is_tokenized)
     texts = [*random_texts.strings(3000), *list(corpus.texts())[:100]]
-    texts += ["", " ", "a" * 101, "a" * 100, "##ing", "a\0b", "[UNK] [BOS]", "[EOS]x [EOS]"]
+    texts += ["", " ", "##ing", "a\0b", "[UNK] [BOS]", "[EOS]x [EOS]"]
+    texts = [unicodedata.normalize("NFC", text) for text in texts]  # As a graph cannot.
     split = tf.function(rule.split, input_signature=[tf.TensorSpec([None], tf.string)])
     found = split(tf.constant([text.encode() for text in texts])).to_list()
     num_unknown = 0
@@ -71,6 +74,40 @@ def test_graphs_split_as_python_does(corpus, lower_case, is_tokenized):
         num_unknown += words.count(tf.constant(words.ids(expected)).numpy())[1]
     assert 0 < num_unknown
     assert split(tf.constant([], tf.string)).to_list() == []
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_sentences_without_spaces_are_spelled(kind):
+    """BERT has each Chinese character apart, and a word of more than 100 characters is unknown."""
+    texts = [
+        "我们在学习语言模型的隐私保护方法" * 13,
+        "เราเรียนรู้แบบจำลองภาษาที่รักษาความเป็นส่วนตัว" * 5,
+        "プライバシーを守りながら言語モデルを学習しています。",
+        "".join(map(chr, range(0x4E00, 0x4F00))),  # More than the letters of other scripts.
+        "a" * 201,
+    ]
+    # Of longer tokens the graph would be large.
+    corpus = user_text.UserText.from_mapping("few", {"a": [" ".join("".join(texts))]})
+    words = subword_learning.learn(corpus, 900, kind=kind, source="letters")
+    found = [words.rule().words(text) for text in texts]
+    for text, tokens in zip(texts, found, strict=True):
+        assert words.oov not in words.ids(tokens)
+        assert words.text(words.ids(tokens)).replace(" ", "") == text
+    if kind == "wordpiece":
+        graph = tf.function(words.rule().split)(tf.constant(texts)).to_list()
+        assert [[token.decode() for token in tokens] for tokens in graph] == found
+        assert words.rule().words("隐私") == ["隐", "私"]
+
+
+def test_sub_words_of_an_earlier_version_keep_their_rule():
+    corpus = user_text.UserText.from_mapping("one", {"a": ["隐 私 क \u093e a"]})
+    words = subword_learning.learn(corpus, 30, kind="wordpiece", source="letters")
+    old = dataclasses.replace(words, word_rule=tokenizer.NO_MARKS).rule()
+    expected = ["[UNK]", "क", "\u093e", "[UNK]"]
+    text = "隐私 का " + "a" * 101
+    assert old.words(text) == expected
+    (found,) = tf.function(old.split)(tf.constant([text])).to_list()
+    assert [token.decode() for token in found] == expected
 
 
 def test_tensorflow_text_splits_words_the_same(corpus):

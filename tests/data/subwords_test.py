@@ -57,6 +57,19 @@ def test_ids_are_the_librarys_and_one(tmp_path: pathlib.Path):
     assert words.bos == words.eos == library.token_to_id("<|endoftext|>") + 1
 
 
+def test_a_text_has_the_same_tokens_each_time(tmp_path: pathlib.Path):
+    """Dropout of BPE would give a repeated step other tokens."""
+    path = byte_level(tmp_path)
+    plain = subwords.read(path)
+    content = json.loads(path.read_text())
+    content["model"]["dropout"] = 0.5
+    path.write_text(json.dumps(content), encoding="utf-8-sig")
+    with pytest.warns(UserWarning, match="splits text at random .dropout 0.5.*: it is off"):
+        found = subwords.read(path)
+    text = "lower lowest newest" * 9
+    assert found.rule().words(text) == plain.rule().words(text)
+
+
 def test_special_tokens_in_a_text_are_letters(tmp_path: pathlib.Path):
     words, rule = vocabulary_file.read(byte_level(tmp_path))
     ids = words.ids(rule.words("a<|endoftext|>b"))

@@ -15,11 +15,15 @@ import tensorflow as tf
 
 from tff_dpftrl.data import jsonl, tokenizer
 
-_SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data"
+_SHARED = pathlib.Path(__file__).parents[3] / "shared"
+_DATA = _SHARED / "data"
 
 _RULES = [
-    tokenizer.Tokenizer(lower_case, is_tokenized)
-    for lower_case, is_tokenized in itertools.product([True, False], repeat=2)
+    *(
+        tokenizer.Tokenizer(lower_case, is_tokenized)
+        for lower_case, is_tokenized in itertools.product([True, False], repeat=2)
+    ),
+    tokenizer.Tokenizer(version=tokenizer.NO_MARKS),
 ]
 
 _ODD_TEXTS = [
@@ -33,10 +37,14 @@ _ODD_TEXTS = [
     "a\0b \0 \\1 \\ \ufffd",
     "ΑΣ ΑΣ' ΑΣ'Α ΑΣ.Α ΑΣ. ΑΣ1 Σ ΌΣΟΣ ΣΣ Σ\u0301 ΑΣ\u0301Α",
     "I İI i\u0307 I\u0307 J\u0300 Ì Ĩ Į K Å",
+    "\u0301 \u200d\u0301a \u200d1\u0301.2 it’s ’tis a’\u0301b क्\u200dष ന്\u200d",
+    "❤\ufe0f 👩\u200d💻 1\ufe0f\u20e3",
 ]
 
 
 def _graph_words(rule, texts):
+    if rule.version > tokenizer.NO_MARKS:  # TensorFlow cannot normalise.
+        texts = [unicodedata.normalize("NFC", text) for text in texts]
     ragged = tf.function(rule.split)(tf.constant(texts, tf.string))
     return [[word.decode() for word in words] for words in ragged.to_list()]
 
@@ -53,6 +61,26 @@ def _graph_words(rule, texts):
 )
 def test_words(text, words):
     assert tokenizer.Tokenizer().words(text) == words
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_marks_and_joiners_belong_to_words(lower_case):
+    path = _SHARED / "cases" / "scripts.tsv"
+    if not path.exists():
+        pytest.skip("../shared/cases is not there")
+    lines = path.read_text(encoding="utf-8").splitlines()[1:]
+    texts, expected = zip(*(line.split("\t") for line in lines), strict=True)
+    rule = tokenizer.Tokenizer(lower_case)
+    found = [rule.words(text) for text in texts]
+    assert _graph_words(rule, texts) == found
+    if not lower_case:
+        found = [[word.lower() for word in words] for words in found]
+    assert found == [unicodedata.normalize("NFC", words).split(" ") for words in expected]
+
+
+def test_old_vocabularies_keep_their_rule():
+    rule = tokenizer.Tokenizer(version=tokenizer.NO_MARKS)
+    assert rule.words("में it’s e\u0301") == ["म", "\u0947", "\u0902", "it", "’", "s", "e", "\u0301"]
 
 
 def test_case_can_be_kept():
@@ -115,7 +143,8 @@ def test_the_locale_does_not_matter(locale):
         "found = [word.decode() for word in rule.split(tf.constant([text])).to_list()[0]]\n"
         "print(ascii(found), ascii(tf.strings.lower('I', 'utf-8').numpy().decode()))"
     )
-    text = " ".join(_ODD_TEXTS).replace("\0", "")  # Which an argument cannot hold.
+    # An argument cannot hold a NUL.
+    text = unicodedata.normalize("NFC", " ".join(_ODD_TEXTS).replace("\0", ""))
     child = subprocess.run(
         [sys.executable, "-c", code, text],
         env=os.environ | {"LC_ALL": locale},
@@ -129,7 +158,7 @@ def test_the_locale_does_not_matter(locale):
 
 @pytest.mark.parametrize("name", ["ubuntu_irc_by_user", "shakespeare_by_role"])
 def test_engines_agree_on_real_text(name):
-    path = _SHARED / f"{name}.jsonl.gz"
+    path = _DATA / f"{name}.jsonl.gz"
     if not path.exists():
         pytest.skip("../shared/data is not there")
     texts = list(itertools.islice(jsonl.read(path).texts(), 2000))
@@ -138,7 +167,7 @@ def test_engines_agree_on_real_text(name):
 
 
 def test_shakespeare_has_the_documented_number_of_words():
-    path = _SHARED / "shakespeare_by_role.jsonl.gz"
+    path = _DATA / "shakespeare_by_role.jsonl.gz"
     if not path.exists():
         pytest.skip("../shared/data is not there")
     rule = tokenizer.Tokenizer()

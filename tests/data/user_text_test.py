@@ -91,6 +91,13 @@ def test_select_keeps_what_the_corpus_is():
         corpus.select(["a", "q"])
 
 
+def test_copies_are_recognised_without_spaces_between_words():
+    sentence = "我们在学习语言模型的隐私保护方法"
+    public = _corpus(x=[sentence * 3], y=[sentence])
+    assert user_text.shared_users(public, _corpus(a=[sentence], b=["别的话" * 20])) == 0
+    assert user_text.shared_users(public, _corpus(a=[sentence * 3], b=[sentence])) == 1
+
+
 def test_repeated_users_are_refused():
     with pytest.raises(ValueError, match="1 of them are repeated"):
         user_text.UserText("d", "one user", ("a", "b", "a"), lambda user_id: [])

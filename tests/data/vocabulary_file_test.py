@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
@@ -14,12 +15,21 @@ _WORDS = vocabulary.Vocabulary(("the", "don't", "中文", "ß", "\ud83d", "\x00"
 
 @pytest.mark.parametrize("is_tokenized", [True, False])
 def test_it_comes_back_as_it_was(tmp_path, is_tokenized):
-    rule = tokenizer.Tokenizer(is_tokenized=is_tokenized)
-    vocabulary_file.write(tmp_path / "v.json", _WORDS, rule)
-    assert vocabulary_file.read(tmp_path / "v.json") == (_WORDS, rule)
+    for words in (_WORDS, dataclasses.replace(_WORDS, word_rule=tokenizer.NO_MARKS)):
+        rule = words.rule(is_tokenized)
+        vocabulary_file.write(tmp_path / "v.json", words, rule)
+        assert vocabulary_file.read(tmp_path / "v.json") == (words, rule)
     assert [path.name for path in tmp_path.iterdir()] == ["v.json"]
     ids = json.loads((tmp_path / "v.json").read_text())["ids"]
     assert list(ids.values()) == [0, 1, 7, 8, 9]
+
+
+def test_a_file_of_an_earlier_version_keeps_its_rule(tmp_path):
+    path = tmp_path / "v.json"
+    vocabulary_file.write(path, _WORDS, _WORDS.rule())
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+    words, rule = vocabulary_file.read(path)
+    assert words.word_rule == tokenizer.NO_MARKS and rule.words("में") == ["म", "\u0947", "\u0902"]
 
 
 def test_words_of_protected_users_are_marked(tmp_path):
@@ -49,8 +59,9 @@ def test_words_counted_with_noise_are_marked(tmp_path):
 
 
 def test_a_rule_that_does_not_fit_the_words_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="lower_case must be the same"):
-        vocabulary_file.write(tmp_path / "v.json", _WORDS, tokenizer.Tokenizer(lower_case=False))
+    for rule in (tokenizer.Tokenizer(lower_case=False), tokenizer.Tokenizer(version=1)):
+        with pytest.raises(ValueError, match="rule must be that of the words"):
+            vocabulary_file.write(tmp_path / "v.json", _WORDS, rule)
     assert not list(tmp_path.iterdir())
 
 
@@ -64,6 +75,7 @@ def test_a_rule_that_does_not_fit_the_words_is_refused(tmp_path):
         ({"words": ["a", 3]}, "'words' is no list of strings"),
         ({"words": ["a", "a"]}, "must be distinct"),
         ({"format": 7}, "of format 7, and this version"),
+        ({"format": "sub-words 3", "tokenizer": {}}, "of format 'sub-words 3', and this version"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):

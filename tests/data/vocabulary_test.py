@@ -168,6 +168,12 @@ def test_public_corpora(tmp_path):
         vocabulary.from_file(path)
 
 
+def test_a_word_list_may_have_a_mark_and_be_decomposed(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text("the\ncafe\u0301\n", encoding="utf-8-sig")
+    assert vocabulary.from_file(path).words == ("the", "caf\xe9")
+
+
 def test_bad_word_lists_are_named(tmp_path):
     with pytest.raises(ValueError, match="none.txt: the vocabulary cannot be read"):
         vocabulary.from_file(tmp_path / "none.txt")

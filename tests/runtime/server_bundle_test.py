@@ -10,7 +10,7 @@ from tff_dpftrl.runtime import server_bundle, signing_keys
 
 @pytest.fixture(name="made")
 def _made(tmp_path):
-    (tmp_path / "certificate.pem").write_text("a certificate\n")
+    (tmp_path / "certificate.pem").write_text("a certificate\n", encoding="utf-8-sig")
     plans, issuer = (signing_keys.create(tmp_path / name) for name in ("plans", "issuer"))
     made = server_bundle.ServerBundle.of(
         "keyboard",

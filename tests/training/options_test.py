@@ -14,7 +14,8 @@ from tff_dpftrl.training import options as options_lib
 
 def test_toml_options_may_stand_in_tables(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text('num_rounds = 7\n[privacy]\nnoise_multiplier = 2\nmechanism = "tree"\n')
+    content = 'num_rounds = 7\n[privacy]\nnoise_multiplier = 2\nmechanism = "tree"\n'
+    path.write_text(content, encoding="utf-8-sig")
     made = options_lib.config_from_mapping(options_lib.read_toml(path), str(path))
     assert (made.num_rounds, made.noise_multiplier, made.mechanism) == (7, 2.0, "tree")
 

@@ -221,12 +221,16 @@ def test_a_missing_package_is_found_before_anything_is_read(
 
 def test_a_vocabulary_that_lacks_words_is_answered_with_what_to_do(corpus, pretrained, tmp_path):
     assert not any(line.startswith("Hint:") for line in pretrained[1])
-    lines = []
+    assert not any(line.startswith("Warning:") for line in pretrained[1])
+    lines, data = [], tmp_path / "public.jsonl"
+    text = (corpus / "public.jsonl").read_text().replace("bao", "我们在学习语言模型" * 3)
+    data.write_text(text, encoding="utf-8")
     options = toy_run.config(corpus, vocabulary_size=20)  # Of thirty words.
     pretraining.pretrain(
-        _config(corpus, epochs=1), options, tmp_path / "run", progress=lines.append
+        _config(corpus, data=str(data), epochs=1), options, tmp_path / "run", progress=lines.append
     )
     assert any(line.startswith("Hint:") and "--vocabulary english" in line for line in lines)
+    assert any(line.startswith("Warning: many texts have no spaces") for line in lines)
 
 
 def test_docstrings_of_packages_may_be_public_for_another_corpus(corpus, monkeypatch):

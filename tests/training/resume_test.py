@@ -18,11 +18,11 @@ import pytest
 
 from tests.training import toy_run
 from tff_dpftrl.accounting import privacy_statement
-from tff_dpftrl.data import split
+from tff_dpftrl.data import split, tokenizer, vocabulary
 from tff_dpftrl.participation import ledger
 from tff_dpftrl.runs import checkpoint, manifest, metrics_log, statement_subject
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import federated_trainer, opening, report, run, text_task
+from tff_dpftrl.training import federated_trainer, opening, report, run, text_task, trained_model
 
 corpus = toy_run.corpus
 # Those of the run and of the report on it are compared.
@@ -310,6 +310,45 @@ def test_a_run_goes_on_when_the_model_of_its_vocabulary_is_gone(corpus, uninterr
     before = opening.open_run(None, tmp_path / "run").text.words
     words.unlink()
     assert opening.open_run(None, tmp_path / "run").text.words == before
+
+
+def test_a_run_goes_on_with_the_rule_of_its_vocabulary(uninterrupted, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(uninterrupted[0], output)
+    _edit(output / "vocabulary.json", lambda content: content.update(format=1))
+    assert opening.open_run(None, output).text.words.word_rule == tokenizer.NO_MARKS
+
+
+@pytest.mark.slow
+def test_a_run_of_an_earlier_version_goes_on_as_it_would_have(tmp_path, monkeypatch):
+    """That version tore marks from their letters."""
+    toy_run.write_corpus(tmp_path)
+    data, output = tmp_path / "users.jsonl", tmp_path / "run"
+    data.write_text(data.read_text().replace("bao", "म\u0947ं"), encoding="utf-8")
+    (tmp_path / "words.txt").write_text("म\n" + "\n".join(toy_run.WORDS), encoding="utf-8")
+    config = toy_run.config(tmp_path, num_rounds=2, min_sep=1)
+
+    def earlier(*args, **kwargs):
+        words = from_file(*args, **kwargs)
+        return dataclasses.replace(words, word_rule=tokenizer.NO_MARKS)
+
+    def crashing(self, *args, **kwargs):
+        begin_round(self, *args, **kwargs)
+        if args[0] == 1:
+            raise toy_run.Crash
+
+    from_file, begin_round = vocabulary.from_file, ledger.Ledger.begin_round
+    with monkeypatch.context() as patch:
+        patch.setattr(vocabulary, "from_file", earlier)
+        run.train(config, tmp_path / "expected")
+        patch.setattr(ledger.Ledger, "begin_round", crashing)
+        with pytest.raises(toy_run.Crash):
+            run.train(config, output)
+    run.train(None, output)
+    _assert_same_run(output, tmp_path / "expected")
+    trained = trained_model.find(output)
+    assert trained.words.id_of["म"] == 1
+    assert trained.rule.words("म\u0947ं")[0] == "म"
 
 
 def test_other_users_are_refused_on_resuming(corpus, uninterrupted):

@@ -2,11 +2,12 @@
 
 import dataclasses
 import sys
+import types
 
 import pytest
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import vocabulary
+from tff_dpftrl.data import user_text, vocabulary
 from tff_dpftrl.runs import privacy
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import opening, startup
@@ -49,6 +50,29 @@ def test_the_run_that_is_simulated_is_announced():
 def test_without_noise_there_is_nothing_to_compare():
     lines = startup.describe_plan(_plan(mechanism="none"), _NUM_PARAMETERS)
     assert not any(line.startswith("Noise to signal") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "text, is_warned",
+    [
+        ("我们在学习语言模型", True),
+        ("ภาษาไทยไม่มีช่องว่าง", True),
+        ("ខ្មែរ", True),
+        ("हिन्दी में लिखना", False),
+        ("한국어 문장입니다", False),
+        ("he said 你好 and went away then", False),
+    ],
+)
+def test_words_of_scripts_without_spaces_are_warned_of(text, is_warned):
+    corpus = user_text.UserText.from_mapping("m", {"u": [text] * 2000})
+    words = vocabulary.Vocabulary(("a",), "a list")
+    survey = types.SimpleNamespace(
+        **{"num_users": 1, "num_users_without_text": 0, "num_words": 9, "oov_share": 0.0}
+    )
+    others = {"num_held_out_users": 1, "num_untouched_users": 0, "training_text": survey}
+    task = types.SimpleNamespace(words=words, train=types.SimpleNamespace(corpus=corpus), **others)
+    said = " ".join(startup.describe_task(task))
+    assert ("sees whole sentences as words. Take sub-words: --tokenizer" in said) == is_warned
 
 
 @pytest.mark.parametrize("share, is_hinted", [(0.99, False), (1.01, True)])

@@ -6,25 +6,25 @@ import json
 import pathlib
 import re
 import sys
+import unicodedata
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.training import toy_model
-from tff_dpftrl.data import tokenizer, vocabulary
+from tff_dpftrl.data import vocabulary
 from tff_dpftrl.models import custom_model, table
 from tff_dpftrl.training import saved_model, tflite_model, trained_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
 
 _LENGTH = 5
-_CUSTOM = {"vocabulary_size": toy_model.WORDS.size, "sequence_length": _LENGTH}
-_SHAPES = {"embedding": (toy_model.WORDS.size, 3), "kernel": (3, 3)}
+_SCRIPTS = pathlib.Path(__file__).parents[3] / "shared" / "cases" / "scripts.tsv"
 
 
 def _trained(folder: pathlib.Path, name: str = "transformer") -> trained_model.TrainedModel:
-    model = table.build(name, **_CUSTOM)
+    model = table.build(name, vocabulary_size=toy_model.WORDS.size, sequence_length=_LENGTH)
     rng = np.random.default_rng(1)
     shapes = model.weight_shapes.values()
     last = [(rng.normal(size=s) * s[0] ** -0.5).astype(np.float32) for s in shapes]
@@ -37,13 +37,12 @@ def trained(tmp_path_factory):
     return _trained(tmp_path_factory.mktemp("run"))
 
 
-def _custom(scores) -> trained_model.TrainedModel:
+def _custom(scores, words=toy_model.WORDS) -> trained_model.TrainedModel:
     """A custom model, with the words of the toy model."""
-    rng = np.random.default_rng(2)
-    weights = {k: rng.normal(size=s).astype(np.float32) for k, s in _SHAPES.items()}
-    model = custom_model.build(scores, weights, **_CUSTOM)
-    rule = tokenizer.Tokenizer()
-    return trained_model.TrainedModel(model, list(weights.values()), toy_model.WORDS, rule)
+    rng, shapes = np.random.default_rng(2), {"embedding": (words.size, 3), "kernel": (3, 3)}
+    weights = {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()}
+    model = custom_model.build(scores, weights, vocabulary_size=words.size, sequence_length=_LENGTH)
+    return trained_model.TrainedModel(model, list(weights.values()), words, words.rule())
 
 
 def _inputs(weights, ids):
@@ -63,6 +62,11 @@ def _looped(weights, ids, training):
 
 def _bigrams(weights, ids, training):
     return tf.matmul(_inputs(weights, ids), weights[0], transpose_b=True)
+
+
+def _bags(weights, ids, training):
+    inputs = tf.cumsum(_inputs(weights, ids), axis=1)
+    return tf.matmul(inputs, weights[0], transpose_b=True)
 
 
 def _not_built_in(weights, ids, training):
@@ -165,6 +169,33 @@ def test_ids_made_as_the_folder_says_predict_what_the_model_predicts(trained, tm
     (expected,) = trained.predict([text], top=2)
     assert [words[i - 1] for i in found["next_ids"][0]] == [w for w, _ in expected.next_words]
     assert float(found["end_of_text"][0]) == pytest.approx(expected.end_of_text, rel=1e-4)
+
+
+def test_words_of_all_scripts_are_known_wherever_the_model_runs(tmp_path):
+    if not _SCRIPTS.exists():
+        pytest.skip("../shared/cases is not there")
+    rows = [line.split("\t") for line in _SCRIPTS.read_text(encoding="utf-8").splitlines()[1:]]
+    texts, spoken = (
+        [unicodedata.normalize("NFC", row[column]) for row in rows] for column in (0, 1)
+    )
+    words = dict.fromkeys(word for one in spoken for word in one.split(" "))
+    trained = _custom(_bags, vocabulary.Vocabulary(tuple(words), "scripts"))
+    expected = trained.predict([text for text, _ in rows], top=1)
+    assert not any(prediction.unknown_in_text for prediction in expected)
+    best = [prediction.next_words[0][0] for prediction in expected]
+    assert len(set(best)) > 1
+    saved_model.write(tmp_path / "saved", trained)
+    loaded = tf.saved_model.load(str(tmp_path / "saved"))
+    found = loaded.predict(tf.constant(texts), tf.constant(1))["words"]
+    assert [word.decode() for (word,) in found.numpy()] == best
+    tflite_model.write(tmp_path / "lite", trained, top=1)
+    ids = np.zeros([len(rows), _LENGTH], np.int32)
+    for row, one in zip(ids, spoken, strict=True):
+        known = [trained.words.bos, *trained.words.ids(one.split(" "))]
+        row[: len(known)] = known
+    found = _open(tmp_path / "lite").get_signature_runner()(ids=ids)["next_ids"]
+    assert [trained.words.shown(index) for (index,) in found] == best
+    assert "Normalise the text to Unicode" in (tmp_path / "lite" / "README.md").read_text()
 
 
 def test_earlier_text_of_the_user_counts_on_a_device(tmp_path):

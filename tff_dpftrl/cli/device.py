@@ -240,7 +240,7 @@ def _add(args: argparse.Namespace) -> int:
 def _lines(path: str) -> list[str]:
     try:
         content = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
-        lines = content.decode("utf-8").splitlines()
+        lines = content.decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise validation.UsageError(f"--add {path} cannot be read: {error}.") from None
     if any("\0" in line for line in lines):

@@ -448,7 +448,7 @@ def _users(args: argparse.Namespace) -> example_sampling.Users:
         return example_sampling.of_sizes([size] * count)
     if args.user_sizes is not None:
         try:
-            lines = args.user_sizes.read_text(encoding="utf-8").split()
+            lines = args.user_sizes.read_text(encoding="utf-8-sig").split()
             return example_sampling.of_sizes([int(line) for line in lines])
         except (OSError, ValueError) as error:
             raise validation.UsageError(

@@ -218,7 +218,7 @@ def _shown(line: str) -> str:
 
 def _text(path: str) -> str:
     try:
-        return _read(path).decode("utf-8")
+        return _read(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise validation.UsageError(
             f"{path} is neither a checkpoint nor a proof: it is no text."

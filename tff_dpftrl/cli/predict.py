@@ -182,7 +182,8 @@ def _lines(files: trained_model.TrainedFiles) -> Iterator[list[str]]:
             if files.rule.words(line):
                 yield [line.rstrip("\r\n")]
         return
-    numbered = enumerate((line.rstrip("\r\n") for line in sys.stdin), start=1)
+    lines = (line.rstrip("\r\n").removeprefix("\ufeff") for line in sys.stdin)
+    numbered = enumerate(lines, start=1)
     while lines := list(itertools.islice(numbered, _TEXTS_AT_A_TIME)):
         for number, text in lines:
             _check(files, text, f"line {number} of standard input")

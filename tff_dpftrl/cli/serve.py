@@ -538,7 +538,7 @@ def _availability(given: str | None) -> tuple[float, ...]:
     """Reads the curve of the day of a flag's value: numbers, or the name of a file."""
     if given is None:
         return (1.0,) * 24
-    text = pathlib.Path(given).read_text(encoding="utf-8") if os.path.isfile(given) else given
+    text = pathlib.Path(given).read_text("utf-8-sig") if os.path.isfile(given) else given
     try:
         numbers = tuple(float(word) for word in text.replace(",", " ").split())
     except ValueError:

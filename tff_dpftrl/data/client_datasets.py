@@ -105,8 +105,9 @@ def create_preprocess_fn(
       shuffle_buffer_size: Number of sequences that are shuffled at a time.
 
     Returns:
-      A function from a dataset of `OrderedDict(tokens=text, ...)`, text a scalar string, to a
-      dataset of (x, y), both int32 of shape [<= batch_size, sequence_length].
+      A function from a dataset of `OrderedDict(tokens=text, ...)`, text a scalar string
+      normalised to NFC, to a dataset of (x, y), both int32 of shape [<= batch_size,
+      sequence_length].
 
     Raises:
       ValueError: If the vocabulary is of sub-words that no graph can make.

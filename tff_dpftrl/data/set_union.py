@@ -169,7 +169,8 @@ def add_words(
     validation.integer("size of the vocabulary", size, minimum=1)
     before = () if public is None else public.words
     head = before[: size // 2]
-    rule = tokenizer.Tokenizer(lower_case, corpus.is_tokenized)
+    word_rule = tokenizer.LATEST if public is None else public.word_rule
+    rule = tokenizer.Tokenizer(lower_case, corpus.is_tokenized, word_rule)
     found = release(weights(corpus, rule, counting.max_words, head), counting, seed)
     # A refusal where nothing is found would show a draw that no record charges: who tries again
     # draws again.
@@ -181,4 +182,6 @@ def add_words(
         source += ": none is released, and one public word stands in for them"
     if public is not None:
         source += f", in the place of rare ones of a public list: {public.source}"
-    return vocabulary.Vocabulary(words, source, lower_case, is_public=False, is_noised=True)
+    return vocabulary.Vocabulary(
+        words, source, lower_case, is_public=False, is_noised=True, word_rule=word_rule
+    )

@@ -9,11 +9,12 @@ unigrams has no such remedy: of the same text it learns another vocabulary each 
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 from typing import Any
 
 from tff_dpftrl import json_text, validation
-from tff_dpftrl.data import subwords, user_text
+from tff_dpftrl.data import subwords, tokenizer, user_text
 
 _UNKNOWN = "[UNK]"
 _CONTINUES = "##"
@@ -59,7 +60,11 @@ def learn(
     is_wordpiece = kind == "wordpiece"
     least, tokens_each = _CHARACTERS
     frequent = sorted(counts, key=lambda letter: (-counts[letter], letter))
-    letters = sorted(frequent[: max(least, size // tokens_each)])
+    # A Chinese character is a word for WordPiece: they share the rest with pieces of other words.
+    whole = dict.fromkeys(c for c in frequent if is_wordpiece and subwords.IDEOGRAPH.match(c))
+    share = sum(counts[letter] for letter in whole) / counts.total()
+    letters = [letter for letter in frequent if letter not in whole]
+    letters = sorted(letters[: max(least, size // tokens_each)])
     fixed = [_UNKNOWN, *subwords.LEARNED_ENDS, *letters]
     fixed += [_CONTINUES + letter for letter in letters] if is_wordpiece else _BYTES
     if size <= len(fixed):
@@ -67,9 +72,10 @@ def learn(
             f"vocabulary_size must be more than the {len(fixed)} tokens of characters, bytes and "
             f"ends of texts that tokenizer {kind!r} needs here, got {size}."
         )
+    letters += itertools.islice(whole, int(share * (size - len(fixed))))
     options: dict[str, Any] = {
         "vocab_size": size,
-        "special_tokens": fixed,
+        "special_tokens": list(dict.fromkeys([*fixed, *letters])),
         "initial_alphabet": letters,
         "limit_alphabet": len(letters),
         "show_progress": False,
@@ -111,4 +117,5 @@ def learn(
         beginning=subwords.LEARNED_ENDS[0],
         end=subwords.LEARNED_ENDS[1],
         unknown=_UNKNOWN if is_wordpiece else None,
+        word_rule=tokenizer.LATEST,
     )

@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -40,6 +41,11 @@ LEARNED_ENDS = ("[BOS]", "[EOS]")
 """Beginning and end of texts in vocabularies that are learned here."""
 
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+# Sentences of some scripts have no spaces. WordPiece takes each Chinese character as a word, as in
+# BERT, and cuts words that would be too long for it.
+_LONGEST_WORD = 100
+IDEOGRAPH = re.compile("([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af])")
+"""Expression of a Chinese character."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +62,14 @@ class SubwordTokenizer:
         WordPiece.
       kind: Kind of the vocabulary.
       definition: Content of `tokenizer.json`.
+      word_rule: Version of the rule of a learned vocabulary: `Tokenizer.version`.
     """
 
     lower_case: bool
     is_tokenized: bool
     kind: Kind
     definition: str = dataclasses.field(repr=False)
+    word_rule: int = tokenizer.LATEST
     digest: str = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self):
@@ -72,13 +80,15 @@ class SubwordTokenizer:
         """Returns the tokens of one text, in order."""
         if self.kind != "wordpiece":
             library = _library(self.definition)
-            text = _whole_characters(text)
-            text = text.lower() if self.lower_case else text
+            text = _cleaned(text, self.lower_case, self.word_rule)
             ids = library.encode(text, add_special_tokens=False).ids
             return list(map(library.id_to_token, ids))  # `tokens` of unknown text may be the text.
-        words = words_of(self.kind, lower_case=self.lower_case, is_tokenized=self.is_tokenized)(
-            text
-        )
+        words = words_of(
+            self.kind,
+            lower_case=self.lower_case,
+            is_tokenized=self.is_tokenized,
+            word_rule=self.word_rule,
+        )(text)
         pieces = _pieces(self.definition).tokenize
         return [piece.value for word in words for piece in pieces(word)]
 
@@ -91,7 +101,7 @@ class SubwordTokenizer:
         """Returns the tokens of each text, as a graph.
 
         Args:
-          texts: Texts, UTF-8 strings, shape [n].
+          texts: Texts, UTF-8 strings, normalised to NFC, shape [n].
 
         Returns:
           Tokens of each text, the same as from `words`; strings, ragged shape [n, None].
@@ -99,6 +109,8 @@ class SubwordTokenizer:
         Raises:
           ValueError: If no operations of TensorFlow do what the tokenizer does.
         """
+        import tensorflow as tf
+
         from tff_dpftrl.data import wordpiece_graph
 
         if not self.is_in_graphs:
@@ -106,7 +118,12 @@ class SubwordTokenizer:
                 f"tokenizer {self.kind!r} cannot be in a graph of TensorFlow: give the graph ids "
                 "that `data.subwords` made, or take tokenizer 'wordpiece'."
             )
-        words = tokenizer.Tokenizer(self.lower_case, self.is_tokenized).split(texts)
+        rule = tokenizer.Tokenizer(self.lower_case, self.is_tokenized, self.word_rule)
+        if self.word_rule > tokenizer.NO_MARKS:
+            words = rule.split(tf.strings.regex_replace(texts, IDEOGRAPH.pattern, r" \1 "))
+            words = wordpiece_graph.cut(words, _LONGEST_WORD)
+        else:
+            words = rule.split(texts)
         model = _wordpiece(self.definition)
         return wordpiece_graph.split(
             words, list(model["vocab"]), model["unk_token"], model["max_input_chars_per_word"]
@@ -175,7 +192,9 @@ class Subwords(vocabulary.Vocabulary):
 
     def rule(self, is_tokenized: bool = False) -> SubwordTokenizer:
         """Returns the tokenizer of texts."""
-        return SubwordTokenizer(self.lower_case, is_tokenized, self.kind, self.definition)
+        return SubwordTokenizer(
+            self.lower_case, is_tokenized, self.kind, self.definition, self.word_rule
+        )
 
     def text(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, ends of texts and padding left out."""
@@ -194,28 +213,41 @@ class Subwords(vocabulary.Vocabulary):
         return "sub-words"
 
 
-def words_of(kind: Kind, *, lower_case: bool, is_tokenized: bool) -> Callable[[str], list[str]]:
+def words_of(
+    kind: Kind, *, lower_case: bool, is_tokenized: bool, word_rule: int = tokenizer.LATEST
+) -> Callable[[str], list[str]]:
     """Returns the rule from a text to what a learned vocabulary has pieces of.
 
     Args:
       kind: "wordpiece": words; "sentencepiece": words that begin with their space, as "▁".
       lower_case: Whether they are lower-cased.
       is_tokenized: Whether texts are words separated by white space already.
+      word_rule: Version of the rule: `Tokenizer.version`.
     """
-    if kind == "wordpiece":
-        rule = tokenizer.Tokenizer(lower_case, is_tokenized)
-        return lambda text: rule.words(_whole_characters(text))
+    rule = tokenizer.Tokenizer(lower_case, is_tokenized, word_rule)
+
+    def whole(text: str) -> list[str]:
+        text = _whole_characters(text)
+        if word_rule == tokenizer.NO_MARKS:
+            return rule.words(text)
+        words = rule.words(IDEOGRAPH.sub(r" \1 ", text))
+        starts = range(0, max(map(len, words), default=0), _LONGEST_WORD)
+        return [part for word in words for i in starts if (part := word[i : i + _LONGEST_WORD])]
 
     def spaced(text: str) -> list[str]:
-        text = _whole_characters(text).replace("\0", "")
-        text = text.lower() if lower_case else text
+        text = _cleaned(text, lower_case, word_rule).replace("\0", "")
         return [f"▁{word}" for word in text.split(" ")] if text else []
 
-    return spaced
+    return whole if kind == "wordpiece" else spaced
 
 
 def _whole_characters(text: str) -> str:
     return _HALF_CHARACTER.sub("\ufffd", text)
+
+
+def _cleaned(text: str, lower_case: bool, word_rule: int) -> str:
+    text = tokenizer.normalised(_whole_characters(text), word_rule)
+    return text.lower() if lower_case else text
 
 
 def package() -> Any:
@@ -303,6 +335,7 @@ def of_definition(
     beginning: str | None = None,
     end: str | None = None,
     unknown: str | None = None,
+    word_rule: int = tokenizer.NO_MARKS,
 ) -> Subwords:
     """Returns the vocabulary of the content of a `tokenizer.json`.
 
@@ -316,6 +349,8 @@ def of_definition(
       beginning: Token that begins a text; a usual one if None.
       end: Token that ends a text; a usual one if None.
       unknown: Token of what cannot be spelled; None if there is no such text.
+      word_rule: Version of the rule of a learned vocabulary (`Tokenizer.version`); a checkpoint's
+        tokenizer decides by itself what is normalised.
 
     Returns:
       The vocabulary.
@@ -350,6 +385,7 @@ def of_definition(
             f"{_NAMING_FILES[0]} beside it."
         )
     beginning = beginning or _first(_BEGINNINGS, number_of) or end
+    _switch_off_randomness(content.get("model"), where)
     # A text that spells out a special token has its letters.
     for token in content.get("added_tokens") or ():
         token["special"] = token["special"] or token["content"] in (beginning, end)
@@ -364,7 +400,20 @@ def of_definition(
         beginning=beginning,
         end=end,
         unknown=unknown,
+        word_rule=word_rule,
     )
+
+
+def _switch_off_randomness(model: dict[str, Any] | None, where: str) -> None:
+    """Has a text the same tokens each time: a repeated step must be the same."""
+    for name in ("dropout", "alpha", "nbest_size"):  # Of BPE and of Unigram.
+        if model and model.get(name):
+            warnings.warn(
+                f"{where} splits text at random ({name} {model[name]}), as is only of use in "
+                "training without privacy: it is off.",
+                stacklevel=3,
+            )
+            model[name] = None
 
 
 def _first(candidates: Sequence[str], known: dict[str, int]) -> str | None:
@@ -412,7 +461,7 @@ def of_json(content: dict[str, Any], where: str) -> Subwords:
     """Returns the vocabulary that `to_json` described.
 
     Args:
-      content: Its result, and `source`, `lower_case` and `is_public`.
+      content: Its result, and `source`, `lower_case`, `is_public` and `word_rule`.
       where: Name of the file, for messages.
 
     Raises:
@@ -430,5 +479,6 @@ def of_json(content: dict[str, Any], where: str) -> Subwords:
         kind=content.get("kind"),
         lower_case=content["lower_case"],
         is_public=content["is_public"],
+        word_rule=content["word_rule"],
         **tokens,
     )

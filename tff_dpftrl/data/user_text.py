@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from tff_dpftrl import validation
+from tff_dpftrl.data import tokenizer
 from tff_dpftrl.data import user_ids as user_ids_lib
 
 _MIN_SHARED_WORDS = 20
@@ -218,7 +219,8 @@ def shared_users(public: UserText, protected: UserText) -> int:
 
     Returns:
       Number of users of `protected` with one of their texts under their id in `public`, or all of
-      their texts, 20 words or more, under any. White space and case make no difference.
+      their texts, 20 words or more (40 characters where no spaces are written), under any. White
+      space and case make no difference.
     """
     texts_of = {user_id: normal_texts(public.examples(user_id)) for user_id in public.user_ids}
     all_texts = frozenset().union(*texts_of.values())
@@ -237,4 +239,6 @@ def normal_texts(texts: Iterable[str]) -> frozenset[str]:
 
 def is_long(texts: Iterable[str]) -> bool:
     """Returns whether texts have the words that nobody else writes by chance."""
-    return sum(len(text.split()) for text in texts) >= _MIN_SHARED_WORDS
+    # Two characters count as a word where no spaces are written.
+    words = (max(len(text.split()), tokenizer.count_unspaced(text) // 2) for text in texts)
+    return sum(words) >= _MIN_SHARED_WORDS

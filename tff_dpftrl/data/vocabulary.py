@@ -100,6 +100,7 @@ class Vocabulary:
       is_public: Whether the words are independent of the users to be protected.
       is_noised: Whether those that are not were counted with noise, within the budget of the run
         that counted them.
+      word_rule: Version of the rule that splits texts into words: `Tokenizer.version`.
     """
 
     words: tuple[str, ...] = dataclasses.field(repr=False)
@@ -107,6 +108,7 @@ class Vocabulary:
     lower_case: bool = True
     is_public: bool = True
     is_noised: bool = False
+    word_rule: int = dataclasses.field(default=tokenizer.LATEST, kw_only=True)
 
     def __post_init__(self):
         if not self.words:
@@ -153,7 +155,7 @@ class Vocabulary:
         Args:
           is_tokenized: Whether texts are words already, separated by white space.
         """
-        return tokenizer.Tokenizer(self.lower_case, is_tokenized)
+        return tokenizer.Tokenizer(self.lower_case, is_tokenized, self.word_rule)
 
     def text(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, special ones left out."""
@@ -358,7 +360,7 @@ def from_file(
             "corpus of public text, as for --data, or take tokenizer 'words'."
         )
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise validation.UsageError(f"{path}: the vocabulary cannot be read: {error}.") from error
     words = _first_words(lines, lower_case)
@@ -372,7 +374,7 @@ def is_of_counts(path: str | os.PathLike[str]) -> bool:
     path = pathlib.Path(path)
     if path.name != COUNTS or not path.is_file():
         return False
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         return file.readline().strip() == _COUNTS_HEADER
 
 
@@ -396,7 +398,7 @@ def from_counts(path: str | os.PathLike[str], size: int, *, lower_case: bool = T
     validation.integer(_SIZE, size, minimum=1)
     path, seen = pathlib.Path(path), []
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             for row in csv.DictReader(file):
                 if row["histogram"] == COUNTED_WORDS and row["bucket"] != OTHER_WORDS:
                     estimate = float(row["estimate"])
@@ -419,5 +421,5 @@ def from_counts(path: str | os.PathLike[str], size: int, *, lower_case: bool = T
 
 
 def _first_words(lines: Iterable[str], lower_case: bool) -> list[str]:
-    firsts = (line.split()[0] for line in lines if line.strip())
+    firsts = (tokenizer.normalised(line).split()[0] for line in lines if line.strip())
     return list(dict.fromkeys(word.lower() if lower_case else word for word in firsts))

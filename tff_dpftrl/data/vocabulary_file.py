@@ -16,11 +16,9 @@ from tff_dpftrl.data import subwords, tokenizer, vocabulary
 NAME = "vocabulary.json"
 """Name of the file in the folder of a model."""
 
-FORMAT = 1
-"""Raise it when a file that was written before can no longer be read."""
-
-_SUBWORDS = "sub-words 1"
-"""Format of vocabularies of sub-words."""
+_RULES = (tokenizer.NO_MARKS, tokenizer.LATEST)
+_FORMATS = {key: rule for rule in _RULES for key in (rule, f"sub-words {rule}")}
+"""Version of the rule that splits texts into words, by the format of a file."""
 
 _PUBLIC = "The words are from text that is public, or that the operator has declared to be."
 _NOT_PUBLIC = (
@@ -60,21 +58,18 @@ def write(
     Args:
       path: File to write; an existing one is replaced.
       words: Vocabulary to write.
-      rule: Tokenizer of the texts.
+      rule: Tokenizer of the texts: `words.rule(is_tokenized)`.
       private: Whether only the owner may read the file.
 
     Raises:
-      ValueError: If only one of the two lower-cases.
+      ValueError: If the rule is that of another vocabulary.
       OSError: If the file cannot be written.
     """
-    if words.lower_case != rule.lower_case:
-        raise validation.UsageError(
-            f"lower_case must be the same for both, got {words.lower_case} for the words and "
-            f"{rule.lower_case} for the rule that splits text."
-        )
+    if rule != (expected := words.rule(rule.is_tokenized)):
+        raise validation.UsageError(f"rule must be that of the words, {expected}, got {rule}.")
     is_subwords = isinstance(words, subwords.Subwords)
     content = {
-        "format": _SUBWORDS if is_subwords else FORMAT,
+        "format": f"sub-words {words.word_rule}" if is_subwords else words.word_rule,
         "source": words.source,
         "is_public": words.is_public,
         **({_IS_NOISED: True} if words.is_noised else {}),
@@ -112,31 +107,31 @@ def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, vocabular
     try:
         content = json_text.parse(pathlib.Path(path).read_text(encoding="utf-8"))
         file_format = content["format"]
-        is_subwords = file_format == _SUBWORDS
+        is_subwords, word_rule = isinstance(file_format, str), _FORMATS.get(file_format)
         words, source = content["tokenizer" if is_subwords else "words"], content["source"]
         lower_case, is_tokenized = content["lower_case"], content["is_tokenized"]
         is_public = content["is_public"]
         is_noised = content.setdefault(_IS_NOISED, False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise validation.UsageError(f"{path} cannot be read as a vocabulary: {error!r}.") from error
-    if is_subwords:
-        _check_flags(content, path)
-        found = subwords.of_json(content, str(path))
-        return found, found.rule(is_tokenized)
-    if file_format != FORMAT:
+    if word_rule is None:
         raise validation.UsageError(
             f"{path} is a vocabulary of format {file_format!r}, and this version of tff-dpftrl "
-            f"reads format {FORMAT} only: use the version that wrote it."
+            f"reads formats {', '.join(map(str, _FORMATS))} only: use the version that wrote it."
         )
+    if is_subwords:
+        _check_flags(content, path)
+        found = subwords.of_json(content | {"word_rule": word_rule}, str(path))
+        return found, found.rule(is_tokenized)
     if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
         raise validation.UsageError(
             f"{path} cannot be read as a vocabulary: 'words' is no list of strings."
         )
     _check_flags(content, path)
-    return (
-        vocabulary.Vocabulary(tuple(words), source, lower_case, is_public, is_noised),
-        tokenizer.Tokenizer(lower_case, is_tokenized),
+    found = vocabulary.Vocabulary(
+        tuple(words), source, lower_case, is_public, is_noised, word_rule=word_rule
     )
+    return found, found.rule(is_tokenized)
 
 
 def _check_flags(content: dict[str, Any], path: str | os.PathLike[str]) -> None:

@@ -65,6 +65,14 @@ def split(
     return tf.RaggedTensor.from_row_splits(by_word.values, splits, validate=False)
 
 
+def cut(words: tf.RaggedTensor, longest_word: int) -> tf.RaggedTensor:
+    """Cuts longer words into words of so many characters; ragged shape [n, None]."""
+    spaced = tf.strings.regex_replace(words.values, f"(.{{{longest_word}}})", "\\1\n")
+    parts = tf.strings.split(spaced)
+    splits = tf.gather(parts.row_splits, words.row_splits)
+    return tf.RaggedTensor.from_row_splits(parts.values, splits, validate=False)
+
+
 def _hashes(tokens: Sequence[str]) -> np.ndarray:
     """Returns the tokens' hashes, int64, ascending."""
     with tf.init_scope(), tf.device("/CPU:0"):

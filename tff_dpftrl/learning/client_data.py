@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import override
 
-from tff_dpftrl.data import client_datasets, sequences, user_text
+from tff_dpftrl.data import client_datasets, sequences, tokenizer, user_text
 
 
 def of_texts(corpus: user_text.UserText) -> tff.simulation.datasets.ClientData:
@@ -23,9 +23,9 @@ def of_texts(corpus: user_text.UserText) -> tff.simulation.datasets.ClientData:
 
     Returns:
       Client data whose clients are the users. Its elements are `OrderedDict(tokens=text)`,
-      as in TFF's Stack Overflow. `serializable_dataset_fn`, and so `preprocess` and
-      `dataset_computation`, embed the whole corpus in a graph. For a corpus above a
-      gigabyte, use SQLite and `tff.simulation.datasets.SqlClientData`.
+      as in TFF's Stack Overflow, with texts normalised to NFC. `serializable_dataset_fn`, and so
+      `preprocess` and `dataset_computation`, embed the whole corpus in a graph. For a corpus above
+      a gigabyte, use SQLite and `tff.simulation.datasets.SqlClientData`.
     """
     return _TextClientData(corpus)
 
@@ -104,7 +104,8 @@ class _TextClientData(_InMemoryClientData):
 
     @override
     def _rows(self, user_id: str) -> np.ndarray:
-        return np.array([text.encode("utf-8") for text in self._corpus.examples(user_id)], object)
+        texts = map(tokenizer.normalised, self._corpus.examples(user_id))
+        return np.array([text.encode("utf-8") for text in texts], object)
 
     @override
     def _dataset(self, rows) -> tf.data.Dataset:

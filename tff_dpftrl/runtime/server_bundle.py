@@ -73,7 +73,7 @@ class ServerBundle:
         return cls(
             population,
             server,
-            "" if certificate is None else pathlib.Path(certificate).read_text(encoding="ascii"),
+            "" if certificate is None else pathlib.Path(certificate).read_text("utf-8-sig"),
             tuple(signing_keys.public_pem(key).decode() for key in plan_keys),
             tuple(
                 signing_keys.public_pem(signing_keys.load_public(path)).decode() for path in issuers

@@ -123,9 +123,10 @@ def open_run(
 
 
 def _with_own_words(options: corpus.TextOptions, output: pathlib.Path) -> corpus.TextOptions:
-    """Returns the options of a run that has begun, with its copy of words that may be gone.
+    """Returns the options of a run that has begun, with its copy of the words.
 
-    `check_identities` checks the copy.
+    The copy has the rule that splits texts into words, too, which this version may have changed.
+    `check_identities` checks the words.
 
     Raises:
       UsageError: If words that were counted with noise are gone: another count would have other
@@ -141,8 +142,6 @@ def _with_own_words(options: corpus.TextOptions, output: pathlib.Path) -> corpus
             f"{kept} is missing: it has the words that the run counted with noise, and a second "
             "count would be a second release. Restore it, or start a new run."
         )
-    is_copied = is_noised or vocabulary_file.is_of_model(options.vocabulary)
-    if not is_copied or not own.exists():  # Such a run crashed before its first round.
+    if not own.exists():  # Such a run crashed before its first round.
         return options
-    size = None if is_noised else options.vocabulary_size
-    return dataclasses.replace(options, vocabulary=str(own), vocabulary_size=size)
+    return dataclasses.replace(options, vocabulary=str(own), vocabulary_size=None)

@@ -170,8 +170,8 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     except ModuleNotFoundError:  # Python 3.10; only whoever has a TOML file needs it.
         import tomli as tomllib
     try:
-        with open(_find(path), "rb") as file:
-            document = tomllib.load(file)
+        with open(_find(path), encoding="utf-8-sig") as file:
+            document = tomllib.loads(file.read())
     except OSError as error:
         raise validation.UsageError(
             f"Cannot read the config file {path}: {error.strerror}. Name a file, or a config of "

@@ -320,7 +320,10 @@ def pretrain(
         f"{model.num_parameters} weights."
     )
     num_words, num_unknown = words.count(ids[:, 1:])
-    for line in startup.describe_unknown_words(num_unknown / max(1, num_words), words):
+    for line in (
+        *startup.describe_script(text.train.texts(), words),
+        *startup.describe_unknown_words(num_unknown / max(1, num_words), words),
+    ):
         progress(line)
     output.mkdir(parents=True, exist_ok=True)
     durable_files.remove_leftovers(output)

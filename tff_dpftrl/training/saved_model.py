@@ -184,7 +184,8 @@ def write(
     (strings, [n, k], best first), `probabilities` (float32, [n, k]), `unknown_word` and
     `end_of_text` (float32, [n]); see `models.next_words`. The loaded object's method
     `predict(texts, top)` does so with another number of words. A text without words gives
-    what may come first in a text. Bytes that are not UTF-8 are read as U+FFFD.
+    what may come first in a text. Bytes that are not UTF-8 are read as U+FFFD. Texts must be
+    normalised to NFC (`unicodedata.normalize`): TensorFlow has no operation for it.
 
     The tokens of a checkpoint or of 'sentencepiece' cannot be made in a graph: then there is no
     `predict`, and `serving_default` is the signature `ids`.

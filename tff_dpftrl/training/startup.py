@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display
-from tff_dpftrl.data import vocabulary
+from tff_dpftrl.data import subwords, tokenizer, vocabulary
 from tff_dpftrl.runs import privacy
 from tff_dpftrl.training import text_task
 
+_NUM_LOOKED_AT = 1000  # Texts whose script is looked at.
 _MANY_UNKNOWN = 0.1  # Share of unknown words above which a run is told what to do.
 
 
@@ -32,7 +36,34 @@ def describe_task(language_task: text_task.TextTask, *, words_are_kept: bool = F
         f"{language_task.num_untouched_users} kept for a test of your own and not used.",
         f"Text: {text.num_words} {words.unit} to train on, {text.oov_share:.1%} of them not among "
         f"the {len(words.words)} of the vocabulary ({words.source}).",
+        *describe_script(language_task.train.corpus.texts(), words, are_kept=words_are_kept),
         *describe_unknown_words(text.oov_share, words, are_kept=words_are_kept),
+    ]
+
+
+def describe_script(
+    texts: Iterable[str], words: vocabulary.Vocabulary, *, are_kept: bool = False
+) -> list[str]:
+    """Says what to do about texts without spaces between words.
+
+    Args:
+      texts: Texts, the first of which are looked at.
+      words: Vocabulary of the model.
+      are_kept: Whether it is that of the initial weights.
+
+    Returns:
+      A line; none if texts have spaces, or the vocabulary has sub-words.
+    """
+    first = itertools.islice(texts, _NUM_LOOKED_AT)
+    if isinstance(words, subwords.Subwords) or not tokenizer.is_unspaced(first):
+        return []
+    remedy = (
+        "Begin with weights that were pretrained on sub-words" if are_kept else "Take sub-words"
+    )
+    return [
+        "Warning: many texts have no spaces between words, as in Chinese, Japanese, Thai, Khmer "
+        f"and Burmese, and the model sees whole sentences as words. {remedy}: --tokenizer "
+        "sentencepiece, or wordpiece for devices."
     ]
 
 
@@ -56,7 +87,8 @@ def describe_unknown_words(
     if share == 1.0 and not words.is_noised:
         raise validation.UsageError(
             f"vocabulary ({len(words.words)} words, {words.source}) has no word of the text: take "
-            "a larger vocabulary_size, or a vocabulary of public text on the subject."
+            "a larger vocabulary_size, or a vocabulary of public text on the subject and in its "
+            "language; for a language without spaces, one of sub-words (tokenizer)."
         )
     if share <= _MANY_UNKNOWN:
         return []

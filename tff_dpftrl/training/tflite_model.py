@@ -156,7 +156,9 @@ Probabilities leave out padding and the beginning of a text, which never come ne
 def _to_ids(trained: trained_model.TrainedModel) -> list[str]:
     """Returns the first three steps from a text to a sequence."""
     words, rule = trained.words, trained.rule
-    lower = (
+    normal = words.word_rule > tokenizer.NO_MARKS
+    lower = "Normalise the text to Unicode's form NFC. " if normal else ""
+    lower += (
         "Lower-case the text, by Unicode and not by the device's language. "
         if words.lower_case
         else "Leave capitals as they are. "
@@ -176,6 +178,6 @@ def _to_ids(trained: trained_model.TrainedModel) -> list[str]:
         f"1. {lower.strip()}",
         f"2. Split it into sub-words with `tokenizer` of `{vocabulary_file.NAME}`, which is a",
         "   tokenizer.json of Hugging Face's `tokenizers`, without special tokens. Of the kind",
-        "   wordpiece, split it into words first, as `tff_dpftrl.data.tokenizer` does.",
+        "   wordpiece, split it into words first, as `tff_dpftrl.data.subwords.words_of` does.",
         f"3. The id of a token is its number there, plus 1. {ends}",
     ]

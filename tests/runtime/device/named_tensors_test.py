@@ -19,7 +19,7 @@ def test_an_example_is_what_tensorflow_parses():
     tf = pytest.importorskip("tensorflow")
     image = np.array([[0, 255], [3, 4]], np.uint8)
     stored = named_tensors.encode(
-        {"image": image, "text": ["a\0", b"\xff\0"], "weight": 1}, _FEATURES
+        {"image": image, "text": ["e\u0301\0", b"\xff\0"], "weight": 1}, _FEATURES
     )
     parsed = tf.io.parse_single_example(
         stored,
@@ -30,7 +30,7 @@ def test_an_example_is_what_tensorflow_parses():
         },
     )
     np.testing.assert_array_equal(parsed["image"], image)
-    assert list(parsed["text"].values.numpy()) == [b"a\0", b"\xff\0"]
+    assert list(parsed["text"].values.numpy()) == ["\xe9\0".encode(), b"\xff\0"]
     assert parsed["weight"] == 1.0
     assert named_tensors.encode({"image": image, "text": "b"}, _FEATURES)
 
@@ -85,7 +85,7 @@ def test_examples_of_users_are_read(tmp_path):
         ),
         (
             json.dumps({"user_id": "u", "examples": [one | {"text": "\ud800"}]}),
-            "example 1: 'text' has a text that is no Unicode",
+            "example 1: text: texts must be Unicode",
         ),
         ('{"user_id": "u", "examples": {}}', "user 'u': examples must be a list"),
         ('{"user_id": "u", "examples": [{}]}', "user 'u': example 1: it has no 'image'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import unicodedata
 
 import hypothesis
 import numpy as np
@@ -33,7 +34,10 @@ def test_tensorflow_reads_what_was_encoded(features):
         if not values:
             assert kind is None
             continue
-        expected = [v.encode() if isinstance(v, str) else v for v in values]
+        # A graph cannot normalise the texts that it splits.
+        expected = [
+            unicodedata.normalize("NFC", v).encode() if isinstance(v, str) else v for v in values
+        ]
         assert list(getattr(parsed[name], kind).value) == expected
         assert (
             kind == {bytes: "bytes_list", int: "int64_list", float: "float_list"}[type(expected[0])]
@@ -52,7 +56,7 @@ def test_it_is_what_tensorflow_writes_deterministically():
 
 def test_one_user_of_a_corpus_becomes_a_store_that_a_graph_parses(tmp_path):
     corpus = user_text.UserText.from_mapping(
-        "corpus", {"alice": ["first words", "second", "été"], "bob": ["not hers"]}
+        "corpus", {"alice": ["first words", "second", "e\u0301te\u0301"], "bob": ["not hers"]}
     )
     store = example_store.SqliteExampleStore.open(tmp_path / "store", clock=lambda: 1e9)
     text_examples.add_user(store, corpus, "alice", collection="typed")
@@ -77,6 +81,7 @@ def test_one_user_of_a_corpus_becomes_a_store_that_a_graph_parses(tmp_path):
         ([None], "got NoneType"),
         ([2**63], "64 bits"),
         ([1e39], "float32"),
+        (["\ud800"], "texts must be Unicode"),
     ],
 )
 def test_other_values_are_refused_by_name(values, message):

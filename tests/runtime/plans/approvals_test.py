@@ -116,7 +116,7 @@ def _pem(key):
 
 def test_a_list_of_keys_is_read(tmp_path):
     path = tmp_path / "reviewers.pem"
-    path.write_text(f"# Reviewers\r\n\r\n# Alice <a@b>\r\n{_pem(_ALICE)}\n{_pem(_BOB)}")
+    path.write_text(f"# Alice <a@b>\r\n\r\n{_pem(_ALICE)}\n{_pem(_BOB)}", encoding="utf-8-sig")
     found = approvals.read_reviewers(path, 2)
     assert list(found.keys) == ["Alice <a@b>", signing.key_name(_BOB.public_key()).hex()]
     assert found.check(_approved(_BOB, _ALICE), "nwp")

@@ -321,7 +321,7 @@ def test_files_that_do_not_fit_are_named(tmp_path):
 
 def test_serial_numbers_are_read(tmp_path):
     path = tmp_path / "revoked.txt"
-    path.write_text("# Stolen\n0a\n0xFF  # Broken\n\n01:02\n")
+    path.write_text("# Stolen\n0a\n0xFF  # Broken\n\n01:02\n", encoding="utf-8-sig")
     assert certificate_attestation.read_revoked(path) == {10, 255, 0x102}
     for bad in ("12 34", "xyz", "0x", "1" * 41):
         path.write_text(f"01\n{bad}\n")

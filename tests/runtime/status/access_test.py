@@ -99,6 +99,8 @@ def test_the_file_of_a_token_is_made_once_and_for_its_owner(tmp_path):
     assert len(token) >= 40 and access.token_of(path) == token
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert access.token_of(tmp_path / "other") != token
+    path.write_text(token, encoding="utf-8-sig")
+    assert access.token_of(path) == token
     path.chmod(0o644)
     with pytest.raises(ValueError, match=f"{path} is a token that others can use .mode 0644"):
         access.token_of(path)

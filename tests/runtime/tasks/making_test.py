@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import json
 import random
 import sys
 import threading
@@ -15,7 +16,7 @@ from tests.runtime.plans import small_tasks
 from tests.runtime.server import example_service
 from tests.runtime.tasks import tiny_task
 from tff_dpftrl.accounting import statement_sentences as sentences
-from tff_dpftrl.data import sequences, user_text
+from tff_dpftrl.data import sequences, tokenizer, user_text
 from tff_dpftrl.models import export, held_out, metrics, table, text_cache
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import population
@@ -24,6 +25,7 @@ from tff_dpftrl.runtime.plans import measured_run, plan_pb2, predicates
 from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.tasks import (
+    language_task,
     making,
     planned_task,
     provenance,
@@ -339,6 +341,10 @@ def test_an_evaluation_takes_the_model_that_is_trained(folder, corpora, tmp_path
         making.make_evaluation(
             folder, folder.config, tmp_path / "toy", small_tasks.KEY, progress=print
         )
+    earlier = dataclasses.replace(folder.words, word_rule=tokenizer.NO_MARKS)
+    of = dataclasses.replace(folder, words=earlier)
+    with pytest.raises(ValueError, match="vocabulary is not that of the task 'toy': give the voc"):
+        making.make_evaluation(of, config, tmp_path / "old", small_tasks.KEY, progress=print)
 
 
 @pytest.mark.slow
@@ -459,6 +465,15 @@ def test_an_averaged_model_is_what_is_released(corpora, tmp_path):
 
 def test_options_of_the_folder_can_be_read_again(folder):
     assert task_config.TaskConfig(**folder.config.to_dict()) == folder.config
+
+
+def test_proxies_without_spaces_are_warned_of(tmp_path):
+    tiny_task.write_corpora(tmp_path)
+    users = [{"user_id": f"p{i}", "examples": ["我们在学习"]} for i in range(4)]
+    (tmp_path / "public.jsonl").write_text("\n".join(map(json.dumps, users)))
+    lines = []
+    language_task.read_public(tiny_task.config(tmp_path), lines.append)
+    assert any("sees whole sentences as words" in line for line in lines)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Feature:
     """Values that an example holds under a name.
 
     Attributes:
-      kind: Kind of the entries: int (64 bits), float (32 bits) or text (UTF-8, or bytes).
+      kind: Kind of the entries: int (64 bits), float (32 bits) or text (in NFC, or bytes).
       shape: Shape; None for any number of entries in a row.
       is_optional: Whether an example may leave it out.
     """
@@ -246,7 +246,8 @@ def read_features(path: str | os.PathLike[str]) -> dict[str, Feature]:
 
 def _json_lines(path: pathlib.Path) -> list[Any]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # Texts may have other ends of lines.
+        # Texts may have other ends of lines.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
         return [json_text.parse(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise validation.UsageError(f"{path} cannot be read: {error}") from None
@@ -267,10 +268,7 @@ def _flat(name: str, value: Any, feature: Feature) -> list[Any]:
     if feature.kind == "text":
         if not all(isinstance(entry, str | bytes) for entry in entries):
             raise validation.UsageError(f"{name!r} must hold texts or bytes.")
-        try:
-            return [str(e).encode() if isinstance(e, str) else bytes(e) for e in entries]
-        except UnicodeEncodeError:
-            raise validation.UsageError(f"{name!r} has a text that is no Unicode.") from None
+        return [str(e) if isinstance(e, str) else bytes(e) for e in entries]
     if array.size and array.dtype.kind not in _DTYPES[feature.kind]:
         raise validation.UsageError(
             f"{name!r} is of {array.dtype}, and the task takes {feature.kind}."

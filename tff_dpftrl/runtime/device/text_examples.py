@@ -9,6 +9,7 @@ So the encoding is implemented here: the message is small and will not change
 from __future__ import annotations
 
 import struct
+import unicodedata
 from collections.abc import Mapping, Sequence
 
 from tff_dpftrl import validation
@@ -27,15 +28,15 @@ def encode(features: Mapping[str, Values]) -> bytes:
     """Serializes a `tf.train.Example`.
 
     Args:
-      features: Values by feature name: bytes or strings (UTF-8) for a bytes list, integers for
-        an int64 list, floats for a float list (rounded to float32). An empty sequence is a
-        feature without a kind.
+      features: Values by feature name: bytes or strings for a bytes list, integers for an int64
+        list, floats for a float list (rounded to float32). An empty sequence is a feature without
+        a kind. Strings become UTF-8, normalised to NFC: the graphs that split them cannot do so.
 
     Returns:
       The serialized proto, with features sorted by name: equal examples are equal bytes.
 
     Raises:
-      ValueError: If values are mixed, of another type, or beyond int64 or float32.
+      ValueError: If values are mixed, of another type, beyond int64 or float32, or no Unicode.
     """
     entries = b"".join(
         _field(1, _field(1, name.encode("utf-8")) + _field(2, _feature(name, features[name])))
@@ -90,7 +91,13 @@ def _feature(name: str, values: Values) -> bytes:
     if not kinds:
         return b""
     if kinds <= {bytes, str}:
-        encoded = [v.encode("utf-8") if isinstance(v, str) else v for v in values]
+        try:
+            encoded = [
+                unicodedata.normalize("NFC", v).encode() if isinstance(v, str) else v
+                for v in values
+            ]
+        except UnicodeEncodeError:
+            raise validation.UsageError(f"{name}: texts must be Unicode.") from None
         return _field(1, b"".join(_field(1, value) for value in encoded))
     if kinds == {float}:
         try:

@@ -164,7 +164,7 @@ def read_reviewers(path: str | os.PathLike[str], required: int) -> Reviewers:
     keys: dict[str, ed25519.Ed25519PublicKey] = {}
     begin = 0
     for block in _KEY.finditer(content):
-        lines = content[begin : block.start()].decode("utf-8", "replace").split("\n")
+        lines = content[begin : block.start()].decode("utf-8-sig", "replace").split("\n")
         begin = block.end()
         key = signing_keys.parse_public(block.group() + b"\n", f"{path}, block {len(keys) + 1},")
         named = [line.strip(" #\r\t") for line in lines if line.strip(" #\r\t")]

@@ -38,7 +38,7 @@ def text_pipeline(
     Args:
       words: Vocabulary of the model.
       sequence_length: Sequence length T of the model; a longer text continues in the next sequence.
-      feature: Name of the bytes feature of an example that holds texts, UTF-8.
+      feature: Name of the bytes feature of an example that holds texts, UTF-8, normalised to NFC.
       is_tokenized: Whether texts are words already, separated by white space.
       with_history: Whether labels also say what was written before each sequence, for
         `functional_model.build` with its `with_cache`. Then examples must come newest first, as
@@ -91,8 +91,8 @@ def ids_of_texts(
       is_tokenized: Whether texts are words already, separated by white space.
 
     Returns:
-      A function from texts, string, [n], to the ids of their words, int32, [n, None]; `words.oov`
-      for words that are not in the vocabulary.
+      A function from texts in NFC, string, [n], to the ids of their words, int32, [n, None];
+      `words.oov` for words that are not in the vocabulary.
 
     Raises:
       ValueError: If two words have the same hash, or the words are sub-words that no plan can make.

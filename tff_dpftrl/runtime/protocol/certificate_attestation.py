@@ -235,7 +235,7 @@ def read_revoked(path: str | os.PathLike[str]) -> frozenset[int]:
       ValueError: If the file cannot be read or has another line.
     """
     try:
-        lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+        lines = pathlib.Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise validation.UsageError(f"{path} cannot be read: {error}.") from None
     serials = set()

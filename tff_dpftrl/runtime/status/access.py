@@ -121,7 +121,7 @@ def token_of(path: str | os.PathLike[str]) -> str:
         private_files.make_folder(path.parent)
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         durable_files.write(path, f"{token}\n".encode(), private=True)
-    token = private_files.read(path, "a token").decode("latin-1").strip()
+    token = private_files.read(path, "a token").decode("utf-8-sig", "replace").strip()
     if not _TOKEN.fullmatch(token):
         raise validation.UsageError(
             f"{path} holds no token: put 16 random characters or more on one line, or remove the "

@@ -10,7 +10,7 @@ from tff_dpftrl.models import metric_grid, metrics, table
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runtime.plans import text_pipeline
 from tff_dpftrl.runtime.tasks import definition, proxies, task_config
-from tff_dpftrl.training import corpus, warm_start
+from tff_dpftrl.training import corpus, startup, warm_start
 
 _LARGEST_LOSS = 100.0  # Largest mean loss of a device's targets, in nats.
 
@@ -48,6 +48,9 @@ def read_public(
         data=config.data,
     )
     progress(f"Vocabulary: {len(words.words)} {words.unit} ({words.source}).")
+    texts = (example[config.text_feature] for examples in public for example in examples)
+    for line in startup.describe_script(texts, words):
+        progress(line)
     return public, words
 
 

@@ -244,7 +244,8 @@ def make_evaluation(
     parts = _prepare(config, defined, progress)
     if of.words != (None if defined.language is None else defined.language.words):
         raise validation.UsageError(
-            f"vocabulary is not that of the task {of.name!r}: give the same one."
+            f"vocabulary is not that of the task {of.name!r}: give the vocabulary.json of its "
+            "folder, which also says how text is split into words."
         )
     terms = dataclasses.replace(
         of.terms,
