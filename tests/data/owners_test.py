@@ -58,6 +58,9 @@ def test_cells():
     assert owners.of_cell("ann") == owners.of_cell(["ann", "ann"]) == ("ann",)
     assert owners.of_cell(["ann", 7]) == ("ann", "7")
     assert owners.of_cell([b"ann", 7.0]) == ("ann", "7")
+    assert owners.of_cell(np.array(["ann", "bob"], object)) == ("ann", "bob")
+    with pytest.raises(ValueError, match="row 1: .* not exact"):
+        owners.select(["ann", ["bob", 2.0**53]], 2)
     for cell in (None, [], ["ann", None], [" "], {"a": 1}, True, 1.5):
         assert owners.of_cell(cell) is None
     assert owners.select([None, []], 1).is_selected.tolist() == [False, False]

@@ -99,6 +99,14 @@ def test_wrong_sizes_are_refused(client_data):
         cohort_source.CohortDataSource.from_client_data(client_data, sampler)
 
 
+def test_ids_that_write_one_number_in_several_ways_are_refused():
+    ids = ["7", "7.0", *map("u{}".format, range(NUM_CLIENTS - 2))]
+    with pytest.raises(ValueError, match="client_ids: ids of users write one number in several"):
+        cohort_source.CohortDataSource(
+            ids, lambda *a: None, tf.TensorSpec((), tf.int32), min_sep_sampler()
+        )
+
+
 def test_the_end_of_the_rounds_is_an_error_not_a_repetition(client_data):
     source = cohort_source.CohortDataSource.from_client_data(
         client_data, min_sep_sampler(num_rounds=2)

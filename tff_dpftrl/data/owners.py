@@ -87,8 +87,12 @@ def select(cells: Iterable[Any], rows_per_owner: int) -> Selection:
     numbers: dict[str, int] = {}
     owners: list[int] = []
     ends = [0]
-    for cell in cells:
-        owners.extend(numbers.setdefault(name, len(numbers)) for name in of_cell(cell) or ())
+    for row, cell in enumerate(cells):
+        try:
+            names = of_cell(cell) or ()
+        except validation.UsageError as error:
+            raise validation.UsageError(f"row {row}: {error}") from None
+        owners.extend(numbers.setdefault(name, len(numbers)) for name in names)
         ends.append(len(owners))
     count = len(ends) - 1
     words = hashlib.shake_256(b"tff_dpftrl/data/owners").digest(8 * count)

@@ -17,6 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
+from tff_dpftrl.data import user_ids
 from tff_dpftrl.execution import tff_names
 from tff_dpftrl.participation import cohorts
 
@@ -57,8 +58,10 @@ class CohortDataSource(tff.program.FederatedDataSource):
             handed out, also when a round is repeated; what it raises stops the round.
 
         Raises:
-          ValueError: If `client_ids` and `sampler` disagree on the number of clients.
+          ValueError: If `client_ids` and `sampler` disagree on the number of clients, or ids write
+            one number in several ways.
         """
+        user_ids.check(client_ids, "client_ids")
         if len(client_ids) != sampler.num_clients:
             raise validation.UsageError(
                 f"client_ids lists {len(client_ids)} clients, but the sampler has "
