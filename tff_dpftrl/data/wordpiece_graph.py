@@ -68,9 +68,7 @@ def split(
 def cut(words: tf.RaggedTensor, longest_word: int) -> tf.RaggedTensor:
     """Cuts longer words into words of so many characters; ragged shape [n, None]."""
     spaced = tf.strings.regex_replace(words.values, f"(.{{{longest_word}}})", "\\1\n")
-    parts = tf.strings.split(spaced)
-    splits = tf.gather(parts.row_splits, words.row_splits)
-    return tf.RaggedTensor.from_row_splits(parts.values, splits, validate=False)
+    return words.with_values(tf.strings.split(spaced)).merge_dims(1, 2)
 
 
 def _hashes(tokens: Sequence[str]) -> np.ndarray:
