@@ -18,6 +18,7 @@ taken from its charger four times as often as by night. Two in a hundred drop ou
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import functools
 import heapq
@@ -30,8 +31,10 @@ from typing import Any
 
 import numpy as np
 
+from tff_dpftrl.participation import schema
+from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import actor, events, factory, messages, population
-from tff_dpftrl.runtime.device import backoff, scheduler, session
+from tff_dpftrl.runtime.device import backoff, participation_timer, scheduler, session
 from tff_dpftrl.runtime.fleet import availability, behaviour
 from tff_dpftrl.runtime.protocol import pace_steering, wire_pb2
 from tff_dpftrl.runtime.server import day_curve
@@ -43,11 +46,11 @@ _TASK, _SELECTOR, _STORE = "training", "selector", "store"
 _WEIGHTS = 1_350_000
 _DOWN_BYTES, _UP_BYTES = 4 * _WEIGHTS, 2 * _WEIGHTS
 _BYTES_A_SECOND = 1e6  # Median speed of a device's network; the spread is a factor of 2.
-_TRAINING_SECONDS, _SPREAD = 60.0, 0.5
+_SPREAD = 0.5  # Of training, log-normal.
 _ALWAYS = 0.21  # Share of the devices that are always charged.
 _INTERRUPTED_A_SECOND = 2.0e-4  # By night; four times as many by day.
 _MESSAGE_SECONDS = 0.02
-_PERIOD = 180.0
+_MOST_TIMES = 10**6
 
 
 class _Count(population.Summation):
@@ -73,6 +76,33 @@ class _NoStep(population.ServerStep):
         return population.StepResult(b"model", b"state", {population.SKIPPED: True})
 
 
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a fleet and its rounds are like.
+
+    Attributes:
+      period: Seconds from one selection to the next that the server steers devices for.
+      training_seconds: Median of a device's training.
+      drop_outs: Probability that a chosen device drops out, besides those taken from the charger.
+      stragglers: Probability that a device is slower by a minute or more.
+      reporting_timeout: Seconds that devices have to report.
+      min_sep: Smallest stride between two rounds of one device.
+      have_nights: Whether most devices are there at night only, and taken from the charger.
+      first_seconds: Seconds within which all devices come first.
+      heartbeat_seconds: Interval of the Coordinator's heartbeats.
+    """
+
+    period: float = 180.0
+    training_seconds: float = 60.0
+    drop_outs: float = 0.02
+    stragglers: float = 0.05
+    reporting_timeout: float = 300.0
+    min_sep: int = 1
+    have_nights: bool = True
+    first_seconds: float = _HOUR
+    heartbeat_seconds: float = 15.0
+
+
 @dataclasses.dataclass
 class _Session:
     """One session of a device.
@@ -83,6 +113,7 @@ class _Session:
       behaviour: Drawn faults.
       report_to: Aggregator that takes the report; empty while the device waits.
       attempt: Name of the attempt.
+      round_index: Index of its round.
       shape: Events so far.
     """
 
@@ -91,6 +122,7 @@ class _Session:
     behaviour: behaviour.Behaviour
     report_to: str = ""
     attempt: str = ""
+    round_index: int = 0
     shape: str = "-"
 
 
@@ -102,45 +134,71 @@ class Day:
       participation_seconds: Seconds from configuration to the end of each device's session.
     """
 
-    def __init__(self, num_devices: int, *, goal: int, seed: int = 0):
-        """Sets the stage at midnight; every device comes within an hour.
+    def __init__(self, num_devices: int, *, goal: int, seed: int = 0, setting: Setting = Setting()):
+        """Sets the stage at midnight.
 
         Args:
           num_devices: Number of devices.
           goal: Reports that complete a round.
           seed: Seed of all that is random.
+          setting: What the fleet and its rounds are like.
         """
+        self._num_devices, self._setting = num_devices, setting
         self._random = random.Random(seed)
         self._now = _DAY
         rounds = population.RoundSettings(
-            goal, selection_timeout=600.0, reporting_timeout=300.0, devices_per_aggregator=100
+            goal,
+            selection_timeout=600.0,
+            reporting_timeout=setting.reporting_timeout,
+            devices_per_aggregator=100,
         )
-        task = population.Task(_TASK, rounds, _Count(), _NoStep())
+        task = population.Task(
+            _TASK,
+            rounds,
+            _Count(),
+            _NoStep(),
+            pipelined=setting.min_sep == 1,
+            rest_seconds=(setting.min_sep - 1) * setting.period,
+            min_sep=setting.min_sep,
+        )
         served = population.Population(
-            "fleet", (task,), lease_seconds=60.0, heartbeat_seconds=15.0, silence_seconds=40.0
+            "fleet",
+            (task,),
+            lease_seconds=4 * setting.heartbeat_seconds,
+            heartbeat_seconds=setting.heartbeat_seconds,
+            silence_seconds=3 * setting.heartbeat_seconds,
         )
         store = memory_store.MemoryStore()
         store.add_task("fleet", _TASK, model=b"model", state=b"state")
-        first = pace_steering.PaceSteering(rounds.wanted, _PERIOD, num_devices / 2)
+        available = num_devices / 2 if setting.have_nights else num_devices
+        first = pace_steering.PaceSteering(rounds.wanted, setting.period, available)
         self._day = day_curve.DayCurve(first, self._now)
-        self._factory = factory.ActorFactory(
-            served, selectors=(_SELECTOR,), pace=self._turns, store_address=_STORE
-        )
+        self._factory = self._make_factory(served)
         self.seen = observations.Observations(served, clock=lambda: self._now)
         self.participation_seconds: list[float] = []
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._actors: dict[str, actor.Actor] = {}
         self._sessions: dict[str, _Session] = {}
-        self._rates = behaviour.Rates(drop_outs=0.02, stragglers=0.05, straggler_s=120.0)
+        self._rates = behaviour.Rates(
+            drop_outs=setting.drop_outs, stragglers=setting.stragglers, straggler_s=120.0
+        )
         clock = lambda: self._now  # noqa: E731
+        self._opening = events.SelectionOpened("", 0)
+        self._rule = participation_timer.ParticipationRule(setting.min_sep, _MOST_TIMES)
+        self._buckets = participation_histograms.ParticipationBuckets.for_schema(
+            schema.MinSep(_MOST_TIMES * setting.min_sep, setting.min_sep, _MOST_TIMES)
+        )
+        self._timers = [participation_timer.MemoryTimer(clock) for _ in range(num_devices)]
+        self._last_rounds: dict[int, int] = {}  # Of each device that has taken part.
+        self._last_in: collections.Counter[int] = collections.Counter()  # Their number, by round.
         self._eligibility = [
             None
-            if self._random.random() < _ALWAYS
+            if not setting.have_nights or self._random.random() < _ALWAYS
             else availability.Nightly(self._random, clock=clock)
             for _ in range(num_devices)
         ]
-        waits = backoff.Waits(first_s=_HOUR)
+        waits = backoff.Waits(first_s=setting.first_seconds)
         self._schedules = [
             scheduler.Schedule([_TASK], clock=clock, generator=self._random, waits=waits)
             for _ in range(num_devices)
@@ -158,6 +216,16 @@ class Day:
             call()
         self._now = end
         self.seen.now()
+
+    def num_eligible(self, round_index: int) -> int:
+        """Returns the number of devices that need not rest from a round; no server knows it."""
+        rested = range(round_index - self._setting.min_sep + 1, round_index + 1)
+        return self._num_devices - sum(self._last_in[index] for index in rested)
+
+    def _make_factory(self, served: population.Population) -> factory.ActorFactory:
+        return factory.ActorFactory(
+            served, selectors=(_SELECTOR,), pace=self._turns, store_address=_STORE
+        )
 
     def _turns(self, now: float, randomness: random.Random) -> tuple[float, ...]:
         return self._day.steering.turns(now, randomness, 8)
@@ -189,6 +257,8 @@ class Day:
     def _send(self, to: str, message: Any) -> None:
         if to == events.OBSERVER:
             self.seen.on_event(self._now, message)
+            if isinstance(message, events.SelectionOpened):
+                self._opening = message
         else:
             self._later(_MESSAGE_SECONDS, functools.partial(self._deliver, to, message))
 
@@ -220,9 +290,29 @@ class Day:
         drawn = self._rates.draw(self._random, is_malicious=False)
         self._sessions[address] = _Session(device, self._now, drawn)
         self.seen.session_opened()
+        if self._opening.task and (rest := self._rest(device, self._opening.round_index)):
+            self._send(_SELECTOR, messages.DeviceRests())
+            self._end(address, "sent away", "-#", session.SessionOutcome.RESTING, (rest,))
+            return
         self.seen.waiting()
         self._day.came(self._now)
         self._send(_SELECTOR, messages.CheckIn(address, frozenset([_TASK]), address))
+
+    def _rest(self, device: int, round_index: int) -> float:
+        """Returns the seconds that a device estimates to rest until a round; 0 if it need not."""
+        try:
+            self._timers[device].check("fleet", _TASK, round_index, self._rule)
+        except participation_timer.TimerRefusal as refusal:
+            return max(refusal.wait_s or 0.0, 1.0)
+        return 0.0
+
+    def _take_part(self, device: int, round_index: int) -> None:
+        """Has a device write down that it takes part, before its report leaves."""
+        self._timers[device].record("fleet", _TASK, round_index, self._rule, self._buckets)
+        if (last := self._last_rounds.get(device)) is not None:
+            self._last_in[last] -= 1
+        self._last_rounds[device] = round_index
+        self._last_in[round_index] += 1
 
     def _receive(self, address: str, message: Any) -> None:
         one = self._sessions[address]
@@ -246,8 +336,9 @@ class Day:
     def _train(self, address: str, one: _Session, told: messages.Configure) -> None:
         self.seen.configured(_TASK, _DOWN_BYTES)
         one.report_to, one.attempt, one.began = told.report_to, told.attempt, self._now
+        one.round_index = told.round_index
         speed = _BYTES_A_SECOND * self._random.lognormvariate(0, math.log(2))
-        training = _TRAINING_SECONDS * self._random.lognormvariate(0, _SPREAD)
+        training = self._setting.training_seconds * self._random.lognormvariate(0, _SPREAD)
         steps = {
             "-v": 0.0,  # The plan comes first.
             "-v[": _DOWN_BYTES / speed,
@@ -266,7 +357,7 @@ class Day:
         (name, seconds), *others = steps
         hour = self._now % _DAY / _HOUR
         rate = _INTERRUPTED_A_SECOND * (2.5 - 1.5 * math.cos(2 * math.pi * (hour - 2) / 24))
-        lasts = self._random.expovariate(rate)
+        lasts = self._random.expovariate(rate) if self._setting.have_nights else math.inf
         one = self._sessions[address]
 
         def ended() -> None:
@@ -278,6 +369,7 @@ class Day:
                 return
             one.shape = name
             if name == "-v[]+":
+                self._take_part(one.device, one.round_index)
                 self._send(one.report_to, messages.ReportBegun(address))
             self._step(address, others, drops_at)
 

@@ -50,6 +50,7 @@ _SLOW_KINDS = {kind.name: kind for kind in (plans.LOADED, *commands.KINDS)}
 _OF_MILLISECONDS = frozenset(
     (
         *("bandmf checkpoint", "checkpoint", "committed rounds", "ledger", "model", "store"),
+        *("checkpoint of GPT-2", "checkpoint of Llama"),
         *("secure sum, to the server", "secure sum, to a device"),
         *(kind.name for kind in (*secure_sums.KINDS, *task_folders.KINDS)),
     )

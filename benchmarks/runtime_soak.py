@@ -70,7 +70,7 @@ class Shape:
       goal_share: Of all devices, that complete a round.
       min_sep: Rounds between two turns of a device.
       round_seconds: For pace steering, and devices without a word of the server.
-      selection_timeout: Seconds after which a round begins with fewer devices.
+      selection_timeout: Longest time until a round begins with fewer devices, in seconds.
     """
 
     goal_share: float

@@ -3,13 +3,14 @@
 import gc
 import os
 import pathlib
+import sys
 
 import pytest
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import pictures
 from tff_dpftrl.execution import worker_watchdog
 
-_write_picture = durable_files.write_picture
+_write = pictures.write
 
 
 def pytest_sessionstart(session):
@@ -26,11 +27,20 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+def pytest_unconfigure(config):
+    """Lets go of TFF's context, whose destructor prints a traceback once TFF's modules are gone."""
+    del config
+    if "tensorflow_federated" in sys.modules:
+        from tff_dpftrl.execution import contexts
+
+        contexts.let_go_at_exit()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Leaves pictures empty in tests that are not about them: drawing took a fifth of all time."""
     is_about_pictures = item.get_closest_marker("pictures") is not None
-    durable_files.write_picture = _write_picture if is_about_pictures else _leave_empty
+    pictures.write = _write if is_about_pictures else _leave_empty
 
 
 def _leave_empty(path, *_, private=False, **__):

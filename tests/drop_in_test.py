@@ -60,9 +60,22 @@ def _names(asked: collections.Counter) -> dict:
 
 
 def test_the_example_keeps_its_schema_and_states_what_was_observed(capfd, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     asked = collections.Counter()
     names = _names(asked)
-    exec(_example(), names)
+    client_data = names["client_data"]
+
+    def interrupted(device):
+        if sum(asked.values()) == 10:  # In round 3, which has one device by now.
+            raise KeyboardInterrupt
+        return client_data(device)
+
+    before, loop = _example().split("\nclaim = ")
+    exec(before, names)
+    with pytest.raises(KeyboardInterrupt):
+        exec("claim = " + loop, names | {"client_data": interrupted})
+    asked.subtract(names["devices"][i] for i in names["sampler"].cohort(3)[:1])
+    exec("claim = " + loop, names)
     printed = capfd.readouterr().out
     statement = names["statement"]
     assert statement.has_guarantee and statement.epsilon <= 8.0
@@ -81,17 +94,53 @@ def test_the_example_keeps_its_schema_and_states_what_was_observed(capfd, monkey
     evaluated = names["metrics"]["client_work"]["eval"]["current_round_metrics"]
     assert evaluated["loss"] == pytest.approx(loss, rel=1e-5)
     assert evaluated["num_examples"] == 4
-    # The saved state goes on as the state would have.
-    state, data = names["state"], [names["client_data"](device) for device in names["devices"][:3]]
-    expected = names["process"].next(state, data).state
+
+
+_BLT = tff_dpftrl.Blt(buf_decay=(0.9,), output_scale=(0.3,))
+_FIXED = {"noise_multiplier": 0.5, "clip_norm": 1.0, "clients_per_round": 3}
+_ADAPTIVE = tff_dpftrl.AdaptiveClipping(only_estimates=True)
+
+
+@pytest.mark.parametrize(
+    "aggregator",
+    [
+        tff_dpftrl.build_dp_ftrl_aggregator(tff_dpftrl.Tree(4), **_FIXED),
+        tff_dpftrl.build_secagg_dp_ftrl_aggregator(_BLT, **_FIXED, bits=20),
+        tff_dpftrl.WeightedFactory(tff_dpftrl.build_dp_ftrl_aggregator(_BLT, **_FIXED)),
+        tff_dpftrl.build_adaptive_dp_ftrl_aggregator(
+            _BLT, noise_multiplier=0.5, clients_per_round=30, clipping=_ADAPTIVE
+        ),
+        tff_dpftrl.SampledGaussianFactory(
+            clipping=tff_dpftrl.FlatClipping(1.0),
+            noise_multiplier=0.5,
+            estimator=tff_dpftrl.FixedDenominator(0.5, 6),
+        ),
+    ],
+    ids=lambda aggregator: type(aggregator).__name__,
+)
+def test_states_of_all_aggregators_are_kept(aggregator, tmp_path):
+    schema = tff_dpftrl.MinSep(num_rounds=4, min_sep=1, max_participations=4)
+    update, weight = tff.TensorType(np.float32, [3]), tff.TensorType(np.float32)
+    if isinstance(aggregator, tff.aggregators.WeightedAggregationFactory):
+        process = aggregator.create(update, weight)
+    else:
+        process = aggregator.create(update)
+    if isinstance(aggregator, tff_dpftrl.SampledGaussianFactory):
+        claim = aggregator.run_of(4)
+    else:
+        claim = aggregator.guarantee(schema, delta=1e-10)
+    states = []
+    for _ in range(2):
+        rounds, state = tff_dpftrl.begin_or_resume(
+            tmp_path, lambda: {"aggregator": process.initialize()}, schema, claim
+        )
+        rounds.close()
+        states.append(state)
+    tf.nest.map_structure(np.testing.assert_array_equal, *states)
+
+
+def test_the_same_devices_again_and_again_are_refused(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    exec(_blocks()[1], names)
-    resumed = names["process"].next(names["state"], data).state
-    for new, old in zip(tf.nest.flatten(resumed), tf.nest.flatten(expected), strict=True):
-        np.testing.assert_array_equal(new, old)
-
-
-def test_the_same_devices_again_and_again_are_refused(monkeypatch):
     same = np.arange(3)
     monkeypatch.setattr(tff_dpftrl.MinSepSampler, "cohort", lambda sampler, round_index: same)
     asked = collections.Counter()

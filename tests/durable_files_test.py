@@ -23,19 +23,6 @@ def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.pictures
-def test_a_picture_that_cannot_be_drawn_leaves_the_old_one(tmp_path):
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    path = tmp_path / "picture.png"
-    durable_files.write_picture(path, figure, dpi=10)
-    before = path.read_bytes()
-    assert before.startswith(b"\x89PNG")
-    figure.set_size_inches(1e6, 1e6)
-    with pytest.raises(ValueError, match="too large"):
-        durable_files.write_picture(path, figure, dpi=10)
-    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-
-
 def test_an_error_in_the_block_leaves_nothing(tmp_path):
     with (
         pytest.raises(RuntimeError),

@@ -24,6 +24,7 @@ _COPIES = {
     "finetuning/custom_run.py",
     "mechanisms/serialization.py",
     "numpy_noise/stream.py",
+    "runs/statement_subject.py",
 }
 
 
@@ -78,6 +79,33 @@ def test_a_file_that_holds_no_object_is_refused_by_name(content, tmp_path):
 def test_an_object_is_read(tmp_path):
     (tmp_path / "a.json").write_text('{"ε": 8}', encoding="utf-8-sig")
     assert json_text.read_object(tmp_path / "a.json") == {"ε": 8}
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('{"a": {"b": [1, 1e999]}}', "x.json: a b must be a finite number, got inf"),
+        ('{"a": NaN}', "x.json: a must be a finite number, got nan"),
+        ('{"a": -1' + "0" * 400 + "}", "x.json: a must be a finite number, got -1000"),
+        (r'{"a": ["\ud800"]}', r"x.json: a must be a text that can be encoded, got '\\ud800'"),
+        (r'{"\ud800": 1}', "x.json: a name must be a text that can be encoded"),
+        ("[]", "x.json is no JSON object"),
+    ],
+)
+def test_json_from_outside_is_of_plain_values(tmp_path, text, message):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(validation.UsageError, match=rf"{message}.* Take another\.$"):
+        json_text.read_outside(tmp_path / "x.json", remedy="Take another.")
+
+
+def test_json_from_outside_is_read(tmp_path):
+    content = {"ε": [10**300, -1.5, True, None, {"": "ß"}]}
+    (tmp_path / "x.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    assert json_text.read_outside(tmp_path / "x.json") == content
+    (tmp_path / "x.json").rename(tmp_path.parent / "elsewhere.json")
+    (tmp_path / "x.json").symlink_to("../elsewhere.json")
+    with pytest.raises(validation.UsageError, match=r"'x\.json' leads out of the folder"):
+        json_text.read_outside(tmp_path / "x.json")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,9 @@ _AT_THE_TOP = (
     "json_text",
     "array_files",
     "array_tensors",
+    "packages",
+    "pictures",
+    "quiet_tensorflow",
 )
 # Parts of the runtime that a device starts with, or a server without TensorFlow.
 _LIGHT_RUNTIME = ("actors", "device", "fleet", "protocol", "server", "status", "store")
@@ -364,6 +367,12 @@ for command in main._SUBCOMMANDS:
 """
     )
     assert done.returncode == 0, done.stderr
+
+
+@_of_every_module
+def test_figures_are_made_in_one_module(path):
+    prefixes = ("matplotlib.backends", "matplotlib.pyplot")
+    assert not any(name.startswith(prefixes) for name in _imports(path)), "ask pictures for it."
 
 
 @_of_every_module

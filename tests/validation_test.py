@@ -1,6 +1,7 @@
 """Tests of the checks of arguments."""
 
 import math
+import os
 import sys
 import types
 
@@ -32,7 +33,9 @@ def test_sequences_of_numbers():
             validation.numbers("xs", values)
 
 
-@pytest.mark.parametrize("value", [0, -1.0, math.inf, -math.inf, math.nan, "1", None, 10**400])
+@pytest.mark.parametrize(
+    "value", [0, -1.0, math.inf, -math.inf, math.nan, "1", None, True, 10**400]
+)
 def test_positive(value):
     with pytest.raises(ValueError, match=r"^x must be a finite number, above 0, got .*\. Raise it"):
         validation.positive("x", value, remedy="Raise it.")
@@ -75,6 +78,48 @@ def test_floats_of_all_frameworks_are_known_from_other_numbers(name):
         else:
             with pytest.raises(validation.UsageError, match=f"^xs must have only .* got {name}: "):
                 validation.float_dtype("xs", dtype)
+
+
+@pytest.mark.parametrize(
+    "name, problem",
+    [
+        ("missing", r"cannot be read \(No such file or directory\)"),
+        ("loop", "cannot be read|is no name of a file"),
+        ("x" * 300, r"cannot be read \(File name too long\)"),
+        ("a\0b", "is no name of a file"),
+        ("\ud800", "is no name of a file"),
+        ("folder", "is no regular file"),
+        ("pipe", "is no regular file"),
+        ("", "is no regular file"),
+        ("/dev/zero", "leads out of the folder"),
+        ("../outside", "leads out of the folder"),
+        ("../nothing", "leads out of the folder"),
+        ("link", "leads out of the folder"),
+        ("folder/up/../outside", "leads out of the folder"),
+        ("large", "has 9 bytes, and at most 8 are read"),
+    ],
+)
+def test_a_file_is_one_of_its_folder(tmp_path, name, problem):
+    folder = tmp_path / "given"
+    (folder / "folder").mkdir(parents=True)
+    (tmp_path / "outside").write_text("")
+    (folder / "link").symlink_to(tmp_path / "outside")
+    (folder / "loop").symlink_to("loop")
+    (folder / "folder" / "up").symlink_to(folder)
+    (folder / "large").write_bytes(bytes(9))
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(validation.UsageError, match=f"{problem}.*Restore it") as raised:
+        validation.file_in(folder, name, max_bytes=8)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_link_may_lead_to_another_file_of_the_folder(tmp_path):
+    (tmp_path / "..data").mkdir()
+    (tmp_path / "..data" / "file").write_text("x")
+    (tmp_path / "file").symlink_to("..data/file")
+    (tmp_path.parent / "the same").symlink_to(tmp_path)
+    for folder in (tmp_path, tmp_path.parent / "the same"):
+        assert validation.file_in(folder, "file").read_text() == "x"
 
 
 if __name__ == "__main__":

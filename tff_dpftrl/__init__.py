@@ -6,6 +6,7 @@ import TensorFlow.
 """
 
 import importlib
+import os
 
 from tff_dpftrl.version import __version__
 
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
     from tff_dpftrl.private_round.adaptive_clipping import AdaptiveClipping
     from tff_dpftrl.private_round.clipping import FlatClipping, PerLayerClipping
     from tff_dpftrl.private_round.estimators import ClippedDenominator, FixedDenominator
+    from tff_dpftrl.runs.committed_rounds import CommittedRounds, begin_or_resume
     from tff_dpftrl.training.config import TrainingConfig
     from tff_dpftrl.training.run import train
 
@@ -123,6 +125,8 @@ __all__ = [
     "ObservedParticipation",
     "ParticipationCounter",
     "Ledger",
+    "CommittedRounds",
+    "begin_or_resume",
     # Mechanisms: the matrices that correlate the noise of the rounds.
     "Strategy",
     "Banded",
@@ -226,6 +230,8 @@ _MODULE_OF = {
     "ObservedParticipation": "participation.observed",
     "ParticipationCounter": "participation.observed",
     "Ledger": "participation.ledger",
+    "CommittedRounds": "runs.committed_rounds",
+    "begin_or_resume": "runs.committed_rounds",
     "Strategy": "mechanisms.strategy",
     "Banded": "mechanisms.banded",
     "BandedToeplitz": "mechanisms.banded_toeplitz",
@@ -304,3 +310,7 @@ if not TYPE_CHECKING:  # A checker that sees it takes every misspelt name for a 
 
 def __dir__():
     return sorted(__all__)
+
+
+if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "3":  # As in the processes that a command starts.
+    importlib.import_module(f"{__name__}.quiet_tensorflow").install()

@@ -13,10 +13,7 @@ import pathlib
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, BinaryIO
-
-if TYPE_CHECKING:
-    from matplotlib import figure as figure_lib
+from typing import BinaryIO
 
 _SUFFIX = ".unfinished"
 
@@ -80,30 +77,6 @@ def write(path: str | os.PathLike[str], content: bytes, *, private: bool = False
     """Writes a file in one step; arguments and errors are those of `replacing`."""
     with replacing(path, private=private) as file:
         file.write(content)
-
-
-def write_picture(
-    path: str | os.PathLike[str],
-    figure: figure_lib.Figure,
-    *,
-    dpi: int,
-    form: str = "png",
-    private: bool = False,
-) -> None:
-    """Writes a figure of Matplotlib in one step.
-
-    Args:
-      path: Path of the file; its folder must exist.
-      figure: The figure.
-      dpi: Dots per inch.
-      form: Format, one that Matplotlib knows.
-      private: Whether only the owner may read the file; otherwise the umask decides.
-
-    Raises:
-      OSError: If the file cannot be written; an existing one is unchanged then.
-    """
-    with replacing(path, private=private) as file:
-        figure.savefig(file, format=form, dpi=dpi)
 
 
 def append(path: str | os.PathLike[str], content: bytes) -> None:

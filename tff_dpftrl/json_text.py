@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sys
 from typing import Any
 
 from tff_dpftrl import validation
@@ -61,6 +62,44 @@ def read_object(path: pathlib.Path, *, remedy: str = "Restore it.") -> dict[str,
     if not isinstance(content, dict):
         raise validation.UsageError(f"{path} is no JSON object. {remedy}")
     return content
+
+
+def read_outside(path: pathlib.Path, *, remedy: str = "Restore it.") -> dict[str, Any]:
+    """Reads the JSON object that another program, or another person, wrote to a file.
+
+    Args:
+      path: The file, in UTF-8. Links may not lead out of its folder.
+      remedy: Sentence that ends the error's message.
+
+    Returns:
+      The values by name. All numbers are within the range of a float, and all texts can be encoded.
+
+    Raises:
+      UsageError: If `validation.file_in` refuses the file, or it holds no such object.
+    """
+    content = read_object(validation.file_in(path.parent, path.name, remedy=remedy), remedy=remedy)
+    _check_plain(content, f"{path}: ", remedy)
+    return content
+
+
+def _check_plain(value: Any, where: str, remedy: str) -> None:
+    """Refuses numbers that no float holds, and texts with a half of a surrogate pair."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_plain(name, f"{where}a name ", remedy)
+            _check_plain(inner, f"{where}{name if name.isprintable() else repr(name)} ", remedy)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_plain(inner, where, remedy)
+    elif isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise validation.UsageError(
+                f"{where}must be a text that can be encoded, got {value[:100]!r}. {remedy}"
+            ) from None
+    elif isinstance(value, int | float) and not abs(value) <= sys.float_info.max:  # Or it is NaN.
+        validation.number(where.rstrip(), value, remedy=remedy)
 
 
 def _too_deep() -> ValueError:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
+import os
+import pathlib
+import stat
 from typing import Any
 
 
@@ -25,6 +28,9 @@ class UsageError(ValueError):
 MIN_CLIP_NORM = 1e-6
 MAX_CLIP_NORM = 1e18
 """Outside these, float32 updates and noise come near the ends of their range."""
+
+MAX_FILE_BYTES = 1 << 28
+"""Largest file that is read into memory if another program, or another person, wrote it."""
 
 _LONGEST_VALUE = 200  # Largest number of characters of a value in a message.
 
@@ -105,7 +111,7 @@ def number(
     except (TypeError, ValueError, OverflowError):
         raise UsageError(_message(name, wanted, value, remedy)) from None
     if (
-        isinstance(value, (str, bytes))
+        isinstance(value, (str, bytes, bool))
         or not math.isfinite(as_float)
         or (at_least is not None and as_float < at_least)
         or (above is not None and not as_float > above)
@@ -226,6 +232,53 @@ def float_dtype(name: str, dtype: Any) -> None:
         raise UsageError(
             f"{name} must have only floats, since the noise is real; got {shown}: {remedy}."
         )
+
+
+def file_in(
+    folder: str | os.PathLike[str],
+    name: str,
+    *,
+    max_bytes: int | None = MAX_FILE_BYTES,
+    remedy: str = "Restore it.",
+) -> pathlib.Path:
+    """Checks a file of a folder from outside, before anything is opened.
+
+    Args:
+      folder: The folder.
+      name: Name of the file in the folder, perhaps from a list that the folder holds. Untrusted.
+      max_bytes: Largest size of the file in bytes; None if any will do.
+      remedy: Sentence on what to do, which ends the message.
+
+    Returns:
+      The path of the file.
+
+    Raises:
+      UsageError: If it is missing or too large, is no regular file, or lies outside of the folder.
+        A link may lead to another file of the folder, or to where `huggingface_hub` keeps files.
+    """
+    path = pathlib.Path(folder, name)
+    try:
+        target = path.resolve()
+        is_inside = target.is_relative_to(pathlib.Path(folder).resolve())
+        status = target.stat() if is_inside or _is_in_hub_cache(target) else None
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    except (ValueError, RuntimeError):  # What is no path, and before Python 3.13 a loop of links.
+        problem = "is no name of a file"
+    else:
+        if status is None:
+            problem = "leads out of the folder"
+        elif not stat.S_ISREG(status.st_mode):
+            problem = "is no regular file"
+        elif max_bytes is not None and status.st_size > max_bytes:
+            problem = f"has {status.st_size} bytes, and at most {max_bytes} are read"
+        else:
+            return path
+    raise UsageError(f"{folder}: {name!r} {problem}. {remedy}")
+
+
+def _is_in_hub_cache(path: pathlib.Path) -> bool:
+    return path.parent.name == "blobs" and path.parents[1].name.startswith("models--")
 
 
 def one_line(error: BaseException) -> str:

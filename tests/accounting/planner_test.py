@@ -29,7 +29,7 @@ def plans():
 
 
 def test_every_plan_meets_the_target(plans):
-    assert len(plans) == 3 * len(planner.DEFAULT_MECHANISMS)
+    assert len(plans) == 3 * len(planner.default_mechanisms(1))
     for plan in plans:
         again = guarantee.dp_ftrl_guarantee(
             plan.strategy,

@@ -208,7 +208,7 @@ def test_a_model_without_a_vocabulary_has_a_statement_without_one():
 
 def test_parts_that_count_all_users_are_zeroed_whether_they_are_sampled_or_not():
     words = parts.Part(parts.VOCABULARY, "words", rho_zcdp=0.1)
-    figures = parts.Part(parts.METRICS, "loss", noise_multiplier_of_round=3.0)
+    figures = parts.Part(parts.METRICS, "loss of each round", rho_zcdp=0.1)
     promise = {"epsilon": 1.0, "delta": 1e-6, "accounting": "", "sampling": ""}
     claim = statement.SampledClaim(mechanism="any", others=(words, figures), **promise)
     text = statement.sampled_statement(claim).adjacency

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.finetuning import toy_finetuning
-from tff_dpftrl.auditing import configured_steps
+from tff_dpftrl.auditing import audit_report, claim, configured_steps
 from tff_dpftrl.cli import main
 from tff_dpftrl.finetuning import clipped_sums, ghost, private_steps
 
@@ -42,6 +42,14 @@ def test_correct_configs_are_consistent(toy, options):
     assert found.headline.startswith("consistent with the claim (5 of 5 tests could be done")
     added = next(one for one in found.findings if one.test == "what one unit adds")
     assert float(added.says.split()[2]) > 0.999  # The clip was reached.
+
+
+def test_released_metrics_count_as_not_tested(toy, monkeypatch):
+    nothing = audit_report.AuditReport("steps", claim.Claim(1.0, 1e-6), (), is_ours=True)
+    monkeypatch.setattr(configured_steps.step_probes, "audit_steps", lambda *_, **__: nothing)
+    (found,) = _audit(toy, metrics_epsilon=0.5).findings
+    assert (found.test, found.outcome) == ("release of the training metrics", "not tested")
+    assert not _audit(toy).findings
 
 
 @pytest.mark.slow

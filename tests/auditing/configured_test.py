@@ -56,6 +56,9 @@ def test_a_config_that_promises_nothing_is_refused():
 def test_correct_configs_are_consistent(options):
     report = _audit(**options)
     assert not report.is_violated, report.verdict
+    totals = {one.what: one.total for finding in report.findings for one in finding.covers}
+    kinds = {"rounds": 20, "tensors": 6, "training rounds": 20, "training tensors": 6}
+    assert totals == kinds
     assert report.is_ours and report.confidence >= 1.0 - _ERROR_RATE - 1e-9
     assert report.epsilon_at_least < report.claim.epsilon
     # Of secret samples a short run proves next to nothing.
@@ -107,7 +110,7 @@ def _plant(monkeypatch, config, kind=fixed_clip.FixedClipRound, noise=1.0):
     monkeypatch.setattr(type(correct), "guarantee", lambda self, schema, delta: claim)
 
 
-def _without_training(*args):
+def _without_training(*args, **options):
     return audit_report.AuditReport("no training", claim_lib.Claim(1.0, 1e-6), (), is_ours=True)
 
 
@@ -151,6 +154,44 @@ def test_faults_of_some_tensors_and_of_late_rounds_are_found(monkeypatch, kind, 
     covers = {str(one) for finding in report.findings for one in finding.covers}
     assert {"rounds 1 to 5 of 20", "all 20 rounds", "all 6 tensors"} <= covers
     assert "6 small tensors of ranks 1, 2" in report.subject
+
+
+@pytest.mark.slow
+def test_a_fault_of_the_learning_process_that_begins_late_is_found(monkeypatch):
+    config = config_lib.TrainingConfig(**_COMMON | {"num_rounds": 90}, mechanism="blt")
+    _plant(monkeypatch, config, planted_bugs.NoNoiseLater)
+    monkeypatch.setattr(configured.aggregator_lib, "audit_aggregator", _without_training)
+    report = configured.audit_config(config, num_clients=_NUM_CLIENTS, error_rate=_ERROR_RATE)
+    assert _violated(report) == ["training: canaries as trials, single rounds"]
+    (found,) = (one for one in report.findings if one.outcome == "violated")
+    assert found.says.startswith("Round 90 of 3 that were played alone")
+    assert str(found.covers[0]) == "training rounds 64, 65 and 90 of 90"
+    # Of the first 60 rounds canaries are in every tenth.
+    assert "no test looked at 81 of 90 training rounds" in report.headline
+
+
+def test_rounds_are_played_alone_around_powers_of_two_and_restarts_and_at_the_end():
+    config = config_lib.TrainingConfig(**_COMMON, mechanism="blt")
+    assert configured._later_rounds(config, 20, 10) == [15, 16, 19]
+    assert configured._later_rounds(config, 60, 59) == []
+    most = configured._later_rounds(config, 10**6, 900)
+    assert most == [1023, 1024, 1999]  # Later ones would take minutes.
+    options = _COMMON | {"num_rounds": 100, "mechanism": "blt", **_RESTARTS}
+    config = config_lib.TrainingConfig(**options)
+    assert configured._later_rounds(config, 100, 59) == [60, 61, 63, 64, 92, 93, 99]
+
+
+def test_what_else_is_released_counts_as_not_tested(monkeypatch):
+    monkeypatch.setattr(configured, "_short_run", _without_training)
+    monkeypatch.setattr(configured.aggregator_lib, "audit_aggregator", _without_training)
+    options = _COMMON | {"noise_multiplier": None, "target_epsilon": 8.0, "mechanism": "blt"}
+    config = config_lib.TrainingConfig(**options, vocabulary="dp", metrics_epsilon=0.5)
+    report = configured.audit_config(config, num_clients=_NUM_CLIENTS)
+    assert [(one.test, one.outcome) for one in report.findings] == [
+        ("release of the vocabulary", "not tested"),
+        ("release of the training metrics", "not tested"),
+    ]
+    assert all("the updates alone" in one.says for one in report.findings)
 
 
 def test_an_update_has_the_tensors_of_the_config_s_model():

@@ -157,6 +157,13 @@ class NoNoiseOnFourthLater(_NoNoiseSomewhere):
         return (tensor == 3) & (round_index >= self.FIRST)
 
 
+class NoNoiseLater(_NoNoiseSomewhere):
+    FIRST = 70  # The first round without.
+
+    def is_silent(self, tensor, rank, round_index):
+        return round_index >= self.FIRST
+
+
 class _ClippedAboveTwice(_Round):
     def clip_client(self, tensors, broadcast, weight=None):
         clipped, is_finite = super().clip_client(tensors, broadcast)

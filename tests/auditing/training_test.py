@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -284,6 +285,75 @@ def test_dp_fedavg_with_sampled_canaries(noise, is_violated):
         strategy=None,
     )
     assert report.is_violated == is_violated, report
+
+
+class _Numbers:
+    """A model with one number for each canary, as process and as canaries."""
+
+    def __init__(self, number, silent_from, momentum=0.0, restarts=()):
+        self.number = number
+        self.directions = types.SimpleNamespace(shapes=[[number]], project=lambda moved: moved[0])
+        self._rng, self._momentum, self._restarts = np.random.default_rng(5), momentum, restarts
+        self._silent_from, self.played = silent_from, []
+
+    def initialize(self):
+        return 0, np.zeros(self.number), np.zeros(self.number)
+
+    def next(self, state, clients):
+        t, weights, velocity = state
+        self.played.append((t, len(clients)))
+        noise = 4.0 * (t < self._silent_from) * self._rng.normal(size=self.number)
+        velocity = (0.0 if t in self._restarts else self._momentum * velocity) + noise
+        for canary in clients:
+            velocity = velocity + np.eye(self.number)[canary]
+        return types.SimpleNamespace(state=(t + 1, weights + velocity, velocity))
+
+    def get_model_weights(self, state):
+        return state[1]
+
+    def weights(self, model_weights):
+        return [model_weights]
+
+    def client(self, canary, sign):
+        return canary
+
+
+@pytest.mark.parametrize("momentum, restarts", [(0.0, ()), (0.9, (40, 50))])
+def test_a_fault_that_begins_late_is_found_by_rounds_that_are_played_alone(momentum, restarts):
+    claim = claim_lib.Claim.gaussian(0.25, _DELTA)
+    options = {"claim": claim, "cohorts": lambda t: [], "progress": lambda line: None}
+    options |= {"server_momentum": momentum, "server_restarts": restarts}
+
+    def single(process, rounds, **game):
+        game = training.CanaryGame(seed=0, **game)
+        return training.audit_single_rounds(process, rounds, canaries=process, game=game, **options)
+
+    faulty = _Numbers(_NUM_CANARIES, 45, momentum, restarts)
+    run = training.audit_training(
+        faulty,
+        canaries=faulty,
+        claim=claim,
+        schema=schema_lib.MinSep(30, 30, 1),
+        strategy=identity.Identity(),
+        server_momentum=momentum,
+        game=_GAME,
+    )
+    assert not run.is_violated
+    assert {str(one) for finding in run.findings for one in finding.covers} == {
+        "round 1 of 30",
+        "tensor 1 of 1",
+    }
+    (found,) = single(faulty, [31, 32, 40, 50])
+    assert found.outcome == "violated" and found.says.startswith("Round 51 of 4 that were played")
+    assert str(found.covers[0]) == "rounds 32, 33, 41 and 51 of 51"
+    alone = [(t, number) for t, number in faulty.played[30:] if number]
+    assert alone == [(t, _NUM_CANARIES // 2) for t in (31, 32, 40, 50)]
+    correct = _Numbers(_NUM_CANARIES, 1000, momentum, restarts)
+    (fine,) = single(correct, [31, 32, 40, 50])
+    assert fine.outcome == "consistent" and 0.0 <= fine.mu_at_least < 0.25
+    (few,) = single(correct, [31], most_canaries=19)
+    assert few.outcome == "not tested" and "room for 19 canaries" in few.says
+    assert single(correct, []) == ()
 
 
 def test_canaries_are_drawn_as_clients_are():

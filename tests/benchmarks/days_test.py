@@ -56,6 +56,19 @@ def test_the_same_seed_is_the_same_day(fleet):
     assert rows[0] == rows[1]
 
 
+@pytest.mark.parametrize(
+    ("num_devices", "goal", "drop_outs", "min_sep"),
+    [(20, 7, 0.3, 2), (40, 2, 0.0, 10)],
+)
+def test_resting_devices_cost_at_most_half_of_the_attempts(num_devices, goal, drop_outs, min_sep):
+    """Rounds follow one another within seconds here, and a selection may take ten minutes."""
+    resting_rounds = importlib.import_module("resting_rounds")
+    row = resting_rounds.compare(num_devices, drop_outs, min_sep, goal=goal, period=5.0, hours=0.15)
+    assert row["told: attempts"] > 10 and row["ratio"] >= 0.5, row
+    if not drop_outs:
+        assert row["skipped"] <= 1, row
+
+
 def test_the_picture_is_drawn(fleet, tmp_path):
     pytest.importorskip("matplotlib")
     fleet_day, day = fleet

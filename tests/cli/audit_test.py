@@ -1,5 +1,6 @@
 """Tests of `tff-dpftrl audit`."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -12,11 +13,12 @@ pytest.importorskip("tensorflow_federated", reason="audits training with TFF")
 
 from tests import fixed_seeds
 from tests.training import toy_run
-from tff_dpftrl.accounting import statement
+from tff_dpftrl.accounting import privacy_statement, statement
 from tff_dpftrl.auditing import audit_report, claim, configured
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.cli import audit, main
 from tff_dpftrl.participation import ledger_file
+from tff_dpftrl.runs import statement_subject
 from tff_dpftrl.training import run as run_lib
 
 corpus = toy_run.corpus
@@ -38,10 +40,16 @@ def run(trained, tmp_path):
     return pathlib.Path(shutil.copytree(trained, tmp_path / "run"))
 
 
-def _forge(folder):
+def _edit(folder):
     path = folder / "privacy_statement.json"
     values = json.loads(path.read_text())
     path.write_text(json.dumps(values | {"epsilon": 0.01}))
+
+
+def _forge(folder):
+    """Claims another ε, with the digests that whoever has the folder can make of it."""
+    forged = statement_subject.bound(folder, dataclasses.replace(_stated(folder), epsilon=0.01))
+    (folder / "privacy_statement.json").write_text(forged.to_json() + "\n")
 
 
 def test_a_run_that_keeps_its_promise(run, capsys):
@@ -51,6 +59,10 @@ def test_a_run_that_keeps_its_promise(run, capsys):
     assert "consistent   ledger: one history of rounds: 2 rounds are committed" in printed.out
     assert "statement: ε" in printed.err.splitlines()  # What is being done, as it is done.
     assert re.search(r" files, as bytes, decimal or hexadecimal\.\n", printed.out)
+    assert printed.out.splitlines()[-1] == (
+        "This believes the records. To test the mechanism itself, which clips and draws noise: "
+        "tff-dpftrl audit --config FILE, with the run's options."
+    )
     shown = re.search(r"ε = (\S+) at δ = (\S+) is what the records come to", printed.out)
     stated = _stated(run)
     assert stated.epsilon <= float(shown[1]) and stated.delta <= float(shown[2])
@@ -66,8 +78,9 @@ def test_a_run_that_is_handed_over_has_a_verdict_and_a_status_of_its_own(run, ca
     assert main.main(["audit", "--run", str(run)]) == audit.VIOLATED
 
 
-def test_a_violation_has_a_status_of_its_own(run, capsys):
-    _forge(run)
+@pytest.mark.parametrize("change", [_edit, _forge])
+def test_a_violation_has_a_status_of_its_own(run, capsys, change):
+    change(run)
     assert main.main(["audit", "--run", str(run)]) == audit.VIOLATED == 3
     printed = capsys.readouterr().out
     assert printed.startswith("VIOLATED") and "ε is 0.01 in the statement" in printed
@@ -100,12 +113,27 @@ def _stated(folder):
     return statement.PrivacyStatement.from_json((folder / "privacy_statement.json").read_text())
 
 
+def _assert_bound(folder):
+    """Asserts that a statement has the digests, keyed too, of what it says now."""
+    values = json.loads((folder / "privacy_statement.json").read_text())
+    made = statement_subject.digests(folder, values)
+    assert set(made) == set(privacy_statement.DIGESTS)
+    assert {name: values["subject"][name] for name in made} == made
+
+
 def test_it_enters_the_statement_and_leaves_the_claim(run):
     before = _stated(run)
     for _ in range(2):  # The second time nothing is new.
         assert main.main(["audit", "--run", str(run), "--state"]) == 0
     after = _stated(run)
-    assert set(after.diff(before)) == {"audits"}
+    assert set(after.diff(before)) == {"audits", "subject"}
+    # It is about the same, of the same date: its digests alone are others.
+    assert {
+        name
+        for name in after.subject.keys() | before.subject.keys()
+        if after.subject.get(name) != before.subject.get(name)
+    } == set(privacy_statement.DIGESTS)
+    _assert_bound(run)
     (entry,) = after.audits
     assert entry.startswith("audited: recount of the run run: consistent with the claim")
     assert entry in (run / "privacy_statement.md").read_text()
@@ -122,8 +150,19 @@ def test_a_refuted_claim_says_so_in_its_statement(run):
     for name in ("privacy_statement.json", "privacy_statement.md"):  # Beside the weights, too.
         assert (copy.parent / name).read_text() == (run / name).read_text()
     assert _stated(run).epsilon == 0.01  # An audit does not mend it.
+    _assert_bound(run)
     headline = (run / "privacy_statement.md").read_text().split("\n## ")[0]
     assert "Take nobody to be protected: an audit has found" in headline
+
+
+def test_nothing_is_added_to_a_statement_that_was_edited(run, capsys):
+    _edit(run)
+    before = {path: path.read_bytes() for path in run.glob("*.*") if path.is_file()}
+    assert main.main(["audit", "--run", str(run), "--state"]) == audit.VIOLATED
+    printed = capsys.readouterr()
+    assert printed.out.startswith("VIOLATED")
+    assert "edited after it was written" in printed.err.splitlines()[-1]
+    assert {path: path.read_bytes() for path in run.glob("*.*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,6 @@ def test_one_file_is_verified_by_its_proof(log, statement, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("verify",), "either the folder of a log or a --proof"),
-        (("verify", "log", "--proof", "p"), "either the folder of a log or a --proof"),
         (("verify", "--proof", "p"), "is of one file: name it with --has"),
         (("verify", "nowhere"), "There is no log in nowhere"),
         (("verify", "log", "--earlier", "nowhere"), "nowhere cannot be read"),
@@ -83,6 +81,19 @@ def test_mistakes_are_one_line(log, tmp_path, monkeypatch, capsys, arguments, sa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "picture").write_bytes(b"\x89PNG")
     assert _log(*arguments, "--public-key", "log.key.pub") == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "one of the arguments LOG --proof is required"),
+        (("log", "--proof", "p"), "--proof: not allowed with argument LOG"),
+    ],
+)
+def test_a_log_or_a_proof_is_verified(capsys, arguments, says):
+    with pytest.raises(SystemExit, match="2"):
+        _log("verify", *arguments, "--public-key", "log.key.pub")
     assert says in capsys.readouterr().err
 
 

@@ -16,7 +16,7 @@ from importlib import metadata
 import numpy as np
 import pytest
 
-from tff_dpftrl import validation, version
+from tff_dpftrl import packages, validation, version
 from tff_dpftrl.cli import account, main
 
 _COMMANDS = (
@@ -105,13 +105,48 @@ def test_a_package_that_is_not_installed_is_named(missing, is_ours, monkeypatch,
     assert error.count("\n") == 1
 
 
+_LATE = [
+    ("pretrain --data none.jsonl --output new", "tensorflow matplotlib"),
+    ("train --data none.jsonl --output new", "tensorflow_federated matplotlib"),
+    ("sweep --over seed=0:2 --data none.jsonl --output new", "tensorflow_federated matplotlib"),
+    ("sweep --finetune --over seed=0:2 --data none.jsonl --output new", "tensorflow matplotlib"),
+    ("finetune-plan --data none.jsonl --initial-weights none --target-epsilon 8", "tensorflow"),
+    ("finetune --data none.jsonl --output new", "tensorflow matplotlib"),
+    ("personalize none", "tensorflow"),
+    ("predict none --history none.txt", "tensorflow"),
+    ("export none --output new", "tensorflow"),
+    ("audit --config none.toml --output new", "matplotlib"),
+    ("task report none", "matplotlib"),
+    ("serve --population p --task none --store new", "tensorflow"),
+    ("device --examples none", "tensorflow"),
+    ("fleet --data none.jsonl", "tensorflow"),
+    ("compare tree --vary min-sep --values 2 --rounds 8 --min-sep 2 --png new.png", "matplotlib"),
+    ("plan --population 9 --rounds 4 --target-epsilon 8 --plot new.png", "matplotlib"),
+]
+
+
+@pytest.mark.parametrize(
+    "arguments, package", [(line, name) for line, names in _LATE for name in names.split()]
+)
+def test_what_a_command_comes_to_need_is_asked_for_before_anything_is_read(
+    arguments, package, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(packages, "is_missing", lambda module: module == package)
+    assert main.main(arguments.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    command = arguments.split()[0]
+    assert line.startswith(f"tff-dpftrl {command} needs {package}, which is not installed: pip")
+    assert not list(tmp_path.iterdir())
+
+
 def test_extras_have_the_packages_that_errors_say_they_have():
     try:
         required = metadata.requires("tff_dpftrl") or []
     except metadata.PackageNotFoundError:
         pytest.skip("The package is not installed, so that nothing says what its extras are.")
     names = {"google": "protobuf", "grpc": "grpcio", "psycopg2": "psycopg2-binary"}
-    for module, extra in main._EXTRA_OF.items():
+    for module, extra in packages.EXTRA_OF.items():
         package = re.escape(names.get(module, module)).replace("_", "[-_]")
         line = re.compile(rf"(?i){package}[^-\w].*extra == .{extra}")
         assert any(map(line.match, required)), (module, extra)
@@ -142,6 +177,45 @@ def test_a_misspelt_flag_is_recognised(arguments, meant, capsys):
 def test_other_wrong_usage_is_one_line_too(arguments, named, capsys):
     (line,) = _errors(arguments, capsys).splitlines()
     assert line.startswith("tff-dpftrl train: ") and named in line
+
+
+def _parsers(parser, name=""):
+    """Yields the parsers of all commands and parts of commands, and their names."""
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for part, below in action.choices.items():
+                yield from _parsers(below, f"{name} {part}".strip())
+
+
+_SWALLOWING = {
+    "report --html": ["report --html RUN --format json", "report RUN --format json --html"],
+    "budget --runs": ["budget --runs a b DATA", "budget DATA --runs a b"],
+    "log verify --has": [
+        "log verify --public-key k --has a b LOG",
+        "log verify LOG --public-key k --has a b",
+    ],
+}
+
+
+@pytest.mark.parametrize("option", _SWALLOWING)
+def test_an_option_leaves_the_command_what_it_is_about(option):
+    first, last = (
+        vars(main._build_parser().parse_args(line.split())) for line in _SWALLOWING[option]
+    )
+    assert first == last
+
+
+def test_no_other_option_can_take_what_a_command_is_about():
+    greedy = {
+        f"{name} {option.option_strings[-1]}"
+        for name, parser in _parsers(main._build_parser())
+        for option in parser._actions
+        if option.option_strings and option.nargs in ("?", "*", "+")
+        # The options of a part of a command are its own.
+        if any(not a.option_strings and a.nargs != argparse.PARSER for a in parser._actions)
+    }
+    assert greedy == set(_SWALLOWING)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +275,15 @@ def test_a_warning_is_one_line_without_source(stub, capsys):
     assert main.main(["account"]) == 0
     assert capsys.readouterr().err == "tff-dpftrl account: warning: the clip norm is costly\n"
     assert warnings.showwarning is shown
+
+
+def test_the_environment_makes_no_library_talk_or_fail(stub, monkeypatch):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    monkeypatch.setenv("MPLBACKEND", "gtk")
+    seen = []
+    stub(lambda args: seen.append(dict(os.environ)))
+    main.main(["account"])
+    assert (seen[0]["TF_CPP_MIN_LOG_LEVEL"], seen[0]["MPLBACKEND"]) == ("3", "agg")
 
 
 @pytest.mark.parametrize(

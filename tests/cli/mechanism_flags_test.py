@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
+import tracemalloc
 
 import pytest
 
@@ -37,6 +40,63 @@ def _strategy(*flags):
 def test_schema(flags, expected):
     args = _parse("--mechanism", "tree", "--rounds", "10", *flags)
     assert mechanism_flags.schema_from(args) == schema_lib.MinSep(10, *expected)
+
+
+_LONG = ["--rounds", "1000000000", "--min-sep", "10000"]
+_OF_ANY_LENGTH = """
+import json, resource, sys
+import numpy, scipy.fft, scipy.optimize, scipy.signal
+from tff_dpftrl.accounting import calibrate, planner
+from tff_dpftrl.cli import main
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, 4 * 2**30))  # Fails rather than fills a machine.
+for command in json.loads(sys.argv[1]):
+    assert main.main(command) == 0, command
+    assert peak() - before < 200 * 10**6, command
+"""
+
+
+def test_memory_does_not_depend_on_the_number_of_rounds():
+    account = ["account", *_LONG, "--noise-multiplier", "7", "--max-participations", "10"]
+    mechanisms = ["blt", "bisr", "bandfhu", "identity", "tree", "tree-vanilla", "lambda-cgd"]
+    commands = [[*account, "--mechanism", name] for name in mechanisms]
+    commands[2] += ["--bands", "16"]
+    commands[6] += ["--correlation", "0.9"]
+    commands += [
+        ["optimize", *_LONG, "--mechanism", "blt"],
+        ["calibrate", *_LONG, "--mechanism", "blt", "--target-epsilon", "5"],
+        ["compare", "blt", "bisr", "blt-gboard-b400", *_LONG, "--vary", "rounds", "--values",
+         "1000000000"],
+        ["plan", "--population", "4000000", "--rounds", "1000000000", "--target-epsilon", "500",
+         "--report-goals", "400", "--max-participations", "100001", "--mechanisms",
+         "blt,bisr,identity"],
+    ]  # fmt: skip
+    subprocess.run([sys.executable, "-c", _OF_ANY_LENGTH, json.dumps(commands)], check=True)
+
+
+@pytest.mark.parametrize(
+    "flags, reason",
+    [
+        (
+            ["--mechanism", "bandtoep"],
+            "mechanism bandtoep is for at most 10000000 rounds, got 1000",
+        ),
+        (["--mechanism", "bandinv"], "mechanism bandinv is for at most 10000000 rounds, got 1000"),
+        (["--mechanism", "tree", "--restart-every", "9"], "at most 10000000 with restarts"),
+        (
+            ["--mechanism", "blt", "--workload", "momentum=0.9,decay=linear"],
+            "workload with momentum 0.9, linear decay is for at most 1000000 rounds, got 10000",
+        ),
+    ],
+)
+def test_what_grows_with_the_rounds_is_refused_before_it_does(flags, reason):
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=reason):
+        _strategy(*flags, *_LONG)
+    assert tracemalloc.get_traced_memory()[1] < 50 * 10**6
+    tracemalloc.stop()
 
 
 def test_flags_are_the_options_of_mechanisms():

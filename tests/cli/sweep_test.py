@@ -19,6 +19,7 @@ from tests.cli import toy_corpus
 from tests.finetuning import toy_finetuning
 from tests.reports import listed_files
 from tests.sweeps import fake_train
+from tff_dpftrl import packages
 from tff_dpftrl.accounting import planner
 from tff_dpftrl.accounting import selection as selection_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
@@ -39,6 +40,7 @@ _OVER = ["--over", "noise_multiplier=1,2", "--over", "seed=0:2"]
 @pytest.fixture
 def sweep(monkeypatch, tmp_path):
     """Runs the command with pretended runs in a folder; returns the status."""
+    monkeypatch.setattr(packages, "is_missing", lambda module: False)
     monkeypatch.setattr(running, "PROGRAM", _FAKE)
     monkeypatch.setattr(running, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(population_check, "check", lambda cells: dict(_DATA))
@@ -318,9 +320,11 @@ def test_flags_of_a_cell_are_read_as_its_config():
 
 _PRETENDING = f"""
 import sys
+from tff_dpftrl import packages
 from tff_dpftrl.cli import main
 from tff_dpftrl.sweeps import plots, population_check, running, selection, selection_plan
 
+packages.is_missing = lambda module: False
 plots.write = lambda output, results: None
 running.PROGRAM = {_FAKE!r}
 population_check.check = lambda cells: {{}}

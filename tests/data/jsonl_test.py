@@ -65,6 +65,7 @@ def test_a_failed_write_leaves_nothing(tmp_path):
         (b'{"user_id": "b"}', "examples must be a list of strings, got 'None'"),
         (b'{"user_id": "b", "examples": "text"}', "got 'text'"),
         (b'{"user_id": "b", "examples": ["x", null]}', "list of strings"),
+        (b'{"user_id": "b", "examples": ["x", "\\u0000"]}', "has a NUL character"),
         (b'{"user_id": "a", "examples": []}', "user_id 'a' was already on line 1"),
     ],
 )

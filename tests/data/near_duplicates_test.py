@@ -2,11 +2,9 @@
 
 import math
 import random
-import sys
 
 import pytest
 
-from tff_dpftrl import validation
 from tff_dpftrl.data import near_duplicates, user_text
 
 _WORDS = [a + b for a in "bdfgkmnprt" for b in "aeiou"]
@@ -89,9 +87,3 @@ def test_nothing_in_common_leaves_the_corpus_as_it_is():
         kept, left_out = near_duplicates.without(_corpus(public), others)
         assert left_out == 0
         assert {user: kept.examples(user) for user in kept.user_ids} == public
-
-
-def test_without_the_library_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasketch", None)
-    with pytest.raises(validation.UsageError, match="pip install datasketch"):
-        near_duplicates.without(_corpus({"bo": ["a"]}), [])

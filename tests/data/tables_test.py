@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import shutil
+import struct
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import grouping, sources, table_files, tables, user_text, vocabulary
 
 _ROWS = [
@@ -72,6 +74,10 @@ _SEPARATED = _separated().encode()
         ("t.csv", _separated().replace("\r\n", "\n").encode()),
         ("byte_order_mark.csv", b"\xef\xbb\xbf" + _SEPARATED),
         ("semicolons.csv", _separated(delimiter=";").encode()),
+        (
+            "comma_in_a_name.csv",
+            _separated(delimiter=";").replace("id", '"id, of the ""row"""', 1).encode(),
+        ),
         ("t.tsv", _separated(delimiter="\t").encode()),
         ("t.jsonl", _lines().encode()),
         ("byte_order_mark.ndjson", b"\xef\xbb\xbf" + _lines().encode()),
@@ -89,10 +95,17 @@ def test_text_files_are_read(tmp_path, name, content):
     assert len(said) == 2
 
 
+def _write_stream(path, table):
+    """Writes Arrow's stream format, as `save_to_disk` of Hugging Face's datasets does."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+
+
 def test_parquet_and_feather_are_read(tmp_path):
     parquet.write_table(_arrow(), tmp_path / "t.parquet", row_group_size=2)
     feather.write_feather(_arrow(), tmp_path / "t.feather")
-    for name in ("t.parquet", "t.feather"):
+    _write_stream(tmp_path / "t.arrow", _arrow())
+    for name in ("t.parquet", "t.feather", "t.arrow"):
         assert _texts(_read(tmp_path / name)[0]) == _USERS
 
 
@@ -209,6 +222,131 @@ def test_repeated_rows_are_kept_and_counted(tmp_path):
     assert "2 of 7 rows have the user and the text of an earlier row" in said[1]
 
 
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_row_that_repeats_the_names_of_the_columns_is_refused(tmp_path, is_marked):
+    content = _separated()
+    joined = content + "\ufeff" * is_marked + content
+    with pytest.raises(ValueError, match=r"t\.csv:8 repeats the names of the columns"):
+        _read(tmp_path / "t.csv", joined, max_bad_rows=0.9)
+    with pytest.raises(ValueError, match="row 5 repeats the names"):
+        sources.of_rows(_arrow([*_ROWS, ("user", "text")]), "r")
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (["7", "7.0", "7.00", "8"], "one number in several ways, '7' and '7.0'"),
+        (["7", "7.0", "8"], "one number in several ways"),
+        (["9007199254740993.0", "8"], "was rounded"),
+        ([9007199254740993.0, 9007199254740992.0], "row 0: .* is a float of 9,007,199,254,740,992"),
+        (np.array([2**53 + 1, 2, np.nan]), "row 0: .* is a float"),
+        (pa.array([2.0**24, 2], pa.float32()), "row 0: .* is a float of 16,777,216 or more"),
+    ],
+)
+def test_ids_that_are_not_exact_or_not_written_in_one_way_are_refused(ids, message):
+    texts = [f"text {i}" for i in range(len(ids))]
+    given = pa.table({"user": ids, "text": texts}) if isinstance(ids, pa.Array) else None
+    given = _Frame(user=ids, text=texts) if given is None else given
+    with pytest.raises(ValueError, match=message):
+        sources.of_rows(given, "r", table=tables.TableOptions(max_bad_rows=0.5))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [_write_stream, lambda *a: feather.write_feather(a[1], a[0], compression="uncompressed")],
+)
+def test_offsets_outside_of_the_file_are_refused_and_not_followed(tmp_path, write):
+    write(tmp_path / "t.arrow", _arrow([("ann", "hello"), ("bob", "hi")]))
+    content = (tmp_path / "t.arrow").read_bytes()
+    wrong = content.replace(struct.pack("<3i", 0, 5, 7), struct.pack("<3i", 0, 2**30, 7))
+    assert content != wrong
+    with pytest.raises(ValueError, match=r"t\.arrow: cannot be read: .*offset"):
+        _read(tmp_path / "t.arrow", wrong)
+
+
+@pytest.mark.parametrize("form", ["parquet", "stream"])
+def test_ids_and_texts_of_bytes_are_text_or_named_as_bytes(tmp_path, form):
+    def read(ids, texts=(b"x", b"y", b"z", b"w")):
+        table = pa.table({"user": pa.array(ids, pa.binary()), "text": pa.array(texts, pa.binary())})
+        path = tmp_path / ("t.arrow" if form == "stream" else "t.parquet")
+        (_write_stream(path, table) if form == "stream" else parquet.write_table(table, path))
+        return _read(path)[0]
+
+    ids = [b"ann", "çem".encode(), b"ann", b"bob"]
+    assert _texts(read(ids)) == {"ann": ["x", "z"], "çem": ["y"], "bob": ["w"]}
+    with pytest.raises(ValueError, match="2 with bytes that are not UTF-8 as the id of the user"):
+        read([b"ann", b"bob", b"\xff\xfe", b"\xff"])
+    with pytest.raises(ValueError, match="1 with bytes that are not UTF-8 instead of a text"):
+        read(ids, (b"x", b"y", b"z", b"\xff"))
+
+
+def test_a_column_that_begins_late_is_found(tmp_path):
+    early = [{"author": f"u{i % 3}", "body": "x"} for i in range(200)]
+    late = [{"author": f"u{i % 3}", "reply": f"y {i}"} for i in range(10)]
+    content = "".join(json.dumps(row) + "\n" for row in early + late)
+    options = {"user_column": "author", "text_column": "reply"}
+    corpus, said = _read(tmp_path / "t.jsonl", content, **options, max_bad_rows=0.96)
+    assert sorted(corpus.texts()) == sorted(f"y {i}" for i in range(10))
+    assert "columns 'author' and 'reply': 200 of 210 rows cannot be used: 200 without a" in said[0]
+    with pytest.raises(ValueError, match="no column 'answer'.* 'author', 'body', 'reply'"):
+        _read(tmp_path / "t.jsonl", user_column="author", text_column="answer")
+
+
+def _write_splits(folder, files):
+    for name, user in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        rows = [(user, "x"), (f"other {user}", "y")]
+        if name.endswith(".arrow"):
+            _write_stream(folder / name, _arrow(rows))
+        elif name.endswith(".jsonl"):
+            (folder / name).write_text(_lines(rows))
+        else:
+            (folder / name).write_text("{}")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"data/train.jsonl": "a", "data/test.jsonl": "b", "dataset_infos.json": ""},
+        {"data/train-00000-of-00001.jsonl": "a", "data/test-00000-of-00001-ab1.jsonl": "b"},
+        {"training/0.jsonl": "a", "eval/0.jsonl": "b"},
+        {
+            **{"train/data-00000-of-00001.arrow": "a", "test/data-00000-of-00001.arrow": "b"},
+            **{"dataset_dict.json": "", "train/state.json": "", "test/dataset_info.json": ""},
+        },
+    ],
+)
+def test_one_split_of_a_folder_is_read_and_that_is_said(tmp_path, files):
+    _write_splits(tmp_path, files)
+    corpus, said = _read(tmp_path)
+    assert corpus.user_ids == ("a", "other a")
+    assert "of several splits ('test', 'train'): only those of 'train' are read" in said[0]
+    assert _read(tmp_path, split="test")[0].user_ids == ("b", "other b")
+    with pytest.raises(ValueError, match="no files of the split 'validation'; its splits are 't"):
+        _read(tmp_path, split="validation")
+    # All of them are the files of the folder, where it is asked whether they are public.
+    assert len(table_files.find(str(tmp_path))) == 2
+
+
+def test_splits_of_other_names_must_be_named(tmp_path):
+    _write_splits(
+        tmp_path, {"x/0.arrow": "a", "y/0.arrow": "b", "x/state.json": "", "n.jsonl": "c"}
+    )
+    assert len(_read(tmp_path)[0]) == 6  # Of one split and of none.
+    _write_splits(tmp_path, {"y/state.json": ""})
+    for problem in (_read, lambda path: _fail(sources.problem_of(str(path)))):
+        with pytest.raises(ValueError, match="no files of the split 'train'; its splits are 'x', "):
+            problem(tmp_path)
+    corpus, said = _read(tmp_path, split="y")
+    assert corpus.user_ids == ("b", "other b") and "1 files of no split are left out" in said[0]
+    with pytest.raises(ValueError, match="split 'y' is for folders"):
+        _read(tmp_path / "n.jsonl", split="y")
+
+
+def _fail(problem):
+    raise ValueError(problem)
+
+
 _BAD_CSV = b"""user,text
 ann,good
 bob,too,many
@@ -298,18 +436,43 @@ def test_encodings(tmp_path):
     for encoding in ("latin-1", "utf-16"):
         content = _separated().encode(encoding)
         assert _texts(_read(tmp_path / "t.csv", content, encoding=encoding)[0]) == _USERS
-    with pytest.raises(ValueError, match="t.csv is UTF-16: pass encoding 'utf-16'"):
-        _read(tmp_path / "t.csv")
     with pytest.raises(ValueError, match="if it is Latin-1, pass encoding 'latin-1'"):
         _read(tmp_path / "t.csv", _separated().encode("latin-1"))
-    with pytest.raises(ValueError, match="encoding 'latin-9000' is not known"):
-        tables.TableOptions(encoding="latin-9000")
+    for unknown in ("latin-9000", "undefined", "a\0b"):
+        with pytest.raises(validation.UsageError, match="encoding '.*' is not known"):
+            tables.TableOptions(encoding=unknown)
+
+
+@pytest.mark.parametrize("has_mark", [True, False])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize(("name", "write"), [("t.csv", _separated), ("t.jsonl", _lines)])
+def test_other_encodings_are_refused_by_their_name_by_which_they_are_read(
+    tmp_path, name, write, encoding, has_mark
+):
+    content = ("\ufeff" * has_mark + write()).encode(encoding)
+    for given in [None, "utf-8", "latin-1"] + ["utf-16"] * encoding.startswith("utf-32"):
+        with pytest.raises(ValueError, match=f"NUL characters .*pass encoding '{encoding}'"):
+            _read(tmp_path / name, content, encoding=given)
+    assert _texts(_read(tmp_path / name, content, encoding=encoding)[0]) == _USERS
+
+
+def test_nul_characters_are_refused(tmp_path):
+    rows = [*_ROWS, ("dan\0", "hi"), ("dan", "h\0i")]
+    said = []
+    table = tables.TableOptions(max_bad_rows=0.5)
+    assert _texts(sources.of_rows(rows, "r", table=table, notice=said.append)) == _USERS
+    assert "1 with a NUL character in the id of the user (row 5)" in said[0]
+    assert "1 with a NUL character in the text (row 6)" in said[0]
+    with pytest.raises(ValueError, match="NUL character in the name of a column"):
+        _read(tmp_path / "t.jsonl", _lines(names=("user", "te\0xt")))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("t.csv", b'user,text\nann,x\n\nbob,"open\nann,y\n', "t.csv:4: a quote is opened"),
+        ("t.csv", b'user,"text\nann,x\n', "t.csv:1: a quote is opened"),
+        ("t.csv", b'user,"te"xt\nann,x\n', "t.csv:1: quotes are in the wrong place in the names"),
         ("t.csv", b"", "is empty"),
         ("t.csv", b"user,text\n", "has no rows"),
         ("t.csv", b"user,text\nann,x\n", "single user, 'ann'"),
@@ -334,6 +497,14 @@ def test_encodings(tmp_path):
 def test_files_that_cannot_be_read_are_refused(tmp_path, name, content, message):
     with pytest.raises(ValueError, match=message):
         _read(tmp_path / name, content)
+
+
+def test_a_cell_that_is_too_long_is_named_as_such(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_files, "_MAX_FIELD", 2000)
+    with pytest.raises(ValueError, match=r"t\.csv:3: a cell has more than 2,000 .* JSON lines\.$"):
+        _read(tmp_path / "t.csv", "user,text\nbob,x\nann," + "word " * 500 + "\n")
+    with pytest.raises(ValueError, match=r"t\.csv:3: a cell has more .*; or a quote is opened"):
+        _read(tmp_path / "t.csv", 'user,text\nbob,x\nann,"' + "word\n" * 500 + "\n")
 
 
 def test_every_line_that_a_stray_quote_swallows_is_counted(tmp_path):

@@ -32,9 +32,22 @@ def test_a_table_becomes_a_corpus():
     assert len(user_text.UserText.from_rows("t", [])) == 0
 
 
-@pytest.mark.parametrize("row", [("a",), ("a", 1), (7, "text"), ("", "text"), ("a", None), "ab"])
+def test_numbers_as_ids_are_one_user_each_or_refused():
+    corpus = user_text.UserText.from_rows("t", [(7, "x"), (7.0, "y"), ("7", "z"), (8, "w")])
+    assert corpus.user_ids == ("7", "8") and corpus.examples("7") == ["x", "y", "z"]
+    with pytest.raises(ValueError, match="t: ids of users write one number in several ways"):
+        user_text.UserText.from_mapping("t", {"7": ["x"], "7.0": ["y"]})
+    with pytest.raises(ValueError, match="t: ids of users write one number in several ways"):
+        user_text.UserText("t", "one x", ("7", "8"), list, co_owners={"7": {"8.0"}})
+    with pytest.raises(ValueError, match="not exact"):
+        user_text.UserText.from_rows("t", [(2.0**53, "x")])
+
+
+@pytest.mark.parametrize(
+    "row", [("a",), ("a", 1), (float("nan"), "text"), ("", "text"), ("a", None), "ab"]
+)
 def test_rows_that_are_no_user_and_text_are_refused(row):
-    with pytest.raises(ValueError, match="row 1 of 't' is .*convert ids with str"):
+    with pytest.raises(ValueError, match="row 1 of 't' is .*leave out rows"):
         user_text.UserText.from_rows("t", [("a", "text"), row])
 
 

@@ -39,7 +39,7 @@ def _cells_of(monkeypatch, tmp_path):
         raise Stopped
 
     monkeypatch.setattr(running, "run", run)
-    monkeypatch.setattr(sweep, "_check", lambda *args: None)  # A process reads the data.
+    monkeypatch.setattr(sweep, "_check", lambda *args: {})  # A process reads the data.
 
     def cells_of(name):
         with pytest.raises(Stopped):

@@ -290,12 +290,39 @@ def test_frozen_layers_stay_as_they_are_and_a_recount_comes_to_the_statement(tmp
     model = _model()
     model.layers[0].trainable = False
     before = model.get_weights()
-    _fit(model, tmp_path / "run")
+    results = _fit(model, tmp_path / "run")
     after = model.get_weights()
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         assert np.array_equal(old, new) == (index < 2)
     report = run_folder.recount_run(tmp_path / "run")
     assert not report.is_violated, report.to_text()
+    assert (
+        "What was not trained, and has no noise: 16 weights. Computed from: nothing, they were "
+        "drawn at random (so the operator says)."
+    ) in results.statement.not_covered
+
+
+def _normalised(**options):
+    """Returns a model that divides by the exact variance of the examples, deep within."""
+    normalise = _layers.Normalization(name="normalise", **options)
+    if not options:
+        normalise.adapt(_data()[0])
+    tf.keras.utils.set_random_seed(3)
+    inner = tf.keras.Sequential([normalise, _layers.Dense(4)])
+    model = tf.keras.Sequential(
+        [tf.keras.Input([3]), tf.keras.Sequential([inner]), _layers.Dense(2)]
+    )
+    model.compile("sgd", loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_the_statement_says_where_statistics_come_from(tmp_path):
+    source = "nothing; the mean is of public images"
+    results = _fit(_normalised(), tmp_path / "run", trained_on=source)
+    assert (
+        "What was not trained, and has no noise: 7 weights; statistics or words of data in "
+        f"normalise. Computed from: {source}."
+    ) in results.statement.not_covered
 
 
 @pytest.mark.slow
@@ -309,6 +336,17 @@ def test_inputs_may_be_a_structure(tmp_path):
     before = model.get_weights()
     _fit(model, tmp_path / "run", [x, x[:, :1]], y.astype(np.float32), batch_size=12)
     assert not np.array_equal(before[0], model.get_weights()[0])
+
+
+def _users(ids):
+    return {"user_ids": ids, "examples_per_user": 1}
+
+
+def test_ids_that_are_whole_floats_are_those_of_the_integers():
+    users, rows = keras_fit._units(4, np.array([7.0, 8.0, 7.0, 8.0]), 2)
+    same, of_same = keras_fit._units(4, [7, "8", np.int64(7), 8.0], 2)
+    assert users.ids == same.ids == ("7", "8")
+    assert [rows["7"].tolist(), of_same["8"].tolist()] == [[0, 2], [1, 3]]
 
 
 @pytest.mark.parametrize(
@@ -332,8 +370,18 @@ def test_inputs_may_be_a_structure(tmp_path):
         (_model, {"examples_per_user": 2}, "is for user_ids"),
         (_model, {"target_epsilon": 3.0}, "exactly one of target_epsilon"),
         (_model, {"mechanism": None}, "mechanism must be one of"),
-        (_model, {"user_ids": [b"\xff"] * _NUM, "examples_per_user": 1}, "not UTF-8"),
+        (_model, _users([b"\xff"] * _NUM), "not UTF-8"),
+        (_model, _users(["u"] * (_NUM - 1) + [None]), "example 23 is without a user, None: give"),
+        (_model, _users(["u"] * (_NUM - 1) + [np.nan]), "example 23 is without a user, nan"),
+        (_model, _users(np.where(np.arange(_NUM) == 9, np.nan, 1.0)), "example 9 is without"),
+        (_model, _users([0.5] * _NUM), "example 0 is with a fraction"),
+        (_model, _users(np.full(_NUM, 2.0**53)), r"user_ids\[0\]: .* a float .* not exact"),
+        (_model, _users(np.full(_NUM, 2**24, np.float32)), r"user_ids\[0\]: .* a float"),
+        (_model, _users(["7", "7.0", *"8" * (_NUM - 2)]), "one number in several ways"),
         (_model, {"epochs": 0}, "epochs must be at least 1"),
+        (_normalised, {}, "words of data in normalise.*trained_on='nothing' does not say"),
+        (_normalised, {"trained_on": None}, "trained_on=None does not say of which data"),
+        (lambda: _normalised(mean=[1.0] * 3, variance=[1.0] * 3), {}, "data in normalise"),
     ],
 )
 def test_what_would_break_the_promise_is_refused_before_a_folder_is_made(

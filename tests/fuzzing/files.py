@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import itertools
 import json
@@ -15,12 +16,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 
 from tests.fuzzing import judging, mutations
+from tests.models import checkpoint_folders
 from tests.training import toy_model
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee, statement
-from tff_dpftrl.data import jsonl, sqlite, tokenizer, vocabulary, vocabulary_file
+from tff_dpftrl.data import (
+    jsonl,
+    sources,
+    sqlite,
+    tables,
+    tokenizer,
+    vocabulary,
+    vocabulary_file,
+)
 from tff_dpftrl.finetuning import config as finetuning_config
 from tff_dpftrl.mechanisms import (
     banded,
@@ -35,7 +47,7 @@ from tff_dpftrl.mechanisms import (
     serialization,
     tree,
 )
-from tff_dpftrl.models import export
+from tff_dpftrl.models import export, hugging_face
 from tff_dpftrl.participation import ledger, observed, recount
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import checkpoint, cohort_seed, committed_rounds, manifest, metrics_log
@@ -220,6 +232,46 @@ def _read_corpus(path: pathlib.Path) -> None:
     vocabulary.most_frequent(corpus, 5, source="tests")
 
 
+def _write_table(path: pathlib.Path, number: int) -> None:
+    """Writes a table in the format of the file's name, with text, numbers or lists as ids."""
+    ids = (["ann", "bob", "çem"], [7, 8, 9], [["ann", "bob"], ["bob"], ["çem"]])[number]
+    users, texts = ids * 2, [f'some "words" {i}' for i in range(6)]
+    if path.suffix == ".jsonl":
+        rows = [{"user": u, "text": t} for u, t in zip(users, texts, strict=True)]
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("user", "text"), *zip(users, texts, strict=True)])
+    elif path.suffix == ".parquet":
+        parquet.write_table(pa.table({"user": users, "text": texts}), path, row_group_size=2)
+    else:
+        made = pa.table({"user": users, "text": texts})
+        with (pa.ipc.new_stream if number else pa.ipc.new_file)(path, made.schema) as writer:
+            writer.write_table(made)
+
+
+def _read_table(path: pathlib.Path) -> None:
+    """Reads a table with options that depend on its size, so that a seed repeats them."""
+    number = path.stat().st_size
+    table = tables.TableOptions(
+        user_column=(None, "user")[number % 2],
+        encoding=(None, None, "utf-16", "latin-1")[number % 4],
+        max_bad_rows=(0.01, 0.9)[number // 4 % 2],
+    )
+    owned = (None, 2)[number % 5 == 4]
+    spec = str(path if number % 3 else path.parent)
+    sources.load_user_text(spec, table=table, notice=judging.one_line, rows_per_owner=owned)
+
+
+def _table_kind(name: str, mutate: mutations.Mutation) -> judging.Kind:
+    return kind(
+        f"table {name}",
+        lambda folder, number: _write_table(folder / name, number),
+        {name: mutate},
+        lambda folder: _read_table(folder / name),
+    )
+
+
 def _write_sqlite(folder: pathlib.Path, number: int) -> None:
     with contextlib.closing(sqlite3.connect(folder / "c.sqlite")) as connection:
         connection.executescript(
@@ -367,6 +419,34 @@ def _read_model(folder: pathlib.Path) -> None:
     trained_model.find(folder).load()
 
 
+_OF_CHECKPOINTS: dict[str, mutations.Mutation] = {
+    **dict.fromkeys(
+        ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"),
+        mutations.json_text,
+    ),
+    "model*.safetensors": mutations.safetensors,
+}
+
+
+def _checkpoint_of(*names: str) -> Write:
+    """Returns what copies one of the checkpoints of these names."""
+
+    def write(folder: pathlib.Path, number: int) -> None:
+        source = checkpoint_folders.FOLDER / names[number % len(names)]
+        for path in source.glob("*[!yz]"):  # Not the golden arrays.
+            shutil.copy(path, folder)
+        (folder / "generation_config.json").write_text('{"eos_token_id": 0, "top_p": 0.5}')
+
+    return write
+
+
+def _read_hugging_face(folder: pathlib.Path) -> None:
+    found = trained_model.find(folder)
+    model = found.load(sequence_length=4)
+    model.words.ids(found.rule.words("a text"))
+    hugging_face.config_of(model.model)
+
+
 def _write_sweep(folder: pathlib.Path, number: int) -> None:
     sweep_folder.write(folder, {"data": "docs", "num_rounds": number}, {"seed": (0, 1, 2)})
     sweep_folder.write_ending(folder, sweep_folder.Ending(number, "the end"))
@@ -508,6 +588,10 @@ KINDS = (
         {"c.jsonl.gz": mutations.compressed(mutations.json_lines)},
         lambda folder: _read_corpus(folder / "c.jsonl.gz"),
     ),
+    _table_kind("t.csv", mutations.table),
+    _table_kind("t.jsonl", mutations.table),
+    _table_kind("t.parquet", mutations.scattered),
+    _table_kind("t.arrow", mutations.scattered),
     kind("corpus in SQLite", _write_sqlite, {"c.sqlite": mutations.sqlite}, _read_sqlite),
     kind("vocabulary", _write_vocabulary, {"vocabulary.json": _json}, _read_vocabulary),
     kind(
@@ -556,6 +640,20 @@ KINDS = (
             warm_start.RECORD: _json,
         },
         _read_model,
+    ),
+    kind(
+        "checkpoint of GPT-2",
+        _checkpoint_of("gpt2", "gpt2_half"),
+        _OF_CHECKPOINTS,
+        _read_hugging_face,
+        refusals=(validation.UsageError,),
+    ),
+    kind(
+        "checkpoint of Llama",
+        _checkpoint_of("llama_untied"),
+        _OF_CHECKPOINTS | {"model.safetensors.index.json": _json},
+        _read_hugging_face,
+        refusals=(validation.UsageError,),
     ),
     kind("sweep", _write_sweep, {"*.json": _json}, _read_sweep),
     kind("timer", write_timer, {"timer": mutations.sqlite}, _read_timer, writes=True),

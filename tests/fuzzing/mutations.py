@@ -36,6 +36,11 @@ _JSON_VALUES = (
     *("[]", "{}", "[[]]", '{"":null}', "[" * 90 + "]" * 90, "[" * 600 + "]" * 600),
     "[" * 100_000 + "]" * 100_000,
 )
+_CELLS = (
+    *('"', '""', ",", '","', ";", "\t", "\n", "\r", "\0", "\ufeff", " ", "", "\u2028", "ß", "\x1c"),
+    *("7", "7.0", "1e+16", "9007199254740993.0", "nan", "-0", "user", "text", "x" * 5000),
+    *("{", "}", "[", "]", "null", '{"user": 1.0, "text": "x"}\n', "'", "\\", "\\u0000"),
+)
 _TOML_VALUES = (
     *("true", "0", "-1", "1", "nan", "inf", "-inf", "1e999", "0.5", '""', '"\\u0000"'),
     *(str(2**63), "9" * 400, "9" * 5000, "1979-05-27", "[]", "[1, 2]", "{}", "{ a = 1 }"),
@@ -298,6 +303,34 @@ def lines_of_text(content: bytes, other: bytes, drawn: random.Random) -> bytes:
     return "\n".join(lines).encode()
 
 
+def table(content: bytes, other: bytes, drawn: random.Random) -> bytes:
+    """Changes to lines and cells of a table, to what separates them, and to the encoding."""
+    for _ in range(drawn.choice((1, 1, 2, 3))):
+        text = content.decode("utf-8", "surrogateescape")
+        lines = text.splitlines(keepends=True) or [""]
+        at = drawn.randrange(len(lines))
+        match drawn.randrange(9):
+            case 0:
+                content = scattered(content, other, drawn)
+                continue
+            case 1:
+                content = json_lines(content, other, drawn)
+                continue
+            case 2:  # Two files that were joined.
+                lines[at:at] = drawn.choice(([lines[0]], other.decode().splitlines(True)))
+            case 3:
+                lines = [text.replace(",", drawn.choice(";\t|\n\r\0"))]
+            case 4:
+                encodings = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "latin-1")
+                return text.encode(drawn.choice(encodings), "ignore")
+            case _:
+                place = drawn.randrange(len(lines[at]) + 1)
+                end = place + drawn.choice((0, 0, 1, 3, 100))
+                lines[at] = lines[at][:place] + drawn.choice(_CELLS) + lines[at][end:]
+        content = "".join(lines).encode("utf-8", "surrogateescape")
+    return content
+
+
 def pem(content: bytes, other: bytes, drawn: random.Random) -> bytes:
     """Changes to what a PEM block encodes."""
     found = re.search(rb"(-----BEGIN [^-]+-----\n)(.*?)(-----END)", content, re.DOTALL)
@@ -308,6 +341,17 @@ def pem(content: bytes, other: bytes, drawn: random.Random) -> bytes:
 
 
 # Archives.
+
+
+def safetensors(content: bytes, other: bytes, drawn: random.Random) -> bytes:
+    """Changes to the header of a file of tensors, which is JSON, or to any bytes."""
+    length = int.from_bytes(content[:8], "little")
+    if drawn.random() < 0.3:
+        return scattered(content, other, drawn)
+    header = json_text(content[8 : 8 + length], other, drawn)
+    stated = drawn.choice((len(header),) * 8 + (0, len(header) - 1, 2**40, 2**64 - 1))
+    return stated.to_bytes(8, "little") + header + content[8 + length :]
+
 
 _NPY = b"\x93NUMPY\x01\x00"
 

@@ -33,6 +33,31 @@ from tff_dpftrl.participation import schema as schema_lib
 _SCHEMA = schema_lib.MinSep(20, 5, 3)
 
 
+@pytest.mark.parametrize("num_rounds", [1, 2, 3, 64, 1000, 11_111])
+@pytest.mark.parametrize(
+    "made",
+    [
+        identity.Identity(),
+        blt.Blt([0.99, 0.5], [0.3, 0.1]),
+        blt.Blt([0.4, 0.1], [1.3, 0.1]),  # A decay of C⁻¹ is negative.
+        tree.Tree(11_111),
+        tree.Tree(11_111, variance_reduction=False),
+        tree.FullTree(),
+        banded_toeplitz.BandedToeplitz.fhu(7),
+        banded_toeplitz.BandedToeplitz([2.0, -1.0, 0.3]),
+        inverse_banded.InverseBanded.bisr(4),
+        restarts.Restarted(inverse_banded.InverseBanded.bisr(4), (0, 3, 500)),
+    ],
+    ids=lambda made: made.name,
+)
+def test_extents_are_those_of_the_variances(made, num_rounds):
+    for extent, variances in (
+        (made.prefix_noise(num_rounds), made.prefix_noise_variance(num_rounds)),
+        (made.round_noise(num_rounds), made.round_noise_variance(num_rounds)),
+    ):
+        assert extent == pytest.approx((np.max(variances), np.mean(variances)), rel=1e-10)
+
+
 @pytest.mark.parametrize(
     "made, name",
     [

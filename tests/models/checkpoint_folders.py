@@ -2,4 +2,4 @@
 
 import pathlib
 
-FOLDER = pathlib.Path(__file__).parent / "checkpoints"
+FOLDER = pathlib.Path(__file__).resolve().parent / "checkpoints"

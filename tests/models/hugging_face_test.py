@@ -18,10 +18,11 @@ import safetensors.numpy
 import tensorflow as tf
 
 from tests.data import random_texts
+from tests.models import checkpoint_folders
 from tff_dpftrl.data import vocabulary_file
 from tff_dpftrl.models import hugging_face, low_rank, metrics, table
 
-_CHECKPOINTS = pathlib.Path(__file__).parent / "checkpoints"
+_CHECKPOINTS = checkpoint_folders.FOLDER
 _NAMES = ["gpt2", "gpt2_half", "llama_grouped_tied", "llama_untied", "llama_wide_heads"]
 _EXACT = [name for name in _NAMES if name != "gpt2_half"]
 _LENGTH = 6
@@ -222,11 +223,11 @@ _NOT_A_NUMBER = np.full([280, 8], np.nan, np.float32)
 @pytest.mark.parametrize(
     "spoil, message",
     [
-        (_cut, "model.safetensors is damaged or missing .*: download it again"),
+        (_cut, r"model.safetensors is damaged \(.*\). Download the checkpoint"),
         (_pickle, "has its weights as a pickle, pytorch_model.bin, which could run any code"),
         (_adapter, "has adapters only, .*: merge them first"),
         (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors: restore it"),
-        (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read: restore it"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read: .*Download"),
         (lambda f: _edit(f, model_type="mamba"), "of type 'mamba', and only gpt2 and llama can be"),
         (lambda f: _edit(f, n_layer=3), "has no tensor transformer.h.2.*needs: restore all files"),
         (
@@ -234,9 +235,12 @@ _NOT_A_NUMBER = np.full([280, 8], np.nan, np.float32)
             "has the tensor transformer.h.1.* no use for: scores would",
         ),
         (lambda f: _edit(f, n_layer=10**9), "has 28 tensors, too few for the 1000000000 layers"),
+        (lambda f: _edit(f, n_layer="2"), "config.json: n_layer must be an integer, got '2'"),
+        (lambda f: _edit(f, n_head=None), "config.json: n_head must be an integer, got None"),
+        (lambda f: _edit(f, n_inner=0), "config.json: n_inner must be at least 1, got 0"),
         (
-            lambda f: _edit(f, n_layer="2"),
-            "config.json is damaged, or of another version: .*'2' is",
+            lambda f: _edit(f, layer_norm_epsilon=True),
+            "layer_norm_epsilon must be a finite number, above 0 and at most 1e.38, got True",
         ),
         (lambda f: _edit(f, vocab_size=281), r"wte.weight has the shape \[280, 8\].* \[281, 8\]"),
         (lambda f: _edit(f, activation_function="relu"), "activation_function 'relu', which this"),
@@ -277,13 +281,63 @@ def test_rotary_positions_that_are_scaled_are_refused(tmp_path):
     assert hugging_face.find(folder).sizes["rotary_base"] == 5e5
 
 
-def test_shards_cannot_be_outside_of_the_folder(tmp_path):
-    folder = tmp_path / "checkpoint"
-    shutil.copytree(_CHECKPOINTS / "llama_untied", folder)
-    index = {"weight_map": {"model.norm.weight": "../model.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="index.json is damaged: download it again"):
-        hugging_face.find(folder)
+@pytest.fixture
+def llama(tmp_path):
+    """A copy of a checkpoint in several files."""
+    return pathlib.Path(shutil.copytree(_CHECKPOINTS / "llama_untied", tmp_path / "checkpoint"))
+
+
+@pytest.mark.parametrize(
+    "shard, message",
+    [
+        ("../model.safetensors", "leads out of the folder"),
+        ("/etc/passwd", "leads out of the folder"),
+        ("model-\ud800.safetensors", "must be a text that can be encoded"),
+        ("no\nmodel.safetensors", "cannot be read"),
+        ("", "is no regular file"),
+        (1, "names no files"),
+    ],
+)
+def test_shards_are_files_of_the_folder(llama, shard, message):
+    index = {"weight_map": {"model.norm.weight": shard}}
+    (llama / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=f"{message}.*Download the checkpoint again") as raised:
+        hugging_face.find(llama)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("number", [10**400, -1.0, "1e4", float("inf"), True, 1e39])
+@pytest.mark.parametrize("key", ["rope_theta", "rms_norm_eps"])
+def test_numbers_of_a_config_are_those_of_float32(llama, key, number):
+    _edit(llama, rope_parameters=None, **{key: number})
+    with pytest.raises(ValueError, match=f"config.json: {key} must be a finite number"):
+        hugging_face.find(llama)
+
+
+def test_ties_are_told_by_true_or_false(llama):
+    _edit(llama, tie_word_embeddings="false")
+    with pytest.raises(ValueError, match="tie_word_embeddings must be true or false, got 'false'"):
+        hugging_face.find(llama)
+
+
+def test_no_file_of_somebody_else_is_copied(llama, tmp_path):
+    (tmp_path / "key").write_text("secret")
+    (llama / "vocab.json").symlink_to(tmp_path / "key")
+    for read in (hugging_face.find, lambda folder: hugging_face.copy_rest(folder, tmp_path / "a")):
+        with pytest.raises(ValueError, match="'vocab.json' leads out of the folder"):
+            read(llama)
+    assert not list((tmp_path / "a").iterdir())
+
+
+def test_a_snapshot_of_the_hub_is_links_to_its_blobs(llama, tmp_path):
+    snapshot, blobs = (tmp_path / "models--a--b" / name for name in ("snapshots/f00", "blobs"))
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(llama.iterdir())):
+        path.rename(blobs / f"{number:064x}")
+        (snapshot / path.name).symlink_to(f"../../blobs/{number:064x}")
+    _, weights = hugging_face.find(snapshot).read(_LENGTH)
+    np.testing.assert_array_equal(weights[0], _read("llama_untied")[1][0])
 
 
 def test_names_without_the_head_and_buffers_of_older_versions_are_read(tmp_path):

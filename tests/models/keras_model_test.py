@@ -213,7 +213,14 @@ _REFUSED = {
         lambda: tf.keras.Sequential([_sequential(), _layers.Softmax()]),
         "returns probabilities, .*: leave out the softmax",
     ),
-    "batch normalisation": (lambda: _sequential(_layers.BatchNormalization()), "moving_mean"),
+    "batch normalisation": (
+        lambda: _sequential(_layers.BatchNormalization(name="norm")),
+        "the layer norm keeps statistics or words of data",
+    ),
+    "constant statistics": (
+        lambda: _sequential(_layers.Normalization(mean=0.0, variance=1.0)),
+        "the layer normalization.* keeps statistics or words of data",
+    ),
     "frozen": (_frozen, "embeddings is not: .*let all layers be trainable"),
     "random": (
         lambda: _sequential(_layers.Lambda(lambda x: x + tf.random.normal([4]))),
@@ -265,6 +272,29 @@ def test_what_cannot_be_trained_is_refused_with_the_remedy(make, message):
     # The model is still its owner's.
     kept = map(keras_versions.tensorflow_variable, model.variables)
     assert all("Replaced" not in type(variable).__name__ for variable in kept)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        _layers.Normalization(),
+        _layers.Discretization([0.0, 1.0]),
+        _layers.TextVectorization(vocabulary=["so"], output_mode="tf_idf", idf_weights=[1.0]),
+        _layers.StringLookup(vocabulary=["so"]),
+        _layers.IntegerLookup(vocabulary=[1]),
+        _layers.BatchNormalization(),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_with_statistics_are_found_however_deep(layer):
+    model = tf.keras.Sequential([tf.keras.Sequential([tf.keras.Sequential([layer])])])
+    assert layer.name in keras_versions.statistics_layers(model)
+
+
+def test_other_layers_have_no_statistics():
+    layers = [_layers.Rescaling(2.0), _layers.LayerNormalization(), _layers.RandomFlip()]
+    layers += [_layers.CategoryEncoding(3), _layers.Hashing(3), _layers.LSTM(3)]
+    assert not keras_versions.statistics_layers(tf.keras.Sequential(layers))
 
 
 def test_weights_that_are_not_finite_are_refused():

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tff_dpftrl.models import graph_uses
 
+_STATE = tf.Variable(0.0, trainable=False)
 _FROZEN = tf.Variable(np.arange(12.0).reshape([3, 4]), dtype=tf.float32, trainable=False)
 
 
@@ -40,6 +41,11 @@ def _carried(x):
     states = tf.TensorArray(tf.float32, _number(x))
     states = tf.while_loop(lambda i, *_: i < _number(x), step, (0, states, tf.zeros([4])))[1]
     return tf.ensure_shape(states.stack(), [None, 4])
+
+
+def _written(x):
+    _STATE.assign(tf.reduce_mean(x))
+    return x - _STATE
 
 
 def _as_layer_norm(x):
@@ -101,6 +107,7 @@ _MIXING = {
         "DynamicPartition",
     ),
     "mask": (lambda x: tf.boolean_mask(x, x[:, 0] > 0), "Where"),
+    "state": (_written, "ReadVariableOp"),
     "random": (lambda x: x + tf.random.normal([_number(x), 1]), "RandomStandardNormal"),
     "gradient": (_backwards_in_the_gradient, "StridedSlice"),
 }

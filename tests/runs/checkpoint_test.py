@@ -200,6 +200,12 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(checkpoint.CheckpointError, match="Cannot read"):
         folder.load(1, name)
+    path.unlink()
+    name = folder.save(1, _snapshot(1.0), {})
+    path.rename(tmp_path.parent / "elsewhere")
+    path.symlink_to(tmp_path.parent / "elsewhere")
+    with pytest.raises(checkpoint.CheckpointError, match="leads out of the folder"):
+        folder.load(1, name)
 
 
 def test_a_checkpoint_of_another_manifest_is_refused(tmp_path):
@@ -210,7 +216,9 @@ def test_a_checkpoint_of_another_manifest_is_refused(tmp_path):
 
 
 def test_a_checkpoint_of_another_model_is_refused():
-    with pytest.raises(checkpoint.CheckpointError, match="other shapes or types"):
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"has \S+ \S+ where .* has \S+ \S+: resume with"
+    ):
         _snapshot(1.0).in_structure_of(_state(1.0)._replace(round=np.int32(5)))
 
 

@@ -1,6 +1,9 @@
 """Tests of the one protocol of rounds: a toy run, killed at every boundary."""
 
 import collections
+import contextlib
+import dataclasses
+import itertools
 import pathlib
 import stat
 import sys
@@ -8,8 +11,11 @@ import sys
 import numpy as np
 import pytest
 
+from tests import kills
 from tff_dpftrl import durable_files, private_round
-from tff_dpftrl.participation import ledger, ledger_rules, schema
+from tff_dpftrl.accounting import guarantee
+from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.participation import ledger_rules, recount, schema
 from tff_dpftrl.runs import checkpoint, committed_rounds
 
 State = collections.namedtuple("State", ["weights", "aggregator"])
@@ -71,49 +77,79 @@ def test_a_run_is_that_of_a_plain_loop(tmp_path):
     assert len(_checkpoints(tmp_path)) == 1
 
 
-_BOUNDARIES = (
-    (ledger.Ledger, "create", (1,)),
-    (ledger.Ledger, "begin_round", (1, 2, 5)),
-    (checkpoint.CheckpointFolder, "save", (1, 2, 5)),
-    (ledger.Ledger, "commit_round", (1, 2, 5)),
-    (checkpoint.CheckpointFolder, "keep_only", (1, 2, 5)),
+_CLAIM = guarantee.dp_ftrl_guarantee(
+    identity.Identity(), noise_multiplier=1.0, schema=_SCHEMA, delta=1e-6
 )
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+def _loop(folder: pathlib.Path, released: list[int], claim=_CLAIM, num_rounds=2) -> State:
+    """A loop as users write it."""
+    rounds, state = committed_rounds.begin_or_resume(folder, lambda: _START, _SCHEMA, claim)
+    try:
+        for t in range(rounds.rounds_done, num_rounds):
+            rounds.begin(t, _cohort(t))
+            state = _train(state, t)
+            rounds.commit(t, state)
+            released.append(t)
+    finally:
+        rounds.close()
+    return state
+
+
+def test_a_loop_may_be_killed_at_any_moment(tmp_path):
+    expected = _run(tmp_path / "whole", num_rounds=2).weights
+    for kill_at in itertools.count():
+        folder, released = tmp_path / str(kill_at), []
+        with kills.dying(kill_at) as events, contextlib.suppress(kills.Killed):
+            _loop(folder, released)
+            break
+        if (folder / "ledger.sqlite").exists():
+            counted = recount.recount(folder / "ledger.sqlite")
+            assert counted.committed_rounds >= len(released), events
+        np.testing.assert_array_equal(_loop(folder, released).weights, expected)
+        assert len(_checkpoints(folder)) == 1
+        assert len(released) == len(set(released)), events
+    assert kill_at > 2 * 4
+
+
 @pytest.mark.parametrize(
-    "owner, step, call",
+    "change, message",
     [
-        pytest.param(owner, step, call, id=f"{step}-{call}")
-        for owner, step, calls in _BOUNDARIES
-        for call in calls
+        ({"noise_multiplier": 2.0}, "began with noise_multiplier 1.0, and this claim has 2.0"),
+        ({"clip_norm": 1.0}, "began with clip_norm None, and this claim has 1.0"),
+        ({"schema": dataclasses.replace(_SCHEMA, min_sep=1)}, "claim is made for MinSep"),
     ],
 )
-def test_a_crash_at_every_boundary_resumes_to_the_same_state(
-    tmp_path, monkeypatch, owner, step, when, call
-):
-    original = getattr(owner, step)
-    calls = []
+def test_a_loop_of_another_claim_is_refused_by_name(tmp_path, change, message):
+    _loop(tmp_path, [])
+    with pytest.raises(ValueError, match=message):
+        _loop(tmp_path, [], dataclasses.replace(_CLAIM, **change))
+    _loop(tmp_path, [], dataclasses.replace(_CLAIM, delta=1e-7))
 
-    def crashing(*args, **kwargs):
-        calls.append(step)
-        crash = len(calls) == call
-        if crash and when == "before":
-            raise _Crash
-        result = original(*args, **kwargs)
-        if crash:
-            if isinstance(result, ledger.Ledger):
-                result.close()  # As the death of the process does.
-            raise _Crash
-        return result
 
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, step, crashing)
-        with pytest.raises(_Crash):
-            _run(tmp_path / "run")
-    resumed = _run(tmp_path / "run")
-    np.testing.assert_array_equal(resumed.weights, _run(tmp_path / "whole").weights)
-    assert len(_checkpoints(tmp_path / "run")) == 1
+Other = collections.namedtuple("Other", ["weights", "aggregator", "momentum"])
+Renamed = collections.namedtuple("Renamed", ["kernel", "aggregator"])
+
+
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        (_START._replace(weights=np.zeros(4)), r"weights float64\[3\] where .* weights float64\[4"),
+        (Other(*_START, np.zeros(3)), r"has no more tensors where .* momentum float64\[3\]"),
+        (Renamed(*_START), r"has weights float64\[3\] where .* has kernel float64\[3\]"),
+    ],
+)
+def test_a_loop_of_another_state_is_refused_by_name(tmp_path, other, message):
+    _loop(tmp_path, [])
+    with pytest.raises(checkpoint.CheckpointError, match=message):
+        committed_rounds.begin_or_resume(tmp_path, lambda: other, _SCHEMA, _CLAIM)
+    assert _loop(tmp_path, []).weights.shape == (3,)  # The folder is free again.
+
+
+def test_a_state_has_the_part_that_decides_the_noise(tmp_path):
+    with pytest.raises(ValueError, match="noise_part 'aggregator' is no part of the state"):
+        committed_rounds.begin_or_resume(tmp_path, lambda: {"w": 1.0}, _SCHEMA, _CLAIM)
+    assert not committed_rounds.CommittedRounds.exist(tmp_path)
 
 
 def test_a_round_begun_is_repeated_with_the_same_cohort_or_refused(tmp_path):

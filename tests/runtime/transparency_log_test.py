@@ -107,6 +107,12 @@ def test_a_changed_file_is_found(folder):
     (folder / logs.FILES / _entry(b"2").sha256).write_bytes(b"3")
     with pytest.raises(logs.LogRefusedError, match="was changed since it was entered"):
         _read(folder).missing_files()
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.write_bytes(b"2")
+    (folder / logs.FILES / _entry(b"2").sha256).unlink()
+    (folder / logs.FILES / _entry(b"2").sha256).symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="leads out of the folder"):
+        _read(folder).missing_files()
 
 
 def test_lines_that_no_checkpoint_counts_are_replaced(folder):

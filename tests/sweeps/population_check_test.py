@@ -116,7 +116,7 @@ def test_no_run_begins_on_other_data_than_its_sweep_was_planned_with(
 
 def test_a_sweep_is_bound_to_what_its_first_cells_read(tmp_path):
     (tmp_path / "sweep.json").write_text("{}")
-    with pytest.raises(ValueError, match="holds a sweep: give the same command"):
+    with pytest.raises(ValueError, match="holds a sweep, which the same tff-dpftrl sweep command"):
         manifest.check_is_free(tmp_path)  # A run there would empty the folder `private`.
     folder.bind(tmp_path, {"/words": "1", "/users": "2"})
     folder.bind(tmp_path, {})

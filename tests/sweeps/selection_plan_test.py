@@ -93,7 +93,7 @@ def test_a_run_of_less_noise_than_planned_is_found_by_its_manifest(tmp_path, noi
     config = dataclasses.replace(config, noise_multiplier=noise, delta=found.run_delta)
     facts = {"training_users": _USERS, "num_parameters": 1}
     known = manifest.Manifest(config.to_dict(), _plan(config.privacy()).derived(), facts, {})
-    known.bound_to_choice(folder).write(folder)
+    known.bound_to_choice(folder).keep(folder)
     answer = selection_plan._check_runs("training", [str(folder)], promises)
     assert bool(answer) == is_refused
     assert not is_refused or "costs more than the choice was planned for" in answer["error"]

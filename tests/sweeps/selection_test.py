@@ -110,7 +110,8 @@ def _finish(folder, noise, run):
     (folder / "privacy_statement.json").write_text(one.to_json())
     content = {"config": run.config.to_dict(), "kind": "training"}
     (folder / "config.json").write_text(json.dumps(content))
-    for name in ("model.npz", "vocabulary.json", "metrics.csv", "sweep.log", "cell.json"):
+    (folder / "vocabulary.json").write_text(json.dumps({"words": [f"{noise}"]}))
+    for name in ("model.npz", "metrics.csv", "sweep.log", "cell.json"):
         (folder / name).write_text(f"{name} {noise}")
 
 

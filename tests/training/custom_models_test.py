@@ -140,7 +140,7 @@ def test_what_its_weights_may_tell_is_stated(private_run):
     assert "initial weights were trained on: not recorded; they are those of the caller's" in text
     facts = custom_models.weights_facts("nothing", [])
     assert "nothing (so the operator says" in facts["initial_weights_source"]
-    assert report._headline_caveats("docs", facts) == ()
+    assert report._headline_caveats({"vocabulary": "docs"}, facts) == ()
 
 
 def _assert_trained_as_the_config_s_model(corpus, folder, output):

@@ -203,6 +203,22 @@ def test_texts_that_nearly_repeat_protected_ones_are_left_out_and_it_is_said(cor
         pretraining.read(dataclasses.replace(config, data=str(corpus / "users.jsonl")), options)
 
 
+@pytest.mark.parametrize(
+    "package, option, options",
+    [
+        ("datasketch", {"without_near_duplicates_of": "none.jsonl"}, {}),
+        ("tokenizers", {}, {"tokenizer": "sentencepiece"}),
+    ],
+)
+def test_a_missing_package_is_found_before_anything_is_read(
+    corpus, monkeypatch, package, option, options
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    config = _config(corpus, data="none.jsonl", **option)
+    with pytest.raises(ValueError, match=f"needs {package}, which is not installed"):
+        pretraining.read(config, toy_run.config(corpus, vocabulary="docs", **options))
+
+
 def test_a_vocabulary_that_lacks_words_is_answered_with_what_to_do(corpus, pretrained, tmp_path):
     assert not any(line.startswith("Hint:") for line in pretrained[1])
     assert not any(line.startswith("Warning:") for line in pretrained[1])

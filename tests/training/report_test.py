@@ -41,9 +41,8 @@ def test_a_private_vocabulary_is_said_beside_epsilon():
 
 
 def test_a_run_that_a_choice_is_made_among_says_so_beside_epsilon():
-    assert report._headline_caveats("docs", {joint_runs.IS_ONE: True}) == (
-        sentences.ONE_OF_A_CHOICE,
-    )
+    config, facts = {"vocabulary": "docs"}, {joint_runs.IS_ONE: True}
+    assert report._headline_caveats(config, facts) == (sentences.ONE_OF_A_CHOICE,)
 
 
 def test_words_counted_with_noise_are_a_part_of_epsilon_of_the_run_that_counted_them():

@@ -1,5 +1,6 @@
 """Tests of what is said before the first round."""
 
+import dataclasses
 import sys
 import types
 
@@ -133,12 +134,23 @@ def test_a_vocabulary_without_any_word_of_the_text_is_refused():
     words = vocabulary.Vocabulary((".", ","), "a list")
     with pytest.raises(ValueError, match=r"vocabulary \(2 words, a list\) has no word of the text"):
         startup.describe_unknown_words(1.0, words)
+    # Of noised counts that would show a draw before it is kept.
+    counted = dataclasses.replace(words, is_public=False, is_noised=True)
+    assert len(startup.describe_unknown_words(1.0, counted)) == 1
 
 
-def test_a_missing_generator_of_noise_is_found_before_anything_is_read(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    options = {"data": str(tmp_path / "none.jsonl"), "noise_multiplier": 1.0, "noise": "secure"}
-    with pytest.raises(validation.UsageError, match="pip install 'cryptography>=45'"):
+@pytest.mark.parametrize(
+    "package, option",
+    [
+        ("cryptography", {"noise": "secure"}),
+        ("tokenizers", {"tokenizer": "sentencepiece"}),
+        ("tokenizers", {"vocabulary": "tokenizer.json"}),
+    ],
+)
+def test_a_missing_package_is_found_before_anything_is_read(monkeypatch, tmp_path, package, option):
+    monkeypatch.setitem(sys.modules, package, None)
+    options = {"data": str(tmp_path / "none.jsonl"), "noise_multiplier": 1.0, **option}
+    with pytest.raises(validation.UsageError, match=f"needs {package}, which is not installed"):
         opening.open_run(config_lib.TrainingConfig(**options), tmp_path / "run")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tff_dpftrl.accounting import composition
 
@@ -69,7 +70,7 @@ class Facts:
     rows_have_owners: bool = False
 
     def __post_init__(self) -> None:
-        values = {
+        values: dict[str, Any] = {
             name: _cut(getattr(self, name))
             for name in ("vocabulary_source", "hyperparameter_tuning")
         }

@@ -26,7 +26,6 @@ HYPOTHESIS = (
     "updates, so that noise multiplier and report goal may grow together (Xu et al. 2023, section "
     "2.2; McMahan, Xu & Zhang 2024, section 5)."
 )
-DEFAULT_MECHANISMS = tuple(name for name in table.runnable() if table.MECHANISMS[name].quick)
 _BYTES_OF_FLOAT32 = 4
 _NOISE_PER_DOUBLING = 0.8  # See `recommend`.
 _MAX_COPIES = 8
@@ -160,15 +159,25 @@ class Plan:
         }
 
 
+def default_mechanisms(num_rounds: int) -> tuple[str, ...]:
+    """Returns the mechanisms that can be run, and optimised for these rounds in about a second."""
+    return tuple(
+        name
+        for name in table.runnable()
+        if table.MECHANISMS[name].quick
+        and num_rounds <= (table.MECHANISMS[name].max_rounds or num_rounds)
+    )
+
+
 def make_plans(
-    request: planner_request.Request, mechanisms: Iterable[str] = DEFAULT_MECHANISMS
+    request: planner_request.Request, mechanisms: Iterable[str] | None = None
 ) -> list[Plan]:
     """Makes one plan for each mechanism and report goal that the population allows.
 
     Args:
       request: Known facts about the run, and the target.
-      mechanisms: Names of mechanisms in `mechanisms.table` that can be run; by default
-        those that are optimised in about a second.
+      mechanisms: Names of mechanisms in `mechanisms.table` that can be run; None for
+        `default_mechanisms`.
 
     Returns:
       The plans, by report goal and mechanism.
@@ -177,6 +186,8 @@ def make_plans(
       ValueError: If no report goal is possible, a target is out of range, or a
         mechanism is unknown or cannot be run.
     """
+    if mechanisms is None:
+        mechanisms = default_mechanisms(request.num_rounds)
     mechanisms = tuple(mechanisms)
     for name in mechanisms:
         if not table.check(name).runnable:
@@ -223,10 +234,10 @@ def _plan(
         )
     else:
         noise_multiplier = request.target_noise / noise_of_one
-    variances = strategy.round_noise_variance(rounds)
+    round_noise = strategy.round_noise(rounds)
     upload_bytes = request.num_parameters * _BYTES_OF_FLOAT32
     if encoding is not None:
-        largest = noise_multiplier * math.sqrt(request.noise_parties * float(variances.max()))
+        largest = noise_multiplier * math.sqrt(request.noise_parties * round_noise.largest)
         upload_bytes = dataclasses.replace(encoding, noise_ratio=largest).upload_bytes
     memory_copies = strategy.memory_copies(rounds)
     return Plan(
@@ -241,7 +252,7 @@ def _plan(
             others=request.others,
         ),
         noise_in_sum=noise_multiplier * noise_of_one,
-        noise_per_round=inflation * noise_multiplier * math.sqrt(variances.mean()) / report_goal,
+        noise_per_round=inflation * noise_multiplier * math.sqrt(round_noise.mean) / report_goal,
         memory_copies=memory_copies,
         memory_bytes=memory_copies * request.num_parameters * _BYTES_OF_FLOAT32,
         upload_bytes=upload_bytes,

@@ -7,10 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import matplotlib
-from matplotlib import figure as figure_lib
-
-from tff_dpftrl import durable_files, validation
+from tff_dpftrl import pictures, validation
 from tff_dpftrl.accounting import extrapolation, planner
 
 if TYPE_CHECKING:
@@ -74,21 +71,20 @@ def save_plans(path: str | os.PathLike[str], plans: Sequence[planner.Plan], titl
       UsageError: If the file cannot be written, or Matplotlib does not know the format.
     """
     path = pathlib.Path(path)
-    with matplotlib.rc_context({"font.size": 9}):
-        figure = figure_lib.Figure(figsize=(7, 4.5), layout="constrained")
-        form, known = path.suffix[1:].lower() or "png", figure.canvas.get_supported_filetypes()
-        if form not in known:
-            raise validation.UsageError(
-                f"Cannot write the plot to {path}: {form!r} is no format of Matplotlib. Let the "
-                f"name end in one of {', '.join(sorted(known))}."
-            )
-        axes = figure.subplots()
-        draw_plans(axes, plans)
-        axes.set_title(title)
-        figure.text(0.01, 0.005, "Utility at equal noise is a hypothesis.", fontsize=7)
-        try:
-            durable_files.write_picture(path, figure, dpi=150, form=form)
-        except OSError as error:
-            raise validation.UsageError(
-                f"Cannot write the plot to {path}: {error.strerror}."
-            ) from error
+    figure = pictures.new_figure(7, 4.5)
+    form, known = path.suffix[1:].lower() or "png", figure.canvas.get_supported_filetypes()
+    if form not in known:
+        raise validation.UsageError(
+            f"Cannot write the plot to {path}: {form!r} is no format of Matplotlib. Let the "
+            f"name end in one of {', '.join(sorted(known))}."
+        )
+    axes = figure.subplots()
+    draw_plans(axes, plans)
+    axes.set_title(title)
+    figure.text(0.01, 0.005, "Utility at equal noise is a hypothesis.", fontsize=7)
+    try:
+        pictures.write(path, figure, form=form)
+    except OSError as error:
+        raise validation.UsageError(
+            f"Cannot write the plot to {path}: {error.strerror}."
+        ) from error

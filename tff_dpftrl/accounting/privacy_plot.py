@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tff_dpftrl import validation
+from tff_dpftrl import pictures, validation
 from tff_dpftrl.accounting import display, gaussian, trade_off
 
 if TYPE_CHECKING:
@@ -62,9 +62,6 @@ def draw(statement: privacy_statement.PrivacyStatement) -> Any:
     Raises:
       ValueError: If the statement has no guarantee.
     """
-    from matplotlib import figure as figure_lib
-    from matplotlib.backends import backend_agg
-
     of_run, epsilon, delta = statement.trade_off(), statement.epsilon, statement.delta
     if of_run is None or epsilon is None:
         raise validation.UsageError("A statement without a guarantee has no curve to draw.")
@@ -76,9 +73,7 @@ def draw(statement: privacy_statement.PrivacyStatement) -> Any:
         run_label = "this run" if statement.profile else "this run, by (ε, δ) alone"
         other = trade_off.TradeOff(((epsilon, delta),), mu)
         other_label = f"Gaussian of the same (ε, δ), μ = {mu:.3g}"
-    # Without pyplot: no global state, no display, no windows left open in a notebook.
-    figure = figure_lib.Figure(figsize=(8.6, 4.6), layout="constrained")
-    backend_agg.FigureCanvasAgg(figure)
+    figure = pictures.new_figure(8.6, 4.6)
     left, right = figure.subplots(1, 2)
     draw_trade_off(
         left,

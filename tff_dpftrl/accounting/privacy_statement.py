@@ -271,20 +271,20 @@ class PrivacyStatement:
             "accounted": schema_lib.MinSep,
             "observed": observed_lib.Participation,
         }
-        for name, value in values.items():
-            if name == "parts":
-                values[name] = _costs(value)
+        for field, value in values.items():
+            if field == "parts":
+                values[field] = _costs(value)
             elif isinstance(value, list):
                 pairs = (tuple(one) if isinstance(one, list) else one for one in value)
-                values[name] = tuple(pairs)
-            elif name in kinds and value is not None:
+                values[field] = tuple(pairs)
+            elif field in kinds and value is not None:
                 try:
-                    values[name] = kinds[name](**value)
+                    values[field] = kinds[field](**value)
                 except TypeError as error:
-                    raise validation.UsageError(f"text has a wrong {name}: {error}.") from None
-            if not _is_of_kind(values[name], kinds_of[name]):
+                    raise validation.UsageError(f"text has a wrong {field}: {error}.") from None
+            if not _is_of_kind(values[field], kinds_of[field]):
                 raise validation.UsageError(
-                    f"text is not a privacy statement: {name} is of another type."
+                    f"text is not a privacy statement: {field} is of another type."
                 )
         statement = cls(**values)
         record = derived["participation_record"]

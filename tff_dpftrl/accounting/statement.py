@@ -198,7 +198,7 @@ def _fixed(facts: facts_lib.Facts, others: Sequence[parts.Part]) -> str:
 
 def _counted_apart(others: Sequence[parts.Part]) -> tuple[str, ...]:
     """Returns the names of the parts that count their users besides the rounds."""
-    return tuple(part.name for part in others if part.noise_multiplier_of_round is None)
+    return tuple(part.name for part in others if part.name != parts.METRICS)
 
 
 def _vocabulary_assumed(facts: facts_lib.Facts, others: Sequence[parts.Part]) -> list[str]:

@@ -31,8 +31,10 @@ _FEWEST_COORDINATES = 64  # Smallest tensor of the audit: a fifth of it shows th
 _FEWEST_TRIALS = 200
 _QUIET_RUNS = 4
 _PARTS = 8  # The run without clients has one of so many parts of the error rate.
-_MOST_ROUNDS_WITHOUT_CLIENTS = 2000  # They take 1 to 5 ms each.
 _ROUNDING = 1e-6
+
+MOST_ROUNDS_WITHOUT_CLIENTS = 2000
+"""Largest number of rounds without clients, which take 1 to 5 ms each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,7 +284,7 @@ class _Audit:
             return (), None
         played, last = self.schema.num_rounds, self.declared.num_rounds
         if self.player.is_compiled:
-            last = min(last, max(played, _MOST_ROUNDS_WITHOUT_CLIENTS))
+            last = min(last, max(played, MOST_ROUNDS_WITHOUT_CLIENTS))
         else:
             last = played
         self.progress(f"A run of {last} rounds without clients.")

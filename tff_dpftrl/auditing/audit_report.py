@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
-from tff_dpftrl import durable_files, json_text, validation, version
+from tff_dpftrl import durable_files, json_text, pictures, validation, version
 from tff_dpftrl.accounting import display
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import trade_off_plot
@@ -121,6 +121,19 @@ class Finding:
     def covered(self) -> str:
         """The rounds, tensors and so on that the test looked at, in words; "" if it has none."""
         return "; ".join(map(str, self.covers))
+
+
+def untested(others: Iterable[str]) -> tuple[Finding, ...]:
+    """Makes the findings on what a run releases besides the updates, which no game is of.
+
+    Args:
+      others: Names of the parts, as of `accounting.parts`.
+    """
+    says = (
+        "Its noise and its share of ε are not looked at: the claim here is of the updates alone. "
+        "`audit --run` recounts ε of all parts from the records."
+    )
+    return tuple(Finding(f"release of the {one}", "not tested", says) for one in others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,7 +387,7 @@ class AuditReport:
         if self.trade_off is None:
             (folder / _PICTURE).unlink(missing_ok=True)  # From an earlier audit.
         else:
-            durable_files.write_picture(folder / _PICTURE, self.draw(), dpi=120)
+            pictures.write(folder / _PICTURE, self.draw(), dpi=120)
         durable_files.write(folder / "audit.json", (self.to_json() + "\n").encode("utf-8"))
         durable_files.write(folder / "audit.md", self.to_markdown().encode("utf-8"))
 

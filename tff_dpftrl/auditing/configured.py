@@ -13,6 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import parts
 from tff_dpftrl.auditing import aggregator as aggregator_lib
 from tff_dpftrl.auditing import audit_report, defaults, directions, served_noise, training
 from tff_dpftrl.auditing import canaries as canaries_lib
@@ -54,10 +55,11 @@ def audit_config(
 
     First, `audit_aggregator` plays many games with the aggregator that the config would build for
     its population (mechanism, noise, clipping, encoding). Then `audit_training` does one short run
-    with canaries of the whole learning process, with the config's algorithm and optimizers. Of a
-    task with noise parties, `served_noise` then plays the server against them; the games before
-    have the noise that the server would add. The seeds of the noise are secret, whatever the config
-    says. A run of fewer rounds than the config has is held against the claim for these rounds.
+    with canaries of the whole learning process, with the config's algorithm and optimizers. A run
+    of fewer rounds than the config has is held against the claim for these rounds; some later ones
+    are played alone, each from a state that was advanced without clients. Of a task with noise
+    parties, `served_noise` then plays the server against them; the games before have the noise that
+    the server would add. The seeds of the noise are secret, whatever the config says.
 
     It does not say that a run kept to its schema or used this code: for that there is the
     recount of a run.
@@ -124,18 +126,14 @@ def _audit(
     if isinstance(plan, sampled_privacy.SampledPlan):
         built = process.build_sampled_aggregator(plan, config.noise)
         whole = claim_lib.Claim(built.run_of(plan.num_rounds).epsilon(plan.delta), plan.delta)
-        # In the games everybody knows who was sampled.
-        mu = mechanism_lib.Mechanism.of(built).mu(plan.declared)
-        aggregator_claim = claim_lib.Claim.gaussian(mu, plan.delta)
     else:
         built = process.build_aggregator(config.learning, plan)
-        aggregator_claim = claim_lib.Claim.of(built.guarantee(plan.declared, plan.delta))
         whole = _claim_of(plan, built, plan.declared)
     progress(f"The aggregator: {trials} games of {min(rounds, plan.num_rounds)} rounds.")
     games = aggregator_lib.audit_aggregator(
         built,
         schema=plan.declared,
-        claim=aggregator_claim,
+        claim=_claim_of_known(plan, built, plan.declared),
         value_type=aggregator_lib.type_of(shapes),
         budget=aggregator_lib.GameBudget(
             trials, min(rounds, plan.num_rounds), error_rate=error_rate
@@ -154,12 +152,13 @@ def _audit(
         of_model = audit_report.Finding("the tensors of the custom model", "not tested", says)
         game_findings = (of_model, *game_findings)
     if plan.needs_secret_cohorts:  # Held against another claim.
-        about = " Here everybody knows who was sampled; the claim is of a secret sample."
-        game_findings = tuple(
-            dataclasses.replace(one, says=one.says + about, mu_at_least=None, epsilon_at_least=None)
-            for one in game_findings
-        )
+        game_findings = _without_bounds(game_findings)
         trade_off = run.trade_off
+    others = [one.name for one in plan.others]
+    if config.metrics_epsilon is not None or config.metrics_share is not None:
+        others.append(parts.METRICS)
+    if config.num_evaluations:
+        others.append(parts.EVALUATION)
     name = config.algorithm
     ranks = sorted({len(shape) for shape in shapes})
     tensors = f"{len(shapes)} small tensors of ranks {', '.join(map(str, ranks))}"
@@ -169,7 +168,7 @@ def _audit(
         subject=f"what the config runs: {config.algorithm}, {name}, {plan.num_clients} users, "
         f"{tensors}, and {run.subject}",
         claim=whole,
-        findings=game_findings + run.findings + of_parties,
+        findings=game_findings + run.findings + of_parties + audit_report.untested(others),
         is_ours=True,
         trade_off=trade_off,
     )
@@ -209,51 +208,102 @@ def _short_run(
     error_rate: float,
     progress: Callable[[str], None],
 ) -> audit_report.AuditReport:
-    """Makes one run of the config's process with a tiny model."""
+    """Makes one run of the config's process with a tiny model, then plays later rounds alone."""
     num_rounds = min(plan.num_rounds, _MOST_ROUNDS)
     schema = dataclasses.replace(plan.declared, num_rounds=num_rounds)
-    number, most_canaries = _MOST_CANARIES, None
+    number, most_canaries, room = _MOST_CANARIES, None, None
     strategy = sampling_probability = sampling = None
     encoding = getattr(plan, "encoding", None)
     if encoding is not None:
-        most_canaries, number = _that_fit(encoding.max_clients - _REAL_CLIENTS, schema)
+        room = encoding.max_clients - _REAL_CLIENTS
+        most_canaries, number = _that_fit(room, schema)
     canaries = canaries_lib.Canaries(_tiny_model(shapes), number=number)
     if isinstance(plan, sampled_privacy.SampledPlan):
         claim = claim_lib.Claim(built.run_of(num_rounds).epsilon(plan.delta), plan.delta)
         sampling_probability = plan.sampling_probability
+        most_clients = mechanism_lib.Mechanism.of(built).most_clients
+        room = most_clients and max(1, most_clients - _REAL_CLIENTS)
     else:
         claim = _claim_of(plan, built, schema)
         if isinstance(plan, amplified_privacy.AmplifiedPlan):
             sampling = plan.sampling
         strategy = plan.strategy  # It may be for more rounds: the run has the first ones.
-    short_run = training.audit_training(
-        process.build_process(plan, config.learning, canaries.model),
-        canaries=canaries,
-        claim=claim,
-        schema=schema,
-        cohorts=functools.partial(_real_clients, _num_weights(shapes)),
-        strategy=strategy,
-        server_momentum=config.server_momentum if config.server_optimizer == "momentum" else 0.0,
-        game=training.CanaryGame(
-            sampling_probability, most_canaries, error_rate, sampling=sampling
-        ),
-        progress=progress,
-    )
-    findings = [
-        dataclasses.replace(
-            finding,
-            test=f"training: {finding.test}",
-            covers=tuple(_of_training(one, plan.num_rounds) for one in finding.covers),
+    momentum = config.server_momentum if config.server_optimizer == "momentum" else 0.0
+    cohorts = functools.partial(_real_clients, _num_weights(shapes))
+    with training.runnable(process.build_process(plan, config.learning, canaries.model)) as runs:
+        short_run = training.audit_training(
+            runs,
+            canaries=canaries,
+            claim=claim,
+            schema=schema,
+            cohorts=cohorts,
+            strategy=strategy,
+            server_momentum=momentum,
+            game=training.CanaryGame(
+                sampling_probability, most_canaries, error_rate / 2.0, sampling=sampling
+            ),
+            progress=progress,
         )
-        for finding in short_run.findings
-    ]
+        played, _ = short_run.findings[0].covers
+        later = _later_rounds(config, plan.num_rounds, after=max(played.indices, default=0))
+        once = dataclasses.replace(plan.declared, max_participations=1)
+        single = training.audit_single_rounds(
+            runs,
+            later,
+            canaries=canaries,
+            claim=_claim_of_known(plan, built, once),
+            cohorts=cohorts,
+            server_momentum=momentum,
+            server_restarts=config.server_restarts,
+            game=training.CanaryGame(most_canaries=room, error_rate=error_rate / 2.0),
+            progress=progress,
+        )
+    if plan.needs_secret_cohorts:
+        single = _without_bounds(single)
+    findings = [_of_training(one, plan.num_rounds) for one in (*short_run.findings, *single)]
     subject = f"tiny model, {num_rounds} rounds with {canaries.number} canaries"
     return dataclasses.replace(short_run, subject=subject, findings=tuple(findings), is_ours=True)
 
 
-def _of_training(covered: audit_report.Covered, num_rounds: int) -> audit_report.Covered:
-    """Returns what was looked at of a run's training, which the games do not look at."""
-    return dataclasses.replace(covered, what=f"training {covered.what}", total=num_rounds)
+def _without_bounds(findings: Sequence[audit_report.Finding]) -> tuple[audit_report.Finding, ...]:
+    """Returns findings without the bounds that are no bounds of the claim of a secret sample."""
+    about = " Here everybody knows who was sampled; the claim is of a secret sample."
+    return tuple(
+        dataclasses.replace(one, says=one.says + about, mu_at_least=None, epsilon_at_least=None)
+        for one in findings
+    )
+
+
+def _later_rounds(config: config_lib.TrainingConfig, num_rounds: int, after: int) -> list[int]:
+    """Returns rounds to play alone: around powers of two and restarts, and the last one."""
+    last = min(num_rounds, aggregator_lib.MOST_ROUNDS_WITHOUT_CLIENTS) - 1
+    powers = [2**k for k in range(last.bit_length())]
+    restarts = [t for t in config.starts if after < t <= last]
+    begun = {*powers, *restarts[:1], *restarts[-1:]}
+    return sorted(t for t in {last, *begun, *(t - 1 for t in begun)} if after < t <= last)
+
+
+def _of_training(finding: audit_report.Finding, num_rounds: int) -> audit_report.Finding:
+    """Returns a finding as one of a run's training, which the games do not look at."""
+    covers = [
+        dataclasses.replace(
+            one,
+            what=f"training {one.what}",
+            total=num_rounds if one.what == "rounds" else one.total,
+        )
+        for one in finding.covers
+    ]
+    return dataclasses.replace(finding, test=f"training: {finding.test}", covers=tuple(covers))
+
+
+def _claim_of_known(
+    plan: _Plan, built: tff.aggregators.AggregationFactory, schema: schema_lib.MinSep
+) -> claim_lib.Claim:
+    """Returns what a run claims where everybody knows who takes part in which round."""
+    if isinstance(plan, sampled_privacy.SampledPlan):
+        mu = mechanism_lib.Mechanism.of(built).mu(schema)
+        return claim_lib.Claim.gaussian(mu, plan.delta)
+    return claim_lib.Claim.of(built.guarantee(schema, plan.delta))
 
 
 def _claim_of(

@@ -9,11 +9,13 @@ from collections.abc import Callable
 import numpy as np
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import parts
 from tff_dpftrl.auditing import audit_report, defaults, step_probes
 from tff_dpftrl.data import tables
 from tff_dpftrl.finetuning import choosing, example_sampling, proxies, run_privacy, trained_part
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import run as run_lib
+from tff_dpftrl.runs import metrics_share
 from tff_dpftrl.training import corpus, warm_start
 
 _UNITS = 8
@@ -107,7 +109,11 @@ def audit_config(
         f"what the config runs: {report.subject}, {num_users} users with "
         f"{int(users.num_examples[0])} examples each, {part.model.num_parameters} trained weights"
     )
-    return dataclasses.replace(report, subject=subject)
+    others = [one.name for one in getattr(plan, "plan", plan).others]
+    if config.metrics_epsilon is not None or metrics_share.of(config.budget_shares) is not None:
+        others.append(parts.METRICS)
+    findings = report.findings + audit_report.untested(others)
+    return dataclasses.replace(report, subject=subject, findings=findings)
 
 
 def _users(options: choosing.SamplingOptions, num_users: int) -> example_sampling.Users:

@@ -215,7 +215,7 @@ class Probes:
         says = f"{len(names)} numbers of a first round were compared under {_FRESH_STATES} seeds."
         if declared:
             says += f" Exact, as documented, for the operator's eyes only: {', '.join(declared)}."
-        return audit_report.Finding(test, "consistent", says)
+        return audit_report.Finding(test, "consistent" if names else "not tested", says)
 
     def zero_update(self, error_rate: float) -> audit_report.Finding:
         """Tests that a client that sends zeros counts as nobody, now and in the next round."""

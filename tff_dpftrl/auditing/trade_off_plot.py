@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tff_dpftrl import pictures
 from tff_dpftrl.accounting import privacy_plot
 
 Curve = privacy_plot.Curve
@@ -32,12 +33,7 @@ def draw(
     Returns:
       A `matplotlib.figure.Figure`.
     """
-    from matplotlib import figure as figure_lib
-    from matplotlib.backends import backend_agg
-
-    # Without pyplot: no global state, no display, no windows left open in a notebook.
-    figure = figure_lib.Figure(figsize=(5.5, 5.2), layout="constrained")
-    backend_agg.FigureCanvasAgg(figure)
+    figure = pictures.new_figure(5.5, 5.2)
     axes = figure.subplots()
     curves = [("claimed", privacy_plot.RUN, claimed)]
     if shown is not None:

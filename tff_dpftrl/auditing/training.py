@@ -22,7 +22,7 @@ import contextlib
 import dataclasses
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -190,9 +190,10 @@ def audit_training(
     else:
         shape = (canaries.number, schema.num_rounds)
         signal = (rng.random(shape) < game.sampling_probability).astype(float)
-    with _runnable(process) as runnable:
+    looked = np.flatnonzero(np.any(signal != 0, axis=0))
+    with runnable(process) as runs:
         movements = train_with_canaries(
-            runnable, canaries, signal, present, cohorts, progress or (lambda line: None)
+            runs, canaries, signal, present, cohorts, progress or (lambda line: None)
         )
     if game.sampling is not None:  # Nobody knows in which rounds a canary is.
         share = np.full_like(signal, game.sampling.share_per_round)
@@ -205,17 +206,106 @@ def audit_training(
         error_rate=game.error_rate,
         seed=int(rng.integers(2**31)),
     )
-    tensors = len(canaries.directions.shapes)
-    covers = (
-        audit_report.Covered.of("rounds", range(movements.finite_rounds), schema.num_rounds),
-        audit_report.Covered.of("tensors", range(tensors), tensors),
-    )
+    looked = looked[looked < movements.finite_rounds]
+    covers = _covers(map(int, looked), schema.num_rounds, canaries)
     return audit_report.AuditReport(
         subject=f"training process, {schema.num_rounds} rounds with {canaries.number} canaries",
         claim=tested_claim,
         findings=tuple(dataclasses.replace(one, covers=covers) for one in findings),
         is_ours=False,
         trade_off=trade_off,
+    )
+
+
+def audit_single_rounds(
+    process: Any,
+    rounds: Collection[int],
+    *,
+    canaries: canaries_lib.Canaries,
+    claim: claim_lib.Claim,
+    cohorts: Callable[[int], Sequence[Any]],
+    server_momentum: float,
+    server_restarts: Collection[int],
+    game: CanaryGame,
+    progress: Callable[[str], None],
+) -> tuple[audit_report.Finding, ...]:
+    """Plays single rounds with canaries, each from a state that was advanced without clients.
+
+    Half of the canaries take part in such a round; the scores are how far it moved the model along
+    their directions. Faults may show that begin after the rounds of `audit_training`.
+
+    Args:
+      process: Compiled process, built with `canaries.model`.
+      rounds: Indices of the rounds, from 1 on.
+      canaries: Canaries of the process's model.
+      claim: Claim for one participation that everybody knows of.
+      cohorts: Function from a round to the datasets of its real clients.
+      server_momentum: Momentum of the server's SGD.
+      server_restarts: Rounds in which that momentum begins anew.
+      game: Most canaries of a round, and the error rate of the finding.
+      progress: Callback for progress lines.
+
+    Returns:
+      The finding of the round with the largest bound; none without rounds.
+    """
+    if not rounds:
+        return ()
+    name = "single rounds"
+    test = f"canaries as trials, {name}"
+    number = min(canaries.number, game.most_canaries or canaries.number)
+    if number < _FEWEST:
+        says = f"A round has room for {number} canaries, and {_FEWEST} are needed."
+        return (audit_report.Finding(test, "not tested", says),)
+    rng = np.random.default_rng(secrets.randbits(128) if game.seed is None else game.seed)
+    signal = np.zeros((canaries.number, 2))
+    signal[:number, 1] = 1.0  # The round before shows the movement that momentum keeps.
+    found: dict[int, audit_report.Finding] = {}
+    state = process.initialize()
+    for t in range(1, max(rounds) + 1):
+        if t in rounds:
+            present = np.zeros(canaries.number, bool)
+            present[rng.permutation(number)[: number // 2]] = True
+            first = t - 1
+            moved = train_with_canaries(
+                process,
+                canaries,
+                signal,
+                present,
+                lambda offset, first=first: cohorts(first + offset),
+                lambda line: None,
+                state,
+            )
+            if moved.finite_rounds < 2:
+                progress(f"The model is not finite after round {t + 1}: no more rounds are played.")
+                break
+            kept = 0.0 if t in server_restarts else server_momentum
+            values = (moved.moved[:, 1] - kept * moved.moved[:, 0])[:number]
+            each = game.error_rate / len(rounds)
+            seed = int(rng.integers(2**31))
+            found[t] = _independent(name, values, present[:number], claim, each, seed, "")
+            progress(f"Round {t + 1} alone, after {t - 1} rounds without clients.")
+        state = process.next(state, []).state
+    if not found:
+        return (audit_report.Finding(test, "not tested", "The model was not finite."),)
+    worst = max(found, key=lambda t: (found[t].outcome == "violated", found[t].mu_at_least or 0.0))
+    finding = dataclasses.replace(
+        found[worst],
+        says=f"Round {worst + 1} of {len(found)} that were played alone: {found[worst].says}",
+        error_rate=game.error_rate,
+        trials=number * len(found),
+        covers=_covers(found, max(rounds) + 1, canaries),
+    )
+    return (finding,)
+
+
+def _covers(
+    rounds: Iterable[int], total: int, canaries: canaries_lib.Canaries
+) -> tuple[audit_report.Covered, ...]:
+    """Returns the rounds that canaries might take part in, and the tensors: all have some."""
+    tensors = len(canaries.directions.shapes)
+    return (
+        audit_report.Covered.of("rounds", rounds, total),
+        audit_report.Covered.of("tensors", range(tensors), tensors),
     )
 
 
@@ -226,6 +316,7 @@ def train_with_canaries(
     present: np.ndarray,
     cohorts: Callable[[int], Sequence[Any]] | None,
     progress: Callable[[str], None],
+    state: Any = None,
 ) -> Movements:
     """Trains, and records how the model moves along the canaries' directions.
 
@@ -236,13 +327,14 @@ def train_with_canaries(
       present: Whether each canary takes part, bool, shape [canaries].
       cohorts: Function from a round to the datasets of its real clients; none if None.
       progress: Callback for progress lines.
+      state: State to begin with; a new one if None.
 
     Returns:
       The movements.
     """
     num_rounds = finite_rounds = signal.shape[1]
     moved = np.zeros(signal.shape)
-    state = process.initialize()
+    state = process.initialize() if state is None else state
     first = before = canaries.weights(process.get_model_weights(state))
     for t in range(num_rounds):
         clients = [] if cohorts is None else [canaries.real(data) for data in cohorts(t)]
@@ -382,7 +474,7 @@ def _difference(after: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> li
 
 
 @contextlib.contextmanager
-def _runnable(process: Any) -> Iterator[Any]:
+def runnable(process: Any) -> Iterator[Any]:
     """Yields the compiled process, or the process itself if it cannot or need not be compiled."""
     if not hasattr(getattr(process, "next", None), "type_signature"):  # It is not of TFF.
         yield process

@@ -70,6 +70,10 @@ examples:
   tff-dpftrl audit --run results/quickstart --format json | jq -r .verdict
 """
 
+_BELIEVED = (
+    "\nThis believes the records. To test the mechanism itself, which clips and draws noise: "
+    "tff-dpftrl audit --config FILE, with the run's options."
+)
 _OF_CONFIG = ("kind", "clients", "trials", "error_rate")
 _KINDS = ("train", "finetune", "task")
 
@@ -82,7 +86,9 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(
+        run=run, needs=lambda args: ("matplotlib",) if args.config and args.output else ()
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--config",
@@ -149,12 +155,14 @@ def run(args: argparse.Namespace) -> int:
     report = _of_config(args) if args.config is not None else _of_run(args)
     if args.output is not None:
         report.save(args.output)
-    if args.state:
-        _state(pathlib.Path(args.run_folder), report)
     if args.format == "json":
         output.print_json(json.loads(report.to_json()))
     else:
         _print(report)
+        if args.run_folder is not None:
+            print(_BELIEVED)
+    if args.state:
+        _state(pathlib.Path(args.run_folder), report)
     if report.is_violated:
         return VIOLATED
     return INCOMPLETE if report.missing or not report.is_tested else 0
@@ -248,8 +256,11 @@ def _state(folder: pathlib.Path, report: audit_report.AuditReport) -> None:
         )
     try:
         stated = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"), path)
-    except statement_lib.EditedError:
-        raise
+    except statement_lib.EditedError as error:
+        if not report.is_violated:
+            raise
+        _progress(f"Nothing is added to the statement: {error}")
+        return
     except ValueError as error:
         raise validation.UsageError(
             f"--state cannot read {path}: {error} Run tff-dpftrl report on the folder first."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
-import importlib.util
 import io
 import math
 import os
@@ -13,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tff_dpftrl import durable_files, validation
+from tff_dpftrl import durable_files, pictures, validation
 from tff_dpftrl.cli import mechanism_flags, output
 from tff_dpftrl.mechanisms import table
 
@@ -84,7 +83,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, needs=lambda args: ("matplotlib",) if args.png else ())
     parser.add_argument("strategies", nargs="+", metavar="STRATEGY")
     mechanism_flags.add_schema_arguments(parser)
     parser.add_argument("--vary", choices=_VARIED, required=True, help="Parameter that varies.")
@@ -132,10 +131,6 @@ def run(args: argparse.Namespace) -> int:
     form = args.format
     if form is None and args.csv is None and args.png is None:
         form = "text"
-    if args.png is not None and importlib.util.find_spec("matplotlib") is None:
-        raise validation.UsageError(
-            "--png needs Matplotlib; install it with pip install 'tff_dpftrl[plots]'."
-        )
     points = list(compare(args))
     if form == "text":
         output.print_table([_COLUMNS, *(_row(point) for point in points)], left=0)
@@ -292,10 +287,10 @@ def _legend(points: list[Point]) -> str:
 
 def _drawing(points: list[Point], args: argparse.Namespace) -> bytes:
     """Draws the losses as a PNG."""
-    from matplotlib import figure, ticker
-
     loss = "max_loss" if args.error == "max" else "rms_loss"
-    drawing = figure.Figure(figsize=(7, 4.5), layout="constrained")
+    drawing = pictures.new_figure(7, 4.5)
+    from matplotlib import ticker
+
     axes = drawing.subplots()
     for label in dict.fromkeys(point.strategy for point in points):
         mine = [point for point in points if point.strategy == label]

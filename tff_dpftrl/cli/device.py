@@ -67,7 +67,11 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run, what_is_left=what_is_left)
+    parser.set_defaults(
+        run=run,
+        what_is_left=what_is_left,
+        needs=lambda args: ("tensorflow",) if args.add is None else (),
+    )
     parser.add_argument(
         "--examples",
         required=True,
@@ -239,6 +243,10 @@ def _lines(path: str) -> list[str]:
         lines = content.decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise validation.UsageError(f"--add {path} cannot be read: {error}.") from None
+    if any("\0" in line for line in lines):
+        raise validation.UsageError(
+            f"--add {path} has NUL characters, as UTF-16 has: write it in UTF-8."
+        )
     texts = [line for line in lines if line.strip()]
     if not texts:
         raise validation.UsageError(f"--add {path} has no text in it.")

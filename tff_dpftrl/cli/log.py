@@ -93,7 +93,11 @@ def add_parser(subparsers) -> None:
     )
     what = "verify a log, or one file by a proof"
     verify = part("verify", what, _VERIFY, _VERIFY_EPILOG, _verify)
-    verify.add_argument("log", nargs="?", metavar="LOG", help="Folder of the log.")
+    what = verify.add_mutually_exclusive_group(required=True)
+    what.add_argument("log", nargs="?", metavar="LOG", help="Folder of the log.")
+    what.add_argument(
+        "--proof", metavar="FILE", help="Proof of the one file of --has, in place of the log."
+    )
     verify.add_argument(
         "--earlier",
         metavar="FILE",
@@ -101,9 +105,6 @@ def add_parser(subparsers) -> None:
     )
     verify.add_argument(
         "--has", nargs="+", default=[], metavar="FILE", help="Files that have to be entered."
-    )
-    verify.add_argument(
-        "--proof", metavar="FILE", help="Proof of the one file of --has, in place of the log."
     )
     prove = part("prove", "write the proof that a file is in a log", _PROVE, None, _prove)
     prove.add_argument("log", metavar="LOG", help="Folder of the log.")
@@ -142,8 +143,6 @@ def _append(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     from tff_dpftrl.runtime import signing_keys, transparency_log
 
-    if (args.log is None) == (args.proof is None):
-        raise validation.UsageError("Name either the folder of a log or a --proof.")
     key = signing_keys.load_public(args.public_key)
     contents = {name: _read(name) for name in args.has}
     if args.proof is not None:

@@ -3,13 +3,16 @@
 Each subcommand is a module beside this one with `add_parser(subparsers)`, which
 registers it, and `run(args) -> int`. Only the module of the named command is imported, and
 it imports what is slow (TensorFlow, Matplotlib) inside `run`: `--help` and the maths stay
-quick. One that leaves files behind also sets the default `what_is_left`, a function from the
-arguments to a sentence about these files, which is printed after an interruption.
+quick. One that imports something only after it has read or computed sets the default `needs`, names
+of modules or a function from the arguments to them: it is refused at once where one is missing. One
+that leaves files behind also sets the default `what_is_left`, a function from the arguments to a
+sentence about these files, which is printed after an interruption.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import errno
 import functools
@@ -20,10 +23,10 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn, TextIO
 
-from tff_dpftrl import validation, version
+from tff_dpftrl import packages, quiet_tensorflow, validation, version
 from tff_dpftrl.cli import interruption
 
 _PROGRAM = "tff-dpftrl"
@@ -63,21 +66,6 @@ _GROUPS = {
         "plan": "which mechanism, report goal, noise and timer reach a target",
     },
 }
-_EXTRA_OF = {
-    "tensorflow_federated": "tff",
-    "tensorflow": "finetuning",
-    "pyarrow": "finetuning",
-    "tomli": "finetuning",
-    "cryptography": "devices",
-    "google": "devices",
-    "grpc": "devices",
-    "prometheus_client": "server",
-    "sqlalchemy": "server",
-    "tornado": "server",
-    "psycopg2": "postgresql",
-    "ray": "distributed",
-    "matplotlib": "plots",
-}
 _SUBCOMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 _JOURNEY = """\
 The usual way:
@@ -114,13 +102,27 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
 
+class _RefusedError(Exception):
+    """A command line that a parser refuses, with the reason."""
+
+
 class _CommandParser(argparse.ArgumentParser):
     """Parser of one subcommand, whose errors are one line without the list of all flags."""
 
     def parse_known_args(self, args=None, namespace=None):
         """Parses, and reports unknown flags before missing ones: they may be misspelt."""
-        self._given = [argument.partition("=")[0] for argument in args or ()]
-        for argument in args or ():
+        given: list[str] = list(args or ())
+        try:
+            return self._parse(given, namespace)
+        except _RefusedError as refusal:
+            for other in self._readings(given):
+                with contextlib.suppress(_RefusedError):
+                    return self._parse(other, namespace)
+            self.exit(2, f"{self.prog}: {refusal} (see {self.prog} --help)\n")
+
+    def _parse(self, args: list[str], namespace: argparse.Namespace | None):
+        self._given = [argument.partition("=")[0] for argument in args]
+        for argument in args:
             if argument == "--" or self._subparsers is not None:  # Flags are those of a part.
                 break
             if argument.startswith("--") and " " not in argument:
@@ -130,6 +132,19 @@ class _CommandParser(argparse.ArgumentParser):
             self.error(f"unexpected argument {left[0]!r}")
         return namespace, left
 
+    def _readings(self, args: list[str]) -> Iterator[list[str]]:
+        """Yields other readings of arguments that argparse refuses, such as `--html RUN`.
+
+        An option that takes any number of values takes all that follow. In another reading, one
+        of them is what the command is about.
+        """
+        takes_many = any(a.option_strings and a.nargs in ("?", "*", "+") for a in self._actions)
+        if not takes_many or "--" in args:
+            return
+        for i in reversed(range(len(args))):
+            if not args[i].startswith("-"):
+                yield [*args[:i], *args[i + 1 :], "--", args[i]]
+
     def _missing_choices(self) -> list[str]:
         """Returns which one of several flags is missing, too: argparse would say that next."""
         flags = [argument for argument in self._given if argument.startswith("-")]
@@ -137,7 +152,8 @@ class _CommandParser(argparse.ArgumentParser):
         for group in self._mutually_exclusive_groups:
             names = [name for action in group._group_actions for name in action.option_strings]
             is_given = any(name.startswith(flag) for flag in flags for name in names)
-            if group.required and names and not is_given:
+            has_argument = not all(action.option_strings for action in group._group_actions)
+            if group.required and names and not (is_given or has_argument):
                 missing.append(f"one of {', '.join(names)} is required")
         return missing
 
@@ -150,10 +166,10 @@ class _CommandParser(argparse.ArgumentParser):
         self.error(f"unknown option {flag}{meant}")
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with status 2."""
+        """Refuses the arguments, which `parse_known_args` may read in another way."""
         if message.startswith(_MISSING):
             message = "; ".join([message, *self._missing_choices()])
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        raise _RefusedError(message)
 
 
 def _build_parser(commands: Iterable[str] = _SUBCOMMANDS) -> argparse.ArgumentParser:
@@ -195,11 +211,20 @@ def _show_warning(
 def _silence_libraries() -> None:
     """Keeps notes of TensorFlow, TFF's worker, gRPC and JAX off the terminal; errors are shown.
 
-    TensorFlow reads the environment when it is first imported, which any command may do.
+    Libraries read the environment when they are first imported, which any command may do. The
+    processes that a command starts inherit it. Keras 3 imports Matplotlib, which refuses a backend
+    that it does not have.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", GRPC_VERBOSITY="NONE", MPLBACKEND="agg")
+    quiet_tensorflow.install()
     warnings.filterwarnings("ignore", "pkg_resources is deprecated")
+
+
+def _check_packages(args: argparse.Namespace) -> None:
+    """Raises `ModuleNotFoundError` if a package is missing that a command would come to need."""
+    needs = getattr(args, "needs", ())
+    for module in filter(packages.is_missing, needs(args) if callable(needs) else needs):
+        raise ModuleNotFoundError(name=module)
 
 
 def _reason(error: OSError) -> str:
@@ -260,6 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             _silence_libraries()
             warnings.showwarning = functools.partial(_show_warning, stop.command)
+            _check_packages(args)
             status = args.run(args)
         sys.stdout.flush()
         return status
@@ -277,21 +303,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and _is_of_others(error.name):
-            print(f"{stop.command} needs {_missing(error.name)}.", file=sys.stderr)
+            print(f"{stop.command} needs {packages.remedy(str(error.name))}.", file=sys.stderr)
             return 2
         return _report_defect(stop, error)
 
 
 def _is_of_others(module: str | None) -> bool:
     return module is not None and module.partition(".")[0] != "tff_dpftrl"
-
-
-def _missing(module: str | None) -> str:
-    """Says that a module is not installed, and which extra of this package brings it."""
-    name = str(module).partition(".")[0]
-    extra = _EXTRA_OF.get(name)
-    remedy = f"install {name}" if extra is None else f"pip install 'tff_dpftrl[{extra}]'"
-    return f"{module}, which is not installed: {remedy} (docs/reference/environments.md)"
 
 
 if __name__ == "__main__":

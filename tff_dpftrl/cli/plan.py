@@ -69,7 +69,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, needs=lambda args: ("matplotlib",) if args.plot else ())
     parser.add_argument(
         "--population", type=int, required=True, metavar="N", help="Number of devices that train."
     )
@@ -225,12 +225,15 @@ def run(args: argparse.Namespace) -> int:
     from tff_dpftrl.accounting import planner
 
     request = _request(args)
-    names = planner.DEFAULT_MECHANISMS if args.mechanisms is None else args.mechanisms.split(",")
+    names = None if args.mechanisms is None else args.mechanisms.split(",")
     delta_flag.check_for_population(args.delta, args.population)
     plans = planner.make_plans(request, names)
     for report_goal, reason in request.schemas()[1].items():
         if args.report_goals or report_goal <= args.population:
             print(f"Report goal {report_goal} is left out: {reason}", file=sys.stderr)
+    for name in planner.default_mechanisms(1) if names is None else ():
+        if name not in planner.default_mechanisms(args.rounds):
+            print(f"Mechanism {name} is left out: it is for fewer rounds.", file=sys.stderr)
     shown = plans if args.all else planner.pareto(plans)
     production = planner.production_noise_in_sum(args.rounds, request.workload)
     quiet_enough = production if request.target_noise is None else None

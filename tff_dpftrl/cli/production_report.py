@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, pictures
 from tff_dpftrl.accounting import display, planner, planner_plots, planner_request
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.cli import plan_report
@@ -43,7 +43,7 @@ def write(
     if not families:
         return "No cell with noise is finished: there is nothing to plan with."
     baselines = results_lib.common_baselines(results)
-    plots.save(plots.noise(families, target_accuracy, baselines), output / _NOISE_PLOT)
+    pictures.write(output / _NOISE_PLOT, plots.noise(families, target_accuracy, baselines))
     choices = production.choose(families, target_accuracy, output)
     title = [f"# Production at {target_accuracy:.1%} top-1 accuracy", ""]
     picture = ["", f"![accuracy against noise]({_NOISE_PLOT})", ""]

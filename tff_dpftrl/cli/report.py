@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl import durable_files, validation
+from tff_dpftrl import durable_files, packages, validation
 from tff_dpftrl.cli import output
 from tff_dpftrl.reports import page
 from tff_dpftrl.reports import results as results_lib
@@ -169,6 +169,7 @@ def _summary(found: results_lib.Results) -> str:
 def _report_again(folder: pathlib.Path, form: str) -> None:
     """Derives the report of a run again from what it has committed."""
     known = manifest.read(folder)  # Refuses what is no run before TensorFlow is imported.
+    packages.require("The report of a run", "tensorflow", "matplotlib")
     baselines, held_out, keyboards, written = {}, None, {}, "model"
     if known.kind == manifest.CUSTOM_FINETUNING:
         from tff_dpftrl.finetuning import custom_run

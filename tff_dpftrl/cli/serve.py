@@ -14,7 +14,7 @@ import sys
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl import validation
+from tff_dpftrl import packages, validation
 from tff_dpftrl.cli import status_flags, trust_flags
 from tff_dpftrl.runtime import addresses
 
@@ -89,7 +89,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, needs=("tensorflow",))
     parser.add_argument(
         "--population",
         required=True,
@@ -573,10 +573,7 @@ def _check_engine(args: argparse.Namespace) -> None:
         )
     if args.detach and args.until_done:
         raise validation.UsageError("--detach and --until-done exclude each other.")
-    try:
-        from tff_dpftrl.execution import ray_sessions  # noqa: F401
-    except ImportError as error:
-        raise validation.UsageError(f"--engine ray: {error}") from None
+    packages.require("--engine ray", "ray")
 
 
 def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:

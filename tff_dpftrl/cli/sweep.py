@@ -92,7 +92,14 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run, what_is_left=what_is_left)
+    parser.set_defaults(
+        run=run,
+        what_is_left=what_is_left,
+        needs=lambda args: (
+            "tensorflow" if args.finetune else "tensorflow_federated",
+            "matplotlib",
+        ),
+    )
     parser.add_argument(
         "config",
         nargs="?",

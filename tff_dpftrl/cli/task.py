@@ -237,6 +237,7 @@ def _approve(args: argparse.Namespace) -> int:
 def _add_report(parts) -> None:
     what = "write metrics, curves, statement and model of what a task has committed"
     parser = _add_command(parts, "report", what, _REPORT, _REPORT_EPILOG, _report)
+    parser.set_defaults(needs=("matplotlib",))
     parser.add_argument("task_folder", metavar="TASK", help="Folder that task new wrote.")
     parser.add_argument(
         "--store",
@@ -343,11 +344,11 @@ def _new(args: argparse.Namespace) -> int:
     folders = [(pathlib.Path(f"{output}{suffix}"), options) for suffix, options in group]
     for folder, _ in folders:
         task_folder.check_is_free(folder)
-    path = pathlib.Path(args.signing_key or output.parent / "signing_key")
-    key = _key(path, "Devices have to trust")
     _progress("Loading TensorFlow ...")
     from tff_dpftrl.runtime.tasks import making
 
+    path = pathlib.Path(args.signing_key or output.parent / "signing_key")
+    key = _key(path, "Devices have to trust")
     for folder, options in folders:
         if of is None:
             made = making.make(options, folder, key, built=built, progress=_progress)

@@ -116,4 +116,6 @@ def _parse_line(line: bytes, where: str) -> tuple[str, list[str]]:
         raise validation.UsageError(
             f"{where}: examples must be a list of strings, got {str(examples)[:60]!r}."
         )
+    if any("\0" in text for text in (user_id, *examples)):
+        raise validation.UsageError(f"{where}: has a NUL character in the user_id or in a text.")
     return user_id, examples

@@ -12,11 +12,9 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
-from tff_dpftrl import validation
 from tff_dpftrl.data import user_text
 
 SIMILARITY = 0.5
@@ -49,11 +47,9 @@ def without(
     Returns:
       The corpus, in memory, without those texts and without users who had no others; and the
       number of texts left out.
-
-    Raises:
-      UsageError: If the library is not installed.
     """
-    library = _library()
+    import datasketch
+
     kept = {user_id: public.examples(user_id) for user_id in public.user_ids}
     runs_of = {text: _runs(text) for texts in kept.values() for text in texts}
     theirs = {_runs(text) for other in others for text in other.texts()} - {b""}
@@ -61,11 +57,11 @@ def without(
     repeated = ours & theirs
     theirs = set(_candidates(theirs, ours))
     ours = list(_candidates(ours - repeated, theirs))
-    index = library.MinHashLSH(num_perm=_BANDS * _ROWS, params=(_BANDS, _ROWS))
-    for place, signature in enumerate(_signatures(library, ours)):
+    index = datasketch.MinHashLSH(num_perm=_BANDS * _ROWS, params=(_BANDS, _ROWS))
+    for place, signature in enumerate(_signatures(ours)):
         index.insert(place, signature)
     ordered = sorted(theirs)
-    for text, signature in zip(ordered, _signatures(library, ordered), strict=True):
+    for text, signature in zip(ordered, _signatures(ordered), strict=True):
         found = (ours[place] for place in index.query(signature))
         repeated.update(one for one in found if _similarity(one, text) >= SIMILARITY)
     num_texts = sum(map(len, kept.values()))
@@ -105,9 +101,11 @@ def _candidates(texts: set[bytes], others: set[bytes]) -> Iterator[bytes]:
             yield text
 
 
-def _signatures(library, texts: Sequence[bytes]) -> Iterator:
+def _signatures(texts: Sequence[bytes]) -> Iterator:
+    import datasketch
+
     runs = ((np.frombuffer(text, np.uint64) >> np.uint64(32)).tolist() for text in texts)
-    return library.MinHash.generator(runs, num_perm=_BANDS * _ROWS, hashfunc=int)
+    return datasketch.MinHash.generator(runs, num_perm=_BANDS * _ROWS, hashfunc=int)
 
 
 def _similarity(one: bytes, other: bytes) -> float:
@@ -115,14 +113,3 @@ def _similarity(one: bytes, other: bytes) -> float:
     ours, theirs = np.frombuffer(one, np.uint64), np.frombuffer(other, np.uint64)
     shared = len(np.intersect1d(ours, theirs, assume_unique=True))
     return shared / (len(ours) + len(theirs) - shared)
-
-
-def _library() -> Any:
-    try:
-        import datasketch
-    except ImportError as error:
-        raise validation.UsageError(
-            "Leaving out near-duplicates needs the package datasketch: pip install datasketch, or "
-            "this package's extra 'finetuning'."
-        ) from error
-    return datasketch

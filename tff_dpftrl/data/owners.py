@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import validation
+from tff_dpftrl.data import user_ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,18 +48,21 @@ def of_cell(cell: Any) -> tuple[str, ...] | None:
     """Returns the distinct owners that a cell names; None if it names none, or is no such cell.
 
     Args:
-      cell: One id or a list of ids, which are text, integers or whole floats.
+      cell: One id or a list of ids, as `user_ids.as_text` takes them.
+
+    Raises:
+      UsageError: If an id is a float that is too large to be exact.
     """
-    names = []
-    for one in cell if isinstance(cell, (list, tuple)) else [cell]:
-        if isinstance(one, float) and one.is_integer():
-            one = int(one)  # pandas makes floats of integers beside empty cells.
-        elif isinstance(one, bytes):
-            one = one.decode("utf-8", "surrogateescape")
-        if isinstance(one, bool) or not isinstance(one, (str, int)) or not str(one).strip():
-            return None
-        names.append(str(one))
-    return tuple(dict.fromkeys(names)) or None
+    try:
+        names = map(user_ids.as_text, cell if is_list(cell) else [cell])
+        return tuple(dict.fromkeys(names)) or None
+    except user_ids.NoId:
+        return None
+
+
+def is_list(cell: Any) -> bool:
+    """Returns whether a cell is a list; pandas makes arrays of those in Parquet."""
+    return isinstance(cell, (list, tuple)) or (isinstance(cell, np.ndarray) and cell.ndim == 1)
 
 
 def select(cells: Iterable[Any], rows_per_owner: int) -> Selection:
@@ -77,7 +81,7 @@ def select(cells: Iterable[Any], rows_per_owner: int) -> Selection:
       The selection. Rows whose cell names no owner are never selected.
 
     Raises:
-      UsageError: If `rows_per_owner` is out of range.
+      UsageError: If `rows_per_owner` is out of range, or an id is a float too large to be exact.
     """
     rows_per_owner = validation.integer("rows_per_owner", rows_per_owner, minimum=1)
     numbers: dict[str, int] = {}

@@ -43,6 +43,8 @@ MAX_WORDS = 100
 On the docstrings of the quickstart, 50 to 200 words gave the same coverage, and 20 less.
 """
 
+_WHERE_NONE_IS_FOUND = ("the",)  # A vocabulary has one word at least.
+
 
 @dataclasses.dataclass(frozen=True)
 class Counting:
@@ -159,10 +161,10 @@ def add_words(
       seed: Seed of the noise, for tests; from the operating system if None.
 
     Returns:
-      The vocabulary, whose source says how it was made.
+      The vocabulary, whose source says how it was made. It has one public word if there is none.
 
     Raises:
-      UsageError: If `size` is not positive, or there is no word at all.
+      UsageError: If `size` is not positive.
     """
     validation.integer("size of the vocabulary", size, minimum=1)
     before = () if public is None else public.words
@@ -170,16 +172,14 @@ def add_words(
     word_rule = tokenizer.LATEST if public is None else public.word_rule
     rule = tokenizer.Tokenizer(lower_case, corpus.is_tokenized, word_rule)
     found = release(weights(corpus, rule, counting.max_words, head), counting, seed)
-    if not found and public is None:
-        raise validation.UsageError(
-            f"vocabulary 'dp' found no word of the {len(corpus)} training users that enough of "
-            "them have, and base_vocabulary is 'none': name public words as base_vocabulary, or "
-            "give the vocabulary a larger share of the budget."
-        )
-    words = tuple(dict.fromkeys((*head, *found, *before)))[:size]
+    # A refusal where nothing is found would show a draw that no record charges: who tries again
+    # draws again.
+    words = tuple(dict.fromkeys((*head, *found, *before)))[:size] or _WHERE_NONE_IS_FOUND
     source = (
         f"words of the training users of {pathlib.PurePath(corpus.name).name}, counted with noise"
     )
+    if not found and public is None:
+        source += ": none is released, and one public word stands in for them"
     if public is not None:
         source += f", in the place of rare ones of a public list: {public.source}"
     return vocabulary.Vocabulary(

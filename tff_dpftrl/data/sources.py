@@ -92,10 +92,11 @@ def load_user_text(
             text_feature=sqlite_text_feature,
             is_tokenized=pretokenized,
         )
-    files = _table_files(spec)
+    files = _table_files(spec, table, notice)
     is_by_user = len(files) == 1 and table_files.is_by_user(files[0])
     if is_by_user:
-        _refuse_given(table, f"{spec}, which has one line a user")
+        others = dataclasses.replace(table, split=None)  # By which the file was found.
+        _refuse_given(others, f"{spec}, which has one line a user")
         if rows_per_owner is not None:
             raise validation.UsageError(_ONLY_TABLES.format(spec))
     fingerprint = _fingerprint(files, table, rows_per_owner)
@@ -120,7 +121,7 @@ def load_user_text(
     if rows_per_owner is not None:
         cells = (user for rows, _ in parts() for _, user, _ in rows)
         selection = owners.select(cells, rows_per_owner)
-    check = tables.RowCheck(spec, table, notice, selection)
+    check = tables.RowCheck(spec, table, notice, columns, selection)
 
     def groups() -> Iterator[grouping.Group]:
         for rows, place in parts():
@@ -174,7 +175,7 @@ def of_rows(
         kept = list(numbered)
         selection = owners.select((user for _, user, _ in kept), rows_per_owner)
         numbered = iter(kept)
-    check = tables.RowCheck(name, table, notice, selection)
+    check = tables.RowCheck(name, table, notice, columns, selection)
     corpus = grouping.group(
         name,
         check.usable(numbered, "row "),
@@ -216,7 +217,7 @@ def problem_of(spec: str, table: tables.TableOptions = _DEFAULTS) -> str | None:
     try:
         if spec.endswith(_SQLITE):
             return None if os.path.isfile(spec) else f"{spec}: cannot be read: no such file."
-        files = _table_files(spec)
+        files = _table_files(spec, table, _ignore)
         if not (len(files) == 1 and table_files.is_by_user(files[0])):
             _columns(files, table)
     except ValueError as error:
@@ -250,8 +251,8 @@ def _fingerprint(files: list[Any], table: tables.TableOptions, rows_per_owner: i
     return json.dumps([stamps, options, *owned])
 
 
-def _table_files(spec: str) -> list[Any]:
-    files = table_files.find(spec) if spec else []
+def _table_files(spec: str, table: tables.TableOptions, notice: tables.Notice) -> list[Any]:
+    files = table_files.find(spec, split=table.split, notice=notice) if spec else []
     if not files:
         raise validation.UsageError(
             "data must be 'docs' or files, a folder or a pattern of files that end in "

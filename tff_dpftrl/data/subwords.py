@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tff_dpftrl import json_text, validation
+from tff_dpftrl import json_text, packages, validation
 from tff_dpftrl.data import tokenizer, vocabulary
 
 if TYPE_CHECKING:
@@ -256,13 +256,9 @@ def package() -> Any:
     Raises:
       UsageError: If it is not installed.
     """
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise validation.UsageError(
-            "A vocabulary of sub-words needs the package tokenizers: pip install tokenizers, or "
-            "this package's extra 'finetuning'."
-        ) from error
+    packages.require("A vocabulary of sub-words", "tokenizers")
+    import tokenizers
+
     return tokenizers
 
 
@@ -311,21 +307,15 @@ def read(path: str | os.PathLike[str]) -> Subwords:
       ValueError: If the file cannot be read, is no such file, or has no token that ends a text.
     """
     path = pathlib.Path(path)
-    try:
-        definition = path.read_text(encoding="utf-8")
-        content = json_text.parse(definition)
-    except (OSError, ValueError) as error:
-        raise validation.UsageError(
-            f"{path} cannot be read as a tokenizer: {error}. Name a tokenizer.json as Hugging "
-            "Face's tokenizers write it."
-        ) from error
+    remedy = f"Name a {NAME} as Hugging Face's tokenizers write it."
+    content = json_text.read_outside(path, remedy=remedy)
     named: dict[str, str] = {}
     for name in _NAMING_FILES:
         if (beside := path.with_name(name)).exists():
-            named = _special_tokens(json_text.read_object(beside)) | named
+            named = _special_tokens(json_text.read_outside(beside)) | named
     source = f"{NAME} of {path.absolute().parent.name}, declared public by the operator"
     return of_definition(
-        definition,
+        json.dumps(content),
         str(path),
         source=source,
         beginning=named.get("bos_token"),
@@ -376,8 +366,11 @@ def of_definition(
         library = _library(definition)
     except validation.UsageError:
         raise
-    except Exception as error:  # The library's errors have no class of their own.
-        raise validation.UsageError(f"{where} cannot be read as a tokenizer: {error}.") from error
+    except BaseException as error:  # The library's errors have no class of their own.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        shown = " ".join(str(error).split())
+        raise validation.UsageError(f"{where} cannot be read as a tokenizer: {shown}.") from error
     number_of = library.get_vocab(with_added_tokens=True)
     numbers = collections.Counter(number_of.values())
     if sorted(numbers) != list(range(len(number_of))):

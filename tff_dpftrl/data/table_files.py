@@ -17,11 +17,12 @@ import json
 import lzma
 import os
 import pathlib
+import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, TypeAlias
 
-from tff_dpftrl import json_text, validation
+from tff_dpftrl import json_text, packages, validation
 from tff_dpftrl.data import tables
 
 Choose: TypeAlias = Callable[[Sequence[str]], tables.Columns]
@@ -29,14 +30,24 @@ Choose: TypeAlias = Callable[[Sequence[str]], tables.Columns]
 
 _SEPARATED = {".csv": ",", ".tsv": "\t"}
 _LINES = (".jsonl", ".ndjson", ".json")
-_ARROW = {".parquet": "parquet", ".pq": "parquet", ".feather": "feather", ".arrow": "feather"}
+_ARROW = {".parquet": "parquet", ".pq": "parquet", ".feather": "arrow", ".arrow": "arrow"}
+_ARROW_FILE = b"ARROW1"  # Else it is a stream.
 _COMPRESSED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 SUFFIXES = (*_SEPARATED, *_LINES, *_ARROW)
 """Endings of the names of files of tables; text files may have one of a compression behind it."""
 
-_MAX_FIELD = 2**24  # Characters of a cell: more are a quote that is not closed.
-_HEAD = 100
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_MAX_FIELD = 2**24  # Characters of a cell, so that a quote that is not closed fits into memory.
+_HEAD = 100  # Lines that mostly show all columns.
+_WIDE = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")  # UTF-32's mark begins as UTF-16's.
+_SEEN = 4096  # Bytes by which an encoding is recognised.
+# Names of splits in the names of files and folders, as Hugging Face's datasets finds them.
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+# What describes a data set of Hugging Face in its folder.
+_NO_TABLES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
@@ -80,40 +91,90 @@ def absolute(spec: str) -> str:
     return ",".join(names)
 
 
-def find(spec: str) -> list[pathlib.Path]:
+def find(
+    spec: str, *, split: str | None = None, notice: tables.Notice | None = None
+) -> list[pathlib.Path]:
     """Finds the files that a name stands for.
 
     Args:
       spec: Path of a file or folder, a pattern with * or ?, or several of them with commas
-        between them. Of a folder, all files of tables in it and below are meant.
+        between them. Of a folder, the files of tables in it and below are meant.
+      split: Split of a folder whose files are of several; "train" if None.
+      notice: Callback for a line about the split. If None, the files of all splits are found.
 
     Returns:
       The files; those of a folder or pattern sorted by name. Empty if a part of the name has no
       ending of a table, and is neither a folder nor a pattern.
 
     Raises:
-      UsageError: If a folder or a pattern has no file of a table.
+      UsageError: If a folder or a pattern has no file of a table, or there is no such split.
     """
     paths: list[pathlib.Path] = []
     for part in parts(spec):
         path = pathlib.Path(part).expanduser()
+        if split is not None and not path.is_dir():
+            raise validation.UsageError(
+                f"split {split!r} is for folders with files of several splits, not for {part!r}: "
+                "leave it out."
+            )
         if path.is_dir():
             below = (p.relative_to(path) for p in sorted(path.rglob("*")) if p.is_file())
             files = [path / p for p in below if not any(n[0] in "._" for n in p.parts)]
+            files = [file for file in files if file.name not in _NO_TABLES and kind_of(file)]
+            if notice is not None:
+                files = _of_split(path, files, split, notice)
         elif not path.exists() and glob.has_magic(part):
             files = sorted(map(pathlib.Path, glob.glob(str(path), recursive=True)))
+            files = [file for file in files if kind_of(file)]
         elif kind_of(path) is None:
             return []
         else:
             paths.append(path)
             continue
-        files = [file for file in files if kind_of(file) is not None]
         if not files:
             raise validation.UsageError(
                 f"{part} has no file of a table, whose name ends in {', '.join(SUFFIXES)}."
             )
         paths += files
     return paths
+
+
+def _of_split(
+    folder: pathlib.Path, files: list[pathlib.Path], split: str | None, notice: tables.Notice
+) -> list[pathlib.Path]:
+    """Returns the files of one split, or all of them if they are not of several."""
+    by_split: dict[str | None, list[pathlib.Path]] = {}
+    for file in files:
+        by_split.setdefault(_split_of(folder, file), []).append(file)
+    of_none = len(by_split.pop(None, ()))
+    if split is None and len(by_split) < 2:
+        return files
+    splits = ", ".join(map(repr, sorted(by_split, key=str))) or "none"
+    wanted = _SPLITS.get(split or "train", split)
+    if wanted not in by_split:
+        raise validation.UsageError(
+            f"{folder} has no files of the split {wanted!r}; its splits are {splits}. Name one of "
+            "them (split), or the files themselves."
+        )
+    rest = f" {of_none} files of no split are left out." if of_none else ""
+    notice(
+        f"{folder} has files of several splits ({splits}): only those of {wanted!r} are read. "
+        f"Name another split (split), or the files themselves.{rest}"
+    )
+    return by_split[wanted]
+
+
+def _split_of(folder: pathlib.Path, file: pathlib.Path) -> str | None:
+    """Returns the split that the name of a file, or of a folder above it, tells."""
+    parts = file.relative_to(folder).parts
+    for part in reversed(parts):
+        words = re.split(r"[-._ \d]+", part.lower())
+        if found := [_SPLITS[word] for word in words if word in _SPLITS]:
+            return found[0]
+    if len(parts) > 1 and file.with_name("state.json").exists():  # From `save_to_disk`.
+        return parts[-2]
+    shard = re.match(r"(.+)-\d{5}-of-\d{5}", parts[-1])
+    return shard[1] if shard and shard[1] != "data" else None
 
 
 def rows(
@@ -158,7 +219,8 @@ def _guarded(path: pathlib.Path, read: Iterator[Any]) -> Iterator[Any]:
     except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
         # Errors of decoding, and of Arrow, are ValueErrors.
         where = f"{path}, after line or row {number}" if number else str(path)
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = reason.splitlines()[0]
         raise validation.UsageError(f"{where}: cannot be read: {reason}.") from error
 
 
@@ -171,12 +233,31 @@ def open_bytes(path: pathlib.Path) -> IO[bytes]:
 def open_text(path: pathlib.Path, encoding: str | None, newline: str) -> Iterator[IO[str]]:
     """Opens a text file, compressed or not; bytes that cannot be decoded become surrogates."""
     with open_bytes(path) as file, io.BufferedReader(file) as buffered:  # type: ignore
-        if encoding is None and buffered.peek(2)[:2] in _UTF16:
-            raise validation.UsageError(f"{path} is UTF-16: pass encoding 'utf-16'.")
-        with io.TextIOWrapper(
-            buffered, encoding or "utf-8-sig", errors="surrogateescape", newline=newline
-        ) as text:
+        used = encoding or "utf-8"
+        head = buffered.peek(_SEEN)[:_SEEN]
+        if "\0" in re.split("[\r\n]", head.decode(used, "ignore"))[0]:
+            raise validation.UsageError(
+                f"{path} has NUL characters in its first line, so that it is not {used}: "
+                f"{_encoding_of(head)}."
+            )
+        mark = "\ufeff".encode(used, "ignore")
+        if head.startswith(mark):
+            buffered.read(len(mark))
+        with io.TextIOWrapper(buffered, used, errors="surrogateescape", newline=newline) as text:
             yield text
+
+
+def _encoding_of(head: bytes) -> str:
+    """Returns how to read a text whose first line has NUL characters in another encoding."""
+
+    def num_readable(encoding: str) -> int:
+        text = head.decode(encoding, "ignore")
+        return 0 if "\0" in text else sum(" " <= one < "\x7f" for one in text)
+
+    best = max(_WIDE, key=num_readable)
+    if not num_readable(best):
+        return "give a text file, or its own encoding"
+    return f"pass encoding {best!r}"
 
 
 def is_by_user(path: pathlib.Path) -> bool:
@@ -197,43 +278,59 @@ def _separated_rows(
 ) -> Iterator[Any]:
     with open_text(path, encoding, "") as text:
         first = text.readline()
-        if delimiter not in first and delimiter == ",":  # As spreadsheets write it in Europe.
-            delimiter = next((d for d in ";\t" if d in first), delimiter)
+        unquoted = re.sub('"[^"]*("|$)', "", first)
+        if delimiter not in unquoted and delimiter == ",":  # As spreadsheets write it in Europe.
+            delimiter = next((d for d in ";\t" if d in unquoted), delimiter)
         before = csv.field_size_limit(_MAX_FIELD)
         try:
             reader = csv.reader(itertools.chain([first], text), delimiter=delimiter, strict=True)
-            names = next(reader, None)
-            if not names:
-                raise validation.UsageError(f"{path} is empty, or its first line is.")
-            columns = choose(names)
-            yield columns
-            user, other, width = names.index(columns.user), names.index(columns.text), len(names)
-            line = reader.line_num + 1
+            names, line = [], 1
+            user = other = width = 0
             while True:
                 try:
                     for cells in reader:
-                        if len(cells) == width:
+                        if not names:
+                            names, width = cells, len(cells)
+                            if not names:
+                                break
+                            columns = choose(names)
+                            yield columns
+                            user, other = names.index(columns.user), names.index(columns.text)
+                        elif len(cells) == width:
                             yield line, cells[user], cells[other]
                         elif cells:
                             yield line, _RAGGED, None
                         line = reader.line_num + 1
                     break
                 except csv.Error as error:
-                    if "end of data" in str(error) or "field larger" in str(error):
-                        raise validation.UsageError(
-                            f"{path}:{line}: a quote is opened and not closed: double the quotes "
-                            'that are part of a text ("").'
-                        ) from error
+                    problem = _problem(str(error), line, reader.line_num)
+                    if problem is None and not names:
+                        problem = "quotes are in the wrong place in the names of the columns"
+                    if problem is not None:
+                        raise validation.UsageError(f"{path}:{line}: {problem}.") from error
                     # Every line that the quotes have swallowed is lost, and is counted.
+                    reason = _NUL if "NUL" in str(error) else _MISQUOTED  # NUL in Python 3.10.
                     for lost in range(line, reader.line_num + 1):
-                        yield lost, _MISQUOTED, None
+                        yield lost, reason, None
                     line = reader.line_num + 1
+            if not names:
+                raise validation.UsageError(f"{path} is empty, or its first line is.")
         finally:
             csv.field_size_limit(before)
 
 
+def _problem(error: str, first: int, last: int) -> str | None:
+    """Returns what ends the reading of a file, if an error of Python's reader does."""
+    open_quote = 'a quote is opened and not closed: double the quotes that are part of a text ("")'
+    if "field larger" in error:
+        long = f"a cell has more than {_MAX_FIELD:,} characters: split it, or write JSON lines"
+        return long if first == last else f"{long}; or {open_quote}"
+    return open_quote if "end of data" in error else None
+
+
 _RAGGED = tables.Broken("with more or fewer cells than the first line has names")
 _MISQUOTED = tables.Broken("with quotes in the wrong place")
+_NUL = tables.Broken("with a NUL character")
 _NO_JSON = tables.Broken("that are not JSON")
 _NO_OBJECT = tables.Broken("that are no JSON object")
 
@@ -241,17 +338,25 @@ _NO_OBJECT = tables.Broken("that are no JSON object")
 def _json_rows(path: pathlib.Path, encoding: str | None, choose: Choose) -> Iterator[Any]:
     with open_text(path, encoding, "\n") as lines:
         parsed = _parsed(path, lines)
-        head = list(itertools.islice(parsed, _HEAD))
-        keys = dict.fromkeys(k for _, row in head if isinstance(row, dict) for k in row)
-        if not keys:
-            raise validation.UsageError(
-                f"{path}: none of the first {len(head)} lines is a JSON object."
-                if head
-                else f"{path} is empty."
-            )
-        columns = choose(list(keys))
-        yield columns
-        for number, row in itertools.chain(head, parsed):
+        keys: dict[str, None] = {}
+        while True:
+            lines_read = [row for _, row in itertools.islice(parsed, _HEAD)]
+            keys |= dict.fromkeys(k for row in lines_read if isinstance(row, dict) for k in row)
+            if not keys:
+                raise validation.UsageError(
+                    f"{path}: none of the first {len(lines_read)} lines is a JSON object."
+                    if lines_read
+                    else f"{path} is empty."
+                )
+            try:
+                columns = choose(list(keys))
+                break
+            except tables.NoColumnError:
+                if len(lines_read) < _HEAD:  # A column may begin late, and the file ends here.
+                    raise
+    yield columns
+    with open_text(path, encoding, "\n") as lines:
+        for number, row in _parsed(path, lines):
             if isinstance(row, dict):
                 yield number, row.get(columns.user), row.get(columns.text)
             else:
@@ -283,23 +388,42 @@ def _an_array(path: pathlib.Path) -> validation.UsageError:
 
 
 def _arrow_rows(path: pathlib.Path, form: str, choose: Choose) -> Iterator[Any]:
-    try:
-        from pyarrow import dataset
-    except ImportError as error:
-        raise validation.UsageError(
-            f"{path} is read with pyarrow, which is not installed: pip install "
-            "'tff_dpftrl[finetuning]', or pyarrow alone."
-        ) from error
-    table = dataset.dataset(path, format=form)
-    columns = choose(table.schema.names)
-    yield columns
-    number = 0
-    for batch in table.to_batches(
-        columns=[columns.user, columns.text], batch_size=4096, batch_readahead=1, use_threads=False
-    ):
-        users, texts = batch.column(0).to_pylist(), batch.column(1).to_pylist()
-        for user, text in zip(users, texts, strict=True):
-            number += 1
-            if isinstance(text, bytes):
-                text = text.decode("utf-8", "surrogateescape")
-            yield number, user, text
+    packages.require(str(path), "pyarrow")
+    import pyarrow
+    from pyarrow import dataset, ipc
+
+    with path.open("rb") as file:
+        try:
+            if form == "parquet":
+                table = dataset.dataset(path, format=form)
+                columns = choose(table.schema.names)
+                batches = table.to_batches(
+                    columns=[columns.user, columns.text],
+                    batch_size=4096,
+                    batch_readahead=1,
+                    use_threads=False,
+                )
+            else:
+                is_stream = file.read(len(_ARROW_FILE)) != _ARROW_FILE  # As `save_to_disk` writes.
+                file.seek(0)
+                reader = ipc.open_stream(file) if is_stream else ipc.open_file(file)
+                columns = choose(reader.schema.names)
+                batches = (
+                    reader if is_stream else map(reader.get_batch, range(reader.num_record_batches))
+                )
+                batches = _validated(batches)
+            yield columns
+            for number, (user, text) in enumerate(tables.of_arrow(batches, columns), start=1):
+                yield number, user, text
+        except (pyarrow.ArrowException, ArithmeticError, LookupError) as error:
+            # Times out of range, unknown time zones, and errors of Arrow that are no ValueErrors.
+            raise ValueError(str(error)) from error
+        except MemoryError as error:
+            raise ValueError("a batch of its rows does not fit into memory") from error
+
+
+def _validated(batches: Iterable[Any]) -> Iterator[Any]:
+    """Checks record batches of a file, which Arrow reads as they are, and damaged ones crash it."""
+    for batch in batches:
+        batch.validate(full=True)
+        yield batch

@@ -9,13 +9,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import owners
+from tff_dpftrl.data import owners, user_ids
 
 Notice: TypeAlias = Callable[[str], None]
 """Callback for a line about what was found in a table."""
@@ -35,6 +34,7 @@ _TEXTS = frozenset(
 _SHOWN_COLUMNS = 20
 _SHOWN_PLACES = 3
 _SHOWN_FORMS = 200  # Largest number of characters of the columns in a message.
+_MARKS = '\ufeff"'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,19 +46,22 @@ class TableOptions:
       text_column: Name of the column of texts; guessed if None.
       encoding: Encoding of CSV, TSV and JSON lines, by Python's names; UTF-8 if None.
       max_bad_rows: Largest share of the rows that may be left out because they cannot be used.
+      split: Split that is read of a folder whose files are of several, such as train.csv and
+        test.csv; "train" if None.
     """
 
     user_column: str | None = None
     text_column: str | None = None
     encoding: str | None = None
     max_bad_rows: float = 0.01
+    split: str | None = None
 
     def __post_init__(self):
         validation.number("max_bad_rows", self.max_bad_rows, at_least=0, below=1)
         if self.encoding is not None:
             try:
                 "".encode(self.encoding)  # Codecs that are not of text, like hex, are refused, too.
-            except LookupError:
+            except (LookupError, ValueError):
                 raise validation.UsageError(
                     f"encoding {self.encoding!r} is not known: give one such as 'latin-1', "
                     "'cp1252' or 'utf-16'."
@@ -88,6 +91,10 @@ class Broken:
 def to_stderr(line: str) -> None:
     """Prints a line to standard error."""
     print(line, file=sys.stderr, flush=True)
+
+
+class NoColumnError(validation.UsageError):
+    """Error that a column is not there, which might be in another row of the table."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +127,16 @@ class Columns:
           The columns.
 
         Raises:
-          UsageError: If a named column is not there, or not exactly one has a usual name.
+          NoColumnError: If a named column is not there, or none has a usual name.
+          UsageError: If several columns have the name or a usual one.
         """
+        if any("\0" in name for name in names):
+            raise validation.UsageError(
+                f"{where} has a NUL character in the name of a column: rename it, or pass the "
+                "file's own encoding."
+            )
         chosen, problems = [], []
+        kind = NoColumnError
         for option, given, usual, what in (
             ("user_column", options.user_column, _USERS, "users"),
             ("text_column", options.text_column, _TEXTS, "texts"),
@@ -130,7 +144,10 @@ class Columns:
             matches = [n for n in names if (n == given if given else _plain(n) in usual)]
             if len(matches) == 1:
                 chosen.append(matches[0])
-            elif given:
+                continue
+            if matches:
+                kind = validation.UsageError
+            if given:
                 number = "no column" if not matches else f"{len(matches)} columns"
                 problems.append(f"{number} {given!r} ({option})")
             elif matches:
@@ -139,11 +156,12 @@ class Columns:
             else:
                 problems.append(f"no column that is known to have {what}: name it ({option})")
         if not problems and chosen[0] == chosen[1]:
+            kind = validation.UsageError
             problems.append(f"users and texts in the same column, {chosen[0]!r}")
         if problems:
             listed = ", ".join(repr(name) for name in names[:_SHOWN_COLUMNS])[:_SHOWN_FORMS]
             more = f" and {len(names) - _SHOWN_COLUMNS} more" if len(names) > _SHOWN_COLUMNS else ""
-            raise validation.UsageError(
+            raise kind(
                 f"{where} has {'; '.join(problems)}. Its columns are {listed or 'none'}{more} "
                 "(the first line of a CSV file names them)."
             )
@@ -166,6 +184,7 @@ class RowCheck:
         name: str,
         options: TableOptions,
         notice: Notice,
+        columns: Columns | None,
         selection: owners.Selection | None = None,
     ):
         """Starts to count.
@@ -174,10 +193,11 @@ class RowCheck:
           name: Name of the table, for messages.
           options: Options of reading the table.
           notice: Callback for lines about what was found.
+          columns: Columns that are read; None of rows without names.
           selection: Rows that are used, if rows may have several owners; None if each has one.
         """
         self._name, self._options, self._notice = name, options, notice
-        self._selection = selection
+        self._columns, self._selection = columns, selection
         self.co_owners: dict[str, set[str]] = {}
         self._num_rows = 0
         self._places: dict[str, list[str]] = {}
@@ -193,24 +213,34 @@ class RowCheck:
 
         Yields:
           User (the first one of several owners) and text, the latter as the only one of a tuple.
+
+        Raises:
+          UsageError: If an id is not exact, or a row repeats the names of the columns.
         """
         for number, user, text in rows:
             self._num_rows += 1
-            names = None if self._selection is None else owners.of_cell(user)
-            if names is not None:
-                if not self._selection.is_selected[self._num_rows - 1]:
+            try:
+                names = self._owners(user)
+            except user_ids.NoId as error:
+                reason = str(error)
+            except validation.UsageError as error:
+                raise validation.UsageError(f"{place}{number}: {error}") from None
+            else:
+                if self._is_header(names[0], text):
+                    raise validation.UsageError(
+                        f"{place}{number} repeats the names of the columns, as where two files "
+                        "were joined: remove the row."
+                    )
+                if self._selection and not self._selection.is_selected[self._num_rows - 1]:
                     continue
-                user = names[0]
-            elif self._selection is not None and type(user) is not Broken:
-                user = Broken("without a user or a list of users")  # Not selected, so never used.
-            if type(user) is not str:
-                user = self._as_id(user)
-            reason = _reason(user, text)
-            if reason is None:
-                if names is not None:
-                    self.co_owners.setdefault(user, set()).update(names[1:])
-                yield user, (text,)
-                continue
+                if isinstance(text, bytes):
+                    text = _decoded(text)
+                reason = text.reason if isinstance(text, Broken) else _reason(names[0], text)
+                if reason is None:
+                    if self._selection:
+                        self.co_owners.setdefault(names[0], set()).update(names[1:])
+                    yield names[0], (text,)
+                    continue
             self._bad[reason] += 1
             places = self._places.setdefault(reason, [])
             if len(places) < _SHOWN_PLACES:
@@ -234,8 +264,10 @@ class RowCheck:
             for reason, count in self._bad.most_common():
                 more = ", ..." if count > len(self._places[reason]) else ""
                 kinds.append(f"{count} {reason} ({', '.join(self._places[reason])}{more})")
+            read = self._columns
+            of = "" if read is None else f", columns {read.user!r} and {read.text!r}"
             summary = (
-                f"{self._name}: {num_bad} of {self._num_rows} rows cannot be used: "
+                f"{self._name}{of}: {num_bad} of {self._num_rows} rows cannot be used: "
                 + "; ".join(kinds)
             )
             if num_bad > limit * self._num_rows:
@@ -261,42 +293,47 @@ class RowCheck:
             f"{self._name}: {self._num_rows - num_bad} texts of {num_users} users were read."
         )
 
-    def _as_id(self, user: Any) -> Any:
-        """Returns an id of another type as text; anything that is no id as it is."""
-        if isinstance(user, (Broken, bool)) or user is None:
-            return user
-        if isinstance(user, bytes):
-            return user.decode("utf-8", "surrogateescape")
-        if isinstance(user, float):
-            if not user.is_integer():  # pandas makes floats of integers beside empty cells.
-                return None if math.isnan(user) else Broken("with a fraction as the id of the user")
-            name = str(int(user))
-        elif isinstance(user, (list, dict, tuple)):
-            if self._selection is None and owners.of_cell(user):
-                return Broken("with a list of users, which finetune takes with rows_per_owner")
-            return Broken("with a list or an object as the id of the user")
-        else:
-            name = str(user)
-        self._converted.setdefault(type(user).__name__, name)
-        return name
+    def _owners(self, cell: Any) -> tuple[str, ...]:
+        """Returns the owners of a row: one user, unless rows may have several."""
+        if isinstance(cell, Broken):
+            raise user_ids.NoId(cell.reason)
+        if self._selection is not None:
+            names = owners.of_cell(cell)
+            if names is None:
+                raise user_ids.NoId("without a user or a list of users")
+            return names
+        if owners.is_list(cell) and owners.of_cell(cell):
+            raise user_ids.NoId("with a list of users, which finetune takes with rows_per_owner")
+        name = user_ids.as_text(cell)
+        if not isinstance(cell, (str, bytes)):
+            self._converted.setdefault(type(cell).__name__, name)
+        return (name,)
+
+    def _is_header(self, user: str, text: Any) -> bool:
+        """Returns whether a row has the names of the columns, as where two files were joined."""
+        columns = self._columns
+        if columns is None or not isinstance(text, str):
+            return False
+        # The second file's byte-order mark is before the first name, quotes or not.
+        return (user.strip(_MARKS), text.strip(_MARKS)) == (columns.user, columns.text)
 
 
-def _reason(user: Any, text: Any) -> str | None:
+def _reason(user: str, text: Any) -> str | None:
     """Returns why a row cannot be used; None if it can."""
-    if isinstance(user, Broken):
-        return user.reason
-    if not isinstance(user, str) or not user.strip():
-        return "without a user"
     if not isinstance(text, str):
         if text is None or text != text:
             return "without a text"
         return f"with a {type(text).__name__} instead of a text"
     if not text or text.isspace():
         return "with an empty text"
+    if "\0" in text:
+        return "with a NUL character in the text"
     if not (text.isascii() and user.isascii()):
         try:
             text.encode(), user.encode()
-        except UnicodeEncodeError:
+        except UnicodeEncodeError as error:
+            if not "\udc80" <= error.object[error.start] <= "\udcff":
+                return "with a part of a character (a lone surrogate)"
             return (
                 "with bytes that are not in the file's encoding (if it is Latin-1, pass encoding "
                 "'latin-1')"
@@ -340,21 +377,29 @@ def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterato
     if is_reader or hasattr(rows, "to_struct_array"):  # Arrow.
         if not is_reader:
             rows = rows.to_batches(4096) if hasattr(rows, "to_batches") else [rows]
-        pairs = itertools.chain.from_iterable(
-            zip(*(batch.column(n).to_pylist() for n in (columns.user, columns.text)), strict=True)
-            for batch in rows
-        )
+        pairs = of_arrow(rows, columns)
     elif hasattr(rows, "iter"):  # datasets.
+        kind = getattr(rows, "features", {}).get(columns.user)
         pairs = itertools.chain.from_iterable(
-            zip(batch[columns.user], batch[columns.text], strict=True) for batch in rows.iter(4096)
+            zip(user_ids.of_column(batch[columns.user], kind), batch[columns.text], strict=True)
+            for batch in rows.iter(4096)
         )
     else:
         key = {str(name): name for name in names}  # pandas' names may be numbers.
-        pairs = zip(rows[key[columns.user]], rows[key[columns.text]], strict=True)
+        ids = rows[key[columns.user]]
+        ids = user_ids.of_column(ids, getattr(ids, "dtype", None))
+        pairs = zip(ids, rows[key[columns.text]], strict=True)
     return columns, (
-        (number, _plain_value(user), _plain_value(text))
-        for number, (user, text) in enumerate(pairs)
+        (number, user, _plain_value(text)) for number, (user, text) in enumerate(pairs)
     )
+
+
+def of_arrow(batches: Iterable[Any], columns: Columns) -> Iterator[tuple[Any, Any]]:
+    """Yields the cells of users and texts of Arrow's record batches."""
+    for batch in batches:
+        users, texts = batch.column(columns.user), batch.column(columns.text)
+        ids = user_ids.of_column(users.to_pylist(), users.type)
+        yield from zip(ids, texts.to_pylist(), strict=True)
 
 
 def _names(names: Any) -> list[Any] | None:
@@ -365,8 +410,15 @@ def _names(names: Any) -> list[Any] | None:
 
 def _pair(number: int, row: Any) -> Row:
     if isinstance(row, (tuple, list)) and len(row) == 2:
-        return number, _plain_value(row[0]), _plain_value(row[1])
+        return number, row[0], _plain_value(row[1])
     return number, Broken("that are no pairs of a user and a text"), None
+
+
+def _decoded(text: bytes) -> str | Broken:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return Broken("with bytes that are not UTF-8 instead of a text")
 
 
 def _plain_value(value: Any) -> Any:

@@ -6,9 +6,11 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import tokenizer
+from tff_dpftrl.data import user_ids as user_ids_lib
 
 _MIN_SHARED_WORDS = 20
 """Least number of words that show a copy: shorter texts may well be the same by chance."""
@@ -49,6 +51,7 @@ class UserText:
                 f"user_ids of {self.name!r} must be unique, but {len(self.user_ids) - len(known)} "
                 "of them are repeated; merge the examples of one user."
             )
+        user_ids_lib.check(known.union(*self.co_owners.values()), self.name)
         object.__setattr__(self, "_known", known)
 
     @classmethod
@@ -80,7 +83,7 @@ class UserText:
     def from_rows(
         cls,
         name: str,
-        rows: Iterable[tuple[str, str]],
+        rows: Iterable[tuple[Any, str]],
         *,
         user_unit: str = "one user_id",
         is_tokenized: bool = False,
@@ -89,8 +92,8 @@ class UserText:
 
         Args:
           name: Name of the corpus in messages and statements.
-          rows: Pairs of a user and a text, read once; for a pandas data frame
-            `zip(frame["user"], frame["text"])`.
+          rows: Pairs of a user, as `user_ids.as_text` takes it, and a text, read once; for a pandas
+            data frame `zip(frame["user"], frame["text"])`.
           user_unit: Description of one user, in words.
           is_tokenized: Whether texts are words separated by white space already.
 
@@ -98,16 +101,19 @@ class UserText:
           The corpus, in memory; users, and the texts of each, in the order of the rows.
 
         Raises:
-          ValueError: If a row is not two strings, or its user has no name.
+          ValueError: If a row is no user and a text.
         """
         examples_by_user: dict[str, list[str]] = {}
         for number, row in enumerate(rows):
-            user, text = row if isinstance(row, (tuple, list)) and len(row) == 2 else (row, None)
-            if not isinstance(user, str) or not user or not isinstance(text, str):
+            user, text = row if isinstance(row, (tuple, list)) and len(row) == 2 else (None, None)
+            try:
+                user = user_ids_lib.as_text(user)
+            except user_ids_lib.NoId:
+                text = None
+            if not isinstance(text, str):
                 raise validation.UsageError(
-                    f"rows must be pairs of a user_id and a text, two strings, but row {number} of "
-                    f"{name!r} is {str(row)[:60]!r}: convert ids with str, and leave out rows "
-                    "without a text."
+                    f"rows must be pairs of a user_id and a text, but row {number} of {name!r} is "
+                    f"{str(row)[:60]!r}: leave out rows without a user or a text."
                 )
             examples_by_user.setdefault(user, []).append(text)
         return cls.from_mapping(

@@ -232,6 +232,9 @@ def _example(
 ) -> plan_lib.Plan:
     pool = options.declared_units or users.pool_size(choice.group_size)
     budget = options.budget
+    if budget > pool and options.given_group_size is options.declared_units is None:
+        # The group size was drawn. A refusal would show that before it is charged.
+        budget = users.pool_size(1)
     if budget > pool:
         raise validation.UsageError(
             # How many there are tells of the users more than ε covers.
@@ -274,6 +277,10 @@ def _sampled(
     public: proxies.Proxies | None,
     why: tuple[str, ...] = (),
 ) -> Chosen:
+    if plan.sampling == plan_lib.EXAMPLE and plan.expected_units < options.budget:
+        why += (
+            f"A step expects {plan.expected_units:g} examples: the pool is below compute_budget.",
+        )
     clip_norm, source = _clip_norm(options, public, plan.rows_per_unit)
     private = run_privacy.SampledFinetuning.of(
         plan, clip_norm=clip_norm, deterministic_seed=options.deterministic_noise_seed

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from typing_extensions import override
 
-from tff_dpftrl import durable_files, validation
+from tff_dpftrl import durable_files, pictures, validation
 from tff_dpftrl.accounting import display, facts, statement
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.finetuning import (
@@ -69,6 +69,7 @@ Evaluate = Callable[[list[np.ndarray]], Mapping[str, float]]
 """Function from weights to metrics by name, the same names each time."""
 
 _WEIGHTS = "weights.npz"
+_UNTRAINED = "untrained"
 _EXACT = "; the loss is exact: do not publish it"
 _EVAL_EVERY = 25
 
@@ -86,18 +87,21 @@ class Model:
         over the batch, batch normalisation or a state of its own. It must use all the weights.
         This is tried before the first step, and now and then during the run.
       weights: Initial weights, float32.
-      trained_on: Text or data that the initial weights were trained on, for the statement:
-        `RANDOM`, "nothing", if they were drawn at random; the folder of an earlier run, as a path,
-        if they are that run's, with which this one is then composed; None if that is not known,
-        which the statement says beside ε.
+      trained_on: Text or data that the initial weights, also those that are not trained, were
+        computed from, for the statement: `RANDOM`, "nothing", if they were drawn at random; the
+        folder of an earlier run, as a path, if they are that run's, with which this one is then
+        composed; None if that is not known, which the statement says beside ε.
       frozen: Weights that `row_losses` uses and that are not trained: a run that is resumed must
         have the same ones.
+      statistics: Names of the layers, or of other parts of `row_losses`, that keep statistics or
+        words of data, such as a mean or a vocabulary. `trained_on` must say of which data.
     """
 
     row_losses: clipped_sums.RowLosses
     weights: Sequence[np.ndarray]
     trained_on: str | os.PathLike[str] | None = None
     frozen: Sequence[np.ndarray] = ()
+    statistics: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         weights = [_checked(index, weight) for index, weight in enumerate(self.weights)]
@@ -107,6 +111,22 @@ class Model:
                 "trained_on must name what the weights were trained on: say 'nothing' if they are "
                 "random, or leave it out if it is not known."
             )
+        if self.statistics and self.trained_on in (None, RANDOM):
+            raise validation.UsageError(
+                f"model keeps statistics or words of data in {self.statistics[0]}, which get no "
+                f"noise, and trained_on={self.trained_on!r} does not say of which data: name it, "
+                "as in trained_on='nothing; the mean and variance are of public images', or, if "
+                "it is the data to be protected, leave the layer out."
+            )
+
+    @property
+    def untrained(self) -> str:
+        """Description of what is not trained, for the statement; "" for nothing."""
+        number = sum(np.size(weight) for weight in self.frozen)
+        parts = [f"{number:,} weights"] if number else []
+        if self.statistics:
+            parts.append(f"statistics or words of data in {', '.join(self.statistics)}")
+        return "; ".join(parts)
 
     @classmethod
     def of_keras(
@@ -130,7 +150,9 @@ class Model:
 
         Raises:
           UsageError: If the model cannot be trained privately: batch normalisation, regularisers,
-            constraints. Dropout and losses over the batch are refused by `finetune`.
+            constraints; if it has layers with statistics (`Normalization`, `TextVectorization`)
+            of which `trained_on` says nothing. Dropout and losses over the batch are refused by
+            `finetune`.
         """
         if not model.built:
             raise validation.UsageError(
@@ -141,6 +163,7 @@ class Model:
             [variable.numpy() for variable in model.trainable_variables],
             trained_on=trained_on,
             frozen=[variable.numpy() for variable in model.non_trainable_weights],
+            statistics=keras_versions.statistics_layers(model),
         )
 
 
@@ -334,6 +357,7 @@ def finetune(
             "iterate_averaging": steps.iterate_averaging,
             "units_at_once": steps.units_at_once,
             "weights_source": source,
+            **({_UNTRAINED: model.untrained} if model.untrained else {}),
             "metrics": sorted(name.removeprefix(_MEASURED) for name in before),
             "deterministic_noise_seed": deterministic_noise_seed,
             "max_epsilon": max_epsilon,
@@ -471,10 +495,10 @@ class _Presentation(prepared.Presentation):
     def write(self, output: pathlib.Path, outcome: prepared.Outcome) -> Results:
         exact = _drawn(outcome.rows, self._shown, outcome.statement, _EXACT)
         path = output / "private" / curves.NAME
-        durable_files.write_picture(path, exact, dpi=100, private=True)
+        pictures.write(path, exact, dpi=100, private=True)
         public = [name for name in self._shown if name != "loss"]
         picture = _drawn(outcome.rows, public, outcome.statement)
-        durable_files.write_picture(output / curves.NAME, picture, dpi=100)
+        pictures.write(output / curves.NAME, picture, dpi=100)
         lines = [outcome.progress, reporting.promise(outcome.statement)]
         evaluated = [row for row in outcome.rows if any(row[n] is not None for n in self._measured)]
         if evaluated:
@@ -519,7 +543,7 @@ def reportable(
             },
             headline_caveats=() if is_known else (sentences.INITIAL_WEIGHTS,),
             not_covered=(
-                *_not_covered(config["weights_source"]),
+                *_not_covered(config["weights_source"], config.get(_UNTRAINED)),
                 run_privacy.METRICS_OF_OWN_MODEL_NOT_COVERED,
             ),
             earlier_runs=runs,
@@ -599,12 +623,16 @@ def _group_size(
     return {name: known.config[name] for name in ("sampling", "group_size")}
 
 
-def _not_covered(trained_on: str | None) -> tuple[str, ...]:
-    """Returns what a statement says of data in the initial weights."""
-    if trained_on == RANDOM:
-        return ()
-    source = "not recorded" if trained_on is None else trained_on
-    return (f"What the initial weights were trained on: {source}.",)
+def _not_covered(trained_on: str | None, untrained: str | None) -> tuple[str, ...]:
+    """Returns what a statement says of data in the initial weights, and in those never trained."""
+    source, said = "not recorded" if trained_on is None else trained_on, ()
+    if trained_on != RANDOM:
+        said = (f"What the initial weights were trained on: {source}.",)
+    if untrained:  # Older runs did not record it.
+        if trained_on == RANDOM:
+            source = "nothing, they were drawn at random (so the operator says)"
+        said += (f"What was not trained, and has no noise: {untrained}. Computed from: {source}.",)
+    return said
 
 
 _CLIPPING, _IN_ONE_PASS = "way of clipping", "in one pass"
@@ -643,9 +671,7 @@ def _drawn(
     note: str = "",
 ) -> figure_lib.Figure:
     """Returns a figure of metrics against steps, with ε and a note above it."""
-    from matplotlib import figure
-
-    picture = figure.Figure(figsize=(3.6 * len(columns), 3.4), layout="constrained")
+    picture = pictures.new_figure(3.6 * len(columns), 3.4)
     panels = picture.subplots(1, len(columns), squeeze=False)
     for axes, column in zip(panels[0], columns, strict=True):
         points = [(row["round"], row[column]) for row in rows if row[column] is not None]
@@ -665,7 +691,8 @@ def _check_is_the_same(
     """Refuses to go on with a run that began with something else."""
     for what in ("config", "derived", "facts"):
         kept, given = dict(getattr(begun, what)), dict(getattr(asked, what))
-        for name in sorted({*kept, *given} - {"units_at_once"}):
+        # Untrained weights are compared by their digests, which older runs have, too.
+        for name in sorted({*kept, *given} - {"units_at_once", _UNTRAINED}):
             if kept.get(name) != given.get(name):
                 raise validation.UsageError(
                     f"The run in {output} began with {name} = {kept.get(name)!r}, not "

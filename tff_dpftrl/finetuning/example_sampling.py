@@ -26,7 +26,7 @@ import numpy as np
 from typing_extensions import override
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import user_text
+from tff_dpftrl.data import user_ids, user_text
 from tff_dpftrl.participation import cohorts, secret_cohorts
 
 
@@ -64,6 +64,7 @@ class Users:
             raise validation.UsageError(
                 f"ids must differ, got {twice!r} twice: merge its examples."
             )
+        user_ids.check(ids, "ids")
         without = np.flatnonzero(sizes < 1)
         if without.size:
             more = f" and {without.size - 1} more" if without.size > 1 else ""

@@ -14,13 +14,14 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
+from tff_dpftrl.data import user_ids as user_ids_lib
 from tff_dpftrl.finetuning import clipped_sums, custom_run, example_sampling, passes
 from tff_dpftrl.models import keras_versions
 from tff_dpftrl.runs import progress as progress_lib
@@ -39,8 +40,8 @@ class FitPrivacy:
       noise_multiplier: Standard deviation of the noise per unit of the clip norm; None if
         `target_epsilon` is given.
       mechanism: A key of `mechanisms.table.MECHANISMS`, such as "blt", "tree" or "identity".
-      user_ids: The user of each example, so that the guarantee is for all examples of a user. If
-        None, it is for single examples.
+      user_ids: The user of each example, so that the guarantee is for all examples of a user:
+        texts or integers, none of them missing. If None, the guarantee is for single examples.
       examples_per_user: Largest number of examples of one user in a step, drawn at random, whose
         mean gradient is clipped. It must be given with `user_ids`, and is not to be read off them.
       max_epsilon: ε above which no step begins; None for no such budget.
@@ -98,7 +99,9 @@ def private_fit(
       validation_data: Held-out inputs and targets, measured after each epoch and not protected;
         None for none.
       trained_on: What the initial weights were trained on, as of `custom_run.Model`: "nothing" if
-        they are random. If None, the statement says that it is not known.
+        they are random. If None, the statement says that it is not known. For a model with layers
+        that keep statistics or words of data (`Normalization`, `TextVectorization`), it must say
+        of which data; the statement quotes it.
       progress: Callback for progress lines and warnings; prints to standard error by default.
 
     Returns:
@@ -106,8 +109,8 @@ def private_fit(
 
     Raises:
       UsageError: If an argument cannot be used, the model cannot be trained privately (batch
-        normalisation, dropout, regularisers, several outputs), or the run in `output` began with
-        something else.
+        normalisation, dropout, regularisers, several outputs), it keeps statistics of which
+        `trained_on` says nothing, or the run in `output` began with something else.
       OSError: If a file cannot be written; every committed step is kept.
     """
     inputs, targets = _arrays("x", x), _arrays("y", y)
@@ -226,24 +229,35 @@ def _units(
                 "user_ids need examples_per_user, the largest number of examples of one user in a "
                 "step: give it, without a look at these users."
             )
-        ids = np.asarray(user_ids)
-        if ids.shape != (num_examples,):
+        # An array of a list would have its numbers and None as text.
+        cells = user_ids if isinstance(user_ids, (list, tuple)) else np.asarray(user_ids)
+        shape = [len(cells)] if isinstance(cells, (list, tuple)) else list(cells.shape)
+        if shape != [num_examples]:
             raise validation.UsageError(
-                f"user_ids must be one id for each of {num_examples} examples, got shape "
-                f"{list(ids.shape)}."
+                f"user_ids must be one id for each of {num_examples} examples, got shape {shape}."
             )
-        try:
-            texts = np.char.decode(ids, "utf-8") if ids.dtype.kind == "S" else ids.astype(str)
-        except UnicodeDecodeError:
-            raise validation.UsageError(
-                "user_ids has bytes that are not UTF-8: give text or numbers."
-            ) from None
-        names, user_of_row = np.unique(texts, return_inverse=True)
+        names, user_of_row = np.unique(_names(cells), return_inverse=True)
         order = np.argsort(user_of_row, kind="stable")
         ends = np.cumsum(np.bincount(user_of_row))[:-1]
         rows = dict(zip(names.tolist(), np.split(order, ends), strict=True))
     sizes = np.array([len(of_user) for of_user in rows.values()])
     return example_sampling.Users(tuple(rows), sizes), rows
+
+
+def _names(cells: Iterable[Any]) -> list[str]:
+    """Returns the ids of users as text."""
+    names = []
+    for index, cell in enumerate(cells):
+        try:
+            names.append(user_ids_lib.as_text(cell))
+        except user_ids_lib.NoId as error:
+            raise validation.UsageError(
+                f"user_ids must have an id for each example, but example {index} is {error}, "
+                f"{repr(cell)[:60]}: give one, or leave the example out of x, y and user_ids."
+            ) from None
+        except validation.UsageError as error:
+            raise validation.UsageError(f"user_ids[{index}]: {error}") from None
+    return names
 
 
 def _check_optimizer(model: keras_versions.Model) -> None:

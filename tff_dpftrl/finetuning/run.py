@@ -119,12 +119,14 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         secure_draws.check_installed()
     found = warm_start.find(config.initial_folder)
     initial = found.load(sequence_length=config.sequence_length)
+    source, weights_are_public = warm_start.source(config.initial_folder, config.trained_on)
+    words, not_covered = warm_start.words_of(initial.words, source, weights_are_public)
+    initial = dataclasses.replace(initial, words=words)
     part = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
     task = _task(opened, initial, progress)
     users = users_of(task)
     # Also refuses held-out text without words, before anything is written.
     before = task.evaluate(initial.weights)
-    source, weights_are_public = warm_start.source(config.initial_folder, config.trained_on)
     progress(f"Initial weights: {source}; {initial.model.num_parameters} of them.")
     for line in part.describe():
         progress(line)
@@ -148,6 +150,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         "loss_unit": task.words.unit.removesuffix("s"),
         "initial_weights_source": source,
         "initial_weights_are_public": weights_are_public,
+        "not_covered": not_covered,
         **earlier_runs.facts_of(warm_start.run_folder(config.initial_folder), users.ids),
     }
     known = _manifest(config, chosen, task, users, part, facts).bound_to_choice(opened.output)
@@ -190,19 +193,8 @@ def _prepared(
     progress: progress_lib.Progress,
 ) -> prepared.Prepared:
     config, group_size = opened.config, known.derived["group_size"]
-    seed, options = config.deterministic_noise_seed, config.part(report.ReportOptions)
-    go_on = opening.resume_command(opened.output, config.data)
-    figures = functools.partial(_figures_of, known)
-    reportable = report.of_run(
-        options,
-        known,
-        plan,
-        unit="step",
-        exact=run_privacy.METRICS_NOT_COVERED,
-        go_on=go_on,
-        whole=part.whole,
-        figures=figures,
-    )
+    seed = config.deterministic_noise_seed
+    reportable = _of_run(opened.output, known, config, plan, part.whole)
     released = reportable.figures
     return prepared.Prepared(
         report=_publishing(reportable, config, lambda: part),
@@ -287,25 +279,32 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
     def whole(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
         return list(weights) if config.adapter_rank is None else part().whole(weights)
 
-    options, go_on = config.part(report.ReportOptions), opening.resume_command(output, config.data)
-    plan = plan_of(known, config)
-    figures = functools.partial(_figures_of, known)
-    run = report.of_run(
-        options,
-        known,
-        plan,
-        unit="step",
-        exact=run_privacy.METRICS_NOT_COVERED,
-        go_on=go_on,
-        whole=whole,
-        figures=figures,
-    )
+    run = _of_run(output, known, config, plan_of(known, config), whole)
     return _publishing(run, config, part)
 
 
 def _figures_of(known: manifest.Manifest) -> released_metrics.Figures:
     """Returns the figures that a run may release of its steps, from its manifest."""
     return run_privacy.figures_of_steps(known.facts["vocabulary_size"])
+
+
+def _of_run(
+    output: pathlib.Path,
+    known: manifest.Manifest,
+    config: config_lib.FinetuningConfig,
+    plan: run_privacy.FinetuningPlan,
+    whole: released_model.Whole,
+) -> prepared.Reportable:
+    return report.of_run(
+        config.part(report.ReportOptions),
+        known,
+        plan,
+        unit="step",
+        exact=run_privacy.METRICS_NOT_COVERED,
+        go_on=opening.resume_command(output, config.data),
+        whole=whole,
+        figures=functools.partial(_figures_of, known),
+    )
 
 
 def _publishing(
@@ -438,6 +437,7 @@ def _manifest(
             **facts,
             "choices": {**chosen.facts, **part.facts()},
             "not_covered": [
+                *facts["not_covered"],
                 *chosen.not_covered,
                 *report.not_covered_of_held_out(config.held_out_users),
                 *_not_covered_of_owners(config),

@@ -27,8 +27,8 @@ WHAT_IS_RELEASED = "loss on the users or examples of each step"
 """Words of a statement for the figures that fine-tuning releases."""
 
 _OF_STEPS = (
-    "The loss on the users or examples of a step, how long it took, which grows with their number, "
-    "warnings of gradients that are not finite"
+    "The loss on the data of a step, how long it took, which grows with them, warnings of "
+    "gradients that are not finite"
 )
 _EXACT = "(in private/ and on the terminal only): exact figures; do not publish them."
 METRICS_NOT_COVERED = (

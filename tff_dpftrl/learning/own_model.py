@@ -60,13 +60,16 @@ def read(
     return made
 
 
-def num_parameters(model: Model) -> int:
-    """Counts the trainable weights of a model."""
+def num_parameters(model: Model, *, trained: bool = True) -> int:
+    """Counts the trainable weights of a model, or those that are not."""
     if isinstance(model, tff.learning.models.FunctionalModel):
-        shapes = [np.shape(weight) for weight in tf.nest.flatten(model.initial_weights[0])]
+        weights = model.initial_weights[0 if trained else 1]
+        shapes = [np.shape(weight) for weight in tf.nest.flatten(weights)]
     else:
         with tf.Graph().as_default():
-            shapes = [tuple(weight.shape) for weight in model().trainable_variables]
+            made = model()
+            weights = made.trainable_variables if trained else made.non_trainable_variables
+            shapes = [tuple(weight.shape) for weight in weights]
     return sum(int(np.prod(shape)) for shape in shapes)
 
 

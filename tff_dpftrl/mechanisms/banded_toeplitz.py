@@ -111,6 +111,17 @@ class BandedToeplitz(strategy.Strategy):
         return toeplitz.round_noise_variance(self.toeplitz_inverse(num_rounds))
 
     @override
+    def prefix_noise(self, num_rounds: int) -> strategy.Extent:
+        return toeplitz.prefix_noise(self._decayed_inverse(num_rounds), num_rounds)
+
+    @override
+    def round_noise(self, num_rounds: int) -> strategy.Extent:
+        return toeplitz.round_noise(self._decayed_inverse(num_rounds), num_rounds)
+
+    def _decayed_inverse(self, num_rounds: int) -> np.ndarray:
+        return toeplitz.decayed_inverse(np.array(self.coefficients), num_rounds)
+
+    @override
     def noise_recipe(self) -> noise_recipe.BandedNoise:
         return noise_recipe.BandedNoise((self.coefficients,))
 

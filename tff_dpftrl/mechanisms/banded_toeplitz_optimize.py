@@ -130,8 +130,8 @@ def optimize_banded_toeplitz(
             "columns of one participant overlap. Use fewer bands."
         )
     num_rounds = schema.num_rounds
-    starts = np.arange(schema.effective_participations) * schema.min_sep
-    uses = np.sum(starts[:, np.newaxis] + np.arange(bands) < num_rounds, axis=0)
+    reaching = -(-(num_rounds - np.arange(bands)) // schema.min_sep)
+    uses = np.minimum(schema.effective_participations, reaching)
     round_weights = np.arange(num_rounds, 0.0, -1.0) if minimize_rms else np.ones(num_rounds)
     start = banded_toeplitz.BandedToeplitz.fhu(bands)
     if bands == 1:

@@ -19,7 +19,6 @@ from typing_extensions import override
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe as recipe_lib
 from tff_dpftrl.mechanisms import strategy
-from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.mechanisms.numerics import blt_losses, toeplitz
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -207,18 +206,17 @@ class Blt(strategy.Strategy):
         return self.inverse_coefficients(num_rounds)
 
     @override
-    def max_error(self, num_rounds: int, workload: workload_lib.Workload | None = None) -> float:
-        """Computes MaxError(B), of prefix sums in closed form: O(d²) for any number of rounds."""
-        if workload is not None:
-            return super().max_error(num_rounds, workload)
-        return math.sqrt(blt_losses.max_error_squared(self._poles, self._zeros, num_rounds))
+    def prefix_noise(self, num_rounds: int) -> strategy.Extent:
+        """Computes the squared errors in closed form: O(d²) for any number of rounds."""
+        return strategy.Extent(
+            blt_losses.max_error_squared(self._poles, self._zeros, num_rounds),
+            blt_losses.rms_error_squared(self._poles, self._zeros, num_rounds),
+        )
 
     @override
-    def rms_error(self, num_rounds: int, workload: workload_lib.Workload | None = None) -> float:
-        """Computes RmsError(B), of prefix sums in closed form: O(d²) for any number of rounds."""
-        if workload is not None:
-            return super().rms_error(num_rounds, workload)
-        return math.sqrt(blt_losses.rms_error_squared(self._poles, self._zeros, num_rounds))
+    def round_noise(self, num_rounds: int) -> strategy.Extent:
+        """Computes the variances in closed form: O(d²) for any number of rounds."""
+        return strategy.Extent(*blt_losses.round_noise(self._poles, self._zeros, num_rounds))
 
     @override
     def noise_recipe(self) -> recipe_lib.BufferedNoise:

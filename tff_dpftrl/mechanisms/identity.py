@@ -43,6 +43,14 @@ class Identity(strategy.Strategy):
         return np.arange(1.0, num_rounds + 1.0)
 
     @override
+    def prefix_noise(self, num_rounds: int) -> strategy.Extent:
+        return strategy.Extent(float(num_rounds), 0.5 * (num_rounds + 1))
+
+    @override
+    def round_noise(self, num_rounds: int) -> strategy.Extent:
+        return strategy.Extent(1.0, 1.0)
+
+    @override
     def round_noise_variance(self, num_rounds: int) -> np.ndarray:
         return np.ones(num_rounds)
 

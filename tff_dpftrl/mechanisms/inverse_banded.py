@@ -105,10 +105,11 @@ class InverseBanded(strategy.Strategy):
     def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
         """Computes the sensitivity; exact if the coefficients of C do not increase.
 
-        That is checked on the `num_rounds` coefficients. If they increase, the result is
+        That is checked on all coefficients that are not negligible. If they increase, the result is
         the upper bound of `toeplitz.sensitivity`.
         """
-        return toeplitz.sensitivity(self.coefficients(schema.num_rounds), schema)
+        column = toeplitz.decayed_inverse(np.array(self.inverse_coefficients), schema.num_rounds)
+        return toeplitz.sensitivity(column, schema)
 
     @override
     def toeplitz_inverse(self, num_rounds: int) -> np.ndarray:
@@ -121,6 +122,14 @@ class InverseBanded(strategy.Strategy):
     @override
     def round_noise_variance(self, num_rounds: int) -> np.ndarray:
         return toeplitz.round_noise_variance(self.toeplitz_inverse(num_rounds))
+
+    @override
+    def prefix_noise(self, num_rounds: int) -> strategy.Extent:
+        return toeplitz.prefix_noise(np.array(self.inverse_coefficients), num_rounds)
+
+    @override
+    def round_noise(self, num_rounds: int) -> strategy.Extent:
+        return toeplitz.round_noise(np.array(self.inverse_coefficients), num_rounds)
 
     @override
     def noise_recipe(self) -> noise_recipe.InverseBandedNoise:

@@ -31,6 +31,7 @@ from tff_dpftrl.mechanisms.numerics import banded_sensitivity, toeplitz, tree_se
 from tff_dpftrl.participation import schema as schema_lib
 
 _MAX_WORK = 20_000_000
+_MAX_ROUNDS = 10_000_000  # Of a run with restarts: each block is looked at.
 _NESTED_RESTARTS = "base must not have restarts of its own; give all starts at once."
 
 _ToeplitzStrategy: TypeAlias = (
@@ -206,6 +207,11 @@ def starts(num_rounds: int, *, every: int, first: int | None = None) -> tuple[in
     """
     validation.integer("num_rounds", num_rounds, minimum=1)
     validation.integer("every", every, minimum=1)
+    if num_rounds > _MAX_ROUNDS:
+        raise validation.UsageError(
+            f"num_rounds must be at most {_MAX_ROUNDS} with restarts, got {num_rounds}: leave the "
+            "restarts out."
+        )
     first = every if first is None else validation.integer("first", first, minimum=1)
     return (0, *range(first, num_rounds, every))
 

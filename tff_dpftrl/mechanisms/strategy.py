@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,18 @@ class Sensitivity:
     def value(self) -> float:
         """Sensitivity S."""
         return math.sqrt(self.squared)
+
+
+class Extent(NamedTuple):
+    """Largest value and mean of the variances of a run's rounds."""
+
+    largest: float
+    mean: float
+
+    @classmethod
+    def of(cls, variances: np.ndarray) -> Extent:
+        """Returns the extent of the variances of all rounds."""
+        return cls(float(np.max(variances)), float(np.mean(variances)))
 
 
 def counted(number: int, noun: str) -> str:
@@ -146,13 +158,29 @@ class Strategy(abc.ABC):
         workload_lib.check_size(num_rounds)
         return np.sum(np.square(workload.apply(self.noise_matrix(num_rounds))), axis=1)
 
+    def prefix_noise(self, num_rounds: int) -> Extent:
+        """Computes the largest value and the mean of `prefix_noise_variance`.
+
+        Strategies whose figures do not depend on the number of rounds keep no array of them.
+        """
+        return Extent.of(self.prefix_noise_variance(num_rounds))
+
+    def round_noise(self, num_rounds: int) -> Extent:
+        """Computes the largest value and the mean of `round_noise_variance`; see `prefix_noise`."""
+        return Extent.of(self.round_noise_variance(num_rounds))
+
+    def _model_noise(self, num_rounds: int, workload: workload_lib.Workload | None) -> Extent:
+        if workload is None:
+            return self.prefix_noise(num_rounds)
+        return Extent.of(self.model_noise_variance(num_rounds, workload))
+
     def max_error(self, num_rounds: int, workload: workload_lib.Workload | None = None) -> float:
         """Computes MaxError(B) = max_t ‖B[t, :]‖₂ (McMahan, Xu & Zhang 2024, section 2)."""
-        return math.sqrt(float(np.max(self.model_noise_variance(num_rounds, workload))))
+        return math.sqrt(self._model_noise(num_rounds, workload).largest)
 
     def rms_error(self, num_rounds: int, workload: workload_lib.Workload | None = None) -> float:
         """Computes RmsError(B) = ‖B‖_F / √n (McMahan, Xu & Zhang 2024, section 2)."""
-        return math.sqrt(float(np.mean(self.model_noise_variance(num_rounds, workload))))
+        return math.sqrt(self._model_noise(num_rounds, workload).mean)
 
     def max_loss(
         self, schema: schema_lib.MinSep, workload: workload_lib.Workload | None = None

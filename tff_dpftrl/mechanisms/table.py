@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tff_dpftrl.participation import schema as schema_lib
 
 _SECONDS_BETWEEN_STEPS = 10.0
+_LONG = 10_000_000
 
 Notify = Callable[[str], None]
 """Callback for sentences to the user: progress, and advice."""
@@ -85,6 +86,7 @@ class Mechanism:
       options: Names of the `Options` that the mechanism takes.
       runnable: Whether the noise of the mechanism can be generated round after round.
       quick: Whether the planner, which needs dozens of optima, tries the mechanism by default.
+      max_rounds: Largest number of rounds, if time and memory grow with it; None if not.
     """
 
     summary: str
@@ -92,6 +94,7 @@ class Mechanism:
     options: tuple[str, ...] = ()
     runnable: bool = True
     quick: bool = True
+    max_rounds: int | None = None
 
 
 def _blt(schema: schema_lib.MinSep, options: Options, notify: Notify) -> strategy_lib.Strategy:
@@ -253,9 +256,13 @@ MECHANISMS: dict[str, Mechanism] = {
         _bandmf,
         ("error", "bands", "checkpoint", "workload"),
         quick=False,
+        max_rounds=_LONG,
     ),
     "bandtoep": Mechanism(
-        "banded Toeplitz matrix, optimised", _bandtoep, ("error", "bands", "workload")
+        "banded Toeplitz matrix, optimised",
+        _bandtoep,
+        ("error", "bands", "workload"),
+        max_rounds=_LONG,
     ),
     "bandfhu": Mechanism(
         "banded square root of the prefix sum, not optimised", _bandfhu, ("bands",)
@@ -271,6 +278,7 @@ MECHANISMS: dict[str, Mechanism] = {
         _bandinv,
         ("error", "bands", "workload"),
         quick=False,
+        max_rounds=_LONG,
     ),
     "lambda-cgd": Mechanism(
         "subtracts a share of the noise of the round before",
@@ -283,6 +291,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "binary tree with full variance reduction; cannot be run, only compared",
         _tree_full,
         runnable=False,
+        max_rounds=_LONG,
     ),
     "identity": Mechanism("independent noise", _identity),
 }
@@ -356,6 +365,13 @@ def build(
 
     mechanism = check(name, options)
     longest = restarts.longest_block(schema.num_rounds, starts)
+    if mechanism.max_rounds is not None and longest > mechanism.max_rounds:
+        unlimited = [other for other, row in MECHANISMS.items() if row.max_rounds is None]
+        raise validation.UsageError(
+            f"mechanism {name} is for at most {mechanism.max_rounds} rounds, got "
+            f"{longest}: its time and memory grow with them. Take one of "
+            f"{', '.join(unlimited)}."
+        )
     block = schema_lib.MinSep(
         longest, min(schema.min_sep, longest), min(schema.max_participations, longest)
     )

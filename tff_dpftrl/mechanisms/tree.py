@@ -178,6 +178,12 @@ class Tree(_TreeStrategy):
         hand, own weight w and children of variance v,
         V_a(c) = c² w_a² + (c (1 − w_a) − 1)² v_{a−1} + V_{a−1}(c (1 − w_a)).
         """
+        after = np.arange(1, self._check(num_rounds) + 1)
+        trailing_ones = np.log2(after & -after).astype(np.int64)
+        return self._round_variances()[trailing_ones]
+
+    def _round_variances(self) -> np.ndarray:
+        """Computes the variances of a round's noise, by the level of its topmost node."""
         own_weights = self._own_weights()
         variances = self._estimate_variances()
         by_level = np.empty(self.num_levels)
@@ -188,9 +194,30 @@ class Tree(_TreeStrategy):
                 coefficient *= 1.0 - own_weights[level]
                 total += (coefficient - 1.0) ** 2 * variances[level - 1]
             by_level[top] = total + coefficient**2
-        after = np.arange(1, self._check(num_rounds) + 1)
-        trailing_ones = np.log2(after & -after).astype(np.int64)
-        return by_level[trailing_ones]
+        return by_level
+
+    @override
+    def prefix_noise(self, num_rounds: int) -> strategy.Extent:
+        """Computes the extent level by level, in O(levels²)."""
+        num_rounds = self._check(num_rounds)
+        levels, variances = np.arange(self.num_levels), self._estimate_variances()
+        # The largest is of all rounds, or of one of its ones replaced by all lower ones.
+        most = [num_rounds] + [
+            (num_rounds >> h << h) - 1 for h in range(self.num_levels) if num_rounds >> h & 1
+        ]
+        largest = np.max(variances @ _bits(np.array(most), self.num_levels))
+        whole = (num_rounds + 1) >> (levels + 1)
+        partial = np.maximum(0, num_rounds + 1 - (whole << levels + 1) - (1 << levels))
+        uses = (whole << levels) + partial
+        return strategy.Extent(float(largest), float(variances @ uses) / num_rounds)
+
+    @override
+    def round_noise(self, num_rounds: int) -> strategy.Extent:
+        """Computes the extent level by level, in O(levels²)."""
+        completed = self._check(num_rounds) >> np.arange(num_rounds.bit_length() + 1)
+        variances = self._round_variances()[: num_rounds.bit_length()]
+        mean = float(variances @ -np.diff(completed)) / num_rounds
+        return strategy.Extent(float(np.max(variances)), mean)
 
     @override
     def noise_recipe(self) -> noise_recipe.TreeNoise:

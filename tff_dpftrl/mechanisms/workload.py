@@ -23,6 +23,9 @@ from tff_dpftrl import validation
 MAX_ROUNDS = 4096
 """Largest number of rounds for which work of O(rounds²) is done."""
 
+MAX_LENGTH = 1_000_000
+"""Largest number of rounds of a workload: its factors are kept round by round."""
+
 _COLUMNS_AT_ONCE = 256
 
 Decay = Literal["none", "linear", "cosine"]
@@ -198,7 +201,7 @@ def check_size(num_rounds: int) -> None:
         raise validation.UsageError(
             f"workload with a schedule, weight decay, an average or restarts is for at most "
             f"{MAX_ROUNDS} rounds, got {num_rounds}: leave it out, or take the momentum alone, "
-            "which has no limit."
+            f"which is for up to {MAX_LENGTH}."
         )
 
 
@@ -264,8 +267,16 @@ class UpdateRule:
           The workload, of one to three recurrences.
 
         Raises:
-          UsageError: If the warm-up is not shorter than the run.
+          UsageError: If the warm-up is not shorter than the run, or the run is too long.
         """
+        scheduled = self.warmup_rounds or self.decay != "none" or self.weight_decay
+        if not (self.momentum or scheduled or self.averaging is not None):
+            return None
+        if num_rounds > MAX_LENGTH:
+            raise validation.UsageError(
+                f"workload with {self.description} is for at most {MAX_LENGTH} rounds, got "
+                f"{num_rounds}: leave it out, for prefix sums of any number of rounds."
+            )
         rates, ones = self.rates(num_rounds), np.ones(num_rounds)
         carry = np.full(num_rounds, self.momentum)
         since_restart = np.arange(num_rounds)
@@ -287,8 +298,6 @@ class UpdateRule:
             decay = self.averaging
             shares = (1.0 - decay) / (1.0 - decay ** np.arange(1.0, num_rounds + 1.0))
             parts += [(np.full(num_rounds, decay), ones), (np.zeros(num_rounds), shares)]
-        if len(parts) == 1 and np.all(np.array(parts[0]) == 1.0):
-            return None
         recurrences = tuple(Recurrence(tuple(c.tolist()), tuple(g.tolist())) for c, g in parts)
         return Workload(recurrences, self.description)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tff_dpftrl import durable_files, json_text, validation
+from tff_dpftrl import durable_files, json_text, packages, validation
 from tff_dpftrl.models import table
 
 if TYPE_CHECKING:  # So that a folder can be refused before TensorFlow is imported.
@@ -77,6 +77,7 @@ _SAFE = (
 )
 # Buffers that older versions of transformers stored beside the weights.
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+_AGAIN = "Download the checkpoint again."
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _SHOWN = 3
 
@@ -197,8 +198,8 @@ def is_checkpoint(folder: pathlib.Path) -> bool:
     if any(path.suffix in _PICKLES for path in folder.glob("*")):
         return True
     try:
-        return "model_type" in json_text.parse((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+        return "model_type" in json_text.read_outside(folder / CONFIG)
+    except validation.UsageError:
         return False
 
 
@@ -325,62 +326,54 @@ def find(folder: pathlib.Path) -> Checkpoint:
       The checkpoint.
 
     Raises:
-      UsageError: If there is none, it is of an unknown architecture, or it has pickles only.
+      UsageError: If there is none, it is of an unknown architecture, it has pickles only, or a
+        package that reads it is not installed.
     """
-    config = _json(folder / CONFIG)
-    if (folder / _ADAPTER_CONFIG).exists() and not isinstance(config, dict):
+    if (folder / _ADAPTER_CONFIG).exists() and not (folder / CONFIG).exists():
         raise validation.UsageError(
             f"{folder} has adapters only, of a model elsewhere: merge them first "
             "(merge_and_unload in peft), and name the folder of the whole model."
         )
-    if not isinstance(config, dict):
-        raise validation.UsageError(
-            f"{folder / CONFIG} cannot be read: restore it from the checkpoint."
-        )
+    config = json_text.read_outside(folder / CONFIG, remedy=_AGAIN)
+    _rest(folder)  # They are copied after hours.
+    packages.require(f"The checkpoint in {folder}", "safetensors", "tokenizers")
     return Checkpoint(folder, _sizes(folder, config), _files(folder))
 
 
 def _opened(path: pathlib.Path) -> Any:
-    safetensors = _library()
+    import safetensors
+
     try:
         return safetensors.safe_open(path, framework="numpy")
     except (OSError, safetensors.SafetensorError) as error:
         raise validation.UsageError(
-            f"{path} is damaged or missing ({error}): download it again."
+            f"{path} is damaged ({' '.join(str(error).split())}). {_AGAIN}"
         ) from error
 
 
-def _library() -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError as error:
-        raise validation.UsageError(
-            "Checkpoints in Hugging Face's layout need the package safetensors: pip install "
-            "safetensors, or this package's extra 'finetuning'."
-        ) from error
-    return safetensors
-
-
-def _json(path: pathlib.Path) -> Any:
-    """Returns the content of a JSON file; None if there is none, or it is no JSON."""
-    try:
-        return json_text.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+def _rest(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files of a checkpoint besides its weights."""
+    return [
+        validation.file_in(folder, name, remedy=_AGAIN)
+        for name in (CONFIG, *_TOKENIZER_FILES)
+        if os.path.lexists(folder / name)
+    ]
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    names: list[Any] = []
     if (folder / WEIGHTS).exists():
-        return [folder / WEIGHTS]
-    if (folder / _INDEX).exists():
-        try:
-            names = sorted(set(_json(folder / _INDEX)["weight_map"].values()))
-            are_names = all(pathlib.PurePath(name).name == name for name in names)
-        except (KeyError, TypeError, AttributeError):
-            names, are_names = [], False
-        if not names or not are_names:
-            raise validation.UsageError(f"{folder / _INDEX} is damaged: download it again.")
-        return [folder / name for name in names]
+        names = [WEIGHTS]
+    elif (folder / _INDEX).exists():
+        weight_map = json_text.read_outside(folder / _INDEX, remedy=_AGAIN).get("weight_map")
+        names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+        if not names or not all(isinstance(name, str) for name in names):
+            raise validation.UsageError(f"{folder / _INDEX} names no files. {_AGAIN}")
+    if names:
+        return [
+            validation.file_in(folder, name, max_bytes=None, remedy=_AGAIN)
+            for name in sorted(set(names))
+        ]
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
     if pickles:
         raise validation.UsageError(
@@ -402,44 +395,46 @@ def _sizes(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Any]:
     for key, values in family.computed.items():
         if config.get(key, values[0]) not in values:
             raise _refused(folder, key, config[key])
-    try:
-        numbers = {field: _count(config[key]) for field, key in family.sizes.items()}
-        sizes = {"model": name, "vocabulary_size": _count(config["vocab_size"]) + 1, **numbers}
-        if name == "gpt2":
-            sizes["norm_epsilon"] = float(config.get("layer_norm_epsilon", 1e-5))
-            sizes["feed_forward_size"] = _count(
-                config.get("n_inner") or 4 * sizes["embedding_size"]
-            )
-        else:
-            # Which of them counts depends on the version of transformers.
-            rotaries = [config.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
-            for rotary in rotaries:
-                kinds = {rotary.get(key, "default") for key in ("rope_type", "type")}
-                if kinds != {"default"} or any(isinstance(v, dict) for v in rotary.values()):
-                    raise _refused(folder, "rope_scaling", rotary)
-            rotary = rotaries[0] or rotaries[1]
-            sizes["rotary_base"] = float(
-                rotary.get("rope_theta", config.get("rope_theta", 10_000.0))
-            )
-            sizes["norm_epsilon"] = float(config.get("rms_norm_eps", 1e-6))
-            sizes["tie_embeddings"] = bool(config.get("tie_word_embeddings", False))
-            heads = config.get("num_key_value_heads")
-            sizes["num_key_value_heads"] = _count(sizes["num_heads"] if heads is None else heads)
-            size = config.get("head_dim")
-            sizes["head_size"] = None if size is None else _count(size)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, validation.UsageError):
-            raise
+    where = f"{folder / CONFIG}:"
+
+    def count(key: str, default: int | None = None) -> int:
+        value = config.get(key)
+        value = default if value is None else value
+        return validation.integer(f"{where} {key}", value, minimum=1, remedy=_AGAIN)
+
+    def positive(key: str, value: Any) -> float:
+        largest = 1e38  # Models compute in float32.
+        return validation.number(f"{where} {key}", value, above=0, at_most=largest, remedy=_AGAIN)
+
+    sizes = {"model": name, "vocabulary_size": count("vocab_size") + 1}
+    sizes |= {field: count(key) for field, key in family.sizes.items()}
+    if name == "gpt2":
+        epsilon = config.get("layer_norm_epsilon", 1e-5)
+        sizes["norm_epsilon"] = positive("layer_norm_epsilon", epsilon)
+        sizes["feed_forward_size"] = count("n_inner", 4 * sizes["embedding_size"])
+        return sizes
+    # Which of them counts depends on the version of transformers.
+    rotaries = [config.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
+    for rotary in rotaries:
+        if (
+            not isinstance(rotary, dict)
+            or any(rotary.get(key, "default") != "default" for key in ("rope_type", "type"))
+            or any(isinstance(value, dict) for value in rotary.values())
+        ):
+            raise _refused(folder, "rope_scaling", rotary)
+    theta = (rotaries[0] or rotaries[1]).get("rope_theta", config.get("rope_theta", 10_000.0))
+    is_tied = config.get("tie_word_embeddings", False)
+    if not isinstance(is_tied, bool):
         raise validation.UsageError(
-            f"{folder / CONFIG} is damaged, or of another version: {error!r}. Download it again."
-        ) from error
-    return sizes
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{value!r} is no positive number")
-    return value
+            f"{where} tie_word_embeddings must be true or false, got {is_tied!r}. {_AGAIN}"
+        )
+    return sizes | {
+        "rotary_base": positive("rope_theta", theta),
+        "norm_epsilon": positive("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
+        "tie_embeddings": is_tied,
+        "num_key_value_heads": count("num_key_value_heads", sizes["num_heads"]),
+        "head_size": None if config.get("head_dim") is None else count("head_dim"),
+    }
 
 
 def _refused(folder: pathlib.Path, key: str, value: Any) -> validation.UsageError:
@@ -501,14 +496,13 @@ def copy_rest(source: pathlib.Path, folder: pathlib.Path) -> None:
       folder: Folder to copy to; it is made.
 
     Raises:
+      UsageError: If a file is missing by now, or is none of the checkpoint's folder.
       OSError: If a file cannot be read or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (CONFIG, *_TOKENIZER_FILES):
-        if (source / name).exists():
-            with durable_files.replacing(folder / name) as file:
-                with open(source / name, "rb") as content:
-                    shutil.copyfileobj(content, file)
+    for path in _rest(source):
+        with durable_files.replacing(folder / path.name) as file, open(path, "rb") as content:
+            shutil.copyfileobj(content, file)
 
 
 def write(
@@ -536,8 +530,9 @@ def write(
             weight = weight.T
         tensors[family.tensor_of(name)] = np.ascontiguousarray(weight, np.float32)
     folder.mkdir(parents=True, exist_ok=True)
-    before = _json(folder / CONFIG) or {}
-    _write_json(folder / CONFIG, {k: v for k, v in before.items() if k in _KEPT} | config)
+    path = folder / CONFIG
+    before = json_text.read_outside(path, remedy=_AGAIN) if path.exists() else {}
+    _write_json(path, {k: v for k, v in before.items() if k in _KEPT} | config)
     _write_tensors(folder / WEIGHTS, tensors)
 
 
@@ -587,8 +582,10 @@ def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
 
 
 def _write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+    import safetensors.numpy
+
     with durable_files.replacing(path) as file:
-        _library().numpy.save_file(dict(tensors), file.name, metadata={"format": "pt"})
+        safetensors.numpy.save_file(dict(tensors), file.name, metadata={"format": "pt"})
         # Some versions put a file of their own there, which only its owner may read.
         with open(file.name, "rb") as written:
             os.fchmod(written.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))
@@ -597,4 +594,5 @@ def _write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> Non
 
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    shown = (name if name.isprintable() else repr(name) for name in names[:_SHOWN])
+    return ", ".join(shown) + more

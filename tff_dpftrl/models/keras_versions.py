@@ -61,8 +61,13 @@ def refuse_untrained(model: Model) -> None:
       model: Model that has its weights already.
 
     Raises:
-      UsageError: If it has such weights; the message names one.
+      UsageError: If it has such weights, or layers with statistics; the message names one.
     """
+    for layer in statistics_layers(model):
+        raise validation.UsageError(
+            f"model must have trainable weights only, and the layer {layer} keeps statistics or "
+            "words of data, which get no noise: leave it out, and prepare the examples before."
+        )
     names = map(name, model.non_trainable_variables)
     others = [one for one in names if not one.endswith(_SEED_STATE)]
     if others:
@@ -71,6 +76,22 @@ def refuse_untrained(model: Model) -> None:
             "normalisation (layer normalisation has no such weights) and stateful layers, and let "
             "all layers be trainable."
         )
+
+
+def statistics_layers(model: Model) -> list[str]:
+    """Returns the names of the layers that keep statistics or words of data.
+
+    They are found by what can learn these (`adapt`), however they were given: in weights, in a
+    table, or as constants. Averages of batch normalisation are statistics, too.
+
+    Args:
+      model: Model that has its weights already.
+    """
+    return sorted(
+        part.name
+        for part in parts(model)
+        if hasattr(part, "adapt") or isinstance(part, BatchNormalization)
+    )
 
 
 def refuse_ignored(model: Model) -> None:

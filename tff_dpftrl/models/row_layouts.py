@@ -48,7 +48,7 @@ _SIZE_INPUTS = {
     **{"Reshape": (1,), "BroadcastTo": (1,), "Tile": (1,), "Fill": (0,)},
     **{"Slice": (1, 2), "StridedSlice": (1, 2, 3)},
 }
-_READS = ("ReadVariableOp", "ResourceGather")  # Stateful, but they change nothing.
+_READS = {"ReadVariableOp", "ResourceGather"}  # The same for all batches if nothing is written.
 
 
 class MixedRowsError(Exception):
@@ -154,7 +154,10 @@ class Layouts:
           rows: Its tensors that have the rows as their first axis.
         """
         self._values: dict[str, _Value] = {x.name: Layout(0) for x in rows}
-        for operation in graph.get_operations():  # Those that make its inputs come before.
+        operations = graph.get_operations()  # Those that make inputs come before.
+        stateful = {x.type for x in operations if x.op_def.is_stateful} - {"Assert"}
+        self._reads = _READS if stateful <= _READS else set()
+        for operation in operations:
             try:
                 values = self._of_outputs(operation)
             except MixedRowsError as error:
@@ -186,9 +189,9 @@ class Layouts:
         for value in given:
             if isinstance(value, MixedRowsError):
                 raise value
+        if operation.op_def.is_stateful and kind not in self._reads:
+            raise _mixed(operation)
         if not any(given):
-            if operation.op_def.is_stateful and kind not in _READS:
-                raise _mixed(operation)
             return [None] * len(outputs)
         places = [index for index, value in enumerate(given) if isinstance(value, _Size)]
         if places and not any(isinstance(value, Layout) for value in given):

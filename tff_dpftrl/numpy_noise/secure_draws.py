@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tff_dpftrl import validation
+from tff_dpftrl import packages, validation
 
 SEED_BYTES = 32
 """Length of a root seed."""
@@ -62,12 +62,7 @@ def check_installed() -> None:
     Raises:
       ValueError: If the package `cryptography` is not installed.
     """
-    try:
-        import cryptography  # noqa: F401
-    except ImportError:
-        raise validation.UsageError(
-            "Secure noise needs the package cryptography: pip install 'cryptography>=45'."
-        ) from None
+    packages.require("Secure noise", "cryptography")
 
 
 def seed_from_os() -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 from tff_dpftrl import version
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement_sentences as sentences
-from tff_dpftrl.reports import files, line_chart, markup
+from tff_dpftrl.reports import line_chart, markup
 from tff_dpftrl.reports import results as results_lib
 
 NAME = "report.html"
@@ -438,11 +438,6 @@ def shown(value: Any) -> str:
 def _files(found: results_lib.Results) -> str:
     rows = [
         [f"<code>{file.name}</code>", markup.text(file.what), _MAY[file.publish]]
-        for file in files.present(
-            found.folder,
-            found.kind,
-            has_guarantee=found.has_guarantee,
-            may_be_published=found.may_be_published,
-        )
+        for file in found.present_files()
     ]
     return markup.table(["file", "what it is", "who may see it"], rows, "Files of the folder")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from tff_dpftrl import durable_files, json_text, version
 from tff_dpftrl.accounting import statement_sentences as sentences
-from tff_dpftrl.reports import files, page
+from tff_dpftrl.reports import page
 from tff_dpftrl.reports import results as results_lib
 
 NAME = "README.md"
@@ -89,12 +89,7 @@ def of(found: results_lib.Results) -> str:
     elif found.kind == "sweep":
         lines += ["Each folder in `cells/` is a run with a README.md of its own.", ""]
     lines += ["## Files", "", "| file | what it is | who may see it |", "|---|---|---|"]
-    for file in files.present(
-        found.folder,
-        found.kind,
-        has_guarantee=found.has_guarantee,
-        may_be_published=found.may_be_published,
-    ):
+    for file in found.present_files():
         lines.append(f"| `{file.name}` | {file.what} | {_WHO[file.publish]} |")
     lines += ["", "## What to type next", "", "From the folder above this one:", "", "```sh"]
     lines += [*_next(found), "```", ""]

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl import json_text, validation
@@ -129,6 +129,15 @@ class Results:
         """Whether it is none of the runs that `sweep --select` chooses among."""
         stated = self.statement
         return stated is None or sentences.ONE_OF_A_CHOICE not in stated.headline_caveats
+
+    def present_files(self) -> Iterator[files.File]:
+        """Yields the files of the folder, with what each has and whether it may be published."""
+        return files.present(
+            self.folder,
+            self.kind,
+            has_guarantee=self.has_guarantee,
+            may_be_published=self.may_be_published,
+        )
 
     @property
     def is_stated(self) -> bool:

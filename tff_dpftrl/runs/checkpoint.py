@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from typing import Any, BinaryIO
 
@@ -72,6 +73,11 @@ class Snapshot:
             if _is_within(path, name)
         ]
 
+    def _shapes(self) -> Iterator[tuple[str, str]]:
+        """Yields the path of each tensor, and its type and shape."""
+        for path, tensor in zip(self.paths, self.tensors, strict=True):
+            yield path, f"{tensor.dtype}{list(tensor.shape)}"
+
     def fingerprint(self, *, part: str = "", binding: str = "") -> str:
         """Computes the BLAKE2b digest (hex, 32 characters) of the state.
 
@@ -85,11 +91,13 @@ class Snapshot:
         digests = zip(self.paths, self._digests, strict=True)
         return _fingerprint((digest for path, digest in digests if _is_within(path, part)), binding)
 
-    def in_structure_of(self, template: Any) -> Any:
+    def in_structure_of(self, template: Any, *, by_name: bool = False) -> Any:
         """Puts the tensors together again.
 
         Args:
           template: A state of the same structure, as from `process.initialize()`.
+          by_name: Whether the paths of the tensors have to be the same, too; other versions of
+            TFF may have other names.
 
         Returns:
           The state, in the structure of `template`.
@@ -97,12 +105,14 @@ class Snapshot:
         Raises:
           CheckpointError: If `template` has tensors of other shapes or types.
         """
-        expected = Snapshot.of(template).tensors
-        if [(x.shape, x.dtype) for x in self.tensors] != [(x.shape, x.dtype) for x in expected]:
-            raise CheckpointError(
-                "The checkpoint holds tensors of other shapes or types than this run's "
-                "model, optimizer and mechanism; resume with the config that the run began with."
-            )
+        pairs = itertools.zip_longest(self._shapes(), Snapshot.of(template)._shapes())
+        for saved, expected in pairs:
+            if saved is None or expected is None or saved[not by_name :] != expected[not by_name :]:
+                then, now = (" ".join(one or ("no more tensors",)) for one in (saved, expected))
+                raise CheckpointError(
+                    f"The checkpoint has {then} where the state of this run's model, optimizer and "
+                    f"mechanism has {now}: resume with what the run began with."
+                )
         return tree.unflatten_as(template, self.tensors)
 
 
@@ -221,6 +231,7 @@ class CheckpointFolder:
         arrays: dict[str, np.ndarray] = {}
         digests: dict[str, bytes] = {}
         try:
+            validation.file_in(self.folder, path.name, max_bytes=None)
             for name, array in array_files.each(path):
                 if name == _SAVED or is_wanted(name.partition("/")[2]):
                     arrays[name] = array
@@ -230,8 +241,9 @@ class CheckpointFolder:
             saved = json_text.parse(str(arrays.pop(_SAVED)))
         except (OSError, KeyError, ValueError) as error:
             raise CheckpointError(
-                f"Cannot read the checkpoint {path} that the ledger names as the last one: {error}."
-                " The run cannot go on from an older one without releasing noise twice."
+                f"Cannot read the checkpoint {path} that the ledger names as the last one: "
+                f"{str(error).rstrip('.')}. The run cannot go on from an older one without "
+                "releasing noise twice."
             ) from error
         names = sorted(digests)
         if _fingerprint((digests[name] for name in names), self._binding) != fingerprint:

@@ -14,17 +14,87 @@ begun can then only be repeated with the same cohort and the same noise.
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 import pathlib
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tff_dpftrl import durable_files, private_round, validation
+from tff_dpftrl import durable_files, json_text, private_round, validation
 from tff_dpftrl.participation import ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import checkpoint
 
 _LEDGER = "ledger.sqlite"
 _CHECKPOINTS = "checkpoints"
+_CLAIM = "claim.json"
+
+
+def begin_or_resume(
+    folder: str | os.PathLike[str],
+    initialize: Callable[[], Any],
+    declared: schema_lib.MinSep,
+    claim: Any,
+    *,
+    noise_part: str = "aggregator",
+) -> tuple[CommittedRounds, Any]:
+    """Begins a run in a folder, or goes on with the one that is there.
+
+    The folder keeps the state, the number of committed rounds and the record of who took part. A
+    round goes `rounds.begin(t, ids)`, then the training, then `rounds.commit(t, state)`; only then
+    may the model be used. A process that is killed at any moment leaves the state of the last
+    committed round, and a record that has at least what was released.
+
+    Args:
+      folder: Folder of this run alone, made for its owner only. It is secret: with its content
+        the noise can be subtracted.
+      initialize: Function that returns the state before round 0, like the `initialize` of a
+        process of `tff.learning`: a nested structure of arrays.
+      declared: Participation schema that the run promises.
+      claim: What is claimed of the whole run, a dataclass such as `aggregator.guarantee(…)`. The
+        run cannot go on with a process of another claim, but for δ.
+      noise_part: Part of the state that decides the noise of the next round, and differs in every
+        round.
+
+    Returns:
+      The rounds, open, and the state that the next one continues from.
+
+    Raises:
+      UsageError: If the folder is in use, or holds a run of another claim, schema or structure of
+        the state; or if the state has no `noise_part`.
+      OSError: If a file cannot be written.
+    """
+    folder = pathlib.Path(folder)
+    if getattr(claim, "schema", declared) != declared:
+        raise validation.UsageError(
+            f"claim is made for {claim.schema}, and declared is {declared}: give one schema."
+        )
+    now = json_text.parse(json.dumps(dataclasses.asdict(claim), sort_keys=True, default=str))
+    now.pop("delta", None)
+    state = initialize()
+    if not CommittedRounds.exist(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        durable_files.write(folder / _CLAIM, json.dumps(now).encode(), private=True)
+        rounds = CommittedRounds.create(
+            folder, declared, state, {}, noise_part=noise_part, binding=json.dumps(now)
+        )
+        return rounds, state
+    then = json_text.read_object(folder / _CLAIM)
+    for name, value in then.items():
+        if now.get(name) != value:
+            raise validation.UsageError(
+                f"The run in {folder} began with {name} {value!r}, and this claim has "
+                f"{now.get(name)!r}: go on with the former, or name another folder."
+            )
+    binding = json.dumps(then)
+    rounds = CommittedRounds.open(folder, declared, noise_part=noise_part, binding=binding)
+    try:
+        return rounds, rounds.restore()[0].in_structure_of(state, by_name=True)
+    except BaseException:
+        rounds.close()
+        raise
 
 
 class CommittedRounds:
@@ -41,6 +111,9 @@ class CommittedRounds:
         noise_part: str | None,
     ):
         """Internal; use `CommittedRounds.create` or `CommittedRounds.open`."""
+        # Now that the ledger is locked, only this process writes there.
+        durable_files.remove_leftovers(participation.path.parent)
+        durable_files.remove_leftovers(checkpoints.folder)
         self._ledger = participation
         self._checkpoints = checkpoints
         self._noise_part = noise_part
@@ -92,6 +165,11 @@ class CommittedRounds:
             )
         checkpoints = _checkpoints(folder, binding)
         snapshot = checkpoint.Snapshot.of(state)
+        if noise_part is not None and not snapshot.part(noise_part):
+            raise validation.UsageError(
+                f"noise_part {noise_part!r} is no part of the state, which has {snapshot.paths}: "
+                "name the part that decides the noise of the next round."
+            )
         fingerprint = checkpoints.save(0, snapshot, saved)
         path = folder / _LEDGER
         participation = ledger.Ledger.create(
@@ -113,16 +191,12 @@ class CommittedRounds:
     ) -> CommittedRounds:
         """Opens the rounds of a run to go on with it; arguments as for `create`.
 
-        Files that a killed process left unfinished in the folder are removed.
-
         Raises:
           ValueError: If there is no run, it is in use by another process, or it
             declared another schema.
           OSError: If the ledger cannot be used.
         """
         participation = ledger.Ledger.open(folder / _LEDGER, declared, budget_guard=budget_guard)
-        durable_files.remove_leftovers(folder)
-        durable_files.remove_leftovers(folder / _CHECKPOINTS)
         checkpoints = _checkpoints(folder, binding)
         return cls(participation, checkpoints, noise_part)
 
@@ -213,7 +287,7 @@ class CommittedRounds:
         self,
         round_index: int,
         state: Any,
-        saved: Mapping[str, Any],
+        saved: Mapping[str, Any] = types.MappingProxyType({}),
         contributed: Iterable[str] | None = None,
     ) -> None:
         """Makes the state after the round that was begun durable, then the only one.
@@ -236,7 +310,7 @@ class CommittedRounds:
                 "Call begin() first: only a round that was begun can be committed."
             )
         snapshot = checkpoint.Snapshot.of(state)
-        fingerprint = self._checkpoints.save(round_index + 1, snapshot, saved)
+        fingerprint = self._checkpoints.save(round_index + 1, snapshot, dict(saved))
         self._ledger.commit_round(
             round_index, self._asked if contributed is None else contributed, fingerprint
         )

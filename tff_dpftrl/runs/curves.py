@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import pictures
 
 NAME = "curves.png"
 """Name of the figure's file."""
@@ -45,12 +45,7 @@ def draw(
     Returns:
       A `matplotlib.figure.Figure`, with the footnote `EXACT` where it is due.
     """
-    from matplotlib import figure as figure_lib
-    from matplotlib.backends import backend_agg
-
-    # Without pyplot: no global state, no display, no windows left open in a notebook.
-    figure = figure_lib.Figure(figsize=(11, 3.6), layout="constrained")
-    backend_agg.FigureCanvasAgg(figure)
+    figure = pictures.new_figure(11, 3.6)
     shown = [
         panel
         for panel in _PANELS
@@ -112,8 +107,8 @@ def write(
     exact = {*_EXACT_COLUMNS, *exact}
     options: dict[str, Any] = {"title": title, "public_baselines": public_baselines, "unit": unit}
     public = [{k: v for k, v in row.items() if k not in exact} for row in rows]
-    durable_files.write_picture(output / NAME, draw(public, **options), dpi=120)
+    pictures.write(output / NAME, draw(public, **options), dpi=120)
     if baselines or any(row.get(name) is not None for row in rows for name in exact):
         (output / "private").mkdir(mode=0o700, exist_ok=True)
         figure = draw(rows, baselines=baselines, **options)
-        durable_files.write_picture(output / "private" / NAME, figure, dpi=120, private=True)
+        pictures.write(output / "private" / NAME, figure, dpi=120, private=True)

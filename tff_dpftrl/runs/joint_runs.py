@@ -60,12 +60,11 @@ def record_digest(output: pathlib.Path) -> str | None:
     Raises:
       UsageError: If the record is missing.
     """
-    record = _planned_file(output)
-    if record is None or record.name != RECORD.name:
+    if not _is_in_choice(output):
         return None
-    choice = record.parents[1]
+    choice = output.absolute().parents[2]
     refuse_lost_record(choice)
-    return hashlib.blake2b(record.read_bytes(), digest_size=16).hexdigest()
+    return hashlib.blake2b((choice / RECORD).read_bytes(), digest_size=16).hexdigest()
 
 
 def refuse_lost_record(folder: pathlib.Path) -> None:
@@ -135,7 +134,12 @@ def _planned_file(output: pathlib.Path) -> pathlib.Path | None:
     cells = output.absolute().parent
     if cells.name != CELLS:
         return None
-    return cells.parent / RECORD.name if cells.parent.name == "private" else cells.parent / PLANNED
+    return cells.parent / (RECORD.name if _is_in_choice(output) else PLANNED)
+
+
+def _is_in_choice(output: pathlib.Path) -> bool:
+    """Returns whether the place of a run is among those of a choice."""
+    return output.absolute().parts[-3:-1] == ("private", CELLS)
 
 
 def refuse_unreleased(folder: pathlib.Path) -> None:
@@ -150,11 +154,10 @@ def refuse_unreleased(folder: pathlib.Path) -> None:
     file = folder / _STATEMENT if (folder / _STATEMENT).exists() else folder / "config.json"
     content = json_text.read_object(file) if file.exists() else {}
     facts = content.get("facts")
-    planned_with = _planned_file(folder)
     if (
         sentences.ONE_OF_A_CHOICE in content.get("headline_caveats", ())
         or (isinstance(facts, dict) and facts.get(IS_ONE))
-        or (planned_with is not None and planned_with.name == RECORD.name)
+        or _is_in_choice(folder)
     ):
         raise validation.UsageError(
             f"{folder} is one of the runs that sweep --select chooses among: nothing of them may "

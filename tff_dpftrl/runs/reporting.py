@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from tff_dpftrl import durable_files, validation
+from tff_dpftrl import durable_files, pictures, validation
 from tff_dpftrl.accounting import display, privacy_plot, privacy_statement
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
@@ -129,7 +129,7 @@ def write_statement(
     if not statement.has_guarantee:
         (output / _PICTURE).unlink(missing_ok=True)
         return statement
-    durable_files.write_picture(output / _PICTURE, privacy_plot.draw(statement), dpi=150)
+    pictures.write(output / _PICTURE, privacy_plot.draw(statement))
     return statement
 
 

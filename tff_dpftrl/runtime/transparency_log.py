@@ -292,7 +292,9 @@ class Log:
             file = self.path / FILES / entry.sha256
             if not file.exists():
                 missing.append(entry)
-            elif hashlib.sha256(file.read_bytes()).hexdigest() != entry.sha256:
+                continue
+            validation.file_in(file.parent, file.name, max_bytes=1 << 31)
+            if hashlib.sha256(file.read_bytes()).hexdigest() != entry.sha256:
                 raise LogRefusedError(f"{file} was changed since it was entered.")
         return missing
 

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import pictures
 from tff_dpftrl.sweeps import results as results_lib
 
 if TYPE_CHECKING:
@@ -24,12 +24,7 @@ _MANY = 10  # Most curves for a legend in letters of full size.
 
 
 def _figure() -> tuple[figure_lib.Figure, axes_lib.Axes]:
-    from matplotlib import figure as figure_lib
-    from matplotlib.backends import backend_agg
-
-    # Without pyplot: no global state and no display.
-    figure = figure_lib.Figure(figsize=(8.0, 4.8), layout="constrained")
-    backend_agg.FigureCanvasAgg(figure)
+    figure = pictures.new_figure(8.0, 4.8)
     axes = figure.subplots()
     axes.grid(alpha=0.3)
     return figure, axes
@@ -224,15 +219,6 @@ def noise(
     return figure
 
 
-def save(figure: figure_lib.Figure, path: pathlib.Path) -> None:
-    """Writes a figure as a PNG file, in one step.
-
-    Raises:
-      OSError: If it cannot be written.
-    """
-    durable_files.write_picture(path, figure, dpi=150)
-
-
 def write(output: pathlib.Path, results: Sequence[results_lib.CellResult]) -> None:
     """Writes `curves.png` and `pareto.png` if a cell is finished.
 
@@ -240,5 +226,5 @@ def write(output: pathlib.Path, results: Sequence[results_lib.CellResult]) -> No
       OSError: If a file cannot be written.
     """
     if any(result.state == "finished" for result in results):
-        save(curves(results), output / "curves.png")
-        save(pareto(results), output / "pareto.png")
+        pictures.write(output / "curves.png", curves(results))
+        pictures.write(output / "pareto.png", pareto(results))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tff_dpftrl import json_text, validation
+from tff_dpftrl import json_text
 from tff_dpftrl.accounting import privacy_statement
 from tff_dpftrl.reports import results as reported
 from tff_dpftrl.runs import metrics_log
@@ -138,12 +138,7 @@ def _of_last_model(folder: pathlib.Path) -> dict[str, float]:
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        return json_text.parse(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise validation.UsageError(f"{path} cannot be read: {error}") from error
+    return json_text.read_object(path) if path.exists() else {}
 
 
 @dataclasses.dataclass(frozen=True)

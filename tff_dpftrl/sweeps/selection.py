@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl import durable_files, json_text, validation
-from tff_dpftrl.accounting import chosen_run, parts
+from tff_dpftrl.accounting import chosen_run, display, parts
 from tff_dpftrl.accounting import selection as selection_lib
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.reports import readme
@@ -345,13 +345,14 @@ def _statement(
 ) -> statement_lib.PrivacyStatement:
     """Reads the statement of a run; refuses one that promises less than was planned."""
     path = folder / "privacy_statement.json"
-    stated = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+    stated = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"), path)
     epsilon = math.inf if stated.epsilon is None or stated.is_refuted else stated.epsilon
     if stated.delta != plan.run_delta or epsilon > plan.run_epsilon * selection_plan.SLACK:
         raise validation.UsageError(
-            f"The statement of the run in {folder} has ε = {epsilon:.6g} at δ = {stated.delta:.3g}"
-            f", and {plan.run_epsilon:.6g} at {plan.run_delta:.3g} was planned for each run of the "
-            "choice. Nothing is released. Begin a new choice in another folder."
+            f"The statement of the run in {folder} has ε = {epsilon:.6g} at δ = "
+            f"{display.delta(stated.delta, 3)}, and {plan.run_epsilon:.6g} at "
+            f"{display.delta(plan.run_delta, 3)} was planned for each run of the choice. Nothing "
+            "is released. Begin a new choice in another folder."
         )
     return stated
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tff_dpftrl import json_text, validation
-from tff_dpftrl.accounting import parts, selection
+from tff_dpftrl.accounting import display, parts, selection
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
@@ -231,8 +231,8 @@ def _check_runs(
                 epsilon, delta = promised.tail
                 return {
                     "error": f"The run in {folder} costs more than the choice was planned for: ε = "
-                    f"{cost(delta):.6g} at δ = {delta:.3g}, and {epsilon:.6g} was planned. Nothing "
-                    "is released. Begin a new choice in another folder."
+                    f"{cost(delta):.6g} at δ = {display.delta(delta, 3)}, and {epsilon:.6g} was "
+                    "planned. Nothing is released. Begin a new choice in another folder."
                 }
     except ValueError as error:
         return {"error": str(error)}

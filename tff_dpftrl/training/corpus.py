@@ -119,6 +119,7 @@ def read(
     Raises:
       ValueError: If corpus or vocabulary cannot be used.
     """
+    require_packages(options.tokenizer, options.vocabulary)
     parts = read_users(options, rows=rows, cache=cache, notice=notice)
     protected = parts.train
     if options.held_out_users == "protected":
@@ -126,6 +127,20 @@ def read(
         protected = dataclasses.replace(protected, user_ids=users)
     words = _read_vocabulary(options, parts.train, protected)
     return RunText(parts.train, parts.validation, words, num_untouched=len(parts.test))
+
+
+def require_packages(tokenizer: str | None, source: str | None) -> None:
+    """Refuses a vocabulary of sub-words if the package that splits into them is missing.
+
+    Args:
+      tokenizer: The option `tokenizer`.
+      source: The option `vocabulary`.
+
+    Raises:
+      UsageError: If the package is not installed.
+    """
+    if tokenizer not in (None, "words") or vocabulary_file.is_of_model(source):
+        subwords.package()
 
 
 def read_users(

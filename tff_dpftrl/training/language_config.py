@@ -115,6 +115,12 @@ class TextConfig:
         "data",
         0.0,
     )
+    split: str | None = option(
+        None,
+        "Tables in a folder whose files are of several splits, such as train.csv and test.csv, as "
+        "data sets of Hugging Face are: the split to read; train if not given.",
+        "data",
+    )
     pretokenized: bool = option(
         False,
         "The texts of the files are words separated by white space already, as in TFF's Stack "

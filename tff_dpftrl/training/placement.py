@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 
-from tff_dpftrl import validation
+from tff_dpftrl import packages, validation
 from tff_dpftrl.execution import ray_address as ray_address_lib
 
 
@@ -58,8 +57,4 @@ class Placement:
                 f"{engine!r}: a run keeps its engine, so begin one with engine 'compiled', or "
                 "leave them out."
             )
-        if importlib.util.find_spec("ray") is None:
-            raise validation.UsageError(
-                "ray_workers and ray_address need Ray, which is not installed: "
-                "pip install 'tff_dpftrl[distributed]'."
-            )
+        packages.require("Each of ray_workers and ray_address", "ray")

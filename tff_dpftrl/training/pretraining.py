@@ -20,7 +20,7 @@ from typing import Any
 
 import tqdm
 
-from tff_dpftrl import durable_files, validation, version
+from tff_dpftrl import durable_files, packages, validation, version
 from tff_dpftrl.data import (
     docstrings,
     near_duplicates,
@@ -142,6 +142,9 @@ def read(
             f"model {model_table.CUSTOM!r} can be trained in Python only, where it is: pretrain it "
             "there, or name a model of this package."
         )
+    corpus_lib.require_packages(options.tokenizer, options.vocabulary)
+    if config.without_near_duplicates_of is not None:
+        packages.require("--without-near-duplicates-of", "datasketch")
     if rows is not None:
         corpus = sources.of_rows(
             rows, _name_of_rows(config), pretokenized=options.pretokenized, table=config
@@ -203,10 +206,10 @@ def read(
 
 
 def _all_docstrings() -> user_text.UserText:
-    library, packages = docstrings.read_standard_library(), docstrings.read()
+    library, installed = docstrings.read_standard_library(), docstrings.read()
     texts = {f"standard library: {user}": library.examples(user) for user in library.user_ids}
-    texts |= {user: packages.examples(user) for user in packages.user_ids}
-    return user_text.UserText.from_mapping("docs", texts, user_unit=packages.user_unit)
+    texts |= {user: installed.examples(user) for user in installed.user_ids}
+    return user_text.UserText.from_mapping("docs", texts, user_unit=installed.user_unit)
 
 
 def _refuse_protected(config: PretrainingConfig, options: language_config.LanguageConfig) -> None:

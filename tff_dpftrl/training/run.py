@@ -157,10 +157,16 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
             f"Initial weights: {initial.source}; it knows {initial.num_known_words} of "
             f"{len(language_task.words.words)} words."
         )
-        language_task = dataclasses.replace(language_task, initial_weights=initial.weights)
+        folder = pathlib.Path(config.initial_weights).expanduser()
+        words = language_task.words
+        if pathlib.Path(config.vocabulary or "").expanduser().parent == folder:
+            words, not_covered = warm_start.words_of(words, initial.source, initial.is_public)
+            facts |= {"not_covered": not_covered} if not_covered else {}
+        language_task = dataclasses.replace(
+            language_task, initial_weights=initial.weights, words=words
+        )
         facts["initial_weights_source"] = initial.source
         facts["initial_weights_are_public"] = initial.is_public
-        folder = pathlib.Path(config.initial_weights).expanduser()
         facts |= earlier_runs.facts_of(folder, language_task.train.user_ids)
     plan = config.plan(len(language_task.train.user_ids), language_task.model.num_parameters)
     known = _manifest(config, plan, language_task, facts).bound_to_choice(opened.output)
@@ -257,9 +263,10 @@ def _manifest(
     facts: Mapping[str, Any],
 ) -> manifest.Manifest:
     words = language_task.words
-    not_covered = report.not_covered_of_held_out(
-        config.held_out_users, released=config.num_evaluations > 0
-    )
+    not_covered = [
+        *facts.get("not_covered", ()),
+        *report.not_covered_of_held_out(config.held_out_users, released=config.num_evaluations > 0),
+    ]
     return manifest.Manifest(
         config=config.to_dict(),
         derived=plan.derived(),

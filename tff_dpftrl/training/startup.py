@@ -81,9 +81,10 @@ def describe_unknown_words(
       A line, without the share; none if the share is at most a tenth.
 
     Raises:
-      UsageError: If the vocabulary has no word of the text at all.
+      UsageError: If the vocabulary has no word of the text at all, unless it was counted with
+        noise: that would show a draw before it is kept.
     """
-    if share == 1.0:
+    if share == 1.0 and not words.is_noised:
         raise validation.UsageError(
             f"vocabulary ({len(words.words)} words, {words.source}) has no word of the text: take "
             "a larger vocabulary_size, or a vocabulary of public text on the subject and in its "

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
-from tff_dpftrl import json_text, validation
+from tff_dpftrl import validation
 from tff_dpftrl.data import vocabulary, vocabulary_file
 from tff_dpftrl.models import hugging_face
 from tff_dpftrl.runs import joint_runs, manifest
@@ -373,7 +373,7 @@ def find(
             )
         return _of_checkpoint(folder)
     if not model_path.exists():
-        if not (folder / "config.json").exists():
+        if not manifest.exists(folder):
             raise validation.UsageError(
                 f"There is no trained model in {folder}: {model_path} does not exist. Name a "
                 "folder that tff-dpftrl train or pretrain wrote to."
@@ -399,7 +399,7 @@ def find(
 
 def _refuse_custom(folder: pathlib.Path) -> None:
     """Refuses a run of a model that was made in Python, of which only the weights are known."""
-    known = json_text.read_object(folder / manifest.NAME, remedy="Restore it.")
+    known = manifest.public(folder)
     if known.get("kind") != manifest.CUSTOM_FINETUNING:
         return
     weights = folder / "weights.npz"

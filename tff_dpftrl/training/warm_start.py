@@ -12,7 +12,7 @@ import numpy as np
 
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import composition
-from tff_dpftrl.data import sources, tables, text_digests, user_text, vocabulary
+from tff_dpftrl.data import sources, subwords, tables, text_digests, user_text, vocabulary
 from tff_dpftrl.models import hugging_face
 from tff_dpftrl.runs import earlier_runs
 from tff_dpftrl.training import trained_model
@@ -114,6 +114,26 @@ def source(folder: pathlib.Path, trained_on: str | None = None) -> tuple[str, bo
     if trained_on is not None:
         return f"the model {name!r}, trained on {trained_on}, declared public by the operator", True
     return f"the model {name!r}, of which is not recorded what it was trained on", False
+
+
+def words_of(
+    words: vocabulary.Vocabulary, source: str, is_public: bool
+) -> tuple[vocabulary.Vocabulary, list[str]]:
+    """Returns words that came with initial weights, whose tokenizer nobody has declared public.
+
+    Args:
+      words: Words of the folder of the weights.
+      source: Words on the weights, from the function `source`.
+      is_public: Whether the weights are of public text alone.
+
+    Returns:
+      The words, with a source for the statement, and what the statement does not cover.
+    """
+    if is_public or not isinstance(words, subwords.Subwords) or words.kind != "checkpoint":
+        return words, []
+    said = f"{subwords.NAME} of {source}"
+    not_covered = [f"Text that the tokenizer was learned on: not recorded; it is that of {source}."]
+    return dataclasses.replace(words, source=said), not_covered
 
 
 def pretrained_on(folder: pathlib.Path) -> str | None:

@@ -14,13 +14,14 @@ import pytest
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import gaussian, selection
 from tff_dpftrl.auditing import audit_report, claim
-from tff_dpftrl.auditing.recount import choice, record_checks, records
+from tff_dpftrl.auditing.recount import arithmetic, choice, record_checks, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
 
 _RUNS = selection.NumRuns(4, 20)
 _DELTA = 1e-5
 _WANTED = selection.targets(3.0, _DELTA, _RUNS)
 _BOUND = "runs: of this choice, on the same users"
+_epsilon_asked_for = record_checks.epsilon_asked_for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +90,26 @@ def test_what_runs_promise_is_rounded_up_and_an_untested_run_is_not_consistent(f
         epsilon, delta = map(float, pair.strip("()").split(", "))
         assert gaussian.epsilon(gaussian.mu(*_WANTED.tail), delta) <= epsilon
     assert (run.outcome, run.says[:18]) == ("not tested", "nothing was tested")
+
+
+def test_promises_of_sampled_runs_cost_few_computations_for_each_setting(folder, monkeypatch):
+    # At the large δ of the second promise ε of these runs is 0, which no narrower cells change.
+    made, build = [], arithmetic.pld.PLDAccountant
+    terms = terms_lib.Terms(terms_lib.SAMPLED, 1.5, _DELTA, None, 0.1, 1, 0.0, 8, True)
+
+    def counted(**options):
+        made.append(options)
+        return build(**options)
+
+    for cached in arithmetic.sampled_epsilon, arithmetic._accountant:
+        cached.cache_clear()
+    monkeypatch.setattr(arithmetic, "_NARROWEST_CELL", 1e-4)  # Down to 1e-7 it takes minutes.
+    monkeypatch.setattr(arithmetic.pld, "PLDAccountant", counted)
+    monkeypatch.setattr(terms_lib, "of", lambda run: terms)
+    monkeypatch.setattr(records, "read", lambda run: types.SimpleNamespace(config={}, derived={}))
+    monkeypatch.setattr(record_checks, "epsilon_asked_for", _epsilon_asked_for)
+    assert not _wrong(folder)
+    assert len(made) == 2  # Two widths of cells for both promises of three runs alike.
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,15 @@ def test_a_tensor_of_a_negative_size_is_unreadable(tmp_path, shape):
     assert "cannot be read" in unreadable[0]
 
 
+def test_a_link_out_of_the_folder_is_unreadable(tmp_path):
+    (tmp_path / "given").mkdir()
+    (tmp_path / "x.json").write_text("{}")
+    (tmp_path / "given" / "x.json").symlink_to("../x.json")
+    unreadable = []
+    assert records.read_json(tmp_path / "given" / "x.json", unreadable) is None
+    assert len(unreadable) == 1 and "leads out of the folder" in unreadable[0]
+
+
 def test_a_damaged_state_is_unreadable(tmp_path):
     folder = checkpoint.CheckpointFolder(tmp_path / "private" / "checkpoints")
     folder.folder.parent.mkdir()

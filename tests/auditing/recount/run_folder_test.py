@@ -1,13 +1,16 @@
 """A run that nobody touched is consistent; every fault that is planted is found by name."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import math
 import pathlib
+import re
 import shutil
 import sqlite3
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -17,8 +20,9 @@ from tests import fixed_seeds
 from tests.finetuning import toy_finetuning
 from tests.training import toy_run
 from tff_dpftrl.accounting import gaussian, privacy_statement
-from tff_dpftrl.auditing.recount import arithmetic, run_folder, statement_checks
+from tff_dpftrl.auditing.recount import arithmetic, file_checks, run_folder, statement_checks
 from tff_dpftrl.auditing.recount import terms as terms_lib
+from tff_dpftrl.data import tokenizer, vocabulary, vocabulary_file
 from tff_dpftrl.finetuning import custom_run, example_sampling
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.finetuning import run as finetuning_run
@@ -472,6 +476,29 @@ def test_a_share_that_held_out_users_have_too_is_no_exact_figure(finished, held_
         _metrics(column, share)(finished)
     _edit(finished / "held_out.json", note="0.1111111111111111")
     assert _violated(finished) == expected
+
+
+def test_a_check_over_nothing_is_not_tested(finished):
+    for path in _tables(finished):
+        path.write_text(re.sub(r"\d\.\d{5,}", "0.5", path.read_text()))
+    found = {one.test: one for one in run_folder.recount_run(finished).findings}[_EXACT]
+    assert (found.outcome, found.says[:9]) == ("not tested", "no figure")
+
+
+@pytest.mark.parametrize("name", ["english", "docs"])
+def test_words_called_the_package_s_are_compared_with_its_own(name, tmp_path, monkeypatch):
+    own = vocabulary.Vocabulary(("so", "it", "is"), "a list")
+    make = "english" if name == "english" else "standard_library"
+    monkeypatch.setattr(vocabulary, make, lambda size, lower_case: own)
+    run = types.SimpleNamespace(folder=tmp_path, config={"vocabulary": name})
+    outcomes = []
+    for words in (own, dataclasses.replace(own, words=("so", "it", "me"))):
+        vocabulary_file.write(tmp_path / "vocabulary.json", words, tokenizer.Tokenizer(True))
+        outcomes.append(file_checks.vocabulary("words", run))
+    assert outcomes[0].outcome == "consistent"
+    # Other versions of Python have other docstrings.
+    assert outcomes[1].outcome == ("violated" if name == "english" else "not tested")
+    assert outcomes[1].says.startswith("1 of 3 words are not in ")
 
 
 def test_a_fault_is_no_more_than_its_own(finished):

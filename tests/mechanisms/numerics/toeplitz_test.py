@@ -56,6 +56,34 @@ def test_noise_variances_are_row_norms():
     )
 
 
+@pytest.mark.parametrize("length, num_rounds, min_sep, k", [
+    (3, 50, 4, 9), (4, 50, 4, 13), (12, 50, 4, 13), (12, 50, 4, 5), (12, 50, 1, 50), (50, 50, 7, 8),
+    (12, 13, 5, 3), (1, 50, 50, 1),
+])  # fmt: skip
+def test_the_earliest_pattern_is_the_sum_of_its_columns(length, num_rounds, min_sep, k):
+    column = np.random.default_rng(1).normal(size=length)
+    summed = toeplitz.matrix(column, num_rounds)[:, : k * min_sep : min_sep].sum(axis=1)
+    schema = schema_lib.MinSep(num_rounds, min_sep, k)
+    found = toeplitz.earliest_pattern_norm_squared(column, schema)
+    assert found == pytest.approx(summed @ summed, rel=1e-12)
+
+
+@pytest.mark.parametrize("coefficients", [[1.0, -0.98], [2.0, 1.9], [1.0, -1.2, 0.4, 0.1]])
+def test_what_a_decayed_inverse_leaves_out_is_negligible(coefficients):
+    whole = toeplitz.inverse_coefficients(np.array(coefficients), 50_000)
+    decayed = toeplitz.decayed_inverse(np.array(coefficients), 50_000)
+    assert len(decayed) < len(whole)
+    np.testing.assert_array_equal(decayed, whole[: len(decayed)])
+    assert np.sum(np.abs(whole[len(decayed) :])) <= 2.0**-60 * np.max(np.abs(whole))
+
+
+def test_an_inverse_that_does_not_decay_is_computed_or_refused():
+    ones = toeplitz.decayed_inverse(np.array([1.0, -1.0]), 50_000)
+    np.testing.assert_array_equal(ones, np.ones(50_000))
+    with pytest.raises(ValueError, match="num_rounds=1000000000 is too many for this strategy"):
+        toeplitz.decayed_inverse(np.array([1.0, -1.0]), 10**9)
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 99, 100, 101, 5000])
 def test_exponential_sums_match_a_loop(length):
     decay, scale = np.array([0.999, 0.4, -0.3]), np.array([0.2, 1.0, 0.7])

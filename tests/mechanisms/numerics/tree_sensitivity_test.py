@@ -56,6 +56,20 @@ def test_equals_enumeration_with_restarts(seed):
     assert tree_sensitivity.upper_bound_squared(lengths, min_sep, k) >= expected
 
 
+@pytest.mark.parametrize("num_rounds", [1, 7, 8, 530, 1000])
+@pytest.mark.parametrize("min_sep", [1, 4, 5, 55, 64])
+@pytest.mark.parametrize("most", [1, 3, 8, 1000])
+def test_the_earliest_pattern_is_counted_node_by_node(num_rounds, min_sep, most):
+    rounds = range(0, num_rounds, min_sep)[:most]
+    counts = [
+        sum(t >> level == node for t in rounds)
+        for level in range(num_rounds.bit_length())
+        for node in range(num_rounds >> level)
+    ]
+    found = tree_sensitivity.earliest_pattern_squared(num_rounds, min_sep, most)
+    assert found == sum(count**2 for count in counts)
+
+
 def test_worst_pattern_is_not_the_earliest():
     # Gboard Table 1, pt-PT: gap 54, hence stride 55.
     assert tree_sensitivity.squared([530], 55, 8) == (182, True)

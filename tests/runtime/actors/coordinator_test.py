@@ -230,11 +230,62 @@ def test_more_devices_are_chosen_where_few_have_reported():
     assert spawn.role.half_seconds == 1.5
 
 
-def test_devices_beyond_the_declared_number_are_not_waited_for_long():
-    made = half_have_reported().deliver(waiting("s0", 4, serial=1), 101.5)
-    assert not made.spawned()
-    made.deliver(waiting("s0", 4, serial=1), 101.7)  # A tenth of the selection's time-out.
+def test_devices_that_do_not_come_are_not_waited_for():
+    """The selection opened at 101.0, when the last attempt began; a goal of 3 wants 5 devices."""
+    made = half_have_reported().deliver(waiting("s0", 4, serial=1), 104.0)
+    made.deliver(messages.LeaseGranted(3, 104.0), 104.0)
+    assert not made.deliver(waiting("s0", 4, serial=1), 105.9).spawned()
+    assert made.deliver(waiting("s0", 4, serial=1), 107.0).spawned()  # As long again as they took.
     assert [order.count for order in made.sent("s0", messages.ForwardDevices)] == [4]
+
+
+def test_devices_that_were_known_and_need_not_rest_are_waited_for():
+    training = dataclasses.replace(
+        SERVED.task("training"),
+        rounds=dataclasses.replace(SERVED.task("training").rounds, selection_timeout=60.0),
+        min_sep=2,
+        pipelined=False,
+    )
+    made = leading(dataclasses.replace(SERVED, tasks=(training,), lease_seconds=1000.0))
+
+    def attempt(count, began, dropped=0):
+        made.deliver(waiting("s0", count, serial=made.actor._serial), began)
+        (spawn,) = made.spawned()
+        done = committed(rounds_done=spawn.role.commit.rounds_done + 1, attempt=spawn.address)
+        metrics = {**done.commit.metrics, "devices/dropped": dropped}
+        commit = dataclasses.replace(done.commit, metrics=metrics)
+        made.deliver(dataclasses.replace(done, commit=commit), began)
+
+    attempt(4, 111.0)  # Ten seconds after the opening.
+    attempt(4, 121.0, dropped=2)  # Eight devices are known: four rest, four wait.
+    made.deliver(waiting("s0", 2, serial=2), 122.0)  # Two rest, and four are missing.
+    assert not made.deliver(waiting("s0", 2, serial=2), 131.9).spawned()
+    assert made.deliver(waiting("s0", 2, serial=2), 132.0).spawned()  # As long as others took.
+    (began,) = made.sent(events.OBSERVER, events.RoundBegan)
+    assert began.devices == 2
+
+
+def test_rounds_are_skipped_at_once_until_enough_devices_may_have_rested():
+    training = dataclasses.replace(SERVED.task("training"), min_sep=5, pipelined=False)
+    served = dataclasses.replace(SERVED, tasks=(training,), lease_seconds=1000.0)
+    made = leading(served).deliver(messages.LeaseGranted(3, 101.0))
+    now, rounds = 101.0, []
+    for index in range(3):  # What rests from round 0 is not known: another may have led.
+        made.deliver(waiting("s0", 4, serial=made.actor._serial), now)
+        (spawn,) = made.spawned()
+        made.deliver(committed(rounds_done=index + 1, attempt=spawn.address), now)
+    made.deliver(messages.DevicesWaiting("s0", 3, "training", 3, 0, 11), now)
+    now += SERVED.heartbeat_seconds
+    assert not made.deliver(waiting("s0", 0, serial=3), now).spawned()
+    assert not made.heartbeat(now).spawned()  # Twelve rest, of whom eleven have come by.
+    made.deliver(messages.DevicesWaiting("s0", 3, "training", 3, 0, 12), now)
+    while made.spawned():
+        (skip,) = made.spawned()
+        assert skip.role.skips
+        rounds.append(skip.role.commit.rounds_done)
+        made.deliver(skipped(skip.address, rounds[-1] + 1), now)
+        made.deliver(messages.DevicesWaiting("s0", 3, "training", 3, 0, 12), now)
+    assert rounds == [3, 4]  # For round 5 those of round 0 have rested.
 
 
 def test_nothing_is_learned_twice_from_one_attempt():
@@ -433,27 +484,24 @@ def test_devices_have_the_selection_time_after_an_attempt_before_a_round_is_skip
     (skip,) = made.heartbeat(later).spawned()
     assert skip.role.skips
     (few,) = made.sent(events.OBSERVER, events.TooFewDevices)
-    assert few == events.TooFewDevices("training", 1, 2, 3)
+    assert few == events.TooFewDevices("training", 1, 2, 3, rounds_done=1)
 
 
 def test_devices_that_rest_when_no_min_sep_makes_them_are_told_apart():
     """After `min_sep` skipped rounds, other limits hold the devices back: no round is skipped."""
     training = dataclasses.replace(SERVED.task("training"), min_sep=3, pipelined=False)
     made = leading(dataclasses.replace(SERVED, tasks=(training,))).deliver(resting(9, 1))
-    now = 101.0
-    for index in range(4):
-        now += training.rounds.selection_timeout
+    for is_over in (False, True):
+        now = made.actor.now + training.rounds.selection_timeout
         made.deliver(messages.LeaseGranted(3, now), now)
-        skips = made.heartbeat(now).spawned()
+        made.deliver(resting(18 if is_over else 9), now)
         assert made.sent(events.OBSERVER, events.TooFewDevices) == [
-            events.TooFewDevices("training", 1, 2, 9, index == 3)
+            events.TooFewDevices("training", 1, 2, 9, is_over, 3 * is_over)
         ]
-        assert bool(skips) == (index < 3)
-        if skips:
-            metrics = {population.SKIPPED: True, "attempt": skips[0].address}
-            commit = interface.Commit("training", index + 1, 3, b"", b"", metrics)
-            made.deliver(messages.RoundCommitted(skips[0].address, 3, commit), now)
-            made.deliver(messages.DevicesWaiting("s0", 3, "training", 0, 1, 9 * (index + 2)), now)
+        for index in range(0 if is_over else 3):
+            (skip,) = made.spawned()
+            made.deliver(skipped(skip.address, index + 1), now).deliver(resting(9), now)
+        assert not made.spawned()
 
 
 def test_selectors_hear_when_nothing_is_left():

@@ -67,14 +67,36 @@ def test_devices_are_expected_to_be_as_slow_as_they_were():
     assert made.half_seconds == 7.0
 
 
-def test_a_time_that_is_too_short_for_the_devices_grows_until_it_is_not():
+def test_devices_that_were_given_up_have_twice_as_long_in_the_next_attempt():
     made = experience.Experience(ROUNDS)
     made.committed(complete(13, 1.0))
-    attempts = 0
-    while ROUNDS.patience(made.half_seconds) < ROUNDS.reporting_timeout:
-        made.abandoned(incomplete(13, 0))
-        attempts += 1
-    assert attempts == 8
+    patience = [ROUNDS.patience(made.half_seconds)]
+    for _ in range(5):
+        made.abandoned(incomplete(13, 0))  # They went away: this says nothing of their speed.
+        made.abandoned(dataclasses.replace(incomplete(13, 0), has_given_up=True))
+        patience.append(ROUNDS.patience(made.half_seconds))
+    assert patience == [10.0, 20.0, 40.0, 80.0, 100.0, 100.0]
+
+
+def test_devices_that_came_and_those_that_rest_are_remembered_for_a_while():
+    made = experience.Experience(ROUNDS)
+    assert (made.selection_seconds, made.num_devices) == (ROUNDS.selection_timeout, 0)
+    made.selected(8.0, 100)
+    made.selected(4.0, 20)
+    assert (made.selection_seconds, made.num_devices) == (7.0, 100)
+    made.selected(9.0, 90)
+    assert (made.selection_seconds, made.num_devices) == (9.0, 100)
+
+
+def test_enough_devices_reach_the_least_number_of_reports_with_a_deviation_to_spare():
+    made = experience.Experience(ROUNDS)
+    assert made.enough == 13  # (8 + sqrt(8 · 3/13)) · 13/10 = 12.2.
+    for _ in range(20):
+        made.abandoned(incomplete(made.wanted, made.wanted // 2))
+    assert made.wanted == 20 and made.enough == 20
+    for _ in range(9):
+        made.committed(complete(made.wanted))
+    assert made.enough == 9  # Nearly all report again.
 
 
 @pytest.mark.parametrize("share", [0.5, 0.7])

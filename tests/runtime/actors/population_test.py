@@ -27,7 +27,6 @@ def test_more_devices_may_be_chosen_than_are_declared_and_not_fewer():
 
 def test_patience_follows_the_devices_within_bounds():
     assert [SIZES.patience(half) for half in (0.0, 1.0, 20.0, 500.0)] == [60.0, 60.0, 80.0, 600.0]
-    assert SIZES.extra_seconds == 60.0
 
 
 @pytest.mark.parametrize(
@@ -143,8 +142,20 @@ def test_a_shortage_says_what_mends_it():
     rests = task.shortage(events.TooFewDevices("training", 2, 80, 70))
     assert "2 devices wait, and a round needs 80 at least; 70 check-ins" in rests
     assert "390 devices are needed" in rests and "smaller clients_per_round or min_sep" in rests
-    spent = task.shortage(events.TooFewDevices("training", 2, 80, 70, True))
-    assert "max_participations times" in spent and "390" not in spent
+
+
+@pytest.mark.parametrize("rounds_done", [26, 27, 900])
+@pytest.mark.parametrize("hours", [0.0, 12.0])
+def test_a_shortage_blames_no_limit_that_cannot_be_the_reason(rounds_done, hours):
+    """Ten participations with min_sep=3 need 28 rounds; devices may have counted one more."""
+    task = dataclasses.replace(
+        SERVED.task("training"), min_sep=3, max_participations=10, min_sep_hours=hours
+    )
+    found = task.shortage(events.TooFewDevices("training", 2, 80, 70, True, rounds_done))
+    assert ("max_participations=10 times" in found) == (rounds_done >= 27)
+    assert ("min_sep_hours=12 are not over" in found) == bool(hours)
+    assert "They have counted later rounds than this store has" in found
+    assert ("If neither" in found) == (rounds_done >= 27 or bool(hours))
 
 
 def test_noise_parties_have_noise_for_one_group_a_round():

@@ -77,6 +77,12 @@ def test_examples_of_users_are_read(tmp_path):
         ("", "has no users"),
         ("3", "object 1 is no"),
         ('{"user_id": 1, "examples": []}\n{"user_id": "1", "examples": []}', "user '1' twice"),
+        ('{"user_id": null, "examples": []}', "object 1 is without a user"),
+        ('{"user_id": 9007199254740993.0, "examples": []}', "object 1: .* not exact"),
+        (
+            '{"user_id": "1", "examples": []}\n{"user_id": "1.0", "examples": []}',
+            "one number in several ways",
+        ),
         (
             json.dumps({"user_id": "u", "examples": [one | {"text": "\ud800"}]}),
             "example 1: text: texts must be Unicode",

@@ -32,6 +32,12 @@ def test_rounds_become_columns():
     }
 
 
+def test_a_skipped_round_is_no_point():
+    released = {"round": 0, "committed_at": 5, "loss": 2.0, "devices/reports": 4}
+    rows = [released, {"round": 1, "committed_at": 6, "skipped": True, "attempt": "a"}]
+    assert history.columns(rows) == history.columns(rows[:1])
+
+
 def test_no_round_is_no_point():
     assert history.columns([]) == {"rounds": 0, "round": [], "committed_at": [], "columns": {}}
 

@@ -67,7 +67,7 @@ def test_devices_have_to_rest():
     )
     assert "so that 18 devices are needed" in found[0]  # 3 rounds of ceil(4 · 1.3) = 6.
     found = _select(_led(min_sep=3), resting=20, min_sep_is_over=True)
-    assert "They have taken part max_participations times" in found[0]
+    assert "They have counted later rounds than this store has" in found[0]
 
 
 @pytest.mark.parametrize(("size", "is_small"), [(None, False), (17, True), (18, False)])
@@ -81,7 +81,8 @@ def test_the_population_is_too_small(size, is_small):
 
 def test_enough_devices_wait_for_the_time_out():
     assert _select(_led(), waiting=4) == [
-        "4 of 5 devices wait: the round begins with all, or after 30 seconds with 4 or more."
+        "4 of 5 devices wait: the round begins with all, or with 4 or more when no others come, "
+        "after 30 seconds at the latest."
     ]
 
 
@@ -126,7 +127,7 @@ def test_a_round_waits_for_reports():
     told.report(count=3)
     found = "Round 1 waits for reports: 3 of 4 have come, from 6 devices"
     assert next_round.outlook(told.seen, "train") == [
-        f"{found}. In 40 seconds it ends with 4 or more."
+        f"{found}. It ends in 40 seconds at the latest, with 4 or more."
     ]
     told.clock.now += 40
     assert next_round.outlook(told.seen, "train") == [

@@ -11,7 +11,7 @@ from selenium.webdriver.common import by
 
 from tests import chromium
 from tests.runtime.status import watched
-from tff_dpftrl.runtime.actors import events
+from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.runtime.status import page
 
 BAD = "<img src=x onerror=\"window.hit='task'\">"
@@ -57,10 +57,12 @@ class ServerThread:
         metrics = {"loss": 2.5, BAD_METRIC: 1.0, "words": BAD_TEXT, "devices/reports": 4}
         quantiles = {"p10": 1.5, "median": 2.0, "p90": 3.5, "resolution": 0.05}
         metrics |= {f"train/loss/{name}": value for name, value in quantiles.items()}
-        return [
-            {"round": i, "committed_at": watched.START + i, "epoch": 1, **metrics}
-            for i in range(self.told.rounds[task])
+        rounds = [
+            {"round": i, "committed_at": watched.START + i, "epoch": 1}
+            for i in range(self.told.rounds[task] + 1)
         ]
+        skipped = rounds.pop() | {population.SKIPPED: 1}
+        return [*(each | metrics for each in rounds), skipped]
 
     def wait_for(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
@@ -146,7 +148,8 @@ def test_privacy_and_history_of_the_chosen_task_are_shown(browser, server):
     titles = text_of(browser, "#metrics h4")
     assert titles[0] == "loss " and titles[2:] == ["train/loss of single devices "]
     assert text_of(browser, "#metrics .legend")[2] == "p10 1.5median ± 0.05 2p90 3.5"
-    assert "2 rounds" in text_of(browser, "#metrics-note")[0]
+    # Of the three rounds of the history, one was skipped, and has no metrics.
+    assert text_of(browser, "#metrics-note")[0].startswith("Of 2 released rounds. ")
 
 
 def test_it_says_what_a_round_waits_for(browser, server):

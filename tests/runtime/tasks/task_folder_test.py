@@ -195,6 +195,40 @@ def test_cut_and_missing_files_are_refused(copied):
         task_folder.read(copied)
 
 
+@pytest.mark.parametrize("name", ["/dev/zero", "../../etc/passwd", "pipe", "out", "\ud800", ""])
+def test_terms_bind_files_of_the_folder_alone(copied, monkeypatch, name):
+    os.mkfifo(copied / "pipe")
+    (copied / "out").symlink_to("/etc/hostname")
+    terms = task_folder.read(copied).terms
+    files = {**terms.files, name: "0" * 64}
+    content, signature = dataclasses.replace(terms, files=files).signed(small_tasks.KEY)
+    (copied / "terms.json").write_bytes(content)
+    (copied / "terms.sig").write_bytes(signature)
+    monkeypatch.setattr(task_folder, "_digest", lambda path: pytest.fail(f"{path} is opened"))
+    with pytest.raises(ValueError, match="leads out|no regular file|no name of a file"):
+        task_folder.read(copied)
+
+
+@pytest.mark.parametrize("name", ["task.pb", "config.json", "approvals"])
+def test_no_file_of_a_task_leads_out_of_it(copied, name):
+    file = copied / name
+    if name == "approvals":
+        file.mkdir()
+        file /= f"{'0' * 64}.sig"
+    file.unlink(missing_ok=True)
+    file.symlink_to(copied.parent / "elsewhere")
+    (copied.parent / "elsewhere").write_bytes(b"")
+    with pytest.raises(ValueError, match=f"{file.name}' leads out of the folder"):
+        task_folder.read(copied)
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[2J", "../up"])
+@pytest.mark.parametrize("field", ["task", "population"])
+def test_names_that_are_shown_are_names(field, name):
+    with pytest.raises(ValueError, match=f"{field} must be a name of up to 100 letters"):
+        dataclasses.replace(small_folder.TERMS, **{field: name})
+
+
 def test_terms_of_other_plans_are_refused_whoever_signed_them(copied, process):
     """The same key signs a task with more noise; its terms do not fit the first plans."""
     noisy = dataclasses.replace(small_folder.TERMS, noise_multiplier=50.0)

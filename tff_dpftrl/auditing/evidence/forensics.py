@@ -100,7 +100,10 @@ def examine(
         raise validation.UsageError(
             f"error_rate must be strictly between 0 and 1, got {error_rate!r}."
         )
-    if not recordings or len({np.shape(one.noise)[:2] for one in recordings}) != 1:
+    if (
+        not all(map(np.size, (one.noise for one in recordings)))
+        or len({np.shape(one.noise)[:2] for one in recordings}) != 1
+    ):
         raise validation.UsageError(
             "recordings must be of one or more tensors with the same runs and rounds, got "
             f"{[np.shape(one.noise) for one in recordings]}."

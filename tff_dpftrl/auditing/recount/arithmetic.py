@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -18,8 +18,8 @@ from tff_dpftrl import validation
 _MAX_PATTERNS = 20_000
 _MAX_WORK = 1_500_000_000
 _STARTS_OF_SEARCH = 4
-_NARROWEST_CELL = 1e-7
-_LARGEST_SHIFT = 100.0  # In standard deviations; beyond it PLDs take minutes and gigabytes.
+_NARROWEST_CELL = 1e-7  # A PLD of such cells takes minutes and gigabytes.
+_NEGLIGIBLE_EPSILON, _NEGLIGIBLE_DELTA = 3e-5, 3e-13  # Far less than what checks let pass.
 _LARGEST_SHIFT = 100.0
 """Units of one user in a sample, in standard deviations, from which on a PLD takes gigabytes."""
 
@@ -376,19 +376,14 @@ def sampled_epsilon(
       mu: Sensitivity over standard deviation of a Gaussian mechanism besides; 0 for none.
 
     Returns:
-      ε at δ, within about 1%; inf without noise.
+      ε at δ, within about 1% or 1e-4; inf without noise.
     """
     if num_steps == 0:
         return gaussian_epsilon(mu, delta)
     if noise_multiplier == 0.0:
         return math.inf
-    before = math.inf
-    for accountant in _accountants(noise_multiplier, probability, group_size, num_steps, mu):
-        epsilon = float(accountant.get_epsilon(delta))
-        if epsilon > before * 0.997:
-            return epsilon
-        before = epsilon
-    return before
+    accountants = _accountants(noise_multiplier, probability, group_size, num_steps, mu)
+    return _settled(([one.get_epsilon(delta)] for one in accountants), _NEGLIGIBLE_EPSILON)[0]
 
 
 def sampled_deltas(
@@ -400,13 +395,19 @@ def sampled_deltas(
     mu: float = 0.0,
 ) -> list[float]:
     """Computes δ at each ε, within about 1 % at the smallest one; arguments as above."""
-    before = [math.inf] * len(epsilons)
-    for accountant in _accountants(noise_multiplier, probability, group_size, num_steps, mu):
-        deltas = [float(accountant.get_delta(epsilon)) for epsilon in epsilons]
-        if all(now > earlier * 0.997 for now, earlier in zip(deltas, before, strict=True)):
-            return deltas
-        before = deltas
-    return before
+    accountants = _accountants(noise_multiplier, probability, group_size, num_steps, mu)
+    deltas = ([one.get_delta(epsilon) for epsilon in epsilons] for one in accountants)
+    return _settled(deltas, _NEGLIGIBLE_DELTA)
+
+
+def _settled(values: Iterable[Sequence[float]], negligible: float) -> list[float]:
+    """Returns the first values that are within 0.3 % of those before, or a negligible number."""
+    last, is_settled = np.array(math.inf), False
+    for now in map(np.asarray, values):
+        is_settled, last = np.all(now >= last * 0.997 - negligible), now
+        if is_settled:
+            break
+    return last.tolist()
 
 
 def _accountants(
@@ -416,6 +417,24 @@ def _accountants(
 
     Wide cells can only make ε and δ too large: narrower ones are tried until these stay.
     """
+    interval = min(1e-2, 0.03 / math.sqrt(num_steps))
+    while True:
+        yield _accountant(noise_multiplier, probability, group_size, num_steps, mu, interval)
+        if interval < _NARROWEST_CELL:
+            return
+        interval /= 4.0
+
+
+@functools.lru_cache(maxsize=4)
+def _accountant(
+    noise_multiplier: float,
+    probability: float,
+    group_size: int,
+    num_steps: int,
+    mu: float,
+    interval: float,
+) -> pld.PLDAccountant:
+    """Builds the accountant of all steps with cells of a width, in seconds for a group."""
     if group_size == 1:
         step = dp_accounting.PoissonSampledDpEvent(
             probability, dp_accounting.GaussianDpEvent(noise_multiplier)
@@ -429,9 +448,4 @@ def _accountants(
     if mu > 0.0:
         beside = dp_accounting.GaussianDpEvent(1.0 / mu)
         composed = dp_accounting.ComposedDpEvent([composed, beside])
-    interval = min(1e-2, 0.03 / math.sqrt(num_steps))
-    while True:
-        yield pld.PLDAccountant(value_discretization_interval=interval).compose(composed)
-        if interval < _NARROWEST_CELL:
-            return
-        interval /= 4.0
+    return pld.PLDAccountant(value_discretization_interval=interval).compose(composed)

@@ -77,10 +77,9 @@ def recount(
     for run in runs:
         report = recount_run(run)
         wrong = [f"{one.test}: {one.says}" for one in report.findings if one.outcome == "violated"]
-        if report.is_tested:
-            done.append(findings.judged(run.name, wrong, report.headline))
-        else:
-            done.append(findings.skipped(run.name, report.headline))
+        is_derived = report.is_tested and not report.missing
+        nothing = not is_derived and report.headline
+        done.append(findings.judged(run.name, wrong, report.headline, nothing=nothing))
     return audit_report.AuditReport(
         subject=f"recount of the choice {folder.absolute().name}",
         claim=claim_lib.Claim(
@@ -151,7 +150,8 @@ def _promises(test: str, choice: dict[str, Any], runs: list[pathlib.Path]) -> au
     pairs = " and ".join(
         f"({display.round_up(epsilon, 6)}, {display.delta(delta)})" for epsilon, delta in promised
     )
-    return findings.judged(test, wrong, f"Each run made is (ε, δ)-DP for {pairs}")
+    fine = f"Each run made is (ε, δ)-DP for {pairs}"
+    return findings.judged(test, wrong, fine, nothing=not runs and "there is no run")
 
 
 def _statement(test: str, choice: dict[str, Any], stated: dict[str, Any]) -> audit_report.Finding:

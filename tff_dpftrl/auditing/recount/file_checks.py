@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import stat
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 import numpy as np
@@ -14,6 +14,7 @@ from tff_dpftrl import json_text
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing.recount import findings, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
+from tff_dpftrl.data import vocabulary as words_lib
 from tff_dpftrl.models import hugging_face
 
 _STATEMENTS = ("privacy_statement.json", "privacy_statement.md")
@@ -99,7 +100,7 @@ def secrets(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_re
                     found.add(what)
         wrong += [f"{name} holds {what}" for what in sought if what in found]
     fine = f"None of {', '.join(sought)} is in {looked_at} files, as bytes, decimal or hexadecimal"
-    return findings.judged(test, wrong, fine)
+    return findings.judged(test, wrong, fine, nothing=not looked_at and "there is no other file")
 
 
 def _secrets(run: records.Records) -> Iterator[tuple[str, tuple[bytes, ...]]]:
@@ -182,6 +183,29 @@ def complete(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_r
     return findings.judged(test, wrong, f"All {len(present)} are those of a run{named}")
 
 
+PACKAGE_WORDS = ("english", "docs")
+"""Vocabularies whose words this package has, or counts in Python's documentation."""
+
+
+def vocabulary(test: str, run: records.Records) -> audit_report.Finding:
+    """Checks that a vocabulary that is said to be of this package is."""
+    name, unreadable = run.config["vocabulary"], []
+    content = records.read_json(run.folder / "vocabulary.json", unreadable)
+    if content is None:
+        return findings.skipped(test, "there is no vocabulary.json that could be read")
+    if "words" not in content:
+        return findings.skipped(test, "sub-words are not learned again")
+    words, lower_case = content["words"], content["lower_case"]
+    make = words_lib.english if name == "english" else words_lib.standard_library
+    unknown = len({*words} - {*make(len(words), lower_case=lower_case).words})
+    if unknown and name == "docs":
+        why = f"{unknown} of {len(words)} words are not in this Python's docstrings, whose words"
+        return findings.skipped(test, f"{why} differ from those of other versions")
+    wrong = [f"{unknown} of {len(words)} words are not in its list {name!r}"] if unknown else []
+    fine = f"All {len(words)} words are of its list {name!r}"
+    return findings.judged(test, wrong, fine, nothing=not words and "it has no words")
+
+
 def unknown_file(name: str) -> str:
     """Describes a file that no run writes."""
     return f"{name} is no file of a run, and what it gives away is not known"
@@ -236,7 +260,20 @@ def exact_figures(test: str, run: records.Records) -> audit_report.Finding:
             for column in _EXACT
             if column in run.metrics[0] and f"`{column}`" not in warning
         ]
-    return findings.judged(test, wrong, f"None of {len(figures)} figures is in {looked_at} files")
+    return no_figures(test, wrong, figures, looked_at)
+
+
+def no_figures(
+    test: str, wrong: Sequence[str], figures: set[tuple[str, str]], looked_at: int
+) -> audit_report.Finding:
+    """Makes the finding of a search for exact figures in files that may be published."""
+    nothing = (
+        "no figure has the eight characters or more by which it is known"
+        if not figures
+        else not looked_at and "there is no file that may be published"
+    )
+    fine = f"None of {len(figures)} figures is in {looked_at} files"
+    return findings.judged(test, wrong, fine, nothing=nothing)
 
 
 def holds_figures(
@@ -313,7 +350,8 @@ def weights(test: str, run: records.Records, path: pathlib.Path) -> audit_report
     wrong = _other_description(run, texts)
     if not all(same) or len(same) != len(expected):
         wrong.append(f"the weights in {path.name} are not those of the committed state")
-    return findings.judged(test, wrong, f"Its {len(same)} tensors are those of the state")
+    fine = f"Its {len(same)} tensors are those of the state"
+    return findings.judged(test, wrong, fine, nothing=not same and f"{path.name} has no tensors")
 
 
 def _is(array: np.ndarray, tensor: records.Tensor) -> bool:

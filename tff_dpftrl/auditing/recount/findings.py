@@ -10,14 +10,20 @@ from tff_dpftrl.auditing import audit_report
 _SHOWN = 4
 
 
-def judged(test: str, wrong: Sequence[str], fine: str) -> audit_report.Finding:
+def judged(
+    test: str, wrong: Sequence[str], fine: str, *, nothing: str | bool = False
+) -> audit_report.Finding:
     """Makes the finding of a check: violated if anything is wrong.
 
     Args:
       test: Name of the check.
       wrong: Faults, a clause each; empty if there are none.
       fine: Sentence of the finding if there are no faults.
+      nothing: Reason why nothing was compared, for which the check counts as not done; false if
+        something was.
     """
+    if not wrong and nothing:
+        return skipped(test, str(nothing))
     if not wrong:
         return audit_report.Finding(test, "consistent", f"{fine}.")
     more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""

@@ -15,6 +15,7 @@ from tff_dpftrl.auditing.recount import arithmetic, findings, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
 
 GONE = "there is no private/ledger.sqlite"
+_NO_ROUND = "no round was begun"
 _NOISE_ERROR_RATE = 1e-3
 
 
@@ -135,7 +136,7 @@ def ledger(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_rep
         wrong.append(f"{begun - len(noises)} rounds have no fingerprint of their noise")
     wrong += _index(history)
     fine = f"{done} rounds are committed, each after the one before, and no two with the same noise"
-    return findings.judged(test, wrong, fine)
+    return findings.judged(test, wrong, fine, nothing=not begun and _NO_ROUND)
 
 
 def _index(history: records.Ledger) -> list[str]:
@@ -188,7 +189,7 @@ def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> au
         f"In {rounds} rounds nobody came more than {times} times, and {seen}; declared are "
         f"{declared.times} times, {declared.stride} rounds apart (stride)"
     )
-    return findings.judged(test, wrong, fine)
+    return findings.judged(test, wrong, fine, nothing=not rounds and _NO_ROUND)
 
 
 def _declared(run: records.Records, terms: terms_lib.Terms) -> arithmetic.Schema | None:
@@ -212,7 +213,8 @@ def checkpoint(test: str, run: records.Records) -> audit_report.Finding:
         missing = "the state that the ledger committed last is not in private/checkpoints"
         return findings.judged(test, [missing], "")
     wrong = []
-    if run.manifest is not None and "noise_version" in run.manifest:
+    has_fingerprint = run.manifest is not None and "noise_version" in run.manifest
+    if has_fingerprint:
         named = state.path.stem.rpartition("_")[2]
         if state.fingerprint(binding=run.binding) != named:
             wrong.append("its tensors, or the options, are not those that the ledger committed to")
@@ -221,7 +223,8 @@ def checkpoint(test: str, run: records.Records) -> audit_report.Finding:
     if pending is not None and pending[1] not in (None, state.fingerprint(part="aggregator")):
         wrong.append(f"round {done} was begun with other noise than that of the state")
     fine = f"The state after round {done} has the fingerprint that the ledger and its name say"
-    return findings.judged(test, wrong, fine)
+    unnamed = "the manifest does not say by which version the state has its fingerprint"
+    return findings.judged(test, wrong, fine, nothing=not has_fingerprint and unnamed)
 
 
 def state_faults(state: records.Checkpoint, done: int) -> list[str]:

@@ -269,7 +269,9 @@ def _seed(path: pathlib.Path, unreadable: list[str]) -> int | None:
 def read_text(path: pathlib.Path, unreadable: list[str]) -> str | None:
     """Reads a file of text; None if there is none, or if it is `unreadable`, which then says so."""
     try:
-        return path.read_text(encoding="utf-8") if path.exists() else None
+        if not path.exists():
+            return None
+        return validation.file_in(path.parent, path.name).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         unreadable.append(f"{path.name} cannot be read: {error}")
         return None
@@ -371,6 +373,7 @@ def _checkpoint(folder: pathlib.Path, ledger: Ledger, unreadable: list[str]) -> 
     if not path.exists():
         return None
     try:
+        validation.file_in(path.parent, path.name, max_bytes=None)
         with zipfile.ZipFile(path) as archive:
             names = sorted(name for name in archive.namelist() if "/" in name)
         # "0006/aggregator/round_index.npy": the number is the tensor's place in the state.

@@ -142,6 +142,8 @@ def _checks(
         ),
         "files: missing or unknown": lambda test: file_checks.complete(test, run, terms),
     }
+    if run.config.get("vocabulary") in file_checks.PACKAGE_WORDS:
+        checks["vocabulary: words of this package"] = lambda test: file_checks.vocabulary(test, run)
     if terms.kind == terms_lib.SAMPLED:
         checks["sampling: ledger and secret seed"] = lambda test: sampling_checks.sampling(
             test, run, terms

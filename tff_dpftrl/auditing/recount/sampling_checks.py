@@ -48,9 +48,8 @@ def sampling(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_r
         ]
     elif _patterns(drawn) != _patterns(seen):
         wrong = ["the samples have the sizes that the secret seed draws, and other members"]
-    return findings.judged(
-        test, wrong, f"The samples of {len(rounds)} rounds are those that the secret seed draws"
-    )
+    fine = f"The samples of {len(rounds)} rounds are those that the secret seed draws"
+    return findings.judged(test, wrong, fine, nothing=not rounds and "no round was begun")
 
 
 def _owners(run: records.Records, terms: terms_lib.Terms) -> tuple[np.ndarray | None, list[str]]:
@@ -188,6 +187,8 @@ def _tested(
         f"Sizes, repeats and overlaps of {len(rounds)} samples are what chance allows; the secret "
         "seed, by which they could be drawn again, or the sizes of the pool are not recorded"
     )
+    if not rounds:
+        return findings.skipped(test, "there is no whole sample")
     return dataclasses.replace(
         findings.judged(test, wrong, fine), error_rate=_ERROR_RATE, trials=len(rounds)
     )

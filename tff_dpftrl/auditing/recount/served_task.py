@@ -33,6 +33,7 @@ from tff_dpftrl.runtime.tasks import task_state as task_state_lib
 
 NOT_HANDED_OVER = "private/ (rows of the store, and the last state)"
 _GONE = "there is no private/rows.json"
+_NO_ROUND = "no round is committed"
 _REPORTED = ("round", "epoch", "committed_at", "attempt", "skipped")
 _MAY_BE_PUBLISHED = ("privacy/", "participation/", "devices/")
 # The columns of a task that the checks of runs look at, under the names that runs have.
@@ -238,7 +239,7 @@ def _chain(test: str, task: TaskRecords) -> audit_report.Finding:
     if epochs != sorted(epochs):
         wrong.append("a round was committed under an older lease than the round before")
     fine = f"{len(epochs)} rounds follow each other by their digests, up to the model and the state"
-    return findings.judged(test, wrong, fine)
+    return findings.judged(test, wrong, fine, nothing=not epochs and _NO_ROUND)
 
 
 def _row(values: Mapping[str, Any]) -> Any:
@@ -294,7 +295,7 @@ def _reports(test: str, task: TaskRecords) -> audit_report.Finding:
         + (f", {seen.min_sep} rounds apart" if seen.min_sep is not None else "")
         + "; a device that lies, or whose timer was wiped, is not seen"
     )
-    return findings.judged(test, wrong, fine)
+    return findings.judged(test, wrong, fine, nothing=not rounds and _NO_ROUND)
 
 
 def _charged(task: TaskRecords, by_terms: terms_lib.Terms) -> set[int]:
@@ -368,7 +369,8 @@ def _metrics(test: str, task: TaskRecords) -> audit_report.Finding:
         for name, value in expected.items():
             if row.get(name) != ("" if value is None else str(value)):
                 wrong.append(f"{name} of round {record['round'] + 1} is another one than committed")
-    return findings.judged(test, wrong, f"Its {len(committed)} rows are those of the store")
+    fine = f"Its {len(committed)} rows are those of the store"
+    return findings.judged(test, wrong, fine, nothing=not committed and _NO_ROUND)
 
 
 def _noise(test: str, task: TaskRecords, by_terms: terms_lib.Terms) -> audit_report.Finding:
@@ -405,7 +407,7 @@ def _exact_figures(test: str, task: TaskRecords) -> audit_report.Finding:
     names += ["metrics_README.md", "README.md", "report.html", "counts.csv"]
     names += [*(f"{task_records.TASK}/{name}" for name in task_folder.FILES)]
     wrong, looked_at = file_checks.holds_figures(task.folder, names, figures)
-    return findings.judged(test, wrong, f"None of {len(figures)} figures is in {looked_at} files")
+    return file_checks.no_figures(test, wrong, figures, looked_at)
 
 
 def _complete(test: str, task: TaskRecords) -> audit_report.Finding:

@@ -342,8 +342,8 @@ def sentences(
     if not _is_of_this_version(stated):
         return findings.skipped(
             test,
-            f"it is of an earlier tff_dpftrl, {stated.get('code_version')}, whose sentences this "
-            f"version, {version.__version__}, does not know",
+            f"other code than this of {version.__version__} wrote it, of tff_dpftrl "
+            f"{stated.get('code_version')}, and this one does not know its sentences",
         )
     expected = json_text.parse(make(run, terms).to_json())
     refuted = {statement_sentences.refuted(entry) for entry in stated.get("audits", ())}
@@ -550,4 +550,5 @@ def metrics_rows(test: str, run: records.Records, terms: terms_lib.Terms) -> aud
     what = (
         "the sizes of cohorts are kept secret" if is_secret else "cohorts have the ledger's sizes"
     )
-    return findings.judged(test, wrong, f"They are those of the {done} committed rounds; {what}")
+    fine = f"They are those of the {done} committed rounds; {what}"
+    return findings.judged(test, wrong, fine, nothing=not rows and "metrics.csv has no row")

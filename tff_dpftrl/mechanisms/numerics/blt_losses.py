@@ -11,6 +11,7 @@ as θ → 1. Every sum below has non-negative terms, so nothing cancels.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -106,7 +107,7 @@ def max_error_squared(
         pole_complements,
         zero_complements,
         float(num_rounds),
-        lambda log_ratio, negative: geometric_sums.geometric_sum(log_ratio, num_rounds, negative),
+        functools.partial(geometric_sums.geometric_sum, length=num_rounds),
     )
 
 
@@ -118,23 +119,51 @@ def rms_error_squared(
         pole_complements,
         zero_complements,
         0.5 * num_rounds * (num_rounds + 1.0),
-        lambda log_ratio, negative: geometric_sums.ramp_sum(log_ratio, num_rounds, negative),
+        functools.partial(geometric_sums.ramp_sum, length=num_rounds),
     )
     return total / num_rounds
+
+
+def round_noise(
+    pole_complements: np.ndarray, zero_complements: np.ndarray, num_rounds: int
+) -> tuple[float, float]:
+    """Computes the variance of the noise of the last round, the largest, and the mean of all.
+
+    The first column of C⁻¹ is 1 and then Σ_i ω̂_i θ̂_i^t, all of one sign.
+
+    Args:
+      pole_complements: Complements u = 1 - θ, shape [d].
+      zero_complements: Complements û = 1 - θ̂, shape [d], interlaced with u.
+      num_rounds: Number of rounds n.
+
+    Returns:
+      Both for clip norm and noise multiplier 1.
+    """
+    scale, later = pole_residues(zero_complements, pole_complements), num_rounds - 1
+    last, total = (
+        _squares(0.0, scale, zero_complements, 0.0, functools.partial(sum_of, length=later))
+        for sum_of in (geometric_sums.geometric_sum, geometric_sums.ramp_sum)
+    )
+    return 1.0 + last, 1.0 + total / num_rounds
 
 
 def _weighted_sum(pole_complements, zero_complements, constant_sum, power_sum) -> float:
     """Computes Σ_t w_t b_t²; `power_sum` gives Σ_t w_t x^t and `constant_sum` is Σ_t w_t."""
     constant, weight = prefix_noise_terms(pole_complements, zero_complements)
+    return _squares(constant, weight, zero_complements, constant_sum, power_sum)
+
+
+def _squares(constant, weight, zero_complements, constant_sum, power_sum) -> float:
+    """Computes Σ_t w_t (constant + Σ_i weight[i] θ̂_i^t)²."""
     zero = 1.0 - zero_complements
     negative = zero < 0
     with np.errstate(divide="ignore"):
         log_zero = np.where(zero_complements < 1, np.log1p(-np.minimum(zero_complements, 1.0)), 0)
         log_zero = np.where(negative, np.log(np.abs(zero)), log_zero)
-    single = power_sum(log_zero, negative if negative.any() else None)
+    single = power_sum(log_zero, negative=negative if negative.any() else None)
     log_pair = np.add.outer(log_zero, log_zero)
     negative_pair = np.not_equal.outer(negative, negative)
-    pair = power_sum(log_pair, negative_pair if negative.any() else None)
+    pair = power_sum(log_pair, negative=negative_pair if negative.any() else None)
     return math.fsum(
         [
             constant**2 * constant_sum,

@@ -113,7 +113,7 @@ def _replace_small(
     Returns:
       `value`.
     """
-    small = gap * length < _SERIES_BELOW
+    small = np.abs(gap) * length < _SERIES_BELOW
     if not np.any(small):
         return value
     gap = np.broadcast_to(gap, value.shape)[small]

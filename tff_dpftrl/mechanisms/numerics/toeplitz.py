@@ -16,6 +16,7 @@ from tff_dpftrl.mechanisms import strategy
 from tff_dpftrl.participation import schema as schema_lib
 
 _NEGLIGIBLE = 2.0**-60
+_SHORTEST, _LONGEST = 4096, 2**24  # Entries of a column that is computed until it has decayed.
 
 
 def pad(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
@@ -77,6 +78,38 @@ def inverse_coefficients(coefficients: np.ndarray, num_rounds: int) -> np.ndarra
     impulse = np.zeros(num_rounds)
     impulse[0] = 1.0
     return np.asarray(signal.lfilter([1.0], column, impulse))
+
+
+def decayed_inverse(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
+    """Computes the first column of C⁻¹ as far as it is not negligible, by forward substitution.
+
+    Entry t ≥ m is Σ_s c'_{t-m-s} u_s, where u holds what the p - 1 entries before m leave behind,
+    ‖u‖₁ ≤ Σ_{j≥1} |c_j| · Σ_{i<p} |c'_{m-i}|. So each m further entries are smaller by this factor.
+
+    Args:
+      coefficients: Coefficients c, shape [p]; c_0 must not be zero.
+      num_rounds: Number n of entries.
+
+    Returns:
+      Shape [m], m ≤ n. The entries left out add up to less than 2⁻⁶⁰ of the largest.
+
+    Raises:
+      ValueError: If more than 2²⁴ entries are not negligible, of even more rounds.
+    """
+    carried = np.sum(np.abs(coefficients[1:]))
+    length = max(_SHORTEST, 2 * len(coefficients))
+    while length < num_rounds:
+        if length > _LONGEST:
+            raise validation.UsageError(
+                f"num_rounds={num_rounds} is too many for this strategy, whose noise depends on "
+                f"that of more than {_LONGEST} rounds before: take mechanism blt, tree or identity."
+            )
+        column = inverse_coefficients(coefficients, length)
+        left = carried * np.sum(np.abs(column[length + 1 - len(coefficients) :]))
+        if length * left <= _NEGLIGIBLE:
+            return column
+        length *= 2
+    return inverse_coefficients(coefficients, num_rounds)
 
 
 def exponential_sums(
@@ -152,20 +185,47 @@ def round_noise_variance(inverse: np.ndarray) -> np.ndarray:
     return np.cumsum(np.square(inverse))
 
 
+def prefix_noise(inverse: np.ndarray, num_rounds: int) -> strategy.Extent:
+    """Computes the extent of `prefix_noise_variance` from the entries of C⁻¹ that are not zero."""
+    return _extent(np.cumsum(inverse), num_rounds)
+
+
+def round_noise(inverse: np.ndarray, num_rounds: int) -> strategy.Extent:
+    """Computes the extent of `round_noise_variance` from the entries of C⁻¹ that are not zero."""
+    return _extent(pad(inverse, min(len(inverse) + 1, num_rounds)), num_rounds)
+
+
+def _extent(column: np.ndarray, num_rounds: int) -> strategy.Extent:
+    """Computes largest and mean squared row norms, where the last entry of a column repeats."""
+    squares, left = np.square(column[:num_rounds]), max(0, num_rounds - len(column))
+    weights = num_rounds - np.arange(len(squares), dtype=np.float64)
+    largest = float(np.sum(squares)) + left * float(squares[-1])
+    total = float(weights @ squares) + 0.5 * left * (left + 1) * float(squares[-1])
+    return strategy.Extent(largest, total / num_rounds)
+
+
 def is_non_increasing(coefficients: np.ndarray) -> bool:
     """Returns whether c_0 ≥ c_1 ≥ ... ≥ 0, the premise of the sensitivity theorem."""
     return bool(coefficients[-1] >= 0 and np.all(np.diff(coefficients) <= 0))
 
 
 def earliest_pattern_norm_squared(coefficients: np.ndarray, schema: schema_lib.MinSep) -> float:
-    """Computes ‖Σ_j C[:, j · min_sep]‖², for a client as early and often as allowed."""
-    total = np.zeros(schema.num_rounds)
+    """Computes ‖Σ_j C[:, j · min_sep]‖², for a client as early and often as allowed.
+
+    Once as many columns overlap as can, the sums repeat from one participation to the next.
+    """
     column = pad(coefficients, min(len(coefficients), schema.num_rounds))
-    for participation in range(schema.effective_participations):
-        start = participation * schema.min_sep
-        end = min(start + len(column), schema.num_rounds)
+    stride, overlapping = schema.min_sep, -(-len(column) // schema.min_sep)
+    repeats = max(0, schema.effective_participations - overlapping)
+    total = np.zeros(min(schema.num_rounds - repeats * stride, len(column) + overlapping * stride))
+    for start in range(0, (schema.effective_participations - repeats) * stride, stride):
+        end = min(start + len(column), len(total))
         total[start:end] += column[: end - start]
-    return float(total @ total)
+    squared = float(total @ total)
+    if repeats:
+        each = np.sum(pad(column, overlapping * stride).reshape(overlapping, stride), axis=0)
+        squared += repeats * float(each @ each)
+    return squared
 
 
 def sensitivity(coefficients: np.ndarray, schema: schema_lib.MinSep) -> strategy.Sensitivity:

@@ -30,8 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 # (earliest allowed offset in the next block, value), offsets and values increasing.
 _Frontier = list[tuple[int, int]]
 
@@ -152,12 +150,15 @@ def earliest_pattern_squared(num_rounds: int, min_sep: int, max_participations: 
       The sum over the completed nodes of the squared number of participations.
     """
     count = min(max_participations, -(-num_rounds // min_sep))
-    rounds = np.arange(count, dtype=np.int64) * min_sep
     total = 0
     for level in range(num_rounds.bit_length()):
-        nodes = rounds >> level
-        counts = np.bincount(nodes[nodes < num_rounds >> level])
-        total += int(counts @ counts)
+        # Nodes that end before the pattern does have `least` participations, or one more.
+        nodes, least = min(num_rounds, count * min_sep) >> level, (1 << level) // min_sep
+        used = -(-(nodes << level) // min_sep)
+        more = used - nodes * least
+        total += (nodes - more) * least**2 + more * (least + 1) ** 2
+        if nodes < num_rounds >> level:
+            total += (count - used) ** 2
     return total
 
 

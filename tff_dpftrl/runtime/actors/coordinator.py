@@ -14,6 +14,7 @@ from tff_dpftrl.runtime.store import interface
 
 _TICK = "heartbeat"
 _SKIP_EXCHANGES = 6  # Exchanges with the store that a skipped round may take.
+_GAPS = 8  # Multiple of the mean time between two arrivals after which none is expected.
 _LONGEST_PAUSE = 32  # Heartbeats between two attempts while commits fail.
 
 
@@ -80,6 +81,10 @@ class Coordinator(actor.Actor):
         self._abandoned: collections.Counter[str] = (
             collections.Counter()
         )  # Attempts whose round is not skipped.
+        self._skip_to: dict[str, int] = {}  # Rounds before which too few will have rested, by task.
+        self._known_from: dict[str, int] = {}  # First rounds whose attempts are all known, by task.
+        # Estimated numbers of devices that rest from attempts, by task and round.
+        self._took_part: collections.Counter[tuple[str, int]] = collections.Counter()
         self._last_used: dict[str, int] = {}  # Last round that devices may have counted, by task.
         self._attempt: _Attempt | None = None
         self._experience = {task.name: experience.Experience(task.rounds) for task in served.tasks}
@@ -89,6 +94,9 @@ class Coordinator(actor.Actor):
         self._forwards: dict[str, int] = {}  # Serial of the last forward, by Selector.
         self._next: population.Task | None = None  # Task whose selection is open.
         self._opened_at = 0.0
+        self._came_at = 0.0  # Time at which the last of the waiting devices had come.
+        self._most_waiting = 0  # Largest number of waiting devices since the opening.
+        self._waited_before = 0  # Number of waiting devices at the opening.
         self._opening: events.SelectionOpened | None = None  # The last one sent to the observer.
         self._waiting: dict[str, int] = {}  # Number of waiting devices, by Selector.
         self._heard: dict[str, float] = {}  # Time of the last answer, by Selector.
@@ -132,6 +140,9 @@ class Coordinator(actor.Actor):
                 if message.not_stored:
                     self._pause()
                 attempt = self._attempt
+                if attempt and attempt.address == message.attempt:
+                    key = (attempt.task, attempt.round_index)
+                    self._took_part[key] -= message.counts.get("dropped", 0)
                 if message.turnout and attempt and attempt.address == message.attempt:
                     self._experience[attempt.task].abandoned(message.turnout)
                 self._lose_attempt(
@@ -207,6 +218,7 @@ class Coordinator(actor.Actor):
             if commit.task not in self._last_used:
                 # Another Coordinator may have made an attempt at the next round.
                 self._last_used[commit.task] = commit.rounds_done
+                self._known_from[commit.task] = commit.rounds_done + 1
             self._take(commit)
             if self._commits[commit.task].rounds_done == commit.rounds_done:
                 self._commits[commit.task] = commit  # With the attempt that has begun since.
@@ -219,6 +231,8 @@ class Coordinator(actor.Actor):
         if known is not None and known.rounds_done >= commit.rounds_done:
             return False
         self._commits[commit.task] = commit
+        rested = commit.rounds_done - self._served.task(commit.task).min_sep
+        self._took_part.pop((commit.task, rested), None)
         if not commit.metrics.get(population.SKIPPED):
             last = max(self._last_used[commit.task], commit.rounds_done - 1)
             self._last_used[commit.task] = last
@@ -244,8 +258,11 @@ class Coordinator(actor.Actor):
 
     def _committed(self, message: messages.RoundCommitted) -> None:
         if message.epoch == self._epoch and self._take(message.commit):
+            commit = message.commit
+            key = (commit.task, commit.rounds_done - 1)
+            self._took_part[key] -= commit.metrics.get("devices/dropped", 0)
             if message.turnout is not None:
-                self._experience[message.commit.task].committed(message.turnout)
+                self._experience[commit.task].committed(message.turnout)
             self._choose_next()
 
     # Tasks, selection, attempts.
@@ -262,9 +279,14 @@ class Coordinator(actor.Actor):
         chosen = min(open_tasks, key=share, default=None)
         if chosen is not self._next or self._next is None:
             self._next = chosen
-            self._opened_at = self.now
             self._waiting.clear()
+            self._begin_selection()
         self._announce_opening()
+
+    def _begin_selection(self) -> None:
+        """Begins the time of the selection, with the devices that wait already."""
+        self._opened_at = self._came_at = self.now
+        self._most_waiting = self._waited_before = sum(self._waiting.values())
 
     def _next_round(self, task: str) -> int:
         """Returns the index of the round for which a task's next devices are selected."""
@@ -342,6 +364,9 @@ class Coordinator(actor.Actor):
         if message.task == self._next.name and not is_old:
             self._waiting[message.selector] = message.waiting
             self._resting[message.selector] = message.resting
+            waiting = sum(self._waiting.values())
+            if waiting > self._most_waiting:
+                self._most_waiting, self._came_at = waiting, self.now
             self._begin_round()
 
     def _begin_round(self) -> None:
@@ -359,25 +384,72 @@ class Coordinator(actor.Actor):
             return
         waiting = sum(self._waiting.values())
         if waiting < self._experience[task.name].wanted:
-            rounds = task.rounds
-            has_few = waiting < rounds.wanted
-            longest = rounds.selection_timeout if has_few else rounds.extra_seconds
-            if self.now - self._opened_at < longest:
+            has_few = waiting < task.rounds.least
+            if has_few and self._commits[task.name].rounds_done < self._skip_to.get(task.name, 0):
+                self._skip(task)
                 return
-            if waiting < task.rounds.least:
-                if self.now - self._free_since < rounds.selection_timeout:
-                    return  # While an attempt ran, Selectors may have sent devices away.
-                self._opened_at = self.now
-                resting, least = self._num_resting, task.rounds.least
-                is_over = self._has_rested(task)
-                self.send(
-                    events.OBSERVER,
-                    events.TooFewDevices(task.name, waiting, least, resting, is_over),
-                )
-                if not is_over and waiting + resting >= least:
-                    self._skip(task)
+            is_late = self.now - self._opened_at >= task.rounds.selection_timeout
+            if not is_late and self._may_more_come(task, waiting):
+                return
+            if has_few:
+                self._lack_devices(task, waiting, is_late)
                 return
         self._make_attempt(task)
+
+    def _may_more_come(self, task: population.Task, waiting: int) -> bool:
+        """Returns whether to wait for more devices.
+
+        All are taken to have come when none has for as long as they took to come: a selection then
+        takes at most twice as long as if the server knew who can come. Where all known devices wait
+        or rest, some times the mean time between two suffices. Where a round would be skipped, or
+        would probably fail without the devices that are missing, it is the time of earlier rounds.
+        """
+        known = self._experience[task.name]
+        took = self._came_at - self._opened_at
+        missing = known.num_devices - self._num_accounted(task, waiting)
+        came = self._most_waiting - self._waited_before
+        patience = took if missing > 0 else took * min(1.0, _GAPS / max(came, 1))
+        if waiting < task.rounds.least or waiting < known.enough <= waiting + missing:
+            patience = max(took, known.selection_seconds)
+        return self.now - self._came_at < max(patience, self._served.heartbeat_seconds)
+
+    def _lack_devices(self, task: population.Task, waiting: int, is_late: bool) -> None:
+        """Tells of too few devices, and skips rounds if those that rest would be enough."""
+        least, resting, is_over = task.rounds.least, self._num_resting, self._has_rested(task)
+        # If as many have come by as rest, the others have had the time to come.
+        all_came = resting >= self._num_accounted(task, 0)
+        skips = not is_over and waiting + resting >= least and (is_late or all_came)
+        # While an attempt ran, Selectors may have sent devices away.
+        has_time = self.now - self._free_since < task.rounds.selection_timeout
+        if not skips and (not is_late or has_time):
+            return
+        if is_late:  # Others have left.
+            self._experience[task.name].num_devices = self._num_accounted(task, waiting)
+        self._begin_selection()
+        done = self._commits[task.name].rounds_done
+        few = events.TooFewDevices(task.name, waiting, least, resting, is_over, done)
+        self.send(events.OBSERVER, few)
+        if skips:
+            if all_came:
+                self._skip_to[task.name] = self._rested_at(task, waiting)
+            self._skip(task)
+
+    def _num_accounted(self, task: population.Task, waiting: int) -> int:
+        """Returns the number of devices that wait, or rest after attempts of this Coordinator."""
+        index = self._commits[task.name].rounds_done
+        rest = range(index - task.min_sep + 1, index)
+        return waiting + sum(self._took_part[task.name, each] for each in rest)
+
+    def _rested_at(self, task: population.Task, waiting: int) -> int:
+        """Returns the next round for which enough devices may have rested."""
+        index = self._commits[task.name].rounds_done
+        able: float = waiting
+        while able < task.rounds.least and index < self._last_used[task.name] + task.min_sep:
+            index += 1
+            last = index - task.min_sep  # The last round of those that have just rested.
+            is_known = last < 0 or last >= self._known_from[task.name]
+            able += self._took_part[task.name, last] if is_known else math.inf
+        return index
 
     def _waiting_parties(self, task: population.Task) -> tuple[messages.PartyReady, ...]:
         """Returns the noise parties of a task that wait, one connection of each."""
@@ -499,9 +571,14 @@ class Coordinator(actor.Actor):
         parties = tuple(party.address for party in self._waiting_parties(task))
         self._given.update(parties)
         self._away, self._said_away = None, 0
+        self._experience[task.name].selected(
+            self._came_at - self._opened_at, self._num_accounted(task, self._most_waiting)
+        )
+        self._skip_to.pop(task.name, None)
         attempt = self._spawn_attempt(
             task, task.longest, model, from_selector, half_seconds, parties=parties
         )
+        self._took_part[task.name, attempt.round_index] += len(chosen)
         began = events.RoundBegan(task.name, attempt.round_index, attempt.address, len(chosen))
         self.send(events.OBSERVER, began)
         self._next = None
@@ -528,6 +605,8 @@ class Coordinator(actor.Actor):
     def _end_attempt(self) -> None:
         self._attempt = None
         self._free_since = self.now
+        if self._next is not None and not self._next.pipelined:  # Devices could not wait before.
+            self._begin_selection()
         self._resting_before = dict(self._resting)
 
     def _lose_attempt(

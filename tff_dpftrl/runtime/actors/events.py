@@ -135,7 +135,7 @@ class RoundLost:
 
 @dataclasses.dataclass(frozen=True)
 class TooFewDevices:
-    """Selection has passed its time-out with too few devices, and goes on.
+    """Too few devices have come to a selection, which goes on, perhaps for a later round.
 
     Attributes:
       task: Name of the task.
@@ -143,6 +143,7 @@ class TooFewDevices:
       least: Smallest number of devices for a round.
       resting: Number of check-ins, since the last attempt ended, of devices that have to rest.
       min_sep_is_over: Whether no device has to rest for `min_sep` any more: other limits hold.
+      rounds_done: Number of committed rounds.
     """
 
     task: str
@@ -150,6 +151,7 @@ class TooFewDevices:
     least: int
     resting: int = 0
     min_sep_is_over: bool = False
+    rounds_done: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

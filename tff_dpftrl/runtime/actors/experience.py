@@ -1,4 +1,4 @@
-"""Estimates of how many selected devices report, and how soon, from a task's earlier attempts."""
+"""Estimates of how many devices come and report, and how soon, from a task's earlier attempts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from tff_dpftrl.runtime.actors import messages, population
 
 _TO_FEWER = 0.5  # Weight of an attempt in which fewer devices reported than expected.
 _TO_MORE = 0.25  # Weight of an attempt in which all undecided devices may have reported.
-_FORGETTING = 0.25  # Weight of an attempt that was quicker than expected.
-_SLOWER = 1.5  # Factor of the expected time after an attempt with too few reports.
+_FORGETTING = 0.25  # Weight of an attempt whose number is below the estimate.
 
 
 class Experience:
@@ -17,6 +16,8 @@ class Experience:
 
     Attributes:
       half_seconds: Seconds in which half of the goal's reports come; 0 while that is not known.
+      selection_seconds: Seconds in which the devices of a selection come.
+      num_devices: Largest number of devices that were known at a time: they waited, or rested.
     """
 
     def __init__(self, rounds: population.RoundSettings):
@@ -29,6 +30,8 @@ class Experience:
         self._share = rounds.goal_count / rounds.wanted
         self._least_share = rounds.goal_count / rounds.most_wanted
         self.half_seconds = 0.0
+        self.selection_seconds = rounds.selection_timeout
+        self.num_devices = 0.0
 
     @property
     def wanted(self) -> int:
@@ -36,29 +39,54 @@ class Experience:
         needed = math.ceil(self._rounds.goal_count / self._share - 1e-9)
         return min(max(needed, self._rounds.wanted), self._rounds.most_wanted)
 
+    @property
+    def enough(self) -> int:
+        """Number of devices to select so that the least number of reports is likely.
+
+        It is expected with one standard deviation to spare.
+        """
+        least = self._rounds.least + math.sqrt(self._rounds.least * (1 - self._share))
+        return min(math.ceil(least / self._share - 1e-9), self.wanted)
+
+    def selected(self, seconds: float, num_devices: int) -> None:
+        """Updates the estimates of the devices that come.
+
+        Args:
+          seconds: Seconds from the opening of a selection to the last of its devices.
+          num_devices: Number of devices that waited or rested.
+        """
+        if not self.num_devices:
+            self.selection_seconds = seconds
+        self.selection_seconds = _up_or_slowly(self.selection_seconds, seconds)
+        self.num_devices = max(self.num_devices, num_devices)
+
     def committed(self, turnout: messages.Turnout) -> None:
         """Updates the estimates after an attempt that was committed."""
-        self._learn_share(turnout)
-        seconds = turnout.half_seconds
-        if seconds:
-            slowly = self.half_seconds + _FORGETTING * (seconds - self.half_seconds)
-            self.half_seconds = max(seconds, slowly)
+        self._learn(turnout)
 
     def abandoned(self, turnout: messages.Turnout) -> None:
         """Updates the estimates after an attempt without a commit.
 
-        If too few devices reported, the next ones get more time.
+        If too few devices reported and others were given up, they may have become slower: the next
+        ones have twice as long.
 
         Args:
           turnout: Numbers of devices that were chosen and that reported.
         """
-        self._learn_share(turnout)
-        if turnout.reported < self._rounds.least:
-            self.half_seconds = min(_SLOWER * self.half_seconds, self._rounds.reporting_timeout)
+        self._learn(turnout)
+        if turnout.has_given_up and turnout.reported < self._rounds.least:
+            self.half_seconds = self._rounds.patience(self.half_seconds) / 2
 
-    def _learn_share(self, turnout: messages.Turnout) -> None:
+    def _learn(self, turnout: messages.Turnout) -> None:
+        if turnout.half_seconds:
+            self.half_seconds = _up_or_slowly(self.half_seconds, turnout.half_seconds)
         least = turnout.reported / turnout.chosen
         most = min(1.0, (turnout.reported + turnout.undecided) / turnout.chosen)
         weight = _TO_FEWER if most < self._share else _TO_MORE
         share = self._share + weight * (most - self._share)
         self._share = max(least, share, self._least_share)
+
+
+def _up_or_slowly(before: float, now: float) -> float:
+    """Returns an estimate that rises at once and falls slowly."""
+    return max(now, before + _FORGETTING * (now - before))

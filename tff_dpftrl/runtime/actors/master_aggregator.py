@@ -204,6 +204,7 @@ class MasterAggregator(merging.Merging):
         if timer.is_last:
             self._close()
             return
+        self._turnout = dataclasses.replace(self._turnout, has_given_up=True)
         self._drop_silent()
         self.after(
             self._rounds.patience(timer.half_seconds), _GiveUp(timer.half_seconds, is_last=True)
@@ -216,7 +217,8 @@ class MasterAggregator(merging.Merging):
         self._turnout = dataclasses.replace(self._turnout, undecided=self._turnout.undecided + late)
         reports = self._counts["reports"]
         if reports < self._rounds.least:
-            self._abandon(_Phase.REPORTING.value)
+            why = ", after devices that had sent nothing were given up" * self._turnout.has_given_up
+            self._abandon(f"{_Phase.REPORTING.value}{why}")
             return
         secure_sum = self._task.secure_sum
         if secure_sum is not None and reports > secure_sum.most_devices:

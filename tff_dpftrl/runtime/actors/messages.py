@@ -336,12 +336,14 @@ class Turnout:
         number that arrived.
       undecided: Number of devices that might have reported later.
       half_seconds: Seconds in which half of the goal's reports came; 0 if they did not come.
+      has_given_up: Whether devices that had sent nothing were given up before the time-out.
     """
 
     chosen: int
     reported: int
     undecided: int
     half_seconds: float
+    has_given_up: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

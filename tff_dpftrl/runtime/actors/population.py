@@ -157,7 +157,7 @@ class RoundSettings:
       goal_count: Number of reports that complete a round.
       over_selection: Devices selected for each report of the goal, since some will not report.
       least_fraction: Share of the goal that suffices at the time-out.
-      selection_timeout: Seconds after which a round begins with fewer devices.
+      selection_timeout: Longest time until a round begins with fewer devices, in seconds.
       reporting_timeout: Seconds that devices have to report.
       devices_per_aggregator: Number of devices whose reports one Aggregator sums.
       max_fan_in: Largest number of sums that one actor merges. Of more Aggregators there is a tree.
@@ -197,11 +197,6 @@ class RoundSettings:
     def most_wanted(self) -> int:
         """Largest number of devices to select."""
         return max(self.wanted, math.ceil(self.goal_count * self.most_over_selection - 1e-9))
-
-    @property
-    def extra_seconds(self) -> float:
-        """Longest time that selection goes on for devices beyond `wanted`, in seconds."""
-        return _SHORTEST_PATIENCE * self.selection_timeout
 
     def patience(self, half_seconds: float) -> float:
         """Returns the seconds after which a device that has sent nothing is dropped.
@@ -301,6 +296,8 @@ class Task:
         like a spent privacy budget, or None.
       secure_sum: Settings of the secure sum; None if the server sees reports in the clear.
       min_sep: Smallest stride between two rounds of one device, in rounds.
+      max_participations: Largest number of rounds of one device; None if devices have no limit.
+      min_sep_hours: Hours that a device rests after it took part.
       tested_tensorflow: Versions of TensorFlow with which the devices' part was tested; empty if
         unknown.
     """
@@ -317,6 +314,8 @@ class Task:
     refusal: Callable[[interface.Commit], str | None] = _no_refusal
     secure_sum: SecureSumSettings | None = None
     min_sep: int = 1
+    max_participations: int | None = None
+    min_sep_hours: float = 0.0
     tested_tensorflow: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -459,14 +458,31 @@ class Task:
             return f"{text}: waiting for more."
         text += f"; {event.resting} check-ins were of devices that have to rest. "
         if event.min_sep_is_over:
-            return (
-                f"{text}They have taken part max_participations times, or min_sep_hours are not "
-                "over: wait for more devices, or make a task with other limits."
-            )
+            return f"{text}{self._other_limits(event.rounds_done)}"
         return (
             f"{text}Devices rest until min_sep={self.min_sep} rounds later, so that "
             f"{self.min_sep * self.rounds.wanted} devices are needed for a round after round: wait "
             "for more, or make a task with smaller clients_per_round or min_sep."
+        )
+
+    def _other_limits(self, rounds_done: int) -> str:
+        """Describes why devices may rest whose `min_sep` is over by the store's rounds."""
+        reasons, most = [], self.max_participations
+        # Another attempt, of which this server does not know, may have been made at the next round.
+        if most is not None and most <= math.ceil((rounds_done + 1) / self.min_sep):
+            reasons.append(f"They have taken part max_participations={most} times")
+        if self.min_sep_hours:
+            reasons.append(f"min_sep_hours={self.min_sep_hours:g} are not over for them")
+        others = ""
+        if reasons:
+            others = (
+                f"{', or '.join(reasons)}: wait for more devices, or make a task with other "
+                "limits. If neither is the reason: "
+            )
+        return (
+            f"{others}They have counted later rounds than this store has: it was restored from an "
+            "older copy, or begun anew. Stop, and serve the store that has all rounds, or make the "
+            "task anew under another name. Rounds that are made twice have the same noise."
         )
 
     def is_over(self, commit: interface.Commit) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from tff_dpftrl import array_files, json_text, validation
+from tff_dpftrl.data import user_ids
 from tff_dpftrl.runtime.device import text_examples
 
 Kind = Literal["int", "float", "text"]
@@ -182,14 +183,21 @@ def read_users(path: str | os.PathLike[str], features: Mapping[str, Feature]) ->
             raise validation.UsageError(
                 f'{path}: object {number + 1} is no {{"user_id": ..., "examples": [...]}}.'
             ) from None
-        if str(user) in by_user:
+        try:
+            name = user_ids.as_text(user)
+        except user_ids.NoId as error:
+            raise validation.UsageError(f"{path}: object {number + 1} is {error}.") from None
+        except validation.UsageError as error:
+            raise validation.UsageError(f"{path}: object {number + 1}: {error}") from None
+        if name in by_user:
             raise validation.UsageError(f"{path} has the user {user!r} twice: merge the examples.")
         try:
-            by_user[str(user)] = encode_all(examples, features)
+            by_user[name] = encode_all(examples, features)
         except validation.UsageError as error:
             raise validation.UsageError(f"{path}: user {user!r}: {error}") from None
     if not by_user:
         raise validation.UsageError(f"{path} has no users.")
+    user_ids.check(by_user, str(path))
     return UserExamples(by_user)
 
 

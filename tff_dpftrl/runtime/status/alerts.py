@@ -89,7 +89,7 @@ def _of_task(
     alerts = []
     rounds = task.settings.rounds
     if task.too_few is not None and not task.is_over:
-        text = f"When the time for selection was over: {task.settings.shortage(task.too_few)}"
+        text = f"At the end of the last selection: {task.settings.shortage(task.too_few)}"
         alerts.append(Alert("too_few_devices", name, text))
     weights = sum(each.settings.weight for each in seen.tasks.values() if not each.is_over)
     turns = max(weights / task.settings.weight, 1.0)

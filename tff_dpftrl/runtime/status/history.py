@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tff_dpftrl.runtime.actors import population
+
 _MAX_POINTS = 300
 _MAX_COLUMNS = 64  # With the order statistics of four metrics.
 _MAX_NAME = 80
@@ -16,13 +18,14 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Computes the curves of a task, in which each point is the mean of successive rounds.
 
     Args:
-      rows: History of the task (`Store.history`).
+      rows: History of the task (`Store.history`). Skipped rounds have no metrics, and are left out.
 
     Returns:
-      A JSON-compatible dictionary: "rounds", the number of rows; "round" and "committed_at", the
-      index and commit time of the last round of each point; "columns", the means of each point
-      by name of the metric (None where no round has a finite value).
+      A JSON-compatible dictionary: "rounds", the number of released rounds; "round" and
+      "committed_at", the index and commit time of the last round of each point; "columns", the
+      means of each point by name of the metric (None where no round has a finite value).
     """
+    rows = [row for row in rows if not row.get(population.SKIPPED)]
     groups = _groups(len(rows))
     names: dict[str, None] = {}
     for row in rows:

@@ -52,7 +52,7 @@ def _running(task: task_figures.TaskFigures, attempt: task_figures.Attempt, now:
     left = attempt.began_at + rounds.reporting_timeout - now
     if left <= 0:
         return f"{have}, and their time is over: with fewer than {rounds.least} it is abandoned."
-    return f"{have}. In {alerts.duration(left)} it ends with {rounds.least} or more."
+    return f"{have}. It ends in {alerts.duration(left)} at the latest, with {rounds.least} or more."
 
 
 def _before_round(seen: observations_lib.Observations, name: str) -> list[str]:
@@ -107,7 +107,8 @@ def _selection(
     if progress.waiting >= rounds.least:
         sentences.append(
             f"{progress.waiting} of {_devices(progress.wanted)} wait: the round begins with all, "
-            f"or after {alerts.duration(rounds.selection_timeout)} with {rounds.least} or more."
+            f"or with {rounds.least} or more when no others come, after "
+            f"{alerts.duration(rounds.selection_timeout)} at the latest."
         )
     else:
         few = events.TooFewDevices(
@@ -116,6 +117,7 @@ def _selection(
             rounds.least,
             progress.resting,
             progress.min_sep_is_over,
+            task.rounds_done or 0,
         )
         connected = int(seen.series.total("connected"))
         sentences += [

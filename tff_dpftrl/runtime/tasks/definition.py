@@ -122,16 +122,21 @@ class TaskDefinition:
         """Describes the examples that devices store."""
         return {name: _feature(name, one) for name, one in self.pipeline.features.items()}
 
-    def initial_weights(self) -> warm_start.InitialWeights | None:
-        """Returns what is known of the weights to begin with; None for random ones."""
+    def initial_weights(self, num_untrained: int = 0) -> warm_start.InitialWeights | None:
+        """Returns what is known of the weights to begin with; None for random ones.
+
+        Args:
+          num_untrained: Number of weights that are not trained.
+        """
         if self.buckets is not None:
             return None  # Counts begin at zero.
         if self.language is not None:
             return self.language.initial_weights
         facts = custom_models.weights_facts(self.trained_on, ())
+        untrained = f"; {num_untrained:,} weights are not trained at all" if num_untrained else ""
         return warm_start.InitialWeights(
             weights=(),
-            source=facts["initial_weights_source"],
+            source=facts["initial_weights_source"] + untrained,
             is_public=facts["initial_weights_are_public"],
             num_known_words=0,
         )

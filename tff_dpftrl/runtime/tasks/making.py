@@ -160,7 +160,9 @@ def make(
         task=parts.demands.task,
         data=defined.data,
         words=None if defined.language is None else defined.language.words,
-        initial_weights=defined.initial_weights(),
+        initial_weights=defined.initial_weights(
+            own_model.num_parameters(parts.model, trained=False)
+        ),
         max_epsilon=config.max_epsilon,
         server_optimizer=learning.server_optimizer if defined.algorithm is None else "own",
         secure_aggregation=parts.demands.stated,

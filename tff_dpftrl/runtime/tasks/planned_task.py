@@ -213,6 +213,8 @@ class PlannedTask:
             refusal=self.refusal,
             secure_sum=_secure_sum(folder),
             min_sep=folder.server.participation.min_sep_rounds,
+            max_participations=terms.schema.max_participations,
+            min_sep_hours=folder.server.participation.min_sep_hours,
             tested_tensorflow=tuple(folder.devices[0].tested_tensorflow),
         )
         self.served = served_task.ServedTask(

@@ -107,7 +107,7 @@ class TaskConfig(config_lib.TrainingConfig):
         0.8, "Share of the goal that is enough when time is over.", _GROUP, 0.0
     )
     selection_timeout: float = _option(
-        600.0, "Seconds after which a round begins with fewer devices.", _GROUP, 0.0
+        600.0, "Longest time until a round begins with fewer devices, in seconds.", _GROUP, 0.0
     )
     reporting_timeout: float = _option(600.0, "Seconds that devices have to report.", _GROUP, 0.0)
     exchange_timeout: float = _option(

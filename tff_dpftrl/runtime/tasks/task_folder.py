@@ -217,6 +217,10 @@ def read(
             f"There is no task in {path}: make one with tff-dpftrl task new."
         )
     try:
+        validation.file_in(path, PLANS, max_bytes=1 << 31)  # Protobuf's own limit.
+        for name in FILES[1:]:
+            if os.path.lexists(path / name):
+                validation.file_in(path, name)
         if keys is None:
             keys = [bundled_key(path)]
         signed = plan_pb2.SignedTask.FromString((path / PLANS).read_bytes())
@@ -224,7 +228,7 @@ def read(
         content, signature = (path / TERMS).read_bytes(), (path / _SIGNATURE).read_bytes()
         terms = terms_lib.verified(content, signature, keys)
         _check_bound(path, terms, signed, server, devices)
-        _add_approvals(path / APPROVALS, terms, signed)
+        _add_approvals(path, terms, signed)
         server.ClearField("initialize")
         signed.server.ClearField("plan")
         server, signed = _again(server), _again(signed)
@@ -273,11 +277,12 @@ def approve(path: str | os.PathLike[str], key: ed25519.Ed25519PrivateKey) -> Tas
 def _add_approvals(path: pathlib.Path, terms: terms_lib.Terms, signed: plan_pb2.SignedTask) -> None:
     """Puts the approvals of a task, which may be invalid, beside its plans."""
     given = approvals.unapproved(signed, terms.digest())
-    for file in sorted(path.glob(f"*{_APPROVAL}")):
+    for file in sorted((path / APPROVALS).glob(f"*{_APPROVAL}")):
         try:
             key = bytes.fromhex(file.stem)
         except ValueError:
             raise validation.UsageError(f"{file} is not named by a key: remove it.") from None
+        validation.file_in(path, f"{APPROVALS}/{file.name}")
         given.approvals.add(key=key, signature=file.read_bytes())
     if given.approvals:
         for plan in (signed.server, *signed.devices):
@@ -317,8 +322,9 @@ def _check_bound(
     """Refuses terms of other plans or files, and terms that contradict the plans."""
     if terms.server_plan != signed.server.sha256.hex():
         raise terms_lib.TermsRefusedError("The privacy terms are those of other plans.")
+    files = {name: validation.file_in(path, name) for name in terms.files}
     for name, digest in terms.files.items():
-        if _digest(path / name) != digest:
+        if _digest(files[name]) != digest:
             raise terms_lib.TermsRefusedError(f"{name} is not the one that was signed.")
     kept = server.participation
     buckets = secure_report.buckets_of(kept)

@@ -1,4 +1,4 @@
-// What was committed of the chosen task, round by round.
+// What was released of the chosen task, round by round.
 
 import { Chart } from "./charts.js";
 import { $ } from "./drawing.js";
@@ -26,10 +26,10 @@ export const perRound = new Chart("Devices of committed rounds", "per round");
 function note(answer) {
   const history = answer.history;
   if (answer.error) return `The committed rounds ${answer.error}.`;
-  if (!history || !history.rounds) return "No round is committed yet.";
+  if (!history || !history.rounds) return "No round is released yet.";
   const means = history.round.length < history.rounds ? " (means of neighbouring rounds)" : "";
   return (
-    `As committed, of ${short(history.rounds)} rounds${means}. ` +
+    `Of ${short(history.rounds)} released rounds${means}. ` +
     "Figures without noise are not covered by the privacy statement: do not publish them."
   );
 }

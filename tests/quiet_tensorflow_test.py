@@ -1,0 +1,60 @@
+"""Tests of loading TensorFlow without what its libraries log, with one that stands in for it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+_LOADED = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+stream = ctypes.c_void_p.in_dll(libc, "stderr")
+libc.fputs(b"I0000 cudart_stub.cc:31] no drivers\\n", stream)
+libc.fflush(stream)
+print("of Python", file=sys.stderr)
+os.write(2, b"of the process\\n")
+"""
+_IMPORT = "import tff_dpftrl, importlib.util; importlib.util.find_spec('tensorflow');"
+_IMPORT += "import tensorflow; tensorflow.libc.fputs(b'later\\n', "
+_IMPORT += "tensorflow.ctypes.c_void_p.in_dll(tensorflow.libc, 'stderr'))"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs code where `tensorflow` is a module of the given source; returns the process."""
+    (tmp_path / "tensorflow").mkdir()
+
+    def run(source, code, level):
+        (tmp_path / "tensorflow" / "__init__.py").write_text(source)
+        path = os.pathsep.join([str(tmp_path), *sys.path])
+        environment = os.environ | {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": level}
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "level, logged", [("3", []), ("0", ["I0000 cudart_stub.cc:31] no drivers"])]
+)
+def test_only_logs_of_loading_are_left_out(run, level, logged):
+    done = run(_LOADED, _IMPORT, level)
+    assert done.stderr.splitlines() == [*logged, "of Python", "of the process", "later"]
+
+
+def test_a_library_that_ends_the_process_is_named(run):
+    done = run("import os\nos.abort()", "import tff_dpftrl, tensorflow", "3")
+    assert done.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in done.stderr
+    assert 'tensorflow/__init__.py", line 2' in done.stderr
+
+
+def test_an_error_of_the_import_is_raised(run):
+    code = "import tff_dpftrl\ntry: import tensorflow\nexcept ImportError as error: print(error)\n"
+    assert run("raise ImportError('no AVX')", code, "3").stdout == "no AVX\n"
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,144 @@
+"""Ids of users as text: the one place where a column of ids becomes users, whatever it came from.
+
+A float that is too large to be exact is the id of several users, and a number that is written in
+several ways makes several users of one. Either way the unit of privacy would not be the user.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import numbers
+import re
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tff_dpftrl import validation
+
+_EXACT_BELOW = {np.float16: 2**11, np.float32: 2**24}
+_EXACT_DOUBLE = 2**53
+_DIGITS = 16  # Of that number.
+_NARROW = re.compile(r"(half_?float|float16)|(float(?:32)?)\b")
+_PLAIN = (numbers.Integral, uuid.UUID, datetime.date, datetime.time, datetime.timedelta)
+_NUMBER = re.compile(r"\s*\+?(-?)0*(\d+)(?:\.(\d*?)0*)?(e\+\d+)?\s*", re.ASCII | re.IGNORECASE)
+_LONGEST_NUMBER = 100  # Characters, so that no text takes the expression long.
+
+
+class NoId(Exception):
+    """Error that a cell is no id. Its message is what rows of this kind are: "without a user"."""
+
+
+def of_column(cells: Iterable[Any], dtype: Any) -> Iterable[Any]:
+    """Returns the cells of a column; floats of fewer than 64 bits as NumPy's, which are narrow too.
+
+    Args:
+      cells: Cells as Python's values.
+      dtype: Type of the column, of NumPy, pandas, polars, Arrow or datasets; None if not known.
+    """
+    found = _NARROW.search(str(dtype).lower())
+    if found is None:
+        return cells
+    kind = np.float16 if found[1] else np.float32
+
+    def narrow(cell: Any) -> Any:
+        if isinstance(cell, list):
+            return [narrow(one) for one in cell]
+        return kind(cell) if isinstance(cell, float) else cell
+
+    return map(narrow, cells)
+
+
+def as_text(cell: Any) -> str:
+    """Returns the id in a cell as text.
+
+    Args:
+      cell: Text, bytes in UTF-8, an integer, a whole float, which stands for the integer, a decimal
+        number, a UUID, a date or a time.
+
+    Raises:
+      NoId: If the cell is empty or holds something else.
+      UsageError: If it is a float that is too large to be exact.
+    """
+    if isinstance(cell, bytes):
+        try:
+            cell = cell.decode()
+        except UnicodeDecodeError:
+            raise NoId(
+                "with bytes that are not UTF-8 as the id of the user (write ids as text, such as "
+                "hexadecimal)"
+            ) from None
+    if isinstance(cell, str):
+        if not cell or cell.isspace():
+            raise NoId("without a user")
+        if "\0" in cell:
+            raise NoId("with a NUL character in the id of the user")
+        return str(cell)
+    if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
+        raise NoId("without a user")
+    if isinstance(cell, (bool, np.bool_)):
+        raise NoId("with a bool as the id of the user")
+    if isinstance(cell, (list, dict, tuple, np.ndarray)):
+        raise NoId("with a list or an object as the id of the user")
+    if cell != cell:  # NaN, or a time that is none.
+        raise NoId("without a user")
+    if isinstance(cell, (float, np.floating)):
+        if not float(cell).is_integer():
+            raise NoId("with a fraction as the id of the user")
+        limit = _EXACT_BELOW.get(type(cell), _EXACT_DOUBLE)  # type: ignore
+        if abs(float(cell)) >= limit:
+            raise validation.UsageError(
+                f"the id {float(cell)!r} of a user is a float of {limit:,} or more, which is not "
+                "exact, so that different users may have the same one: write ids as text or as "
+                "integers (pandas makes floats of integers beside an empty cell: read the column "
+                "with dtype=str)."
+            )
+        return str(int(cell))
+    if isinstance(cell, decimal.Decimal) and cell.is_finite():
+        return format(cell, "f")
+    if isinstance(cell, (*_PLAIN, np.datetime64)):
+        return str(cell)
+    raise NoId(f"with a {type(cell).__name__} as the id of the user")
+
+
+def check(ids: Iterable[str], where: str) -> None:
+    """Refuses ids that differ only in how they write a number, and those that are no exact text.
+
+    Args:
+      ids: Ids of users.
+      where: Name of what has them, for the message.
+
+    Raises:
+      UsageError: If there are such ids.
+    """
+    ids = frozenset(ids)
+    if not all(isinstance(one, str) for one in ids):
+        wrong = next(one for one in ids if not isinstance(one, str))
+        raise validation.UsageError(f"{where}: ids of users must be text, got {wrong!r}.")
+    found = [
+        (one, number)
+        for one in ids
+        # Most ids are seen to be no such number without the expression, which is slow.
+        if not (one[-1:].isalpha() or one[:1].isalpha() or (one.isdecimal() and one[0] != "0"))
+        if len(one) <= _LONGEST_NUMBER and (number := _NUMBER.fullmatch(one))
+    ]
+    usual: dict[str, str] = {}
+    for one, number in sorted(found, key=lambda pair: pair[0]):  # So that one message is chosen.
+        sign, whole, fraction, exponent = number.groups()
+        is_large = len(whole) > _DIGITS or int(whole) >= _EXACT_DOUBLE
+        if exponent or (fraction == "" and is_large):
+            raise validation.UsageError(
+                f"{where}: the id {one!r} of a user is a number that was rounded when it was "
+                "written, so that different users may have the same one: write ids as text or as "
+                "integers, from where they are still exact."
+            )
+        value = sign + whole + ("." + fraction if fraction else "")
+        other = value if value in ids else usual.setdefault(value, one)
+        if other != one:
+            raise validation.UsageError(
+                f"{where}: ids of users write one number in several ways, {other!r} and {one!r}, "
+                "so that one user would count as two: write ids in one way. If these are "
+                "different users, put a letter before each id."
+            )

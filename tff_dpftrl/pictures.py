@@ -1,0 +1,63 @@
+"""Figures of Matplotlib that are written to files: without pyplot, windows and backends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from tff_dpftrl import durable_files
+
+if TYPE_CHECKING:
+    from matplotlib import figure as figure_lib
+
+
+def new_figure(width: float, height: float) -> figure_lib.Figure:
+    """Makes an empty figure, which no window of pyplot shows.
+
+    Args:
+      width: Width in inches.
+      height: Height in inches.
+
+    Returns:
+      The figure.
+    """
+    if "matplotlib" not in sys.modules:  # Its import refuses an unknown MPLBACKEND.
+        backend = os.environ.pop("MPLBACKEND", "")
+        import matplotlib
+
+        if backend:
+            with contextlib.suppress(ValueError):  # No backend, or one of an older version.
+                matplotlib.rcParams["backend"] = backend
+                os.environ["MPLBACKEND"] = backend
+    from matplotlib import figure as figure_lib
+    from matplotlib.backends import backend_agg
+
+    figure = figure_lib.Figure(figsize=(width, height), layout="constrained")
+    backend_agg.FigureCanvasAgg(figure)
+    return figure
+
+
+def write(
+    path: str | os.PathLike[str],
+    figure: figure_lib.Figure,
+    *,
+    dpi: int = 150,
+    form: str = "png",
+    private: bool = False,
+) -> None:
+    """Writes a figure in one step.
+
+    Args:
+      path: Path of the file; its folder must exist.
+      figure: The figure.
+      dpi: Dots per inch.
+      form: Format, one that Matplotlib knows.
+      private: Whether only the owner may read the file; otherwise the umask decides.
+
+    Raises:
+      OSError: If the file cannot be written; an existing one is unchanged then.
+    """
+    with durable_files.replacing(path, private=private) as file:
+        figure.savefig(file, format=form, dpi=dpi)
