@@ -152,7 +152,7 @@ def places(text: str, words: vocabulary.Vocabulary) -> Places:
 
     A piece of sentencepiece may have letters of two words: then it is among the targets of both.
     """
-    split = tokenizer.Tokenizer(words.lower_case).words
+    split = tokenizer.Tokenizer(words.lower_case, version=words.word_rule).words
     if not isinstance(words, subwords.Subwords) or words.kind == "wordpiece":
         found, rule = split(text), words.rule()
         ids = [words.ids(rule.words(word)) for word in found]
@@ -358,9 +358,9 @@ class Experiment:
         """The code of unknown words, counted on those of the public text, each once."""
         options = language_config.LanguageConfig(vocabulary="docs", **self._options("words"))
         public = pretraining.read(pretraining.PretrainingConfig(data=self._public), options)
-        known, split = self.text("words").words.id_of, tokenizer.Tokenizer().words
-        found = (word for text in public.train.texts() for word in split(text))
-        return SpellingCode({word for word in found if word not in known})
+        words = self.text("words").words
+        found = (word for text in public.train.texts() for word in words.rule().words(text))
+        return SpellingCode({word for word in found if word not in words.id_of})
 
     def _config(self, kind: str, noise: str) -> config_lib.TrainingConfig:
         folder = self.pretrained(kind)

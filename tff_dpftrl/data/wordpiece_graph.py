@@ -60,17 +60,18 @@ def split(
     )
     pieces = tf.where(is_unknown[:, None], "", pieces)
     pieces = tf.concat([tf.where(is_unknown, unknown, "")[:, None], pieces], axis=1)
-    by_word = tf.ragged.boolean_mask(pieces, tf.not_equal(pieces, ""))
-    splits = tf.gather(by_word.row_splits, words.row_splits)
-    return tf.RaggedTensor.from_row_splits(by_word.values, splits, validate=False)
+    return _by_text(words, tf.ragged.boolean_mask(pieces, tf.not_equal(pieces, "")))
 
 
 def cut(words: tf.RaggedTensor, longest_word: int) -> tf.RaggedTensor:
     """Cuts longer words into words of so many characters; ragged shape [n, None]."""
     spaced = tf.strings.regex_replace(words.values, f"(.{{{longest_word}}})", "\\1\n")
-    parts = tf.strings.split(spaced)
-    splits = tf.gather(parts.row_splits, words.row_splits)
-    return tf.RaggedTensor.from_row_splits(parts.values, splits, validate=False)
+    return _by_text(words, tf.strings.split(spaced))
+
+
+def _by_text(words: tf.RaggedTensor, by_word: tf.RaggedTensor) -> tf.RaggedTensor:
+    splits = tf.gather(by_word.row_splits, words.row_splits)
+    return tf.RaggedTensor.from_row_splits(by_word.values, splits, validate=False)
 
 
 def _hashes(tokens: Sequence[str]) -> np.ndarray:
