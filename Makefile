@@ -57,7 +57,7 @@ serve-demo: $(READY)
 # Each worker takes up to 3 GB of memory; a file's tests share theirs. Workers share the cores: with
 # threads of their own, NumPy's sums would wait for each other.
 TEST_WORKERS ?= 2
-PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --durations 10
 
 test: $(READY)
 	$(PYTEST)

@@ -7,6 +7,7 @@ import functools
 import pathlib
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 
@@ -87,18 +88,31 @@ def _modules() -> list[pathlib.Path]:
     return sorted(_PACKAGE.glob("*/**/*.py"))
 
 
+class _Names(NamedTuple):
+    """Names in a module: dotted ones of its imports, and attributes by the name they are of."""
+
+    imports: frozenset[str]
+    attributes: frozenset[tuple[str, str]]
+
+
 @functools.cache
-def _imports(path: pathlib.Path) -> frozenset[str]:
-    """Dotted names of everything a module imports, at any depth of its code."""
-    found = set()
+def _names(path: pathlib.Path) -> _Names:
+    """Reads the names in a module, at any depth of its code."""
+    found, attributes = set(), set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            attributes.add((node.value.id, node.attr))
+        elif isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import: name the package in full."
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return frozenset(found)
+    return _Names(frozenset(found), frozenset(attributes))
+
+
+def _imports(path: pathlib.Path) -> frozenset[str]:
+    return _names(path).imports
 
 
 def _ours(path: pathlib.Path) -> set[str]:
@@ -195,13 +209,7 @@ _NAMES_OF_TFF = ("execution/tff_names.py", "execution/tff_private.py")
 
 def _of_tff(path: pathlib.Path) -> set[str]:
     """Names that a module takes directly from TFF's top."""
-    return {
-        node.attr
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "tff"
-    } | {
+    return {attribute for name, attribute in _names(path).attributes if name == "tff"} | {
         name.removeprefix("tensorflow_federated.")
         for name in _imports(path)
         if name.startswith("tensorflow_federated.")
@@ -377,12 +385,8 @@ def test_figures_are_made_in_one_module(path):
 
 @_of_every_module
 def test_keras_is_behind_one_module(path):
-    names = {
-        node.attr
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    }
-    assert "keras" not in names or path.name == "keras_versions.py"
+    attributes = {attribute for _, attribute in _names(path).attributes}
+    assert "keras" not in attributes or path.name == "keras_versions.py"
     assert not {"keras", "tf_keras"} & {name.split(".")[0] for name in _imports(path)}
 
 

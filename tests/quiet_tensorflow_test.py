@@ -1,4 +1,4 @@
-"""Tests of loading TensorFlow without what its libraries log, with one that stands in for it."""
+"""Tests of loading TensorFlow's libraries without what they log, with one that stands in."""
 
 import os
 import signal
@@ -16,18 +16,19 @@ libc.fflush(stream)
 print("of Python", file=sys.stderr)
 os.write(2, b"of the process\\n")
 """
-_IMPORT = "import tff_dpftrl, importlib.util; importlib.util.find_spec('tensorflow');"
-_IMPORT += "import tensorflow; tensorflow.libc.fputs(b'later\\n', "
-_IMPORT += "tensorflow.ctypes.c_void_p.in_dll(tensorflow.libc, 'stderr'))"
+_IMPORT = "import tff_dpftrl; from tensorflow import _pywrap_library as library; "
+_IMPORT += "library.libc.fputs(b'later\\n', "
+_IMPORT += "library.ctypes.c_void_p.in_dll(library.libc, 'stderr'))"
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs code where `tensorflow` is a module of the given source; returns the process."""
+    """Runs code where a library of TensorFlow has the given source; returns the process."""
     (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text("")
 
     def run(source, code, level):
-        (tmp_path / "tensorflow" / "__init__.py").write_text(source)
+        (tmp_path / "tensorflow" / "_pywrap_library.py").write_text(source)
         path = os.pathsep.join([str(tmp_path), *sys.path])
         environment = os.environ | {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": level}
         command = [sys.executable, "-c", code]
@@ -45,14 +46,15 @@ def test_only_logs_of_loading_are_left_out(run, level, logged):
 
 
 def test_a_library_that_ends_the_process_is_named(run):
-    done = run("import os\nos.abort()", "import tff_dpftrl, tensorflow", "3")
+    done = run("import os\nos.abort()", "import tff_dpftrl, tensorflow._pywrap_library", "3")
     assert done.returncode == -signal.SIGABRT
     assert "Fatal Python error: Aborted" in done.stderr
-    assert 'tensorflow/__init__.py", line 2' in done.stderr
+    assert 'tensorflow/_pywrap_library.py", line 2' in done.stderr
 
 
 def test_an_error_of_the_import_is_raised(run):
-    code = "import tff_dpftrl\ntry: import tensorflow\nexcept ImportError as error: print(error)\n"
+    code = "import tff_dpftrl\ntry: import tensorflow._pywrap_library\n"
+    code += "except ImportError as error: print(error)\n"
     assert run("raise ImportError('no AVX')", code, "3").stdout == "no AVX\n"
 
 
