@@ -102,8 +102,8 @@ def refuse_state(
         raise validation.UsageError(
             f"row_losses changes variables ({', '.join(changes)}), as batch normalisation does, "
             "and dropout in Keras 3: the rows of one unit would change the gradients of others, "
-            "and no ε would hold. Call the model without training=True, or replace the layer by layer or group "
-            "normalisation."
+            "and no ε would hold. Call the model without training=True, or replace the layer by "
+            "layer or group normalisation."
         )
     drawn = list(filter(_DRAWS.match, operations))
     if drawn:
