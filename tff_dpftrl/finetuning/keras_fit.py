@@ -294,10 +294,10 @@ _OF_OPTIMIZER = ("minimize", "compute_gradients", "scale_loss", "finalize_variab
 
 def _refuse_ignored(model: keras_versions.Model, trained_on: Any) -> None:
     """Refuses what `fit` would do and private steps do not."""
-    optimizer, loss = getattr(model, "optimizer", None), getattr(model, "loss", None)
+    optimizer: Any = getattr(model, "optimizer", None)
     name, own = type(optimizer).__name__, keras_versions.overridden(model, _OF_FIT)
     own_steps = keras_versions.overridden(optimizer, _OF_OPTIMIZER)
-    reduction = getattr(loss, "reduction", None)
+    reduction = getattr(getattr(model, "loss", None), "reduction", None)
     is_known = isinstance(optimizer, keras_versions.Optimizer)
     # Keras 3 divides `iterations` by those of one accumulated gradient.
     steps = int(getattr(optimizer, "_iterations", optimizer.iterations)) if is_known else 0
@@ -370,13 +370,13 @@ def _refuse_another_objective(
         one = tf.nest.map_structure(lambda values, row=row: values[row : row + 1], rows)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
-            loss = made.row_losses(weights, one)
-        gradients.append(tape.gradient(loss, weights, unconnected_gradients=zero))
+            own_loss = made.row_losses(weights, one)
+        gradients.append(tape.gradient(own_loss, weights, unconnected_gradients=zero))
     variables = list(map(keras_versions.tensorflow_variable, model.trainable_variables))
     with tf.GradientTape() as tape:
         outputs = model(inputs, training=True)
         keras_versions.refuse_ignored(model)  # Some losses are added in training only.
-        loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs)
+        loss: Any = model.compute_loss(x=inputs, y=targets, y_pred=outputs)
     gradients.append(tape.gradient(loss, variables, unconnected_gradients=zero))
     *of_rows, in_fit = (
         np.concatenate([np.ravel(tf.convert_to_tensor(each)) for each in gradient])

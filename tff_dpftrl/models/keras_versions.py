@@ -32,7 +32,7 @@ Adafactor = tf.keras.optimizers.Adafactor
 Loss = tf.keras.losses.Loss
 MeanMetric = tf.keras.metrics.MeanMetricWrapper
 get_loss = tf.keras.losses.get
-LossFunction = tf.keras.losses.MeanSquaredError.__base__
+LossFunction: Any = tf.keras.losses.MeanSquaredError.__base__
 """The class of the losses that `compile` makes of functions, which Keras 2 keeps to itself."""
 LossScaleOptimizer = tf.keras.mixed_precision.LossScaleOptimizer
 PolynomialDecay = tf.keras.optimizers.schedules.PolynomialDecay
@@ -235,8 +235,7 @@ def optimizer_options(optimizer: Optimizer) -> dict[str, Any]:
     Keras 3 counts the optimizers of a process in their names: a second "adam" is "adam_1". A
     schedule that Keras cannot write down is described by its class and by some of its rates.
     """
-    rate = getattr(optimizer, "_learning_rate", None)
-    options = {}
+    rate: Any = getattr(optimizer, "_learning_rate", None)
     try:
         options = optimizer.get_config()
     except NotImplementedError:  # The schedule has no `get_config`.
