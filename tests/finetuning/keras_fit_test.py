@@ -519,8 +519,12 @@ def _frozen(of_model, **compiled):
         (_model, {"mechanism": None}, "mechanism must be one of"),
         (_model, {"user_ids": [b"\xff"] * _NUM, "examples_per_user": 1}, "not UTF-8"),
         (_model, {"epochs": 0}, "epochs must be at least 1"),
-        *((lambda name=name: _own_method(name), {}, f"a {name} of its own") for name in _METHODS),
-        (lambda: _model(optimizer=_OwnSteps(0.1)), {}, "an optimizer with a (minimize|scale_loss)"),
+        *((lambda name=name: _own_method(name), {}, f"its own {name}, which") for name in _METHODS),
+        (
+            lambda: _model(optimizer=_OwnSteps(0.1)),
+            {},
+            "an optimizer with its own (minimize|scale_loss)",
+        ),
         (lambda: _model(optimizer=keras_versions.SGD(0.1, use_ema=True)), {}, "use_ema=True"),
         (
             lambda: _model(optimizer=keras_versions.LossScaleOptimizer(keras_versions.SGD(0.1))),

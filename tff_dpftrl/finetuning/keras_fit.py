@@ -147,7 +147,7 @@ def private_fit(
     def rows_at(index: Any) -> clipped_sums.Rows:
         return tf.nest.map_structure(lambda array: _as_in_fit(array[index]), (inputs, targets))
 
-    few = rows_at(slice(_TRIED_ROWS))
+    few = rows_at(np.linspace(0, len(targets) - 1, _TRIED_ROWS, dtype=int))
     model(tf.nest.map_structure(lambda array: array[:1], few[0]), training=False)
     _refuse_ignored(model, trained_on)
     made = custom_run.Model.of_keras(model, trained_on=trained_on)
@@ -302,10 +302,14 @@ def _refuse_ignored(model: keras_versions.Model, trained_on: Any) -> None:
     # Keras 3 divides `iterations` by those of one accumulated gradient.
     steps = int(getattr(optimizer, "_iterations", optimizer.iterations)) if is_known else 0
     for is_so, what, remedy in (
-        (own, f"a {own and own[0]} of its own", "write the loss as one that is compiled"),
+        (
+            own,
+            f"its own {', '.join(own)}, which private steps do not call",
+            "leave it out, and compile the model with a loss",
+        ),
         (
             model.run_eagerly,
-            "run_eagerly=True, with Python code that runs in every step",
+            "run_eagerly=True, but private steps are graphs, whose Python code runs once",
             "compile it without",
         ),
         (not model.trainable_variables, "no trainable weights", "set trainable = True for some"),
@@ -328,7 +332,7 @@ def _refuse_ignored(model: keras_versions.Model, trained_on: Any) -> None:
         ),
         (
             optimizer is not None and not keras_versions.trains_as_compiled(model),
-            "layers whose attribute trainable was set after compile",
+            "layers whose attribute trainable was set after compile, which `fit` does not heed",
             "compile it again",
         ),
         (
@@ -338,7 +342,7 @@ def _refuse_ignored(model: keras_versions.Model, trained_on: Any) -> None:
         ),
         (
             optimizer is not None and own_steps,
-            f"an optimizer with a {own_steps and own_steps[0]} of its own",
+            f"an optimizer with its own {', '.join(own_steps)}, which private steps do not call",
             "override update_step or apply_gradients, which get the gradient with its noise",
         ),
         (
@@ -349,12 +353,10 @@ def _refuse_ignored(model: keras_versions.Model, trained_on: Any) -> None:
         ),
     ):
         if is_so:
-            raise validation.UsageError(
-                f"model has {what}, which private_fit does not do as `fit` does: {remedy}."
-            )
+            raise validation.UsageError(f"model has {what}: {remedy}.")
 
 
-_TRIED_ROWS = 2
+_TRIED_ROWS = 4
 _SAME = 1e-2  # Relative; on a GPU, products of matrices are rounded to three digits.
 
 
@@ -363,30 +365,33 @@ def _refuse_another_objective(
 ) -> None:
     """Refuses a model whose gradient in `fit` is not the mean of those of single rows."""
     rows = inputs, targets = tf.nest.map_structure(tf.convert_to_tensor, rows)
-    zero = tf.UnconnectedGradients.ZERO
-    gradients = []
     weights = [tf.convert_to_tensor(weight) for weight in made.weights]
+    total, norms = [tf.zeros_like(weight) for weight in weights], []
     for row in range(len(targets)):
         one = tf.nest.map_structure(lambda values, row=row: values[row : row + 1], rows)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
             own_loss = made.row_losses(weights, one)
-        gradients.append(tape.gradient(own_loss, weights, unconnected_gradients=zero))
-    variables = list(map(keras_versions.tensorflow_variable, model.trainable_variables))
+        gradient = _gradient(tape, own_loss, weights)
+        norms.append(tf.linalg.global_norm(gradient))
+        total = [old + new for old, new in zip(total, gradient, strict=True)]
     with tf.GradientTape() as tape:
         outputs = model(inputs, training=True)
         keras_versions.refuse_ignored(model)  # Some losses are added in training only.
-        loss: Any = model.compute_loss(x=inputs, y=targets, y_pred=outputs)
-    gradients.append(tape.gradient(loss, variables, unconnected_gradients=zero))
-    *of_rows, in_fit = (
-        np.concatenate([np.ravel(tf.convert_to_tensor(each)) for each in gradient])
-        for gradient in gradients
-    )
-    scale = np.mean([np.linalg.norm(gradient) for gradient in of_rows])
-    if np.linalg.norm(in_fit - np.mean(of_rows, axis=0)) > _SAME * scale:
+        loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs)
+    variables = map(keras_versions.tensorflow_variable, model.trainable_variables)
+    in_fit = _gradient(tape, loss, list(variables))
+    gap = [mine - each / len(targets) for mine, each in zip(in_fit, total, strict=True)]
+    if tf.linalg.global_norm(gap) > _SAME * np.mean(norms):
         losses_trial.refuse(made.row_losses, made.weights, rows)  # It knows some of the reasons.
         raise validation.UsageError(
             "model has another gradient in `fit` than the mean of the examples' own, by which "
             "private steps go: leave out loss_weights, and let loss and layers treat each example "
             "by itself, also in the gradients that they define."
         )
+
+
+def _gradient(tape: tf.GradientTape, loss: Any, weights: list[Any]) -> list[tf.Tensor]:
+    zero = tf.UnconnectedGradients.ZERO
+    gradient = tape.gradient(loss, weights, unconnected_gradients=zero)
+    return [tf.convert_to_tensor(each) for each in gradient]
