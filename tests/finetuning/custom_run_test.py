@@ -378,10 +378,14 @@ def test_a_run_that_an_older_version_began_goes_on(tmp_path, monkeypatch):
     assert len(_finetune(tmp_path / "run").rows) == _STEPS
 
 
-@pytest.mark.parametrize("refused", ["budget", "users"])
+@pytest.mark.parametrize("refused", ["budget", "users", "optimizer"])
 def test_what_could_never_begin_is_refused_before_a_folder_is_made(tmp_path, refused):
     made = _plan(_table())
     options, message = {"max_epsilon": 1.0, "deterministic_noise_seed": 3}, "max_epsilon has no"
+    if refused == "optimizer":
+        optimizer = tf.keras.optimizers.AdamW(0.1)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        options, message = {"optimizer": lambda: optimizer}, "exclude_from_weight_decay"
     if refused == "users":
         made, options, message = _plan(dict(list(_table().items())[1:])), {}, "make a new plan"
     with pytest.raises(validation.UsageError, match=message):

@@ -15,7 +15,7 @@ import tff_dpftrl
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tests.reports import listed_files
 from tff_dpftrl.auditing.recount import run_folder
-from tff_dpftrl.finetuning import keras_fit
+from tff_dpftrl.finetuning import keras_fit, private_steps
 from tff_dpftrl.models import keras_versions
 from tff_dpftrl.reports import page, readme
 from tff_dpftrl.reports import results as reported
@@ -23,6 +23,7 @@ from tff_dpftrl.reports import results as reported
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 _NUM, _STEPS = 24, 6
 _layers = tf.keras.layers
+_IS_KERAS_2 = issubclass(tf.keras.Model, tf.Module)
 
 
 def _data(num: int = _NUM):
@@ -31,14 +32,14 @@ def _data(num: int = _NUM):
     return x, (x[:, 0] > 0).astype(np.int32)
 
 
-def _model(*layers, loss=None, optimizer=None):
+def _model(*layers, loss=None, optimizer=None, last=(), kind=tf.keras.Sequential, **compiled):
     tf.keras.utils.set_random_seed(3)
-    model = tf.keras.Sequential([_layers.Dense(4, "tanh"), *layers, _layers.Dense(2)])
+    model = kind([_layers.Dense(4, "tanh"), *layers, *(last or [_layers.Dense(2)])])
     model.build([None, 3])
     if loss is None:
         loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = optimizer or keras_versions.SGD(0.5, momentum=0.5)
-    model.compile(optimizer, loss=loss, metrics=["accuracy"])
+    model.compile(optimizer, loss=loss, metrics=["accuracy"], **compiled)
     return model
 
 
@@ -64,24 +65,145 @@ def _fit(model, output, x=None, y=None, **options):
     )
 
 
-@pytest.mark.parametrize(
-    "loss", [pytest.param("mean_squared_error", marks=pytest.mark.slow), "object"]
-)
-def test_without_noise_and_clipping_it_is_fit(loss, tmp_path):
+class _Warmup(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule without `get_config`, as in TensorFlow's tutorial on transformers."""
+
+    def __init__(self, rate):
+        self._rate = rate
+
+    def __call__(self, step):
+        return self._rate * tf.minimum(1.0, (tf.cast(step, tf.float32) + 1.0) / 5.0)
+
+
+class Scaled(keras_versions.SGD):  # Keras 3 makes a scope of the name.
+    """An optimizer with an option of its own, which its `get_config` leaves out."""
+
+    def __init__(self, factor=1.0, **options):
+        super().__init__(**options)
+        self.factor = factor
+
+    def update_step(self, gradient, variable, *rate):
+        return super().update_step(self.factor * gradient, variable, *rate)
+
+
+class _Layer(_layers.Layer):
+    """A layer of a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self._function = function
+
+    def call(self, inputs, training=False):
+        return self._function(self, inputs, training)
+
+
+class _Repeated(_layers.Layer):
+    def call(self, inputs):
+        for _ in tf.range(3):  # Only AutoGraph can convert it, which Keras 3 does not use.
+            inputs = tf.tanh(inputs)
+        return inputs
+
+
+def _exponentials(targets, outputs):
+    total = tf.zeros_like(outputs[:, 0])
+    for power in tf.range(2) if _IS_KERAS_2 else range(2):
+        total += tf.exp(outputs[:, power]) - outputs[:, 1] * targets[:, 0]
+    return total
+
+
+def _after_a_fit():
+    """A model whose biases would decay, and whose optimizer has a state already."""
+    optimizer = keras_versions.AdamW(_Warmup(0.1), weight_decay=3.0)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    model, (x, y) = _model(optimizer=optimizer), _data()
+    model.fit(x, y, batch_size=_NUM, epochs=2, verbose=0)
+    return model
+
+
+def _excluding():
+    """A model with an own optimizer and loss, and a weight that does not decay."""
+    optimizer = Scaled(3.0, learning_rate=0.1, weight_decay=2.0, global_clipnorm=0.01)
+    model = _model(optimizer=optimizer, loss=_exponentials)
+    optimizer.exclude_from_weight_decay(var_list=model.trainable_variables[:1])
+    return model
+
+
+def _of_vectors():
+    tf.keras.utils.set_random_seed(3)
+    last = [_layers.Dense(1), _layers.Reshape([])]
+    repeated = [_Repeated()] if _IS_KERAS_2 else []
+    return _model(
+        *repeated,
+        _Layer(lambda layer, x, _: _reversed(x)),
+        loss="mean_squared_error",
+        last=last,
+        steps_per_execution=2,
+        loss_weights=[1.0],
+    )
+
+
+@tf.custom_gradient
+def _reversed(x):
+    return tf.identity(x), lambda gradient: -gradient
+
+
+@tf.custom_gradient
+def _normalised_in_the_batch(x):
+    return tf.identity(x), lambda gradient: gradient / tf.norm(gradient)
+
+
+def _accumulating():
+    return _model(optimizer=keras_versions.Adam(0.1, gradient_accumulation_steps=2))
+
+
+_AS_IN_FIT = {
+    "momentum": _model,
+    "state-schedule-decay": _after_a_fit,
+    "own-optimizer-and-loss": _excluding,
+    "outputs-of-vectors": _of_vectors,
+} | ({} if _IS_KERAS_2 else {"accumulated": _accumulating})
+
+
+@pytest.mark.parametrize("name", _AS_IN_FIT)
+def test_without_noise_and_clipping_it_is_fit(name, tmp_path, monkeypatch):
     """In steps of all examples there is no order to differ in."""
+    monkeypatch.setattr(private_steps, "_LARGE", 1)  # Tensor by tensor, where that can be.
     x, y = _data()
-    if loss == "object":
-        loss = None
-    else:
-        y = np.stack([y, 1 - y], axis=1).astype(np.float32)
-    ours, theirs = _model(loss=loss), _model(loss=loss)
-    options = {"clip_norm": 1e3, "noise_multiplier": 0.0, "batch_size": _NUM, "epochs": 3}
-    options["in_one_pass"] = True
-    results = _fit(ours, tmp_path / "run", x, y, **options)
+    if name != "momentum":  # `fit` makes float32 of them, and a column of those of Keras 2.
+        x, y = x.astype(np.float64), y.astype(np.float64)
+    if name == "own-optimizer-and-loss" and not _IS_KERAS_2:
+        y = y[:, np.newaxis]
+    ours, theirs = _AS_IN_FIT[name](), _AS_IN_FIT[name]()
+    held_out = (x, y, np.arange(_NUM)) if name == "momentum" else None
+    results = _fit(
+        ours,
+        tmp_path / "run",
+        x,
+        y,
+        clip_norm=1e3,
+        noise_multiplier=0.0,
+        batch_size=_NUM,
+        epochs=4,
+        in_one_pass=name == "momentum",
+        validation_data=held_out,
+        trained_on="public data",
+    )
     assert not results.statement.has_guarantee
-    theirs.fit(x, y, batch_size=_NUM, epochs=3, shuffle=False, verbose=0)
+    theirs.fit(x, y, batch_size=_NUM, epochs=4, shuffle=False, verbose=0)
     for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(mine, other, atol=1e-5)
+    if held_out is not None:
+        measured = theirs.evaluate(x, y, sample_weight=held_out[2], verbose=0)
+        assert results.rows[-1]["eval_loss"] == pytest.approx(measured[0], rel=1e-4)
+
+
+def test_a_schedule_that_keras_cannot_write_down_is_known_by_its_rates():
+    first, same, other = (
+        keras_versions.optimizer_options(keras_versions.SGD(_Warmup(rate)))
+        for rate in (0.1, 0.1, 0.2)
+    )
+    assert first == same != other
+    assert first["learning_rate"]["class_name"] == "_Warmup" and first["momentum"] == 0.0
 
 
 @pytest.mark.slow
@@ -213,7 +335,9 @@ def test_the_same_call_goes_on_with_the_same_noise(tmp_path, monkeypatch):
     monkeypatch.setattr(crashed, "evaluate", evaluate)
     with pytest.raises(KeyboardInterrupt):
         _fit(crashed, tmp_path / "run", **options)
-    resumed = _model()
+    monkeypatch.undo()
+    assert crashed.optimizer.iterations == 0  # It is as it was, and so are the weights.
+    resumed = crashed
     results = _fit(resumed, tmp_path / "run", **options)
     assert len(results.rows) == _STEPS
     for mine, other in zip(resumed.get_weights(), whole.get_weights(), strict=True):
@@ -234,6 +358,7 @@ def test_it_goes_on_with_the_same_data_and_frozen_weights_only(tmp_path):
         model = _model()
         model.layers[0].trainable = False
         model.layers[0].set_weights([np.full([3, 4], frozen), np.zeros(4)])
+        model.compile("sgd", loss=model.loss)
         users = {} if ids is None else {"user_ids": ids, "examples_per_user": 2, "batch_size": 3}
         return _fit(model, tmp_path / ("rows" if ids is None else "users"), x, y, **users)
 
@@ -289,6 +414,7 @@ def test_an_optimizer_of_old_keras_is_refused(tmp_path):
 def test_frozen_layers_stay_as_they_are_and_a_recount_comes_to_the_statement(tmp_path):
     model = _model()
     model.layers[0].trainable = False
+    model.compile("sgd", loss=model.loss)
     before = model.get_weights()
     results = _fit(model, tmp_path / "run")
     after = model.get_weights()
@@ -349,6 +475,38 @@ def test_ids_that_are_whole_floats_are_those_of_the_integers():
     assert [rows["7"].tolist(), of_same["8"].tolist()] == [[0, 2], [1, 3]]
 
 
+_METHODS = ("fit", "train_step", "make_train_function", "compute_loss")
+
+
+def _own_method(name):
+    own = {name: lambda self, *args, **options: None}
+    return _model(kind=type("_Own", (tf.keras.Sequential,), own))
+
+
+class _OwnSteps(keras_versions.SGD):
+    def minimize(self, loss, var_list, tape=None):
+        """As in Keras 2."""
+
+    def scale_loss(self, loss):
+        """As in Keras 3."""
+
+
+def _adds_in_training(layer, inputs, training):
+    if training:
+        layer.add_loss(tf.reduce_mean(inputs))
+    return inputs
+
+
+def _frozen(of_model, **compiled):
+    model = _model()
+    model.fit(*_data(), verbose=0)  # Keras 3 looks at the layers until then.
+    part = of_model(model)
+    part.trainable = False
+    if compiled:
+        model.compile(**compiled)
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
@@ -379,6 +537,39 @@ def test_ids_that_are_whole_floats_are_those_of_the_integers():
         (_model, _users(np.full(_NUM, 2**24, np.float32)), r"user_ids\[0\]: .* a float"),
         (_model, _users(["7", "7.0", *"8" * (_NUM - 2)]), "one number in several ways"),
         (_model, {"epochs": 0}, "epochs must be at least 1"),
+        *((lambda name=name: _own_method(name), {}, f"its own {name}, which") for name in _METHODS),
+        (
+            lambda: _model(optimizer=_OwnSteps(0.1)),
+            {},
+            "an optimizer with its own (minimize|scale_loss)",
+        ),
+        (lambda: _model(optimizer=keras_versions.SGD(0.1, use_ema=True)), {}, "use_ema=True"),
+        (
+            lambda: _model(optimizer=keras_versions.LossScaleOptimizer(keras_versions.SGD(0.1))),
+            {},
+            "an optimizer that scales losses",
+        ),
+        (lambda: _model(run_eagerly=True), {}, "run_eagerly=True"),
+        (lambda: _model(loss_weights=[2.0]), {}, "leave out loss_weights"),
+        (
+            lambda: _model(loss=tf.keras.losses.MeanSquaredError(reduction="sum")),
+            {},
+            "reduction='sum'",
+        ),
+        (lambda: _model(loss=lambda y, z: z.numpy()), {}, "loss cannot be computed in a graph"),
+        (
+            lambda: _model(_Layer(lambda layer, x, _: _normalised_in_the_batch(x))),
+            {},
+            "each example by itself, also in the gradients",
+        ),
+        (lambda: _model(_Layer(_adds_in_training)), {}, "adds losses"),
+        (lambda: _model(_layers.GaussianNoise(1e-6)), {}, "draws random|changes variables"),
+        (lambda: _model(_layers.Dense(4, dtype="mixed_bfloat16")), {}, "mixed-precision policy"),
+        (lambda: _model(_layers.Reshape([4, 1]), _layers.Masking()), {}, "masks a part"),
+        (lambda: _frozen(lambda model: model, loss="mse"), {}, "no trainable weights"),
+        (lambda: _frozen(lambda model: model.layers[0]), {}, "trainable was set after compile"),
+        (_after_a_fit, {}, "has taken 2 steps, on data of which trained_on='nothing' says"),
+        (_model, {"validation_data": tf.data.Dataset.range(3)}, "validation_data must be"),
         (_normalised, {}, "words of data in normalise.*trained_on='nothing' does not say"),
         (_normalised, {"trained_on": None}, "trained_on=None does not say of which data"),
         (lambda: _normalised(mean=[1.0] * 3, variance=[1.0] * 3), {}, "data in normalise"),

@@ -79,6 +79,15 @@ def _dropout(weights, rows):
     return _row_losses(weights, (tf.nn.dropout(rows[0], 0.5), rows[1]))
 
 
+def _rarely_other(weights, rows):
+    return _row_losses(weights, rows) * tf.where(tf.random.uniform([]) < 1e-9, 2.0, 1.0)
+
+
+def _drawn_in_python(weights, rows):
+    scale = tf.numpy_function(lambda: np.float32(_RNG.normal()), [], tf.float32)
+    return _row_losses(weights, rows) * scale
+
+
 @pytest.mark.parametrize(
     ("row_losses", "message"),
     [
@@ -90,7 +99,9 @@ def _dropout(weights, rows):
             lambda weights, rows: _row_losses([weights[0], 0.0], rows),
             r"row_losses does not use weights\[1\]",
         ),
-        (_dropout, "other losses each time"),
+        (_dropout, "draws random numbers .RandomUniform."),
+        (_rarely_other, "draws random numbers .RandomUniform."),
+        (_drawn_in_python, "other losses each time"),
         (lambda weights, rows: _row_losses(weights, rows) / 0.0 * 0.0, "row_losses gives nan"),
     ],
 )

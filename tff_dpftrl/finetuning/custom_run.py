@@ -95,6 +95,8 @@ class Model:
         have the same ones.
       statistics: Names of the layers, or of other parts of `row_losses`, that keep statistics or
         words of data, such as a mean or a vocabulary. `trained_on` must say of which data.
+      variables: Variables of a Keras model with the initial weights, which the steps update in
+        place; if there are none, the steps have variables of their own.
     """
 
     row_losses: clipped_sums.RowLosses
@@ -102,6 +104,7 @@ class Model:
     trained_on: str | os.PathLike[str] | None = None
     frozen: Sequence[np.ndarray] = ()
     statistics: Sequence[str] = ()
+    variables: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         weights = [_checked(index, weight) for index, weight in enumerate(self.weights)]
@@ -330,6 +333,11 @@ def finetune(
         manifest.check_is_free(output)
         _try_losses(model, examples, clipped_sum)
     made = steps.optimizer()
+    if not model.variables and keras_versions.excludes_weights(made):
+        raise validation.UsageError(
+            "optimizer leaves weights out of its weight decay (exclude_from_weight_decay), which "
+            "have no names here: use private_fit, or an optimizer without weight decay."
+        )
     private_step = private_steps.PrivateSteps(
         private_steps.round_of(private, run_privacy.strategy_of(private)),
         clipped_sum,
@@ -339,6 +347,7 @@ def finetune(
         normalised=steps.normalised_clipping,
         iterate_averaging=steps.iterate_averaging,
         learning_rate=steps.learning_rate,
+        variables=model.variables,
     )
     source, earlier = model.trained_on, {}
     if isinstance(source, os.PathLike):

@@ -22,7 +22,14 @@ import tensorflow as tf
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import user_ids as user_ids_lib
-from tff_dpftrl.finetuning import clipped_sums, custom_run, example_sampling, passes
+from tff_dpftrl.finetuning import (
+    clipped_sums,
+    custom_run,
+    example_sampling,
+    losses_trial,
+    passes,
+    private_steps,
+)
 from tff_dpftrl.models import keras_versions
 from tff_dpftrl.runs import progress as progress_lib
 
@@ -71,16 +78,18 @@ def private_fit(
     privacy: FitPrivacy,
     batch_size: int,
     epochs: int,
-    validation_data: tuple[Any, Any] | None = None,
+    validation_data: Sequence[Any] | None = None,
     trained_on: str | os.PathLike[str] | None = None,
     progress: progress_lib.Progress = progress_lib.to_stderr,
 ) -> custom_run.Results:
     """Trains a compiled Keras model privately, or goes on with an interrupted run by the same call.
 
     Gradients are clipped, of each example or of each user, and the noise is correlated over the
-    steps (Kairouz et al. 2021). Optimizer, loss and metrics are those that the model was
-    compiled with; the loss of a batch is its mean, whatever the loss's own reduction. The folder is
-    that of `custom_run.finetune`: metrics, privacy statement, weights, and secrets in `private/`.
+    steps (Kairouz et al. 2021). Optimizer, loss and metrics are those that the model was compiled
+    with: without noise and clipping a step is that of `fit`, and what private steps cannot do as
+    `fit` does is refused. The optimizer begins with the state that it has, as in `fit`, and has it
+    again afterwards. The folder is that of `custom_run.finetune`: metrics, privacy statement,
+    weights, and secrets in `private/`.
 
     The last part of an epoch that is smaller than a batch is made up from the next epoch. To go on
     with a run, `x`, `y` and `privacy.user_ids` must be the same, in the same order. The model must
@@ -89,15 +98,16 @@ def private_fit(
 
     Args:
       model: Compiled model with one output. The weights of layers with `trainable = False` stay
-        as they are. After the run it has the weights of the last step.
+        as they are. After the run it has the weights of the last step; after an error, those from
+        before.
       x: Inputs: an array with the examples as its first axis, or a structure of such arrays.
       y: Targets: an array with the examples as its first axis.
       output: Folder of the run; of one that was interrupted, to go on with it.
       privacy: What is promised, and to whom.
       batch_size: Number of units in every step. A unit is an example, or a user.
       epochs: Number of passes over all units, and largest number of steps with the same unit.
-      validation_data: Held-out inputs and targets, measured after each epoch and not protected;
-        None for none.
+      validation_data: Held-out inputs and targets, and weights of the examples if a third is
+        given, measured after each epoch and not protected; None for none.
       trained_on: What the initial weights were trained on, as of `custom_run.Model`: "nothing" if
         they are random. If None, the statement says that it is not known. For a model with layers
         that keep statistics or words of data (`Normalization`, `TextVectorization`), it must say
@@ -109,7 +119,8 @@ def private_fit(
 
     Raises:
       UsageError: If an argument cannot be used, the model cannot be trained privately (batch
-        normalisation, dropout, regularisers, several outputs), it keeps statistics of which
+        normalisation, dropout, regularisers, several outputs) or as `fit` does it (a `train_step`
+        of its own, loss weights, an average of the weights), it keeps statistics of which
         `trained_on` says nothing, or the run in `output` began with something else.
       OSError: If a file cannot be written; every committed step is kept.
     """
@@ -126,15 +137,31 @@ def private_fit(
         raise validation.UsageError(
             f"batch_size={batch_size} exceeds the {len(users)} {what}: lower it."
         )
-    model(tf.nest.map_structure(lambda array: array[:1], inputs), training=False)
+    if validation_data is not None and (
+        not isinstance(validation_data, (tuple, list)) or len(validation_data) not in (2, 3)
+    ):
+        raise validation.UsageError(
+            "validation_data must be (inputs, targets) or (inputs, targets, weights of the "
+            f"examples), got {type(validation_data).__name__}: give arrays."
+        )
+
+    def rows_at(index: Any) -> clipped_sums.Rows:
+        return tf.nest.map_structure(lambda array: _as_in_fit(array[index]), (inputs, targets))
+
+    few = rows_at(np.linspace(0, len(targets) - 1, _TRIED_ROWS, dtype=int))
+    model(tf.nest.map_structure(lambda array: array[:1], few[0]), training=False)
+    _refuse_ignored(model, trained_on)
     made = custom_run.Model.of_keras(model, trained_on=trained_on)
-    _check_optimizer(model)
+    _refuse_another_objective(model, made, few)
     variables = model.trainable_variables
     optimizer: Any = model.optimizer
+    if not getattr(optimizer, "built", False):
+        optimizer.build(variables)
+    state = keras_versions.optimizer_state(optimizer)
+    state_before = [private_steps.kept(variable) for variable in state]
 
     def read(wanted: Sequence[tuple[str, int]]) -> clipped_sums.Rows:
-        index = [rows[user][example] for user, example in wanted]
-        return tf.nest.map_structure(lambda array: array[index], (inputs, targets))
+        return rows_at([rows[user][example] for user, example in wanted])
 
     def assign(weights: Sequence[np.ndarray]) -> None:
         for variable, weight in zip(variables, weights, strict=True):
@@ -142,43 +169,51 @@ def private_fit(
 
     def evaluate(weights: list[np.ndarray]) -> Mapping[str, float]:
         assign(weights)
-        measured: Any = model.evaluate(*(validation_data or ()), verbose=0, return_dict=True)
+        held_out = dict(zip(("x", "y", "sample_weight"), validation_data or (), strict=False))
+        measured: Any = model.evaluate(**held_out, verbose=0, return_dict=True)
         return measured
 
     group_size = 1 if privacy.examples_per_user is None else privacy.examples_per_user
-    results = custom_run.finetune(
-        output,
-        made,
-        custom_run.Examples(
-            users,
-            read,
-            # With the ids and numbers of examples of the users, the rows tell what is whose.
-            digest=_digest((inputs, targets, np.concatenate(list(rows.values())))),
-        ),
-        passes.Passes(
-            users_per_step=batch_size,
-            num_steps=epochs * len(users) // batch_size,
-            delta=privacy.delta,
-            group_size=group_size,
-            mechanism=privacy.mechanism,
-            noise_multiplier=privacy.noise_multiplier,
-            target_epsilon=privacy.target_epsilon,
-            unit_of_privacy="example" if privacy.user_ids is None else "user",
-        ),
-        custom_run.Steps(
-            privacy.clip_norm,
-            optimizer=lambda: type(optimizer).from_config(optimizer.get_config()),
-            normalised_clipping=False,  # With a large clip norm and no noise it is `fit`.
-            in_one_pass=privacy.in_one_pass,
-            units_at_once=max(1, _ROWS_AT_ONCE // max(1, group_size)),
-        ),
-        custom_run.Evaluation(
-            None if validation_data is None else evaluate, every=len(users) // batch_size
-        ),
-        max_epsilon=privacy.max_epsilon,
-        deterministic_noise_seed=privacy.deterministic_noise_seed,
-        progress=progress,
-    )
+    try:
+        results = custom_run.finetune(
+            output,
+            dataclasses.replace(made, variables=variables),
+            custom_run.Examples(
+                users,
+                read,
+                # With the ids and numbers of examples of the users, the rows tell what is whose.
+                digest=_digest((inputs, targets, np.concatenate(list(rows.values())))),
+            ),
+            passes.Passes(
+                users_per_step=batch_size,
+                num_steps=epochs * len(users) // batch_size,
+                delta=privacy.delta,
+                group_size=group_size,
+                mechanism=privacy.mechanism,
+                noise_multiplier=privacy.noise_multiplier,
+                target_epsilon=privacy.target_epsilon,
+                unit_of_privacy="example" if privacy.user_ids is None else "user",
+            ),
+            custom_run.Steps(
+                privacy.clip_norm,
+                optimizer=lambda: optimizer,
+                normalised_clipping=False,  # With a large clip norm and no noise it is `fit`.
+                in_one_pass=privacy.in_one_pass,
+                units_at_once=max(1, _ROWS_AT_ONCE // max(1, group_size)),
+            ),
+            custom_run.Evaluation(
+                None if validation_data is None else evaluate, every=len(users) // batch_size
+            ),
+            max_epsilon=privacy.max_epsilon,
+            deterministic_noise_seed=privacy.deterministic_noise_seed,
+            progress=progress,
+        )
+    except BaseException:
+        assign(made.weights)  # What a step left that is not committed is nobody's to see.
+        raise
+    finally:
+        for variable, value in zip(state, state_before, strict=True):
+            variable.assign(value)
     assign(results.weights)
     return results
 
@@ -260,15 +295,115 @@ def _names(cells: Iterable[Any]) -> list[str]:
     return names
 
 
-def _check_optimizer(model: keras_versions.Model) -> None:
-    if type(model.optimizer).__name__ == "LossScaleOptimizer":
+def _as_in_fit(array: np.ndarray) -> np.ndarray:
+    """Returns numbers as `fit` reads them: those of floating point as float32."""
+    return array.astype(np.float32) if array.dtype.kind == "f" else array
+
+
+_OF_FIT = ("fit", "train_step", "make_train_function", "compute_loss")
+_OF_OPTIMIZER = ("minimize", "compute_gradients", "scale_loss", "finalize_variable_values")
+
+
+def _refuse_ignored(model: keras_versions.Model, trained_on: Any) -> None:
+    """Refuses what `fit` would do and private steps do not."""
+    optimizer: Any = getattr(model, "optimizer", None)
+    name, own = type(optimizer).__name__, keras_versions.overridden(model, _OF_FIT)
+    own_steps = keras_versions.overridden(optimizer, _OF_OPTIMIZER)
+    reduction = getattr(getattr(model, "loss", None), "reduction", None)
+    is_known = isinstance(optimizer, keras_versions.Optimizer)
+    # Keras 3 divides `iterations` by those of one accumulated gradient.
+    steps = int(getattr(optimizer, "_iterations", optimizer.iterations)) if is_known else 0
+    for is_so, what, remedy in (
+        (
+            own,
+            f"its own {', '.join(own)}, which private steps do not call",
+            "leave it out, and compile the model with a loss",
+        ),
+        (
+            model.run_eagerly,
+            "run_eagerly=True, but private steps are graphs, whose Python code runs once",
+            "compile it without",
+        ),
+        (not model.trainable_variables, "no trainable weights", "set trainable = True for some"),
+        (
+            reduction in ("sum", "none"),
+            f"a loss with reduction={reduction!r}, whose step grows with the batch",
+            "leave the reduction out: the loss of a batch is its mean",
+        ),
+        (
+            isinstance(optimizer, keras_versions.LossScaleOptimizer)
+            or getattr(optimizer, "loss_scale_factor", None),
+            "an optimizer that scales losses, for which gradients would be clipped and noised at "
+            "another scale",
+            "compile it with one that does not, and build it without a mixed-precision policy",
+        ),
+        (
+            optimizer is not None and not is_known,
+            f"the legacy optimizer {name}, which cannot take private steps",
+            f"compile it with tf.keras.optimizers.{name}(...)",
+        ),
+        (
+            optimizer is not None and not keras_versions.trains_as_compiled(model),
+            "layers whose attribute trainable was set after compile, which `fit` does not heed",
+            "compile it again",
+        ),
+        (
+            getattr(optimizer, "use_ema", False),
+            "an optimizer with use_ema=True, whose average would be left out of the folder",
+            "leave it out, or use finetuning.custom_run with iterate_averaging",
+        ),
+        (
+            optimizer is not None and own_steps,
+            f"an optimizer with its own {', '.join(own_steps)}, which private steps do not call",
+            "override update_step or apply_gradients, which get the gradient with its noise",
+        ),
+        (
+            steps and trained_on == custom_run.RANDOM,
+            f"an optimizer that has taken {steps} steps, on data of which trained_on="
+            f"{trained_on!r} says nothing",
+            "compile it anew, or name the data",
+        ),
+    ):
+        if is_so:
+            raise validation.UsageError(f"model has {what}: {remedy}.")
+
+
+_TRIED_ROWS = 4
+_SAME = 1e-2  # Relative; on a GPU, products of matrices are rounded to three digits.
+
+
+def _refuse_another_objective(
+    model: keras_versions.Model, made: custom_run.Model, rows: clipped_sums.Rows
+) -> None:
+    """Refuses a model whose gradient in `fit` is not the mean of those of single rows."""
+    rows = inputs, targets = tf.nest.map_structure(tf.convert_to_tensor, rows)
+    weights = [tf.convert_to_tensor(weight) for weight in made.weights]
+    total, norms = [tf.zeros_like(weight) for weight in weights], []
+    for row in range(len(targets)):
+        one = tf.nest.map_structure(lambda values, row=row: values[row : row + 1], rows)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights)
+            own_loss = made.row_losses(weights, one)
+        gradient = _gradient(tape, own_loss, weights)
+        norms.append(tf.linalg.global_norm(gradient))
+        total = [old + new for old, new in zip(total, gradient, strict=True)]
+    with tf.GradientTape() as tape:
+        outputs = model(inputs, training=True)
+        keras_versions.refuse_ignored(model)  # Some losses are added in training only.
+        loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs)
+    variables = map(keras_versions.tensorflow_variable, model.trainable_variables)
+    in_fit = _gradient(tape, loss, list(variables))
+    gap = [mine - each / len(targets) for mine, each in zip(in_fit, total, strict=True)]
+    if tf.linalg.global_norm(gap) > _SAME * np.mean(norms):
+        losses_trial.refuse(made.row_losses, made.weights, rows)  # It knows some of the reasons.
         raise validation.UsageError(
-            "model has an optimizer that scales losses, for which gradients would be clipped and "
-            "noised at another scale: build it without a mixed-precision policy."
+            "model has another gradient in `fit` than the mean of the examples' own, by which "
+            "private steps go: leave out loss_weights, and let loss and layers treat each example "
+            "by itself, also in the gradients that they define."
         )
-    if not isinstance(model.optimizer, keras_versions.Optimizer):
-        name = type(model.optimizer).__name__
-        raise validation.UsageError(
-            f"model is compiled with the legacy optimizer {name}, which cannot take private steps: "
-            f"compile it with tf.keras.optimizers.{name}(...)."
-        )
+
+
+def _gradient(tape: tf.GradientTape, loss: Any, weights: list[Any]) -> list[tf.Tensor]:
+    zero = tf.UnconnectedGradients.ZERO
+    gradient = tape.gradient(loss, weights, unconnected_gradients=zero)
+    return [tf.convert_to_tensor(each) for each in gradient]

@@ -37,12 +37,15 @@ def row_losses(model: keras_versions.Model, loss: Any = None) -> clipped_sums.Ro
         )
     losses_trial.refuse_mixing_layers(model)
     outputs_of = keras_model.as_function(model, unrolled=True)
-    found = keras_versions.get_loss(given)
-    by_row: Any = found.call if hasattr(found, "call") else found
+    by_row = keras_versions.with_control_flow(
+        keras_versions.unreduced(given, is_compiled=loss is None)
+    )
+    # Keras 2 makes columns of targets, also for functions of the caller.
+    makes_columns = loss is None and isinstance(model, tf.Module)
 
     def losses_of(weights: Sequence[tf.Tensor], rows: clipped_sums.Rows) -> tf.Tensor:
         own_inputs, targets = rows
-        outputs = outputs_of(weights, own_inputs, True)
+        outputs = _traced("model", outputs_of, weights, own_inputs, True)
         if not tf.is_tensor(outputs):
             raise validation.UsageError("model must have one output, got a structure of them.")
         if getattr(outputs, "_keras_mask", None) is not None:
@@ -50,9 +53,13 @@ def row_losses(model: keras_versions.Model, loss: Any = None) -> clipped_sums.Ro
                 "model masks a part of its output (mask_zero or a Masking layer), which `fit` "
                 "leaves out of the loss: give a loss that does so, and no mask."
             )
-        if outputs.shape.rank == targets.shape.rank + 1 and outputs.shape[-1] == 1:
+        if outputs.shape.rank == 1:  # A loss averages over the last axis: here the rows.
+            outputs = outputs[:, tf.newaxis]
+        if outputs.shape.rank == targets.shape.rank + 1 and (
+            outputs.shape[-1] == 1 or (makes_columns and outputs.shape.rank == 2)
+        ):
             targets = targets[..., tf.newaxis]  # Or the two would be broadcast.
-        losses = by_row(targets, outputs)
+        losses = _traced("loss", by_row, targets, outputs)
         if losses.shape.rank == 0:
             raise validation.UsageError(
                 "model is compiled with a loss that averages over the batch: let it return one "
@@ -61,3 +68,14 @@ def row_losses(model: keras_versions.Model, loss: Any = None) -> clipped_sums.Ro
         return tf.reduce_mean(tf.reshape(losses, [tf.shape(targets)[0], -1]), axis=1)
 
     return tf.function(losses_of, autograph=False)
+
+
+def _traced(name: str, function: Any, *args: Any) -> Any:
+    """Calls what the caller has made; an error there is the caller's."""
+    try:
+        return function(*args)
+    except Exception as error:
+        raise validation.UsageError(
+            f"{name} cannot be computed in a graph ({type(error).__name__}: {error}): private "
+            "steps are graphs, so let it have no code for eager mode, and try it in `fit`."
+        ) from error

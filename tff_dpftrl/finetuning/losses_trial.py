@@ -12,6 +12,7 @@ another (`models.row_layouts`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,6 +23,15 @@ from tff_dpftrl.finetuning import clipped_sums
 from tff_dpftrl.models import keras_versions
 
 _SAME = 1e-4  # Relative; losses in float32 in batches of different sizes differ by less.
+_WITHOUT_DROPOUT = (
+    "leave dropout and other randomness out (training=False); a step that is repeated after a "
+    "crash must be the same, and the noise of the guarantee regularises too."
+)
+# Operations of TensorFlow whose numbers are others each time.
+_DRAWS = re.compile(
+    r"Random|Stateful(Random|Standard|Truncated|Uniform)|(Parameterized)?TruncatedNormal"
+    r"|Multinomial|Rng|NonDeterministic|SampleDistorted|\w*CandidateSampler"
+)
 _PERTURBATION = 0.1  # Standard deviation of made-up weights around the given ones.
 
 
@@ -69,11 +79,11 @@ def refuse(
 def refuse_state(
     row_losses: clipped_sums.RowLosses, weights: Sequence[tf.Tensor], rows: clipped_sums.Rows
 ) -> None:
-    """Refuses losses that change variables, by looking at their graph.
+    """Refuses losses that change variables or draw random numbers, by looking at their graph.
 
     The moving averages of batch normalisation, for example: one unit's rows would change the
-    gradients of the units after it, which clipping does not bound. State that Python code keeps
-    cannot be seen.
+    gradients of the units after it, which clipping does not bound. What is drawn rarely shows in no
+    trial. State that Python code keeps cannot be seen.
 
     Args:
       row_losses: The losses.
@@ -81,18 +91,24 @@ def refuse_state(
       rows: Rows for the trial.
 
     Raises:
-      UsageError: If the graph assigns a variable.
+      UsageError: If the graph assigns a variable or draws.
     """
     graph = tf.function(row_losses, autograph=False).get_concrete_function(weights, rows).graph
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
-    changes = sorted({node.op for node in nodes if _changes_state(node.op)})
+    operations = sorted({node.op for node in nodes})
+    changes = list(filter(_changes_state, operations))
     if changes:
         raise validation.UsageError(
-            f"row_losses changes variables ({', '.join(changes)}), as batch normalisation does: "
-            "the rows of one unit would change the gradients of others, and no ε would hold. "
-            "Call the model without training=True, or replace the layer by layer or group "
-            "normalisation."
+            f"row_losses changes variables ({', '.join(changes)}), as batch normalisation does, "
+            "and dropout in Keras 3: the rows of one unit would change the gradients of others, "
+            "and no ε would hold. Call the model without training=True, or replace the layer by "
+            "layer or group normalisation."
+        )
+    drawn = list(filter(_DRAWS.match, operations))
+    if drawn:
+        raise validation.UsageError(
+            f"row_losses draws random numbers ({', '.join(drawn)}): {_WITHOUT_DROPOUT}"
         )
 
 
@@ -145,9 +161,7 @@ def refuse_randomness(
     first, second = (np.asarray(row_losses(weights, rows)) for _ in range(2))
     if not np.allclose(first, second, rtol=_SAME, atol=_SAME, equal_nan=True):
         raise validation.UsageError(
-            "row_losses gives the same rows other losses each time: leave dropout and other "
-            "randomness out (training=False); a step that is repeated after a crash must be the "
-            "same, and the noise of the guarantee regularises too."
+            f"row_losses gives the same rows other losses each time: {_WITHOUT_DROPOUT}"
         )
 
 

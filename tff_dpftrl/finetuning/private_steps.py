@@ -73,6 +73,7 @@ class PrivateSteps:
         normalised: bool = True,
         iterate_averaging: float | None = None,
         learning_rate: Callable[[int], float] | None = None,
+        variables: Sequence[Any] = (),
     ):
         """Initialises the steps.
 
@@ -80,7 +81,7 @@ class PrivateSteps:
           private_round: Clip norm, noise and denominator: the number of units expected in a
             step.
           clipped_sum: Sums the clipped gradients of a piece of a batch.
-          optimizer: Keras optimizer, not yet built.
+          optimizer: Keras optimizer, not yet built, or built for `variables`.
           weights: Initial weights of the model, float32.
           units_at_once: Units in a piece of a batch.
           normalised: Whether gradients are divided by the clip norm, noise and all.
@@ -88,22 +89,26 @@ class PrivateSteps:
             keeps; None for none.
           learning_rate: Function from a step, counted from 0, to its learning rate; the
             optimizer's own rate if None.
+          variables: Variables of a Keras model that the steps update, and that have the initial
+            weights; new ones if there are none.
         """
         self._round = private_round
         self._clip_norm = private_round.clipping.constant_norm
         self._sum = clipped_sums.sum_in_chunks(clipped_sum, units_per_chunk=units_at_once)
-        self._weights = [
+        self._variables = list(variables) or [
             tf.Variable(array_tensors.tensor(np.asarray(weight, np.float32))) for weight in weights
         ]
+        self._weights = [keras_versions.tensorflow_variable(each) for each in self._variables]
         self._optimizer = optimizer
-        self._optimizer.build(self._weights)
+        if not getattr(optimizer, "built", False):  # Keras 2 looks itself.
+            self._optimizer.build(self._variables)
         self._optimizer_state = keras_versions.optimizer_state(optimizer)
         self._first = (
             [np.asarray(weight, np.float32) for weight in weights],
-            [_kept(variable) for variable in self._optimizer_state],
+            [kept(variable) for variable in self._optimizer_state],
         )
         # Values of all variables, as the last step left them.
-        self._current: list[np.ndarray] = [array for kept in self._first for array in kept]
+        self._current: list[np.ndarray] = [array for arrays in self._first for array in arrays]
         self._scale = 1.0 / self._clip_norm if normalised else 1.0
         self._averaging = iterate_averaging
         self._learning_rate = learning_rate
@@ -164,17 +169,17 @@ class PrivateSteps:
         }, units
 
     def _restore(self, state: dict[str, Any]) -> None:
-        kept = [*state["global_model_weights"]["trainable"], *state["finalizer"]["optimizer"]]
-        if list(map(id, kept)) == list(map(id, self._current)):
+        values = [*state["global_model_weights"]["trainable"], *state["finalizer"]["optimizer"]]
+        if list(map(id, values)) == list(map(id, self._current)):
             return  # The variables have them.
         self._current = []
-        for variable, value in zip([*self._weights, *self._optimizer_state], kept, strict=True):
+        for variable, value in zip([*self._weights, *self._optimizer_state], values, strict=True):
             variable.assign(array_tensors.tensor(np.asarray(value)))
 
     def _move(self, state: Any, total: list[tf.Tensor]) -> Any:
         """Releases the mean and takes a step of the optimizer; returns the state after it."""
         private, gradient = self._release(state, total)
-        self._optimizer.apply_gradients(zip(gradient, self._weights, strict=True))
+        self._optimizer.apply_gradients(zip(gradient, self._variables, strict=True))
         return private
 
     def _move_by_tensors(self, state: Any, total: list[tf.Tensor]) -> Any:
@@ -182,13 +187,13 @@ class PrivateSteps:
         done = int(self._optimizer.iterations)
         state = tf.nest.map_structure(tf.convert_to_tensor, state)
         total.reverse()
-        for position, weight in enumerate(self._weights):
+        for position, variable in enumerate(self._variables):
             given = state, tf.constant(position), total.pop()
             # A call of the function itself would warn of so many shapes.
             gradient = self._release_tensor.get_concrete_function(*given)(*given)
             del given
             self._optimizer.iterations.assign(done)  # All tensors' steps are one.
-            self._optimizer.apply_gradients([(gradient, weight)])
+            self._optimizer.apply_gradients([(gradient, variable)])
         return self._round.after_tensors(state)
 
     def _noised_tensor(self, state: Any, position: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
@@ -205,8 +210,8 @@ def _values(variables: Sequence[tf.Variable]) -> list[np.ndarray]:
     return [np.asarray(variable.read_value()) for variable in variables]
 
 
-def _kept(variable: tf.Variable) -> np.ndarray:
-    """Returns a copy of a value, which takes no memory if it is zero."""
+def kept(variable: tf.Variable) -> np.ndarray:
+    """Returns a copy of a variable's value, which takes no memory if it is zero."""
     value = np.asarray(variable.read_value())
     return value.copy() if value.any() else np.zeros(value.shape, value.dtype)
 

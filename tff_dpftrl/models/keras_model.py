@@ -77,6 +77,7 @@ def as_function(
     """
     _check(model)
     variables = [keras_versions.tensorflow_variable(v) for v in model.trainable_variables]
+    call = keras_versions.with_control_flow(model)
 
     def outputs(weights, inputs, training):
         # Keras 3 opens a scope of the model's name; one that begins with "_" must be in another.
@@ -85,13 +86,20 @@ def as_function(
         )
         loops = keras_versions.unrolled(model, unrolled and 0 < steps <= _UNROLLED)
         with tf.name_scope("model"), _replaced(variables, weights), loops:
-            return model(inputs, training=training)
+            return call(inputs, training=training)
 
     return outputs
 
 
 def _check(model: keras_versions.Model) -> None:
     keras_versions.refuse_ignored(model)
+    for part in keras_versions.parts(model):
+        dtype = getattr(part, "compute_dtype", None)
+        if dtype != getattr(part, "variable_dtype", dtype):
+            raise validation.UsageError(
+                f"model has the layer {part.name}, which computes in {dtype}: build it without a "
+                "mixed-precision policy."
+            )
     for owner in {owner for part in keras_versions.parts(model) for owner in type(part).__mro__}:
         if owner.__module__.partition(".")[0] in ("keras", "tensorflow"):
             continue

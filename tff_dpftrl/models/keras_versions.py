@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -32,6 +32,9 @@ Adafactor = tf.keras.optimizers.Adafactor
 Loss = tf.keras.losses.Loss
 MeanMetric = tf.keras.metrics.MeanMetricWrapper
 get_loss = tf.keras.losses.get
+LossFunction: Any = tf.keras.losses.MeanSquaredError.__base__
+"""The class of the losses that `compile` makes of functions, which Keras 2 keeps to itself."""
+LossScaleOptimizer = tf.keras.mixed_precision.LossScaleOptimizer
 PolynomialDecay = tf.keras.optimizers.schedules.PolynomialDecay
 
 _SEED_STATE = "seed_generator_state"
@@ -116,6 +119,15 @@ def refuse_ignored(model: Model) -> None:
             )
 
 
+def with_control_flow(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function in whose graph Python loops over tensors work, as they do in `fit`.
+
+    Keras 2 leaves those of layers and losses to AutoGraph, which it looks for around its calls.
+    """
+    autograph = tf.__internal__.autograph
+    return autograph.tf_convert(function, autograph.control_status_ctx())
+
+
 def parts(model: Model) -> Sequence[Any]:
     """Returns a model and all its layers, also those in layers."""
     if isinstance(model, tf.Module):
@@ -162,12 +174,76 @@ def is_tensorwise(optimizer: Optimizer) -> bool:
     Unknown classes may do anything. Those of Keras are, unless they clip all gradients together.
     """
     is_known = type(optimizer) in (SGD, Adam, AdamW, Adafactor)
-    return is_known and getattr(optimizer, "global_clipnorm", None) is None
+    coupled = ("global_clipnorm", "gradient_accumulation_steps")
+    return is_known and all(getattr(optimizer, option, None) is None for option in coupled)
+
+
+_EXCLUDED = ("", "_names", "_pattern")  # Variables; their names in Keras 2, and in Keras 3.
+
+
+def excludes_weights(optimizer: Optimizer) -> bool:
+    """Returns whether an optimizer knows weights, by name or as objects, that do not decay."""
+    kept = (getattr(optimizer, f"_exclude_from_weight_decay{x}", None) for x in _EXCLUDED)
+    return bool(optimizer.weight_decay) and any(kept)
+
+
+def trains_as_compiled(model: Model) -> bool:
+    """Returns whether the trainable weights are still those that `fit` would train.
+
+    Keras 2 trains those that `compile` found, Keras 3 those that its optimizer was built for.
+    """
+    if isinstance(model, tf.Module):
+        compiled, now = model._compiled_trainable_state, model._get_trainable_state()
+        return all(compiled.get(layer, each) == each for layer, each in now.items())
+    known = getattr(model.optimizer, "_trainable_variables", None)
+    return not known or list(map(id, known)) == list(map(id, model.trainable_variables))
+
+
+def overridden(thing: Any, methods: Sequence[str]) -> list[str]:
+    """Returns which of an object's methods, of those that Keras has, are not Keras' own."""
+    keras = Model.__module__.partition(".")[0]
+    found = ((name, getattr(thing, name, None)) for name in methods)
+    return [
+        name
+        for name, method in found
+        if method is not None and getattr(method, "__module__", "").partition(".")[0] != keras
+    ]
+
+
+def unreduced(loss: Any, *, is_compiled: bool) -> Any:
+    """Returns a loss as a function of targets and outputs that does not average over rows.
+
+    Args:
+      loss: Loss of Keras, its name, or a function.
+      is_compiled: Whether a function is called as `fit` calls one that a model is compiled with.
+    """
+    found = get_loss(loss)
+    if isinstance(found, Loss):
+        given, found = found, object.__new__(type(found))  # Keras 3 copies what it can write down.
+        vars(found).update(vars(given), reduction="none")
+    elif is_compiled:
+        found = LossFunction(found, reduction="none")
+    return found
+
+
+_TRIED_STEPS = (0, 1, 10, 100, 1000, 10_000)
 
 
 def optimizer_options(optimizer: Optimizer) -> dict[str, Any]:
     """Returns the options of an optimizer, named after its class.
 
-    Keras 3 counts the optimizers of a process in their names: a second "adam" is "adam_1".
+    Keras 3 counts the optimizers of a process in their names: a second "adam" is "adam_1". A
+    schedule that Keras cannot write down is described by its class and by some of its rates.
     """
-    return optimizer.get_config() | {"name": type(optimizer).__name__}
+    rate: Any = getattr(optimizer, "_learning_rate", None)
+    try:
+        options = optimizer.get_config()
+    except NotImplementedError:  # The schedule has no `get_config`.
+        optimizer._learning_rate = 0.0
+        try:
+            options = optimizer.get_config()
+        finally:
+            optimizer._learning_rate = rate
+        rates = [float(rate(tf.constant(step, tf.int64))) for step in _TRIED_STEPS]
+        options["learning_rate"] = {"class_name": type(rate).__name__, "rates": rates}
+    return options | {"name": type(optimizer).__name__}
