@@ -41,7 +41,7 @@ class File:
 _WORDS = "the words of the model's ids"
 _PRIVATE_WORDS = f"{_WORDS}, counted on protected users without noise: nothing covers them"
 _OPTIONS = "options, what was derived from them, versions; paths of files"
-_HELD_OUT = "exact figures of the held-out users"
+_HELD_OUT = "exact figures of the held-out data"
 _EXACT = "exact figures of the training users"
 
 _RUNS: tuple[Kind, ...] = ("training", "finetuning", "custom finetuning", "handed on")
@@ -81,7 +81,7 @@ FILES = (
         ("finetuning",),
     ),
     File("config.json", _OPTIONS, "yes, but"),
-    File("metrics.csv", "a row for each round: ε, and the held-out users", "yes, but"),
+    File("metrics.csv", "a row for each round: ε, and the held-out data", "yes, but"),
     File("metrics_README.md", "what each column of metrics.csv is", "yes"),
     File("held_out.json", _HELD_OUT, "yes, but"),
     File("curves.png", "loss and accuracy of each epoch", "yes, but", ("pretraining",)),

@@ -33,8 +33,8 @@ _PUBLISHABLE = (
     "is trained on is left out."
 )
 HELD_OUT = (
-    "Columns eval_… are exact, of held-out users or the data that the caller evaluated on; no "
-    "guarantee covers what they tell of these."
+    "Columns eval_… are exact, of the data that the run was evaluated on. No guarantee covers what "
+    "they say about the people in that data."
 )
 _NO_PROMISE = {
     "pretraining": "Nothing of this model is private: whoever has it may learn the text.",
