@@ -164,7 +164,7 @@ def test_a_fault_of_the_learning_process_that_begins_late_is_found(monkeypatch):
     report = configured.audit_config(config, num_clients=_NUM_CLIENTS, error_rate=_ERROR_RATE)
     assert _violated(report) == ["training: canaries as trials, single rounds"]
     (found,) = (one for one in report.findings if one.outcome == "violated")
-    assert found.says.startswith("Round 90 of 3 that were played alone")
+    assert found.says.startswith("Of 3 rounds played alone, round 90:")
     assert str(found.covers[0]) == "training rounds 64, 65 and 90 of 90"
     # Of the first 60 rounds canaries are in every tenth.
     assert "no test looked at 81 of 90 training rounds" in report.headline

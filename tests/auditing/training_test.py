@@ -344,7 +344,9 @@ def test_a_fault_that_begins_late_is_found_by_rounds_that_are_played_alone(momen
         "tensor 1 of 1",
     }
     (found,) = single(faulty, [31, 32, 40, 50])
-    assert found.outcome == "violated" and found.says.startswith("Round 51 of 4 that were played")
+    assert found.outcome == "violated" and found.says.startswith(
+        "Of 4 rounds played alone, round 51:"
+    )
     assert str(found.covers[0]) == "rounds 32, 33, 41 and 51 of 51"
     alone = [(t, number) for t, number in faulty.played[30:] if number]
     assert alone == [(t, _NUM_CANARIES // 2) for t in (31, 32, 40, 50)]

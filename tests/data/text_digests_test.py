@@ -2,6 +2,7 @@
 
 import random
 import sys
+import unicodedata
 
 import numpy as np
 import pytest
@@ -61,6 +62,23 @@ def test_they_are_read_as_they_were_written_and_tell_no_text(tmp_path):
     assert again.shared_users(public) == 1
     other = text_digests.TextDigests.of(public)
     assert other.key != digests.key and not np.intersect1d(other.texts, digests.texts).size
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_copy_in_another_normal_form_is_a_copy(form):
+    text = unicodedata.normalize(form, "Über Köln und Zürich führen schöne Straßen " * 4)
+    public, protected = _corpus({"x": [text], "y": ["so"]}), {"a": [], "b": ["nein"]}
+    key = bytes(16)
+    of_before = text_digests.TextDigests(  # Made by a version that did not normalise.
+        key,
+        np.array([text_digests._digest(key, "", " ".join(text.lower().split()))], np.uint64),
+        np.zeros([0], np.uint64),
+    )
+    for other in "NFC", "NFD":
+        users = _corpus(protected | {"a": [unicodedata.normalize(other, text)]})
+        assert user_text.shared_users(public, users) == 1
+        assert text_digests.TextDigests.of(public).shared_users(users) == 1
+        assert of_before.shared_users(users) == (form == other or form == "NFC")
 
 
 def test_a_sample_of_a_large_corpus_still_finds_copies(monkeypatch):

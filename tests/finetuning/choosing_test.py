@@ -186,7 +186,9 @@ def test_a_drawn_group_size_refuses_nothing_since_that_would_show_the_draw():
     plan = chosen.privacy.plan
     assert (plan.expected_units, plan.num_units) == (1000, 250 * (4 + 16 + 16 + 16))
     assert plan.group_size_epsilon == 1.0
-    assert chosen.reasons[0] == "A step expects 1000 examples: the pool is below compute_budget."
+    assert chosen.reasons[0] == (
+        "A step expects 1000 examples, one for each user: the pool is below compute_budget."
+    )
     alone = _options(sampling="example", compute_budget=256, group_size_epsilon=1.0, clip_norm=1.0)
     users = example_sampling.of_sizes([1] * 20)
     plan = choosing.choose(alone, users, None, num_parameters=10).privacy.plan

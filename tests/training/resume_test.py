@@ -317,6 +317,8 @@ def test_a_run_goes_on_with_the_rule_of_its_vocabulary(uninterrupted, tmp_path):
     shutil.copytree(uninterrupted[0], output)
     _edit(output / "vocabulary.json", lambda content: content.update(format=1))
     assert opening.open_run(None, output).text.words.word_rule == tokenizer.NO_MARKS
+    with pytest.raises(ValueError, match="The words of the vocabulary are no longer those"):
+        run.train(None, output)  # It began with the rule of today.
 
 
 @pytest.mark.slow

@@ -275,7 +275,7 @@ def _without_bounds(findings: Sequence[audit_report.Finding]) -> tuple[audit_rep
 
 
 def _later_rounds(config: config_lib.TrainingConfig, num_rounds: int, after: int) -> list[int]:
-    """Returns rounds to play alone: around powers of two and restarts, and the last one."""
+    """Returns rounds to play alone: around powers of two, two restarts, and the last one."""
     last = min(num_rounds, aggregator_lib.MOST_ROUNDS_WITHOUT_CLIENTS) - 1
     powers = [2**k for k in range(last.bit_length())]
     restarts = [t for t in config.starts if after < t <= last]

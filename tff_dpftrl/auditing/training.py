@@ -290,7 +290,7 @@ def audit_single_rounds(
     worst = max(found, key=lambda t: (found[t].outcome == "violated", found[t].mu_at_least or 0.0))
     finding = dataclasses.replace(
         found[worst],
-        says=f"Round {worst + 1} of {len(found)} that were played alone: {found[worst].says}",
+        says=f"Of {len(found)} rounds played alone, round {worst + 1}: {found[worst].says}",
         error_rate=game.error_rate,
         trials=number * len(found),
         covers=_covers(found, max(rounds) + 1, canaries),

@@ -44,8 +44,11 @@ _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 # Sentences of some scripts have no spaces. WordPiece takes each Chinese character as a word, as in
 # BERT, and cuts words that would be too long for it.
 _LONGEST_WORD = 100
-IDEOGRAPH = re.compile("([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af])")
-"""Expression of a Chinese character."""
+IDEOGRAPH = re.compile(
+    "([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af]"
+    "[\ufe00-\ufe0f\U000e0100-\U000e01ef]*)"
+)
+"""Expression of a Chinese character, with its variation selectors."""
 
 
 @dataclasses.dataclass(frozen=True)

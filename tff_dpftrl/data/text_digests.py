@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from tff_dpftrl import durable_files, validation
-from tff_dpftrl.data import user_text
+from tff_dpftrl.data import tokenizer, user_text
 
 _MOST = 2**20
 _LARGEST = np.uint64(2**64 - 1)
@@ -67,13 +67,21 @@ class TextDigests:
         """
         shared = 0
         for user_id in protected.user_ids:
-            texts = user_text.normal_texts(protected.examples(user_id))
-            compared = {text: _digest(self.key, "", text) for text in texts}
-            compared = {text: d for text, d in compared.items() if d <= _bound(self.texts)}
-            is_copied = user_text.is_long(compared) and _has_all(self.texts, compared.values())
-            with_id = (_digest(self.key, user_id, text) for text in texts)
-            shared += is_copied or any(_has_all(self.texts_of_users, [one]) for one in with_id)
+            examples = protected.examples(user_id)
+            # Earlier versions made digests of texts as they were, not normalised.
+            shared += any(
+                self._has_texts_of(user_id, user_text.normal_texts(examples, version))
+                for version in (tokenizer.LATEST, tokenizer.NO_MARKS)
+            )
         return shared
+
+    def _has_texts_of(self, user_id: str, texts: frozenset[str]) -> bool:
+        compared = {text: _digest(self.key, "", text) for text in texts}
+        compared = {text: d for text, d in compared.items() if d <= _bound(self.texts)}
+        with_id = (_digest(self.key, user_id, text) for text in texts)
+        return (user_text.is_long(compared) and _has_all(self.texts, compared.values())) or any(
+            _has_all(self.texts_of_users, [one]) for one in with_id
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the digests to a file.

@@ -232,9 +232,13 @@ def shared_users(public: UserText, protected: UserText) -> int:
     return shared
 
 
-def normal_texts(texts: Iterable[str]) -> frozenset[str]:
-    """Returns texts as they are compared: in lower case, with single blanks, without empty ones."""
-    return frozenset(" ".join(text.lower().split()) for text in texts if text.strip())
+def normal_texts(texts: Iterable[str], version: int = tokenizer.LATEST) -> frozenset[str]:
+    """Returns texts as they are compared: normalised, in lower case, with single blanks.
+
+    Empty ones are left out.
+    """
+    words = (tokenizer.normalised(text, version).lower().split() for text in texts)
+    return frozenset(" ".join(each) for each in words if each)
 
 
 def is_long(texts: Iterable[str]) -> bool:

@@ -121,6 +121,12 @@ class Vocabulary:
             )
 
     @property
+    def identity(self) -> tuple[str, ...]:
+        """Words, and the rule if it is a later one: both stay the same while a run lasts."""
+        rule = () if self.word_rule == tokenizer.NO_MARKS else (f"rule {self.word_rule}",)
+        return (*self.words, *rule)
+
+    @property
     def size(self) -> int:
         """Number of ids: the words and four special tokens."""
         return len(self.words) + 4

@@ -279,7 +279,8 @@ def _sampled(
 ) -> Chosen:
     if plan.sampling == plan_lib.EXAMPLE and plan.expected_units < options.budget:
         why += (
-            f"A step expects {plan.expected_units:g} examples: the pool is below compute_budget.",
+            f"A step expects {plan.expected_units:g} examples, one for each user: the pool is "
+            "below compute_budget.",
         )
     clip_norm, source = _clip_norm(options, public, plan.rows_per_unit)
     private = run_privacy.SampledFinetuning.of(

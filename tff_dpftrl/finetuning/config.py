@@ -106,8 +106,8 @@ class FinetuningConfig(language_config.TextConfig):
     compute_budget: int | None = _option(
         None,
         "B: gradients expected in a step, of one example each. If not given, cohort_size times "
-        f"group_size, or {group_sizes.COMPUTE_BUDGET}. One for each user if that is more than the "
-        "examples that a group size chosen by the private median leaves.",
+        f"group_size, or {group_sizes.COMPUTE_BUDGET}. If the private median "
+        "leaves fewer examples than B, B is the number of users.",
         "fine-tuning",
         1,
     )

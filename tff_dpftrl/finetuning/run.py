@@ -475,7 +475,7 @@ def _identities(
         "training users": users.ids,
         "numbers of the users' examples": list(map(str, users.num_examples)),
         manifest.TEXTS: [task.train.survey.digest],
-        "model and words": [repr(table.describe(task.model)), *task.words.words],
+        "model and words": [repr(table.describe(task.model)), *task.words.identity],
         **part.identities(),
     }
 

@@ -297,6 +297,6 @@ def _identities(
     return {
         **released,
         "training users": language_task.train.user_ids,
-        "words of the vocabulary": language_task.words.words,
+        "words of the vocabulary": language_task.words.identity,
         manifest.TEXTS: [language_task.train.survey.digest],
     }
