@@ -21,10 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import math
 import os
-import pathlib
 import queue
 import random
 import threading
@@ -32,7 +30,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from tff_dpftrl import validation
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.runtime.device import backoff, session
 from tff_dpftrl.runtime.device import eligibility as eligibility_lib
 
@@ -337,13 +335,5 @@ def lock(path: str | os.PathLike[str] | None) -> Iterator[bool]:
     if path is None:
         yield True
         return
-    descriptor = os.open(pathlib.Path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-    finally:
-        os.close(descriptor)
+    with durable_files.locked(path) as is_ours:
+        yield is_ours
