@@ -193,9 +193,8 @@ def test_what_cannot_be_claimed_of_the_whole_run_is_refused(tmp_path, claim, mes
 
 
 def test_a_loop_of_another_kind_of_claim_or_with_other_fields_is_refused(tmp_path):
-    then = dp_fedavg.DpFedAvg(np.float64(0.1), 1.0, 5)
+    then = dp_fedavg.DpFedAvg(0.1, 1.0, 5)
     _loop(tmp_path, [], then)
-    _loop(tmp_path, [], then, num_rounds=3)
     fields = [(field.name, field.type) for field in dataclasses.fields(then)]
     other = dataclasses.make_dataclass("Other", fields)(0.1, 1.0, 5)
     with pytest.raises(ValueError, match="began with class 'DpFedAvg', and this claim has 'Other'"):
@@ -203,6 +202,11 @@ def test_a_loop_of_another_kind_of_claim_or_with_other_fields_is_refused(tmp_pat
     more = dataclasses.make_dataclass("DpFedAvg", [*fields, ("more", int)])(0.1, 1.0, 5, 7)
     with pytest.raises(ValueError, match="began with more None, and this claim has 7"):
         _loop(tmp_path, [], more)
+
+
+def test_numbers_of_numpy_are_plain_values(tmp_path):
+    _loop(tmp_path, [], _Claim(np.int64(5)))
+    _loop(tmp_path, [], _Claim(5), num_rounds=3)
 
 
 def test_a_loop_with_another_part_for_the_noise_is_refused(tmp_path):
@@ -242,15 +246,16 @@ def test_of_two_that_begin_at_once_one_is_refused(tmp_path, monkeypatch):
 
 
 def test_who_begins_late_changes_nothing_of_the_run(tmp_path, monkeypatch):
-    save = checkpoint.CheckpointFolder.save
+    """The first one begins when the second one has found the folder free."""
+    exist = committed_rounds.CommittedRounds.exist
 
-    def first_the_other(*args):
-        monkeypatch.setattr(checkpoint.CheckpointFolder, "save", save)
-        _loop(tmp_path, [])
-        return save(*args)
+    def early(folder):
+        monkeypatch.setattr(committed_rounds.CommittedRounds, "exist", exist)
+        _loop(folder, [])
+        return False
 
-    monkeypatch.setattr(checkpoint.CheckpointFolder, "save", first_the_other)
-    with pytest.raises(validation.UsageError, match="exists already"):
+    monkeypatch.setattr(committed_rounds.CommittedRounds, "exist", early)
+    with pytest.raises(validation.UsageError, match="holds a run already"):
         _loop(tmp_path, [], dataclasses.replace(_CLAIM, noise_multiplier=2.0))
     released = []
     _loop(tmp_path, released, num_rounds=3)

@@ -27,7 +27,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from typing import Generic, TypeVar
 
 from tff_dpftrl import durable_files, validation
@@ -311,29 +311,13 @@ def run_jobs(
                     f"No session of {job.population} now: the device is not {' and '.join(unmet)}."
                 )
                 schedule.missed(job.population)
-            elif len(sessions) or locked.enter_context(lock(lock_file)):
+            elif (
+                len(sessions)
+                or lock_file is None
+                or locked.enter_context(durable_files.locked(lock_file))
+            ):
                 sessions.begin(job.population)
             else:
                 locked.close()
                 progress("Another process of this device has a session: waiting for its end.")
                 wait(look_again_s)
-
-
-@contextlib.contextmanager
-def lock(path: str | os.PathLike[str] | None) -> Iterator[bool]:
-    """Tries to hold the lock of a device's sessions; the end of the process releases it.
-
-    Args:
-      path: Path of the lock file; None if there is one process.
-
-    Yields:
-      Whether this process holds the lock; another process does if not.
-
-    Raises:
-      OSError: If the file cannot be used.
-    """
-    if path is None:
-        yield True
-        return
-    with durable_files.locked(path) as is_ours:
-        yield is_ours
