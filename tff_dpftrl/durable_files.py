@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import pathlib
 import secrets
@@ -137,6 +138,31 @@ def new_folder(path: str | os.PathLike[str], *, replace: bool = False) -> Iterat
         raise
     sync_folder(path.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(path: str | os.PathLike[str]) -> Iterator[bool]:
+    """Tries to hold a lock, which is free again when the process ends.
+
+    Args:
+      path: Path of the lock file; made, for the owner only, if missing.
+
+    Yields:
+      Whether this process holds the lock; another process does if not.
+
+    Raises:
+      OSError: If the file cannot be used.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

@@ -16,10 +16,11 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from tests.runtime.device import wire_server
 from tests.runtime.plans import plain_plans
 from tests.runtime.protocol import certificates
+from tff_dpftrl import durable_files
 from tff_dpftrl.cli import main
 from tff_dpftrl.data import tables
 from tff_dpftrl.runtime import server_bundle, signing_keys
-from tff_dpftrl.runtime.device import example_store, named_tensors, scheduler, text_examples
+from tff_dpftrl.runtime.device import example_store, named_tensors, text_examples
 from tff_dpftrl.runtime.fleet import fleet
 from tff_dpftrl.runtime.plans import approvals, plan_pb2, signing, tensor_values
 from tff_dpftrl.runtime.protocol import attestation, certificate_attestation
@@ -214,7 +215,7 @@ def test_a_session_that_fails_is_one_line(folder, server, capsys):
 def test_a_second_process_of_the_device_leaves_it_alone(folder, server, capsys):
     (folder / "my.sqlite.device").mkdir()
     server.script = None
-    with scheduler.lock(folder / "my.sqlite.device/lock") as is_ours:
+    with durable_files.locked(folder / "my.sqlite.device/lock") as is_ours:
         assert is_ours
         assert main.main(_arguments(folder, server, "--once")) == 1
     [line] = capsys.readouterr().err.split("\n")[1:-1]

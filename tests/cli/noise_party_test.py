@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives import serialization
 
 from tests.runtime.device import wire_server
 from tests.runtime.noise_party import noisy_task
+from tff_dpftrl import durable_files
 from tff_dpftrl.cli import main
 from tff_dpftrl.runtime import signing_keys
-from tff_dpftrl.runtime.device import scheduler
 from tff_dpftrl.runtime.tasks import task_folder
 
 
@@ -102,7 +102,7 @@ def test_a_party_gives_noise_and_says_what_it_gave(party, folder, server, capsys
 
 
 def test_a_party_has_one_process(party, folder, capsys):
-    with scheduler.lock(folder / "lock"):
+    with durable_files.locked(folder / "lock"):
         assert party(noisy_task.make()) != 0
     assert "another process is this noise party" in capsys.readouterr().err
 

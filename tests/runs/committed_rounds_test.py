@@ -7,15 +7,16 @@ import itertools
 import pathlib
 import stat
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests import kills
-from tff_dpftrl import durable_files, private_round
-from tff_dpftrl.accounting import guarantee
-from tff_dpftrl.mechanisms import identity
-from tff_dpftrl.participation import ledger_rules, recount, schema
+from tff_dpftrl import durable_files, private_round, validation
+from tff_dpftrl.accounting import amplified_banded, dp_fedavg, guarantee
+from tff_dpftrl.mechanisms import banded, banded_toeplitz, identity, serialization
+from tff_dpftrl.participation import ledger, ledger_rules, recount, schema
 from tff_dpftrl.runs import checkpoint, committed_rounds
 
 State = collections.namedtuple("State", ["weights", "aggregator"])
@@ -82,7 +83,7 @@ _CLAIM = guarantee.dp_ftrl_guarantee(
 )
 
 
-def _loop(folder: pathlib.Path, released: list[int], claim=_CLAIM, num_rounds=2) -> State:
+def _loop(folder: pathlib.Path, released: list[int], claim: Any = _CLAIM, num_rounds=2) -> State:
     """A loop as users write it."""
     rounds, state = committed_rounds.begin_or_resume(folder, lambda: _START, _SCHEMA, claim)
     try:
@@ -106,6 +107,8 @@ def test_a_loop_may_be_killed_at_any_moment(tmp_path):
         if (folder / "ledger.sqlite").exists():
             counted = recount.recount(folder / "ledger.sqlite")
             assert counted.committed_rounds >= len(released), events
+        else:
+            assert not released, events
         np.testing.assert_array_equal(_loop(folder, released).weights, expected)
         assert len(_checkpoints(folder)) == 1
         assert len(released) == len(set(released)), events
@@ -125,6 +128,139 @@ def test_a_loop_of_another_claim_is_refused_by_name(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         _loop(tmp_path, [], dataclasses.replace(_CLAIM, **change))
     _loop(tmp_path, [], dataclasses.replace(_CLAIM, delta=1e-7))
+
+
+_SWAPPED = [banded_toeplitz.BandedToeplitz(c) for c in [(1.0, 0.5, 0.25), (1.0, 0.25, 0.5)]]
+
+
+@pytest.mark.parametrize(
+    "strategies",
+    [_SWAPPED, [banded.Banded([[0.6, 0.0], *[[0.6, below]] * 7]) for below in (0.8, -0.8)]],
+    ids=lambda strategies: type(strategies[0]).__name__,
+)
+def test_a_loop_of_another_strategy_of_the_same_sensitivity_is_refused(tmp_path, strategies):
+    apart = schema.MinSep(num_rounds=8, min_sep=4, max_participations=2)
+    first, second = (
+        guarantee.dp_ftrl_guarantee(strategy, noise_multiplier=1.0, schema=apart, delta=1e-6)
+        for strategy in strategies
+    )
+    assert first == second
+
+    def begin(claim: guarantee.Guarantee) -> None:
+        committed_rounds.begin_or_resume(tmp_path, lambda: _START, apart, claim)[0].close()
+
+    begin(first)
+    with pytest.raises(ValueError, match=r"began with strategy .*load_strategy\(.*strategy.json"):
+        begin(second)
+    kept = serialization.load(tmp_path / "strategy.json")
+    begin(dataclasses.replace(first, strategy=kept))
+
+
+def test_a_banded_claim_by_cyclic_sampling_is_bound_to_its_strategy(tmp_path):
+    then, now = (
+        amplified_banded.AmplifiedBanded.from_strategy(
+            strategy, noise_multiplier=1.0, num_rounds=5, num_groups=3, sampling_probability=0.1
+        )
+        for strategy in _SWAPPED
+    )
+    _loop(tmp_path, [], then)
+    with pytest.raises(ValueError, match="began with strategy"):
+        _loop(tmp_path, [], now)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Claim:
+    """Claim of a user's own."""
+
+    value: Any = 1.0
+
+
+@pytest.mark.parametrize(
+    "claim, message",
+    [
+        (object(), "claim must be a dataclass of .*, got a object"),
+        ("ε = 1", "claim must be a dataclass of .*, got a str"),
+        (_Claim(object()), "got a _Claim: a object is no plain value"),
+        (_Claim(float("nan")), "got a _Claim: Out of range float"),
+        (dp_fedavg.DpFedAvg(0.1, 1.0, 4), "made for 4 rounds, and declared allows 5"),
+        (dataclasses.replace(_CLAIM, strategy=None), "claim has no strategy"),
+    ],
+)
+def test_what_cannot_be_claimed_of_the_whole_run_is_refused(tmp_path, claim, message):
+    with pytest.raises(validation.UsageError, match=message):
+        _loop(tmp_path, [], claim)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loop_of_another_kind_of_claim_or_with_other_fields_is_refused(tmp_path):
+    then = dp_fedavg.DpFedAvg(0.1, 1.0, 5)
+    _loop(tmp_path, [], then)
+    fields = [(field.name, field.type) for field in dataclasses.fields(then)]
+    other = dataclasses.make_dataclass("Other", fields)(0.1, 1.0, 5)
+    with pytest.raises(ValueError, match="began with class 'DpFedAvg', and this claim has 'Other'"):
+        _loop(tmp_path, [], other)
+    more = dataclasses.make_dataclass("DpFedAvg", [*fields, ("more", int)])(0.1, 1.0, 5, 7)
+    with pytest.raises(ValueError, match="began with more None, and this claim has 7"):
+        _loop(tmp_path, [], more)
+
+
+def test_numbers_of_numpy_are_plain_values(tmp_path):
+    _loop(tmp_path, [], _Claim(np.int64(5)))
+    _loop(tmp_path, [], _Claim(5), num_rounds=3)
+
+
+def test_a_loop_with_another_part_for_the_noise_is_refused(tmp_path):
+    _loop(tmp_path, [])
+    with pytest.raises(ValueError, match="began with noise_part 'aggregator', .* has 'weights'"):
+        committed_rounds.begin_or_resume(
+            tmp_path, lambda: _START, _SCHEMA, _CLAIM, noise_part="weights"
+        )
+    _run(tmp_path / "other", num_rounds=1)
+    with pytest.raises(ValueError, match="noise_part 'noise' is no part of the state"):
+        _run(tmp_path / "other", noise_part="noise")
+
+
+def test_a_run_without_its_ledger_does_not_begin_anew(tmp_path):
+    _loop(tmp_path, [], num_rounds=1)
+    (tmp_path / "ledger.sqlite").unlink()
+    before = _checkpoints(tmp_path)
+    with pytest.raises(ValueError, match=r"ledger.sqlite is missing: restore it, or name another"):
+        _loop(tmp_path, [])
+    assert _checkpoints(tmp_path) == before
+
+
+def test_of_two_that_begin_at_once_one_is_refused(tmp_path, monkeypatch):
+    """The second one begins when the first one has found the folder free."""
+    key, released = ledger.pseudonyms.Pseudonyms.create, []
+
+    def late(path):
+        monkeypatch.setattr(ledger.pseudonyms.Pseudonyms, "create", key)
+        with pytest.raises(validation.UsageError, match="another process makes it"):
+            _loop(tmp_path, [], dataclasses.replace(_CLAIM, noise_multiplier=2.0))
+        return key(path)
+
+    monkeypatch.setattr(ledger.pseudonyms.Pseudonyms, "create", late)
+    _loop(tmp_path, released)
+    assert released == [0, 1]
+    _loop(tmp_path, released, num_rounds=3)
+
+
+def test_who_begins_late_changes_nothing_of_the_run(tmp_path, monkeypatch):
+    """The first one begins when the second one has found the folder free."""
+    exist = committed_rounds.CommittedRounds.exist
+
+    def early(folder):
+        monkeypatch.setattr(committed_rounds.CommittedRounds, "exist", exist)
+        _loop(folder, [])
+        return False
+
+    monkeypatch.setattr(committed_rounds.CommittedRounds, "exist", early)
+    with pytest.raises(validation.UsageError, match="holds a run already"):
+        _loop(tmp_path, [], dataclasses.replace(_CLAIM, noise_multiplier=2.0))
+    released = []
+    _loop(tmp_path, released, num_rounds=3)
+    assert released == [2]
+    assert not list(tmp_path.glob(".*"))
 
 
 Other = collections.namedtuple("Other", ["weights", "aggregator", "momentum"])

@@ -47,12 +47,16 @@ class AmplifiedBanded:
       num_rounds: Number of rounds n.
       num_groups: Number of groups of clients that take turns.
       units_per_client: Largest number G of units of one client, each sampled by itself.
+      strategy: The strategy itself; None if only its cost is known.
     """
 
     sampled: dp_fedavg.DpFedAvg
     num_rounds: int
     num_groups: int
     units_per_client: int = 1
+    strategy: strategy_lib.Strategy | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
 
     @classmethod
     def from_strategy(
@@ -96,7 +100,7 @@ class AmplifiedBanded:
             sampling_probability, noise_multiplier / once.value, math.ceil(num_rounds / num_groups)
         )
         units_per_client = validation.integer("units_per_client", units_per_client, minimum=1)
-        return cls(sampled, num_rounds, int(num_groups), units_per_client)
+        return cls(sampled, num_rounds, int(num_groups), units_per_client, strategy)
 
     def epsilon(self, delta: float) -> float:
         """Computes epsilon at `delta`, by privacy loss distributions."""

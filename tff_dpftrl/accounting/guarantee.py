@@ -54,6 +54,7 @@ class Guarantee:
       claimed_by_author: Whether the strategy is of a class outside this package, so that its
         sensitivity is what the author of the class says.
       others: All else that the run releases about the same clients. μ, ρ and ε are of the whole.
+      strategy: The strategy itself; None if only its sensitivity is known.
     """
 
     mechanism: str
@@ -68,6 +69,9 @@ class Guarantee:
     clipped_by_caller: bool = False
     claimed_by_author: bool = False
     others: tuple[parts.Part, ...] = ()
+    strategy: strategy_lib.Strategy | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
 
     def __post_init__(self):
         validation.delta(self.delta)
@@ -237,6 +241,7 @@ def dp_ftrl_guarantee(
         clipped_by_caller=bool(clipped_by_caller),
         claimed_by_author=not serialization.is_built_in(strategy),
         others=others,
+        strategy=strategy,
     )
 
 

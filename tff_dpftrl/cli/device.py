@@ -13,7 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from tff_dpftrl import validation
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.cli import config_flags, trust_flags
 from tff_dpftrl.runtime.device import backoff
 
@@ -306,7 +306,7 @@ def _take_part(args: argparse.Namespace) -> int:
         )
         lock_file = folder / "lock"
         if args.once:
-            with scheduler.lock(lock_file) as is_ours:
+            with durable_files.locked(lock_file) as is_ours:
                 if not is_ours:
                     raise OSError(
                         f"another process of this device has a session ({lock_file} is locked)"

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl import validation
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.cli import output as output_lib
 from tff_dpftrl.cli import trust_flags
 
@@ -130,7 +130,6 @@ def _run(args: argparse.Namespace) -> int:
         )
     validation.integer("--most-skipped", args.most_skipped, minimum=0)
     from tff_dpftrl.runtime import signing_keys
-    from tff_dpftrl.runtime.device import scheduler
     from tff_dpftrl.runtime.tasks import task_folder
 
     folder = pathlib.Path(args.folder)
@@ -148,7 +147,7 @@ def _run(args: argparse.Namespace) -> int:
     promise = promise_lib.Promise(task, public)
     digest = task.terms.digest()
     with contextlib.ExitStack() as stack:
-        if not stack.enter_context(scheduler.lock(folder / _LOCK)):
+        if not stack.enter_context(durable_files.locked(folder / _LOCK)):
             raise OSError(f"another process is this noise party ({folder / _LOCK} is locked)")
         ledger = stack.enter_context(
             contextlib.closing(

@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tff_dpftrl import validation
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.participation import ledger_file, observed, pseudonyms
 from tff_dpftrl.participation import ledger_rules as rules
 from tff_dpftrl.participation import schema as schema_lib
@@ -119,15 +119,24 @@ class Ledger:
           The ledger, open and locked.
 
         Raises:
-          ValueError: If there is a file at `path` already.
+          ValueError: If there is a file at `path` already, or another process makes one.
           OSError: If the files cannot be written.
         """
-        if pathlib.Path(path).exists():
+        path = pathlib.Path(path)
+        lock = path.with_name(f".{path.name}.unfinished")
+        # Two that begin at once would replace each other's key and ledger.
+        with durable_files.locked(lock) as is_ours:
+            is_new = is_ours and not path.exists()
+            if is_new:
+                key = pseudonyms.Pseudonyms.create(ledger_file.key_path(path))
+                ledger_file.create(path, declared, initial_checkpoint, key.check)
+            if is_ours:
+                lock.unlink(missing_ok=True)  # Whoever locks a new one finds the ledger.
+        if not is_new:
             raise validation.UsageError(
-                f"{path} exists already: open it to resume, or choose another path."
+                f"{path} exists already, or another process makes it: open it to resume, or "
+                "choose another path."
             )
-        key = pseudonyms.Pseudonyms.create(ledger_file.key_path(path))
-        ledger_file.create(path, declared, initial_checkpoint, key.check)
         return cls.open(path, declared, budget_guard=budget_guard)
 
     @classmethod

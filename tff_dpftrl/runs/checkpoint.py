@@ -194,6 +194,12 @@ class CheckpointFolder:
                 _write(file, snapshot, saved)
         return fingerprint.result()
 
+    def has_later_rounds(self) -> bool:
+        """Returns whether there is a checkpoint after round 0."""
+        return any(
+            not path.name.startswith("round_00000000_") for path in self.folder.glob("round_*.npz")
+        )
+
     def keep_only(self, rounds_done: int, fingerprint: str) -> None:
         """Removes all checkpoints but one; call it when the ledger has committed to that.
 

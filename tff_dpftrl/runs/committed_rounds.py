@@ -15,6 +15,7 @@ begun can then only be repeated with the same cohort and the same noise.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -22,7 +23,11 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from tff_dpftrl import durable_files, json_text, private_round, validation
+from tff_dpftrl.mechanisms import serialization
+from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import checkpoint
@@ -30,6 +35,7 @@ from tff_dpftrl.runs import checkpoint
 _LEDGER = "ledger.sqlite"
 _CHECKPOINTS = "checkpoints"
 _CLAIM = "claim.json"
+_STRATEGY = "strategy.json"
 
 
 def begin_or_resume(
@@ -54,7 +60,8 @@ def begin_or_resume(
         process of `tff.learning`: a nested structure of arrays.
       declared: Participation schema that the run promises.
       claim: What is claimed of the whole run, a dataclass such as `aggregator.guarantee(…)`. The
-        run cannot go on with a process of another claim, but for δ.
+        run cannot go on with a process of another claim or strategy, but for δ. The folder keeps
+        the strategy, for `load_strategy`, in `strategy.json`.
       noise_part: Part of the state that decides the noise of the next round, and differs in every
         round.
 
@@ -62,8 +69,9 @@ def begin_or_resume(
       The rounds, open, and the state that the next one continues from.
 
     Raises:
-      UsageError: If the folder is in use, or holds a run of another claim, schema or structure of
-        the state; or if the state has no `noise_part`.
+      UsageError: If the folder is in use, has lost its ledger, or holds a run of another claim,
+        schema, `noise_part` or structure of the state; if the state has no `noise_part`; or if
+        the claim is of fewer rounds than declared, or no dataclass of plain values.
       OSError: If a file cannot be written.
     """
     folder = pathlib.Path(folder)
@@ -71,30 +79,84 @@ def begin_or_resume(
         raise validation.UsageError(
             f"claim is made for {claim.schema}, and declared is {declared}: give one schema."
         )
-    now = json_text.parse(json.dumps(dataclasses.asdict(claim), sort_keys=True, default=str))
-    now.pop("delta", None)
-    state = initialize()
-    if not CommittedRounds.exist(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        durable_files.write(folder / _CLAIM, json.dumps(now).encode(), private=True)
-        rounds = CommittedRounds.create(
-            folder, declared, state, {}, noise_part=noise_part, binding=json.dumps(now)
+    if getattr(claim, "num_rounds", declared.num_rounds) < declared.num_rounds:
+        raise validation.UsageError(
+            f"claim is made for {claim.num_rounds} rounds, and declared allows "
+            f"{declared.num_rounds}: claim all of them, or declare fewer."
         )
-        return rounds, state
-    then = json_text.read_object(folder / _CLAIM)
-    for name, value in then.items():
-        if now.get(name) != value:
-            raise validation.UsageError(
-                f"The run in {folder} began with {name} {value!r}, and this claim has "
-                f"{now.get(name)!r}: go on with the former, or name another folder."
-            )
-    binding = json.dumps(then)
-    rounds = CommittedRounds.open(folder, declared, noise_part=noise_part, binding=binding)
+    now = _as_bound(claim) | {"noise_part": noise_part}
+    path, state, is_new = folder / _CLAIM, initialize(), not CommittedRounds.exist(folder)
+    then = json_text.read_object(path) if path.exists() and not is_new else now
+    options: dict[str, Any] = {"noise_part": noise_part, "binding": json.dumps(then)}
+    if not is_new:
+        _check_same(folder, then, now)
+        rounds = CommittedRounds.open(folder, declared, **options)
+    else:
+        rounds = CommittedRounds.create(folder, declared, state, {}, **options)
     try:
-        return rounds, rounds.restore()[0].in_structure_of(state, by_name=True)
+        if not is_new:
+            state = rounds.restore()[0].in_structure_of(state, by_name=True)
+        # The claim is bound to the state: its file says what differs. Who has the ledger writes it.
+        if is_new or not path.exists():
+            _keep_strategy(folder, claim)
+            durable_files.write(path, json.dumps(now).encode(), private=True)
     except BaseException:
         rounds.close()
         raise
+    return rounds, state
+
+
+def _as_bound(claim: Any) -> dict[str, Any]:
+    """Returns what a run cannot change of its claim, as JSON has it."""
+    strategy = getattr(claim, "strategy", "")
+    if strategy is None:
+        raise validation.UsageError(
+            "claim has no strategy, which a run must not change: take the claim of "
+            "aggregator.guarantee(…) or dp_ftrl_guarantee(…)."
+        )
+    try:
+        values = {"class": type(claim).__name__} | dataclasses.asdict(claim)
+        values.pop("delta", None)
+        if isinstance(strategy, strategy_lib.Strategy):
+            digest = hashlib.sha256(_json(strategy.to_dict()).encode()).hexdigest()
+            values["strategy"] = f"{type(strategy).__name__} {digest}"
+        return json_text.parse(_json(values))
+    except (TypeError, ValueError) as error:
+        raise validation.UsageError(
+            f"claim must be a dataclass of finite numbers, texts, lists and dicts, such as "
+            f"aggregator.guarantee(…), got a {type(claim).__name__}: {error}."
+        ) from error
+
+
+def _json(values: dict[str, Any]) -> str:
+    def number(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        raise TypeError(f"a {type(value).__name__} is no plain value")
+
+    return json.dumps(values, sort_keys=True, default=number, allow_nan=False)
+
+
+def _check_same(folder: pathlib.Path, then: dict[str, Any], now: dict[str, Any]) -> None:
+    for name in sorted(then.keys() | now.keys()):
+        if then.get(name) != now.get(name):
+            kept = folder / _STRATEGY
+            is_kept = name == "strategy" and kept.exists()
+            load = f", tff_dpftrl.load_strategy({str(kept)!r})" if is_kept else ""
+            raise validation.UsageError(
+                f"The run in {folder} began with {name} {then.get(name)!r}, and this claim has "
+                f"{now.get(name)!r}: go on with the former{load}, or name another folder."
+            )
+
+
+def _keep_strategy(folder: pathlib.Path, claim: Any) -> None:
+    strategy = getattr(claim, "strategy", None)
+    if isinstance(strategy, strategy_lib.Strategy):
+        try:
+            text = serialization.strategy_to_json(strategy)
+        except validation.UsageError:  # Only code of others can make it again.
+            return
+        durable_files.write(folder / _STRATEGY, text.encode(), private=True)
 
 
 class CommittedRounds:
@@ -164,12 +226,13 @@ class CommittedRounds:
                 f"{folder} holds a run already: open it, or name another folder."
             )
         checkpoints = _checkpoints(folder, binding)
-        snapshot = checkpoint.Snapshot.of(state)
-        if noise_part is not None and not snapshot.part(noise_part):
+        if checkpoints.has_later_rounds():
             raise validation.UsageError(
-                f"noise_part {noise_part!r} is no part of the state, which has {snapshot.paths}: "
-                "name the part that decides the noise of the next round."
+                f"{folder} holds the state of a run whose {_LEDGER} is missing: restore it, or "
+                "name another folder."
             )
+        snapshot = checkpoint.Snapshot.of(state)
+        _check_noise_part(snapshot, noise_part)
         fingerprint = checkpoints.save(0, snapshot, saved)
         path = folder / _LEDGER
         participation = ledger.Ledger.create(
@@ -231,6 +294,7 @@ class CommittedRounds:
             else.
         """
         snapshot, saved = self.read()
+        _check_noise_part(snapshot, self._noise_part)
         self._remember(snapshot, self._ledger.last_checkpoint)
         return snapshot, saved
 
@@ -322,6 +386,14 @@ class CommittedRounds:
         self._fingerprint = fingerprint
         if self._noise_part is not None:
             self._noise_fingerprint = snapshot.fingerprint(part=self._noise_part)
+
+
+def _check_noise_part(snapshot: checkpoint.Snapshot, noise_part: str | None) -> None:
+    if noise_part is not None and not snapshot.part(noise_part):
+        raise validation.UsageError(
+            f"noise_part {noise_part!r} is no part of the state, which has {snapshot.paths}: "
+            "name the part that decides the noise of the next round."
+        )
 
 
 def _checkpoints(folder: pathlib.Path, binding: str) -> checkpoint.CheckpointFolder:

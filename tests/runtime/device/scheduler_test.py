@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from tff_dpftrl import durable_files
 from tff_dpftrl.runtime.device import backoff, eligibility, scheduler, session
 
 deterministic = hypothesis.settings(deadline=None, derandomize=True)
@@ -267,7 +268,7 @@ def test_one_process_of_the_device_has_a_session(tmp_path):
     ready_reader, ready_writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        with scheduler.lock(lock_file) as is_ours:
+        with durable_files.locked(lock_file) as is_ours:
             os.write(ready_writer, b"y" if is_ours else b"n")
             signal.pause()  # Until it is killed, in the middle of its session.
     os.close(ready_writer)

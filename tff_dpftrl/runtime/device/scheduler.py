@@ -21,18 +21,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import math
 import os
-import pathlib
 import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from typing import Generic, TypeVar
 
-from tff_dpftrl import validation
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.runtime.device import backoff, session
 from tff_dpftrl.runtime.device import eligibility as eligibility_lib
 
@@ -313,37 +311,13 @@ def run_jobs(
                     f"No session of {job.population} now: the device is not {' and '.join(unmet)}."
                 )
                 schedule.missed(job.population)
-            elif len(sessions) or locked.enter_context(lock(lock_file)):
+            elif (
+                len(sessions)
+                or lock_file is None
+                or locked.enter_context(durable_files.locked(lock_file))
+            ):
                 sessions.begin(job.population)
             else:
                 locked.close()
                 progress("Another process of this device has a session: waiting for its end.")
                 wait(look_again_s)
-
-
-@contextlib.contextmanager
-def lock(path: str | os.PathLike[str] | None) -> Iterator[bool]:
-    """Tries to hold the lock of a device's sessions; the end of the process releases it.
-
-    Args:
-      path: Path of the lock file; None if there is one process.
-
-    Yields:
-      Whether this process holds the lock; another process does if not.
-
-    Raises:
-      OSError: If the file cannot be used.
-    """
-    if path is None:
-        yield True
-        return
-    descriptor = os.open(pathlib.Path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-    finally:
-        os.close(descriptor)
