@@ -75,12 +75,17 @@ def read_object(
 
 
 def read_outside(
-    path: pathlib.Path, *, max_bytes: int = 1 << 25, remedy: str = "Restore it."
+    path: pathlib.Path,
+    *,
+    folder: pathlib.Path | None = None,
+    max_bytes: int = 1 << 25,
+    remedy: str = "Restore it.",
 ) -> dict[str, Any]:
     """Reads the JSON object that another program, or another person, wrote to a file.
 
     Args:
-      path: The file, in UTF-8. Links may not lead out of its folder.
+      path: The file, in UTF-8.
+      folder: Folder that it is in or below, which links may not lead out of; by default the next.
       max_bytes: Largest size of the file in bytes.
       remedy: Sentence that ends the error's message.
 
@@ -90,7 +95,7 @@ def read_outside(
     Raises:
       UsageError: If `validation.file_in` refuses the file, or it holds no such object.
     """
-    content = read_object(path, max_bytes=max_bytes, remedy=remedy)
+    content = read_object(path, folder=folder, max_bytes=max_bytes, remedy=remedy)
     _check_plain(content, f"{path}: ", remedy)
     return content
 
