@@ -42,19 +42,29 @@ def parse(text: str | bytes) -> Any:
     return value
 
 
-def read_object(path: pathlib.Path, *, remedy: str = "Restore it.") -> dict[str, Any]:
+def read_object(
+    path: pathlib.Path,
+    *,
+    folder: pathlib.Path | None = None,
+    max_bytes: int = validation.MAX_FILE_BYTES,
+    remedy: str = "Restore it.",
+) -> dict[str, Any]:
     """Reads the JSON object that a program wrote to a file.
 
     Args:
       path: The file, in UTF-8.
+      folder: Folder that it is in or below, which links may not lead out of; by default the next.
+      max_bytes: Largest size of the file in bytes. Its values can take 30 times as much memory.
       remedy: Sentence that ends the error's message.
 
     Returns:
       The values by name.
 
     Raises:
-      UsageError: If the file cannot be read, or holds no JSON object.
+      UsageError: If `validation.file_in` refuses the file, or it holds no JSON object.
     """
+    folder = path.parent if folder is None else folder
+    validation.file_in(folder, str(path.relative_to(folder)), max_bytes=max_bytes, remedy=remedy)
     try:
         content = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -64,11 +74,19 @@ def read_object(path: pathlib.Path, *, remedy: str = "Restore it.") -> dict[str,
     return content
 
 
-def read_outside(path: pathlib.Path, *, remedy: str = "Restore it.") -> dict[str, Any]:
+def read_outside(
+    path: pathlib.Path,
+    *,
+    folder: pathlib.Path | None = None,
+    max_bytes: int = 1 << 25,
+    remedy: str = "Restore it.",
+) -> dict[str, Any]:
     """Reads the JSON object that another program, or another person, wrote to a file.
 
     Args:
-      path: The file, in UTF-8. Links may not lead out of its folder.
+      path: The file, in UTF-8.
+      folder: Folder that it is in or below, which links may not lead out of; by default the next.
+      max_bytes: Largest size of the file in bytes.
       remedy: Sentence that ends the error's message.
 
     Returns:
@@ -77,7 +95,7 @@ def read_outside(path: pathlib.Path, *, remedy: str = "Restore it.") -> dict[str
     Raises:
       UsageError: If `validation.file_in` refuses the file, or it holds no such object.
     """
-    content = read_object(validation.file_in(path.parent, path.name, remedy=remedy), remedy=remedy)
+    content = read_object(path, folder=folder, max_bytes=max_bytes, remedy=remedy)
     _check_plain(content, f"{path}: ", remedy)
     return content
 

@@ -6,6 +6,7 @@ Each function returns the given value as a plain Python number, or raises a `Usa
 
 from __future__ import annotations
 
+import errno
 import math
 import operator
 import os
@@ -254,16 +255,20 @@ def file_in(
 
     Raises:
       UsageError: If it is missing or too large, is no regular file, or lies outside of the folder.
-        A link may lead to another file of the folder, or to where `huggingface_hub` keeps files.
+        A link may lead to another file of the folder, or to where `huggingface_hub` keeps the
+        files of the same repository.
     """
     path = pathlib.Path(folder, name)
     try:
-        target = path.resolve()
-        is_inside = target.is_relative_to(pathlib.Path(folder).resolve())
-        status = target.stat() if is_inside or _is_in_hub_cache(target) else None
+        # Before Python 3.13, `resolve` has an error of its own for a loop of links.
+        root, target = map(pathlib.Path, map(os.path.realpath, (folder, path)))
+        is_inside = target.is_relative_to(root) or target.parent in _blobs(root)
+        is_inside &= pathlib.Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder))
+        status = target.stat() if is_inside else None
     except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-    except (ValueError, RuntimeError):  # What is no path, and before Python 3.13 a loop of links.
+        is_loop = error.errno == errno.ELOOP
+        problem = "is a loop of links" if is_loop else f"cannot be read ({error.strerror})"
+    except ValueError:
         problem = "is no name of a file"
     else:
         if status is None:
@@ -277,8 +282,10 @@ def file_in(
     raise UsageError(f"{folder}: {name!r} {problem}. {remedy}")
 
 
-def _is_in_hub_cache(path: pathlib.Path) -> bool:
-    return path.parent.name == "blobs" and path.parents[1].name.startswith("models--")
+def _blobs(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns where the files are of a folder models--NAME/snapshots/REVISION, or of one in it."""
+    repositories = [p.parent for p in folder.parents if p.name == "snapshots"]
+    return [p / "blobs" for p in repositories if p.name.startswith("models--")]
 
 
 def one_line(error: BaseException) -> str:

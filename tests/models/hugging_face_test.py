@@ -7,6 +7,7 @@ and gradients with torch.
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import shutil
 import sys
@@ -317,6 +318,15 @@ def test_numbers_of_a_config_are_those_of_float32(llama, key, number):
 def test_ties_are_told_by_true_or_false(llama):
     _edit(llama, tie_word_embeddings="false")
     with pytest.raises(ValueError, match="tie_word_embeddings must be true or false, got 'false'"):
+        hugging_face.find(llama)
+    _edit(llama, tie_word_embeddings=None)
+    assert hugging_face.find(llama).sizes["tie_embeddings"] is False
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_sizes_of_a_checkpoints_json_are_limited(llama, name):
+    os.truncate(llama / name, (1 << 25) + 1)
+    with pytest.raises(ValueError, match=rf"'{name}' has 33554433 bytes, and at most"):
         hugging_face.find(llama)
 
 

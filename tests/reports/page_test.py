@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import sys
@@ -68,6 +69,13 @@ def test_a_picture_that_is_none_or_too_large_is_left_out(tmp_path):
     for content in (made_up.SCRIPT.encode(), _PNG + bytes(5 * 2**20)):
         (folder / "privacy.png").write_bytes(content)
         assert "<img" not in _of(folder).replace("&lt;img", "")
+    (folder / "privacy.png").unlink()
+    (tmp_path / "home.png").write_bytes(_PNG)
+    (folder / "privacy.png").symlink_to("../home.png")
+    assert "<img" not in _of(folder).replace("&lt;img", "")
+    (folder / "privacy.png").unlink()
+    os.mkfifo(folder / "privacy.png")
+    _of(folder)
 
 
 def test_it_shows_a_recount_or_how_to_make_one(tmp_path):

@@ -1,6 +1,7 @@
 """Tests of `reports.results`."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -46,6 +47,28 @@ def test_suggestions_of_the_last_model_are_read_and_of_ngrams_for_the_operator(t
     assert results.read(folder, private=True).keyboard["model"] == model
     held_out.write_text(held_out.read_text().replace('"round": 4', '"round": 3'))
     assert results.read(folder, private=True).keyboard == {}
+
+
+@pytest.mark.parametrize("name", ["privacy_statement.json", "config.json", "metrics.csv"])
+def test_files_are_regular_ones_of_the_folder(tmp_path, name):
+    folder = made_up.write_run(tmp_path / "run")
+    elsewhere = (folder / name).rename(tmp_path / name)
+    (folder / name).symlink_to(elsewhere)
+    with pytest.raises(validation.UsageError, match="leads out of the folder"):
+        results.read(folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(validation.UsageError, match="is no regular file"):
+        results.read(folder)
+
+
+def test_a_private_folder_is_not_one_elsewhere(tmp_path):
+    folder = made_up.write_run(tmp_path / "run")
+    (folder / "private").rename(tmp_path / "elsewhere")
+    (folder / "private").symlink_to(tmp_path / "elsewhere")
+    results.read(folder)
+    with pytest.raises(validation.UsageError, match="'private/.* leads out of the folder"):
+        results.read(folder, private=True)
 
 
 def test_of_a_task_only_columns_that_may_be_published_are_read(tmp_path):

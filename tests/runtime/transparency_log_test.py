@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -113,6 +114,18 @@ def test_a_changed_file_is_found(folder):
     (folder / logs.FILES / _entry(b"2").sha256).symlink_to(elsewhere)
     with pytest.raises(ValueError, match="leads out of the folder"):
         _read(folder).missing_files()
+
+
+@pytest.mark.parametrize("name", [logs.CHECKPOINT, logs.ENTRIES])
+def test_a_log_is_of_regular_files_in_its_folder(folder, name):
+    elsewhere = (folder / name).rename(folder.parent / "elsewhere")
+    (folder / name).symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="leads out of the folder"):
+        _read(folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ValueError, match="is no regular file"):
+        _read(folder)
 
 
 def test_lines_that_no_checkpoint_counts_are_replaced(folder):

@@ -73,6 +73,14 @@ def test_a_sweep_keeps_its_kind(tmp_path):
         folder.check(tmp_path, {}, {"seed": (1,)})
 
 
+def test_the_definition_of_a_sweep_is_in_its_folder(tmp_path):
+    folder.write(tmp_path / "sweep", {}, {"seed": (1,)})
+    (tmp_path / "sweep" / "sweep.json").rename(tmp_path / "elsewhere")
+    (tmp_path / "sweep" / "sweep.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="leads out of the folder"):
+        folder.read(tmp_path / "sweep")
+
+
 @pytest.mark.parametrize(
     "content, message",
     [

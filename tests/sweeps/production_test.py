@@ -91,6 +91,15 @@ def test_families_are_ranked_by_the_noise_they_bear(tmp_path):
     assert [choice.family.label for choice in choices] == ["clip_norm=1", "clip_norm=0.5"]
 
 
+def test_the_strategy_of_a_run_is_in_its_folder(tmp_path):
+    results = _sweep(tmp_path, {2.0: [0.2]})
+    config = folder.cell_folder(tmp_path, results[0].cell) / "config.json"
+    config.rename(tmp_path / "elsewhere")
+    config.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="leads out of the folder"):
+        production.choose(production.families(results), 0.1, tmp_path)
+
+
 def test_a_run_whose_strategy_is_unknown_is_refused(tmp_path):
     results = _sweep(tmp_path, {2.0: [0.2]})
     (folder.cell_folder(tmp_path, results[0].cell) / "config.json").write_text("{}")

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -238,6 +239,30 @@ class PrivacyStatement:
         if not self.parts:
             del values["parts"]
         return json.dumps(values, indent=2, allow_nan=False)
+
+    @classmethod
+    def read(
+        cls, path: pathlib.Path, *, folder: pathlib.Path | None = None, remedy: str = "Restore it."
+    ) -> PrivacyStatement:
+        """Reads a statement from a file, which another person may have written.
+
+        Args:
+          path: The file.
+          folder: Folder that it is in or below, which links may not lead out of; by default the
+            next.
+          remedy: Sentence that ends the error's message.
+
+        Raises:
+          EditedError: If an entry was edited after it was written.
+          UsageError: If `json_text.read_outside` refuses the file, or it is not a statement.
+        """
+        json_text.read_outside(path, folder=folder, remedy=remedy)
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8"), path)
+        except EditedError:
+            raise
+        except ValueError as error:
+            raise validation.UsageError(f"{path} cannot be read: {error} {remedy}") from error
 
     @classmethod
     def from_json(cls, text: str, name: object = "text") -> PrivacyStatement:

@@ -255,16 +255,13 @@ def _state(folder: pathlib.Path, report: audit_report.AuditReport) -> None:
             "folder first."
         )
     try:
-        stated = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"), path)
+        remedy = "Run tff-dpftrl report on the folder first."
+        stated = statement_lib.PrivacyStatement.read(path, remedy=remedy)
     except statement_lib.EditedError as error:
         if not report.is_violated:
             raise
         _progress(f"Nothing is added to the statement: {error}")
         return
-    except ValueError as error:
-        raise validation.UsageError(
-            f"--state cannot read {path}: {error} Run tff-dpftrl report on the folder first."
-        ) from error
     entry = report.entry()
     if entry in stated.audits:
         return

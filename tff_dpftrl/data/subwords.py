@@ -311,7 +311,7 @@ def read(path: str | os.PathLike[str]) -> Subwords:
     """
     path = pathlib.Path(path)
     remedy = f"Name a {NAME} as Hugging Face's tokenizers write it."
-    content = json_text.read_outside(path, remedy=remedy)
+    content = json_text.read_outside(path, max_bytes=validation.MAX_FILE_BYTES, remedy=remedy)
     named: dict[str, str] = {}
     for name in _NAMING_FILES:
         if (beside := path.with_name(name)).exists():

@@ -423,15 +423,15 @@ def _sizes(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Any]:
         ):
             raise _refused(folder, "rope_scaling", rotary)
     theta = (rotaries[0] or rotaries[1]).get("rope_theta", config.get("rope_theta", 10_000.0))
-    is_tied = config.get("tie_word_embeddings", False)
-    if not isinstance(is_tied, bool):
+    is_tied = config.get("tie_word_embeddings")
+    if not isinstance(is_tied, bool | None):
         raise validation.UsageError(
             f"{where} tie_word_embeddings must be true or false, got {is_tied!r}. {_AGAIN}"
         )
     return sizes | {
         "rotary_base": positive("rope_theta", theta),
         "norm_epsilon": positive("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
-        "tie_embeddings": is_tied,
+        "tie_embeddings": bool(is_tied),
         "num_key_value_heads": count("num_key_value_heads", sizes["num_heads"]),
         "head_size": None if config.get("head_dim") is None else count("head_dim"),
     }

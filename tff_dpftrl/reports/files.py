@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Literal
 
-from tff_dpftrl import json_text
+from tff_dpftrl import json_text, validation
 
 Kind = Literal[
     "training", "finetuning", "custom finetuning", "pretraining", "sweep", "task", "handed on"
@@ -130,7 +130,7 @@ def present(
       may_be_published: Whether it is none of the runs that `sweep --select` chooses among.
     """
     seen = set()
-    is_older = _has_exact_columns(folder / "metrics.csv")
+    is_older = _has_exact_columns(folder)
     for file in FILES:
         if is_older and file.name in ("metrics.csv", "curves.png"):
             file = dataclasses.replace(file, what=f"of an earlier version: {_EXACT}", publish="no")
@@ -156,11 +156,11 @@ def _is_of_protected_users(path: pathlib.Path) -> bool:
     return content.get("is_public") is False and not content.get("is_noised")
 
 
-def _has_exact_columns(table: pathlib.Path) -> bool:
+def _has_exact_columns(folder: pathlib.Path) -> bool:
     """Returns whether a table of metrics is of an earlier version, which kept nothing apart."""
-    try:
-        with open(table, encoding="utf-8", errors="replace") as file:
-            columns = file.readline().strip().split(",")
-    except FileNotFoundError:
+    if not (folder / "metrics.csv").exists():
         return False
+    table = validation.file_in(folder, "metrics.csv", max_bytes=None)
+    with open(table, encoding="utf-8", errors="replace") as file:
+        columns = file.readline().strip().split(",")
     return not {"seconds", "clients", "loss", "committed_at"}.isdisjoint(columns)

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl import version
+from tff_dpftrl import validation, version
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.reports import line_chart, markup
@@ -169,14 +169,15 @@ def _privacy(found: results_lib.Results) -> str:
         return markup.element("p", markup.text(_NO_PROMISE.get(found.kind, _NO_STATEMENT)))
     stated = found.statement.to_markdown().split("\n", 1)
     whole = stated[1] if stated[0].startswith("# ") else "\n".join(stated)
-    return _picture(found.folder / "privacy.png") + markup.of_markdown(whole, level=2)
+    return _picture(found.folder) + markup.of_markdown(whole, level=2)
 
 
-def _picture(path: pathlib.Path) -> str:
+def _picture(folder: pathlib.Path) -> str:
     """Returns a figure with a picture of the promise, if the folder has one."""
     try:
-        content = path.read_bytes() if path.stat().st_size <= _LARGEST_PICTURE else b""
-    except OSError:
+        path = validation.file_in(folder, "privacy.png", max_bytes=_LARGEST_PICTURE)
+        content = path.read_bytes()
+    except (OSError, validation.UsageError):
         return ""
     if not content.startswith(_PNG):
         return ""

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl import json_text, validation
-from tff_dpftrl.accounting import privacy_statement
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.reports import files
@@ -172,13 +171,13 @@ def kind_of(folder: pathlib.Path) -> files.Kind:
       UsageError: If it is no results folder.
     """
     if (folder / "config.json").exists():
-        kind = _object(folder / "config.json").get("kind")
+        kind = _object(folder, "config.json").get("kind")
         return kind if kind in _RUN_KINDS else "training"
     if (folder / "sweep.json").exists():
         return "sweep"
     if (folder / "pretraining.json").exists():
         return "pretraining"
-    columns = _header(folder / "metrics.csv")
+    columns = _table(folder, "metrics.csv")[0]
     has_statement = (folder / "privacy_statement.json").exists()
     if {"committed_at", "privacy/epsilon"} & set(columns) or (columns and not has_statement):
         return "task"
@@ -205,9 +204,9 @@ def read(folder: pathlib.Path, *, private: bool = False) -> Results:
       UsageError: If it is no results folder, or a file in it is damaged.
     """
     kind = kind_of(folder)
-    config = _object(folder / "config.json")
-    pretraining = _object(folder / "pretraining.json") if kind == "pretraining" else {}
-    sweep = _object(folder / "sweep.json") if kind == "sweep" else {}
+    config = _object(folder, "config.json")
+    pretraining = _object(folder, "pretraining.json") if kind == "pretraining" else {}
+    sweep = _object(folder, "sweep.json") if kind == "sweep" else {}
     options = _mapping(config, "config") or _mapping(sweep, "options")
     options = options or {**_mapping(pretraining, "pretraining"), **_mapping(pretraining, "model")}
     facts = _mapping(config, "facts")
@@ -229,13 +228,14 @@ def read(folder: pathlib.Path, *, private: bool = False) -> Results:
         keyboard=_keyboard(folder, private, held_out),
         settings=_settings(folder, sweep, private) if kind == "sweep" else (),
         cells=_cells(folder, private) if kind == "sweep" else {},
-        audit=_object(folder / "audit.json") or None,
+        audit=_object(folder, "audit.json") or None,
         missing=_missing(folder, kind),
     )
 
 
-def _object(path: pathlib.Path) -> dict[str, Any]:
-    return json_text.read_object(path) if path.exists() else {}
+def _object(folder: pathlib.Path, name: str) -> dict[str, Any]:
+    path = folder / name
+    return json_text.read_object(path, folder=folder) if path.exists() else {}
 
 
 def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -256,38 +256,24 @@ def _without_paths(value: Any) -> Any:
 
 def _statement(folder: pathlib.Path) -> statement_lib.PrivacyStatement | None:
     path = folder / "privacy_statement.json"
-    if not path.exists():
-        return None
-    try:
-        return statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"), path)
-    except privacy_statement.EditedError:
-        raise
-    except (OSError, ValueError) as error:
-        raise validation.UsageError(
-            f"{path} cannot be read: {error} tff-dpftrl report writes it again."
-        ) from error
+    remedy = "tff-dpftrl report writes it again."
+    return statement_lib.PrivacyStatement.read(path, remedy=remedy) if path.exists() else None
 
 
-def _lines(path: pathlib.Path) -> list[dict[str, str]]:
-    """Reads a table; lines that a crash cut short are left out."""
+def _table(folder: pathlib.Path, name: str) -> tuple[Sequence[str], list[dict[str, str]]]:
+    """Reads the header and rows of a table; lines that a crash cut short are left out."""
+    path = folder / name
     if not path.exists():
-        return []
+        return [], []
+    validation.file_in(folder, name, max_bytes=None, remedy="Remove it.")
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
+            reader = csv.DictReader(line for line in file if line.endswith("\n"))
+            rows = list(reader)
     except (OSError, ValueError, csv.Error) as error:
         raise validation.UsageError(f"{path} cannot be read: {error}. Remove it.") from error
-    return [{k: v for k, v in row.items() if isinstance(k, str) and v} for row in rows]
-
-
-def _header(path: pathlib.Path) -> list[str]:
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            return next(csv.reader(file), [])
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, csv.Error) as error:
-        raise validation.UsageError(f"{path} cannot be read: {error}. Remove it.") from error
+    known = [{k: v for k, v in row.items() if isinstance(k, str) and v} for row in rows]
+    return reader.fieldnames or [], known
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -305,9 +291,9 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
 def _rows(folder: pathlib.Path, private: bool) -> list[Row]:
     names = _PUBLIC | _EXACT if private else _PUBLIC
     rows = []
-    exact = folder / "private" / "metrics.csv"  # Of an older run, metrics.csv has all columns.
-    path = exact if private and exact.exists() else folder / "metrics.csv"
-    for row in map(_numbers, _lines(path)):
+    exact = "private/metrics.csv"  # Of an older run, metrics.csv has all columns.
+    name = exact if private and (folder / exact).exists() else "metrics.csv"
+    for row in map(_numbers, _table(folder, name)[1]):
         kept = {new: row[old] for old, new in names.items() if old in row}
         rows.append(kept | {n: row[n] for n in row if n.startswith(("eval_", "noised_"))})
     return rows
@@ -327,14 +313,14 @@ def levels(baselines: Mapping[str, float]) -> dict[str, float]:
 def _baselines(folder: pathlib.Path, facts: Mapping[str, Any], private: bool) -> dict[str, float]:
     found = _numbers({"pretrained": facts.get("pretrained_top1", "")})
     if private:
-        found |= _numbers(_object(folder / "private" / "baselines.json"))
+        found |= _numbers(_object(folder, "private/baselines.json"))
     return found
 
 
 def _held_out(folder: pathlib.Path, private: bool, last: float | None) -> dict[str, Any]:
-    held_out = _object(folder / "held_out.json")
+    held_out = _object(folder, "held_out.json")
     if private:
-        held_out |= _object(folder / "private" / "held_out.json")
+        held_out |= _object(folder, "private/held_out.json")
     is_of_last = last is not None and held_out.get("round") == last
     return held_out if is_of_last else {}  # Otherwise it is of an earlier model.
 
@@ -358,7 +344,7 @@ def _keyboard(folder: pathlib.Path, private: bool, held_out: Mapping[str, Any]) 
         return {}
     measured = {"model": _mapping(held_out, "keyboard")}
     if private:
-        ngrams = _object(folder / "private" / "keyboard_baselines.json")
+        ngrams = _object(folder, "private/keyboard_baselines.json")
         measured |= {name: _mapping(ngrams, name) for name in ngrams}
     shown = {
         name: _numbers({metric: one[metric] for metric in KEYBOARD_METRICS if metric in one})
@@ -382,7 +368,7 @@ def _settings(
         left_out = re.compile(rf"{left_out.pattern}|eval_.*")
     rows = [
         {name: value for name, value in row.items() if not left_out.fullmatch(name)}
-        for row in _lines(folder / "summary.csv")
+        for row in _table(folder, "summary.csv")[1]
     ]
     return rows if private else _without_paths(rows)
 

@@ -92,10 +92,10 @@ def continued(
     """
     path = output / "privacy_statement.json"
     try:
-        before = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"), path)
+        before = statement_lib.PrivacyStatement.read(path)
     except privacy_statement.EditedError:
         raise
-    except (OSError, ValueError):
+    except ValueError:
         return statement
     if any(getattr(statement, name) != getattr(before, name) for name in _CLAIM):
         return statement

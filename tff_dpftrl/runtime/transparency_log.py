@@ -293,7 +293,7 @@ class Log:
             if not file.exists():
                 missing.append(entry)
                 continue
-            validation.file_in(file.parent, file.name, max_bytes=1 << 31)
+            _checked(self.path, f"{FILES}/{entry.sha256}")
             if hashlib.sha256(file.read_bytes()).hexdigest() != entry.sha256:
                 raise LogRefusedError(f"{file} was changed since it was entered.")
         return missing
@@ -339,6 +339,10 @@ class Log:
         return "\n".join(head) + "\n\n" + (self.path / CHECKPOINT).read_text("utf-8")
 
 
+def _checked(path: pathlib.Path, name: str) -> pathlib.Path:
+    return validation.file_in(path, name, max_bytes=1 << 31, remedy="Get the log again.")
+
+
 def read(path: str | os.PathLike[str], key: ed25519.Ed25519PublicKey) -> Log:
     """Reads a log after its checkpoint was verified.
 
@@ -354,11 +358,12 @@ def read(path: str | os.PathLike[str], key: ed25519.Ed25519PublicKey) -> Log:
       OSError: If a file cannot be read.
     """
     path = pathlib.Path(path)
+    for name in (CHECKPOINT, ENTRIES):
+        if not (path / name).exists():
+            raise LogRefusedError(f"There is no log in {path}: {path / name} is missing.")
     try:
-        note = (path / CHECKPOINT).read_text("utf-8")
-        lines = (path / ENTRIES).read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError as error:
-        raise LogRefusedError(f"There is no log in {path}: {error.filename} is missing.") from None
+        note = _checked(path, CHECKPOINT).read_text("utf-8")
+        lines = _checked(path, ENTRIES).read_bytes().split(b"\n")[:-1]
     except UnicodeDecodeError:
         raise LogRefusedError(f"{path / CHECKPOINT} is no checkpoint of a log.") from None
     checkpoint = Checkpoint.verified(note, key, str(path / CHECKPOINT))

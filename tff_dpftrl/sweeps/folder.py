@@ -109,12 +109,12 @@ def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes, kinds.Run
     """
     path = output / _DEFINITION
     try:
-        known = json_text.parse(path.read_text(encoding="utf-8"))
+        known = json_text.read_object(path)
         known_format = known["format"]
         options = dict(known["options"])
         axes = {name: tuple(values) for name, values in known["axes"].items()}
         kind = kinds.KINDS[known.get("kind", kinds.TRAINING.name)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise validation.UsageError(
             f"{path} cannot be read as a sweep: {error!r}. Restore it, or name another folder."
         ) from error
@@ -286,8 +286,8 @@ def write_ending(folder: pathlib.Path, ending: Ending) -> None:
 def read_ending(folder: pathlib.Path) -> Ending | None:
     """Reads how the last process of a cell ended; None if it is not known, as after a kill."""
     try:
-        return Ending(**json_text.parse((folder / _OUTCOME).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return Ending(**json_text.read_object(folder / _OUTCOME))
+    except (ValueError, TypeError):
         return None  # A finished run that is started again only ends again.
 
 

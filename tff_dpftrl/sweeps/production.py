@@ -192,10 +192,10 @@ def _read(folder: pathlib.Path) -> tuple[strategy_lib.Strategy, int]:
     """Reads the strategy of a run, and the number of parameters of its model."""
     path = folder / "config.json"
     try:
-        content = json_text.parse(path.read_text(encoding="utf-8"))
+        content = json_text.read_object(path)
         strategy = serialization.strategy_from_dict(content["derived"]["strategy"])
         return strategy, content["facts"]["num_parameters"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise validation.UsageError(
             f"{path} does not say which strategy its run had: {error!r}."
         ) from error

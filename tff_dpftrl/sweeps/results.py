@@ -106,7 +106,7 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
     folder = folder_lib.cell_folder(output, cell)
     state, ending = folder_lib.state(folder), folder_lib.read_ending(folder)
     path = folder / "privacy_statement.json"
-    statement = _json(path) if state == "finished" else {}
+    statement = _json(folder, path.name) if state == "finished" else {}
     privacy_statement.refuse_edited(statement, path)
     parameters = statement.get("parameters", {})
     noise_multiplier = 0.0 if cell.config.mechanism == "none" else cell.config.noise_multiplier
@@ -123,22 +123,23 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
         delta=statement.get("delta", cell.config.delta),
         noise_multiplier=noise_multiplier,
         clip_norm_inflation=parameters.get("clip_norm_inflation", 1.0),
-        baselines=_json(folder / "private" / "baselines.json"),
-        code_version=_json(folder / "config.json").get("versions", {}).get("tff_dpftrl"),
+        baselines=_json(folder, "private/baselines.json"),
+        code_version=_json(folder, "config.json").get("versions", {}).get("tff_dpftrl"),
         of_last_model=_of_last_model(folder) if state == "finished" else {},
     )
 
 
 def _of_last_model(folder: pathlib.Path) -> dict[str, float]:
-    held_out = _json(folder / "held_out.json")
+    held_out = _json(folder, "held_out.json")
     keyboard = held_out.get("keyboard", {})  # Older runs had none.
     found = {name: keyboard.get(name) for name in reported.KEYBOARD_METRICS}
     measured = {name: value for name, value in found.items() if value is not None}
     return measured | reported.with_earlier_text(held_out, "top1_with_earlier_text")
 
 
-def _json(path: pathlib.Path) -> dict[str, Any]:
-    return json_text.read_object(path) if path.exists() else {}
+def _json(folder: pathlib.Path, name: str) -> dict[str, Any]:
+    path = folder / name
+    return json_text.read_object(path, folder=folder) if path.exists() else {}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -345,7 +345,7 @@ def _statement(
 ) -> statement_lib.PrivacyStatement:
     """Reads the statement of a run; refuses one that promises less than was planned."""
     path = folder / "privacy_statement.json"
-    stated = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"), path)
+    stated = statement_lib.PrivacyStatement.read(path)
     epsilon = math.inf if stated.epsilon is None or stated.is_refuted else stated.epsilon
     if stated.delta != plan.run_delta or epsilon > plan.run_epsilon * selection_plan.SLACK:
         raise validation.UsageError(

@@ -182,5 +182,5 @@ def _config(folder: pathlib.Path) -> Mapping[str, Any]:
 
 
 def _statement(folder: pathlib.Path) -> bytes | None:
-    path = folder / "privacy_statement.json"
-    return path.read_bytes() if path.exists() else None
+    name = "privacy_statement.json"
+    return validation.file_in(folder, name).read_bytes() if (folder / name).exists() else None

@@ -185,6 +185,13 @@ def test_files_of_two_runs_and_a_choice_under_way_are_found(folder):
         _wrong(folder)
 
 
+@pytest.mark.parametrize("place", ["winner", "private/cells/run=1,a=1"])
+def test_released_files_are_those_of_the_folder(folder, place):
+    elsewhere = (folder / place / "model.npz").rename(folder.parent / f"{folder.name}.npz")
+    (folder / place / "model.npz").symlink_to(elsewhere)
+    assert _wrong(folder) == {"winner: files of one run"}
+
+
 def test_a_winner_that_diverged_is_one_if_a_run_did(folder):
     stated = json.loads((folder / "winner" / "privacy_statement.json").read_text())
     for path in (folder / "winner").iterdir():

@@ -16,9 +16,9 @@ from tff_dpftrl.runs import checkpoint
 def test_a_row_that_a_crash_cut_short_is_left_out(tmp_path, part):
     path = tmp_path / "metrics.csv"
     path.write_text("round,epsilon\n1,1.25\n" + part)
-    assert records.read_rows(path, []) == [{"round": "1", "epsilon": "1.25"}]
+    assert records.read_rows(tmp_path, path.name, []) == [{"round": "1", "epsilon": "1.25"}]
     path.write_text("round,epsilon\n1,1.25\n2,1.48\n")
-    assert [row["round"] for row in records.read_rows(path, [])] == ["1", "2"]
+    assert [row["round"] for row in records.read_rows(tmp_path, path.name, [])] == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,13 @@ def test_a_link_out_of_the_folder_is_unreadable(tmp_path):
     (tmp_path / "x.json").write_text("{}")
     (tmp_path / "given" / "x.json").symlink_to("../x.json")
     unreadable = []
-    assert records.read_json(tmp_path / "given" / "x.json", unreadable) is None
+    assert records.read_json(tmp_path / "given", "x.json", unreadable) is None
     assert len(unreadable) == 1 and "leads out of the folder" in unreadable[0]
+    (tmp_path / "given" / "private").symlink_to(tmp_path)
+    assert records.read_json(tmp_path / "given", "private/x.json", unreadable) is None
+    (tmp_path / "ledger.sqlite").touch()
+    assert records._ledger(tmp_path / "given", unreadable) is None
+    assert ["leads out of the folder" in one for one in unreadable] == [True] * 3
 
 
 def test_a_damaged_state_is_unreadable(tmp_path):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import sys
 
 import pytest
 
+from tests.reports import made_up
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder
 from tff_dpftrl import validation
@@ -34,11 +37,30 @@ def test_a_task_is_entered_by_what_its_signatures_are_under(folder, tmp_path):
 def test_statements_of_reports_and_runs_are_entered(folder, tmp_path):
     for place in (folder / task_folder.REPORT, tmp_path / "run"):
         place.mkdir()
-        (place / "privacy_statement.json").write_text('{"epsilon": 1}')
+        (place / "privacy_statement.json").write_text(made_up.stated().to_json())
     entry, content = logged_files.of_folder(folder)[-1]
-    assert (entry.kind, content) == ("statement", b'{"epsilon": 1}')
+    assert (entry.kind, content) == ("statement", made_up.stated().to_json().encode())
     [(of_run, _)] = logged_files.of_folder(tmp_path / "run")
     assert (of_run.kind, of_run.of, of_run.sha256) == ("statement", "run", entry.sha256)
+
+
+def test_only_statements_of_the_folder_itself_are_published(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "task", ignore=lambda *_: [task_folder.REPORT])
+    (tmp_path / "task" / task_folder.REPORT).symlink_to(tmp_path / "home")
+    statements = [tmp_path / name / "privacy_statement.json" for name in ("run", "home")]
+    for statement in statements:
+        statement.parent.mkdir()
+    statements[1].write_text(made_up.stated().to_json())
+    statements[0].symlink_to(statements[1])
+    for place in ("run", "task"):
+        with pytest.raises(validation.UsageError, match="leads out of the folder"):
+            logged_files.of_folder(tmp_path / place)
+    statements[0].unlink()
+    os.mkfifo(statements[0])
+    statements[1].write_text('{"password": 1}')
+    for place, problem in (("run", "is no regular file"), ("home", "not a privacy statement")):
+        with pytest.raises(validation.UsageError, match=problem):
+            logged_files.of_folder(tmp_path / place)
 
 
 def test_what_is_neither_or_was_changed_is_refused(folder, tmp_path):

@@ -49,9 +49,9 @@ def recount(
       OSError: If a file cannot be read.
     """
     unreadable: list[str] = []
-    choice = records.read_json(folder / _FILE, unreadable)
-    stated = records.read_json(folder / "winner" / "privacy_statement.json", unreadable)
-    outcome = records.read_json(folder / "winner" / "outcome.json", unreadable)
+    choice = records.read_json(folder, _FILE, unreadable)
+    stated = records.read_json(folder, "winner/privacy_statement.json", unreadable)
+    outcome = records.read_json(folder, "winner/outcome.json", unreadable)
     if stated is None and outcome is not None:
         stated = {**outcome, "parameters": outcome}
     if choice is None or stated is None:
@@ -110,7 +110,7 @@ def _bound(
     wrong, users = [], set()
     for run in runs:
         unreadable: list[str] = []
-        manifest = records.read_json(run / "private" / "manifest.json", unreadable) or {}
+        manifest = records.read_json(run, "private/manifest.json", unreadable) or {}
         identities = manifest.get("identities", {})
         users.add(identities.get("training users"))
         # Choices of the first format did not bind their runs.
@@ -183,6 +183,11 @@ def _statement(test: str, choice: dict[str, Any], stated: dict[str, Any]) -> aud
     return findings.judged(test, wrong, f"ε = {stated['epsilon']!r}, as planned")
 
 
+def _contents(folder: pathlib.Path, run: pathlib.Path) -> list[bytes]:
+    names = [(run / name).relative_to(folder).as_posix() for name in _RELEASED]
+    return [validation.file_in(folder, name, max_bytes=None).read_bytes() for name in names]
+
+
 def _winner(test: str, winner: pathlib.Path, runs: list[pathlib.Path]) -> audit_report.Finding:
     """Checks that all that is released is of one run, or that nothing is of one that diverged."""
     ended = [run for run in runs if not (run / _DIVERGED).exists()]
@@ -191,10 +196,11 @@ def _winner(test: str, winner: pathlib.Path, runs: list[pathlib.Path]) -> audit_
         names = sorted(path.name for path in winner.iterdir())
         wrong += [f"there is {name}" for name in names if name != "outcome.json"]
         return findings.judged(test, wrong, "It diverged, and nothing else is released")
-    released = [(winner / name).read_bytes() for name in _RELEASED]
-    same = [run for run in ended if [(run / name).read_bytes() for name in _RELEASED] == released]
+    folder = winner.parent
+    released = _contents(folder, winner)
+    same = [run for run in ended if _contents(folder, run) == released]
     wrong = [] if same else [f"{', '.join(_RELEASED)} are not those of one run"]
-    kept = winner.parent / "private" / winner.name
-    if kept.exists() and [(kept / name).read_bytes() for name in _RELEASED] != released:
+    kept = folder / "private" / winner.name
+    if kept.exists() and _contents(folder, kept) != released:
         wrong.append("it is not what was released first")
     return findings.judged(test, wrong, "Model, vocabulary and options are those of one run")

@@ -190,7 +190,7 @@ PACKAGE_WORDS = ("english", "docs")
 def vocabulary(test: str, run: records.Records) -> audit_report.Finding:
     """Checks that a vocabulary that is said to be of this package is."""
     name, unreadable = run.config["vocabulary"], []
-    content = records.read_json(run.folder / "vocabulary.json", unreadable)
+    content = records.read_json(run.folder, "vocabulary.json", unreadable)
     if content is None:
         return findings.skipped(test, "there is no vocabulary.json that could be read")
     if "words" not in content:

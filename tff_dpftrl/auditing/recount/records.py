@@ -225,88 +225,96 @@ def read(folder: pathlib.Path) -> Records:
             "--records wrote."
         )
     unreadable: list[str] = []
-    public = read_json(path, unreadable)
+    public = read_json(folder, path.name, unreadable)
     parts = ("config", "derived", "facts")
     if public is None or not all(isinstance(public.get(part), dict) for part in parts):
         raise validation.UsageError(
             f"{path} is not that of a run of train or finetune: a part is missing."
         )
-    statement = read_json(folder / "privacy_statement.json", unreadable)
+    statement = read_json(folder, "privacy_statement.json", unreadable)
     if statement is not None and "selection_expected_runs" in statement.get("parameters", {}):
         raise validation.UsageError(
             f"The run in {folder} was chosen among several, and its records are with those of the "
             "others: name the folder that the sweep wrote to."
         )
-    ledger = _ledger(folder / "private" / "ledger.sqlite", unreadable)
-    pool = read_json(folder / "private" / "pool.json", unreadable)
-    published = read_rows(folder / "metrics.csv", unreadable)
-    exact = read_rows(folder / "private" / "metrics.csv", unreadable)
+    ledger = _ledger(folder, unreadable)
+    pool = read_json(folder, "private/pool.json", unreadable)
+    published = read_rows(folder, "metrics.csv", unreadable)
+    exact = read_rows(folder, "private/metrics.csv", unreadable)
     return Records(
         folder=folder,
         public=public,
-        manifest=read_json(folder / "private" / "manifest.json", unreadable),
+        manifest=read_json(folder, "private/manifest.json", unreadable),
         ledger=ledger,
         checkpoint=None if ledger is None else _checkpoint(folder, ledger, unreadable),
         statement=statement,
-        statement_text=read_text(folder / "privacy_statement.md", unreadable),
+        statement_text=read_text(folder, "privacy_statement.md", unreadable),
         metrics=published if exact is None else exact,
         published_metrics=published,
-        cohort_seed=_seed(folder / "private" / "cohort_seed", unreadable),
+        cohort_seed=_seed(folder, "private/cohort_seed", unreadable),
         pool=None if pool is None else pool.get("examples_of_users"),
         unreadable=tuple(unreadable),
     )
 
 
-def _seed(path: pathlib.Path, unreadable: list[str]) -> int | None:
-    text = read_text(path, unreadable)
+def _seed(folder: pathlib.Path, name: str, unreadable: list[str]) -> int | None:
+    text = read_text(folder, name, unreadable)
     try:
         return None if text is None else int(text, base=16)
     except ValueError:
-        unreadable.append(f"{path.name} is no hexadecimal number")
+        unreadable.append(f"{name} is no hexadecimal number")
         return None
 
 
-def read_text(path: pathlib.Path, unreadable: list[str]) -> str | None:
+def read_text(
+    folder: pathlib.Path, name: str | pathlib.PurePath, unreadable: list[str]
+) -> str | None:
     """Reads a file of text; None if there is none, or if it is `unreadable`, which then says so."""
     try:
-        if not path.exists():
+        if not (folder / name).exists():
             return None
-        return validation.file_in(path.parent, path.name).read_text(encoding="utf-8")
+        return validation.file_in(folder, str(name)).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        unreadable.append(f"{path.name} cannot be read: {error}")
+        unreadable.append(f"{name} cannot be read: {error}")
         return None
 
 
-def read_json(path: pathlib.Path, unreadable: list[str]) -> Json | None:
+def read_json(
+    folder: pathlib.Path, name: str | pathlib.PurePath, unreadable: list[str]
+) -> Json | None:
     """Reads a JSON object, like `read_text`."""
-    text = read_text(path, unreadable)
+    text = read_text(folder, name, unreadable)
     if text is None:
         return None
     try:
         content = json_text.parse(text)
     except ValueError as error:
-        unreadable.append(f"{path.name} is no JSON: {error}")
+        unreadable.append(f"{name} is no JSON: {error}")
         return None
     if not isinstance(content, dict):
-        unreadable.append(f"{path.name} is no JSON object")
+        unreadable.append(f"{name} is no JSON object")
         return None
     return content
 
 
-def read_rows(path: pathlib.Path, unreadable: list[str]) -> list[dict[str, str]] | None:
+def read_rows(
+    folder: pathlib.Path, name: str, unreadable: list[str]
+) -> list[dict[str, str]] | None:
     """Reads the whole rows of a CSV file, like `read_text`."""
-    text = read_text(path, unreadable)
+    text = read_text(folder, name, unreadable)
     if text is None:
         return None
     # A line without an end was cut short by a crash.
     return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
 
 
-def _ledger(path: pathlib.Path, unreadable: list[str]) -> Ledger | None:
+def _ledger(folder: pathlib.Path, unreadable: list[str]) -> Ledger | None:
+    path = folder / "private" / "ledger.sqlite"
     if not path.exists():
         return None
     where = f"file:{path.absolute().as_posix().replace('%', '%25').replace('?', '%3f')}?mode=ro"
     try:
+        validation.file_in(folder, "private/ledger.sqlite", max_bytes=None)
         with contextlib.closing(sqlite3.connect(where, uri=True, timeout=1.0)) as connection:
             damage = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if damage != "ok":
@@ -373,7 +381,7 @@ def _checkpoint(folder: pathlib.Path, ledger: Ledger, unreadable: list[str]) -> 
     if not path.exists():
         return None
     try:
-        validation.file_in(path.parent, path.name, max_bytes=None)
+        validation.file_in(folder, path.relative_to(folder).as_posix(), max_bytes=None)
         with zipfile.ZipFile(path) as archive:
             names = sorted(name for name in archive.namelist() if "/" in name)
         # "0006/aggregator/round_index.npy": the number is the tensor's place in the state.

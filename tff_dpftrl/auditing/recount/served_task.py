@@ -118,8 +118,8 @@ def read(folder: pathlib.Path) -> TaskRecords:
     if known.rows is not None:
         state = task_state_lib.TaskState.from_bytes(known.rows.commit.state, task.terms.digest())
     unreadable: list[str] = []
-    published = records.read_rows(folder / "metrics.csv", unreadable)
-    metrics = records.read_rows(folder / "private" / "metrics.csv", unreadable)
+    published = records.read_rows(folder, "metrics.csv", unreadable)
+    metrics = records.read_rows(folder, "private/metrics.csv", unreadable)
     metrics = published if metrics is None else metrics
     for row in metrics or ():
         row.update({name: row.get(column) or "" for name, column in _COLUMNS.items()})
@@ -133,8 +133,8 @@ def read(folder: pathlib.Path) -> TaskRecords:
         manifest=None,
         ledger=None,
         checkpoint=None if state is None else _checkpoint(task, state),
-        statement=records.read_json(folder / "privacy_statement.json", unreadable),
-        statement_text=records.read_text(folder / "privacy_statement.md", unreadable),
+        statement=records.read_json(folder, "privacy_statement.json", unreadable),
+        statement_text=records.read_text(folder, "privacy_statement.md", unreadable),
         metrics=metrics,
         published_metrics=published,
         unreadable=tuple(unreadable),

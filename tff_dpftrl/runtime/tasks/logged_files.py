@@ -6,7 +6,8 @@ import hashlib
 import os
 import pathlib
 
-from tff_dpftrl import json_text, validation
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import privacy_statement
 from tff_dpftrl.runs import statement_subject
 from tff_dpftrl.runtime import transparency_log
 from tff_dpftrl.runtime.plans import plan_pb2
@@ -29,7 +30,8 @@ def of_folder(
       under: a device has it.
 
     Raises:
-      ValueError: If there is neither a task nor a statement, or the task was changed.
+      ValueError: If there is neither a task nor a statement, the task or the statement was changed,
+        or its file is from outside of the folder.
       OSError: If a file cannot be read.
     """
     path = pathlib.Path(path)
@@ -51,12 +53,12 @@ def of_folder(
         for device in signed.devices:
             add("device plan", name, device.plan)
         statement = path / task_folder.REPORT / _STATEMENT
-    elif not statement.is_file():
+    elif not statement.exists():
         raise validation.UsageError(
             f"{path} is neither the folder of a task nor one with a {_STATEMENT}: name one that "
             "task new, task report, train or finetune wrote."
         )
-    if statement.is_file():
-        json_text.read_object(statement)
+    if statement.exists():
+        privacy_statement.PrivacyStatement.read(statement, folder=path)
         add("statement", name, statement.read_bytes())
     return found

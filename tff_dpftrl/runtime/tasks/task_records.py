@@ -100,11 +100,13 @@ def read(output: pathlib.Path) -> TaskRecords:
     """
     private = output / PRIVATE
     try:
-        others = json_text.parse((output / OTHERS).read_text(encoding="utf-8"))
+        others = json_text.read_object(output / OTHERS)
         rows = None
         if private.exists():
-            content = json_text.parse((private / _ROWS).read_text(encoding="utf-8"))
+            content = json_text.read_object(private / _ROWS, folder=output)
             head = content["head"]
+            for name in (_MODEL, _STATE):
+                validation.file_in(output, f"{PRIVATE}/{name}", max_bytes=None)
             commit = interface.Commit(
                 task=head["task"],
                 rounds_done=head["rounds_done"],
