@@ -269,6 +269,11 @@ def test_a_run_in_use_is_one_line(run, capsys):
     assert "is in use by another process" in capsys.readouterr().err
 
 
+def test_the_verdict_is_told_where_its_files_cannot_be_written(run, capsys):
+    assert main.main(["audit", "--run", str(run), "--output", str(run / "config.json")]) == 1
+    assert capsys.readouterr().out.startswith("consistent with the claim")
+
+
 def test_no_statement_can_be_added_to(run, capsys):
     (run / "privacy_statement.json").unlink()
     assert main.main(["audit", "--run", str(run), "--state"]) == 2

@@ -154,14 +154,14 @@ def add_parser(subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Audits, and returns the exit status."""
     report = _of_config(args) if args.config is not None else _of_run(args)
-    if args.output is not None:
-        report.save(args.output)
     if args.format == "json":
         output.print_json(json.loads(report.to_json()))
     else:
         _print(report)
         if args.run_folder is not None:
             print(_BELIEVED)
+    if args.output is not None:
+        report.save(args.output)
     if args.state:
         _state(pathlib.Path(args.run_folder), report)
     if report.is_violated:
