@@ -46,5 +46,15 @@ def test_a_backend_of_the_environment_does_not_matter(tmp_path, backend, kept):
     assert done.stdout == f"{kept}\n"  # A notebook's own figures need its backend.
 
 
+def test_an_import_that_fails_leaves_the_environment(monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "svg")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(ModuleNotFoundError):
+        pictures.new_figure(1, 1)
+    assert os.environ["MPLBACKEND"] == "svg"
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

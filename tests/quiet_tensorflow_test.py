@@ -27,11 +27,11 @@ def run(tmp_path):
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("")
 
-    def run(source, code, level):
+    def run(source, code, level, *flags):
         (tmp_path / "tensorflow" / "_pywrap_library.py").write_text(source)
         path = os.pathsep.join([str(tmp_path), *sys.path])
         environment = os.environ | {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": level}
-        command = [sys.executable, "-c", code]
+        command = [sys.executable, *flags, "-c", code]
         return subprocess.run(command, capture_output=True, text=True, env=environment)
 
     return run
@@ -45,11 +45,25 @@ def test_only_logs_of_loading_are_left_out(run, level, logged):
     assert done.stderr.splitlines() == [*logged, "of Python", "of the process", "later"]
 
 
-def test_a_library_that_ends_the_process_is_named(run):
-    done = run("import os\nos.abort()", "import tff_dpftrl, tensorflow._pywrap_library", "3")
+@pytest.mark.parametrize("flags", [[], ["-X", "faulthandler"]])
+def test_a_library_that_ends_the_process_says_why(run, flags):
+    source = _LOADED.replace("I0000 cudart_stub.cc:31] no drivers", "This machine has no AVX.")
+    done = run(f"{source}libc.abort()", _IMPORT, "3", *flags)
     assert done.returncode == -signal.SIGABRT
-    assert "Fatal Python error: Aborted" in done.stderr
-    assert 'tensorflow/_pywrap_library.py", line 2' in done.stderr
+    assert done.stderr.startswith("of Python\nof the process\nThis machine has no AVX.\n")
+    assert ("Fatal Python error: Aborted" in done.stderr) == bool(flags)
+
+
+def test_a_later_end_is_as_it_was(run):
+    done = run(_LOADED, f"{_IMPORT}; library.libc.abort()", "3")
+    assert done.returncode == -signal.SIGABRT
+    assert done.stderr.splitlines() == ["of Python", "of the process", "later"]
+
+
+def test_a_finder_of_old_python_does_not_matter(run):
+    old = "class Old: find_module = staticmethod(lambda name, path: None)\n"
+    code = f"import tff_dpftrl, sys\n{old}sys.meta_path.insert(0, Old)\n{_IMPORT}"
+    assert run(_LOADED, code, "3").stderr.endswith("\nlater\n")
 
 
 def test_an_error_of_the_import_is_raised(run):

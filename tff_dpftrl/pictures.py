@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -24,12 +23,16 @@ def new_figure(width: float, height: float) -> figure_lib.Figure:
       The figure.
     """
     if "matplotlib" not in sys.modules:  # Its import refuses an unknown MPLBACKEND.
-        backend = os.environ.pop("MPLBACKEND", "")
-        import matplotlib
+        backend = os.environ.pop("MPLBACKEND", None)
+        try:
+            import matplotlib
 
-        if backend:
-            with contextlib.suppress(ValueError):  # No backend, or one of an older version.
+            if backend:
                 matplotlib.rcParams["backend"] = backend
+        except ValueError:  # No backend, or one of an older version.
+            backend = None
+        finally:
+            if backend is not None:
                 os.environ["MPLBACKEND"] = backend
     from matplotlib import figure as figure_lib
     from matplotlib.backends import backend_agg

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from tff_dpftrl import pictures
 from tff_dpftrl.accounting import guarantee, planner, planner_plots, planner_request
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import tree, workload
@@ -215,6 +216,18 @@ def test_plot_of_plans(tmp_path, plans):
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="Cannot write"):
         planner_plots.save_plans(tmp_path / "missing" / "plans.png", plans, "title")
+
+
+def test_the_plot_of_plans_has_small_letters(tmp_path, plans, monkeypatch):
+    sizes = []
+
+    def write(path, figure, **_):
+        (axes,) = figure.axes
+        sizes.extend([axes.xaxis.label.get_size(), axes.get_yticklabels()[0].get_size()])
+
+    monkeypatch.setattr(pictures, "write", write)
+    planner_plots.save_plans(tmp_path / "plans.png", plans, "title")
+    assert sizes == [9, 9]
 
 
 def test_tree_reference():

@@ -155,13 +155,21 @@ def test_a_refuted_claim_says_so_in_its_statement(run):
     assert "Take nobody to be protected: an audit has found" in headline
 
 
-def test_nothing_is_added_to_a_statement_that_was_edited(run, capsys):
-    _edit(run)
+def _damage(folder):
+    (folder / "privacy_statement.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [(_edit, "edited after it was written"), (_damage, "is not a privacy statement")],
+)
+def test_nothing_is_added_to_a_statement_that_cannot_be_read(run, capsys, change, reason):
+    change(run)
     before = {path: path.read_bytes() for path in run.glob("*.*") if path.is_file()}
     assert main.main(["audit", "--run", str(run), "--state"]) == audit.VIOLATED
     printed = capsys.readouterr()
     assert printed.out.startswith("VIOLATED")
-    assert "edited after it was written" in printed.err.splitlines()[-1]
+    assert reason in printed.err.splitlines()[-1]
     assert {path: path.read_bytes() for path in run.glob("*.*") if path.is_file()} == before
 
 
@@ -261,10 +269,16 @@ def test_a_run_in_use_is_one_line(run, capsys):
     assert "is in use by another process" in capsys.readouterr().err
 
 
+def test_the_verdict_is_told_where_its_files_cannot_be_written(run, capsys):
+    assert main.main(["audit", "--run", str(run), "--output", str(run / "config.json")]) == 1
+    assert capsys.readouterr().out.startswith("consistent with the claim")
+
+
 def test_no_statement_can_be_added_to(run, capsys):
     (run / "privacy_statement.json").unlink()
     assert main.main(["audit", "--run", str(run), "--state"]) == 2
-    assert "run tff-dpftrl report on the folder first" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "run tff-dpftrl report on the folder first" in printed.err and not printed.out
 
 
 if __name__ == "__main__":

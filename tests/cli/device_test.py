@@ -147,7 +147,7 @@ def test_a_device_needs_no_tff_and_takes_turns_until_it_is_interrupted(folder, s
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "0"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"},
     ) as child:
         try:
             first, second = child.stdout.readline(), child.stdout.readline()

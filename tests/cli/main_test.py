@@ -16,7 +16,7 @@ from importlib import metadata
 import numpy as np
 import pytest
 
-from tff_dpftrl import packages, validation, version
+from tff_dpftrl import packages, quiet_tensorflow, validation, version
 from tff_dpftrl.cli import account, main
 
 _COMMANDS = (
@@ -277,13 +277,20 @@ def test_a_warning_is_one_line_without_source(stub, capsys):
     assert warnings.showwarning is shown
 
 
-def test_the_environment_makes_no_library_talk_or_fail(stub, monkeypatch):
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
-    monkeypatch.setenv("MPLBACKEND", "gtk")
-    seen = []
-    stub(lambda args: seen.append(dict(os.environ)))
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "GRPC_VERBOSITY": "NONE"}
+_LOUD = {"TF_CPP_MIN_LOG_LEVEL": "0", "GRPC_VERBOSITY": "DEBUG"}
+
+
+@pytest.mark.parametrize("given, levels", [({}, _QUIET), (_LOUD, _LOUD)])
+def test_libraries_are_quiet_unless_the_user_wants_to_hear_them(stub, monkeypatch, given, levels):
+    environment, seen, installed = given | {"MPLBACKEND": "gtk"}, [], []
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(quiet_tensorflow, "install", lambda: installed.append(True))
+    stub(lambda args: seen.append(dict(environment)))
     main.main(["account"])
-    assert (seen[0]["TF_CPP_MIN_LOG_LEVEL"], seen[0]["MPLBACKEND"]) == ("3", "agg")
+    assert seen == [levels]  # No backend, which Matplotlib might refuse, ...
+    assert environment == levels | {"MPLBACKEND": "gtk"}  # ... but the caller has it again.
+    assert bool(installed) == (levels is _QUIET)
 
 
 @pytest.mark.parametrize(

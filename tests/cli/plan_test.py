@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from tff_dpftrl.accounting import planner
 from tff_dpftrl.cli import config_flags, main, plan, plan_report
 from tff_dpftrl.data import split
 from tff_dpftrl.mechanisms import table
@@ -321,7 +322,8 @@ def test_plot(capsys, tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_plot_in_an_unknown_format_is_refused(capsys, tmp_path):
+def test_a_plot_in_an_unknown_format_is_refused_first(capsys, tmp_path, monkeypatch):
+    monkeypatch.delattr(planner, "make_plans")
     path = tmp_path / "plans.docx"
     command = ["plan", *_TARGET, "--mechanisms", "identity,tree", "--plot", str(path)]
     assert main.main(command) == 2

@@ -59,6 +59,23 @@ def draw_plans(axes: axes_lib.Axes, plans: Sequence[planner.Plan]) -> None:
     axes.legend(fontsize="small")
 
 
+def format_of(path: str | os.PathLike[str]) -> str:
+    """Returns the format that the suffix of a plot's path chooses; PNG if it has none.
+
+    Raises:
+      UsageError: If Matplotlib does not know it.
+    """
+    path = pathlib.Path(path)
+    form = path.suffix[1:].lower() or "png"
+    known = pictures.new_figure(1, 1).canvas.get_supported_filetypes()
+    if form not in known:
+        raise validation.UsageError(
+            f"Cannot write the plot to {path}: {form!r} is no format of Matplotlib. Let the "
+            f"name end in one of {', '.join(sorted(known))}."
+        )
+    return form
+
+
 def save_plans(path: str | os.PathLike[str], plans: Sequence[planner.Plan], title: str) -> None:
     """Writes the plot of `draw_plans` to a file, in one step.
 
@@ -70,21 +87,17 @@ def save_plans(path: str | os.PathLike[str], plans: Sequence[planner.Plan], titl
     Raises:
       UsageError: If the file cannot be written, or Matplotlib does not know the format.
     """
-    path = pathlib.Path(path)
-    figure = pictures.new_figure(7, 4.5)
-    form, known = path.suffix[1:].lower() or "png", figure.canvas.get_supported_filetypes()
-    if form not in known:
-        raise validation.UsageError(
-            f"Cannot write the plot to {path}: {form!r} is no format of Matplotlib. Let the "
-            f"name end in one of {', '.join(sorted(known))}."
-        )
-    axes = figure.subplots()
-    draw_plans(axes, plans)
-    axes.set_title(title)
-    figure.text(0.01, 0.005, "Utility at equal noise is a hypothesis.", fontsize=7)
-    try:
-        pictures.write(path, figure, form=form)
-    except OSError as error:
-        raise validation.UsageError(
-            f"Cannot write the plot to {path}: {error.strerror}."
-        ) from error
+    form, figure = format_of(path), pictures.new_figure(7, 4.5)
+    import matplotlib
+
+    with matplotlib.rc_context({"font.size": 9}):
+        axes = figure.subplots()
+        draw_plans(axes, plans)
+        axes.set_title(title)
+        figure.text(0.01, 0.005, "Utility at equal noise is a hypothesis.", fontsize=7)
+        try:
+            pictures.write(path, figure, form=form)
+        except OSError as error:
+            raise validation.UsageError(
+                f"Cannot write the plot to {path}: {error.strerror}."
+            ) from error

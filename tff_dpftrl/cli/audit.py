@@ -75,6 +75,7 @@ _BELIEVED = (
     "tff-dpftrl audit --config FILE, with the run's options."
 )
 _OF_CONFIG = ("kind", "clients", "trials", "error_rate")
+_STATEMENT = "privacy_statement.json"
 _KINDS = ("train", "finetune", "task")
 
 
@@ -153,14 +154,14 @@ def add_parser(subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Audits, and returns the exit status."""
     report = _of_config(args) if args.config is not None else _of_run(args)
-    if args.output is not None:
-        report.save(args.output)
     if args.format == "json":
         output.print_json(json.loads(report.to_json()))
     else:
         _print(report)
         if args.run_folder is not None:
             print(_BELIEVED)
+    if args.output is not None:
+        report.save(args.output)
     if args.state:
         _state(pathlib.Path(args.run_folder), report)
     if report.is_violated:
@@ -221,6 +222,11 @@ def _of_run(args: argparse.Namespace) -> audit_report.AuditReport:
         if getattr(args, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise validation.UsageError(f"{flag} is for --config, not for a recount: leave it out.")
+    if args.state and not (path := pathlib.Path(args.run_folder) / _STATEMENT).exists():
+        raise validation.UsageError(
+            f"--state needs a statement, and {path} does not exist: run tff-dpftrl report on the "
+            "folder first."
+        )
     from tff_dpftrl.auditing.recount import run_folder
 
     return run_folder.recount_run(args.run_folder, progress=_progress)
@@ -248,19 +254,15 @@ def _state(folder: pathlib.Path, report: audit_report.AuditReport) -> None:
     from tff_dpftrl.reports import readme
     from tff_dpftrl.runs import reporting
 
-    path = folder / "privacy_statement.json"
-    if not path.exists():
-        raise validation.UsageError(
-            f"--state needs a statement, and {path} does not exist: run tff-dpftrl report on the "
-            "folder first."
-        )
+    path = folder / _STATEMENT
     try:
         remedy = "Run tff-dpftrl report on the folder first."
         stated = statement_lib.PrivacyStatement.read(path, remedy=remedy)
-    except statement_lib.EditedError as error:
+    except (OSError, ValueError) as error:
+        reason = f"Nothing is added to {path}, which --state cannot read: {error}"
         if not report.is_violated:
-            raise
-        _progress(f"Nothing is added to the statement: {error}")
+            raise validation.UsageError(reason) from error
+        _progress(reason)
         return
     entry = report.entry()
     if entry in stated.audits:

@@ -208,16 +208,26 @@ def _show_warning(
     print(f"{command}: warning: {message}", file=file or sys.stderr)
 
 
-def _silence_libraries() -> None:
+@contextlib.contextmanager
+def _silenced_libraries(command: str) -> Iterator[None]:
     """Keeps notes of TensorFlow, TFF's worker, gRPC and JAX off the terminal; errors are shown.
 
     Libraries read the environment when they are first imported, which any command may do. The
-    processes that a command starts inherit it. Keras 3 imports Matplotlib, which refuses a backend
-    that it does not have.
+    processes that a command starts inherit it. Who sets a level of logging gets it. Keras 3 imports
+    Matplotlib, which refuses a backend that it does not have: none is named meanwhile.
     """
-    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", GRPC_VERBOSITY="NONE", MPLBACKEND="agg")
-    quiet_tensorflow.install()
-    warnings.filterwarnings("ignore", "pkg_resources is deprecated")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") == "3":
+        quiet_tensorflow.install()
+    backend = os.environ.pop("MPLBACKEND", None)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "pkg_resources is deprecated")
+            warnings.showwarning = functools.partial(_show_warning, command)
+            yield
+    finally:
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
 
 
 def _check_packages(args: argparse.Namespace) -> None:
@@ -282,9 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stop.command = f"{_PROGRAM} {args.command}"
         if "what_is_left" in args:
             stop.what_is_left = functools.partial(args.what_is_left, args)
-        with warnings.catch_warnings():
-            _silence_libraries()
-            warnings.showwarning = functools.partial(_show_warning, stop.command)
+        with _silenced_libraries(stop.command):
             _check_packages(args)
             status = args.run(args)
         sys.stdout.flush()

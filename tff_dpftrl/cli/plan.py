@@ -227,6 +227,10 @@ def run(args: argparse.Namespace) -> int:
     request = _request(args)
     names = None if args.mechanisms is None else args.mechanisms.split(",")
     delta_flag.check_for_population(args.delta, args.population)
+    if args.plot is not None:
+        from tff_dpftrl.accounting import display, planner_plots
+
+        planner_plots.format_of(args.plot)  # Refuses what could not be written.
     plans = planner.make_plans(request, names)
     for report_goal, reason in request.schemas()[1].items():
         if args.report_goals or report_goal <= args.population:
@@ -245,8 +249,6 @@ def run(args: argparse.Namespace) -> int:
         output.print_table(plan_report.rows(shown, what_ifs), left=1)
         print(plan_report.advice(recommended, request, args.workload))
     if args.plot is not None:
-        from tff_dpftrl.accounting import display, planner_plots
-
         title = (
             f"{args.population:,} devices, {args.rounds:,} rounds, δ = {display.delta(args.delta)}"
         )
