@@ -47,7 +47,7 @@ class TableOptions:
       encoding: Encoding of CSV, TSV and JSON lines, by Python's names; UTF-8 if None.
       max_bad_rows: Largest share of the rows that may be left out because they cannot be used.
       split: Split that is read of a folder whose files are of several, such as train.csv and
-        test.csv; "train" if None.
+        test.csv, or "all"; "train" if None.
     """
 
     user_column: str | None = None
