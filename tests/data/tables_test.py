@@ -464,6 +464,14 @@ def test_other_encodings_are_refused_by_their_name_by_which_they_are_read(
     assert _texts(_read(tmp_path / name, content, encoding=encoding)[0]) == _USERS
 
 
+@pytest.mark.parametrize("name", ["encoding", "split"])
+@pytest.mark.parametrize("rows", [_ROWS, _arrow()], ids=["pairs", "table"])
+def test_options_of_files_are_refused_for_rows_in_memory(name, rows):
+    table = tables.TableOptions(**{name: "utf-8"})
+    with pytest.raises(ValueError, match=f"^{name} has no meaning for rows in memory: leave it"):
+        sources.of_rows(rows, "r", table=table)
+
+
 def test_nul_characters_are_refused(tmp_path):
     rows = [*_ROWS, ("dan\0", "hi"), ("dan", "h\0i")]
     said = []

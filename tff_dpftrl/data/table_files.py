@@ -261,7 +261,7 @@ def _encoding_of(head: bytes) -> str:
 
     best = max(_WIDE, key=num_readable)
     if not num_readable(best):
-        return "give a text file, or its own encoding"
+        return "name its encoding, or give a text file"
     return f"pass encoding {best!r}"
 
 
