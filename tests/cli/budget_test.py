@@ -99,21 +99,24 @@ def test_a_choice_is_one_entry_from_its_first_draw_on_and_its_runs_are_not_named
     assert listed(str(chosen / "private" / "cells")) == (["chosen"], 8.0, [])
     (chosen / "private" / "selection.json").unlink()
     assert _budget(data, results, "--max-epsilon", "1000") == budget.ABOVE
-    assert f"Not compared, since their corpus is not where it was or was in memory: {chosen}" in (
-        capsys.readouterr().err
-    )
+    assert f"cannot be read by their options: {chosen}" in capsys.readouterr().err
+
+
+def _recorded_run(folder, data, **options):
+    config = config_lib.TrainingConfig(data=str(data), noise_multiplier=1.0, **options)
+    users = corpus.read_users(config.part(corpus.UserOptions)).train.user_ids
+    _run(folder, data)
+    (folder / "config.json").write_text(json.dumps({"config": {"data": str(data)} | options}))
+    (folder / "private").mkdir()
+    identities = {"identities": manifest.identities({"training users": users})}
+    (folder / "private" / "manifest.json").write_text(json.dumps(identities))
 
 
 def test_runs_on_users_who_have_moved_to_another_file_are_found(tmp_path, capsys):
     results, data = tmp_path / "results", tmp_path / "users.jsonl"
     texts = [{"user_id": f"u{i}", "examples": ["so it is"]} for i in range(40)]
     data.write_text("\n".join(map(json.dumps, texts)))
-    options = config_lib.TrainingConfig(data=str(data), noise_multiplier=1.0)
-    users = corpus.read_users(options.part(corpus.UserOptions)).train.user_ids
-    _run(results / "a", data)
-    (results / "a" / "private").mkdir()
-    identities = {"identities": manifest.identities({"training users": users})}
-    (results / "a" / "private" / "manifest.json").write_text(json.dumps(identities))
+    _recorded_run(results / "a", data)
     kept = tmp_path / "kept.jsonl"
     data.rename(kept)
     data.write_text("\n".join(map(json.dumps, texts[:30])))  # Other people, by the old name.
@@ -122,6 +125,25 @@ def test_runs_on_users_who_have_moved_to_another_file_are_found(tmp_path, capsys
     less = tmp_path / "less.jsonl"
     less.write_text(data.read_text() + " ")
     assert main.main(["budget", str(less), "--runs", str(results)]) == 2  # No run is on them.
+
+
+def test_a_run_on_one_split_is_found_by_its_file_and_what_cannot_be_read_is_said(tmp_path, capsys):
+    results, data = tmp_path / "results", tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "test"):
+        rows = [f"{split} {i},x,so it is" for i in range(40)]
+        (data / f"{split}.csv").write_text("\n".join(["user,place,text", *rows]))
+    _recorded_run(results / "a", data, split="train")
+    _run(results / "b", data / "train.csv")
+    _recorded_run(results / "of_test", data, split="test")
+    assert _budget(data / "train.csv", results, "--format", "json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [run["name"] for run in shown["runs"]] == ["a", "b"] and not shown["not_compared"]
+    renamed = tmp_path / "renamed.csv"
+    renamed.write_text((data / "train.csv").read_text().replace("user", "name", 1))
+    _run(results / "c", renamed)
+    assert _budget(renamed, results, "--max-epsilon", "1000") == budget.ABOVE
+    assert f"by their options: {results / 'a'}, {results / 'of_test'}." in capsys.readouterr().err
 
 
 def test_a_limit_decides_the_status(tmp_path, data):

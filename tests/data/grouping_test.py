@@ -103,7 +103,7 @@ def test_repeated_texts_are_counted_by_user(nothing_in_memory):
 
 
 def test_users_without_texts_and_half_characters_are_kept(nothing_in_memory, tmp_path):
-    texts = {"a": ["x" * 2000, "\ud800"], "b": [], "\ud801": ["y"]}
+    texts = {"a": ["x" * 2000, "\ud800"], "b": [], "c": ["y"]}
     groups = iter(texts.items())
     corpus = grouping.group("c", groups, user_unit="one user", is_tokenized=True)
     assert corpus.remember is not None and _texts(corpus) == texts

@@ -59,13 +59,21 @@ def test_cells():
     assert owners.of_cell(["ann", 7]) == ("ann", "7")
     assert owners.of_cell([b"ann", 7.0]) == ("ann", "7")
     assert owners.of_cell(np.array(["ann", "bob"], object)) == ("ann", "bob")
-    with pytest.raises(ValueError, match="row 1: .* not exact"):
-        owners.select(["ann", ["bob", 2.0**53]], 2)
     for cell in (None, [], ["ann", None], [" "], {"a": 1}, True, 1.5):
         assert owners.of_cell(cell) is None
     assert owners.select([None, []], 1).is_selected.tolist() == [False, False]
     with pytest.raises(ValueError, match="rows_per_owner must be at least 1"):
         owners.select(["ann"], 0)
+
+
+def test_an_owner_that_is_not_exact_is_named_by_its_place(tmp_path):
+    rows = [{"user": ["ann"], "text": "x"}, {"user": ["bob", 2.0**53], "text": "y"}]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=f"^{path}:2: .* not exact"):
+        sources.load_user_text(str(path), rows_per_owner=2)
+    with pytest.raises(ValueError, match="^row 1: .* not exact"):
+        sources.of_rows([tuple(row.values()) for row in rows], "rows", rows_per_owner=2)
 
 
 _ROWS = [(["ann", "bob"], "hi bob"), ("ann", "alone"), (["bob", "cid"], ""), (["dan"], "hello")]

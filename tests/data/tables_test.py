@@ -324,6 +324,8 @@ def test_one_split_of_a_folder_is_read_and_that_is_said(tmp_path, files):
     assert _read(tmp_path, split="test")[0].user_ids == ("b", "other b")
     with pytest.raises(ValueError, match="no files of the split 'validation'; its splits are 't"):
         _read(tmp_path, split="validation")
+    corpus, said = _read(tmp_path, split="all")
+    assert len(corpus) == 4 and len(said) == 2  # Of the columns, and of the rows.
     # All of them are the files of the folder, where it is asked whether they are public.
     assert len(table_files.find(str(tmp_path))) == 2
 
@@ -335,12 +337,18 @@ def test_splits_of_other_names_must_be_named(tmp_path):
     assert len(_read(tmp_path)[0]) == 6  # Of one split and of none.
     _write_splits(tmp_path, {"y/state.json": ""})
     for problem in (_read, lambda path: _fail(sources.problem_of(str(path)))):
-        with pytest.raises(ValueError, match="no files of the split 'train'; its splits are 'x', "):
+        with pytest.raises(ValueError, match="'train'; its splits are 'x', 'y'.* or 'all' to read"):
             problem(tmp_path)
+    assert len(_read(tmp_path, split="all")[0]) == 6
+    assert len(_read(tmp_path / "n.jsonl", split="all")[0]) == 2
     corpus, said = _read(tmp_path, split="y")
-    assert corpus.user_ids == ("b", "other b") and "1 files of no split are left out" in said[0]
+    assert corpus.user_ids == ("b", "other b") and "of no split are left out (1)" in said[0]
     with pytest.raises(ValueError, match="split 'y' is for folders"):
         _read(tmp_path / "n.jsonl", split="y")
+    (tmp_path / "rest").mkdir()
+    shutil.move(tmp_path / "n.jsonl", tmp_path / "rest")
+    with pytest.raises(ValueError, match="has no files of a split: leave split 'y' out"):
+        _read(tmp_path / "rest", split="y")
 
 
 def _fail(problem):
@@ -454,6 +462,14 @@ def test_other_encodings_are_refused_by_their_name_by_which_they_are_read(
         with pytest.raises(ValueError, match=f"NUL characters .*pass encoding '{encoding}'"):
             _read(tmp_path / name, content, encoding=given)
     assert _texts(_read(tmp_path / name, content, encoding=encoding)[0]) == _USERS
+
+
+@pytest.mark.parametrize("name", ["encoding", "split"])
+@pytest.mark.parametrize("rows", [_ROWS, _arrow()], ids=["pairs", "table"])
+def test_options_of_files_are_refused_for_rows_in_memory(name, rows):
+    table = tables.TableOptions(**{name: "utf-8"})
+    with pytest.raises(ValueError, match=f"^{name} has no meaning for rows in memory: leave it"):
+        sources.of_rows(rows, "r", table=table)
 
 
 def test_nul_characters_are_refused(tmp_path):

@@ -15,6 +15,22 @@ from tff_dpftrl import validation
 from tff_dpftrl.data import user_ids
 
 
+class _Series:
+    """Cell of a list as polars has it: it compares by its entries."""
+
+    def __init__(self, entries):
+        self.shape, self.to_list = (len(entries),), lambda: entries
+
+    def __ne__(self, other):
+        return _Series(self.to_list())
+
+    def __bool__(self):
+        raise TypeError("the truth value of a Series is ambiguous")
+
+    def __iter__(self):
+        return iter(self.to_list())
+
+
 @pytest.mark.parametrize(
     ("cell", "text"),
     [
@@ -40,6 +56,13 @@ def test_an_id_is_text(cell, text):
     [
         *[(cell, "^without a user$") for cell in (None, "", " \n", b"", float("nan"))],
         *[(cell, "^without a user$") for cell in (np.float32("nan"), np.datetime64("NaT"))],
+        *[(decimal.Decimal(nan), "^without a user$") for nan in ("NaN", "sNaN")],
+        (np.timedelta64("NaT"), "^without a user$"),
+        pytest.param(10**5000, "more than 4300 digits", id="long"),
+        (decimal.Decimal("1E+999999999999"), "more than 4300 digits"),
+        (decimal.Decimal("Infinity"), "with a Decimal"),
+        ("a\ud800", "lone surrogate"),
+        (_Series([1.0]), "with a list"),
         (True, "with a bool"),
         (0.5, "with a fraction"),
         (float("inf"), "with a fraction"),
@@ -71,8 +94,9 @@ def test_floats_of_a_narrow_column_know_that_they_are(dtype):
         type(None),
         int,
     ]
-    [[inner]] = user_ids.of_column([[1.0]], dtype)
-    assert type(inner) is np.float32
+    for cell in ([1.0], _Series([1.0])):
+        [[inner]] = user_ids.of_column([cell], dtype)
+        assert type(inner) is np.float32
 
 
 @pytest.mark.parametrize("dtype", [None, np.dtype("float64"), pa.float64(), pa.string(), "object"])
@@ -104,9 +128,12 @@ def test_other_ids_are_taken_as_they_are():
     user_ids.check(
         ["7", "-7", "70", "7.5", "08", "1e5", "100000", "9007199254740993", long], "here"
     )
-    user_ids.check(["Ann", "ann", "7a", "7.0a", "", "²", "²²"], "here")
+    user_ids.check(["Ann", "ann", "7a", "7.0a", "²", "²²"], "here")
     with pytest.raises(validation.UsageError, match="must be text, got 7"):
         user_ids.check([7], "here")
+    for one, reason in (("", "without a user"), ("a\0", "with a NUL"), ("\ud800", "surrogate")):
+        with pytest.raises(validation.UsageError, match=f"^here has an entry .*{reason}"):
+            user_ids.check(["ann", one], "here")
 
 
 if __name__ == "__main__":

@@ -39,8 +39,11 @@ def test_numbers_as_ids_are_one_user_each_or_refused():
         user_text.UserText.from_mapping("t", {"7": ["x"], "7.0": ["y"]})
     with pytest.raises(ValueError, match="t: ids of users write one number in several ways"):
         user_text.UserText("t", "one x", ("7", "8"), list, co_owners={"7": {"8.0"}})
-    with pytest.raises(ValueError, match="not exact"):
-        user_text.UserText.from_rows("t", [(2.0**53, "x")])
+    with pytest.raises(ValueError, match="^'t', row 1: .* not exact"):
+        user_text.UserText.from_rows("t", [("a", "x"), (2.0**53, "x")])
+    for user in ("", " ", "a\0", "\ud800"):
+        with pytest.raises(ValueError, match="fruit has an entry with"):
+            _corpus(**{user: ["x"]})
 
 
 @pytest.mark.parametrize(

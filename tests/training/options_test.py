@@ -7,7 +7,10 @@ import sys
 import pytest
 
 from tff_dpftrl.finetuning import config as finetuning_config
+from tff_dpftrl.finetuning import opening
+from tff_dpftrl.runs import manifest
 from tff_dpftrl.runtime.tasks import task_config
+from tff_dpftrl.sweeps import kinds
 from tff_dpftrl.training import config
 from tff_dpftrl.training import options as options_lib
 
@@ -94,6 +97,21 @@ def test_a_begun_run_of_an_earlier_version_keeps_its_sizes():
     made = options_lib.of_begun_run(began | {"mechanism": "none"}, "config.json")
     assert made.model_sizes == {"embedding_size": 96, "state_size": 128, "tie_embeddings": True}
     assert made.model_sizes == made.with_defaults().model_sizes
+
+
+@pytest.mark.parametrize("kind", [manifest.TRAINING, manifest.FINETUNING])
+def test_a_begun_run_without_split_reads_all_files_of_a_folder(tmp_path, kind):
+    read = {manifest.TRAINING: options_lib.of_manifest, manifest.FINETUNING: opening.config_of}
+    for data, given, split in (
+        (f"{tmp_path},x.csv", {}, "all"),
+        (str(tmp_path), {"split": None}, None),
+        ("x.csv", {}, None),
+    ):
+        options = {"data": data, "target_epsilon": 1.0} | given
+        options |= {"initial_weights": "m"} if kind == manifest.FINETUNING else {}
+        known = manifest.Manifest(options, {}, {}, {}, recorded_kind=kind)
+        assert read[kind](known, tmp_path).split == split
+        assert kinds.KINDS[kind].begun_config(options, "config.json").split == split
 
 
 if __name__ == "__main__":

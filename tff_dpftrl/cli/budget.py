@@ -109,7 +109,8 @@ def _gaps(budget: data_budget.Budget) -> list[str]:
     if budget.not_compared:
         names = ", ".join(map(str, budget.not_compared))
         lines.append(
-            f"Not compared, since their corpus is not where it was or was in memory: {names}."
+            "Not compared, since their corpus is not where it was or was in memory, or this one "
+            f"cannot be read by their options: {names}."
         )
     return lines
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tff_dpftrl import durable_files, json_text, validation
-from tff_dpftrl.data import grouping, table_files, user_text
+from tff_dpftrl.data import grouping, table_files, tables, user_ids, user_text
 
 
 def read(
@@ -107,15 +107,18 @@ def _parse_line(line: bytes, where: str) -> tuple[str, list[str]]:
             f"{type(row).__name__}."
         )
     user_id = row.get("user_id")
-    if not isinstance(user_id, str) or not user_id:
-        raise validation.UsageError(
-            f"{where}: user_id must be a non-empty string, got {user_id!r}."
-        )
+    if not isinstance(user_id, str):
+        raise validation.UsageError(f"{where}: user_id must be a string, got {user_id!r}.")
     examples = row.get("examples")
     if not isinstance(examples, list) or not all(isinstance(text, str) for text in examples):
         raise validation.UsageError(
             f"{where}: examples must be a list of strings, got {str(examples)[:60]!r}."
         )
-    if any("\0" in text for text in (user_id, *examples)):
-        raise validation.UsageError(f"{where}: has a NUL character in the user_id or in a text.")
+    try:
+        user_id = user_ids.as_text(user_id)
+        reason = next(filter(None, map(tables.damage, examples)), None)
+    except user_ids.NoId as error:
+        reason = str(error)
+    if reason is not None:
+        raise validation.UsageError(f"{where}: is a line {reason}.")
     return user_id, examples

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,18 +54,13 @@ def of_cell(cell: Any) -> tuple[str, ...] | None:
       UsageError: If an id is a float that is too large to be exact.
     """
     try:
-        names = map(user_ids.as_text, cell if is_list(cell) else [cell])
+        names = map(user_ids.as_text, cell if user_ids.is_list(cell) else [cell])
         return tuple(dict.fromkeys(names)) or None
     except user_ids.NoId:
         return None
 
 
-def is_list(cell: Any) -> bool:
-    """Returns whether a cell is a list; pandas makes arrays of those in Parquet."""
-    return isinstance(cell, (list, tuple)) or (isinstance(cell, np.ndarray) and cell.ndim == 1)
-
-
-def select(cells: Iterable[Any], rows_per_owner: int) -> Selection:
+def select(owners_of_rows: Iterable[Sequence[str] | None], rows_per_owner: int) -> Selection:
     """Selects rows greedily, in an order that is random but always the same.
 
     A row is selected if each of its owners still owns fewer than G selected rows (Ganesh et al.
@@ -74,25 +69,21 @@ def select(cells: Iterable[Any], rows_per_owner: int) -> Selection:
     with G selected ones, and each selected row counts for at most r such owners.
 
     Args:
-      cells: Cells of owners of all rows, in the table's order.
+      owners_of_rows: Distinct owners of all rows, in the table's order; None of a row without any.
       rows_per_owner: G, at least 1.
 
     Returns:
-      The selection. Rows whose cell names no owner are never selected.
+      The selection. Rows without an owner are never selected.
 
     Raises:
-      UsageError: If `rows_per_owner` is out of range, or an id is a float too large to be exact.
+      UsageError: If `rows_per_owner` is out of range.
     """
     rows_per_owner = validation.integer("rows_per_owner", rows_per_owner, minimum=1)
     numbers: dict[str, int] = {}
     owners: list[int] = []
     ends = [0]
-    for row, cell in enumerate(cells):
-        try:
-            names = of_cell(cell) or ()
-        except validation.UsageError as error:
-            raise validation.UsageError(f"row {row}: {error}") from None
-        owners.extend(numbers.setdefault(name, len(numbers)) for name in names)
+    for names in owners_of_rows:
+        owners.extend(numbers.setdefault(name, len(numbers)) for name in names or ())
         ends.append(len(owners))
     count = len(ends) - 1
     words = hashlib.shake_256(b"tff_dpftrl/data/owners").digest(8 * count)

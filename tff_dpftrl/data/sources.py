@@ -19,6 +19,7 @@ from tff_dpftrl.data import (
     sqlite,
     table_files,
     tables,
+    user_ids,
     user_text,
 )
 
@@ -119,8 +120,14 @@ def load_user_text(
 
     selection = None
     if rows_per_owner is not None:
-        cells = (user for rows, _ in parts() for _, user, _ in rows)
-        selection = owners.select(cells, rows_per_owner)
+        selection = owners.select(
+            (
+                user_ids.at(place, number, user, owners.of_cell)
+                for rows, place in parts()
+                for number, user, _ in rows
+            ),
+            rows_per_owner,
+        )
     check = tables.RowCheck(spec, table, notice, columns, selection)
 
     def groups() -> Iterator[grouping.Group]:
@@ -157,7 +164,7 @@ def of_rows(
         `datasets.Dataset`, or an iterable of (user, text) pairs, which is read once.
       name: Name of the corpus in messages and statements.
       pretokenized: Whether the texts are words separated by white space.
-      table: Options of reading tables; `encoding` has no meaning here.
+      table: Options of reading tables, but for `encoding` and `split`, which are for files.
       cache: Place for texts that are too large for memory; it is written anew at each call.
       notice: Callback for lines about what was found.
       rows_per_owner: Largest number of rows of a user where rows may have lists of users; None if
@@ -173,7 +180,8 @@ def of_rows(
     selection = None
     if rows_per_owner is not None:
         kept = list(numbered)
-        selection = owners.select((user for _, user, _ in kept), rows_per_owner)
+        named = (user_ids.at("row ", number, user, owners.of_cell) for number, user, _ in kept)
+        selection = owners.select(named, rows_per_owner)
         numbered = iter(kept)
     check = tables.RowCheck(name, table, notice, columns, selection)
     corpus = grouping.group(

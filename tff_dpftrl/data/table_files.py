@@ -33,6 +33,9 @@ _LINES = (".jsonl", ".ndjson", ".json")
 _ARROW = {".parquet": "parquet", ".pq": "parquet", ".feather": "arrow", ".arrow": "arrow"}
 _ARROW_FILE = b"ARROW1"  # Else it is a stream.
 _COMPRESSED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+ALL = "all"
+"""Split by which all files of a folder are read."""
+
 SUFFIXES = (*_SEPARATED, *_LINES, *_ARROW)
 """Endings of the names of files of tables; text files may have one of a compression behind it."""
 
@@ -99,7 +102,7 @@ def find(
     Args:
       spec: Path of a file or folder, a pattern with * or ?, or several of them with commas
         between them. Of a folder, the files of tables in it and below are meant.
-      split: Split of a folder whose files are of several; "train" if None.
+      split: Split of a folder whose files are of several, or `ALL`; "train" if None.
       notice: Callback for a line about the split. If None, the files of all splits are found.
 
     Returns:
@@ -112,7 +115,7 @@ def find(
     paths: list[pathlib.Path] = []
     for part in parts(spec):
         path = pathlib.Path(part).expanduser()
-        if split is not None and not path.is_dir():
+        if split not in (None, ALL) and not path.is_dir():
             raise validation.UsageError(
                 f"split {split!r} is for folders with files of several splits, not for {part!r}: "
                 "leave it out."
@@ -121,7 +124,7 @@ def find(
             below = (p.relative_to(path) for p in sorted(path.rglob("*")) if p.is_file())
             files = [path / p for p in below if not any(n[0] in "._" for n in p.parts)]
             files = [file for file in files if file.name not in _NO_TABLES and kind_of(file)]
-            if notice is not None:
+            if notice is not None and split != ALL:
                 files = _of_split(path, files, split, notice)
         elif not path.exists() and glob.has_magic(part):
             files = sorted(map(pathlib.Path, glob.glob(str(path), recursive=True)))
@@ -149,17 +152,19 @@ def _of_split(
     of_none = len(by_split.pop(None, ()))
     if split is None and len(by_split) < 2:
         return files
-    splits = ", ".join(map(repr, sorted(by_split, key=str))) or "none"
+    splits = ", ".join(map(repr, sorted(by_split, key=str)))
     wanted = _SPLITS.get(split or "train", split)
     if wanted not in by_split:
         raise validation.UsageError(
             f"{folder} has no files of the split {wanted!r}; its splits are {splits}. Name one of "
-            "them (split), or the files themselves."
+            f"them (split), or {ALL!r} to read all files."
+            if by_split
+            else f"{folder} has no files of a split: leave split {split!r} out."
         )
-    rest = f" {of_none} files of no split are left out." if of_none else ""
+    rest = f" Files of no split are left out ({of_none})." if of_none else ""
     notice(
         f"{folder} has files of several splits ({splits}): only those of {wanted!r} are read. "
-        f"Name another split (split), or the files themselves.{rest}"
+        f"Name another one (split), or {ALL!r} to read all files.{rest}"
     )
     return by_split[wanted]
 
@@ -256,7 +261,7 @@ def _encoding_of(head: bytes) -> str:
 
     best = max(_WIDE, key=num_readable)
     if not num_readable(best):
-        return "give a text file, or its own encoding"
+        return "name its encoding, or give a text file"
     return f"pass encoding {best!r}"
 
 

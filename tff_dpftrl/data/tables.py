@@ -47,7 +47,7 @@ class TableOptions:
       encoding: Encoding of CSV, TSV and JSON lines, by Python's names; UTF-8 if None.
       max_bad_rows: Largest share of the rows that may be left out because they cannot be used.
       split: Split that is read of a folder whose files are of several, such as train.csv and
-        test.csv; "train" if None.
+        test.csv, or "all"; "train" if None.
     """
 
     user_column: str | None = None
@@ -220,11 +220,9 @@ class RowCheck:
         for number, user, text in rows:
             self._num_rows += 1
             try:
-                names = self._owners(user)
+                names = user_ids.at(place, number, user, self._owners)
             except user_ids.NoId as error:
                 reason = str(error)
-            except validation.UsageError as error:
-                raise validation.UsageError(f"{place}{number}: {error}") from None
             else:
                 if self._is_header(names[0], text):
                     raise validation.UsageError(
@@ -235,7 +233,7 @@ class RowCheck:
                     continue
                 if isinstance(text, bytes):
                     text = _decoded(text)
-                reason = text.reason if isinstance(text, Broken) else _reason(names[0], text)
+                reason = text.reason if isinstance(text, Broken) else _reason(text)
                 if reason is None:
                     if self._selection:
                         self.co_owners.setdefault(names[0], set()).update(names[1:])
@@ -302,7 +300,7 @@ class RowCheck:
             if names is None:
                 raise user_ids.NoId("without a user or a list of users")
             return names
-        if owners.is_list(cell) and owners.of_cell(cell):
+        if user_ids.is_list(cell) and owners.of_cell(cell):
             raise user_ids.NoId("with a list of users, which finetune takes with rows_per_owner")
         name = user_ids.as_text(cell)
         if not isinstance(cell, (str, bytes)):
@@ -318,27 +316,22 @@ class RowCheck:
         return (user.strip(_MARKS), text.strip(_MARKS)) == (columns.user, columns.text)
 
 
-def _reason(user: str, text: Any) -> str | None:
-    """Returns why a row cannot be used; None if it can."""
+def _reason(text: Any) -> str | None:
+    """Returns why a row with a text cannot be used; None if it can."""
     if not isinstance(text, str):
         if text is None or text != text:
             return "without a text"
         return f"with a {type(text).__name__} instead of a text"
     if not text or text.isspace():
         return "with an empty text"
+    return damage(text)
+
+
+def damage(text: str) -> str | None:
+    """Returns what rows with characters that no corpus takes are; None if a text has none."""
     if "\0" in text:
         return "with a NUL character in the text"
-    if not (text.isascii() and user.isascii()):
-        try:
-            text.encode(), user.encode()
-        except UnicodeEncodeError as error:
-            if not "\udc80" <= error.object[error.start] <= "\udcff":
-                return "with a part of a character (a lone surrogate)"
-            return (
-                "with bytes that are not in the file's encoding (if it is Latin-1, pass encoding "
-                "'latin-1')"
-            )
-    return None
+    return user_ids.surrogate_in(text)
 
 
 def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterator[Row]]:
@@ -353,8 +346,9 @@ def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterato
       The columns, None for pairs, and the rows, numbered from 0.
 
     Raises:
-      UsageError: If it is something else, or its columns are not found.
+      UsageError: If it is something else, its columns are not found, or options are for files.
     """
+    _refuse(options, ("encoding", "split"), "rows in memory")
     is_reader = hasattr(rows, "read_next_batch")  # Arrow's.
     names = _names(rows.schema.names if is_reader else getattr(rows, "column_names", None))
     if names is None:
@@ -365,11 +359,7 @@ def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterato
                 "rows must be a data frame, an Arrow table, a Dataset or an iterable of (user, "
                 f"text) pairs, got {type(rows).__name__}."
             )
-        for name in ("user_column", "text_column"):
-            if getattr(options, name) is not None:
-                raise validation.UsageError(
-                    f"{name} has no meaning for rows that are pairs: leave it out."
-                )
+        _refuse(options, ("user_column", "text_column"), "rows that are pairs")
         return None, (_pair(number, row) for number, row in enumerate(rows))
     if hasattr(rows, "collect"):  # polars' LazyFrame.
         raise validation.UsageError("rows is a lazy frame: give rows.collect().")
@@ -392,6 +382,12 @@ def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterato
     return columns, (
         (number, user, _plain_value(text)) for number, (user, text) in enumerate(pairs)
     )
+
+
+def _refuse(options: TableOptions, names: Sequence[str], what: str) -> None:
+    for name in names:
+        if getattr(options, name) is not None:
+            raise validation.UsageError(f"{name} has no meaning for {what}: leave it out.")
 
 
 def of_arrow(batches: Iterable[Any], columns: Columns) -> Iterator[tuple[Any, Any]]:

@@ -11,8 +11,8 @@ import decimal
 import numbers
 import re
 import uuid
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,9 @@ _NARROW = re.compile(r"(half_?float|float16)|(float(?:32)?)\b")
 _PLAIN = (numbers.Integral, uuid.UUID, datetime.date, datetime.time, datetime.timedelta)
 _NUMBER = re.compile(r"\s*\+?(-?)0*(\d+)(?:\.(\d*?)0*)?(e\+\d+)?\s*", re.ASCII | re.IGNORECASE)
 _LONGEST_NUMBER = 100  # Characters, so that no text takes the expression long.
+_MAX_DIGITS = 4300  # As Python writes them of an integer.
+
+_Read = TypeVar("_Read")
 
 
 class NoId(Exception):
@@ -44,11 +47,34 @@ def of_column(cells: Iterable[Any], dtype: Any) -> Iterable[Any]:
     kind = np.float16 if found[1] else np.float32
 
     def narrow(cell: Any) -> Any:
-        if isinstance(cell, list):
+        if is_list(cell):
             return [narrow(one) for one in cell]
         return kind(cell) if isinstance(cell, float) else cell
 
     return map(narrow, cells)
+
+
+def is_list(cell: Any) -> bool:
+    """Returns whether a cell is a list; data frames make arrays and series of these."""
+    if isinstance(cell, np.ndarray) or hasattr(cell, "to_list"):
+        return len(getattr(cell, "shape", ())) == 1
+    return isinstance(cell, (list, tuple))
+
+
+def surrogate_in(text: str) -> str | None:
+    """Returns what rows are whose text cannot be encoded; None if it can."""
+    if text.isascii():
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        if not "\udc80" <= error.object[error.start] <= "\udcff":
+            return "with a part of a character (a lone surrogate)"
+        return (
+            "with bytes that are not in the file's encoding (if it is Latin-1, pass encoding "
+            "'latin-1')"
+        )
+    return None
 
 
 def as_text(cell: Any) -> str:
@@ -75,16 +101,20 @@ def as_text(cell: Any) -> str:
             raise NoId("without a user")
         if "\0" in cell:
             raise NoId("with a NUL character in the id of the user")
+        if reason := surrogate_in(cell):
+            raise NoId(reason)
         return str(cell)
     if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
         raise NoId("without a user")
     if isinstance(cell, (bool, np.bool_)):
         raise NoId("with a bool as the id of the user")
-    if isinstance(cell, (list, dict, tuple, np.ndarray)):
+    if isinstance(cell, (dict, np.ndarray)) or is_list(cell):
         raise NoId("with a list or an object as the id of the user")
-    if cell != cell:  # NaN, or a time that is none.
+    if isinstance(cell, (np.datetime64, np.timedelta64)) and np.isnat(cell):
         raise NoId("without a user")
     if isinstance(cell, (float, np.floating)):
+        if np.isnan(cell):
+            raise NoId("without a user")
         if not float(cell).is_integer():
             raise NoId("with a fraction as the id of the user")
         limit = _EXACT_BELOW.get(type(cell), _EXACT_DOUBLE)  # type: ignore
@@ -96,15 +126,40 @@ def as_text(cell: Any) -> str:
                 "with dtype=str)."
             )
         return str(int(cell))
-    if isinstance(cell, decimal.Decimal) and cell.is_finite():
-        return format(cell, "f")
+    if isinstance(cell, decimal.Decimal) and not cell.is_infinite():
+        if cell.is_nan():
+            raise NoId("without a user")
+        if abs(cell.adjusted()) < _MAX_DIGITS:
+            return format(cell, "f")
+        raise NoId(_LONG)
     if isinstance(cell, (*_PLAIN, np.datetime64)):
-        return str(cell)
+        try:
+            return str(cell)
+        except ValueError:
+            raise NoId(_LONG) from None
     raise NoId(f"with a {type(cell).__name__} as the id of the user")
 
 
+_LONG = f"with a number of more than {_MAX_DIGITS} digits as the id of the user"
+
+
+def at(place: str, number: int, cell: Any, read: Callable[[Any], _Read] = as_text) -> _Read:
+    """Reads the ids in a cell, and says in which one an id is that is not exact.
+
+    Args:
+      place: Place of a cell, to be followed by its number: "reviews.csv:".
+      number: Number of the row or of the example.
+      cell: The cell.
+      read: Function that reads it.
+    """
+    try:
+        return read(cell)
+    except validation.UsageError as error:
+        raise validation.UsageError(f"{place}{number}: {error}") from None
+
+
 def check(ids: Iterable[str], where: str) -> None:
-    """Refuses ids that differ only in how they write a number, and those that are no exact text.
+    """Refuses ids that differ only in how they write a number, and what is no id or not exact.
 
     Args:
       ids: Ids of users.
@@ -114,9 +169,15 @@ def check(ids: Iterable[str], where: str) -> None:
       UsageError: If there are such ids.
     """
     ids = frozenset(ids)
-    if not all(isinstance(one, str) for one in ids):
-        wrong = next(one for one in ids if not isinstance(one, str))
-        raise validation.UsageError(f"{where}: ids of users must be text, got {wrong!r}.")
+    for one in ids:
+        if not isinstance(one, str):
+            raise validation.UsageError(f"{where}: ids of users must be text, got {one!r}.")
+        try:
+            as_text(one)
+        except NoId as error:
+            raise validation.UsageError(
+                f"{where} has an entry {error}, {one!r}: leave it out, or give it an id."
+            ) from None
     found = [
         (one, number)
         for one in ids
@@ -131,8 +192,8 @@ def check(ids: Iterable[str], where: str) -> None:
         if exponent or (fraction == "" and is_large):
             raise validation.UsageError(
                 f"{where}: the id {one!r} of a user is a number that was rounded when it was "
-                "written, so that different users may have the same one: write ids as text or as "
-                "integers, from where they are still exact."
+                "written, so that different users may have the same one: export them again, as "
+                "text or integers, from where they are exact."
             )
         value = sign + whole + ("." + fraction if fraction else "")
         other = value if value in ids else usual.setdefault(value, one)

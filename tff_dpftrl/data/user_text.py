@@ -107,7 +107,7 @@ class UserText:
         for number, row in enumerate(rows):
             user, text = row if isinstance(row, (tuple, list)) and len(row) == 2 else (None, None)
             try:
-                user = user_ids_lib.as_text(user)
+                user = user_ids_lib.at(f"{name!r}, row ", number, user)
             except user_ids_lib.NoId:
                 text = None
             if not isinstance(text, str):

@@ -284,14 +284,12 @@ def _names(cells: Iterable[Any]) -> list[str]:
     names = []
     for index, cell in enumerate(cells):
         try:
-            names.append(user_ids_lib.as_text(cell))
+            names.append(user_ids_lib.at("user_ids of example ", index, cell))
         except user_ids_lib.NoId as error:
             raise validation.UsageError(
                 f"user_ids must have an id for each example, but example {index} is {error}, "
                 f"{repr(cell)[:60]}: give one, or leave the example out of x, y and user_ids."
             ) from None
-        except validation.UsageError as error:
-            raise validation.UsageError(f"user_ids[{index}]: {error}") from None
     return names
 
 

@@ -16,7 +16,7 @@ from tff_dpftrl.data import sources, split, tables, user_text
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.runs import progress as progress_lib
-from tff_dpftrl.training import corpus, options, warm_start
+from tff_dpftrl.training import corpus, language_config, options, warm_start
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,7 +115,9 @@ def config_of(known: manifest.Manifest, output: pathlib.Path) -> config_lib.Fine
     """
     known.check_kind(manifest.FINETUNING, output)
     return options.config_from_mapping(
-        known.config, str(output / "config.json"), config_lib.FinetuningConfig
+        language_config.begun(known.config),
+        str(output / "config.json"),
+        config_lib.FinetuningConfig,
     )
 
 

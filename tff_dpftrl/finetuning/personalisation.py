@@ -176,7 +176,7 @@ def read(folder: str | pathlib.Path, given: Mapping[str, Any], part: Part) -> us
                 f"{folder} is not the folder of a run, whose text could be read: name text with "
                 "data."
             )
-        known = manifest.read(folder).config
+        known = language_config.begun(manifest.read(folder).config)
         options = {name: known[name] for name in TEXT_OPTIONS if name in known} | options
         rows_per_owner = known.get("rows_per_owner")
     config = language_config.TextConfig(**options)

@@ -72,7 +72,7 @@ class RunKind(abc.ABC):
 
     def begun_config(self, options: Mapping[str, Any], source: str) -> Any:
         """Builds the config of a run from the options in its manifest, perhaps an earlier one."""
-        return self.config(options, source)
+        return self.config(language_config.begun(options), source)
 
     def length(self, config: Any) -> int:
         """Returns the number of rounds or steps of a run."""

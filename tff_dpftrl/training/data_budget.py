@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import composition
-from tff_dpftrl.data import sources
+from tff_dpftrl.data import sources, table_files
 from tff_dpftrl.runs import earlier_runs, joint_runs, manifest
 from tff_dpftrl.training import corpus, language_config, warm_start
 
@@ -23,7 +23,8 @@ class Budget:
       runs: The runs, and models that were pretrained on it without a guarantee, by folder. A choice
         among runs (`sweep --select`) is one entry.
       without_statement: Folders of runs on the corpus that have no statement yet.
-      not_compared: Folders of runs whose corpus is not where it was, or was in memory.
+      not_compared: Folders of runs whose corpus is not where it was or was in memory, or by whose
+        options the corpus that is asked for cannot be read.
       not_found: Names of runs that others began with and that are in none of the folders.
     """
 
@@ -66,21 +67,21 @@ def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
         runs = filter(manifest.exists, choice.glob(f"private/{joint_runs.CELLS}/*"))
         if named is None:
             not_compared.append(choice)
-        elif asked.is_named(named) or any(asked.has_users_of(run, _config(run)) for run in runs):
+        elif is_on := asked.is_of(named, runs):
             spent[choice] = cost
             known.add(joint_runs.WINNER)
             released.add(_statement(choice / manifest.PRIVATE / joint_runs.WINNER))
-        elif named != "docs" and not sources.is_on_disk(named):
+        elif is_on is None:
             not_compared.append(choice)
     for folder in with_runs:
-        config = _config(folder)
-        named = config.get("data")
+        named = _config(folder).get("data")
         is_of_choice = joint_runs.choice_of(folder) or _statement(folder) in released - {None}
         if is_of_choice or not isinstance(named, str):
             continue  # It is listed above, or has options of something else.
-        if not (asked.is_named(named) or asked.has_users_of(folder, config)):
-            if named != "docs" and not sources.is_on_disk(named):
-                not_compared.append(folder)
+        is_on = asked.is_of(named, [folder])
+        if is_on is None:
+            not_compared.append(folder)
+        if not is_on:
             continue
         statement = earlier_runs.statement_of(folder)
         if statement is None:
@@ -97,6 +98,9 @@ def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
     return Budget(spent, tuple(without), tuple(not_compared), tuple(sorted(began_with - known)))
 
 
+_OF_PART = ("split", "sqlite_split", "sqlite_text_feature")
+
+
 class _Corpus:
     """The corpus whose runs are sought."""
 
@@ -111,21 +115,45 @@ class _Corpus:
             return True
         return sources.are_same_file(data, named)
 
-    def has_users_of(self, folder: pathlib.Path, config: Mapping[str, Any]) -> bool:
-        """Returns whether a run trained on the users of the corpus, by its private record.
+    def is_of(self, named: str, folders: Iterable[pathlib.Path]) -> bool | None:
+        """Returns whether runs were on the corpus, by its name or their records; None if unknown.
 
-        The file that its options name may have other users by now.
+        Args:
+          named: Name of the corpus in the runs' options. The file may have other users by now.
+          folders: Folders of the runs.
+        """
+        if self.is_named(named):
+            return True
+        found = {self._has_users_of(folder) for folder in folders}
+        if True in found:
+            return True
+        is_gone = named != "docs" and not sources.is_on_disk(named)
+        return None if is_gone or None in found else False
+
+    def _has_users_of(self, folder: pathlib.Path) -> bool | None:
+        """Returns whether a run's record has the users of the corpus; None if it is not readable.
+
+        It is read by the run's options, but for those that say which part of another file or folder
+        the run has read.
         """
         record = folder / manifest.COPY
         if not (record.exists() and sources.is_on_disk(self._data)):
             return False
         users = json_text.read_object(record).get("identities", {}).get("training users")
+        if users is None:
+            return False
+        config = language_config.begun(_config(folder) | {"data": self._data})
         names = language_config.TextConfig.__dataclass_fields__.keys() & config.keys()
-        given = {name: config[name] for name in names} | {"data": self._data}
-        key = language_config.TextConfig(**given).part(corpus.UserOptions)
-        if key not in self._users:
-            self._users[key] = self._identity(key)
-        return users is not None and users == self._users[key]
+        own = language_config.TextConfig(**{name: config[name] for name in names})
+        of_part = {name: getattr(language_config.TextConfig, name) for name in _OF_PART}
+        whole = dataclasses.replace(own, **of_part)
+        for options in (own, dataclasses.replace(whole, split=table_files.ALL), whole):
+            key = options.part(corpus.UserOptions)
+            if key not in self._users:
+                self._users[key] = self._identity(key)
+            if self._users[key] is not None:
+                return users == self._users[key]
+        return None
 
     def _identity(self, options: corpus.UserOptions) -> str | None:
         try:
@@ -176,7 +204,7 @@ def _folders_with(name: str, folders: Sequence[str | os.PathLike[str]]) -> list[
     return sorted(with_name)
 
 
-def _config(folder: pathlib.Path) -> Mapping[str, Any]:
+def _config(folder: pathlib.Path) -> dict[str, Any]:
     config = manifest.public(folder).get("config")
     return config if isinstance(config, dict) else {}
 

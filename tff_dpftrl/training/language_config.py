@@ -7,9 +7,11 @@ keys of a TOML file and entries of a run's `config.json` they are.
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import sys
 import typing
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tff_dpftrl import validation
@@ -118,7 +120,7 @@ class TextConfig:
     split: str | None = option(
         None,
         "Tables in a folder whose files are of several splits, such as train.csv and test.csv, as "
-        "data sets of Hugging Face are: the split to read; train if not given.",
+        "data sets of Hugging Face are: the split to read, or all; train if not given.",
         "data",
     )
     pretokenized: bool = option(
@@ -171,6 +173,14 @@ class TextConfig:
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields, as JSON-compatible values."""
         return dataclasses.asdict(self)
+
+
+def begun(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a begun run: without `split`, it has read all files of a folder."""
+    data = values.get("data")
+    if isinstance(data, str) and any(map(os.path.isdir, table_files.parts(data))):
+        return {"split": table_files.ALL, **values}
+    return dict(values)
 
 
 @dataclasses.dataclass(frozen=True)

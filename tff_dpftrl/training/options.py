@@ -98,7 +98,7 @@ def of_begun_run(values: Mapping[str, Any], source: str) -> config_lib.TrainingC
       UsageError: If a key is unknown or a value cannot be used.
     """
     # Before there was a choice, TFF's executor ran every run.
-    return config_from_mapping({"engine": "tff"} | dict(values), source)
+    return config_from_mapping({"engine": "tff"} | language_config.begun(values), source)
 
 
 def of_manifest(known: manifest.Manifest, output: pathlib.Path) -> config_lib.TrainingConfig:

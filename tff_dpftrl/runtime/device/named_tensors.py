@@ -184,11 +184,9 @@ def read_users(path: str | os.PathLike[str], features: Mapping[str, Feature]) ->
                 f'{path}: object {number + 1} is no {{"user_id": ..., "examples": [...]}}.'
             ) from None
         try:
-            name = user_ids.as_text(user)
+            name = user_ids.at(f"{path}: object ", number + 1, user)
         except user_ids.NoId as error:
             raise validation.UsageError(f"{path}: object {number + 1} is {error}.") from None
-        except validation.UsageError as error:
-            raise validation.UsageError(f"{path}: object {number + 1}: {error}") from None
         if name in by_user:
             raise validation.UsageError(f"{path} has the user {user!r} twice: merge the examples.")
         try:
