@@ -230,8 +230,8 @@ def test_who_is_interrupted_while_it_starts_serves_nobody(capsys):
 _LISTEN = """
 import socket
 from tff_dpftrl.cli import main
-main._silence_libraries()
-import grpc
+with main._silenced_libraries("tff-dpftrl serve"):
+    import grpc
 taken = socket.create_server(("127.0.0.1", 0))
 server = grpc.server(None, options=[("grpc.so_reuseport", 0)])
 try:
