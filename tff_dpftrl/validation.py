@@ -261,7 +261,7 @@ def file_in(
     path = pathlib.Path(folder, name)
     try:
         # Before Python 3.13, `resolve` has an error of its own for a loop of links.
-        root, target = map(pathlib.Path, map(os.path.realpath, (folder, path)))
+        root, target = pathlib.Path(os.path.realpath(folder)), pathlib.Path(os.path.realpath(path))
         is_inside = target.is_relative_to(root) or target.parent in _blobs(root)
         is_inside &= pathlib.Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder))
         status = target.stat() if is_inside else None

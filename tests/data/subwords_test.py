@@ -91,6 +91,13 @@ def test_names_of_special_tokens_are_read_beside_the_file(tmp_path: pathlib.Path
     assert words.bos != words.eos
 
 
+def test_a_tokenizer_may_be_larger_than_a_config(tmp_path: pathlib.Path):
+    path = byte_level(tmp_path)
+    words = subwords.read(path)
+    path.write_text(path.read_text() + " " * (1 << 25))
+    assert subwords.read(path).words == words.words
+
+
 def test_a_file_without_an_end_is_refused(tmp_path: pathlib.Path):
     path = byte_level(tmp_path, end=None)
     with pytest.raises(validation.UsageError, match=r"no token that ends a text.*eos_token"):

@@ -355,6 +355,7 @@ def read(path: str | os.PathLike[str], key: ed25519.Ed25519PublicKey) -> Log:
 
     Raises:
       LogRefusedError: If there is no log, or its entries are not what its key signed.
+      UsageError: If `validation.file_in` refuses a file.
       OSError: If a file cannot be read.
     """
     path = pathlib.Path(path)
