@@ -206,6 +206,15 @@ def test_the_cache_is_used_until_the_environment_changes(site, tmp_path):
     assert docstrings.read(cache_dir=tmp_path).user_ids == ("a", "b", "c")
 
 
+def test_texts_that_cannot_be_read_again_are_left_out(site, cache, monkeypatch):
+    prose = _prose("a", 20)
+    for name in ("a", "b"):
+        site(f"{name}.py", _module(*prose, "This sentence has a strange \\0 character in it."))
+    assert docstrings.read(cache_dir=cache).examples("a") == prose
+    monkeypatch.setattr(docstrings, "_modules", None)  # The cache is not made anew.
+    assert docstrings.read(cache_dir=cache).examples("b") == prose
+
+
 def test_a_damaged_or_unwritable_cache_does_no_harm(site, tmp_path):
     for name in ("a", "b"):
         site(f"{name}.py", _module(*_prose(name, 20)))

@@ -33,7 +33,7 @@ def test_it_has_the_whole_statement_and_what_was_measured(tmp_path):
     for sentence in (*claim.not_covered, *claim.caveats, claim.setting, claim.adjacency):
         assert page.markup.text(sentence) in found
     assert found.count("<svg viewBox") >= 3 and "20 %" in found
-    assert "no guarantee covers what they tell of these" in found
+    assert "No guarantee covers what they say about the people in that data" in found
     assert "share of next words that the first guess found, of words in the vocabulary" in found
     assert "top1_in_vocab" not in found[: found.index("Configuration</h2>")]
     assert "75.3%" in found and "share of words that a decoder of noisy taps gets right" in found

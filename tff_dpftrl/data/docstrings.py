@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from tff_dpftrl import durable_files, validation
-from tff_dpftrl.data import docstring_extraction, jsonl, user_text
+from tff_dpftrl.data import docstring_extraction, jsonl, tables, user_text
 
 MIN_WORDS = 100
 """Least number of words of a module that is a user, after the removal of public text."""
@@ -248,7 +248,11 @@ def _cached(
     if path.exists():
         with contextlib.suppress(ValueError):  # A damaged cache file is made anew.
             return _name_corpus(name, jsonl.read(path), path)
-    extracted = extract()
+    # What the file's reader refuses would be extracted anew each time.
+    extracted = {
+        user_id: [text for text in texts if tables.damage(text) is None]
+        for user_id, texts in extract().items()
+    }
     corpus = _name_corpus(name, user_text.UserText.from_mapping(name, extracted), path)
     with contextlib.suppress(OSError):  # An unwritable cache costs time, nothing else.
         jsonl.write(corpus, path)

@@ -107,7 +107,8 @@ def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, vocabular
     try:
         content = json_text.parse(pathlib.Path(path).read_text(encoding="utf-8"))
         file_format = content["format"]
-        is_subwords, word_rule = isinstance(file_format, str), _FORMATS.get(file_format)
+        word_rule = _FORMATS.get(file_format)
+        is_subwords = word_rule is not None and isinstance(file_format, str)
         words, source = content["tokenizer" if is_subwords else "words"], content["source"]
         lower_case, is_tokenized = content["lower_case"], content["is_tokenized"]
         is_public = content["is_public"]
