@@ -14,6 +14,7 @@ from tff_dpftrl import durable_files, validation
 from tff_dpftrl.accounting import facts, parts, privacy_plot
 from tff_dpftrl.runs import (
     cohort_seed,
+    committed_rounds,
     curves,
     dp_ftrl_privacy,
     loop,
@@ -351,7 +352,10 @@ def test_wherever_a_run_is_killed_it_releases_once(tmp_path, monkeypatch):
     assert len({(output / "words").read_bytes() for output in outputs}) == len(outputs)
 
 
-@pytest.mark.parametrize("lost", [["config.json"], ["config.json", "private/manifest.json"]])
+_COPIES = ["config.json", "private/manifest.json"]
+
+
+@pytest.mark.parametrize("lost", [_COPIES[:1], _COPIES, [*_COPIES, "private/ledger.sqlite"]])
 def test_a_run_whose_options_are_lost_is_not_begun_again(tmp_path, lost):
     plan = _releasing()
     _run(tmp_path, plan)
@@ -360,14 +364,14 @@ def test_a_run_whose_options_are_lost_is_not_begun_again(tmp_path, lost):
         (tmp_path / name).rename(tmp_path / "private" / f"kept {name[-8:]}")
     for gone in ("model.npz", "metrics.csv", "privacy_statement.json", "private/metrics.csv"):
         (tmp_path / gone).unlink()  # Whatever else is lost, the rounds are there.
-    ledger = (tmp_path / "private" / "ledger.sqlite").read_bytes()
+    kept = {path.name: path.read_bytes() for path in tmp_path.glob("private/*.*")}
     made, *_ = _prepared(plan)
     with pytest.raises(
         validation.UsageError,
         match="already holds a run: add --resume" if len(lost) == 1 else "Restore private/manifest",
     ):
         run_lib.train(tmp_path, None, lambda: made, lambda known: made, lambda line: None)
-    assert (tmp_path / "private" / "ledger.sqlite").read_bytes() == ledger
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("private/*.*")} == kept
     if len(lost) == 1:
         _run(tmp_path, plan)
         after = kills.published(tmp_path)
@@ -384,6 +388,25 @@ def test_a_folder_in_which_a_run_begins_is_not_emptied_by_another_process(tmp_pa
 
     monkeypatch.setattr(manifest.Manifest, "keep", keep_while_another_begins)
     _run(tmp_path, plan)
+
+
+def test_of_two_that_begin_at_once_one_is_refused(tmp_path, monkeypatch):
+    """Even if the other has found the folder free already, and is about to empty it."""
+    check, create = manifest.check_is_free, committed_rounds.CommittedRounds.create
+    made, *_ = _prepared(_in_turns())
+
+    def create_while_another_begins(*args, **options):
+        with monkeypatch.context() as patch:
+            patch.setattr(manifest, "check_is_free", lambda output: None)
+            with pytest.raises(validation.UsageError, match="Another process begins a run in"):
+                run_lib.train(tmp_path, None, lambda: made, lambda known: made, lambda line: None)
+        return create(*args, **options)
+
+    rounds = committed_rounds.CommittedRounds
+    monkeypatch.setattr(rounds, "create", create_while_another_begins)
+    _run(tmp_path, _in_turns())
+    assert manifest.check_is_free is check and manifest.exists(tmp_path)
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_only_committed_models_are_evaluated(tmp_path, monkeypatch):

@@ -116,6 +116,11 @@ class Snapshot:
         return tree.unflatten_as(template, self.tensors)
 
 
+def has_later_rounds(folder: pathlib.Path) -> bool:
+    """Returns whether a folder, which may be missing, has a checkpoint after round 0."""
+    return any(not path.name.startswith("round_00000000_") for path in folder.glob("round_*.npz"))
+
+
 def without_values(state: Any) -> Any:
     """Returns a template for `Snapshot.in_structure_of` that takes no memory: all values are 0."""
 
@@ -193,12 +198,6 @@ class CheckpointFolder:
             with durable_files.naming(self.folder, name, private=True) as file:
                 _write(file, snapshot, saved)
         return fingerprint.result()
-
-    def has_later_rounds(self) -> bool:
-        """Returns whether there is a checkpoint after round 0."""
-        return any(
-            not path.name.startswith("round_00000000_") for path in self.folder.glob("round_*.npz")
-        )
 
     def keep_only(self, rounds_done: int, fingerprint: str) -> None:
         """Removes all checkpoints but one; call it when the ledger has committed to that.

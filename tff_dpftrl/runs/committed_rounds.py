@@ -225,12 +225,12 @@ class CommittedRounds:
             raise validation.UsageError(
                 f"{folder} holds a run already: open it, or name another folder."
             )
-        checkpoints = _checkpoints(folder, binding)
-        if checkpoints.has_later_rounds():
+        if checkpoint.has_later_rounds(folder / _CHECKPOINTS):
             raise validation.UsageError(
                 f"{folder} holds the state of a run whose {_LEDGER} is missing: restore it, or "
                 "name another folder."
             )
+        checkpoints = _checkpoints(folder, binding)
         snapshot = checkpoint.Snapshot.of(state)
         _check_noise_part(snapshot, noise_part)
         fingerprint = checkpoints.save(0, snapshot, saved)

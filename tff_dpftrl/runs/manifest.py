@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from tff_dpftrl import durable_files, json_text, private_round, validation, version
 from tff_dpftrl.participation import ledger_file
-from tff_dpftrl.runs import joint_runs
+from tff_dpftrl.runs import checkpoint, joint_runs
 
 FORMAT = 2
 """Raise it when a run that was begun before can no longer be resumed."""
@@ -71,6 +71,7 @@ TEXTS_CACHE = pathlib.PurePath("private", "texts.sqlite")
 DIVERGED = pathlib.PurePath("private", "diverged.json")
 """Path of the file that says that a run ended with weights that are not finite."""
 _LEDGER = pathlib.PurePath("private", "ledger.sqlite")
+_CHECKPOINTS = pathlib.PurePath("private", "checkpoints")
 _CHOICE = "record of the choice among runs"  # Name of an identity.
 _PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "scipy", "dp-accounting")
 _SHOWN = 3
@@ -267,11 +268,13 @@ def check_is_free(output: pathlib.Path) -> None:
                 "options, which a run would replace: name another folder."
             )
     ledger = output / _LEDGER
-    if ledger.exists() and ledger_file.has_rounds(ledger):
+    has_rounds = ledger.exists() and ledger_file.has_rounds(ledger)
+    if has_rounds or checkpoint.has_later_rounds(output / _CHECKPOINTS):
+        lost = f"{NAME} and {COPY}" if has_rounds else f"{NAME}, {COPY} and {_LEDGER}"
         raise validation.UsageError(
-            f"{ledger.parent} holds the rounds of a run whose {NAME} and {COPY} are missing: a new "
-            f"run would replace its seeds and its record. Restore {COPY} from a backup and add "
-            "--resume, or name another folder."
+            f"{ledger.parent} holds the rounds of a run whose {lost} are missing: a new run would "
+            f"replace its seeds and its record. Restore {COPY} from a backup and add --resume, or "
+            "name another folder."
         )
     existing = next(folder for folder in (output, *output.absolute().parents) if folder.exists())
     if not os.access(existing, os.W_OK | os.X_OK):

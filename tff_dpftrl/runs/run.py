@@ -27,7 +27,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.runs import (
     checkpoint,
     cohort_seed,
@@ -139,13 +139,31 @@ def _created_rounds(
     output: pathlib.Path, prepared: prepared_lib.Prepared, state: Any
 ) -> committed_rounds.CommittedRounds:
     """Makes the folder of a new run, and opens its rounds."""
+    manifest.check_is_free(output)
+    output.mkdir(parents=True, exist_ok=True)
+    lock = output / ".run.unfinished"
+    # Of two processes that begin at once, one would empty the folder of the other's rounds.
+    with durable_files.locked(lock) as is_ours:
+        if not is_ours:
+            raise validation.UsageError(
+                f"Another process begins a run in {output}: name another folder."
+            )
+        try:
+            return _alone_created_rounds(output, prepared, state)  # `_run` removes the lock.
+        except BaseException:
+            lock.unlink(missing_ok=True)
+            raise
+
+
+def _alone_created_rounds(
+    output: pathlib.Path, prepared: prepared_lib.Prepared, state: Any
+) -> committed_rounds.CommittedRounds:
     run = prepared.report
     manifest.check_is_free(output)  # Another process may have begun a run there meanwhile.
     private = output / "private"
     for path in private.iterdir() if private.is_dir() else ():
         if path.name != manifest.TEXTS_CACHE.name:  # Else of a run that never got to round 1.
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    output.mkdir(parents=True, exist_ok=True)
     rounds = committed_rounds.CommittedRounds.create(
         private, run.plan.declared, state, {}, **_ledger_options(run)
     )
