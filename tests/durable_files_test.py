@@ -144,5 +144,19 @@ def test_leftover_folders_are_removed_too(tmp_path):
     assert _tree(tmp_path) == {"kept.unfinished/a": "1"}
 
 
+def test_one_holds_a_lock_and_nobody_holds_one_whose_file_is_gone(tmp_path, monkeypatch):
+    path, flock = tmp_path / "lock", durable_files.fcntl.flock
+    with durable_files.locked(path) as is_ours, durable_files.locked(path) as is_others:
+        assert is_ours and not is_others
+
+    def late(descriptor, how):
+        path.unlink()  # Its holder is done with it, and another process may make a new one.
+        flock(descriptor, how)
+
+    monkeypatch.setattr(durable_files.fcntl, "flock", late)
+    with durable_files.locked(path) as is_ours:
+        assert not is_ours
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -157,10 +157,12 @@ def locked(path: str | os.PathLike[str]) -> Iterator[bool]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+            is_ours = os.path.samestat(os.stat(path), os.fstat(descriptor))
+        except (BlockingIOError, FileNotFoundError):
+            is_ours = False
+        except OSError as error:  # Of a file system without locks.
+            raise OSError(error.errno, f"No lock: {error.strerror}", str(path)) from error
+        yield is_ours  # Not if who held the lock before has removed its file.
     finally:
         os.close(descriptor)
 

@@ -2,7 +2,8 @@
 
 Its libraries log before they read TF_CPP_MIN_LOG_LEVEL. They write to C's stream `stderr`, which
 leads to memory while one of them is loaded; Python's `sys.stderr` and the file descriptor stay.
-What memory has is shown if the library aborts, as it does on a machine without AVX.
+What memory has is shown if the library aborts in the thread that loads it, as it does on a machine
+without AVX.
 """
 
 from __future__ import annotations

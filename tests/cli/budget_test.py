@@ -139,6 +139,13 @@ def test_a_run_on_one_split_is_found_by_its_file_and_what_cannot_be_read_is_said
     assert _budget(data / "train.csv", results, "--format", "json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert [run["name"] for run in shown["runs"]] == ["a", "b"] and not shown["not_compared"]
+    copy = shutil.copytree(data, tmp_path / "copy")
+    both = results / "both"
+    _recorded_run(both, f"{data / 'test.csv'},{data / 'train.csv'}", split=None)
+    assert _budget(copy, results, "--format", "json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [run["name"] for run in shown["runs"]] == ["a", "both", "of_test"]
+    shutil.rmtree(both)
     renamed = tmp_path / "renamed.csv"
     renamed.write_text((data / "train.csv").read_text().replace("user", "name", 1))
     _run(results / "c", renamed)

@@ -220,9 +220,11 @@ def test_a_loop_with_another_part_for_the_noise_is_refused(tmp_path):
         _run(tmp_path / "other", noise_part="noise")
 
 
-def test_a_run_without_its_ledger_does_not_begin_anew(tmp_path):
+@pytest.mark.parametrize("lost", [["checkpoints/*"], ["claim.json"]])
+def test_a_run_without_its_ledger_does_not_begin_anew(tmp_path, lost):
     _loop(tmp_path, [], num_rounds=1)
-    (tmp_path / "ledger.sqlite").unlink()
+    for path in [path for one in [*lost, "ledger.sqlite"] for path in tmp_path.glob(one)]:
+        path.unlink()
     before = _checkpoints(tmp_path)
     with pytest.raises(ValueError, match=r"ledger.sqlite is missing: restore it, or name another"):
         _loop(tmp_path, [])

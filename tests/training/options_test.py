@@ -100,12 +100,15 @@ def test_a_begun_run_of_an_earlier_version_keeps_its_sizes():
 
 
 @pytest.mark.parametrize("kind", [manifest.TRAINING, manifest.FINETUNING])
-def test_a_begun_run_without_split_reads_all_files_of_a_folder(tmp_path, kind):
+def test_a_begun_run_without_split_reads_all_files_of_a_folder(tmp_path, monkeypatch, kind):
+    (tmp_path / "docs").mkdir()
+    monkeypatch.chdir(tmp_path)
     read = {manifest.TRAINING: options_lib.of_manifest, manifest.FINETUNING: opening.config_of}
     for data, given, split in (
         (f"{tmp_path},x.csv", {}, "all"),
         (str(tmp_path), {"split": None}, None),
         ("x.csv", {}, None),
+        ("docs", {}, None),
     ):
         options = {"data": data, "target_epsilon": 1.0} | given
         options |= {"initial_weights": "m"} if kind == manifest.FINETUNING else {}

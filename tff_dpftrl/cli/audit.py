@@ -160,10 +160,15 @@ def run(args: argparse.Namespace) -> int:
         _print(report)
         if args.run_folder is not None:
             print(_BELIEVED)
-    if args.output is not None:
-        report.save(args.output)
-    if args.state:
-        _state(pathlib.Path(args.run_folder), report)
+    try:
+        if args.state:
+            _state(pathlib.Path(args.run_folder), report)
+        if args.output is not None:
+            report.save(args.output)
+    except OSError as error:
+        if not report.is_violated:
+            raise
+        _progress(f"The verdict stands, but a file cannot be written: {error}")
     if report.is_violated:
         return VIOLATED
     return INCOMPLETE if report.missing or not report.is_tested else 0

@@ -265,7 +265,7 @@ def _table(folder: pathlib.Path, name: str) -> tuple[Sequence[str], list[dict[st
     path = folder / name
     if not path.exists():
         return [], []
-    validation.file_in(folder, name, max_bytes=None, remedy="Remove it.")
+    validation.file_in(folder, name, max_bytes=None, remedy="Move it back into the folder.")
     try:
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(line for line in file if line.endswith("\n"))

@@ -86,6 +86,8 @@ def begin_or_resume(
         )
     now = _as_bound(claim) | {"noise_part": noise_part}
     path, state, is_new = folder / _CLAIM, initialize(), not CommittedRounds.exist(folder)
+    if is_new and path.exists() and not CommittedRounds.exist(folder):  # Nobody began meanwhile.
+        raise _lost_ledger(folder)
     then = json_text.read_object(path) if path.exists() and not is_new else now
     options: dict[str, Any] = {"noise_part": noise_part, "binding": json.dumps(then)}
     if not is_new:
@@ -147,6 +149,13 @@ def _check_same(folder: pathlib.Path, then: dict[str, Any], now: dict[str, Any])
                 f"The run in {folder} began with {name} {then.get(name)!r}, and this claim has "
                 f"{now.get(name)!r}: go on with the former{load}, or name another folder."
             )
+
+
+def _lost_ledger(folder: pathlib.Path) -> validation.UsageError:
+    return validation.UsageError(
+        f"{folder} holds the state of a run whose {_LEDGER} is missing: restore it, or name "
+        "another folder."
+    )
 
 
 def _keep_strategy(folder: pathlib.Path, claim: Any) -> None:
@@ -226,10 +235,7 @@ class CommittedRounds:
                 f"{folder} holds a run already: open it, or name another folder."
             )
         if checkpoint.has_later_rounds(folder / _CHECKPOINTS):
-            raise validation.UsageError(
-                f"{folder} holds the state of a run whose {_LEDGER} is missing: restore it, or "
-                "name another folder."
-            )
+            raise _lost_ledger(folder)
         checkpoints = _checkpoints(folder, binding)
         snapshot = checkpoint.Snapshot.of(state)
         _check_noise_part(snapshot, noise_part)

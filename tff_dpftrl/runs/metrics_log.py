@@ -143,8 +143,9 @@ def read_rows(folder: pathlib.Path, rounds_done: int) -> list[Row]:
     path = table(folder)
     if not rounds_done or not path.exists():
         return []
+    name = path.relative_to(folder).as_posix()
+    validation.file_in(folder, name, max_bytes=None, remedy="Move it back into the folder.")
     try:
-        validation.file_in(folder, path.relative_to(folder).as_posix(), max_bytes=None)
         with open(path, newline="", encoding="utf-8") as file:
             whole = [line for line in file if line.endswith("\n")]
         rows = [_parse(row) for row in csv.DictReader(whole)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from typing import Any
 
@@ -80,7 +81,7 @@ def continued(
     """Adds the audits that the statement in a folder has, and keeps its date if it says the same.
 
     Args:
-      output: Folder of the run; a statement in it that cannot be read counts as none.
+      output: Folder of the run; a file in it that is no statement counts as none.
       statement: The statement that will replace it.
 
     Returns:
@@ -89,8 +90,12 @@ def continued(
 
     Raises:
       EditedError: If the one in the folder was edited: its audits may be gone.
+      UsageError: If its file leads out of the folder.
     """
     path = output / "privacy_statement.json"
+    if not os.path.lexists(path):
+        return statement
+    validation.file_in(output, path.name, remedy="Move it back into the folder.")
     try:
         before = statement_lib.PrivacyStatement.read(path)
     except privacy_statement.EditedError:

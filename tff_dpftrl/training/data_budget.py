@@ -142,25 +142,24 @@ class _Corpus:
         users = json_text.read_object(record).get("identities", {}).get("training users")
         if users is None:
             return False
-        config = language_config.begun(_config(folder) | {"data": self._data})
+        config = language_config.begun(_config(folder)) | {"data": self._data}
         names = language_config.TextConfig.__dataclass_fields__.keys() & config.keys()
         own = language_config.TextConfig(**{name: config[name] for name in names})
         of_part = {name: getattr(language_config.TextConfig, name) for name in _OF_PART}
         whole = dataclasses.replace(own, **of_part)
-        for options in (own, dataclasses.replace(whole, split=table_files.ALL), whole):
-            key = options.part(corpus.UserOptions)
-            if key not in self._users:
-                self._users[key] = self._identity(key)
-            if self._users[key] is not None:
-                return users == self._users[key]
-        return None
+        ways = own, dataclasses.replace(whole, split=table_files.ALL), whole
+        found = {self._identity(options.part(corpus.UserOptions)) for options in ways}
+        return users in found or (None if found == {None} else False)
 
     def _identity(self, options: corpus.UserOptions) -> str | None:
-        try:
-            train = corpus.read_users(options, notice=lambda line: None).train
-        except ValueError:  # It is no text that can be read so.
-            return None
-        return manifest.identity(train.user_ids)
+        """Returns the digest of the users of the corpus; None if it cannot be read so."""
+        if options not in self._users:
+            try:
+                train = corpus.read_users(options, notice=lambda line: None).train
+                self._users[options] = manifest.identity(train.user_ids)
+            except ValueError:
+                self._users[options] = None
+        return self._users[options]
 
 
 def _choices(

@@ -178,7 +178,9 @@ class TextConfig:
 def begun(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a begun run: without `split`, it has read all files of a folder."""
     data = values.get("data")
-    if isinstance(data, str) and any(map(os.path.isdir, table_files.parts(data))):
+    parts = table_files.parts(data) if isinstance(data, str) else ()
+    # A manifest has absolute paths; others are names of corpora, or of rows in memory.
+    if any(os.path.isabs(part) and os.path.isdir(part) for part in parts):
         return {"split": table_files.ALL, **values}
     return dict(values)
 
