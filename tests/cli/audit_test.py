@@ -161,7 +161,7 @@ def _damage(folder):
 
 @pytest.mark.parametrize(
     "change, reason",
-    [(_edit, "edited after it was written"), (_damage, "is not a privacy statement")],
+    [(_edit, "edited after it was written"), (_damage, "cannot be read")],
 )
 def test_nothing_is_added_to_a_statement_that_cannot_be_read(run, capsys, change, reason):
     change(run)

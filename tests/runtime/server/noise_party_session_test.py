@@ -129,7 +129,8 @@ def test_an_attempt_that_its_noise_party_leaves_costs_its_round(tmp_path):
         devices = asyncio.ensure_future(_devices(channel, demanded))
         await party.join()
         party.stream.call.cancel()
-        assert {one.reason for one in await devices} == {"group lost"}
+        # Late is who has not joined yet when the attempt ends.
+        assert {one.reason for one in await devices} <= {"group lost", "late"}
         await example.until(lambda: len(store.history(example.POPULATION, "sum")) == 1)
         assert not example.released(store)  # Skipped.
         party = await _Party(demanded).check_in(channel, next_round=0)
