@@ -111,12 +111,18 @@ def _exponentials(targets, outputs):
     return total
 
 
-def _after_a_fit():
-    """A model whose biases would decay, and whose optimizer has a state already."""
+def _decaying():
+    """A model whose biases would decay."""
     optimizer = keras_versions.AdamW(_Warmup(0.1), weight_decay=3.0)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
-    model, (x, y) = _model(optimizer=optimizer), _data()
-    model.fit(x, y, batch_size=_NUM, epochs=2, verbose=0)
+    return _model(optimizer=optimizer)
+
+
+def _after_a_fit(optimizer=None):
+    """A model whose optimizer has taken steps, also if it has forgotten how many."""
+    model = _model(optimizer=optimizer)
+    model.fit(*_data(), batch_size=_NUM, verbose=0)
+    model.optimizer.iterations.assign(0)
     return model
 
 
@@ -158,7 +164,7 @@ def _accumulating():
 
 _AS_IN_FIT = {
     "momentum": _model,
-    "state-schedule-decay": _after_a_fit,
+    "schedule-decay": _decaying,
     "own-optimizer-and-loss": _excluding,
     "outputs-of-vectors": _of_vectors,
 } | ({} if _IS_KERAS_2 else {"accumulated": _accumulating})
@@ -547,7 +553,7 @@ def _frozen(of_model, **compiled):
         (
             lambda: _model(optimizer=keras_versions.LossScaleOptimizer(keras_versions.SGD(0.1))),
             {},
-            "an optimizer that scales losses",
+            "optimizer scales losses",
         ),
         (lambda: _model(run_eagerly=True), {}, "run_eagerly=True"),
         (lambda: _model(loss_weights=[2.0]), {}, "leave out loss_weights"),
@@ -568,7 +574,13 @@ def _frozen(of_model, **compiled):
         (lambda: _model(_layers.Reshape([4, 1]), _layers.Masking()), {}, "masks a part"),
         (lambda: _frozen(lambda model: model, loss="mse"), {}, "no trainable weights"),
         (lambda: _frozen(lambda model: model.layers[0]), {}, "trainable was set after compile"),
-        (_after_a_fit, {}, "has taken 2 steps, on data of which trained_on='nothing' says"),
+        (_after_a_fit, {}, "optimizer SGD has a state already"),
+        (_after_a_fit, {"trained_on": None}, "optimizer SGD has a state already"),
+        (
+            lambda: _after_a_fit(tf.keras.optimizers.Adagrad()),
+            {"trained_on": pathlib.Path("earlier")},
+            "optimizer Adagrad has a state already",
+        ),
         (_model, {"validation_data": tf.data.Dataset.range(3)}, "validation_data must be"),
         (_normalised, {}, "words of data in normalise.*trained_on='nothing' does not say"),
         (_normalised, {"trained_on": None}, "trained_on=None does not say of which data"),

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
@@ -166,6 +167,38 @@ def optimizer_state(optimizer: Optimizer) -> list[tf.Variable]:
     variables = map(tensorflow_variable, optimizer.variables)
     rate = getattr(optimizer, "_learning_rate", None)
     return [one for one in variables if one is not getattr(rate, "value", None)]
+
+
+def refuse_optimizer(optimizer: Any) -> None:
+    """Refuses an optimizer that cannot take private steps, or that has a state already.
+
+    What it has seen has no noise: its moments of protected data would be in the first steps.
+
+    Args:
+      optimizer: The optimizer, built or not.
+
+    Raises:
+      UsageError: If it is of another kind, scales losses, or has another state than a new one.
+    """
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, LossScaleOptimizer) or getattr(optimizer, "loss_scale_factor", None):
+        raise validation.UsageError(
+            "optimizer scales losses, so that gradients would be clipped and noised at another "
+            "scale: take one that does not, and build the model without a mixed-precision policy."
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise validation.UsageError(
+            f"optimizer is the legacy optimizer {kind}, which cannot take private steps: take "
+            f"tf.keras.optimizers.{kind}(...)."
+        )
+    begins_with = getattr(optimizer, "initial_accumulator_value", 0.0)
+    for variable in optimizer_state(optimizer):
+        value = np.asarray(variable)
+        if not np.all((value == 0) | (value == value.dtype.type(begins_with))):
+            raise validation.UsageError(
+                f"optimizer {kind} has a state already ({variable.name}), such as that of an "
+                "earlier `fit`, which no ε covers: take a new one (compile a Keras model anew)."
+            )
 
 
 def is_tensorwise(optimizer: Optimizer) -> bool:
