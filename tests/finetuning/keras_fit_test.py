@@ -595,6 +595,27 @@ def test_what_would_break_the_promise_is_refused_before_a_folder_is_made(
     assert not (tmp_path / "run").exists()
 
 
+class _Keeping(_layers.Layer):
+    """A layer that keeps the mean of what it was called with last."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(name="mean", initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        self.mean.assign(tf.reduce_mean(inputs))
+        return inputs
+
+
+def test_the_trial_leaves_nothing_of_the_rows_that_it_tries(tmp_path):
+    model = tf.keras.Sequential([_Keeping(), _layers.Dense(2)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="changes variables"):
+        _fit(model, tmp_path / "run")
+    assert not model.layers[0].mean.numpy()
+    _fit(model := _model(), tmp_path / "run", epochs=1, batch_size=_NUM)
+    assert not any(np.any(variable) for metric in model.metrics for variable in metric.variables)
+
+
 @pytest.mark.slow
 def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
     text = (_DOCS / "how_to" / "finetuning.md").read_text(encoding="utf-8")

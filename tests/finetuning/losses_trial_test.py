@@ -83,6 +83,14 @@ def _rarely_other(weights, rows):
     return _row_losses(weights, rows) * tf.where(tf.random.uniform([]) < 1e-9, 2.0, 1.0)
 
 
+def _drawn_backwards(weights, rows):
+    @tf.custom_gradient
+    def same(x):
+        return tf.identity(x), lambda gradient: gradient * tf.random.uniform([])
+
+    return same(_row_losses(weights, rows))
+
+
 def _drawn_in_python(weights, rows):
     scale = tf.numpy_function(lambda: np.float32(_RNG.normal()), [], tf.float32)
     return _row_losses(weights, rows) * scale
@@ -101,6 +109,7 @@ def _drawn_in_python(weights, rows):
         ),
         (_dropout, "draws random numbers .RandomUniform."),
         (_rarely_other, "draws random numbers .RandomUniform."),
+        (_drawn_backwards, "draws random numbers .RandomUniform."),
         (_drawn_in_python, "other losses each time"),
         (lambda weights, rows: _row_losses(weights, rows) / 0.0 * 0.0, "row_losses gives nan"),
     ],

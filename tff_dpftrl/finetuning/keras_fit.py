@@ -150,7 +150,8 @@ def private_fit(
         return tf.nest.map_structure(lambda array: _as_in_fit(array[index]), (inputs, targets))
 
     few = rows_at(np.linspace(0, len(targets) - 1, _TRIED_ROWS, dtype=int))
-    model(tf.nest.map_structure(lambda array: array[:1], few[0]), training=False)
+    # It makes the weights; a layer might keep what it is called with.
+    model(tf.nest.map_structure(lambda array: tf.zeros_like(array[:1]), few[0]), training=False)
     _refuse_ignored(model)
     made = custom_run.Model.of_keras(model, trained_on=trained_on)
     _refuse_another_objective(model, made, few)
@@ -358,6 +359,8 @@ def _refuse_another_objective(
     """Refuses a model whose gradient in `fit` is not the mean of those of single rows."""
     rows = inputs, targets = tf.nest.map_structure(tf.convert_to_tensor, rows)
     weights = [tf.convert_to_tensor(weight) for weight in made.weights]
+    # First: what the model would keep of these rows is not the caller's to see.
+    losses_trial.refuse_state(made.row_losses, weights, rows)
     total, norms = [tf.zeros_like(weight) for weight in weights], []
     for row in range(len(targets)):
         one = tf.nest.map_structure(lambda values, row=row: values[row : row + 1], rows)
@@ -370,7 +373,10 @@ def _refuse_another_objective(
     with tf.GradientTape() as tape:
         outputs = model(inputs, training=True)
         keras_versions.refuse_ignored(model)  # Some losses are added in training only.
-        loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs)
+        try:
+            loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs)
+        finally:
+            model.reset_metrics()  # Keras 2 adds the exact loss to one.
     variables = map(keras_versions.tensorflow_variable, model.trainable_variables)
     in_fit = _gradient(tape, loss, list(variables))
     gap = [mine - each / len(targets) for mine, each in zip(in_fit, total, strict=True)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -81,6 +82,8 @@ def refuse_state(
 ) -> None:
     """Refuses losses that change variables or draw random numbers, by looking at their graph.
 
+    It is the graph of the losses and of their gradients, and nothing is computed.
+
     The moving averages of batch normalisation, for example: one unit's rows would change the
     gradients of the units after it, which clipping does not bound. What is drawn rarely shows in no
     trial. State that Python code keeps cannot be seen.
@@ -93,7 +96,15 @@ def refuse_state(
     Raises:
       UsageError: If the graph assigns a variable or draws.
     """
-    graph = tf.function(row_losses, autograph=False).get_concrete_function(weights, rows).graph
+
+
+    def backwards(weights: Any, rows: Any) -> Any:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights)
+            losses = tf.reduce_sum(row_losses(weights, rows))
+        return losses, tape.gradient(losses, weights)
+
+    graph = tf.function(backwards, autograph=False).get_concrete_function(weights, rows).graph
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
     operations = sorted({node.op for node in nodes})
