@@ -497,6 +497,14 @@ class _OwnSteps(keras_versions.SGD):
         """As in Keras 3."""
 
 
+class Hiding(keras_versions.SGD):
+    """An optimizer with a variable that it does not tell of."""
+
+    def build(self, var_list):
+        super().build(var_list)
+        vars(self)["count"] = tf.Variable(0.0)
+
+
 def _adds_in_training(layer, inputs, training):
     if training:
         layer.add_loss(tf.reduce_mean(inputs))
@@ -517,7 +525,7 @@ def _frozen(of_model, **compiled):
     ("make", "options", "message"),
     [
         (lambda: _model(_layers.BatchNormalization()), {}, "mixes the rows"),
-        (lambda: _model(_layers.Dropout(0.5)), {}, "dropout|changes variables"),
+        (lambda: _model(_layers.Dropout(0.5)), {}, "draws random numbers .*dropout"),
         (lambda: _model(_layers.Dense(4, kernel_regularizer="l2")), {}, "adds losses"),
         (lambda: tf.keras.Sequential([_layers.Dense(2)]), {}, "must be compiled with one loss"),
         (
@@ -556,7 +564,15 @@ def _frozen(of_model, **compiled):
             "optimizer scales losses",
         ),
         (lambda: _model(run_eagerly=True), {}, "run_eagerly=True"),
-        (lambda: _model(loss_weights=[2.0]), {}, "leave out loss_weights"),
+        (lambda: _model(loss_weights=[1.005]), {}, "loss_weights=.1.005., which divides"),
+        (
+            lambda: _model(
+                loss=tf.keras.losses.SparseCategoricalCrossentropy(True, ignore_class=-1)
+            ),
+            {},
+            "leave out ignore_class",
+        ),
+        (lambda: _model(optimizer=Hiding(0.1)), {}, "optimizer Hiding keeps the variable count"),
         (
             lambda: _model(loss=tf.keras.losses.MeanSquaredError(reduction="sum")),
             {},
@@ -569,7 +585,7 @@ def _frozen(of_model, **compiled):
             "each example by itself, also in the gradients",
         ),
         (lambda: _model(_Layer(_adds_in_training)), {}, "adds losses"),
-        (lambda: _model(_layers.GaussianNoise(1e-6)), {}, "draws random|changes variables"),
+        (lambda: _model(_layers.GaussianNoise(1e-6)), {}, "draws random numbers"),
         (lambda: _model(_layers.Dense(4, dtype="mixed_bfloat16")), {}, "mixed-precision policy"),
         (lambda: _model(_layers.Reshape([4, 1]), _layers.Masking()), {}, "masks a part"),
         (lambda: _frozen(lambda model: model, loss="mse"), {}, "no trainable weights"),

@@ -308,6 +308,7 @@ def _refuse_ignored(model: keras_versions.Model) -> None:
     """Refuses what `fit` would do and private steps do not."""
     optimizer: Any = getattr(model, "optimizer", None)
     own = keras_versions.overridden(model, _OF_FIT)
+    weighted = keras_versions.loss_options(model)
     own_steps = keras_versions.overridden(optimizer, _OF_OPTIMIZER)
     reduction = getattr(getattr(model, "loss", None), "reduction", None)
     for is_so, what, remedy in (
@@ -333,6 +334,12 @@ def _refuse_ignored(model: keras_versions.Model) -> None:
             "compile it again",
         ),
         (
+            weighted,
+            f"a loss with {', '.join(f'{key}={value!r}' for key, value in weighted.items())}, "
+            "which divides by another number than that of the examples",
+            f"leave out {' and '.join(weighted)}",
+        ),
+        (
             getattr(optimizer, "use_ema", False),
             "an optimizer with use_ema=True, whose average would be left out of the folder",
             "leave it out, or use finetuning.custom_run with iterate_averaging",
@@ -351,6 +358,7 @@ def _refuse_ignored(model: keras_versions.Model) -> None:
 
 _TRIED_ROWS = 4
 _SAME = 1e-2  # Relative; on a GPU, products of matrices are rounded to three digits.
+_NOTHING = 1e-6  # A weight's gradient in a saturated model, where all digits are rounding.
 
 
 def _refuse_another_objective(
@@ -380,12 +388,13 @@ def _refuse_another_objective(
     variables = map(keras_versions.tensorflow_variable, model.trainable_variables)
     in_fit = _gradient(tape, loss, list(variables))
     gap = [mine - each / len(targets) for mine, each in zip(in_fit, total, strict=True)]
-    if tf.linalg.global_norm(gap) > _SAME * np.mean(norms):
+    size = sum(weight.size for weight in made.weights)
+    if tf.linalg.global_norm(gap) > _SAME * np.mean(norms) + _NOTHING * size**0.5:
         losses_trial.refuse(made.row_losses, made.weights, rows)  # It knows some of the reasons.
         raise validation.UsageError(
             "model has another gradient in `fit` than the mean of the examples' own, by which "
-            "private steps go: leave out loss_weights, and let loss and layers treat each example "
-            "by itself, also in the gradients that they define."
+            "private steps go: let loss and layers treat each example by itself, also in the "
+            "gradients that they define."
         )
 
 

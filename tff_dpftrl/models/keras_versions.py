@@ -169,6 +169,28 @@ def optimizer_state(optimizer: Optimizer) -> list[tf.Variable]:
     return [one for one in variables if one is not getattr(rate, "value", None)]
 
 
+_RATES = ("_learning_rate", "_current_learning_rate")
+
+
+def refuse_hidden_state(optimizer: Optimizer) -> None:
+    """Refuses an optimizer that is built and has variables beside those that it tells of.
+
+    Args:
+      optimizer: The optimizer.
+
+    Raises:
+      UsageError: If it has one, as Nadam of Keras 2; the message names it.
+    """
+    kinds, known = (tf.Variable, type(optimizer.iterations)), set(map(id, optimizer.variables))
+    for attribute, value in vars(optimizer).items():
+        if isinstance(value, kinds) and id(value) not in known and attribute not in _RATES:
+            raise validation.UsageError(
+                f"optimizer {type(optimizer).__name__} keeps the variable {attribute} beside its "
+                "`variables`, which a run that goes on would not find again: take another "
+                "optimizer, or make the variable by a method of Keras' optimizers."
+            )
+
+
 def refuse_optimizer(optimizer: Any) -> None:
     """Refuses an optimizer that cannot take private steps, or that has a state already.
 
@@ -241,6 +263,17 @@ def overridden(thing: Any, methods: Sequence[str]) -> list[str]:
         for name, method in found
         if method is not None and getattr(method, "__module__", "").partition(".")[0] != keras
     ]
+
+
+def loss_options(model: Model) -> dict[str, Any]:
+    """Returns what a model was compiled with that changes the weights of examples in its loss."""
+    compiled = getattr(model, "_compile_loss", None) or getattr(model, "compiled_loss", None)
+    weights = tf.nest.flatten(getattr(compiled, "_user_loss_weights", None))
+    ignored = getattr(getattr(model, "loss", None), "_fn_kwargs", {}).get("ignore_class")
+    return {
+        **({} if all(each in (None, 1) for each in weights) else {"loss_weights": weights}),
+        **({} if ignored is None else {"ignore_class": ignored}),
+    }
 
 
 def unreduced(loss: Any, *, is_compiled: bool) -> Any:
