@@ -15,7 +15,7 @@ import tff_dpftrl
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tests.reports import listed_files
 from tff_dpftrl.auditing.recount import run_folder
-from tff_dpftrl.finetuning import keras_fit, private_steps
+from tff_dpftrl.finetuning import custom_run, keras_fit, private_steps
 from tff_dpftrl.models import keras_versions
 from tff_dpftrl.reports import page, readme
 from tff_dpftrl.reports import results as reported
@@ -630,6 +630,13 @@ def test_the_trial_leaves_nothing_of_the_rows_that_it_tries(tmp_path):
     assert not model.layers[0].mean.numpy()
     _fit(model := _model(), tmp_path / "run", epochs=1, batch_size=_NUM)
     assert not any(np.any(variable) for metric in model.metrics for variable in metric.variables)
+
+
+def test_rounding_in_a_saturated_model_is_no_other_objective():
+    model = _model(loss="mse")
+    inputs = tf.constant(_data(4)[0])
+    rows = inputs, model(inputs)
+    keras_fit._refuse_another_objective(model, custom_run.Model.of_keras(model), rows)
 
 
 @pytest.mark.slow

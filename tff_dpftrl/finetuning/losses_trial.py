@@ -99,7 +99,6 @@ def refuse_state(
       UsageError: If the graph assigns a variable or draws.
     """
 
-
     def backwards(weights: Any, rows: Any) -> Any:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)

@@ -181,7 +181,8 @@ def refuse_hidden_state(optimizer: Optimizer) -> None:
     Raises:
       UsageError: If it has one, as Nadam of Keras 2; the message names it.
     """
-    kinds, known = (tf.Variable, type(optimizer.iterations)), set(map(id, optimizer.variables))
+    kinds = (tf.Variable, *map(type, optimizer.variables))
+    known = set(map(id, optimizer.variables))
     for attribute, value in vars(optimizer).items():
         if isinstance(value, kinds) and id(value) not in known and attribute not in _RATES:
             raise validation.UsageError(
