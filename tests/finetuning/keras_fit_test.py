@@ -548,7 +548,7 @@ def _frozen(of_model, **compiled):
         (_model, _users(np.where(np.arange(_NUM) == 9, np.nan, 1.0)), "example 9 is without"),
         (_model, _users([0.5] * _NUM), "example 0 is with a fraction"),
         (_model, _users(np.full(_NUM, 2.0**53)), "user_ids of example 0: .* a float .* not exact"),
-        (_model, _users(np.full(_NUM, 2**24, np.float32)), r"user_ids\[0\]: .* a float"),
+        (_model, _users(np.full(_NUM, 2**24, np.float32)), "of example 0: .* a float"),
         (_model, _users(["7", "7.0", *"8" * (_NUM - 2)]), "one number in several ways"),
         (_model, {"epochs": 0}, "epochs must be at least 1"),
         *((lambda name=name: _own_method(name), {}, f"its own {name}, which") for name in _METHODS),
@@ -623,11 +623,10 @@ class _Keeping(_layers.Layer):
 
 
 def test_the_trial_leaves_nothing_of_the_rows_that_it_tries(tmp_path):
-    model = tf.keras.Sequential([_Keeping(), _layers.Dense(2)])
-    model.compile("sgd", "mse")
+    model = _model(_Keeping())
     with pytest.raises(ValueError, match="changes variables"):
         _fit(model, tmp_path / "run")
-    assert not model.layers[0].mean.numpy()
+    assert not model.layers[1].mean.numpy()
     _fit(model := _model(), tmp_path / "run", epochs=1, batch_size=_NUM)
     assert not any(np.any(variable) for metric in model.metrics for variable in metric.variables)
 

@@ -219,7 +219,7 @@ def refuse_optimizer(optimizer: Any) -> None:
         value = np.asarray(variable)
         if not np.all((value == 0) | (value == value.dtype.type(begins_with))):
             raise validation.UsageError(
-                f"optimizer {kind} has a state already ({variable.name}), such as that of an "
+                f"optimizer {kind} has a state already ({name(variable)}), such as that of an "
                 "earlier `fit`, which no ε covers: take a new one (compile a Keras model anew)."
             )
 
