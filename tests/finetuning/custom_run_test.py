@@ -18,6 +18,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.cli import main
 from tff_dpftrl.finetuning import amplified, custom_run, example_sampling, passes, plan
+from tff_dpftrl.models import keras_versions
 from tff_dpftrl.runs import manifest
 
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
@@ -244,6 +245,12 @@ def test_passes_keep_their_schema_and_go_on_with_their_noise(tmp_path):
     _finetune(tmp_path / "sampled")
     with pytest.raises(ValueError, match="began with"):
         _finetune(tmp_path / "sampled", made=_passes())
+
+
+def _used():
+    optimizer = keras_versions.SGD()
+    optimizer.iterations.assign(1)
+    return optimizer
 
 
 def _amplified(**changes):
@@ -474,6 +481,11 @@ def test_other_users_or_another_plan_are_refused(begun):
         ({"clip_norm": 1e-7}, "clip_norm must be .* at least 1e-06"),
         ({"every": 0}, "every"),
         ({"units_at_once": 0}, "units_at_once"),
+        ({"optimizer": _used}, "optimizer SGD has a state already .*iteration"),
+        (
+            {"optimizer": lambda: keras_versions.LossScaleOptimizer(keras_versions.SGD())},
+            "optimizer scales losses",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_written(options, message, tmp_path):

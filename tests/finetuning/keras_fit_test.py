@@ -15,7 +15,7 @@ import tff_dpftrl
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tests.reports import listed_files
 from tff_dpftrl.auditing.recount import run_folder
-from tff_dpftrl.finetuning import keras_fit, private_steps
+from tff_dpftrl.finetuning import custom_run, keras_fit, private_steps
 from tff_dpftrl.models import keras_versions
 from tff_dpftrl.reports import page, readme
 from tff_dpftrl.reports import results as reported
@@ -111,12 +111,18 @@ def _exponentials(targets, outputs):
     return total
 
 
-def _after_a_fit():
-    """A model whose biases would decay, and whose optimizer has a state already."""
+def _decaying():
+    """A model whose biases would decay."""
     optimizer = keras_versions.AdamW(_Warmup(0.1), weight_decay=3.0)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
-    model, (x, y) = _model(optimizer=optimizer), _data()
-    model.fit(x, y, batch_size=_NUM, epochs=2, verbose=0)
+    return _model(optimizer=optimizer)
+
+
+def _after_a_fit(optimizer=None):
+    """A model whose optimizer has taken steps, also if it has forgotten how many."""
+    model = _model(optimizer=optimizer)
+    model.fit(*_data(), batch_size=_NUM, verbose=0)
+    model.optimizer.iterations.assign(0)
     return model
 
 
@@ -158,7 +164,7 @@ def _accumulating():
 
 _AS_IN_FIT = {
     "momentum": _model,
-    "state-schedule-decay": _after_a_fit,
+    "schedule-decay": _decaying,
     "own-optimizer-and-loss": _excluding,
     "outputs-of-vectors": _of_vectors,
 } | ({} if _IS_KERAS_2 else {"accumulated": _accumulating})
@@ -491,6 +497,14 @@ class _OwnSteps(keras_versions.SGD):
         """As in Keras 3."""
 
 
+class Hiding(keras_versions.SGD):
+    """An optimizer with a variable that it does not tell of."""
+
+    def build(self, var_list):
+        super().build(var_list)
+        vars(self)["count"] = tf.Variable(0.0)
+
+
 def _adds_in_training(layer, inputs, training):
     if training:
         layer.add_loss(tf.reduce_mean(inputs))
@@ -511,7 +525,7 @@ def _frozen(of_model, **compiled):
     ("make", "options", "message"),
     [
         (lambda: _model(_layers.BatchNormalization()), {}, "mixes the rows"),
-        (lambda: _model(_layers.Dropout(0.5)), {}, "dropout|changes variables"),
+        (lambda: _model(_layers.Dropout(0.5)), {}, "draws random numbers .*dropout"),
         (lambda: _model(_layers.Dense(4, kernel_regularizer="l2")), {}, "adds losses"),
         (lambda: tf.keras.Sequential([_layers.Dense(2)]), {}, "must be compiled with one loss"),
         (
@@ -547,10 +561,18 @@ def _frozen(of_model, **compiled):
         (
             lambda: _model(optimizer=keras_versions.LossScaleOptimizer(keras_versions.SGD(0.1))),
             {},
-            "an optimizer that scales losses",
+            "optimizer scales losses",
         ),
         (lambda: _model(run_eagerly=True), {}, "run_eagerly=True"),
-        (lambda: _model(loss_weights=[2.0]), {}, "leave out loss_weights"),
+        (lambda: _model(loss_weights=[1.005]), {}, "loss_weights=.1.005., which divides"),
+        (
+            lambda: _model(
+                loss=tf.keras.losses.SparseCategoricalCrossentropy(True, ignore_class=-1)
+            ),
+            {},
+            "leave out ignore_class",
+        ),
+        (lambda: _model(optimizer=Hiding(0.1)), {}, "optimizer Hiding keeps the variable count"),
         (
             lambda: _model(loss=tf.keras.losses.MeanSquaredError(reduction="sum")),
             {},
@@ -563,12 +585,18 @@ def _frozen(of_model, **compiled):
             "each example by itself, also in the gradients",
         ),
         (lambda: _model(_Layer(_adds_in_training)), {}, "adds losses"),
-        (lambda: _model(_layers.GaussianNoise(1e-6)), {}, "draws random|changes variables"),
+        (lambda: _model(_layers.GaussianNoise(1e-6)), {}, "draws random numbers"),
         (lambda: _model(_layers.Dense(4, dtype="mixed_bfloat16")), {}, "mixed-precision policy"),
         (lambda: _model(_layers.Reshape([4, 1]), _layers.Masking()), {}, "masks a part"),
         (lambda: _frozen(lambda model: model, loss="mse"), {}, "no trainable weights"),
         (lambda: _frozen(lambda model: model.layers[0]), {}, "trainable was set after compile"),
-        (_after_a_fit, {}, "has taken 2 steps, on data of which trained_on='nothing' says"),
+        (_after_a_fit, {}, "optimizer SGD has a state already"),
+        (_after_a_fit, {"trained_on": None}, "optimizer SGD has a state already"),
+        (
+            lambda: _after_a_fit(tf.keras.optimizers.Adagrad()),
+            {"trained_on": pathlib.Path("earlier")},
+            "optimizer Adagrad has a state already",
+        ),
         (_model, {"validation_data": tf.data.Dataset.range(3)}, "validation_data must be"),
         (_normalised, {}, "words of data in normalise.*trained_on='nothing' does not say"),
         (_normalised, {"trained_on": None}, "trained_on=None does not say of which data"),
@@ -581,6 +609,33 @@ def test_what_would_break_the_promise_is_refused_before_a_folder_is_made(
     with pytest.raises(ValueError, match=message):
         _fit(make(), tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+class _Keeping(_layers.Layer):
+    """A layer that keeps the mean of what it was called with last."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(name="mean", initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        self.mean.assign(tf.reduce_mean(inputs))
+        return inputs
+
+
+def test_the_trial_leaves_nothing_of_the_rows_that_it_tries(tmp_path):
+    model = _model(_Keeping())
+    with pytest.raises(ValueError, match="changes variables"):
+        _fit(model, tmp_path / "run")
+    assert not model.layers[1].mean.numpy()
+    _fit(model := _model(), tmp_path / "run", epochs=1, batch_size=_NUM)
+    assert not any(np.any(variable) for metric in model.metrics for variable in metric.variables)
+
+
+def test_rounding_in_a_saturated_model_is_no_other_objective():
+    model = _model(loss="mse")
+    inputs = tf.constant(_data(4)[0])
+    rows = inputs, model(inputs)
+    keras_fit._refuse_another_objective(model, custom_run.Model.of_keras(model), rows)
 
 
 @pytest.mark.slow

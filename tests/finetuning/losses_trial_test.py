@@ -79,8 +79,26 @@ def _dropout(weights, rows):
     return _row_losses(weights, (tf.nn.dropout(rows[0], 0.5), rows[1]))
 
 
+def _with_a_seed():
+    seed = tf.Variable([1, 2])
+
+    def row_losses(weights, rows):
+        drawn = tf.random.stateless_uniform([], seed.assign_add([0, 1]))
+        return _row_losses(weights, rows) * drawn
+
+    return row_losses
+
+
 def _rarely_other(weights, rows):
     return _row_losses(weights, rows) * tf.where(tf.random.uniform([]) < 1e-9, 2.0, 1.0)
+
+
+def _drawn_backwards(weights, rows):
+    @tf.custom_gradient
+    def same(x):
+        return tf.identity(x), lambda gradient: gradient * tf.random.uniform([])
+
+    return same(_row_losses(weights, rows))
 
 
 def _drawn_in_python(weights, rows):
@@ -100,7 +118,9 @@ def _drawn_in_python(weights, rows):
             r"row_losses does not use weights\[1\]",
         ),
         (_dropout, "draws random numbers .RandomUniform."),
+        (_with_a_seed(), "draws random numbers .StatelessRandom.* changes .*: leave dropout"),
         (_rarely_other, "draws random numbers .RandomUniform."),
+        (_drawn_backwards, "draws random numbers .RandomUniform."),
         (_drawn_in_python, "other losses each time"),
         (lambda weights, rows: _row_losses(weights, rows) / 0.0 * 0.0, "row_losses gives nan"),
     ],

@@ -195,7 +195,7 @@ class Steps:
 
     Attributes:
       clip_norm: L2 norm that the gradient of a unit is clipped to.
-      optimizer: Function that makes the optimizer.
+      optimizer: Function that makes the optimizer, a new one without a state.
       learning_rate: Function from a step, counted from 0, to its learning rate; the optimizer's
         own rate if None.
       normalised_clipping: Whether gradients are divided by the clip norm.
@@ -318,6 +318,9 @@ def finetune(
             "max_epsilon has no meaning without noise, or with deterministic_noise_seed, which "
             "makes the run not private: leave one of them out."
         )
+    made = steps.optimizer()
+    if not model.variables:  # Else `private_fit` has looked at it, before it was built.
+        keras_versions.refuse_optimizer(made)
     begun = manifest.read(output) if manifest.exists(output) else None
     was_in_one_pass = begun is not None and (
         begun.identities.get(_CLIPPING) == manifest.identity([_IN_ONE_PASS])
@@ -332,7 +335,6 @@ def finetune(
     if begun is None:
         manifest.check_is_free(output)
         _try_losses(model, examples, clipped_sum)
-    made = steps.optimizer()
     if not model.variables and keras_versions.excludes_weights(made):
         raise validation.UsageError(
             "optimizer leaves weights out of its weight decay (exclude_from_weight_decay), which "

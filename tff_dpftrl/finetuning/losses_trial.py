@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +25,7 @@ from tff_dpftrl.models import keras_versions
 
 _SAME = 1e-4  # Relative; losses in float32 in batches of different sizes differ by less.
 _WITHOUT_DROPOUT = (
-    "leave dropout and other randomness out (training=False); a step that is repeated after a "
+    "leave dropout and other randomness out; a step that is repeated after a "
     "crash must be the same, and the noise of the guarantee regularises too."
 )
 # Operations of TensorFlow whose numbers are others each time.
@@ -32,6 +33,8 @@ _DRAWS = re.compile(
     r"Random|Stateful(Random|Standard|Truncated|Uniform)|(Parameterized)?TruncatedNormal"
     r"|Multinomial|Rng|NonDeterministic|SampleDistorted|\w*CandidateSampler"
 )
+# Those of a seed: other ones each time only if the seed is a variable that changes.
+_SEEDED_DRAWS = re.compile(r"Stateless(Random|Truncated|Parameterized|Multinomial|Shuffle)")
 _PERTURBATION = 0.1  # Standard deviation of made-up weights around the given ones.
 
 
@@ -81,6 +84,8 @@ def refuse_state(
 ) -> None:
     """Refuses losses that change variables or draw random numbers, by looking at their graph.
 
+    It is the graph of the losses and of their gradients, and nothing is computed.
+
     The moving averages of batch normalisation, for example: one unit's rows would change the
     gradients of the units after it, which clipping does not bound. What is drawn rarely shows in no
     trial. State that Python code keeps cannot be seen.
@@ -93,19 +98,31 @@ def refuse_state(
     Raises:
       UsageError: If the graph assigns a variable or draws.
     """
-    graph = tf.function(row_losses, autograph=False).get_concrete_function(weights, rows).graph
+
+    def backwards(weights: Any, rows: Any) -> Any:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights)
+            losses = tf.reduce_sum(row_losses(weights, rows))
+        return losses, tape.gradient(losses, weights)
+
+    graph = tf.function(backwards, autograph=False).get_concrete_function(weights, rows).graph
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
     operations = sorted({node.op for node in nodes})
     changes = list(filter(_changes_state, operations))
+    drawn = list(filter(_DRAWS.match, operations))
+    seeded = list(filter(_SEEDED_DRAWS.match, operations))
+    if changes and seeded:
+        raise validation.UsageError(
+            f"row_losses draws random numbers ({', '.join(seeded)}) and changes variables "
+            f"({', '.join(changes)}), as dropout does with its seed in Keras 3: {_WITHOUT_DROPOUT}"
+        )
     if changes:
         raise validation.UsageError(
-            f"row_losses changes variables ({', '.join(changes)}), as batch normalisation does, "
-            "and dropout in Keras 3: the rows of one unit would change the gradients of others, "
-            "and no ε would hold. Call the model without training=True, or replace the layer by "
-            "layer or group normalisation."
+            f"row_losses changes variables ({', '.join(changes)}), as batch normalisation does: "
+            "the rows of one unit would change the gradients of others, and no ε would hold. "
+            "Replace the layer by layer or group normalisation, or freeze it."
         )
-    drawn = list(filter(_DRAWS.match, operations))
     if drawn:
         raise validation.UsageError(
             f"row_losses draws random numbers ({', '.join(drawn)}): {_WITHOUT_DROPOUT}"

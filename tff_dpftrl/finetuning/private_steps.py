@@ -102,6 +102,7 @@ class PrivateSteps:
         self._optimizer = optimizer
         if not getattr(optimizer, "built", False):  # Keras 2 looks itself.
             self._optimizer.build(self._variables)
+        keras_versions.refuse_hidden_state(optimizer)
         self._optimizer_state = keras_versions.optimizer_state(optimizer)
         self._first = (
             [np.asarray(weight, np.float32) for weight in weights],

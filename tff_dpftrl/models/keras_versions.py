@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
@@ -168,6 +169,61 @@ def optimizer_state(optimizer: Optimizer) -> list[tf.Variable]:
     return [one for one in variables if one is not getattr(rate, "value", None)]
 
 
+_RATES = ("_learning_rate", "_current_learning_rate")
+
+
+def refuse_hidden_state(optimizer: Optimizer) -> None:
+    """Refuses an optimizer that is built and has variables beside those that it tells of.
+
+    Args:
+      optimizer: The optimizer.
+
+    Raises:
+      UsageError: If it has one, as Nadam of Keras 2; the message names it.
+    """
+    kinds = (tf.Variable, *map(type, optimizer.variables))
+    known = set(map(id, optimizer.variables))
+    for attribute, value in vars(optimizer).items():
+        if isinstance(value, kinds) and id(value) not in known and attribute not in _RATES:
+            raise validation.UsageError(
+                f"optimizer {type(optimizer).__name__} keeps the variable {attribute} beside its "
+                "`variables`, which a run that goes on would not find again: take another "
+                "optimizer, or make the variable by a method of Keras' optimizers."
+            )
+
+
+def refuse_optimizer(optimizer: Any) -> None:
+    """Refuses an optimizer that cannot take private steps, or that has a state already.
+
+    What it has seen has no noise: its moments of protected data would be in the first steps.
+
+    Args:
+      optimizer: The optimizer, built or not.
+
+    Raises:
+      UsageError: If it is of another kind, scales losses, or has another state than a new one.
+    """
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, LossScaleOptimizer) or getattr(optimizer, "loss_scale_factor", None):
+        raise validation.UsageError(
+            "optimizer scales losses, so that gradients would be clipped and noised at another "
+            "scale: take one that does not, and build the model without a mixed-precision policy."
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise validation.UsageError(
+            f"optimizer is the legacy optimizer {kind}, which cannot take private steps: take "
+            f"tf.keras.optimizers.{kind}(...)."
+        )
+    begins_with = getattr(optimizer, "initial_accumulator_value", 0.0)
+    for variable in optimizer_state(optimizer):
+        value = np.asarray(variable)
+        if not np.all((value == 0) | (value == value.dtype.type(begins_with))):
+            raise validation.UsageError(
+                f"optimizer {kind} has a state already ({name(variable)}), such as that of an "
+                "earlier `fit`, which no ε covers: take a new one (compile a Keras model anew)."
+            )
+
+
 def is_tensorwise(optimizer: Optimizer) -> bool:
     """Returns whether a step on one weight is independent of the other weights' gradients.
 
@@ -208,6 +264,17 @@ def overridden(thing: Any, methods: Sequence[str]) -> list[str]:
         for name, method in found
         if method is not None and getattr(method, "__module__", "").partition(".")[0] != keras
     ]
+
+
+def loss_options(model: Model) -> dict[str, Any]:
+    """Returns what a model was compiled with that changes the weights of examples in its loss."""
+    compiled = getattr(model, "_compile_loss", None) or getattr(model, "compiled_loss", None)
+    weights = tf.nest.flatten(getattr(compiled, "_user_loss_weights", None))
+    ignored = getattr(getattr(model, "loss", None), "_fn_kwargs", {}).get("ignore_class")
+    return {
+        **({} if all(each in (None, 1) for each in weights) else {"loss_weights": weights}),
+        **({} if ignored is None else {"ignore_class": ignored}),
+    }
 
 
 def unreduced(loss: Any, *, is_compiled: bool) -> Any:
