@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tests import shared_folders
 from tests.training import toy_run
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import ghost
@@ -15,18 +16,12 @@ from tff_dpftrl.training import language_config, pretraining
 NUM_STEPS = 6
 _fastest_clipped_sum = ghost.fastest_clipped_sum
 _traced = {}
-_written: list[pathlib.Path] = []
 
 
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory) -> pathlib.Path:
-    """A folder with users.jsonl, public.jsonl and the folder of a model, pretrained.
-
-    It is made once: pytest would make another one for each file that imports the fixture.
-    """
-    if not _written:
-        _written.append(write(tmp_path_factory.mktemp("toy")))
-    return _written[0]
+    """A folder with users.jsonl, public.jsonl and the folder of a model, pretrained; only read."""
+    return shared_folders.made_once(tmp_path_factory, "toy_finetuning", write)
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +47,7 @@ def _shared_sum(model, rows_per_unit, **options):
 
 def write(folder: pathlib.Path) -> pathlib.Path:
     """Writes users.jsonl, words.txt, public.jsonl and a pretrained model to a folder."""
+    folder.mkdir(exist_ok=True)
     toy_run.write_corpus(folder)
     toy_run.write_public_corpus(folder)
     options = language_config.LanguageConfig(

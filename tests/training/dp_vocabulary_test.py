@@ -20,9 +20,8 @@ _EPSILON = 200.0
 
 
 def _config(corpus, **options):
-    (corpus / "public.txt").write_text("of\nbao\n")
     noise = {"noise_multiplier": None, "target_epsilon": _EPSILON, "delta": 1e-3}
-    words = {"vocabulary": "dp", "base_vocabulary": str(corpus / "public.txt")}
+    words = {"vocabulary": "dp", "base_vocabulary": str(corpus / "base_words.txt")}
     own = {"vocabulary_size": 20, "deterministic_noise_seed": None, "num_rounds": 1, "min_sep": 1}
     return toy_run.config(corpus, **noise | words | own | options)
 

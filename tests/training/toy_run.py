@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import shared_folders
 from tff_dpftrl.data import jsonl, user_text
 from tff_dpftrl.models import export
 from tff_dpftrl.training import config as config_lib
@@ -43,12 +44,17 @@ def write_public_corpus(folder: pathlib.Path) -> None:
     jsonl.write(user_text.UserText.from_mapping("public", texts), folder / "public.jsonl")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
-    """The folder of the toy corpus."""
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return folder
+    """The folder of the toy corpus: users.jsonl, public.jsonl and lists of words; only read."""
+
+    def make(folder):
+        folder.mkdir()
+        write_corpus(folder)
+        write_public_corpus(folder)
+        (folder / "base_words.txt").write_text("of\nbao\n")
+
+    return shared_folders.made_once(tmp_path_factory, "toy_corpus", make)
 
 
 def config(corpus: pathlib.Path, **options: Any) -> config_lib.TrainingConfig:
