@@ -15,9 +15,9 @@ help:
 	@echo "make train      pretrain on public text, then train a private next-word model (results/quickstart)"
 	@echo "make serve-demo train on 300 simulated devices over the network protocol (results/serve-demo)"
 	@echo "                with SECURE=1, they show the server sums of groups, and no report"
-	@echo "make test       run the default test suite, two files at a time (TEST_WORKERS=2)"
+	@echo "make test       run the default test suite, two files at a time (TEST_WORKERS=2), in two environments"
 	@echo "make test-slow  run the tests that are left out of it for their length"
-	@echo "make test-newest  run what needs no TFF on Python 3.12 or so, with the newest TensorFlow"
+	@echo "make test-newest  run the part of it without TFF, on Python 3.12 or so with the newest TensorFlow"
 	@echo "make test-distributed  add Ray to .venv, and run the tests that need it"
 	@echo "make mutants    change lines of ROOMS, one at a time, and see whether the rooms' tests notice"
 	@echo "make lint       check style with ruff, texts of arguments, and types with basedpyright"
@@ -57,13 +57,8 @@ serve-demo: $(READY)
 # Each worker takes up to 3 GB of memory; a file's tests share theirs. Workers share the cores: with
 # threads of their own, NumPy's sums would wait for each other.
 TEST_WORKERS ?= 2
-PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --durations 10
-
-test: $(READY)
-	$(PYTEST)
-
-test-slow: $(READY)
-	$(PYTEST) -m slow
+export OPENBLAS_NUM_THREADS = 1
+PYTEST := python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --durations 10
 
 # The rooms without TFF, with the newest of everything. The lock is for Python 3.12; with others, the
 # newest versions that they can have.
@@ -85,9 +80,20 @@ $(NEWEST)/.ready: requirements/newest.lock requirements/newest.in
 	fi
 	@touch $@
 
+# Of the rooms without TFF, some tests need it all the same: those that were skipped are written down.
+NEEDS_TFF := build/tests_that_need_tff.txt
+
 test-newest: $(NEWEST)/.ready
-	OPENBLAS_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile \
-	  $(addprefix tests/,$(NEWEST_ROOMS))
+	$(NEWEST)/bin/$(PYTEST) --goal 650 --left-out $(NEEDS_TFF) $(addprefix tests/,$(NEWEST_ROOMS))
+
+# Each test once: what the newest versions cannot run, TFF's environment does.
+test: test-newest $(READY)
+	$(BIN)/$(PYTEST) --goal 550 @$(NEEDS_TFF) $(wildcard tests/*_test.py) \
+	  $(filter-out $(addprefix tests/,$(NEWEST_ROOMS)),$(patsubst %/,%,$(wildcard tests/*/)))
+
+# All of them in TFF's environment.
+test-slow: $(READY)
+	$(BIN)/$(PYTEST) -m slow -o faulthandler_timeout=0
 
 test-distributed: $(READY)
 	@echo "Installing Ray into $(VENV): about half a minute, without output ..."

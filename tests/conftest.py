@@ -1,12 +1,14 @@
 """For all tests: no TFF worker is left behind, and no time goes into pictures and rubbish.
 
-With --durations=N, the N tests are named that take the most processor time, which does not depend
-on what else the machine does. A test's first fixtures count as its own.
+A default test may take ten seconds of processor time, which does not depend on what else the
+machine does. With --durations=N, the N tests are named that take the most; a test's first fixtures
+count as its own there.
 """
 
 import gc
 import os
 import pathlib
+import re
 import sys
 
 import pytest
@@ -16,8 +18,21 @@ from tff_dpftrl.execution import worker_watchdog
 
 _write = pictures.write
 _BEGUN = pytest.StashKey[float]()
-_GOAL = 1200  # Seconds of processor time for the default tests together.
+_CALLED = pytest.StashKey[float]()
+_LIMIT = 10.0  # Seconds of processor time for a default test without its fixtures.
 _seconds: dict[str, float] = {}  # By test.
+_left_out: set[str] = set()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--goal", type=float, help="seconds of processor time for all tests; fails beyond twice it"
+    )
+    parser.addoption(
+        "--left-out",
+        type=pathlib.Path,
+        help="file for the names of the tests that are skipped where TFF cannot be imported",
+    )
 
 
 def pytest_sessionstart(session):
@@ -51,6 +66,11 @@ def pytest_runtest_setup(item):
     item.stash[_BEGUN] = _processor_seconds()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    item.stash[_CALLED] = _processor_seconds()
+
+
 def _processor_seconds() -> float:
     """Processor time of this process, and of its children that have ended."""
     times = os.times()
@@ -60,22 +80,51 @@ def _processor_seconds() -> float:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
+    if call.when == "call" and report.passed and not item.get_closest_marker("slow"):
+        seconds = _processor_seconds() - item.stash[_CALLED]
+        if seconds > _LIMIT:
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{seconds:.1f} s of processor time, where a default test may take {_LIMIT:.0f} s: "
+                "make it cheaper, or mark it with pytest.mark.slow"
+            )
     if call.when == "teardown":  # Reports have it with them, from the workers of pytest-xdist.
         report.processor_seconds = _processor_seconds() - item.stash[_BEGUN]
     return report
 
 
 def pytest_runtest_logreport(report):
+    _note_if_left_out(report)
     if report.when == "teardown":
         _seconds[report.nodeid] = report.processor_seconds
 
 
+def pytest_collectreport(report):
+    _note_if_left_out(report)
+
+
+def _note_if_left_out(report):
+    if report.skipped and re.search("TFF|tensorflow_federated", str(report.longrepr)):
+        _left_out.add(report.nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    options = session.config.option
+    if options.left_out and not hasattr(session.config, "workerinput"):
+        options.left_out.parent.mkdir(exist_ok=True)
+        options.left_out.write_text("".join(f"{name}\n" for name in sorted(_left_out)))
+    if options.goal and sum(_seconds.values()) > 2 * options.goal:
+        session.exitstatus = session.exitstatus or 1
+
+
 def pytest_terminal_summary(terminalreporter):
-    number = terminalreporter.config.option.durations
-    if number is not None:
-        total = sum(_seconds.values())
-        terminalreporter.section(f"processor time: {total:.0f} s (goal: {_GOAL} s)")
-        for test in sorted(_seconds, key=_seconds.__getitem__, reverse=True)[: number or None]:
+    options = terminalreporter.config.option
+    if options.durations is not None:
+        goal = f" (goal: {options.goal:.0f} s, failed beyond twice it)" if options.goal else ""
+        terminalreporter.section(f"processor time: {sum(_seconds.values()):.0f} s{goal}")
+        dearest = sorted(_seconds, key=_seconds.__getitem__, reverse=True)
+        for test in dearest[: options.durations or None]:
             terminalreporter.line(f"{_seconds[test]:.2f}s {test}")
 
 
