@@ -13,6 +13,7 @@ import tff_dpftrl
 from tests.auditing import planted_bugs
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tff_dpftrl import execution
+from tff_dpftrl.accounting import display
 from tff_dpftrl.auditing import aggregator as aggregator_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
@@ -87,7 +88,7 @@ def test_fewer_rounds_are_held_to_what_the_claim_says_of_them():
     assert report.claim.mu == pytest.approx(np.sqrt(2.0) * claimed.mu)
     for finding in report.findings:
         if finding.test.startswith("distinguishing game"):
-            assert f"claimed is μ = {claimed.mu:.4g}" in finding.says
+            assert f"claimed is μ = {display.round_up(claimed.mu)}" in finding.says
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import sqlite3
 import sys
 
@@ -74,6 +75,8 @@ def _changed_statement(folder, **changes):
         ({"parameters": []}, "parameters is of another type"),
         ({"mechanism": None}, "mechanism is of another type"),
         ({"epsilon": 10**400}, "epsilon is of another type"),
+        ({"epsilon": math.nan}, "epsilon is of another type"),
+        ({"parameters": {"clip_norm": math.inf}}, "parameters is of another type"),
     ],
 )
 def test_a_statement_has_the_types_that_its_readers_rely_on(tmp_path, changes, match):
@@ -296,6 +299,8 @@ def test_a_lease_and_a_round_may_hold_other_types(tmp_path):
         )
         _refuses(interface.StoreError, "is damaged", store.lease, "tests")
         _refuses(interface.StoreError, "is damaged", store.history, "tests", "task")
+        _execute(tmp_path / "store.sqlite", "UPDATE commits SET task = zeroblob(100000)")
+        _refuses(interface.StoreError, "is damaged", store.history, "tests", "task")
 
 
 @pytest.mark.parametrize(
@@ -351,6 +356,18 @@ def test_tables_of_a_ledger_may_be_written_over(tmp_path):
     # A quote that nothing ends: SQLite tells of all that follows, with its lines.
     path.write_bytes(head + b"CREATE TABLE dropped" + dropped.replace(b"PRIM", b'"RIM', 1))
     _refuses(OSError, "malformed", ledger.Ledger.open, path, files.SCHEMA)
+
+
+def test_names_of_tables_may_be_no_text(tmp_path):
+    files._write_rounds(tmp_path, 1)
+    files.write_examples(tmp_path, 0)
+    for path, name, error, read in (
+        (tmp_path / "ledger.sqlite", b"dropped", OSError, recount.recount),
+        (tmp_path / "examples", b"examples", ValueError, _open),
+    ):
+        head, rest = path.read_bytes().split(b"CREATE TABLE " + name, 1)
+        path.write_bytes(head.replace(name, b"\xff" + name[1:]) + b"\xffREATE TABLE " + name + rest)
+        _refuses(error, "cannot be used|is damaged", read, path)
 
 
 @pytest.mark.parametrize("name", ["2a8648ce3d030107", "a003020102"])

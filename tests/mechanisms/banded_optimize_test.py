@@ -123,6 +123,18 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path):
         banded_optimize.optimize_banded(schema, checkpoint=path, workload=momentum)
 
 
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    schema, path = schema_lib.MinSep(20, 5, 4), tmp_path / "search.npz"
+    banded_optimize.optimize_banded(schema, checkpoint=path)
+    saved = dict(np.load(path))
+    for index, value in (((3, 0), 0.0), ((3, 1), np.nan), ((3, 1), 2.0)):
+        columns = saved["columns"].copy()
+        columns[index] = value
+        np.savez(path, **saved | {"columns": columns})
+        with pytest.raises(ValueError, match="is damaged"):
+            banded_optimize.optimize_banded(schema, checkpoint=path)
+
+
 def test_a_checkpoint_without_a_folder_is_refused_before_the_search(tmp_path):
     with pytest.raises(ValueError, match="folder that does not exist"):
         banded_optimize.optimize_banded(

@@ -48,7 +48,9 @@ def test_words_are_a_part_of_epsilon(corpus, tmp_path):
     assert not any("without noise" in caveat for caveat in statement.headline_caveats)
     assert not any(line.startswith("Choice of the vocabulary") for line in statement.not_covered)
     (public,) = (line for line in statement.assumptions if "How text is split into words" in line)
-    assert public.endswith("a public list: word list base_words.txt, declared public by the operator.")
+    assert public.endswith(
+        "a public list: word list base_words.txt, declared public by the operator."
+    )
     assert "the public words of the vocabulary" in statement.adjacency
     assert report.report(output).statement.parts == statement.parts
     # Counted anew from the records, the whole comes to the same; without the words it does not.

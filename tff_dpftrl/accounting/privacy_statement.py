@@ -358,21 +358,23 @@ def _is_of_kind(value: Any, kind: str) -> bool:
         return isinstance(value, bool)
     if kind.startswith("tuple[tuple"):
         return isinstance(value, tuple) and all(
-            isinstance(one, tuple) and len(one) == 2 and all(type(n) in (int, float) for n in one)
-            for one in value
+            isinstance(one, tuple) and len(one) == 2 and all(map(_is_number, one)) for one in value
         )
     if kind.startswith("tuple[parts_lib"):
         return True  # `_costs` checked it.
     if kind == "tuple[str, ...]":
         return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
     if kind.startswith("float"):
-        is_number = type(value) in (int, float) and not abs(value) >= 2**1023  # Or no float is.
-        return is_number or (value is None and kind.endswith("None"))
+        return _is_number(value) or (value is None and kind.endswith("None"))
     if kind.startswith("Mapping"):
         return isinstance(value, dict) and all(
-            one is None or isinstance(one, str | int | float) for one in value.values()
+            one is None or isinstance(one, str | bool) or _is_number(one) for one in value.values()
         )
     return value is None or not isinstance(value, tuple)  # A class that checked it.
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 2**1023  # NaN is not.
 
 
 def _flat(statement: PrivacyStatement) -> dict[str, Any]:

@@ -243,7 +243,7 @@ class _Reader:
         """Returns the texts of one user."""
         try:
             rows = self._execute(_TEXTS, _encode(user_id))
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise validation.UsageError(
                 f"{self.path} cannot be read: {error}. Remove it, and it is made again."
             ) from error

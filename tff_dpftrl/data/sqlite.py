@@ -82,7 +82,7 @@ class _ExampleReader:
                 return connection.execute(query, values).fetchall()
             finally:
                 connection.close()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise validation.UsageError(
                 f"{self._path}: not a database in the layout of TFF's SqlClientData: {error}."
             ) from error

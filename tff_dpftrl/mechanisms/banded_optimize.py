@@ -104,7 +104,13 @@ def _load(
         columns, stage = saved["columns"], operator.index(saved["stage"][()])
         saved_workload = str(saved["workload"][()]) if "workload" in saved else _digest(None)
         same_error = bool(saved["minimize_rms"]) == minimize_rms and saved_workload == workload
-        is_sound = columns.dtype == np.float64 and np.isfinite(columns).all() and 0 <= stage
+        # The columns of a strategy are unit vectors, and far from singular.
+        is_sound = (
+            columns.dtype == np.float64
+            and np.allclose(np.sum(columns**2, axis=1), 1.0)
+            and np.all(np.abs(columns[:, 0]) > 1e-6)
+            and 0 <= stage
+        )
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise validation.UsageError(
             f"checkpoint {str(path)!r} cannot be read: {error}. Delete it, or give another path."
@@ -112,7 +118,7 @@ def _load(
     if not (columns.shape == shape and same_error and is_sound):
         raise validation.UsageError(
             f"checkpoint {str(path)!r} belongs to another problem (rounds and bands "
-            f"{columns.shape}, here {shape}, or another error or workload). Give "
+            f"{columns.shape}, here {shape}, or another error or workload), or is damaged. Give "
             "another path or delete it."
         )
     return columns, stage

@@ -143,7 +143,7 @@ def connect(path: str | os.PathLike[str], *, exclusive: bool) -> sqlite3.Connect
                 connection.execute("COMMIT")
             application = connection.execute("PRAGMA application_id").fetchone()[0]
             version = connection.execute("PRAGMA user_version").fetchone()[0]
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             connection.close()
             if "locked" in str(error):
                 raise validation.UsageError(
@@ -225,7 +225,7 @@ def as_os_error(path: str | os.PathLike[str]) -> Iterator[None]:
     """
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # Words of SQLite's that are no text.
         raise OSError(f"The ledger {path} cannot be used: {_one_line(error)}.") from error
 
 

@@ -223,6 +223,8 @@ def _damaged(path: pathlib.Path, kind: Kind, reason: str) -> str:
 def _explaining(path: pathlib.Path, kind: Kind) -> Iterator[None]:
     try:
         yield
+    except UnicodeDecodeError as error:  # SQLite quotes a damaged schema, which is no text.
+        raise validation.UsageError(_damaged(path, kind, str(error))) from error
     except sqlite3.Error as error:
         reason = str(error)
         if "not a database" in reason:

@@ -103,7 +103,9 @@ def check_lease(row: Any) -> None:
       DamagedRow: If its digest does not match its values.
     """
     if row.digest != lease_digest(row.population, row.owner, row.epoch, row.valid_until):
-        raise DamagedRow(f"the lease of the population {row.population!r} is not what was written")
+        raise DamagedRow(
+            f"the lease of the population {row.population!r:.200} is not what was written"
+        )
 
 
 def check_content(head: Any, name: str, content: contents.Serialised) -> None:
@@ -136,7 +138,7 @@ def check_epoch(head: Any, epoch: int) -> None:
     """
     if head.epoch > epoch:
         raise DamagedRow(
-            f"the lease of the population {head.population!r} is older than its last commit"
+            f"the lease of the population {head.population!r:.200} is older than its last commit"
         )
 
 

@@ -146,7 +146,7 @@ def backup_advice(rounds: Mapping[str, int]) -> str:
       Two sentences.
     """
     if rounds:
-        listed = ", ".join(f"{task} {number}" for task, number in sorted(rounds.items()))
+        listed = ", ".join(f"{str(task):.200} {rounds[task]}" for task in sorted(rounds, key=str))
         which = f"at least these rounds: {listed}"
     else:
         which = "all released rounds (`rounds.json` in the server's folder has their numbers)"
