@@ -299,8 +299,7 @@ def test_a_lease_and_a_round_may_hold_other_types(tmp_path):
         )
         _refuses(interface.StoreError, "is damaged", store.lease, "tests")
         _refuses(interface.StoreError, "is damaged", store.history, "tests", "task")
-        _execute(tmp_path / "store.sqlite", "UPDATE commits SET task = zeroblob(100000)")
-        _refuses(interface.StoreError, "is damaged", store.history, "tests", "task")
+    assert len(interface.backup_advice({b"\0" * 100_000: 3, "task": 2})) < 1000
 
 
 @pytest.mark.parametrize(
