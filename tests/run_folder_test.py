@@ -34,13 +34,13 @@ def test_late_imports_and_data_must_be_declared(tmp_path):
     ]
 
 
-def test_only_the_last_test_of_each_file_runs(tmp_path, capsys):
+def test_only_the_last_test_of_all_files_runs(tmp_path, capsys):
     for name in ("one_test.py", "two_test.py"):
         text = "def test_first():\n    assert False\n\n\ndef test_last():\n    pass\n"
         (tmp_path / name).write_text(text)
-    plugins = [run_folder.LastOfEachFile()]
+    plugins = [run_folder.LastTest()]
     assert pytest.main(["-q", f"--rootdir={tmp_path}", str(tmp_path)], plugins=plugins) == 0
-    assert "2 passed" in capsys.readouterr().out
+    assert "1 passed" in capsys.readouterr().out
 
 
 if __name__ == "__main__":
