@@ -446,5 +446,19 @@ def test_figures_of_a_run_that_were_changed_are_named(content, tmp_path):
     _refuses(ValueError, "baselines.json is damaged", report._read_baselines, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "head_words",
+    [{"top": 2, "histograms": {"10": [0.5]}}, {"top": 0, "histograms": {"\ud800": [0.5]}}],
+)
+def test_histograms_of_a_run_that_were_changed_are_named(head_words, tmp_path):
+    by_user = {"accuracy_by_user": {"top1_in_vocab": {"users": 0}}}
+    measured = {"round": 1, "head_words": head_words, **by_user}
+    (tmp_path / "held_out.json").write_text(json.dumps(measured))
+    _refuses(ValueError, "held_out.json is damaged", report._read_held_out, tmp_path, 1)
+    head_words.update(top=1, histograms={"10": [0.5, 0.5]})
+    (tmp_path / "held_out.json").write_text(json.dumps(measured))
+    assert report._read_held_out(tmp_path, 1) == measured
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

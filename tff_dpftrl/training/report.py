@@ -448,7 +448,7 @@ def _read_baselines(output: pathlib.Path) -> dict[str, float]:
     if not path.exists():
         return {}
     try:
-        baselines = json_text.read_object(path, folder=output)
+        baselines = json_text.read_outside(path, folder=output)
         return {name: float(accuracy) for name, accuracy in baselines.items()}
     except _NOT_AS_WRITTEN:
         raise _damaged(path) from None
@@ -459,7 +459,7 @@ def _read_keyboard_baselines(output: pathlib.Path) -> dict[str, Mapping[str, Any
     if not path.exists():  # Of an older run.
         return {}
     try:
-        baselines = json_text.read_object(path, folder=output)
+        baselines = json_text.read_outside(path, folder=output)
         for measured in baselines.values():
             keyboard_shares(measured)  # It reads all that is needed.
     except _NOT_AS_WRITTEN:
@@ -480,10 +480,13 @@ def _read_held_out(output: pathlib.Path, rounds_done: int) -> dict[str, Any] | N
     if not path.exists():
         return None
     try:
-        measured = json_text.read_object(path, folder=output)
+        measured = json_text.read_outside(path, folder=output)
         if measured["round"] != rounds_done:
             return None
         _on_held_out_users(measured)  # They read all that is needed.
+        head = measured["head_words"]
+        if any(len(shares) != head["top"] + 1 for shares in head["histograms"].values()):
+            raise _damaged(path)
         if "keyboard" in measured:  # Older runs had none.
             keyboard_shares(measured["keyboard"])
     except _NOT_AS_WRITTEN:
