@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import pickle
 
 import numpy as np
 import pytest
@@ -42,6 +44,21 @@ _CLIPPING = aggregators.AdaptiveClipping(
     initial_clip_norm=1.0, clipped_count_stddev=1.0, only_estimates=True
 )
 _ENCODING = grid.for_bits(4, 8, 16)
+_shared = set()  # Processes that are built once.
+_plans: dict[tuple[object, str], bytes] = {}  # Of these, by process and options.
+
+
+def _once(build):
+    """Makes a function that returns the same process every time."""
+
+    @functools.cache
+    @functools.wraps(build)
+    def built():
+        process = build()
+        _shared.add(process)
+        return process
+
+    return built
 
 
 def model():
@@ -95,10 +112,10 @@ AGGREGATORS = {
     "adaptive": _adaptive,
 }
 PROCESSES = {
-    "blt": lambda: federated_averaging(fixed(0.5)),
-    "tree": lambda: federated_averaging(fixed(0.5, tree_mechanism.Tree(8))),
-    "adaptive": lambda: federated_averaging(_adaptive()),
-    "dp_fedavg": _dp_fedavg,
+    "blt": _once(lambda: federated_averaging(fixed(0.5))),
+    "tree": _once(lambda: federated_averaging(fixed(0.5, tree_mechanism.Tree(8)))),
+    "adaptive": _once(lambda: federated_averaging(_adaptive())),
+    "dp_fedavg": _once(_dp_fedavg),
 }
 
 
@@ -116,14 +133,16 @@ def _secagg_adaptive():
 
 # To be built, and compiled, where secure sums are simulated.
 SECURE_PROCESSES = {
-    "secagg": lambda: federated_averaging(_secagg()),
-    "secagg adaptive": lambda: federated_averaging(_secagg_adaptive()),
+    "secagg": _once(lambda: federated_averaging(_secagg())),
+    "secagg adaptive": _once(lambda: federated_averaging(_secagg_adaptive())),
 }
 # The same with nothing in the clear, metrics included.
 SECURE_ONLY_PROCESSES = {
-    "secagg": lambda: federated_averaging(_secagg(), secure_metrics.secure_sum_then_finalize),
-    "secagg adaptive": lambda: federated_averaging(
-        _secagg_adaptive(), secure_metrics.secure_sum_then_finalize
+    "secagg": _once(
+        lambda: federated_averaging(_secagg(), secure_metrics.secure_sum_then_finalize)
+    ),
+    "secagg adaptive": _once(
+        lambda: federated_averaging(_secagg_adaptive(), secure_metrics.secure_sum_then_finalize)
     ),
 }
 SECURE_AGGREGATION = plan_pb2.SecureAggregation(
@@ -131,12 +150,14 @@ SECURE_AGGREGATION = plan_pb2.SecureAggregation(
 )
 
 
+@_once
 def evaluation():
     return tff.learning.algorithms.build_fed_eval(
         model(), loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR
     )
 
 
+@_once
 def secure_evaluation():
     """Builds an evaluation whose metrics are summed securely."""
     own = model()
@@ -172,8 +193,16 @@ def limits_of(process):
 
 
 def plans(process, **options):
-    """Builds the plans of a process of this module."""
-    shuffle = options.pop("shuffle", False)
+    """Builds the plans of a process of this module; those of a shared process are built once."""
+    key = process, repr(sorted(options.items()))
+    if process not in _shared:
+        return _build(process, **options)
+    if key not in _plans:
+        _plans[key] = pickle.dumps(_build(process, **options))
+    return pickle.loads(_plans[key])  # Tests change them.
+
+
+def _build(process, *, shuffle=False, **options):
     values = {"report_limits": limits_of(process)} | options
     names = [field.name for field in dataclasses.fields(building.DeviceTerms)]
     changes = {name: values.pop(name) for name in names if name in values}
