@@ -280,8 +280,7 @@ def test_settings_are_those_of_the_task(task):
 
 
 def test_a_store_that_was_begun_with_other_plans_is_refused(task, rounds):
-    process = small_tasks.federated_averaging(small_tasks.fixed(0.7))
-    other = planned_task.PlannedTask(small_folder.folder_of(process))
+    other = planned_task.PlannedTask(small_folder.folder_of(small_tasks.PROCESSES["adaptive"]()))
     with pytest.raises(task_state.StateError, match="give the new one another"):
         other.add_to(rounds.store)
     generous = dataclasses.replace(task.folder.terms, max_epsilon=1e6)

@@ -10,9 +10,9 @@ from tff_dpftrl.runtime.actors import factory
 from verification.schedules import faults, noise_parties, simulation, watch
 
 SCHEDULES = 10_000  # 42 seconds of one core of the machine that this was written on.
-SCHEDULES_BY_DEFAULT = 250
+SCHEDULES_BY_DEFAULT = 100
 SECURE_SCHEDULES = 1_000
-SECURE_BY_DEFAULT = 100
+SECURE_BY_DEFAULT = 40
 TWO_BY_DEFAULT = 20
 SCHEDULES_PER_MISTAKE = 400
 RESTING_SCHEDULES = 25
