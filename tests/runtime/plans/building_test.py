@@ -206,6 +206,7 @@ def test_variants_serve_devices_with_older_runtimes(process, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_the_server_may_compute_large_zeros(process, monkeypatch):
     monkeypatch.setattr(large_fills, "_MIN_BYTES", 8)
     server = small_tasks.plans(process).server

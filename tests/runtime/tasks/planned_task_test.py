@@ -143,6 +143,7 @@ def test_a_step_that_is_repeated_gives_equal_bytes(task, device, rounds):
     assert first.model != rounds.commit.model
 
 
+@pytest.mark.slow  # `building_test` draws seeds of the same plan.
 def test_the_seed_of_the_noise_is_drawn_anew_for_every_store():
     # The process of these tests has a seed for debugging; the process of `fresh` has none.
     process = small_tasks.federated_averaging(
