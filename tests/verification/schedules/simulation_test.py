@@ -129,8 +129,10 @@ def test_two_populations_whose_devices_are_the_same_both_go_on_when_nothing_goes
 
 
 @pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "secure"])
-@pytest.mark.parametrize("min_sep", [1, 2, 3])
-@pytest.mark.parametrize("num_devices", [3, 4, 5, 8])
+@pytest.mark.parametrize("min_sep", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    "num_devices", [3, *(pytest.param(number, marks=pytest.mark.slow) for number in (4, 5)), 8]
+)
 def test_devices_that_rest_are_enough_for_a_round_again(num_devices, min_sep, is_secure):
     """Whatever went wrong, and however few devices there are, rounds are released again."""
     served = simulation.resting_population(min_sep, is_secure=is_secure)
