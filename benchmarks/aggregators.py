@@ -1,7 +1,7 @@
 """Cost of a round of aggregation, as ratios to TFF's Gaussian aggregator.
 
     python benchmarks/aggregators.py [--sizes 0.1 4 25] [--rounds 9] [--clients 4]
-        [--fast-transfer] [--no-memory]
+        [--no-memory]
 
 For each model size, in millions of float32 parameters, one line an aggregator:
 seconds a round (median), their ratio to TFF's Gaussian (median over the rounds of
@@ -31,7 +31,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators
-from tff_dpftrl.execution import state_transfer, worker_watchdog
 from tff_dpftrl.mechanisms import blt, identity, inverse_banded, tree
 
 _REFERENCE = "TFF Gaussian"
@@ -224,15 +223,9 @@ def main() -> None:
     parser.add_argument("--sizes", type=float, nargs="+", default=[0.1, 4, 25])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument(
-        "--fast-transfer", action="store_true", help="use execution.state_transfer for all"
-    )
     parser.add_argument("--no-memory", action="store_true", help="leave the last column out")
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    worker_watchdog.start()
-    if args.fast_transfer and not state_transfer.install_fast_state_transfer():
-        parser.error("--fast-transfer does not know this release of TFF")
     for millions in args.sizes:
         if args.memory_of is not None:
             _measure_memory(millions, args.clients, *args.memory_of)

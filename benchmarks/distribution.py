@@ -46,7 +46,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators, execution
-from tff_dpftrl.execution import client_part, client_worker, worker_watchdog
+from tff_dpftrl.execution import client_part, client_worker
 from tff_dpftrl.learning import functional_model
 from tff_dpftrl.mechanisms import blt
 from tff_dpftrl.models import metrics, word_lstm
@@ -299,7 +299,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of one operation in a Ray worker")
     parser.add_argument("--tff", action="store_true", help="TFF's executor in one process too")
     args = parser.parse_args()
-    worker_watchdog.start()
     execution.limit_operation_threads(min(args.clients))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     model, _ = _SIZES[args.size]

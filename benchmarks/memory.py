@@ -135,7 +135,7 @@ def _train(
     from tff_dpftrl.execution import compiled_process
     from tff_dpftrl.runs import committed_rounds
     from tff_dpftrl.training import config as config_lib
-    from tff_dpftrl.training import engine, run
+    from tff_dpftrl.training import federated_trainer, run
 
     num_rounds_begun = 0
 
@@ -147,16 +147,16 @@ def _train(
     text = _text()
     # Embedding V E, LSTM 4 H (E + H), projection H E, biases.
     embedding_size = round(num_weights / (text.words.size + 5 * _STATE_SIZE))
-    build = engine.open_engine
+    build = federated_trainer.open_trainer
 
     @contextlib.contextmanager
-    def open_engine(*args, **kwargs):
+    def open_trainer(*args, **kwargs):
         with contextlib.ExitStack() as stack:
             with meter.phase("build"):
                 opened = stack.enter_context(build(*args, **kwargs))
             yield opened
 
-    engine.open_engine = open_engine
+    federated_trainer.open_trainer = open_trainer
     meter.wrap(compiled_process.CompiledProcess, "initialize", "initialize")
     meter.wrap(compiled_process.CompiledProcess, "next", of_round)
     meter.wrap(committed_rounds.CommittedRounds, "create", "commit")

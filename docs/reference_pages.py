@@ -34,7 +34,7 @@ _CONFIGS = {
     "`task new`": task_config.TaskConfig,
     "`finetune`": finetuning_config.FinetuningConfig,
 }
-_OTHERS = ("tff_dpftrl.execution.tff_names", "tff_dpftrl.execution.tff_private")  # TFF's names.
+_OTHERS = ("tff_dpftrl.execution.tff_names",)  # TFF's names.
 
 
 def all_pages() -> Iterator[tuple[str, str]]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -42,7 +43,7 @@ from tff_dpftrl.models import metrics, ngrams
 from tff_dpftrl.runs import checkpoint, released_model
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus as corpus_lib
-from tff_dpftrl.training import language_config, opening, pretraining, trained_model
+from tff_dpftrl.training import language_config, pretraining, trained_model
 
 _RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 _SEEDS, _TOKENIZERS, _NOISES = (0, 1, 2), ("words", "wordpiece", "sentencepiece"), ("none", "blt")
@@ -423,7 +424,8 @@ class Experiment:
         A seed is one of cohorts and of the clients' order. Noise is drawn anew each time.
         """
         # TFF, which nothing else here needs.
-        from tff_dpftrl.training import engine, federated_trainer, process, task
+        from tff_dpftrl import execution
+        from tff_dpftrl.training import federated_trainer, process, task
 
         text = self.text(config.tokenizer)
         of_text = task.build_language_task(config.part(task.TaskOptions), text)
@@ -433,9 +435,10 @@ class Experiment:
         def build() -> object:
             return process.build_process(plan, config.learning, of_text.functional_model())
 
-        with engine.open_engine(
-            config.engine, build, of_text, opening.IN_THIS_PROCESS, secure_sums=False
-        ) as (built, _):
+        built = execution.compile_process(
+            build(), dataset_fn=of_text.batches, tensor_spec=of_text.rows_spec
+        )
+        with execution.compiled_only(), contextlib.closing(built):
             for seed in seeds:
                 seeded = dataclasses.replace(of_text, seed=seed)
                 trainer = federated_trainer.FederatedTrainer(

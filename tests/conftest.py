@@ -14,7 +14,6 @@ import sys
 import pytest
 
 from tff_dpftrl import pictures
-from tff_dpftrl.execution import worker_watchdog
 
 _write = pictures.write
 _BEGUN = pytest.StashKey[float]()
@@ -36,9 +35,7 @@ def pytest_addoption(parser):
 
 
 def pytest_sessionstart(session):
-    """TFF ends its worker in a destructor, which fails when the interpreter exits first."""
     del session
-    worker_watchdog.start()
     gc.set_threshold(50_000, 20, 20)  # As in a command: graphs make many objects that stay.
     os.fsync = lambda descriptor: None  # No test cuts the power; a run has fifty of them.
 
@@ -50,12 +47,12 @@ def pytest_collection_finish(session):
 
 
 def pytest_unconfigure(config):
-    """Lets go of TFF's context, whose destructor prints a traceback once TFF's modules are gone."""
+    """TFF's destructors leave workers, and print tracebacks once TFF's modules are gone."""
     del config
     if "tensorflow_federated" in sys.modules:
         from tff_dpftrl.execution import contexts
 
-        contexts.let_go_at_exit()
+        contexts.clean_up_at_exit()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -78,9 +78,8 @@ def test_clients_of_compiled_rounds_get_the_cores(configs, tmp_path, monkeypatch
 
     monkeypatch.setattr(operation_threads, "limit_operation_threads", limit)
     noise = ["--noise-multiplier", "1", "--clients-per-round", "7"]
-    assert _main(*noise, "--output", str(tmp_path / "compiled")) == 0
-    assert _main(*noise, "--engine", "tff", "--output", str(tmp_path / "tff")) == 0
-    assert limits == [7] and len(configs) == 2
+    assert _main(*noise, "--output", str(tmp_path / "run")) == 0
+    assert limits == [7] and len(configs) == 1
 
 
 def test_mechanism_none_overrules_the_noise_of_the_file(configs, tmp_path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
-import contextlib
 import doctest
 import functools
 import importlib
@@ -26,7 +24,7 @@ from tff_dpftrl.finetuning import clipped_sums, custom_run, example_sampling
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.private_round import fixed_clip
 from tff_dpftrl.runtime.plans import device_work, server_work
-from tff_dpftrl.training import cohort_source, saved_model, tflite_model, trained_model
+from tff_dpftrl.training import saved_model, tflite_model, trained_model
 
 _PACKAGE = pathlib.Path(tff_dpftrl.__file__).parent
 _FENCED = re.compile(r"```\n(.*?)```", re.DOTALL)
@@ -96,31 +94,6 @@ def _learning():
         "sampler": _SAMPLER,
         "schema": _SAMPLER.schema,
     }
-
-
-def _program():
-    """Names of TFF's training program, whose clients are a `ClientData`."""
-    names = _learning()
-    client_data = tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
-        [f"client {i}" for i in range(_SAMPLER.num_clients)],
-        lambda _: names["client_datasets"][0],
-    )
-    return {
-        **names,
-        "asyncio": asyncio,
-        "client_data": client_data,
-        "cohort_source": cohort_source,
-        "folder": pathlib.Path("program"),
-    }
-
-
-def _tff_program():
-    """The context that TFF's training programs run in."""
-    return tff.framework.get_context_stack().install(
-        tff.program.NativeFederatedContext(
-            tff.backends.native.create_async_local_cpp_execution_context()
-        )
-    )
 
 
 def _noise():
@@ -220,13 +193,12 @@ _GIVEN = {
     "runtime.actors.__init__": _actor,
     "runtime.plans.expectations": lambda: {},
     "runtime.plans.server_work": _server_work,
-    "training.program": _program,
     "training.saved_model": _exported,
     "training.tflite_model": _exported_to_tflite,
     "finetuning.custom_run": _fine_tuning,
     "finetuning.private_steps": _steps,
 }
-_SLOW = {"auditing.training:audit_training", "finetuning.custom_run", "training.program"}
+_SLOW = {"auditing.training:audit_training", "finetuning.custom_run"}
 
 
 def _names(example: str) -> dict:
@@ -242,8 +214,7 @@ def _names(example: str) -> dict:
 )
 def test_an_example_runs(example, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with _tff_program() if example == "training.program" else contextlib.nullcontext():
-        exec(_examples()[example], _names(example))
+    exec(_examples()[example], _names(example))
 
 
 def _modules_with_prompts():

@@ -3,17 +3,20 @@
 import ast
 import os
 import pathlib
+import re
+import signal
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pytest
 import tensorflow_federated as tff
 
 from tff_dpftrl import execution
-from tff_dpftrl.execution import worker_watchdog
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "tff_dpftrl"
+_PRIVATE_IMPORT = re.compile(r"^\s*(from|import) tensorflow_federated\.\w", re.MULTILINE)
 
 
 @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
@@ -57,30 +60,13 @@ def test_no_module_sets_the_global_context():
             assert not name.startswith("set_") or not name.endswith("_context"), path
 
 
-def test_contexts_start_one_watchdog_in_all():
-    with execution.local():
-        first = worker_watchdog.start()
-    with execution.local():
-        assert worker_watchdog.start() is first
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "line",
-    [
-        "tff_dpftrl.execution.install_fast_state_transfer()",
-        "with tff_dpftrl.execution.local(): pass",
-    ],
-)
-def test_the_documented_lines_work_in_a_fresh_interpreter(line):
-    code = (
-        f"import tff_dpftrl\n{line}\n"
-        "from tensorflow_federated.python.core.impl.executors import remote_executor\n"
-        "create = remote_executor.RemoteExecutor.create_value\n"
-        "assert create.__module__ == 'tff_dpftrl.execution.state_transfer', create.__module__\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+def test_workers_do_not_inherit_an_ignored_interrupt():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with execution.local():
+            assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow
@@ -98,6 +84,46 @@ def test_tffs_default_context_is_let_go_at_exit():
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )
     assert completed.stdout.split() == ["SyncExecutionContext", "_CompiledOnly"], completed.stderr
+
+
+_DROPPED_IN = textwrap.dedent("""
+    import numpy as np, tensorflow_federated as tff, tff_dpftrl
+    aggregator = tff_dpftrl.build_dp_ftrl_aggregator(
+        tff_dpftrl.Identity(), noise_multiplier=1.0, clip_norm=1.0, clients_per_round=2
+    )
+    process = aggregator.create(tff.TensorType(np.float32, [2]))
+    print(process.next(process.initialize(), []).result.shape)
+    {last}
+""")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux's /proc")
+@pytest.mark.slow
+@pytest.mark.parametrize("last", ["pass", "raise ValueError"])
+def test_the_pipe_of_a_program_in_tffs_own_context_ends_with_it(last):
+    script = subprocess.Popen(
+        [sys.executable, "-c", _DROPPED_IN.format(last=last)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        output, errors = script.communicate(timeout=120)  # Ends only when all writers have.
+    finally:
+        try:
+            os.killpg(script.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    assert output == "(2,)\n"
+    assert "Exception ignored" not in errors
+    assert script.returncode == {"pass": 0, "raise ValueError": 1}[last]
+
+
+def test_nothing_of_tff_is_used_that_is_not_public():
+    for path in _PACKAGE.rglob("*.py"):
+        assert not _PRIVATE_IMPORT.search(path.read_text(encoding="utf-8")), path
 
 
 if __name__ == "__main__":

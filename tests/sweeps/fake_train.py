@@ -50,7 +50,7 @@ def main():
         "strategy": {"mechanism": "tree", "num_rounds": rounds, "variance_reduction": True},
         "noise_multiplier": noise,
     }
-    config = {**({"engine": "compiled"} if command == "train" else {}), **given}
+    config = dict(given)
     manifest = {"config": config, "derived": derived, "facts": {"num_parameters": 1234}}
     _write(folder / "config.json", json.dumps(manifest))
     accuracy = 0.3 - noise / 20 + seed / 100

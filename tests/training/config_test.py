@@ -100,10 +100,6 @@ def test_a_share_for_the_vocabulary_is_kept_beside_the_defaults():
             "buffers is for the mech",
         ),
         (
-            {"noise_multiplier": 1.0, "noise": "secure", "engine": "tff"},
-            "noise 'secure' needs engine 'compiled', got 'tff'",
-        ),
-        (
             {"mechanism": "none", "noise": "secure"},
             "noise 'secure' has no meaning with mechanism 'none'",
         ),

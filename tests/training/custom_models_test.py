@@ -199,9 +199,8 @@ def test_a_run_goes_on_with_the_same_model_only(private_run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["compiled", "tff"])
-def test_a_functional_model_trains_as_the_config_s(corpus, tmp_path, engine):
-    config = toy_run.config(corpus, **_SIZES, engine=engine)
+def test_a_functional_model_trains_as_the_config_s(corpus, tmp_path):
+    config = toy_run.config(corpus, **_SIZES)
     run.train(config, tmp_path / "own", model=_functional())
     _assert_trained_as_the_config_s_model(corpus, tmp_path / "run", tmp_path / "own")
     trained = trained_model.find(tmp_path / "own").load(model=_functional())

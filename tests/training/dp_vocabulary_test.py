@@ -7,13 +7,14 @@ import pytest
 
 from tests import kills
 from tests.training import toy_run
+from tff_dpftrl import execution
 from tff_dpftrl.accounting import parts
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.data import jsonl, set_union, vocabulary_file
 from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import corpus as corpus_lib
-from tff_dpftrl.training import engine, process, report, run
+from tff_dpftrl.training import process, report, run
 
 corpus = toy_run.corpus
 _EPSILON = 200.0
@@ -87,7 +88,7 @@ def test_wherever_a_run_is_killed_it_releases_once(corpus, tmp_path, monkeypatch
         )
 
     made_once(process, "build_process")
-    made_once(engine.execution, "compile_process")
+    made_once(execution, "compile_process")
     for name in ("close", "drop_initialization"):
         monkeypatch.setattr(compiled_process.CompiledProcess, name, lambda self: None)
 

@@ -1,4 +1,4 @@
-"""Where clients work, and which engine can do it."""
+"""Where clients work."""
 
 from __future__ import annotations
 
@@ -10,30 +10,14 @@ import pytest
 from tff_dpftrl.training import placement
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"ray_workers": 2},
-        {"ray_address": "localhost:1"},
-    ],
-)
-def test_only_the_compiled_engine_has_ray(options, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    placed = placement.Placement(**options)
-    placed.check("compiled")
-    with pytest.raises(ValueError, match="need a run with engine 'compiled'.*has 'tff'"):
-        placed.check("tff")
-
-
 def test_ray_has_to_be_installed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'tff_dpftrl\[distributed\]'"):
-        placement.Placement(ray_workers=1).check("compiled")
+        placement.Placement(ray_workers=1).check()
 
 
-@pytest.mark.parametrize("engine", ["tff", "compiled"])
-def test_this_process_does_for_both(engine):
-    placement.Placement().check(engine)
+def test_this_process_needs_nothing():
+    placement.Placement().check()
     assert not placement.Placement().uses_ray
 
 

@@ -20,14 +20,6 @@ def _config(**changes):
     return config_lib.TrainingConfig(**values)
 
 
-def test_a_state_that_tff_cannot_send_is_refused():
-    plan = _config(mechanism="bandtoep", min_sep=8).privacy().plan(100, 10)
-    assert plan.memory_copies == 7
-    process.check_state_fits(plan, 48_000_000)
-    with pytest.raises(ValueError, match=r"7 copies of a model of 60000000 weights: 2\.6 GB"):
-        process.check_state_fits(plan, 60_000_000)
-
-
 @pytest.mark.parametrize(
     "options",
     [

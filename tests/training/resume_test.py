@@ -1,5 +1,6 @@
 """Tests of interrupted runs: crashes, reports, resumption, and what is refused."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -22,7 +23,15 @@ from tff_dpftrl.data import split, tokenizer, vocabulary
 from tff_dpftrl.participation import ledger
 from tff_dpftrl.runs import checkpoint, manifest, metrics_log, statement_subject
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import federated_trainer, opening, report, run, text_task, trained_model
+from tff_dpftrl.training import (
+    federated_trainer,
+    opening,
+    options,
+    report,
+    run,
+    text_task,
+    trained_model,
+)
 
 corpus = toy_run.corpus
 # Those of the run and of the report on it are compared.
@@ -351,6 +360,21 @@ def test_a_run_of_an_earlier_version_goes_on_as_it_would_have(tmp_path, monkeypa
     trained = trained_model.find(output)
     assert trained.words.id_of["म"] == 1
     assert trained.rule.words("म\u0947ं")[0] == "म"
+
+
+@pytest.mark.parametrize("engine", ["compiled", "tff"])
+def test_earlier_versions_had_two_engines(uninterrupted, tmp_path, monkeypatch, engine):
+    output = shutil.copytree(uninterrupted[0], tmp_path / "run")
+    known = manifest.read(output)
+    config = {**known.config, "engine": engine}
+    monkeypatch.setattr(manifest, "read", lambda _: dataclasses.replace(known, config=config))
+    assert options.of_manifest(manifest.read(output), output) == options.of_manifest(known, output)
+    with (
+        contextlib.nullcontext()
+        if engine == "compiled"
+        else pytest.raises(ValueError, match="engine 'tff', TFF's executor, which this version")
+    ):
+        opening.open_run(None, output)
 
 
 def test_other_users_are_refused_on_resuming(corpus, uninterrupted):

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import computations, inner_sum, release_registry, updates
-from tff_dpftrl.execution import contexts, tff_names, worker_watchdog
+from tff_dpftrl.execution import contexts, tff_names
 from tff_dpftrl.private_round import interface
 
 
@@ -48,8 +48,7 @@ def build_process(
       ValueError: If the type has no tensors, other dtypes or unknown shapes, or does
         not fit the round or the sums.
     """
-    contexts.let_go_at_exit()  # This one first: it waits for workers, which the other one ends.
-    worker_watchdog.end_workers_at_exit()
+    contexts.clean_up_at_exit()
     update = updates.UpdateType(value_type)
 
     @computations.tensorflow

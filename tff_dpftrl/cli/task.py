@@ -98,7 +98,7 @@ examples:
 _HIDDEN = (
     *task_config.MEANINGLESS,
     *("algorithm", "sampling", "estimator", "per_layer_clipping", "clip_norm_schedule"),
-    *("engine", "eval_every", "max_users"),
+    *("eval_every", "max_users"),
     "train_on_test_users",
 )
 

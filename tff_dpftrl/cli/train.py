@@ -71,10 +71,9 @@ def _leave_cores_to_clients(config: config_lib.TrainingConfig) -> None:
     """Sets TensorFlow's threads, before it begins to work."""
     from tff_dpftrl import execution
 
-    if config.engine == "compiled":
-        # In another program TensorFlow may work already, with threads of that program's choice.
-        with contextlib.suppress(RuntimeError):
-            execution.limit_operation_threads(config.clients_per_round)
+    # In another program TensorFlow may work already, with threads of that program's choice.
+    with contextlib.suppress(RuntimeError):
+        execution.limit_operation_threads(config.clients_per_round)
 
 
 def what_is_left(args: argparse.Namespace, command: str = "train", unit: str = "round") -> str:

@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from tff_dpftrl.execution.operation_threads import limit_operation_threads
     from tff_dpftrl.execution.ray_clients import RayClients
     from tff_dpftrl.execution.secure_sum_check import check_secure_sums
-    from tff_dpftrl.execution.state_transfer import (
-        install_fast_state_transfer,
-        uninstall_fast_state_transfer,
-    )
 
 __all__ = [
     "ClientRunner",
@@ -45,11 +41,9 @@ __all__ = [
     "compile_process",
     "compiled_only",
     "give_back_memory",
-    "install_fast_state_transfer",
     "limit_operation_threads",
     "local",
     "secure_sum_simulation",
-    "uninstall_fast_state_transfer",
 ]
 
 # Module that defines a name.
@@ -64,11 +58,9 @@ _MODULE_OF = {
     "compile_process": "execution.compiled_process",
     "compiled_only": "execution.contexts",
     "give_back_memory": "execution.allocator",
-    "install_fast_state_transfer": "execution.state_transfer",
     "limit_operation_threads": "execution.operation_threads",
     "local": "execution.contexts",
     "secure_sum_simulation": "execution.contexts",
-    "uninstall_fast_state_transfer": "execution.state_transfer",
 }
 
 

@@ -1,8 +1,7 @@
 """Execution contexts of TFF, which only a program's entry point enters.
 
 No builder of this package sets TFF's context. Each function here is a context
-manager, and restores the earlier context at the end of the `with` block. Entering one
-also starts the watchdog of TFF's workers and the faster transfer of state.
+manager, and restores the earlier context at the end of the `with` block.
 """
 
 from __future__ import annotations
@@ -10,9 +9,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
+import pathlib
+import signal
 from collections.abc import Iterator
 
-from tff_dpftrl.execution import state_transfer, tff_names, worker_watchdog
+from tff_dpftrl.execution import tff_names
+
+_WORKER = "/tensorflow_federated/data/worker_binary"
 
 
 @contextlib.contextmanager
@@ -50,7 +54,7 @@ def compiled_only() -> Iterator[None]:
     Processes, with secure sums too, are built here and given to `compile_process`; no worker
     is started. Direct calls of computations are refused.
     """
-    let_go_at_exit()
+    clean_up_at_exit()
     with tff_names.get_context_stack().install(_CompiledOnly()):
         yield
 
@@ -66,27 +70,37 @@ class _CompiledOnly(tff_names.SyncContext):
 
 
 @functools.cache
-def let_go_at_exit() -> None:
-    """Lets go of TFF's default context when the interpreter exits.
+def clean_up_at_exit() -> None:
+    """Ends TFF's workers and lets go of its default context when the interpreter exits.
 
-    Its destructor would fail with a printed traceback once TFF's modules are gone.
+    Else a worker would hold the program's standard output open, and a pipe from it would never end;
+    and the context's destructor would fail with a printed traceback once TFF's modules are gone.
+    Workers of other processes, forks of this one included, are left alone. Ending them needs
+    Linux's /proc.
     """
     stack = tff_names.get_context_stack()
+    # The context goes last: its destructor waits for the worker.
     atexit.register(lambda: stack.set_default_context(_CompiledOnly()))
+    atexit.register(_end_workers)
+
+
+def _end_workers() -> None:
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            # The parent is the second field after the name, which may hold spaces.
+            parent = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+            if int(parent) == os.getpid() and os.readlink(process / "exe").endswith(_WORKER):
+                os.kill(int(process.name), signal.SIGKILL)  # TFF's destructor reaps it.
+        except OSError:  # Ended by itself, or another user's.
+            continue
 
 
 @contextlib.contextmanager
 def _entered(context: tff_names.SyncContext) -> Iterator[tff_names.SyncContext]:
-    """Installs a context, with the watchdog and the faster transfer of state.
-
-    Args:
-      context: Context to install.
-
-    Yields:
-      The same context.
-    """
-    let_go_at_exit()
-    worker_watchdog.start()
-    state_transfer.install_fast_state_transfer()
+    clean_up_at_exit()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # As in a script's background job. A worker would inherit that, and TFF, which ends workers
+        # by this signal, would wait for it for ever.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with tff_names.get_context_stack().install(context):
         yield context

@@ -1,9 +1,9 @@
 """The names of TFF's language that this package uses: types, computations, building blocks.
 
 In TFF 0.87 they are TFF's own. At TFF's head most of them are those of the package
-`federated_language`. So everything but `tff.learning`, `tff.aggregators`, `tff.templates`,
-`tff.program` and `tff.simulation` is imported from here, and a port changes this module and
-`tff_private`. `ARCHITECTURE.md` says what else it would change.
+`federated_language`. So everything but `tff.learning`, `tff.aggregators`, `tff.templates` and
+`tff.simulation` is imported from here, and a port changes this module. `ARCHITECTURE.md` says what
+else it would change.
 """
 
 from __future__ import annotations

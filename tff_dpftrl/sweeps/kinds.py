@@ -134,7 +134,7 @@ class _Training(RunKind):
     @override
     def check(self, config, placement):
         custom_models.refuse_missing(config.model, None)
-        placement.check(config.engine)
+        placement.check()
         super().check(config, placement)
 
     @override
@@ -179,7 +179,7 @@ class _Training(RunKind):
     @override
     def process_group(self, config):
         # TensorFlow's threads, whose number is set once, depend on the clients of a round.
-        return config.clients_per_round if config.engine == "compiled" else None
+        return config.clients_per_round
 
 
 class _Finetuning(RunKind):

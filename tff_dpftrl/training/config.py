@@ -32,7 +32,6 @@ Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
 Mechanism = Literal[(*table.runnable(), "none")]
 Sampling = Literal["cyclic", "bins", "b-min-sep"]
 Estimator = Literal["fixed-denominator", "clipped-denominator"]
-Engine = Literal["compiled", "tff"]
 
 _option = language_config.option
 
@@ -292,8 +291,7 @@ class TrainingConfig(language_config.LanguageConfig):
         "philox",
         "Generator of the updates' noise (that of metrics and of a vocabulary is another): "
         "'philox', or 'secure' for AES-256 in counter mode, with Gaussians that are rounded "
-        "without error and added on a grid, safe from attacks on floating point. It needs engine "
-        "'compiled'.",
+        "without error and added on a grid, safe from attacks on floating point.",
         "privacy",
     )
 
@@ -320,13 +318,6 @@ class TrainingConfig(language_config.LanguageConfig):
         0,
         "Public seed of the shuffling, the initial model and dp-ftrl's cohorts; neither of noise "
         "nor of sampled cohorts, whose seeds are secret.",
-        "run",
-    )
-    engine: Engine = _option(
-        "compiled",
-        "What runs the rounds: 'compiled' (TensorFlow functions in this process) or 'tff' (TFF's "
-        "executor, slower; for comparison). Their noise differs in "
-        "the last bits, so a run keeps its engine.",
         "run",
     )
     deterministic_noise_seed: int | None = _option(
@@ -463,15 +454,8 @@ class TrainingConfig(language_config.LanguageConfig):
                 "private: leave one of them out."
             )
 
-        # Tasks have it by default, and no engine; with mechanism 'none' they draw nothing.
-        if self.noise != "secure" or not self._is_given("noise"):
-            return
-        if self.engine != "compiled":
-            raise validation.UsageError(
-                f"noise 'secure' needs engine 'compiled', got {self.engine!r}: TensorFlow "
-                "Federated's executor cannot draw it."
-            )
-        if self.mechanism == "none":
+        # Tasks have it by default; with mechanism 'none' they draw nothing.
+        if self.noise == "secure" and self._is_given("noise") and self.mechanism == "none":
             raise validation.UsageError(
                 "noise 'secure' has no meaning with mechanism 'none': leave it out."
             )

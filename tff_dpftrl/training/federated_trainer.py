@@ -14,8 +14,8 @@ from tff_dpftrl.learning import bounded_metrics
 from tff_dpftrl.participation import cohorts
 from tff_dpftrl.runs import prepared, privacy
 from tff_dpftrl.runs import progress as progress_lib
-from tff_dpftrl.training import engine, task
 from tff_dpftrl.training import placement as placement_lib
+from tff_dpftrl.training import task
 
 
 class FederatedTrainer(prepared.Trainer):
@@ -28,8 +28,8 @@ class FederatedTrainer(prepared.Trainer):
         self,
         user_ids: Sequence[str],
         plan: privacy.FederatedPlan,
-        process: engine.Process,
-        client_value: engine.ClientValue,
+        process: execution.CompiledProcess,
+        client_value: Callable[[str, int], Any],
     ):
         """Keeps its arguments.
 
@@ -37,7 +37,8 @@ class FederatedTrainer(prepared.Trainer):
           user_ids: Ids of the training users.
           plan: Privacy of the run, which draws the cohorts.
           process: The learning process.
-          client_value: Function from a user and a round to the client's data.
+          client_value: Function from a user and a round to the client's data, as the process takes
+            it.
         """
         self._user_ids = user_ids
         self._plan = plan
@@ -48,15 +49,12 @@ class FederatedTrainer(prepared.Trainer):
     @override
     def initial_state(self) -> Any:
         state = self._process.initialize()
-        if isinstance(self._process, execution.CompiledProcess):
-            self._process.drop_initialization()
+        self._process.drop_initialization()
         return state
 
     @override
     def restored(self, state: Any) -> Any:
-        if isinstance(self._process, execution.CompiledProcess):
-            return self._process.as_tensors(state)
-        return state
+        return self._process.as_tensors(state)
 
     @override
     def sample_with(self, seed: int) -> None:
@@ -90,8 +88,6 @@ def open_trainer(
     plan: privacy.FederatedPlan,
     language_task: task.LanguageTask,
     *,
-    engine_name: str,
-    secure_sums: bool,
     placement: placement_lib.Placement,
     progress: progress_lib.Progress,
 ) -> Iterator[FederatedTrainer]:
@@ -101,8 +97,6 @@ def open_trainer(
       build: Function that builds the process.
       plan: Privacy of the run.
       language_task: Model and text of the run.
-      engine_name: Name of the engine: "compiled" or "tff".
-      secure_sums: Whether the process sums with secure aggregation.
       placement: Placement of the clients.
       progress: Callback for progress lines.
 
@@ -110,7 +104,23 @@ def open_trainer(
       The trainer. Everything that was started for it is ended afterwards.
     """
     progress("Building the computations ...")
-    with engine.open_engine(
-        engine_name, build, language_task, placement, secure_sums=secure_sums
-    ) as (process, client_value):
-        yield FederatedTrainer(language_task.train.user_ids, plan, process, client_value)
+    with execution.compiled_only(), _clients(placement) as clients:
+        process = execution.compile_process(
+            build(),
+            dataset_fn=language_task.batches,
+            tensor_spec=language_task.rows_spec,
+            clients=clients,
+            memory_copies=placement.memory_copies,
+        )
+        with contextlib.closing(process):
+            users = language_task.train.user_ids
+            yield FederatedTrainer(users, plan, process, language_task.client_rows)
+
+
+def _clients(
+    placement: placement_lib.Placement,
+) -> contextlib.AbstractContextManager[execution.ClientRunner | None]:
+    """Returns the runner of clients elsewhere, which starts while the process is built."""
+    if not placement.uses_ray:
+        return contextlib.nullcontext()
+    return execution.RayClients(placement.ray_workers, address=placement.ray_address)

@@ -81,6 +81,12 @@ def open_run(
     if config is None:
         known = manifest.read(output)
         config = options.of_manifest(known, output)
+        if known.config.get("engine") == "tff":
+            raise validation.UsageError(
+                f"The run in {output} was begun with engine 'tff', TFF's executor, which this "
+                "version of tff-dpftrl does not have: finish it with the version that began it, or "
+                "start a new run."
+            )
         custom_models.check_resumed(config.model, model, model_trained_on, output)
     else:
         manifest.check_is_free(output)
@@ -92,7 +98,7 @@ def open_run(
                     f"initial_weights {config.initial_weights} is a checkpoint in Hugging Face's "
                     "layout, which tff-dpftrl finetune takes: fine-tune it."
                 )
-    placement.check(config.engine)
+    placement.check()
     if config.noise == "secure":
         secure_draws.check_installed()
     if text is None:

@@ -97,8 +97,9 @@ def of_begun_run(values: Mapping[str, Any], source: str) -> config_lib.TrainingC
     Raises:
       UsageError: If a key is unknown or a value cannot be used.
     """
-    # Before there was a choice, TFF's executor ran every run.
-    return config_from_mapping({"engine": "tff"} | language_config.begun(values), source)
+    options = language_config.begun(values)
+    options.pop("engine", None)  # Earlier versions had two.
+    return config_from_mapping(options, source)
 
 
 def of_manifest(known: manifest.Manifest, output: pathlib.Path) -> config_lib.TrainingConfig:

@@ -20,7 +20,7 @@ class Placement:
       ray_address: Address of a Ray cluster, "host:port" or "auto". If None, Ray is started on
         this machine for `ray_workers`.
       memory_copies: Number of copies of the model that this process may keep to make a tree's
-        noise faster, with engine "compiled"; as many as fit into 320 MiB if None.
+        noise faster; as many as fit into 320 MiB if None.
     """
 
     ray_workers: int | None = None
@@ -40,21 +40,7 @@ class Placement:
         """Whether clients work on Ray."""
         return self.ray_workers is not None or self.ray_address is not None
 
-    def check(self, engine: str) -> None:
-        """Checks that an engine can run clients there, and that Ray is installed if needed.
-
-        Args:
-          engine: Engine of the run, "compiled" or "tff".
-
-        Raises:
-          UsageError: If it cannot, or Ray is missing.
-        """
-        if not self.uses_ray:
-            return
-        if engine != "compiled":
-            raise validation.UsageError(
-                "ray_workers and ray_address need a run with engine 'compiled', and this one has "
-                f"{engine!r}: a run keeps its engine, so begin one with engine 'compiled', or "
-                "leave them out."
-            )
-        packages.require("Each of ray_workers and ray_address", "ray")
+    def check(self) -> None:
+        """Raises a UsageError if clients work on Ray and it is not installed."""
+        if self.uses_ray:
+            packages.require("Each of ray_workers and ray_address", "ray")

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl import validation
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, sampled_gaussian, secagg
 from tff_dpftrl.execution import tff_names
 from tff_dpftrl.learning import (
@@ -23,8 +22,6 @@ from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 from tff_dpftrl.private_round import clipping, estimators
 from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, privacy, sampled_privacy
 from tff_dpftrl.training import learning_options
-
-_LARGEST_MESSAGE = 2**31 - 1  # Bytes; a limit of protocol buffers.
 
 
 @functools.singledispatch
@@ -120,27 +117,6 @@ def build_sampled_aggregator(
         secure_noise=noise == "secure",
         report_non_finite_clients=True,
     )
-
-
-def check_state_fits(plan: privacy.PrivacyPlan, num_parameters: int) -> None:
-    """Refuses a run in TFF's executor whose state could not be sent to its worker.
-
-    Args:
-      plan: The run's privacy.
-      num_parameters: Number of trainable weights.
-
-    Raises:
-      ValueError: If weights and copies kept for the noise exceed one message of TFF's.
-    """
-    # The weights, their average, and the server optimizer's two moments at most.
-    num_bytes = 4 * num_parameters * (plan.memory_copies + 4)
-    if num_bytes > _LARGEST_MESSAGE:
-        raise validation.UsageError(
-            f"The noise keeps {plan.memory_copies} copies of a model of {num_parameters} weights: "
-            f"{num_bytes / 1e9:.1f} GB of state, more than the 2 GB that TFF sends to its worker. "
-            "Take engine 'compiled', which sends no state, fewer bands or buffers, or another "
-            "mechanism: tree and bifr keep none."
-        )
 
 
 def build_server_optimizer(

@@ -216,8 +216,6 @@ def _prepared(
     if reportable.figures is not None:
         aggregated = bounded_metrics.with_bounded_sums(aggregated, reportable.figures.bounds)
     reportable.schedule.check_budget(plan)
-    if config.engine == "tff":
-        process.check_state_fits(plan, num_parameters)
     words, is_tokenized = language_task.words, language_task.train.corpus.is_tokenized
 
     def keep_first(output: pathlib.Path) -> None:
@@ -236,8 +234,6 @@ def _prepared(
             ),
             plan,
             language_task,
-            engine_name=config.engine,
-            secure_sums=config.secagg_bits is not None,
             placement=opened.placement,
             progress=progress,
         ),
