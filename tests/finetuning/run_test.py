@@ -34,7 +34,7 @@ from tff_dpftrl.models import export, low_rank
 from tff_dpftrl.runs import committed_rounds, loop, manifest
 from tff_dpftrl.training import corpus, report, trained_model
 
-toy, shared_sums = toy_finetuning.toy, toy_finetuning.shared_sums
+toy = toy_finetuning.toy
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
 _KINDS = {
