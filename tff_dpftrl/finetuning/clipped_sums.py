@@ -247,13 +247,14 @@ class Kept:
     It is a `ClippedSum`.
 
     Attributes:
+      function: The clipped sum.
       graphs: Those that `sum_in_chunks` has compiled, by device and shapes.
     """
 
-    def __init__(self, clipped_sum: ClippedSum):
+    def __init__(self, function: ClippedSum):
         """Keeps its argument."""
+        self.function = function
         self.graphs: dict[Any, ClippedSum] = {}
-        self._sum = clipped_sum
 
     def __call__(
         self,
@@ -263,7 +264,7 @@ class Kept:
         clip_norm: tf.Tensor | float,
     ) -> tuple[list[tf.Tensor], PerUnit]:
         """Returns the clipped sum, as a `ClippedSum` does."""
-        return self._sum(weights, rows, row_splits, clip_norm)
+        return self.function(weights, rows, row_splits, clip_norm)
 
 
 def sum_in_chunks(
