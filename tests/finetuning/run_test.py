@@ -49,7 +49,7 @@ _KINDS = {
     },
     "cyclic": {
         "sampling": "cyclic",
-        "group_size": 2,
+        "group_size": 22,  # Units of so many tokens have less to trace.
         "cohort_size": 8,
         "bands": 2,
         "noise_multiplier": 0.7,
