@@ -100,7 +100,7 @@ def test_noise_parties_that_no_task_has_are_one_line_and_status_2(flags, message
 
 
 _SAMPLED = [
-    "--population", "320", "--rounds", "40", "--delta", "1e-5", "--target-epsilon", "4",
+    "--population", "320", "--rounds", "16", "--delta", "1e-5", "--target-epsilon", "4",
     "--report-goals", "40", "--sampling",
 ]  # fmt: skip
 
@@ -115,7 +115,7 @@ def test_sampled_clients_have_a_table_of_bands(capsys):
     best = json.loads(_out(capsys, *_SAMPLED, "cyclic", "--format", "json"))["plans"]
     assert len(best) == 1 and best[0]["epsilon"] <= 4
     calibrated = [
-        "calibrate", "--target-epsilon", "4", "--delta", "1e-5", "--rounds", "40", "--sampling",
+        "calibrate", "--target-epsilon", "4", "--delta", "1e-5", "--rounds", "16", "--sampling",
         "poisson", "--sampling-probability", "0.125", "--format", "json",
     ]  # fmt: skip
     (plain,) = json.loads(_out(capsys, *_SAMPLED, "poisson", "--format", "json"))["plans"]

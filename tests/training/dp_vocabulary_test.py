@@ -33,7 +33,28 @@ def _count_no_more(monkeypatch):
     monkeypatch.setattr(set_union, "release", refuse)
 
 
-def test_words_are_a_part_of_epsilon(corpus, tmp_path):
+_once = {}
+
+
+@pytest.fixture
+def compiled_once(monkeypatch):
+    """Compiles once what is most of the time; all draws of `_config` have as many words."""
+
+    def made_once(owner, name):
+        make = getattr(owner, name)
+        monkeypatch.setattr(
+            owner,
+            name,
+            lambda *args, **kw: _once.get(name) or _once.setdefault(name, make(*args, **kw)),
+        )
+
+    made_once(process, "build_process")
+    made_once(engine.execution, "compile_process")
+    for name in ("close", "drop_initialization"):
+        monkeypatch.setattr(compiled_process.CompiledProcess, name, lambda self: None)
+
+
+def test_words_are_a_part_of_epsilon(corpus, tmp_path, compiled_once):
     output = tmp_path / "run"
     config = _config(corpus)
     statement = run.train(config, output).statement
@@ -48,7 +69,9 @@ def test_words_are_a_part_of_epsilon(corpus, tmp_path):
     assert not any("without noise" in caveat for caveat in statement.headline_caveats)
     assert not any(line.startswith("Choice of the vocabulary") for line in statement.not_covered)
     (public,) = (line for line in statement.assumptions if "How text is split into words" in line)
-    assert public.endswith("a public list: word list base_words.txt, declared public by the operator.")
+    assert public.endswith(
+        "a public list: word list base_words.txt, declared public by the operator."
+    )
     assert "the public words of the vocabulary" in statement.adjacency
     assert report.report(output).statement.parts == statement.parts
     # Counted anew from the records, the whole comes to the same; without the words it does not.
@@ -61,7 +84,7 @@ def test_words_are_a_part_of_epsilon(corpus, tmp_path):
     assert any(one.test == "statement: ε" and one.outcome == "violated" for one in found.findings)
 
 
-def test_nobody_sees_words_before_they_are_charged(corpus, tmp_path):
+def test_nobody_sees_words_before_they_are_charged(corpus, tmp_path, compiled_once):
     output, lines = tmp_path / "run", []
     with kills.dying("replace manifest.json") as events, pytest.raises(kills.Killed):
         run.train(_config(corpus), output, progress=lines.append)
@@ -72,22 +95,9 @@ def test_nobody_sees_words_before_they_are_charged(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_wherever_a_run_is_killed_it_releases_once(corpus, tmp_path, monkeypatch):
+def test_wherever_a_run_is_killed_it_releases_once(corpus, tmp_path, compiled_once):
+    _once.clear()  # Its process has metrics, too.
     config = _config(corpus, metrics_epsilon=2.0, eval_every=1, held_out_users="protected")
-    once = {}
-
-    def made_once(owner, name):  # Most of the time; all draws have as many words.
-        make = getattr(owner, name)
-        monkeypatch.setattr(
-            owner,
-            name,
-            lambda *args, **kw: once.get(name) or once.setdefault(name, make(*args, **kw)),
-        )
-
-    made_once(process, "build_process")
-    made_once(engine.execution, "compile_process")
-    for name in ("close", "drop_initialization"):
-        monkeypatch.setattr(compiled_process.CompiledProcess, name, lambda self: None)
 
     def begin_or_go_on(output):
         run.train(None if manifest.exists(output) else config, output, progress=lambda line: None)

@@ -37,7 +37,9 @@ def test_a_state_that_tff_cannot_send_is_refused():
             marks=pytest.mark.slow,
         ),
         pytest.param({"algorithm": "dp-fedavg"}, marks=pytest.mark.slow),
-        {"sampling": "cyclic", "mechanism": "bandtoep", "bands": 3},
+        pytest.param(
+            {"sampling": "cyclic", "mechanism": "bandtoep", "bands": 3}, marks=pytest.mark.slow
+        ),
         pytest.param(
             {
                 "algorithm": "dp-fedsgd",

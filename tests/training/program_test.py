@@ -17,7 +17,7 @@ from tff_dpftrl.participation import cohorts, ledger
 from tff_dpftrl.training import cohort_source, program
 
 _CLIENTS = [f"client{i}" for i in range(12)]
-_NUM_ROUNDS = 4
+_NUM_ROUNDS = 3
 
 
 def _dataset(client_id):
@@ -130,7 +130,7 @@ def test_the_program_equals_a_plain_loop_and_releases_weights_only(process, tmp_
     weights = _weights(released)
     assert [w.shape for w in weights] == [(2, 1)]
     np.testing.assert_array_equal(weights[0], _plain_loop(process)[0])
-    assert (observed.num_rounds, observed.min_sep, observed.max_participations) == (4, None, 1)
+    assert (observed.num_rounds, observed.min_sep, observed.max_participations) == (3, None, 1)
 
 
 @pytest.mark.slow

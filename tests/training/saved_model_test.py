@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import random
@@ -43,6 +44,7 @@ def exported(trained, tmp_path_factory):
     return folder
 
 
+@functools.cache
 def _random_texts():
     characters = [
         chr(code)
@@ -76,6 +78,7 @@ def test_it_says_what_the_model_says(trained, exported):
 
 def test_it_takes_earlier_text_of_the_user(trained, exported):
     signatures = tf.saved_model.load(str(exported)).signatures
+    assert set(signatures) == {"serving_default", "ids", "with_history", "ids_with_history"}
     history = ["the FRONT end", "", "the front the front end isn't the"]
     expected = trained.predict(_TRICKY, top=3, history=history)
     found = signatures["with_history"](texts=tf.constant(_TRICKY), history=tf.constant(history))
