@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -59,6 +60,16 @@ def _sampler():
     )
 
 
+def _source(sampler, on_cohort):
+    return cohort_source.CohortDataSource(
+        _CLIENTS,
+        lambda client_id, round_index: _dataset(client_id),
+        _dataset("client0").element_spec,
+        sampler,
+        on_cohort=on_cohort,
+    )
+
+
 class _Released(tff.program.ReleaseManager):
     """Keeps what is released."""
 
@@ -80,13 +91,7 @@ def _train(process, folder, num_rounds=_NUM_ROUNDS, on_cohort=None):
         if on_cohort is not None:
             on_cohort(round_index, ids)
 
-    source = cohort_source.CohortDataSource(
-        _CLIENTS,
-        lambda client_id, round_index: _dataset(client_id),
-        _dataset("client0").element_spec,
-        sampler,
-        on_cohort=begin,
-    )
+    source = _source(sampler, begin)
 
     async def run():
         await tff.learning.programs.train_model(
@@ -145,6 +150,7 @@ class _Crash(Exception):
     """Stands for the death of the process."""
 
 
+@pytest.mark.slow
 def test_an_interrupted_program_goes_on_with_the_same_noise(process, tmp_path):
     def crash(round_index, ids):
         if round_index == 2:
@@ -154,6 +160,45 @@ def test_an_interrupted_program_goes_on_with_the_same_noise(process, tmp_path):
         _train(process, tmp_path, on_cohort=crash)
     released, _ = _train(process, tmp_path)
     np.testing.assert_array_equal(_weights(released)[0], _plain_loop(process)[0])
+
+
+class _ProgramState(NamedTuple):
+    """What TFF's program saves."""
+
+    state: dict[str, np.ndarray]
+    round_number: int
+    next_evaluation_timestamp_seconds: int | None
+    data_iterator: tff.program.FederatedDataSourceIterator
+
+
+def test_what_was_saved_is_committed_and_the_round_after_it_begins_with_the_same_cohort(tmp_path):
+    sampler, cohorts_begun = _sampler(), []
+
+    def opened():
+        manager = program.CommittedStateManager(tmp_path, sampler.schema, binding="z = 1")
+
+        def begin(round_index, ids):
+            cohorts_begun.append(ids)
+            manager.begin_round(round_index, ids)
+
+        return manager, _ProgramState(
+            {"aggregator": np.zeros(2)}, 0, None, _source(sampler, begin).iterator()
+        )
+
+    manager, new = opened()
+    asyncio.run(manager.save(new, 0))
+    new.data_iterator.select(3)
+    saved = new._replace(state={"aggregator": np.ones(2)}, round_number=1)
+    asyncio.run(manager.save(saved, 1))
+    saved.data_iterator.select(3)  # Of a round that is never saved.
+    manager.close()
+    manager, new = opened()
+    assert asyncio.run(manager.get_versions()) == [1]
+    loaded = asyncio.run(manager.load(1, new))
+    np.testing.assert_array_equal(loaded.state["aggregator"], np.ones(2))
+    loaded.data_iterator.select(3)
+    assert cohorts_begun[1] == cohorts_begun[2] != cohorts_begun[0] and loaded.round_number == 1
+    manager.close()
 
 
 @pytest.mark.slow
