@@ -10,7 +10,7 @@ from tff_dpftrl.auditing import audit_report, claim, configured_steps
 from tff_dpftrl.cli import main
 from tff_dpftrl.finetuning import clipped_sums, ghost, private_steps
 
-toy, shared_sums = toy_finetuning.toy, toy_finetuning.shared_sums
+toy = toy_finetuning.toy
 # Chance that a correct config is called violated in a test: the noise has no seed here.
 _ERROR_RATE = 1e-6
 _PASSES = {"sampling": "passes", "group_size": 2, "cohort_size": 8, "delta": 1e-5}

@@ -18,7 +18,7 @@ from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import startup
 
 disk = small_disk.disk
-toy, shared_sums = toy_finetuning.toy, toy_finetuning.shared_sums
+toy = toy_finetuning.toy
 
 
 def _command(toy, output, *flags):

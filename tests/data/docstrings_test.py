@@ -9,7 +9,10 @@ import textwrap
 
 import pytest
 
+from tests.data import shared_docstrings
 from tff_dpftrl.data import docstring_extraction, docstrings, user_text
+
+standard_library = shared_docstrings.standard_library
 
 
 def _prose(topic, count):
@@ -256,8 +259,8 @@ def test_the_default_cache_follows_xdg(site, monkeypatch, tmp_path):
     assert len(list((tmp_path / "tff_dpftrl").glob("standard-library-*.jsonl.gz"))) == 1
 
 
-def test_the_standard_library_is_found(cache):
-    corpus = docstrings.read_standard_library(cache_dir=cache)
+def test_the_standard_library_is_found(standard_library):
+    corpus = docstrings.read_standard_library(cache_dir=standard_library)
     assert isinstance(corpus, user_text.UserText)
     # 319 modules and 229,000 words with Python 3.11.
     assert len(corpus) > 150

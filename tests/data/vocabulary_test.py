@@ -7,7 +7,10 @@ import sys
 import numpy as np
 import pytest
 
+from tests.data import shared_docstrings
 from tff_dpftrl.data import jsonl, tokenizer, user_text, vocabulary
+
+standard_library = shared_docstrings.standard_library
 
 
 def _corpus():
@@ -102,8 +105,8 @@ def test_a_tokenized_corpus_is_counted_as_it_is():
     assert vocabulary.most_frequent(corpus, 5, source="test").words == ("front-end", "<url>")
 
 
-def test_the_standard_library_makes_a_public_vocabulary(tmp_path):
-    found = vocabulary.standard_library(1000, cache_dir=tmp_path)
+def test_the_standard_library_makes_a_public_vocabulary(standard_library):
+    found = vocabulary.standard_library(1000, cache_dir=standard_library)
     assert len(found.words) == 1000
     assert found.source == "docstrings of Python's standard library"
     assert {"the", "of", "return", "."} <= set(found.words[:30])
@@ -117,14 +120,18 @@ My wife loves these shoes: they fit perfectly and she gets compliments every day
 The hotel room smelled of smoke, the bathroom was dirty and breakfast was cold."""
 
 
-def test_ordinary_english_knows_the_words_of_product_reviews():
+def test_ordinary_english_knows_the_words_of_product_reviews(standard_library):
     found = vocabulary.english(4000)
     assert len(found.words) == 4000 and found.is_public
     assert {"the", "of", "food", "phone", "don't", ".", "#", "7"} <= set(found.words)
     words = tokenizer.Tokenizer().words(_REVIEWS)
     unknown = [
         np.mean([word not in names.words for word in words])
-        for names in (found, vocabulary.standard_library(4000), vocabulary.english(20_000))
+        for names in (
+            found,
+            vocabulary.standard_library(4000, cache_dir=standard_library),
+            vocabulary.english(20_000),
+        )
     ]
     assert unknown[0] < 0.5 * unknown[1] and unknown[2] < 0.02
 

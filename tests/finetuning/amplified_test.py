@@ -73,6 +73,7 @@ def test_the_chosen_bands_have_no_more_noise_than_sampling_and_than_passes(epsil
         assert epsilon * 0.99 < one.epsilon <= epsilon
 
 
+@pytest.mark.slow
 def test_noise_is_that_of_the_first_measurement():
     # Design page: n = 500, 1,600 users, 64 a step, δ = 1e-5, ε = 8: ratios to DP-SGD's noise.
     run = {"units_per_step": 64, "num_steps": 500, "delta": 1e-5, "group_size": 1}
@@ -218,14 +219,18 @@ def test_everybody_of_a_bin_comes_at_each_of_its_turns():
     assert 0.0 < plan.epsilon_after(1) <= plan.epsilon_after(60) < known
 
 
-def test_who_came_is_left_out_for_as_many_steps_as_there_are_bands():
+@pytest.mark.slow
+def test_who_is_left_out_after_a_step_costs_what_sampling_and_turns_do():
     # One band is Poisson sampling; the schema's own bound is never exceeded.
     curve = amplified.curve(_asked(sampling="b-min-sep"), _USERS)
     noise = {one.asked.bands: one.noise_of_average for one in curve}
     turns = {one.asked.bands: one.noise_of_average for one in amplified.curve(_asked(), _USERS)}
     assert noise[1] == pytest.approx(turns[1], rel=1e-3)
     assert noise[20] == pytest.approx(turns[20], rel=1e-3)
-    plan = next(one.plan for one in curve if one.asked.bands == 4)
+
+
+def test_who_came_is_left_out_for_as_many_steps_as_there_are_bands():
+    plan = _planned(sampling="b-min-sep", bands=4)
     batches, last = passes.batches_of(plan, _USERS, 4, 3), {}
     for step in range(60):
         for user in batches(step).unit_users.tolist():
@@ -240,7 +245,7 @@ def test_who_came_is_left_out_for_as_many_steps_as_there_are_bands():
     assert "was in none of the last 3 rounds" in text
 
 
-@pytest.mark.parametrize("unit", ["user", "example"])
+@pytest.mark.parametrize("unit", [pytest.param("user", marks=pytest.mark.slow), "example"])
 def test_a_statement_says_who_drew_what(unit):
     plan = _planned(bands=4, sampled_unit=unit)
     seen = observed.ObservedParticipation(60, 4, 15, {15: 800})

@@ -32,14 +32,13 @@ def _config(toy, name, **options):
             "initial_weights": str(checkpoint_folders.FOLDER / name),
             "sequence_length": 8,
             "num_steps": 2,
+            "group_size": 17,  # Units of so many tokens have less to trace.
             **options,
         },
     )
 
 
-@pytest.fixture(name="toy", scope="module")
-def _toy(tmp_path_factory):
-    return toy_finetuning.write(tmp_path_factory.mktemp("toy"))
+toy = toy_finetuning.toy
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,9 @@ def _run_in_chunks(units_per_chunk, problem=None, reads=None, devices=None):
     return np.concatenate([np.ravel(x) for x in total]), units.norms
 
 
-@pytest.mark.parametrize("units_per_chunk", [1, 2, 5, 9])
+@pytest.mark.parametrize(
+    "units_per_chunk", [2, 9, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))]
+)
 def test_chunks_change_nothing_but_the_order_of_addition(units_per_chunk):
     expected, norms = _run(*_problem(), 1.0)
     found, found_norms = _run_in_chunks(units_per_chunk)

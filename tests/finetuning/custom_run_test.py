@@ -175,7 +175,7 @@ def test_a_run_goes_on_with_the_way_of_clipping_that_it_began_with(began_in_one_
 
 
 def test_a_run_that_ended_early_is_charged_as_a_whole_one_and_goes_on_with_its_samples(tmp_path):
-    made, lines = _plan(_table(), target_epsilon=8.0, delta=0.01), []
+    made, lines = _plan(_table(), noise_multiplier=2.0, delta=0.01), []
     with pytest.raises(_Crash):
         _finetune(tmp_path / "run", made=made, crash_at=3, lines=lines)
     assert any(line.startswith("Warning: δ = 0.01 times the ") for line in lines)
@@ -258,7 +258,8 @@ def _amplified(**changes):
     return amplified.Amplified(**{"sampling": "cyclic", **options, "group_size": 2, **changes})
 
 
-@pytest.mark.parametrize("unit", ["user", pytest.param("example", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["user", "example"])
 def test_turns_go_on_with_their_samples_bands_and_noise(unit, tmp_path):
     made = _amplified(sampled_unit=unit)
     seed = {"deterministic_noise_seed": 7, "made": made}
@@ -401,7 +402,7 @@ def test_what_could_never_begin_is_refused_before_a_folder_is_made(tmp_path, ref
 
 
 def test_a_budget_ends_a_run_and_pays_for_what_was_run(tmp_path):
-    made = _plan(_table())
+    made = _plan(_table(), noise_multiplier=2.0)
     budget = (made.epsilon_after(3) + made.epsilon_after(4)) / 2
     results = _finetune(tmp_path / "run", made=made, max_epsilon=budget)
     assert len(results.rows) == 3 and results.statement.epsilon == made.epsilon_after(3)
@@ -507,6 +508,7 @@ def test_without_noise_there_is_no_guarantee_and_nothing_need_be_measured(tmp_pa
     assert set(results.rows[0]) == {"round", "loss", "epsilon"}
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
     text = (_DOCS / "how_to" / "finetuning.md").read_text(encoding="utf-8")
     (example,) = (

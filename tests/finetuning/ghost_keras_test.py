@@ -25,7 +25,7 @@ from tff_dpftrl.private_round import clipping
 _SPLITS = np.array([0, 3, 4, 4, 6])  # One unit has no rows.
 _LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # The rest takes half a minute.
-_IN_EVERY_RUN = ("dense-wide", "einsum", "tied", "twice")
+_IN_EVERY_RUN = ("einsum", "tied")
 _SLOWLY = [
     pytest.param(name, marks=() if name in _IN_EVERY_RUN else pytest.mark.slow)
     for name in keras_models.ONE_PASS
@@ -53,13 +53,16 @@ def _specs(values):
 
 
 def _booked(losses, weights, rows, rows_per_unit=3, **options):
-    of_weights = [tf.TensorSpec(x.shape, x.dtype) for x in weights]
-    booked = ghost.booked_losses(losses, of_weights, _specs(rows), rows_per_unit, **options)
-    return tf.function(booked, autograph=False)
+    of_weights, of_rows = [tf.TensorSpec(x.shape, x.dtype) for x in weights], _specs(rows)
+    booked = ghost.booked_losses(losses, of_weights, of_rows, rows_per_unit, **options)
+    others = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.float64)]
+    return tf.function(booked, [of_weights, of_rows, *others], autograph=False)
 
 
 def _run(way, weights, rows, splits, clip_norm):
-    total, units = way(weights, rows, tf.constant(splits), tf.constant(clip_norm, tf.float64))
+    total, units = way(
+        weights, rows, tf.constant(splits, tf.int64), tf.constant(clip_norm, tf.float64)
+    )
     return [x.numpy() for x in total], units.norms.numpy(), units.losses.numpy()
 
 
@@ -86,7 +89,13 @@ def test_one_pass_is_one_gradient_after_the_other(name):
     _assert_same(_run(booked, weights, rows, _SPLITS, clip_norm), expected, clip_norm)
 
 
-@pytest.mark.parametrize("name", keras_models.ONE_BY_ONE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "part-of-a-kernel" else [])
+        for name in keras_models.ONE_BY_ONE
+    ],
+)
 def test_what_is_not_known_is_found_and_taken_one_by_one(name):
     _, rows, losses, weights = _made(keras_models.ONE_BY_ONE[name], name)
     with pytest.raises(graph_uses.UnknownUseError):
@@ -172,10 +181,16 @@ _HIDDEN = {
         np.arange(16.0).reshape([4, 4]) % 5,
     ),
 }
+_TRIED = {("alike", 1), ("one", 8), ("overflow", 8), ("small", 1)}  # The rest takes ten seconds.
 
 
-@pytest.mark.parametrize("most", [1, 3, 8])
-@pytest.mark.parametrize("name", _HIDDEN)
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        pytest.param(*pair, marks=[] if pair in _TRIED else [pytest.mark.slow])
+        for pair in itertools.product(_HIDDEN, (1, 3, 8))
+    ],
+)
 def test_a_trial_is_passed_by_no_luck(name, most):
     """The graph that was looked at has the rows in their order, and what is run has not."""
     losses, rows = _HIDDEN[name]

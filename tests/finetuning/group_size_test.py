@@ -71,7 +71,9 @@ def test_a_split_becomes_a_choice_that_says_whose_gradients_were_looked_at():
     assert "gradient norms of the training users" in said and "Estimate" not in said
 
 
-@pytest.mark.parametrize("epsilon", [1, 4, 16])
+@pytest.mark.parametrize(
+    "epsilon", [1, *(pytest.param(other, marks=pytest.mark.slow) for other in (4, 16))]
+)
 def test_as_printed_in_the_paper_the_group_is_always_doubled(epsilon):
     found = group_size.estimate_and_double(
         _NORMS, _noise(epsilon), compute_budget=1024, as_printed=True

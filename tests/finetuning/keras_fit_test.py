@@ -170,7 +170,13 @@ _AS_IN_FIT = {
 } | ({} if _IS_KERAS_2 else {"accumulated": _accumulating})
 
 
-@pytest.mark.parametrize("name", _AS_IN_FIT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "schedule-decay" else [pytest.mark.slow])
+        for name in _AS_IN_FIT
+    ],
+)
 def test_without_noise_and_clipping_it_is_fit(name, tmp_path, monkeypatch):
     """In steps of all examples there is no order to differ in."""
     monkeypatch.setattr(private_steps, "_LARGE", 1)  # Tensor by tensor, where that can be.
@@ -245,8 +251,15 @@ def test_one_pass_and_one_by_one_are_the_same_and_it_says_which(tmp_path):
     assert _fit(_model(), tmp_path / "0", clip_norm=0.1, **users).clipping is None
 
 
-@pytest.mark.parametrize("unit", [pytest.param("example", marks=pytest.mark.slow), "user"])
-def test_one_unit_moves_a_step_by_no_more_than_the_clip_norm(unit, tmp_path):
+@pytest.mark.parametrize(
+    ("unit", "in_one_pass"),
+    [
+        ("user", False),
+        pytest.param("user", True, marks=pytest.mark.slow),
+        pytest.param("example", True, marks=pytest.mark.slow),
+    ],
+)
+def test_one_unit_moves_a_step_by_no_more_than_the_clip_norm(unit, in_one_pass, tmp_path):
     """Two runs differ in the data of one unit, with gradients above the clip norm."""
     x, y = _data()
     users = {"user_ids": np.arange(_NUM) // 3, "examples_per_user": 3} if unit == "user" else {}
@@ -262,7 +275,7 @@ def test_one_unit_moves_a_step_by_no_more_than_the_clip_norm(unit, tmp_path):
             changed,
             y,
             clip_norm=0.01,
-            in_one_pass=True,
+            in_one_pass=in_one_pass,
             noise_multiplier=0.0,
             batch_size=size,
             epochs=1,
@@ -326,6 +339,7 @@ def test_a_target_is_met_and_the_model_learns(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_same_call_goes_on_with_the_same_noise(tmp_path, monkeypatch):
     x, y = _data()
     options = {"deterministic_noise_seed": 5, "validation_data": (x, y), "mechanism": "tree"}

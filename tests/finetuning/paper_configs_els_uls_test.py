@@ -25,7 +25,7 @@ from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.participation import observed
 from tff_dpftrl.training import options as options_lib
 
-toy, shared_sums = toy_finetuning.toy, toy_finetuning.shared_sums
+toy = toy_finetuning.toy
 
 # Users, examples, T, and how many times the examples δ is of (section 5).
 _PRINTED = {

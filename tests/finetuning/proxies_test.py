@@ -20,7 +20,7 @@ def _corpus():
     rng = np.random.default_rng(0)
     texts = {
         f"u{i}": [" ".join(rng.choice(list("abcdefgh"), rng.integers(2, 5))) for _ in range(i % 5)]
-        for i in range(20)
+        for i in range(10)
     }
     texts["silent"] = ["..."[:0]]
     corpus = user_text.UserText.from_mapping("public", texts)
@@ -48,7 +48,7 @@ def test_norms_are_medians_over_users_of_their_first_examples(model):
     corpus, weights = _corpus(), model.initial_weights(3)
     found = proxies.measure(corpus, model, weights, largest_group=3, seed=1, source="x")
     ids = [user for user in corpus.user_ids if len(corpus.sequences(user))]
-    assert found.num_users == len(ids) == 16 and found.source == "x"
+    assert found.num_users == len(ids) == 8 and found.source == "x"
     assert found.gradient_norms.group_sizes == (1, 2, 4)
     users = example_sampling.Users(tuple(ids), np.array([len(corpus.sequences(u)) for u in ids]))
     chosen, orders = group_size.probe(users, largest_group=4, seed=1)

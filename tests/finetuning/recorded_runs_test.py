@@ -203,12 +203,9 @@ def _assert_same_text(found: Any, recorded: Any, name: str) -> None:
     np.testing.assert_allclose(*numbers, rtol=1e-7, err_msg=name)
 
 
-_FAST = ("train", "finetune")
-
-
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in _FAST else pytest.mark.slow) for name in _RUNS],
+    [pytest.param(name, marks=() if name == "finetune" else pytest.mark.slow) for name in _RUNS],
 )
 def test_a_run_comes_to_what_it_came_to_when_it_was_recorded(name, toy, tmp_path):
     recorded = json.loads(_RECORD.read_text(encoding="utf-8"))[name]

@@ -16,7 +16,7 @@ from tff_dpftrl.finetuning import example_sampling, run, run_privacy, step_train
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.runs import dp_ftrl_privacy, released_metrics
 
-toy, shared_sums = toy_finetuning.toy, toy_finetuning.shared_sums
+toy = toy_finetuning.toy
 
 
 def test_no_unit_counts_for_more_than_a_norm_of_one():

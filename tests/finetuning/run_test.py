@@ -34,7 +34,7 @@ from tff_dpftrl.models import export, low_rank
 from tff_dpftrl.runs import committed_rounds, loop, manifest
 from tff_dpftrl.training import corpus, report, trained_model
 
-toy, shared_sums = toy_finetuning.toy, toy_finetuning.shared_sums
+toy, no_gradients = toy_finetuning.toy, toy_finetuning.no_gradients
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
 _KINDS = {
@@ -220,21 +220,26 @@ def test_a_crash_before_the_fixed_weights_are_kept_does_not_let_others_in(
     class Killed(BaseException):
         pass
 
+    keep, keeps = trained_part.TrainedPart.keep, []
+
     def killed(self, output):
         assert manifest.exists(output)
+        if keeps:
+            keep(self, output)
+        keeps.append(output)
         raise Killed
 
-    with monkeypatch.context() as patch:
-        patch.setattr(trained_part.TrainedPart, "keep", killed)
-        with pytest.raises(Killed):
-            _finetune(config, tmp_path / "run")
+    monkeypatch.setattr(trained_part.TrainedPart, "keep", killed)
+    with pytest.raises(Killed):
+        _finetune(config, tmp_path / "run")
     model, weights = export.read(pretrained / "model.npz")
     export.write(pretrained / "model.npz", model, [weight + 1 for weight in weights])
     with pytest.raises(ValueError, match="fixed weights .* are no longer"):
         _finetune(None, tmp_path / "run")
     assert not (tmp_path / "run" / "pretrained_model.npz").exists()
     export.write(pretrained / "model.npz", model, weights)
-    _finetune(None, tmp_path / "run")
+    with pytest.raises(Killed):
+        _finetune(None, tmp_path / "run")
     for kept, weight in zip(
         export.read(tmp_path / "run" / "pretrained_model.npz")[1], weights, strict=True
     ):
@@ -273,7 +278,8 @@ def test_adapters_of_too_high_a_rank_are_refused_before_anything_is_written(toy,
     assert not (tmp_path / "run").exists()
 
 
-def test_the_books_have_the_users_of_every_batch(toy, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["user", pytest.param("example", marks=pytest.mark.slow)])
+def test_the_books_have_the_users_of_every_batch(kind, toy, tmp_path, monkeypatch):
     begun, trained = [], []
     begin, step = committed_rounds.CommittedRounds.begin, private_steps.PrivateSteps.step
 
@@ -287,7 +293,7 @@ def test_the_books_have_the_users_of_every_batch(toy, tmp_path, monkeypatch):
 
     monkeypatch.setattr(committed_rounds.CommittedRounds, "begin", begin_and_note)
     monkeypatch.setattr(private_steps.PrivateSteps, "step", step_and_note)
-    config = toy_finetuning.config(toy, **_KINDS["example"])
+    config = toy_finetuning.config(toy, **_KINDS[kind])
     _finetune(config, tmp_path / "run")
     text = corpus.read_users(config.part(corpus.UserOptions))
     encoded = sequences.SequenceCorpus(
@@ -304,7 +310,7 @@ def test_the_books_have_the_users_of_every_batch(toy, tmp_path, monkeypatch):
         batch = batches.batch(index)
         assert members == [users.ids[user] for user in np.unique(batch.unit_users)]
         # All that was sampled is trained on, however many there are.
-        assert num_units == len(words) == batch.num_units
+        assert num_units == batch.num_units and len(words) == batch.num_rows
         expected = [
             encoded.sequences(users.ids[user])[example][:-1]
             for user, example in zip(batch.row_users, batch.examples, strict=True)
@@ -338,17 +344,20 @@ def test_the_loss_of_a_step_is_that_of_its_users_and_a_step_of_nobody_has_none(
         assert row["loss"] == (loss and pytest.approx(loss, rel=1e-4))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("user", marks=pytest.mark.slow), "example"])
+@pytest.mark.parametrize("kind", ["user", pytest.param("example", marks=pytest.mark.slow)])
 def test_a_private_run_states_what_its_plan_spent(kind, toy, tmp_path):
-    noise = {"noise_multiplier": None, "target_epsilon": 6.0}
+    noise = {"noise_multiplier": None, "target_epsilon": 2.0, "num_steps": 2}
     if kind == "example":  # With less, any group size is likely, up to 2¹⁶: minutes of accounting.
-        noise["group_size_epsilon"] = 2.0
+        noise |= {"target_epsilon": 6.0, "group_size_epsilon": 2.0}
     config = toy_finetuning.config(toy, **_KINDS[kind] | noise | {"deterministic_noise_seed": None})
     lines = []
     results = _finetune(config, tmp_path / "run", lines)
     statement = results.statement
     plan = run.plan_of(manifest.read(tmp_path / "run"), config)
-    assert statement.has_guarantee and statement.epsilon == plan.plan.epsilon <= 6.0
+    assert (
+        statement.has_guarantee
+        and statement.epsilon == plan.plan.epsilon <= noise["target_epsilon"]
+    )
     assert results.rows[-1]["epsilon"] == statement.epsilon
     assert statement.parameters["sampling"] == kind
     examples = sum(len(json.loads(line)["examples"]) for line in open(toy / "users.jsonl"))
@@ -487,6 +496,7 @@ def test_rows_and_tables_are_the_users(toy, tmp_path):
             proxies.read(public, is_tokenized=False, protected=str(table), table=reading)
 
 
+@pytest.mark.usefixtures("no_gradients")
 def test_rows_of_several_owners_are_drawn_by_themselves_and_protect_each_owner(toy, tmp_path):
     corpus = jsonl.read(toy / "users.jsonl")
     names = corpus.user_ids
@@ -499,6 +509,8 @@ def test_rows_of_several_owners_are_drawn_by_themselves_and_protect_each_owner(t
         "sampling": "example",
         "rows_per_owner": 3,
         "compute_budget": 8,
+        "num_steps": 2,
+        "noise": "secure",  # Less to trace.
         "noise_multiplier": 4.0,  # With little noise, there are many losses to account for.
         "deterministic_noise_seed": None,
         "data": "rows",
@@ -557,9 +569,8 @@ def test_public_text_must_not_be_the_protected_one(toy, tmp_path):
         _finetune(config, tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    "kind", ["cyclic", pytest.param("cyclic examples", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cyclic", "cyclic examples"])
 def test_turns_are_chosen_stated_and_recounted(kind, toy, tmp_path):
     noise = {"noise_multiplier": None, "target_epsilon": 6.0, "bands": "auto"}
     config = toy_finetuning.config(toy, **_KINDS[kind] | noise | {"deterministic_noise_seed": None})

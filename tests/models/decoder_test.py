@@ -34,13 +34,14 @@ _SMOL = {"vocabulary_size": 49_153, "sequence_length": 64}
             ),
             81_912_576,
         ),
-        (
+        pytest.param(
             gpt2.Gpt2(
                 **_GPT2, embedding_size=1_024, num_layers=24, num_heads=16, feed_forward_size=4_096
             ),
             354_823_168,
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             llama.Llama(
                 **_SMOL,
                 embedding_size=576,
@@ -50,6 +51,7 @@ _SMOL = {"vocabulary_size": 49_153, "sequence_length": 64}
                 feed_forward_size=1_536,
             ),
             134_515_008,
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             llama.Llama(

@@ -34,9 +34,9 @@ def _sequences(count=23):
 def _one_at_a_time(weights, sequences):
     """Row, target and scores of every word."""
     found = []
-    for i, row in enumerate(sequences):
-        scores = _MODEL.logits(weights, row[None, :-1]).numpy()[0]
-        found += [(i, t, s) for t, s in zip(row[1:], scores, strict=True) if 1 <= t <= 17]
+    scores = _MODEL.logits(weights, sequences[:, :-1]).numpy()
+    for i, (row, of_row) in enumerate(zip(sequences, scores, strict=True)):
+        found += [(i, t, s) for t, s in zip(row[1:], of_row, strict=True) if 1 <= t <= 17]
     return found
 
 
@@ -65,10 +65,8 @@ def test_accuracies_of_users_add_up_to_that_of_all():
     sequences[14:21, 1:] = 17  # The third has unknown words only.
     predictions = held_out.predict_words(_MODEL, weights, _SPECIAL, sequences)
     pooled = evaluation.Evaluator(_MODEL, _SPECIAL, sequences)(weights)
-    words = [
-        [(t, s) for i, t, s in _one_at_a_time(weights, sequences) if users[i] == user]
-        for user in range(9)
-    ]
+    every = _one_at_a_time(weights, sequences)
+    words = [[(t, s) for i, t, s in every if users[i] == user] for user in range(9)]
     for name, count_oov in (("top1_oov_wrong", True), ("top1_in_vocab", False)):
         found = held_out.accuracy_by_user(predictions, users, _SPECIAL, count_oov=count_oov)
         right = [sum(t < 17 and sum(s[1:17] >= s[t]) == 1 for t, s in own) for own in words]

@@ -72,14 +72,7 @@ def test_nothing_to_score_has_no_gradient(model, words):
         np.testing.assert_array_equal(gradient, np.zeros_like(weight))
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(name, marks=[] if name == "word-lstm" else [pytest.mark.slow])
-        for name in table.MODELS
-    ],
-    indirect=True,
-)
+@pytest.mark.slow
 def test_gradients_of_examples_can_be_vectorised(model):
     weights = keras_peer.noisy_weights(model)
 

@@ -103,7 +103,7 @@ def test_lstm_has_the_gradient_of_finite_differences(couple_gates, projected):
         return tf.sin(3 * lstm_layer.lstm(*arguments, couple_gates=couple_gates))
 
     found, expected = tf.test.compute_gradient(
-        function, _arguments(couple_gates, projected), delta=1e-5
+        function, _arguments(couple_gates, projected, steps=3, size=2), delta=1e-5
     )
     for x, y in zip(found, expected, strict=True):
         np.testing.assert_allclose(x, y, atol=1e-8)

@@ -141,7 +141,7 @@ def test_a_block_has_twelve_squares_of_its_width():
     [
         ((4_096, 32, 128, 2, 4, 512), 0.93),
         ((4_096, 64, 384, 8, 6, 1_536), 15.8),
-        ((32_000, 128, 1_024, 24, 16, 4_096), 335.2),
+        pytest.param((32_000, 128, 1_024, 24, 16, 4_096), 335.2, marks=pytest.mark.slow),
     ],
 )
 def test_sizes_up_to_that_of_the_paper_make_a_graph(sizes, millions):

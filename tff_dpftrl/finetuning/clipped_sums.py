@@ -241,6 +241,32 @@ def divided(total: Sequence[tf.Tensor], clip_norm: tf.Tensor | float) -> list[tf
     return [tf.cast(x, summation.DTYPE) / divisor for x in total]
 
 
+class Kept:
+    """A clipped sum, a function of its arguments alone, that keeps its graphs for whoever has it.
+
+    It is a `ClippedSum`.
+
+    Attributes:
+      function: The clipped sum.
+      graphs: Those that `sum_in_chunks` has compiled, by device and shapes.
+    """
+
+    def __init__(self, function: ClippedSum):
+        """Keeps its argument."""
+        self.function = function
+        self.graphs: dict[Any, ClippedSum] = {}
+
+    def __call__(
+        self,
+        weights: Sequence[tf.Tensor],
+        rows: Rows,
+        row_splits: tf.Tensor,
+        clip_norm: tf.Tensor | float,
+    ) -> tuple[list[tf.Tensor], PerUnit]:
+        """Returns the clipped sum, as a `ClippedSum` does."""
+        return self.function(weights, rows, row_splits, clip_norm)
+
+
 def sum_in_chunks(
     clipped_sum: ClippedSum, *, units_per_chunk: int, devices: Sequence[str] | None = None
 ) -> Callable[..., tuple[list[tf.Tensor], PerUnit]]:
@@ -252,7 +278,8 @@ def sum_in_chunks(
     those of one device, if the devices round alike.
 
     Args:
-      clipped_sum: Function that sums a chunk; it is compiled here, once for each device.
+      clipped_sum: Function that sums a chunk; it is compiled here, once for each device, or was
+        before if it is `Kept`.
       units_per_chunk: Units in each chunk but the last one.
       devices: Names of TensorFlow's devices, such as "GPU:0"; all GPUs if None. With fewer
         than two, TensorFlow chooses.
@@ -271,7 +298,7 @@ def sum_in_chunks(
     if devices is None:
         devices = [device.name for device in tf.config.list_logical_devices("GPU")]
     places = list(devices) if len(devices) > 1 else [None]
-    compiled: dict[str | None, ClippedSum] = {}
+    graphs: dict[Any, ClippedSum] = clipped_sum.graphs if isinstance(clipped_sum, Kept) else {}
 
     def whole_sum(
         weights: Sequence[np.ndarray | tf.Tensor],
@@ -289,9 +316,11 @@ def sum_in_chunks(
 
         def sum_chunk(place, splits, rows):
             with tf.device(place):
-                if place not in compiled:
-                    compiled[place] = _compiled(clipped_sum, weights, rows)
-                chunk, of_chunk = compiled[place](weights, rows, splits - splits[0], norm)
+                signature = _signature(weights, rows)
+                key = (place, *tf.nest.flatten(signature))
+                if key not in graphs:
+                    graphs[key] = tf.function(clipped_sum, signature, autograph=False)
+                chunk, of_chunk = graphs[key](weights, rows, splits - splits[0], norm)
             return list(chunk), PerUnit(*map(np.asarray, of_chunk))
 
         total: list[tf.Tensor | tf.Variable] = []
@@ -349,12 +378,11 @@ def _add(total: list[Any], chunk: list[Any]) -> None:
         sums = chunk[index] = None  # Their memory is given back at once.
 
 
-def _compiled(clipped_sum: ClippedSum, weights: Sequence[tf.Tensor], rows: Rows) -> ClippedSum:
-    """Returns one graph for chunks of any number of units and rows."""
-    signature = [
+def _signature(weights: Sequence[tf.Tensor], rows: Rows) -> list[Any]:
+    """Returns the specs of one graph for chunks of any number of units and rows."""
+    return [
         [tf.TensorSpec(weight.shape, weight.dtype) for weight in weights],
         tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), rows),
         tf.TensorSpec([None], tf.int64),
         tf.TensorSpec([], tf.float64),
     ]
-    return tf.function(clipped_sum, input_signature=signature, autograph=False)

@@ -112,13 +112,25 @@ def fastest_clipped_sum(
 
     Returns:
       `booked` for short units of a model that reports its uses of weights, else
-      `clipped_sums.looped`, for `clipped_sums.language_rows`.
+      `clipped_sums.looped`, for `clipped_sums.language_rows`. Models of the same sizes
+      get the same one, with its graphs (`language_model.kept`).
 
     Raises:
       ValueError: If `rows_per_unit` is less than 1, the model cannot compute in that dtype, or
         `recompute` is for short units or a model without blocks.
     """
     rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
+    return _chosen(model, rows_per_unit, normalised, compute_dtype, recompute)
+
+
+@language_model.kept
+def _chosen(
+    model: language_model.LanguageModel,
+    rows_per_unit: int,
+    normalised: bool,
+    compute_dtype: str,
+    recompute: bool,
+) -> clipped_sums.Kept:
     num_tokens = rows_per_unit * model.sequence_length
     if recompute and (num_tokens <= _MOST_TOKENS or not model.can_recompute):
         raise validation.UsageError(
@@ -127,11 +139,13 @@ def fastest_clipped_sum(
             "out, and lower examples_at_once where memory is short."
         )
     if model.reports_uses and num_tokens <= _MOST_TOKENS:
-        return booked(model, rows_per_unit, normalised=normalised, compute_dtype=compute_dtype)
-    _check_dtype(model, compute_dtype)
-    options = {"recompute": True} if recompute else {}
-    losses = clipped_sums.language_rows(model, compute_dtype, **options)
-    return clipped_sums.looped(losses, normalised=normalised)
+        chosen = booked(model, rows_per_unit, normalised=normalised, compute_dtype=compute_dtype)
+    else:
+        _check_dtype(model, compute_dtype)
+        options = {"recompute": True} if recompute else {}
+        losses = clipped_sums.language_rows(model, compute_dtype, **options)
+        chosen = clipped_sums.looped(losses, normalised=normalised)
+    return clipped_sums.Kept(chosen)
 
 
 def _check_dtype(model: language_model.LanguageModel, compute_dtype: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -19,8 +19,9 @@ _MAX_PARALLEL = 8
 class Evaluator:
     """An evaluator of weights on a fixed set of sequences.
 
-    The graph is traced at the first call, in about half a second. Batches are scored in
-    parallel, on up to eight cores; the metrics do not depend on the number of cores.
+    The graph is traced at the first call, in about half a second, if not before for a model of the
+    same sizes. Batches are scored in parallel, on up to eight cores; the metrics do not depend on
+    the number of cores.
     """
 
     def __init__(
@@ -51,14 +52,7 @@ class Evaluator:
             )
         if len(sequences) == 0:
             raise validation.UsageError("sequences must not be empty; hold out more users.")
-        batches = tf.constant(_batches(sequences, batch_size))
-
-        @tf.function(autograph=False)
-        def evaluate(weights):
-            counts = _counts(model, special, weights, batches)
-            return metrics.finalize(tf.nest.map_structure(tf.reduce_sum, counts))
-
-        self._evaluate = evaluate
+        self._count = _counter(model, special, _batches(sequences, batch_size))
         self._targets_per_character = targets_per_character
 
     def __call__(self, weights: Sequence[np.ndarray | tf.Tensor]) -> dict[str, float]:
@@ -72,8 +66,8 @@ class Evaluator:
           `bits_per_character`, the log-loss of all targets over the characters of the text, which
           can be compared between vocabularies.
         """
-        weights = tuple(tf.convert_to_tensor(weight, tf.float32) for weight in weights)
-        found = {name: float(value) for name, value in self._evaluate(weights).items()}
+        counts = tf.nest.map_structure(tf.reduce_sum, self._count(weights))
+        found = {name: float(value) for name, value in metrics.finalize(counts).items()}
         if self._targets_per_character is not None:
             bits = found["loss"] / math.log(2) * self._targets_per_character
             found["bits_per_character"] = bits
@@ -96,13 +90,7 @@ class CountsOfUsers:
           special: Ids of special tokens.
           sequences: Ids, integer, shape [users, n, T + 1], filled up with padding.
         """
-        of_users = tf.constant(sequences, tf.int32)
-
-        @tf.function(autograph=False)
-        def count(weights):
-            return _counts(model, special, weights, of_users)
-
-        self._count = count
+        self._count = _counter(model, special, sequences)
 
     def __call__(self, weights: Sequence[np.ndarray], names: Sequence[str]) -> np.ndarray:
         """Counts the targets of each user.
@@ -114,32 +102,44 @@ class CountsOfUsers:
         Returns:
           float64 array of shape [users, names].
         """
-        counts = self._count(tuple(tf.convert_to_tensor(each, tf.float32) for each in weights))
+        counts = self._count(weights)
         return np.stack([counts[name].numpy().astype(np.float64) for name in names], axis=1)
 
 
+def _counter(
+    model: language_model.LanguageModel, special: metrics.SpecialIds, batches: np.ndarray
+) -> Callable[[Sequence[np.ndarray | tf.Tensor]], metrics.Counts]:
+    """Returns a function from weights to the counts of each batch, tensors of shape [batches]."""
+    cores = len(os.sched_getaffinity(0))
+    graph = _counts(model, special, min(_MAX_PARALLEL, cores))
+    rows, specs = tf.constant(batches, tf.int32), model.weight_specs
+
+    def count(weights):
+        pairs = zip(specs, weights, strict=True)
+        return graph([tf.convert_to_tensor(weight, spec.dtype) for spec, weight in pairs], rows)
+
+    return count
+
+
+@language_model.kept
 def _counts(
-    model: language_model.LanguageModel,
-    special: metrics.SpecialIds,
-    weights: Sequence[tf.Tensor],
-    batches: tf.Tensor,
-) -> metrics.Counts:
-    """Returns the counts of each batch, tensors of shape [batches]."""
+    model: language_model.LanguageModel, special: metrics.SpecialIds, parallel: int
+) -> Callable[[Sequence[tf.Tensor], tf.Tensor], metrics.Counts]:
     spec = collections.OrderedDict(
         (name, tf.TensorSpec([], count.dtype)) for name, count in metrics.zero_counts().items()
     )
+    of_batches = tf.TensorSpec([None, None, model.sequence_length + 1], tf.int32)
 
-    def count(batch):
-        logits, positions = model.compact_logits(weights, batch[:, :-1])
-        targets = tf.gather(tf.reshape(batch[:, 1:], [-1]), positions)
-        return metrics.count(logits, targets, special)
+    @tf.function(autograph=False, input_signature=[model.weight_specs, of_batches])
+    def counts(weights, batches):
+        def count(batch):
+            logits, positions = model.compact_logits(weights, batch[:, :-1])
+            targets = tf.gather(tf.reshape(batch[:, 1:], [-1]), positions)
+            return metrics.count(logits, targets, special)
 
-    return tf.map_fn(
-        count,
-        batches,
-        fn_output_signature=spec,
-        parallel_iterations=min(_MAX_PARALLEL, len(os.sched_getaffinity(0))),
-    )
+        return tf.map_fn(count, batches, fn_output_signature=spec, parallel_iterations=parallel)
+
+    return counts
 
 
 def _batches(sequences: np.ndarray, batch_size: int) -> np.ndarray:

@@ -90,28 +90,11 @@ def predict_words(
             f"sequences must have shape [n, {model.sequence_length + 1}] with n at least 1, got "
             f"{list(sequences.shape)}."
         )
-    weights = tuple(tf.convert_to_tensor(weight, tf.float32) for weight in weights)
-
-    @tf.function(
-        autograph=False,
-        input_signature=[tf.TensorSpec([None, model.sequence_length + 1], tf.int32)],
-    )
-    def predict(batch):
-        logits, positions = model.compact_logits(weights, batch[:, :-1])
-        targets = tf.gather(tf.reshape(batch[:, 1:], [-1]), positions)
-        is_word = special.is_word(targets)
-        logits, targets = tf.boolean_mask(logits, is_word), tf.boolean_mask(targets, is_word)
-        is_finite = tf.math.is_finite(metrics.cross_entropy(logits, targets))
-        is_known = special.is_known(targets)
-        is_best = is_known & is_finite & tf.equal(metrics.ranks(logits, targets, special), 1.0)
-        ids, _ = next_words.likeliest(logits, special, top)
-        takes_shares = visit is not None or mix is not None
-        probabilities = [tf.nn.softmax(logits)] if takes_shares else []
-        return tf.boolean_mask(positions, is_word), targets, is_best, ids, *probabilities
-
+    weights = [tf.convert_to_tensor(weight, tf.float32) for weight in weights]
+    predict = _predicting(model, special, top, visit is not None or mix is not None)
     parts = []
     for start in range(0, len(sequences), batch_size):
-        found = predict(tf.constant(sequences[start : start + batch_size], tf.int32))
+        found = predict(weights, tf.constant(sequences[start : start + batch_size], tf.int32))
         flat, targets, is_best, ids, *probabilities = (part.numpy() for part in found)
         rows, positions = np.divmod(flat.astype(np.int64), model.sequence_length)
         rows += start
@@ -122,6 +105,28 @@ def predict_words(
             mixed = best_are(mix(rows, positions, *probabilities), targets, special)
         parts.append((rows, targets.astype(np.int64), is_best, positions, mixed, ids))
     return WordPredictions(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+@language_model.kept
+def _predicting(
+    model: language_model.LanguageModel, special: metrics.SpecialIds, top: int, takes_shares: bool
+) -> Callable[..., tuple[tf.Tensor, ...]]:
+    rows = tf.TensorSpec([None, model.sequence_length + 1], tf.int32)
+
+    @tf.function(autograph=False, input_signature=[model.weight_specs, rows])
+    def predict(weights, batch):
+        logits, positions = model.compact_logits(weights, batch[:, :-1])
+        targets = tf.gather(tf.reshape(batch[:, 1:], [-1]), positions)
+        is_word = special.is_word(targets)
+        logits, targets = tf.boolean_mask(logits, is_word), tf.boolean_mask(targets, is_word)
+        is_finite = tf.math.is_finite(metrics.cross_entropy(logits, targets))
+        is_known = special.is_known(targets)
+        is_best = is_known & is_finite & tf.equal(metrics.ranks(logits, targets, special), 1.0)
+        ids, _ = next_words.likeliest(logits, special, top)
+        probabilities = [tf.nn.softmax(logits)] if takes_shares else []
+        return tf.boolean_mask(positions, is_word), targets, is_best, ids, *probabilities
+
+    return predict
 
 
 def best_are(

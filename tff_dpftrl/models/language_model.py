@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -59,6 +61,11 @@ class LanguageModel(abc.ABC):
     @abc.abstractmethod
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes of the weights, in order."""
+
+    @property
+    def weight_specs(self) -> list[tf.TensorSpec]:
+        """Specs of the weights, in order, for graphs that take them as an argument."""
+        return [tf.TensorSpec(shape) for shape in self.weight_shapes.values()]
 
     @property
     def num_parameters(self) -> int:
@@ -141,3 +148,33 @@ def checked_words(words: tf.Tensor, sequence_length: int) -> tf.Tensor:
             "sequences of the model's sequence_length."
         )
     return words
+
+
+_Options = ParamSpec("_Options")
+_Graph = TypeVar("_Graph")
+
+
+def kept(
+    make: Callable[Concatenate[LanguageModel, _Options], _Graph],
+) -> Callable[Concatenate[LanguageModel, _Options], _Graph]:
+    """Keeps the last graphs that a function makes, so that the next run need not trace them again.
+
+    Those of a model that has nothing but its sizes are kept, for all models that are equal to it.
+    Others have more in their graphs, as the weights that adapters are added to, or are only alike.
+
+    Args:
+      make: Function from a model and hashable options to graphs that depend on nothing else, as on
+        weights or rows, which they take as arguments.
+
+    Returns:
+      The same function, to be called with arguments in the same places.
+    """
+    keeping = functools.lru_cache(maxsize=4)(make)
+
+    @functools.wraps(make)
+    def made(model: LanguageModel, *options: _Options.args, **named: _Options.kwargs) -> _Graph:
+        sizes = vars(model).values()
+        has_sizes_only = all(isinstance(size, int | float | str | None) for size in sizes)
+        return (keeping if has_sizes_only else make)(model, *options, **named)
+
+    return made

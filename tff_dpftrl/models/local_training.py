@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ class Measured(NamedTuple):
 class LocalTraining:
     """A model that is trained and measured for one user, and reset before the next.
 
-    The graphs are traced once for all users.
+    The graphs are traced once for all users and models of the same sizes.
     """
 
     def __init__(
@@ -46,34 +46,13 @@ class LocalTraining:
             `weight_shapes`.
           special: Ids of special tokens.
         """
-        self._first = [tf.constant(weight, tf.float32) for weight in weights]
-        self._weights = [tf.Variable(weight) for weight in self._first]
-        rows = tf.TensorSpec([None, model.sequence_length + 1], tf.int32)
-
-        def scores(batch):
-            logits, positions = model.compact_logits(self._weights, batch[:, :-1])
-            return logits, tf.gather(tf.reshape(batch[:, 1:], [-1]), positions)
-
-        @tf.function(autograph=False, input_signature=[rows, tf.TensorSpec([], tf.float32)])
-        def step(batch, learning_rate):
-            with tf.GradientTape() as tape:
-                loss = metrics.mean_cross_entropy(*scores(batch), language_model.PAD)
-            gradients = tape.gradient(
-                loss, self._weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
-            )
-            for weight, gradient in zip(self._weights, gradients, strict=True):
-                weight.assign_sub(learning_rate * tf.convert_to_tensor(gradient))
-
-        @tf.function(autograph=False, input_signature=[rows])
-        def count(batch):
-            return metrics.count(*scores(batch), special)
-
-        self._step, self._count = step, count
+        self._first = [tf.convert_to_tensor(weight, tf.float32) for weight in weights]
+        self._weights = self._first
+        self._step, self._count = _graphs(model, special)
 
     def restart(self) -> None:
         """Resets the model to the initial weights."""
-        for weight, first in zip(self._weights, self._first, strict=True):
-            weight.assign(first)
+        self._weights = self._first
 
     def train(
         self,
@@ -98,7 +77,7 @@ class LocalTraining:
             order = rng.permutation(len(rows))
             for start in range(0, len(rows), batch_size):
                 batch = rows[order[start : start + batch_size]]
-                self._step(tf.constant(batch), learning_rate)
+                self._weights = self._step(self._weights, tf.constant(batch), learning_rate)
 
     def measure(self, rows: np.ndarray) -> Measured:
         """Measures the current model.
@@ -112,7 +91,36 @@ class LocalTraining:
         counts = metrics.zero_counts()
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             batch = np.asarray(rows[start : start + _ROWS_AT_ONCE], np.int32)
-            counts = metrics.add(counts, self._count(tf.constant(batch)))
+            counts = metrics.add(counts, self._count(self._weights, tf.constant(batch)))
         values = metrics.finalize(counts)
         top1 = float(values["top1_in_vocab"]) if int(values["num_in_vocab"]) else float("nan")
         return Measured(float(values["loss"]), top1)
+
+
+@language_model.kept
+def _graphs(
+    model: language_model.LanguageModel, special: metrics.SpecialIds
+) -> tuple[Callable[..., list[tf.Tensor]], Callable[..., metrics.Counts]]:
+    """Returns a step of SGD, from weights to weights, and the counts of some rows."""
+    rows = tf.TensorSpec([None, model.sequence_length + 1], tf.int32)
+
+    def scores(weights, batch):
+        logits, positions = model.compact_logits(weights, batch[:, :-1])
+        return logits, tf.gather(tf.reshape(batch[:, 1:], [-1]), positions)
+
+    @tf.function(
+        autograph=False, input_signature=[model.weight_specs, rows, tf.TensorSpec([], tf.float32)]
+    )
+    def step(weights, batch, learning_rate):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights)
+            loss = metrics.mean_cross_entropy(*scores(weights, batch), language_model.PAD)
+        gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        pairs = zip(weights, gradients, strict=True)
+        return [weight - learning_rate * tf.convert_to_tensor(given) for weight, given in pairs]
+
+    @tf.function(autograph=False, input_signature=[model.weight_specs, rows])
+    def count(weights, batch):
+        return metrics.count(*scores(weights, batch), special)
+
+    return step, count
