@@ -59,10 +59,21 @@ def _names(asked: collections.Counter) -> dict:
     }
 
 
-def test_the_example_keeps_its_schema_and_states_what_was_observed(capfd, monkeypatch, tmp_path):
+@pytest.fixture(scope="module")
+def begun():
+    """The example before its loop: the text of the loop, and what is defined by then."""
+    before, loop = _example().split("\nclaim = ")
+    names = _names(collections.Counter())
+    exec(before, names)
+    return "claim = " + loop, names
+
+
+def test_the_example_keeps_its_schema_and_states_what_was_observed(
+    begun, capfd, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     asked = collections.Counter()
-    names = _names(asked)
+    loop, names = begun[0], begun[1] | _names(asked)
     client_data = names["client_data"]
 
     def interrupted(device):
@@ -70,12 +81,10 @@ def test_the_example_keeps_its_schema_and_states_what_was_observed(capfd, monkey
             raise KeyboardInterrupt
         return client_data(device)
 
-    before, loop = _example().split("\nclaim = ")
-    exec(before, names)
     with pytest.raises(KeyboardInterrupt):
-        exec("claim = " + loop, names | {"client_data": interrupted})
+        exec(loop, names | {"client_data": interrupted})
     asked.subtract(names["devices"][i] for i in names["sampler"].cohort(3)[:1])
-    exec("claim = " + loop, names)
+    exec(loop, names)
     printed = capfd.readouterr().out
     statement = names["statement"]
     assert statement.has_guarantee and statement.epsilon <= 8.0
@@ -139,13 +148,13 @@ def test_states_of_all_aggregators_are_kept(aggregator, tmp_path):
     tf.nest.map_structure(np.testing.assert_array_equal, *states)
 
 
-def test_the_same_devices_again_and_again_are_refused(monkeypatch, tmp_path):
+def test_the_same_devices_again_and_again_are_refused(begun, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     same = np.arange(3)
     monkeypatch.setattr(tff_dpftrl.MinSepSampler, "cohort", lambda sampler, round_index: same)
     asked = collections.Counter()
     with pytest.raises(ledger_rules.SchemaRefusal, match="Round 1 may not begin"):
-        exec(_example(), _names(asked))
+        exec(begun[0], begun[1] | _names(asked))
     assert sum(asked.values()) == 3  # Those of round 0, who were allowed.
 
 

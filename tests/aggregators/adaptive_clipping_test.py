@@ -58,7 +58,7 @@ def test_linear_update_reproduces_the_values_of_tensorflow_privacy():
     # quantile_adaptive_clip_tree_query_test.test_adaptation_target_zero of TensorFlow
     # Privacy 0.9, which restarts after every round.
     process = _build(
-        restarts.Restarted(tree.Tree(5), tuple(range(6))),
+        restarts.Restarted(identity.Identity(), tuple(range(6))),
         target_unclipped_quantile=0.0,
         clip_learning_rate=1.0,
         geometric_update=False,
@@ -76,7 +76,7 @@ def test_geometric_update_by_hand():
     # Norms 5 and 2.5, target 0, rate ln 2 (both of TensorFlow Privacy's geometric test): the
     # estimate halves while both are below it and is divided by √2 while one is.
     process = _build(
-        restarts.Restarted(tree.Tree(5), tuple(range(6))),
+        restarts.Restarted(identity.Identity(), tuple(range(6))),
         initial_clip_norm=16.0,
         target_unclipped_quantile=0.0,
         clip_learning_rate=math.log(2),

@@ -59,7 +59,9 @@ def test_identity_is_independent_gaussian_noise_of_the_seed():
 
 
 @pytest.mark.parametrize(
-    "strategy", [identity.Identity(), _BLT, tree.Tree(7)], ids=lambda s: s.mechanism
+    "strategy",
+    [identity.Identity(), _BLT, pytest.param(tree.Tree(7), marks=pytest.mark.slow)],
+    ids=lambda s: s.mechanism,
 )
 def test_without_noise_it_is_the_sum_over_the_fixed_denominator(strategy):
     process = _build(strategy, noise_multiplier=0.0, clip_norm=1e6).create(_NESTED)
@@ -153,7 +155,11 @@ def test_a_given_seed_is_visible_and_repeats():
     np.testing.assert_array_equal(a.result, b.result)
 
 
-@pytest.mark.parametrize("strategy", [_BLT, tree.Tree(7)], ids=lambda s: s.mechanism)
+@pytest.mark.parametrize(
+    "strategy",
+    [_BLT, pytest.param(tree.Tree(7), marks=pytest.mark.slow)],
+    ids=lambda s: s.mechanism,
+)
 def test_state_is_all_that_is_needed_to_go_on(strategy):
     cohorts = [[_nested(0.1 * t)] for t in range(6)]
     outputs = _run(_build(strategy).create(_NESTED), cohorts)
@@ -168,7 +174,7 @@ def test_state_is_all_that_is_needed_to_go_on(strategy):
 def test_state_holds_one_copy_for_each_buffer_and_none_for_trees():
     state_type = _build(_BLT).create(_NESTED).state_type.member
     assert state_type.buffer.shape == (2, 3 + 1 + 4)
-    assert len(_build(tree.Tree(100)).create(_NESTED).state_type.member.buffer) == 0
+    assert len(_build(tree.Tree(7)).create(_NESTED).state_type.member.buffer) == 0
 
 
 def test_rounds_beyond_the_strategy_fail():

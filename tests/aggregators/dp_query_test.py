@@ -90,7 +90,7 @@ def _run(query, num_rounds=4, state=None, first=0, records=_records):
         pytest.param(
             name,
             build,
-            marks=[] if name == "BLT" else [pytest.mark.slow],
+            marks=[] if name == "BLT" and build is _adaptive else [pytest.mark.slow],
         )
         for name in _STRATEGIES
         for build in (_fixed, _adaptive)
@@ -299,7 +299,7 @@ def _epsilon(accountant, events):
         pytest.param(
             name,
             accountant,
-            marks=[] if name == "tree" or accountant is _ACCOUNTANTS[0] else [pytest.mark.slow],
+            marks=[] if accountant is _ACCOUNTANTS[0] else [pytest.mark.slow],
         )
         for name in _STRATEGIES
         for accountant in _ACCOUNTANTS

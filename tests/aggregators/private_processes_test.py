@@ -164,7 +164,6 @@ def test_every_algorithm_has_a_row_and_a_test():
 
 # One of each kind that the table knows; the others are slow.
 _FAST = {
-    "build_weighted_fed_avg",
     "build_fed_kmeans",
     "tff_dpftrl.build_dp_fedsgd",
 }
@@ -261,7 +260,10 @@ _WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("name", _WRAPPED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if "Transform" in n else []) for n in _WRAPPED],
+)
 def test_the_table_of_wrappings_says_what_the_check_finds(name):
     table = _table("Wrapping an aggregator in TFF's factories")
     assert set(table) == set(_WRAPPED)
@@ -285,7 +287,7 @@ def test_the_table_of_wrappings_says_what_the_check_finds(name):
     "build",
     [
         tff.learning.robust_aggregator,
-        tff.learning.compression_aggregator,
+        pytest.param(tff.learning.compression_aggregator, marks=pytest.mark.slow),
         lambda: tff.learning.dp_aggregator(1.0, 100.0),
     ],
     ids=["robust", "compression", "dp"],
@@ -301,7 +303,9 @@ def test_tffs_composed_aggregators_are_reported(build):
     assert not check.releases
 
 
-@pytest.mark.parametrize("wrapping", ["estimated", "fixed", "none"])
+@pytest.mark.parametrize(
+    "wrapping", ["estimated", "fixed", pytest.param("none", marks=pytest.mark.slow)]
+)
 def test_an_estimated_norm_lets_an_absent_client_move_the_average(wrapping):
     # Without noise, so that what is left is what the noise would have to cover.
     ours = aggregators.build_dp_ftrl_aggregator(

@@ -47,7 +47,10 @@ def _expected_sum(values, num_examples, clip_norm, weight_cap):
     return np.sum([w * c for w, c in zip(weights, clipped, strict=True)], axis=0), np.sum(weights)
 
 
-@pytest.mark.parametrize("estimator, num_clients", [(_FIXED, 1), (_CLIPPED, 3), (_CLIPPED, 12)])
+@pytest.mark.parametrize(
+    "estimator, num_clients",
+    [(_FIXED, 1), (_CLIPPED, 12), pytest.param(_CLIPPED, 3, marks=pytest.mark.slow)],
+)
 def test_estimate_without_noise(estimator, num_clients):
     values, num_examples = _cohort(num_clients)
     process = _process(estimator=estimator, weight_cap=8.0)
@@ -71,7 +74,7 @@ def test_per_layer_clipping():
     "estimator, clip",
     [
         pytest.param(_FIXED, clipping.FlatClipping(2.0), marks=pytest.mark.slow),
-        (_FIXED, clipping.PerLayerClipping(2.0)),
+        pytest.param(_FIXED, clipping.PerLayerClipping(2.0), marks=pytest.mark.slow),
         (_CLIPPED, clipping.FlatClipping(2.0)),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl import execution
 from tff_dpftrl.aggregators import secagg_sum
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.private_round import discretize, seeds
@@ -26,11 +27,10 @@ _CLIP_NORM = 2.0
 _ENCODING = grid.for_bits(_DIM, 5, 16)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _secure_sums_in_the_clear():
-    tff.backends.test.set_sync_test_cpp_execution_context()
-    yield
-    tff.backends.native.set_sync_local_cpp_execution_context()
+    with execution.secure_sum_simulation():
+        yield
 
 
 def _update(seed):
@@ -58,7 +58,6 @@ def _margin(num_clients):
 
 @pytest.fixture(scope="module")
 def sum_process():
-    tff.backends.test.set_sync_test_cpp_execution_context()
     return secagg_sum.SecAggSumFactory(_ENCODING, _CLIP_NORM, rotation_seed=5).create(_TYPE)
 
 

@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 from tff_dpftrl import execution, validation
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg
 from tff_dpftrl.discretization import grid
+from tff_dpftrl.execution import tff_names
 from tff_dpftrl.mechanisms import blt, identity, restarts
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
@@ -29,11 +30,10 @@ _ENCODING = grid.for_bits(_DIM, 5, 16)
 _BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _secure_sums_in_the_clear():
-    tff.backends.test.set_sync_test_cpp_execution_context()
-    yield
-    tff.backends.native.set_sync_local_cpp_execution_context()
+    with execution.secure_sum_simulation():
+        yield
 
 
 def _update(seed):
@@ -180,19 +180,18 @@ def test_nothing_of_a_client_is_summed_in_the_clear():
 
 
 def test_message_of_one_line_where_there_are_no_secure_sums():
-    tff.backends.native.set_sync_local_cpp_execution_context()
     process = secagg.build_secagg_dp_ftrl_aggregator(
         _BLT, noise_multiplier=1.0, clip_norm=1.0, clients_per_round=4
     ).create(_TYPE)
-    state = process.initialize()
-    with pytest.raises(validation.UsageError, match="secure_sum_simulation") as caught:
-        process.next(state, [_update(0)])
+    with execution.local():
+        state = process.initialize()
+        with pytest.raises(validation.UsageError, match="secure_sum_simulation") as caught:
+            process.next(state, [_update(0)])
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is caught.value.__context__ is None  # No traceback of gRPC.
-    with execution.secure_sum_simulation():
-        assert process.next(state, [_update(0)]).measurements["summed_clients"] == 1
-        with pytest.raises(Exception, match="max_clients") as caught:  # Other errors stay.
-            process.next(state, [_update(client) for client in range(5)])
+    assert process.next(state, [_update(0)]).measurements["summed_clients"] == 1
+    with pytest.raises(Exception, match="max_clients") as caught:  # Other errors stay.
+        process.next(state, [_update(client) for client in range(5)])
     assert not isinstance(caught.value, validation.UsageError)
 
 
@@ -279,8 +278,9 @@ def test_it_warns_once_of_expensive_clipping():
 
 
 def test_asynchronous_contexts_are_let_through():
-    tff.backends.test.set_async_test_cpp_execution_context()
-    execution.check_secure_sums()
+    context = tff.backends.test.create_async_test_cpp_execution_context()
+    with tff_names.get_context_stack().install(context):
+        execution.check_secure_sums()
 
 
 def test_bad_arguments():

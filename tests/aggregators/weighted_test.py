@@ -78,7 +78,7 @@ def _update(x: float):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in ("adaptive", "secure") else [])
+        pytest.param(name, marks=[] if name == "fixed" else [pytest.mark.slow])
         for name in _FACTORIES
     ],
 )

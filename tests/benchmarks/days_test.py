@@ -58,7 +58,7 @@ def test_the_same_seed_is_the_same_day(fleet):
 
 @pytest.mark.parametrize(
     ("num_devices", "goal", "drop_outs", "min_sep"),
-    [(20, 7, 0.3, 2), (40, 2, 0.0, 10)],
+    [pytest.param(20, 7, 0.3, 2, marks=pytest.mark.slow), (40, 2, 0.0, 10)],
 )
 def test_resting_devices_cost_at_most_half_of_the_attempts(num_devices, goal, drop_outs, min_sep):
     """Rounds follow one another within seconds here, and a selection may take ten minutes."""
@@ -76,6 +76,7 @@ def test_the_picture_is_drawn(fleet, tmp_path):
     assert (tmp_path / "day.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow  # `tests/runtime/server/day_curve_test.py` has the curve.
 def test_a_learned_curve_meets_the_need_better_than_a_flat_one():
     day_curve = importlib.import_module("day_curve")
     worst = {}

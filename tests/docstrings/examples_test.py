@@ -226,7 +226,7 @@ _GIVEN = {
     "finetuning.custom_run": _fine_tuning,
     "finetuning.private_steps": _steps,
 }
-_SLOW = {"auditing.training:audit_training", "training.program"}
+_SLOW = {"auditing.training:audit_training", "finetuning.custom_run", "training.program"}
 
 
 def _names(example: str) -> dict:

@@ -116,6 +116,7 @@ _PROCESSES = {
     "tff_tree": lambda: _fed_avg(_tff_tree_without_noise()),
     "robust": lambda: _fed_avg(tff.learning.robust_aggregator(weighted=False)),
     "blt": lambda: _fed_avg(_fixed(_BLT)),
+    "functional blt": lambda: _fed_avg(_fixed(_BLT), model=_functional_model()),
     "tree": lambda: _fed_avg(_fixed(tree_mechanism.Tree(8))),
     "adaptive": lambda: _fed_avg(_adaptive()),
     "dp_fedavg": _dp_fedavg,
@@ -146,15 +147,12 @@ def _assert_close(one, other, atol):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=atol, err_msg=str(path))
 
 
-_SLOW = (
-    *("adaptive", "dp_fedavg", "fed_prox", "fed_sgd", "mime_lite", "reduce", "robust"),
-    *("functional", "plain", "tff_gaussian", "tff_tree", "tree", "weighted"),
-)
-
-
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in _SLOW else []) for name in _PROCESSES],
+    [
+        pytest.param(name, marks=[] if name == "functional blt" else pytest.mark.slow)
+        for name in _PROCESSES
+    ],
 )
 def test_rounds_are_those_of_tff(name):
     process = _PROCESSES[name]()
@@ -204,7 +202,7 @@ def test_every_initialisation_draws_its_own_seed():
     aggregator = aggregators.build_dp_ftrl_aggregator(
         _BLT, clip_norm=1.0, noise_multiplier=0.5, clients_per_round=3
     )
-    compiled = compiled_process.compile_process(_fed_avg(aggregator))
+    compiled = compiled_process.compile_process(_fed_avg(aggregator, _functional_model()))
     seeds = {tuple(compiled.initialize().aggregator.seed.numpy()) for _ in range(3)}
     assert len(seeds) == 3
 

@@ -69,7 +69,7 @@ def _large_variable(x):
         return variable.read_value()[0]
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_variables_are_freed_also_when_a_client_fails(fails):
     compiled = compiled_process.compile_process(small_processes.build(_large_variable))
 
@@ -210,7 +210,13 @@ _RANDOM = {
 }
 
 
-@pytest.mark.parametrize("kind", _RANDOM)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind in ("in a function", "dataset") else pytest.mark.slow)
+        for kind in _RANDOM
+    ],
+)
 def test_random_numbers_are_new_in_every_call(kind):
     """As in TFF: across clients, rounds, and processes compiled from the same one."""
     server = tff.tensorflow.computation(

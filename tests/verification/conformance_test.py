@@ -94,7 +94,7 @@ def test_our_factories_keep_the_contract(make, check):
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(_tff_gaussian, id="gaussian"),
+        pytest.param(_tff_gaussian, id="gaussian", marks=pytest.mark.slow),
         pytest.param(_TffTree, id="tree", marks=pytest.mark.slow),
     ],
 )

@@ -123,10 +123,13 @@ def _corruptions(folder, size, count, seed):
     return outcomes
 
 
-@pytest.mark.parametrize("size", [300, pytest.param(60_000, marks=pytest.mark.slow)])
-def test_a_corrupted_file_is_read_as_it_was_or_refused(tmp_path, size):
-    outcomes = _corruptions(tmp_path, size, 100, seed=0)
-    assert outcomes["refused"] > 50
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [(300, 40), *(pytest.param(size, 100, marks=pytest.mark.slow) for size in (300, 60_000))],
+)
+def test_a_corrupted_file_is_read_as_it_was_or_refused(tmp_path, size, count):
+    outcomes = _corruptions(tmp_path, size, count, seed=0)
+    assert outcomes["refused"] > count / 2
 
 
 @pytest.mark.slow

@@ -48,13 +48,18 @@ def device(task):
     return small_folder.device_of(task)
 
 
-def _honest(task, device, rounds):
+def _honest(device, rounds):
     """Vectors of three devices; each takes part in every second round, as it may."""
     done = rounds.commit.rounds_done
-    stride, times = (None, 1) if done < 2 else (2, done // 2 + 1)
+    return _vectors(device, rounds.commit.model, *((None, 1) if done < 2 else (2, done // 2 + 1)))
+
+
+@functools.cache
+def _vectors(device, model, stride, times):
+    """Which are only read: with the same model devices report the same."""
     return [
         small_folder.secure_report_of(
-            device, rounds.commit.model, small_folder.examples(index, 3), stride=stride, times=times
+            device, model, small_folder.examples(index, 3), stride=stride, times=times
         )
         for index in range(3)
     ]
@@ -76,7 +81,7 @@ def _run(task, device, lies):
     """
     rounds, num_lost = small_folder.Rounds(task, memory_store.MemoryStore()), 0
     for lie in lies:
-        reports = _honest(task, device, rounds)
+        reports = _honest(device, rounds)
         if lie is None:
             rounds.run_groups([(_sum(task, reports), 3)])
             continue

@@ -42,7 +42,7 @@ def plans(process):
 
 
 def test_a_process_gives_the_same_bytes_again(process, plans):
-    again = small_tasks.plans(process)
+    again = small_tasks.build_plans(process)
     assert again.devices == plans.devices and again.server == plans.server
     task = plans.sign(small_tasks.KEY)
     assert again.sign(small_tasks.KEY).SerializeToString() == task.SerializeToString()
@@ -194,7 +194,7 @@ def test_variants_serve_devices_with_older_runtimes(process, monkeypatch):
                 node.op = "Add"
         return graph_def
 
-    plans = small_tasks.plans(process, variants=[with_the_older_sum])
+    plans = small_tasks.build_plans(process, variants=[with_the_older_sum])
     assert [plan.least_runtime_version for plan in plans.devices] == [2, 1]
     server = server_work.ServerWork(plans.server)
     broadcast = server.broadcast(server.initialize())
@@ -206,9 +206,10 @@ def test_variants_serve_devices_with_older_runtimes(process, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_the_server_may_compute_large_zeros(process, monkeypatch):
     monkeypatch.setattr(large_fills, "_MIN_BYTES", 8)
-    server = small_tasks.plans(process).server
+    server = small_tasks.build_plans(process).server
     graph_def = tf.compat.v1.GraphDef.FromString(server.finish.graph_def)
     assert large_fills.OPS.issubset(verification.operations(graph_def))
 
@@ -216,7 +217,7 @@ def test_the_server_may_compute_large_zeros(process, monkeypatch):
 def test_operations_that_no_device_runs_are_refused(process, monkeypatch):
     monkeypatch.setattr(allowed_ops, "OPS_SINCE", {1: allowed_ops.allowed(1) - {"ParseExampleV2"}})
     with pytest.raises(building.CannotPlanError, match=r"do not run the operations \['ParseEx"):
-        small_tasks.plans(process)
+        small_tasks.build_plans(process)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from tests.runtime.plans import small_tasks
 from tff_dpftrl.execution import client_part, compiled_process, contexts
 from tff_dpftrl.runtime.plans import device_work, server_work, signing, tensor_values
 
+# By default, `wire_parity_test` and `summations_test` compare rounds with the simulation's.
+pytestmark = pytest.mark.slow
 _NUM_ROUNDS = 3
 
 
@@ -58,22 +60,14 @@ def _assert_rounds_are_equal(process, device, server):
     return metrics
 
 
-# "secagg adaptive" has the same rounds and clipping besides; `wire_parity_test` has those of "blt".
-_SLOW = ("blt", "tree", "dp_fedavg", "adaptive", "secagg")
-
-
-def _named(names):
-    return [pytest.param(n, marks=[pytest.mark.slow] if n in _SLOW else []) for n in names]
-
-
-@pytest.mark.parametrize("name", _named(small_tasks.PROCESSES))
+@pytest.mark.parametrize("name", small_tasks.PROCESSES)
 def test_rounds_are_those_of_the_simulation_bit_for_bit(name):
     process = small_tasks.PROCESSES[name]()
     metrics = _assert_rounds_are_equal(process, *_loaded(process))
     assert any(label.startswith("client_work/train/") for label in metrics)
 
 
-@pytest.mark.parametrize("name", _named(small_tasks.SECURE_PROCESSES))
+@pytest.mark.parametrize("name", small_tasks.SECURE_PROCESSES)
 def test_secure_sums_are_equal_integers(name):
     with contexts.secure_sum_simulation():
         process = small_tasks.SECURE_PROCESSES[name]()
@@ -113,7 +107,6 @@ except ImportError as error:
 """
 
 
-@pytest.mark.slow
 def test_a_device_without_tff_computes_the_same_update(tmp_path):
     plans = small_tasks.plans(small_tasks.PROCESSES["blt"]())
     signed = plans.sign(small_tasks.KEY).devices[0].SerializeToString()

@@ -17,7 +17,6 @@ from tff_dpftrl.runtime.plans import device_work, plan_pb2, server_work, signing
 
 _RECORD = pathlib.Path(__file__).with_name("recorded_plans.npz")
 _KEYS = [ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32))).public_key()]
-_NAMES = ("linear", "text")
 _NUM_DEVICES = 3
 # Updates are float32 of size 1, from fewer than 10³ operations: versions that add in other orders
 # differ by the root of that number of roundings, 2e-6 at most, if errors are independent.
@@ -46,7 +45,7 @@ def _round(task, examples_of, state=None):
     return state, updates, server.finish(begun, sums)[0]
 
 
-@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize("name", [pytest.param("linear", marks=pytest.mark.slow), "text"])
 def test_plans_of_tensorflow_2_14_give_the_same_updates(name):
     with np.load(_RECORD) as recorded:
         task = plan_pb2.SignedTask.FromString(recorded[f"{name}/task"].tobytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import numpy as np
@@ -21,15 +22,22 @@ _STRATEGIES = {"blt": blt.Blt((0.9, 0.5), (0.3, 0.2)), "tree": tree.Tree(8)}
 _SPECS = [tf.TensorSpec([], tf.int64), tf.TensorSpec([5], tf.int64)]
 
 
-def _aggregator(name, deterministic_seed=7):
+@functools.cache
+def _aggregator(name):
     return aggregators.build_dp_ftrl_aggregator(
         _STRATEGIES[name],
         clip_norm=1.0,
         noise_multiplier=0.5,
         clients_per_round=3,
-        deterministic_seed=deterministic_seed,
+        deterministic_seed=7,
         secure_noise=True,
     )
+
+
+@functools.cache
+def _process(name):
+    with contexts.compiled_only():
+        return small_tasks.federated_averaging(_aggregator(name))
 
 
 @pytest.mark.parametrize(
@@ -38,8 +46,7 @@ def _aggregator(name, deterministic_seed=7):
 def test_a_compiled_process_has_the_noise_of_its_round(name, copies):
     aggregator = _aggregator(name)
     with contexts.compiled_only():
-        process = small_tasks.federated_averaging(aggregator)
-        compiled = execution.compile_process(process, memory_copies=copies)
+        compiled = execution.compile_process(_process(name), memory_copies=copies)
     private_round, shapes = aggregator.private_round, [[3, 1], [1]]
     noise_state = private_round.initial_state(shapes)
     no_clients = private_round.no_contribution(shapes)
@@ -55,7 +62,9 @@ def test_a_compiled_process_has_the_noise_of_its_round(name, copies):
     compiled.close()
 
 
-@pytest.mark.parametrize("copies", [0, 2, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "copies", [2, *(pytest.param(copies, marks=pytest.mark.slow) for copies in (0, None))]
+)
 def test_a_memory_of_draws_changes_no_bit(copies):
     stream = noise_stream.NoiseStream(tree.Tree(8).noise_recipe(), [[7], [3]], secure=True)
     with secure_calls.graphs_for_others():
@@ -92,9 +101,7 @@ def test_a_graph_whose_draws_nobody_answers_fails_and_shows_no_seed():
 
 @pytest.fixture(scope="module", name="task_plans")
 def _task_plans():
-    aggregator = _aggregator("blt", deterministic_seed=None)
-    process = small_tasks.federated_averaging(aggregator)
-    return small_tasks.plans(process, private_round=aggregator.private_round)
+    return small_tasks.plans(_process("blt"), private_round=_aggregator("blt").private_round)
 
 
 def test_a_server_of_tasks_repeats_and_passes_over_secure_noise(task_plans):

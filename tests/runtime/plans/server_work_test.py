@@ -1,5 +1,6 @@
 """The server's part: what it refuses to add, and that a repeated round is the same round."""
 
+import functools
 import sys
 
 import numpy as np
@@ -14,8 +15,7 @@ from tff_dpftrl.runtime.plans import device_work, graphs, server_work, tensor_va
 @pytest.fixture(scope="module")
 def blt():
     """Device and server of a task, a state, and an update."""
-    plans = small_tasks.plans(small_tasks.PROCESSES["blt"]())
-    return _ready(plans)
+    return _ready(_skippable("blt"))
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,11 @@ def test_a_repeated_finish_repeats_its_noise(blt):
     assert not np.array_equal(server.weights(without_update)["trainable/0"], 0)  # Noise alone.
 
 
-def _skipping(name):
-    plans = small_tasks.plans(
+@functools.cache
+def _skippable(name):
+    return small_tasks.plans(
         small_tasks.PROCESSES[name](), private_round=small_tasks.AGGREGATORS[name]().private_round
     )
-    return server_work.ServerWork(plans.server)
 
 
 def _by_label(server, state):
@@ -63,7 +63,7 @@ def _by_label(server, state):
     ],
 )
 def test_a_skipped_round_passes_over_its_noise_and_keeps_the_model(name):
-    server = _skipping(name)
+    server = server_work.ServerWork(_skippable(name).server)
     before = server.finish(server.initialize(), server.zero())[0]
     after, again = server.skip(before), server.skip(before)
     for one, other in zip(after, again, strict=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import pickle
 
 import numpy as np
 import pytest
@@ -42,6 +44,7 @@ _CLIPPING = aggregators.AdaptiveClipping(
     initial_clip_norm=1.0, clipped_count_stddev=1.0, only_estimates=True
 )
 _ENCODING = grid.for_bits(4, 8, 16)
+_plans: dict[tuple[object, str], bytes] = {}  # By process and options.
 
 
 def model():
@@ -95,10 +98,10 @@ AGGREGATORS = {
     "adaptive": _adaptive,
 }
 PROCESSES = {
-    "blt": lambda: federated_averaging(fixed(0.5)),
-    "tree": lambda: federated_averaging(fixed(0.5, tree_mechanism.Tree(8))),
-    "adaptive": lambda: federated_averaging(_adaptive()),
-    "dp_fedavg": _dp_fedavg,
+    "blt": functools.cache(lambda: federated_averaging(fixed(0.5))),
+    "tree": functools.cache(lambda: federated_averaging(fixed(0.5, tree_mechanism.Tree(8)))),
+    "adaptive": functools.cache(lambda: federated_averaging(_adaptive())),
+    "dp_fedavg": functools.cache(_dp_fedavg),
 }
 
 
@@ -114,29 +117,34 @@ def _secagg_adaptive():
     )
 
 
+@functools.cache
+def _secure_only(aggregator):
+    return federated_averaging(aggregator(), secure_metrics.secure_sum_then_finalize)
+
+
 # To be built, and compiled, where secure sums are simulated.
 SECURE_PROCESSES = {
-    "secagg": lambda: federated_averaging(_secagg()),
-    "secagg adaptive": lambda: federated_averaging(_secagg_adaptive()),
+    "secagg": functools.cache(lambda: federated_averaging(_secagg())),
+    "secagg adaptive": functools.cache(lambda: federated_averaging(_secagg_adaptive())),
 }
 # The same with nothing in the clear, metrics included.
 SECURE_ONLY_PROCESSES = {
-    "secagg": lambda: federated_averaging(_secagg(), secure_metrics.secure_sum_then_finalize),
-    "secagg adaptive": lambda: federated_averaging(
-        _secagg_adaptive(), secure_metrics.secure_sum_then_finalize
-    ),
+    name: functools.partial(_secure_only, aggregator)
+    for name, aggregator in (("secagg", _secagg), ("secagg adaptive", _secagg_adaptive))
 }
 SECURE_AGGREGATION = plan_pb2.SecureAggregation(
     threat_model=plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS, least_devices=2, most_devices=8
 )
 
 
+@functools.cache
 def evaluation():
     return tff.learning.algorithms.build_fed_eval(
         model(), loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR
     )
 
 
+@functools.cache
 def secure_evaluation():
     """Builds an evaluation whose metrics are summed securely."""
     own = model()
@@ -172,8 +180,15 @@ def limits_of(process):
 
 
 def plans(process, **options):
+    """Returns the plans of a process of this module, which are built once for the same options."""
+    key = process, repr(sorted(options.items()))
+    if key not in _plans:
+        _plans[key] = pickle.dumps(build_plans(process, **options))
+    return pickle.loads(_plans[key])  # Tests change them.
+
+
+def build_plans(process, *, shuffle=False, **options):
     """Builds the plans of a process of this module."""
-    shuffle = options.pop("shuffle", False)
     values = {"report_limits": limits_of(process)} | options
     names = [field.name for field in dataclasses.fields(building.DeviceTerms)]
     changes = {name: values.pop(name) for name in names if name in values}

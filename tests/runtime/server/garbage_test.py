@@ -17,9 +17,12 @@ def thresholds():
     gc.unfreeze()
 
 
-def test_what_is_alive_is_left_alone(thresholds):
-    garbage.settle()
-    assert gc.get_freeze_count() > 1000
+def test_what_is_alive_is_left_alone(thresholds, monkeypatch):
+    collected = []
+    with monkeypatch.context() as patch:  # All the modules of other tests took seconds.
+        patch.setattr(gc, "collect", lambda: collected.append(gc.get_freeze_count()))
+        garbage.settle()
+    assert len(collected) == 1 and gc.get_freeze_count() > max(1000, collected[0])
     assert gc.get_threshold()[0] > thresholds[0]
 
 

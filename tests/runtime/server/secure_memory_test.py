@@ -86,6 +86,7 @@ def test_no_vector_of_a_device_is_in_a_server_that_sums_securely(tmp_path, numbe
     assert found_in((path.read_bytes() for path in files), search.pieces(total))
 
 
+@pytest.mark.slow  # That the search finds something is seen in the test above, too.
 def test_the_search_finds_a_vector_where_reports_are_summed_in_the_clear(tmp_path, numbers):
     update = np.array(numbers[0], "<u2").tobytes()
 

@@ -87,7 +87,7 @@ def _faults(server, restarts):
     return {"terminated": terminated, "killed": killed}
 
 
-@pytest.mark.parametrize("fault", ["terminated", "killed"])
+@pytest.mark.parametrize("fault", ["terminated", pytest.param("killed", marks=pytest.mark.slow)])
 def test_a_commit_that_is_interrupted_between_statements_is_absent(server, store, fault):
     restarts = []
     fail = _faults(server, restarts)[fault]

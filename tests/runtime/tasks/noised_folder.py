@@ -27,8 +27,19 @@ _TERMS = small_folder.SECURE_TERMS
 
 
 @functools.cache
-def plans(*parties: bytes, adaptive: bool = False) -> building.Plans:
+def plans(*parties: bytes, adaptive: bool = False, **options: object) -> building.Plans:
     """Builds the plans; without parties the server adds the noise, on the same grid."""
+    demanded = plan_pb2.SecureAggregation()
+    demanded.CopyFrom(small_tasks.SECURE_AGGREGATION)
+    demanded.noise_parties.extend(parties)
+    process, made = _process(parties, adaptive)
+    with contexts.secure_sum_simulation():
+        return small_folder.plans(process, secure_aggregation=demanded, **made, **options)
+
+
+@functools.cache
+def _process(parties, adaptive):
+    """Builds the process, and what building its plans needs to know."""
     z, strategy = _TERMS.noise_multiplier, _TERMS.strategy
     update_z = z
     if adaptive:
@@ -48,20 +59,12 @@ def plans(*parties: bytes, adaptive: bool = False) -> building.Plans:
         rotation_seed=5,
         noise_parties=len(parties),
     )
-    demanded = plan_pb2.SecureAggregation()
-    demanded.CopyFrom(small_tasks.SECURE_AGGREGATION)
-    demanded.noise_parties.extend(parties)
     limits = bounding.ReportLimits(clip_norm="active" if adaptive else 1.0, encoding=encoding)
     with contexts.secure_sum_simulation():
         process = small_tasks.federated_averaging(
             aggregator, secure_metrics.secure_sum_then_finalize
         )
-        return small_folder.plans(
-            process,
-            secure_aggregation=demanded,
-            report_limits=limits,
-            private_round=aggregator.private_round,
-        )
+    return process, {"report_limits": limits, "private_round": aggregator.private_round}
 
 
 def terms(*parties: bytes, adaptive: bool = False):

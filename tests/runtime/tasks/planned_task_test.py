@@ -143,6 +143,7 @@ def test_a_step_that_is_repeated_gives_equal_bytes(task, device, rounds):
     assert first.model != rounds.commit.model
 
 
+@pytest.mark.slow  # `building_test` draws seeds of the same plan.
 def test_the_seed_of_the_noise_is_drawn_anew_for_every_store():
     # The process of these tests has a seed for debugging; the process of `fresh` has none.
     process = small_tasks.federated_averaging(
@@ -280,8 +281,7 @@ def test_settings_are_those_of_the_task(task):
 
 
 def test_a_store_that_was_begun_with_other_plans_is_refused(task, rounds):
-    process = small_tasks.federated_averaging(small_tasks.fixed(0.7))
-    other = planned_task.PlannedTask(small_folder.folder_of(process))
+    other = planned_task.PlannedTask(small_folder.folder_of(small_tasks.PROCESSES["adaptive"]()))
     with pytest.raises(task_state.StateError, match="give the new one another"):
         other.add_to(rounds.store)
     generous = dataclasses.replace(task.folder.terms, max_epsilon=1e6)

@@ -69,7 +69,7 @@ def _plain_sum(task, reports):
 def test_the_settings_are_those_of_plan_and_options(task):
     settings = task.served.task.secure_sum
     assert settings.most_devices == 8
-    assert settings.parameters.least_devices == 2
+    assert (settings.parameters.least_devices, settings.parameters.noised_plans) == (2, b"")
     assert settings.step_timeout == small_folder.CONFIG.secure_step_timeout
     assert (settings.threshold_fraction, settings.num_neighbours) == (None, None)
     layout = settings.parameters.layout

@@ -233,7 +233,7 @@ def test_terms_of_other_plans_are_refused_whoever_signed_them(copied, process):
     """The same key signs a task with more noise; its terms do not fit the first plans."""
     noisy = dataclasses.replace(small_folder.TERMS, noise_multiplier=50.0)
     other = copied.parent / "noisy"
-    small_folder.write(other, small_tasks.federated_averaging(small_tasks.fixed(5.0)), terms=noisy)
+    small_folder.write(other, small_tasks.PROCESSES["adaptive"](), terms=noisy)
     for name in ("terms.json", "terms.sig"):
         (copied / name).write_bytes((other / name).read_bytes())
     with pytest.raises(ValueError, match="privacy terms are those of other plans"):

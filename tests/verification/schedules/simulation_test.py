@@ -10,9 +10,9 @@ from tff_dpftrl.runtime.actors import factory
 from verification.schedules import faults, noise_parties, simulation, watch
 
 SCHEDULES = 10_000  # 42 seconds of one core of the machine that this was written on.
-SCHEDULES_BY_DEFAULT = 250
+SCHEDULES_BY_DEFAULT = 100
 SECURE_SCHEDULES = 1_000
-SECURE_BY_DEFAULT = 100
+SECURE_BY_DEFAULT = 40
 TWO_BY_DEFAULT = 20
 SCHEDULES_PER_MISTAKE = 400
 RESTING_SCHEDULES = 25
@@ -129,8 +129,10 @@ def test_two_populations_whose_devices_are_the_same_both_go_on_when_nothing_goes
 
 
 @pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "secure"])
-@pytest.mark.parametrize("min_sep", [1, 2, 3])
-@pytest.mark.parametrize("num_devices", [3, 4, 5, 8])
+@pytest.mark.parametrize("min_sep", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    "num_devices", [3, *(pytest.param(number, marks=pytest.mark.slow) for number in (4, 5)), 8]
+)
 def test_devices_that_rest_are_enough_for_a_round_again(num_devices, min_sep, is_secure):
     """Whatever went wrong, and however few devices there are, rounds are released again."""
     served = simulation.resting_population(min_sep, is_secure=is_secure)
