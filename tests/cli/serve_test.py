@@ -15,7 +15,6 @@ import sys
 import pytest
 
 from tests import small_disk
-from tests.cli import small_plans
 from tests.runtime.plans import small_tasks
 from tests.runtime.store import postgresql
 from tests.runtime.tasks import number_devices, small_folder
@@ -29,14 +28,13 @@ from tff_dpftrl.runtime.store import sql
 from tff_dpftrl.runtime.tasks import planned_task, task_folder
 
 disk = small_disk.disk
-plans = small_plans.plans
 server = postgresql.server
 
 
 @pytest.fixture(scope="module", name="task")
-def _task(plans, tmp_path_factory):
+def _task(tmp_path_factory):
     path = tmp_path_factory.mktemp("tasks") / "small"
-    small_folder.write_plans(path, plans)
+    small_folder.write(path, small_tasks.PROCESSES["blt"]())
     return path
 
 
@@ -383,12 +381,12 @@ def _read_until(process, text, said):
     raise AssertionError("".join(said))
 
 
-def _write_served(path, plans):
+def _write_served(path):
     """A task whose rounds need three devices, no more and no fewer."""
     config = dataclasses.replace(
         small_folder.CONFIG, over_selection=1.0, least_fraction=1.0, selection_timeout=5.0
     )
-    small_folder.write_plans(path, plans, config=config)
+    small_folder.write(path, small_tasks.PROCESSES["blt"](), config=config)
 
 
 def _free_address():
@@ -398,10 +396,10 @@ def _free_address():
 
 @pytest.mark.slow
 def test_a_store_in_postgresql_is_gone_on_with_after_the_death_of_either_server(
-    plans, server, tmp_path_factory, tmp_path
+    server, tmp_path_factory, tmp_path
 ):
     path = tmp_path_factory.mktemp("tasks") / "small"
-    _write_served(path, plans)
+    _write_served(path)
     url, folder = server.new_database(), server_folder.of(tmp_path / "server")
     arguments = ["serve", "--population", "tests", "--task", str(path), "--store", url]
     arguments += ["--server-folder", str(folder.path), "--address", _free_address(), "--until-done"]
@@ -436,8 +434,8 @@ def test_a_store_in_postgresql_is_gone_on_with_after_the_death_of_either_server(
 
 
 @pytest.mark.slow
-def test_a_server_on_a_full_disk_commits_the_next_round_when_there_is_room(plans, disk, tmp_path):
-    _write_served(tmp_path / "small", plans)
+def test_a_server_on_a_full_disk_commits_the_next_round_when_there_is_room(disk, tmp_path):
+    _write_served(tmp_path / "small")
     store, said = disk.folder / "store", []
     folder = server_folder.of(store / "server")
     arguments = _arguments(tmp_path / "small", disk.folder, "--address", _free_address())

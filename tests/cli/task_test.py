@@ -1,6 +1,5 @@
 """Tests of `tff-dpftrl task`: options, keys, groups, and its errors."""
 
-import copy
 import dataclasses
 import json
 import stat
@@ -10,7 +9,7 @@ import types
 import pytest
 
 from tests import small_disk
-from tests.cli import small_plans
+from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder, tiny_task
 from tff_dpftrl.cli import main
 from tff_dpftrl.runtime import signing_keys
@@ -19,7 +18,6 @@ from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.tasks import making, planned_task, provenance, task_folder, task_report
 
 disk = small_disk.disk
-plans = small_plans.plans
 
 _OPTIONS = """
 population = "keyboard"
@@ -71,9 +69,9 @@ def test_flags_overrule_the_file(made, options, tmp_path, capsys):
     assert f"Made the signing key {output.parent / 'signing_key'}" in printed.err
 
 
-def test_a_reviewer_approves_what_is_shown(plans, tmp_path, capsys):
+def test_a_reviewer_approves_what_is_shown(tmp_path, capsys):
     task, key = tmp_path / "small", tmp_path / "alice.key"
-    plans = copy.deepcopy(plans)
+    plans = small_folder.plans(small_tasks.PROCESSES["blt"]())
     provenance.put_into(provenance.find(builder="Ada"), plans.server, plans.devices)
     small_folder.write_plans(task, plans)
     assert main.main(["task", "show", str(task)]) == 0
@@ -176,7 +174,7 @@ def test_secure_aggregation_without_a_value_is_that_against_an_active_server(
     assert made[0][0].secure_aggregation == expected
 
 
-def test_an_evaluation_has_groups_of_its_own_size(plans, monkeypatch, tmp_path):
+def test_an_evaluation_has_groups_of_its_own_size(monkeypatch, tmp_path):
     found = []
 
     def make(of, config, output, key, *, built, progress):
@@ -192,7 +190,7 @@ def test_an_evaluation_has_groups_of_its_own_size(plans, monkeypatch, tmp_path):
     )
     config = secure.resolved("small")
     assert config.least_group == 32
-    small_folder.write_plans(tmp_path / "small", plans, config=config)
+    small_folder.write(tmp_path / "small", small_tasks.PROCESSES["blt"](), config=config)
     arguments = ["--evaluates", tmp_path / "small", "--clients-per-round", "10"]
     assert _new(*arguments, "--output", tmp_path / "watch") == 0
     assert found[0].resolved("watch").least_group == 8
@@ -211,11 +209,11 @@ def test_a_part_must_be_named(capsys):
     assert "required: COMMAND" in capsys.readouterr().err
 
 
-def test_there_is_no_report_without_task_and_store(plans, tmp_path, capsys):
+def test_there_is_no_report_without_task_and_store(tmp_path, capsys):
     assert main.main(["task", "report", str(tmp_path)]) == 2
     assert "There is no task in" in capsys.readouterr().err
     folder = tmp_path / "small"
-    small_folder.write_plans(folder, plans)
+    small_folder.write(folder, small_tasks.PROCESSES["blt"]())
     assert main.main(["task", "report", str(folder), "--store", str(tmp_path / "no")]) == 2
     assert "There is no store at" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
@@ -224,9 +222,9 @@ def test_there_is_no_report_without_task_and_store(plans, tmp_path, capsys):
     assert "has no task 'small'" in capsys.readouterr().err
 
 
-def test_a_report_lists_sessions_with_and_without_a_plan(plans, monkeypatch, tmp_path, capsys):
+def test_a_report_lists_sessions_with_and_without_a_plan(monkeypatch, tmp_path, capsys):
     folder = tmp_path / "small"
-    small_folder.write_plans(folder, plans)
+    small_folder.write(folder, small_tasks.PROCESSES["blt"]())
     (tmp_path / "store" / "server").mkdir(parents=True)
     sessions = session_table.SessionTable()
     for shape in ("-#", "-v[]+^"):
