@@ -33,11 +33,16 @@ def _count_no_more(monkeypatch):
     monkeypatch.setattr(set_union, "release", refuse)
 
 
-_once = {}
+@pytest.fixture(scope="module")
+def once():
+    """What was compiled; TensorFlow's destructors fail when the interpreter exits first."""
+    found = {}
+    yield found
+    found.clear()
 
 
 @pytest.fixture
-def compiled_once(monkeypatch):
+def compiled_once(once, monkeypatch):
     """Compiles once what is most of the time; all draws of `_config` have as many words."""
 
     def made_once(owner, name):
@@ -45,7 +50,7 @@ def compiled_once(monkeypatch):
         monkeypatch.setattr(
             owner,
             name,
-            lambda *args, **kw: _once.get(name) or _once.setdefault(name, make(*args, **kw)),
+            lambda *args, **kw: once.get(name) or once.setdefault(name, make(*args, **kw)),
         )
 
     made_once(process, "build_process")
@@ -95,8 +100,8 @@ def test_nobody_sees_words_before_they_are_charged(corpus, tmp_path, compiled_on
 
 
 @pytest.mark.slow
-def test_wherever_a_run_is_killed_it_releases_once(corpus, tmp_path, compiled_once):
-    _once.clear()  # Its process has metrics, too.
+def test_wherever_a_run_is_killed_it_releases_once(corpus, tmp_path, once, compiled_once):
+    once.clear()  # Its process has metrics, too.
     config = _config(corpus, metrics_epsilon=2.0, eval_every=1, held_out_users="protected")
 
     def begin_or_go_on(output):
