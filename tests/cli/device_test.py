@@ -140,6 +140,7 @@ sys.exit(main.main())
 """
 
 
+@pytest.mark.slow
 def test_a_device_needs_no_tff_and_takes_turns_until_it_is_interrupted(folder, server):
     command = [sys.executable, "-c", _BLOCKED, *_arguments(folder, server, "--start-within", "0")]
     with subprocess.Popen(

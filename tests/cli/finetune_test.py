@@ -18,7 +18,7 @@ from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import startup
 
 disk = small_disk.disk
-toy = toy_finetuning.toy
+toy, no_gradients = toy_finetuning.toy, toy_finetuning.no_gradients
 
 
 def _command(toy, output, *flags):
@@ -32,7 +32,9 @@ def _command(toy, output, *flags):
 _ULS = ("--sampling", "user", "--group-size", "2", "--cohort", "8", "--steps", "3")
 
 
-def test_a_run_is_reported_used_and_not_taken_for_training(toy, tmp_path, capsys, monkeypatch):
+def test_a_run_is_reported_used_and_not_taken_for_training(
+    toy, no_gradients, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(startup, "_MANY_UNKNOWN", -1.0)  # As if most words were unknown.
     output = tmp_path / "run"
     flags = (*_ULS, "--target-epsilon", "8", "--clip-norm", "1")

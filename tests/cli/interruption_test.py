@@ -61,8 +61,15 @@ def _check_moment(corpus, output, module, signum):
     assert not output.exists()
 
 
-@pytest.mark.parametrize("signum", _STATUS)
-@pytest.mark.parametrize("module", ["tff_dpftrl.training", "tensorflow.core.protobuf"])
+@pytest.mark.parametrize(
+    ("module", "signum"),
+    [
+        ("tff_dpftrl.training", signal.SIGTERM),
+        ("tensorflow.core.protobuf", signal.SIGINT),
+        pytest.param("tff_dpftrl.training", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("tensorflow.core.protobuf", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_while_starting_up_ends_with_one_line(corpus, tmp_path, module, signum):
     _check_moment(corpus, tmp_path / "run", module, signum)
 

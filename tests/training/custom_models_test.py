@@ -232,6 +232,15 @@ def test_its_model_predicts_in_python_and_is_refused_elsewhere(private_run, tmp_
     best = np.argsort(-probabilities[1 : trained.words.oov])[:3]
     assert [word for word, _ in found.next_words] == [trained.words.words[i] for i in best]
     np.testing.assert_allclose([p for _, p in found.next_words], probabilities[1 + best], rtol=1e-4)
+    with pytest.raises(ValueError, match="computes something else"):
+        trained_model.find(tmp_path).load(model=_bigrams("tanh"))
+
+
+@pytest.mark.slow
+def test_its_model_predicts_the_same_where_it_is_exported(private_run, tmp_path):
+    trained = trained_model.find(private_run[0]).load(model=_bigrams())
+    text = f"{toy_run.WORDS[0]} {toy_run.WORDS[7]}"
+    (found,) = trained.predict([text], top=3)
     saved_model.write(tmp_path / "exported", trained, top=3, history=True)
     exported = tf.saved_model.load(str(tmp_path / "exported")).signatures
     words = exported["serving_default"](texts=tf.constant([text]))["words"].numpy()[0]
@@ -241,8 +250,6 @@ def test_its_model_predicts_in_python_and_is_refused_elsewhere(private_run, tmp_
     (expected,) = trained.predict([text], top=3, history=earlier)
     words = [word.decode() for word in mixed["words"].numpy()[0]]
     assert words == [word for word, _ in expected.next_words] and words[0] == toy_run.WORDS[3]
-    with pytest.raises(ValueError, match="computes something else"):
-        trained_model.find(tmp_path).load(model=_bigrams("tanh"))
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,33 @@ def _count_no_more(monkeypatch):
     monkeypatch.setattr(set_union, "release", refuse)
 
 
-def test_words_are_a_part_of_epsilon(corpus, tmp_path):
+@pytest.fixture(scope="module")
+def once():
+    """What was compiled; TensorFlow's destructors fail when the interpreter exits first."""
+    found = {}
+    yield found
+    found.clear()
+
+
+@pytest.fixture
+def compiled_once(once, monkeypatch):
+    """Compiles once what is most of the time; all draws of `_config` have as many words."""
+
+    def made_once(owner, name):
+        make = getattr(owner, name)
+        monkeypatch.setattr(
+            owner,
+            name,
+            lambda *args, **kw: once.get(name) or once.setdefault(name, make(*args, **kw)),
+        )
+
+    made_once(process, "build_process")
+    made_once(execution, "compile_process")
+    for name in ("close", "drop_initialization"):
+        monkeypatch.setattr(compiled_process.CompiledProcess, name, lambda self: None)
+
+
+def test_words_are_a_part_of_epsilon(corpus, tmp_path, compiled_once):
     output = tmp_path / "run"
     config = _config(corpus)
     statement = run.train(config, output).statement
@@ -64,7 +90,7 @@ def test_words_are_a_part_of_epsilon(corpus, tmp_path):
     assert any(one.test == "statement: ε" and one.outcome == "violated" for one in found.findings)
 
 
-def test_nobody_sees_words_before_they_are_charged(corpus, tmp_path):
+def test_nobody_sees_words_before_they_are_charged(corpus, tmp_path, compiled_once):
     output, lines = tmp_path / "run", []
     with kills.dying("replace manifest.json") as events, pytest.raises(kills.Killed):
         run.train(_config(corpus), output, progress=lines.append)
@@ -75,22 +101,9 @@ def test_nobody_sees_words_before_they_are_charged(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_wherever_a_run_is_killed_it_releases_once(corpus, tmp_path, monkeypatch):
+def test_wherever_a_run_is_killed_it_releases_once(corpus, tmp_path, once, compiled_once):
+    once.clear()  # Its process has metrics, too.
     config = _config(corpus, metrics_epsilon=2.0, eval_every=1, held_out_users="protected")
-    once = {}
-
-    def made_once(owner, name):  # Most of the time; all draws have as many words.
-        make = getattr(owner, name)
-        monkeypatch.setattr(
-            owner,
-            name,
-            lambda *args, **kw: once.get(name) or once.setdefault(name, make(*args, **kw)),
-        )
-
-    made_once(process, "build_process")
-    made_once(execution, "compile_process")
-    for name in ("close", "drop_initialization"):
-        monkeypatch.setattr(compiled_process.CompiledProcess, name, lambda self: None)
 
     def begin_or_go_on(output):
         run.train(None if manifest.exists(output) else config, output, progress=lambda line: None)

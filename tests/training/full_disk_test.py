@@ -18,7 +18,7 @@ from tff_dpftrl.runs import committed_rounds, manifest
 disk = small_disk.disk
 corpus = toy_run.corpus
 
-_SCHEMA = schema_lib.MinSep(num_rounds=4, min_sep=2, max_participations=2)
+_SCHEMA = schema_lib.MinSep(num_rounds=3, min_sep=2, max_participations=2)
 
 
 def _state(rounds_done):

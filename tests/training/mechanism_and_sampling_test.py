@@ -87,7 +87,7 @@ def _rounds(private_round, plan: privacy.FederatedPlan) -> np.ndarray:
         members = sampler.cohort(t)
         seen = private_round.broadcast(state)
         weight = 1.0 if isinstance(plan, sampled_privacy.SampledPlan) else None
-        sent = [private_round.clip_client([tf.constant(update)], seen, weight)[0] for _ in members]
+        sent = [private_round.clip_client([tf.constant(update)], seen, weight)[0]] * len(members)
         state, (average,), _ = private_round.release(state, private_round.total(sent, shapes))
         rest.append(np.asarray(average) - len(members) * update / plan.clients_per_round)
     return np.array(rest)

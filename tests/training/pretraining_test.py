@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 import re
 import shutil
 import sys
@@ -47,8 +48,10 @@ def pretrained(corpus, tmp_path_factory):
     """A folder with a model, what was said, and the summary."""
     output = tmp_path_factory.mktemp("runs") / "pretrained"
     lines = []
-    options = toy_run.config(corpus)
-    summary = pretraining.pretrain(_config(corpus), options, output, progress=lines.append)
+    config, options = _config(corpus, data="public.jsonl"), toy_run.config(corpus)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(corpus)
+        summary = pretraining.pretrain(config, options, output, progress=lines.append)
     return output, lines, summary
 
 
@@ -253,33 +256,32 @@ def test_weights_of_the_protected_text_are_refused(tmp_path):
 
 
 def test_weights_of_a_protected_file_are_refused_wherever_it_was_named(
-    corpus, tmp_path, monkeypatch
+    corpus, pretrained, tmp_path, monkeypatch
 ):
-    monkeypatch.chdir(corpus)
-    config = _config(corpus, data="public.jsonl", epochs=1)
-    pretraining.pretrain(config, toy_run.config(corpus), tmp_path / "pretrained")
     monkeypatch.chdir(tmp_path)
     shutil.copy(corpus / "public.jsonl", "copy.jsonl")
     for protected in (str(corpus / "public.jsonl"), "copy.jsonl"):
         with pytest.raises(ValueError, match="public.jsonl', the very text .* a copy of it"):
-            warm_start.refuse_protected(tmp_path / "pretrained", protected)
-    warm_start.refuse_protected(tmp_path / "pretrained", str(corpus / "users.jsonl"))
+            warm_start.refuse_protected(pretrained[0], protected)
+    warm_start.refuse_protected(pretrained[0], str(corpus / "users.jsonl"))
 
 
-def test_weights_of_protected_text_are_refused_though_the_file_is_gone(corpus, tmp_path):
-    public = tmp_path / "public.jsonl"
-    shutil.copy(corpus / "public.jsonl", public)
-    config = _config(corpus, data=str(public), epochs=1)
-    pretraining.pretrain(config, toy_run.config(corpus), tmp_path / "pretrained")
-    public.unlink()
+def test_weights_of_protected_text_are_refused_though_the_file_is_gone(
+    corpus, pretrained, tmp_path
+):
+    output = pathlib.Path(shutil.copytree(pretrained[0], tmp_path / "pretrained"))
+    record = (output / "pretraining.json").read_text()
+    gone = record.replace(str(corpus / "public.jsonl"), str(tmp_path / "gone.jsonl"))
+    assert gone != record
+    (output / "pretraining.json").write_text(gone)
     shuffled = jsonl.read(corpus / "public.jsonl")
     renamed = {f"a {user}": shuffled.examples(user)[::-1] for user in shuffled.user_ids[:3]}
     jsonl.write(user_text.UserText.from_mapping("renamed", renamed), tmp_path / "renamed.jsonl")
     with pytest.raises(ValueError, match="the very text that this run protects, a copy of it"):
-        warm_start.refuse_protected(tmp_path / "pretrained", str(tmp_path / "renamed.jsonl"))
-    warm_start.refuse_protected(tmp_path / "pretrained", str(corpus / "users.jsonl"))
-    (tmp_path / "pretrained" / warm_start.DIGESTS).unlink()  # As in folders of earlier versions.
-    warm_start.refuse_protected(tmp_path / "pretrained", str(tmp_path / "renamed.jsonl"))
+        warm_start.refuse_protected(output, str(tmp_path / "renamed.jsonl"))
+    warm_start.refuse_protected(output, str(corpus / "users.jsonl"))
+    (output / warm_start.DIGESTS).unlink()  # As in folders of earlier versions.
+    warm_start.refuse_protected(output, str(tmp_path / "renamed.jsonl"))
 
 
 def test_a_folder_with_something_in_it_is_refused(pretrained):

@@ -29,7 +29,9 @@ def _config(**changes):
             marks=pytest.mark.slow,
         ),
         pytest.param({"algorithm": "dp-fedavg"}, marks=pytest.mark.slow),
-        {"sampling": "cyclic", "mechanism": "bandtoep", "bands": 3},
+        pytest.param(
+            {"sampling": "cyclic", "mechanism": "bandtoep", "bands": 3}, marks=pytest.mark.slow
+        ),
         pytest.param(
             {
                 "algorithm": "dp-fedsgd",

@@ -98,7 +98,8 @@ def test_all_seeds_are_judged_by_the_same_sequences(tmp_path):
 
 def test_what_is_released_of_a_held_out_user_depends_on_its_own_text_alone(tmp_path):
     users = _users(100)
-    built = _build(_write_jsonl(tmp_path / "c.jsonl", users), embedding_size=4, lstm_size=5)
+    small = {"embedding_size": 4, "lstm_size": 5, "sequence_length": 6}
+    built = _build(_write_jsonl(tmp_path / "c.jsonl", users), **small)
     weights = built.model.initial_weights(0)
     names = ["loss_sum", "num_targets", "num_top1", "num_in_vocab"]
     everybody = built.counts_of_users(10_000)(weights, names)
@@ -111,7 +112,7 @@ def test_what_is_released_of_a_held_out_user_depends_on_its_own_text_alone(tmp_p
     assert built.counts_of_users(0)(weights, names).shape == (0, 4)
     gone, kept = built.held_out_text.user_ids[3], built.held_out_text.user_ids
     fewer = {user: text for user, text in users.items() if user != gone}
-    other = _build(_write_jsonl(tmp_path / "d.jsonl", fewer), embedding_size=4, lstm_size=5)
+    other = _build(_write_jsonl(tmp_path / "d.jsonl", fewer), **small)
     rest = other.counts_of_users(10_000)(weights, names)
     left = [row for user, row in zip(kept, everybody, strict=True) if user != gone]
     np.testing.assert_allclose(rest, left, rtol=1e-5)

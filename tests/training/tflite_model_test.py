@@ -116,7 +116,13 @@ def _open(folder: pathlib.Path) -> tf.lite.Interpreter:
     return tf.lite.Interpreter(str(folder / "model.tflite"))
 
 
-@pytest.mark.parametrize("name", table.MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("word-lstm", "llama") else [pytest.mark.slow])
+        for name in table.MODELS
+    ],
+)
 def test_every_model_of_the_table_gives_its_scores_on_a_device(name, tmp_path):
     trained = _trained(tmp_path / "run", name)
     tflite_model.write(tmp_path / "lite", trained, top=3)
