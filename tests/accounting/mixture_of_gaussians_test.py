@@ -588,5 +588,6 @@ def test_a_large_group_is_accounted_for_in_parts_with_the_same_result(monkeypatc
     masses = mixture_of_gaussians._log_cell_masses
     monkeypatch.setattr(mixture_of_gaussians, "_log_cell_masses", noting)
     monkeypatch.setattr(mixture_of_gaussians, "_BLOCK", 20_000)
+    mixture_of_gaussians._delta.cache_clear()
     assert mixture_of_gaussians.delta(mixture, num_steps=6, epsilon=1.0) == expected
     assert len(parts) > 10 and max(parts) <= 20_000 + 301
