@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("tensorflow_federated", reason="audits training with TFF")
 
-from tests import fixed_seeds
 from tests.training import toy_run
 from tff_dpftrl.accounting import privacy_statement, statement
 from tff_dpftrl.auditing import audit_report, claim, configured
@@ -19,25 +18,15 @@ from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.cli import audit, main
 from tff_dpftrl.participation import ledger_file
 from tff_dpftrl.runs import statement_subject
-from tff_dpftrl.training import run as run_lib
 
 corpus = toy_run.corpus
-
-
-@pytest.fixture(scope="module")
-def trained(corpus, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("audit") / "run"
-    config = toy_run.config(corpus, num_rounds=2, min_sep=2, deterministic_noise_seed=None)
-    with pytest.MonkeyPatch.context() as patch:
-        fixed_seeds.fix(patch)
-        run_lib.train(config, folder, progress=lambda line: None)
-    return folder
+trained = toy_run.trained
 
 
 @pytest.fixture
 def run(trained, tmp_path):
     """A copy of the run, whose ε can be forged."""
-    return pathlib.Path(shutil.copytree(trained, tmp_path / "run"))
+    return pathlib.Path(shutil.copytree(trained.output, tmp_path / "run"))
 
 
 def _edit(folder):
@@ -56,7 +45,7 @@ def test_a_run_that_keeps_its_promise(run, capsys):
     assert main.main(["audit", "--run", str(run)]) == 0
     printed = capsys.readouterr()
     assert re.match(r"consistent with the claim \(\d+ of 20 tests could be done\)\n", printed.out)
-    assert "consistent   ledger: one history of rounds: 2 rounds are committed" in printed.out
+    assert "consistent   ledger: one history of rounds: 6 rounds are committed" in printed.out
     assert "statement: ε" in printed.err.splitlines()  # What is being done, as it is done.
     assert re.search(r" files, as bytes, decimal or hexadecimal\.\n", printed.out)
     assert printed.out.splitlines()[-1] == (

@@ -13,63 +13,36 @@ import pytest
 
 pytest.importorskip("tensorflow_federated", reason="trains with TFF")
 
-from tests import fixed_seeds
-from tests.cli import toy_corpus
 from tests.reports import listed_files
+from tests.training import toy_run
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.cli import main, report
 from tff_dpftrl.models import export
 from tff_dpftrl.participation import ledger_file
-from tff_dpftrl.runs import committed_rounds, statement_subject
-from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.runs import statement_subject
 from tff_dpftrl.training import report as report_lib
-from tff_dpftrl.training import run as run_lib
+
+corpus = toy_run.corpus
+trained = toy_run.trained
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> pathlib.Path:
-    """A run that was stopped after two of its four rounds."""
-    folder = tmp_path_factory.mktemp("report")
-    toy_corpus.write(folder, lengths=(6, 6))
-    config = config_lib.TrainingConfig(
-        data=str(folder / "users.jsonl"),
-        vocabulary=str(folder / "words.txt"),
-        vocabulary_size=10,
-        sequence_length=6,
-        embedding_size=4,
-        lstm_size=5,
-        num_rounds=4,
-        clients_per_round=3,
-        mechanism="tree",
-        noise_multiplier=1.0,
-        eval_every=1,
-    )
-    begin = committed_rounds.CommittedRounds.begin
-
-    def stop_after_two(rounds, *args):
-        if rounds.rounds_done == 2:
-            raise KeyboardInterrupt
-        begin(rounds, *args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        fixed_seeds.fix(patch)
-        patch.setattr(committed_rounds.CommittedRounds, "begin", stop_after_two)
-        with pytest.raises(KeyboardInterrupt):
-            run_lib.train(config, folder / "run")
-    return folder / "run"
+def folder(trained, tmp_path_factory) -> pathlib.Path:
+    """A run that was killed after four of its six rounds."""
+    return pathlib.Path(shutil.copytree(trained.killed, tmp_path_factory.mktemp("report") / "run"))
 
 
 def test_it_states_what_was_committed_and_writes_the_model(folder, capsys):
     assert main.main(["report", str(folder)]) == 0
     printed = capsys.readouterr().out
     assert (
-        f"2 of 4 rounds are done; go on with tff-dpftrl train --resume --output {folder}" in printed
+        f"4 of 6 rounds are done; go on with tff-dpftrl train --resume --output {folder}" in printed
     )
     assert f"Statement, curves and model are in {folder}/" in printed
     written = statement.PrivacyStatement.from_json((folder / "privacy_statement.json").read_text())
     # When a person stops it may depend on the data: all declared rounds are charged.
-    assert (written.observed.num_rounds, written.accounted.num_rounds) == (2, 4)
+    assert (written.observed.num_rounds, written.accounted.num_rounds) == (5, 6)
     model, weights = export.read(folder / "model.npz")
     assert sum(weight.size for weight in weights) == model.num_parameters
 
@@ -86,14 +59,14 @@ def test_json_for_scripts(folder, capsys):
     assert found["statement"] == written
     assert found["held_out"] is None  # It is measured after the last round.
     assert found["last_round"]["eval_top5_oov_wrong"] <= found["last_round"]["eval_top5_in_vocab"]
-    assert found["last_round"]["round"] == 2 and "2 of 4 rounds" in found["summary"]
+    assert found["last_round"]["round"] == 4 and "4 of 6 rounds" in found["summary"]
 
 
 def test_head_words_are_printed_as_a_table(folder, capsys):
     found = {"users": 3, "sequences": 9, "words": 20}
     found["accuracy_by_user"] = {"top1_in_vocab": {"users": 0, "quantiles": {}}}
     found["head_words"] = {"top": 2, "histograms": {"10": [0.25, 0.75, 0.0], "50": [0.0, 0.0, 1.0]}}
-    for rounds, is_shown in ((2, True), (1, False)):  # Of the last round, and of an earlier one.
+    for rounds, is_shown in ((4, True), (3, False)):  # Of the last round, and of an earlier one.
         report_lib.write_held_out(folder, rounds, found)
         assert main.main(["report", str(folder)]) == 0
         lines = capsys.readouterr().out.splitlines()
@@ -107,7 +80,7 @@ def test_keyboards_are_printed_as_a_table(folder, capsys):
     found["accuracy_by_user"] = {"top1_in_vocab": {"users": 0, "quantiles": {}}}
     found["head_words"] = {"top": 1, "histograms": {"10": [0.25, 0.75]}}
     found["keyboard"] = {"picked_at_3": 0.4, "triggered": 0.25, "decoder": None, "rescored": 0.75}
-    report_lib.write_held_out(folder, 2, found)
+    report_lib.write_held_out(folder, 4, found)
     path = folder / "private" / "keyboard_baselines.json"
     path.write_text(json.dumps({"trigrams": {**found["keyboard"], "picked_at_3": 0.5}}))
     assert main.main(["report", str(folder)]) == 0
@@ -124,7 +97,7 @@ def test_keyboards_are_printed_as_a_table(folder, capsys):
         assert main.main(["report", str(folder)]) == 2
         assert f"{name} is damaged" in capsys.readouterr().err
     path.unlink()
-    report_lib.write_held_out(folder, 2, {**found, "keyboard": {"picked_at_3": "many"}})
+    report_lib.write_held_out(folder, 4, {**found, "keyboard": {"picked_at_3": "many"}})
     assert main.main(["report", str(folder)]) == 2
     assert "held_out.json is damaged" in capsys.readouterr().err
     (folder / "held_out.json").unlink()
@@ -147,7 +120,7 @@ def _copy_without_private(folder: pathlib.Path, copy: pathlib.Path) -> pathlib.P
     return copy
 
 
-def test_the_page_and_the_readme_have_no_exact_figures(folder, capsys):
+def test_the_page_and_the_readme_have_no_exact_figures(corpus, folder, capsys):
     assert main.main(["report", str(folder), "--html"]) == 0
     assert f"The page is in {folder}/report.html" in capsys.readouterr().err
     figures = {
@@ -159,8 +132,8 @@ def test_the_page_and_the_readme_have_no_exact_figures(folder, capsys):
     for name in ("report.html", "README.md"):
         text = (folder / name).read_text()
         assert not [one for one in figures if one in text]
-        assert "ε = 12.1" in text
-    assert str(folder.parent) not in (folder / "README.md").read_text()
+        assert "ε = 30.38" in text
+    assert str(corpus) not in (folder / "README.md").read_text()
     found = run_folder.recount_run(str(folder))
     assert not found.is_violated, found.findings
 
@@ -184,15 +157,15 @@ def test_looking_at_a_run_writes_the_page_alone(folder, tmp_path, monkeypatch, c
     assert "2035-01-01" in (folder / "privacy_statement.json").read_text()
 
 
-def test_an_edited_statement_is_found_by_whatever_reads_it(folder, tmp_path, capsys):
+def test_an_edited_statement_is_found_by_whatever_reads_it(corpus, folder, tmp_path, capsys):
     copy = pathlib.Path(shutil.copytree(folder, tmp_path / "run"))
     assert main.main(["report", str(copy)]) == 0
     path = copy / "privacy_statement.json"
     stated = json.loads(path.read_text())
-    corpus, words = (str(folder.parent / name) for name in ("users.jsonl", "words.txt"))
+    data, words = (str(corpus / name) for name in ("users.jsonl", "words.txt"))
     options = {
-        **{"data": corpus, "vocabulary": words, "output": tmp_path / "new", "rounds": 4},
-        **{"sequence-length": 6, "embedding-size": 4, "lstm-size": 5, "vocabulary-size": 10},
+        **{"data": data, "vocabulary": words, "output": tmp_path / "new", "rounds": 4},
+        **{"sequence-length": 6, "embedding-size": 4, "lstm-size": 5, "vocabulary-size": 30},
         **{"clients-per-round": 3, "mechanism": "tree", "noise-multiplier": 1.0},
     }
     new_run = [f"--{name}={value}" for name, value in options.items()]
@@ -206,7 +179,7 @@ def test_an_edited_statement_is_found_by_whatever_reads_it(folder, tmp_path, cap
             ["report", str(copy)],
             ["report", str(copy), "--html"],
             ["compare-runs", str(folder), str(copy)],
-            ["budget", corpus, "--runs", str(copy)],
+            ["budget", data, "--runs", str(copy)],
             ["train", "--initial-weights", str(copy), *new_run],
             ["audit", "--run", str(copy), "--state"],
         ):
@@ -216,11 +189,11 @@ def test_an_edited_statement_is_found_by_whatever_reads_it(folder, tmp_path, cap
             assert "edited after it was written" in said or "statement_sha256" in said, command
 
 
-def test_the_private_page_is_the_owners_alone(folder):
+def test_the_private_page_is_the_owners_alone(corpus, folder):
     assert main.main(["report", str(folder), "--html", "--private"]) == 0
     path = folder / "private" / "report.html"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert "Do not publish it." in path.read_text() and str(folder.parent) in path.read_text()
+    assert "Do not publish it." in path.read_text() and str(corpus) in path.read_text()
 
 
 def test_a_report_keeps_the_audits_of_its_claim(folder, capsys):
@@ -249,8 +222,8 @@ def test_of_a_folder_without_private_it_tells_what_is_left(folder, tmp_path, cap
     capsys.readouterr()
     assert main.main(["report", str(copy), "--html", str(tmp_path / "page.html")]) == 0
     printed = capsys.readouterr().out
-    assert "There is no private/" in printed and "Privacy: ε = 12.1" in printed
-    assert "After 2 rounds: top-1 accuracy on held-out users" in printed
+    assert "There is no private/" in printed and "Privacy: ε = 30.38" in printed
+    assert "After 4 rounds: top-1 accuracy on held-out users" in printed
     assert "<h1>Training run: users.jsonl</h1>" in (tmp_path / "page.html").read_text()
     assert all(path.read_bytes() == content for path, content in before.items())
     assert {path for path in copy.rglob("*") if path.is_file()} == set(before)
@@ -277,7 +250,8 @@ def test_flags_that_cannot_be_followed_are_refused_in_a_line(flags, says, folder
     assert says in line
 
 
-def test_the_docs_explain_every_file(folder):
+def test_the_docs_explain_every_file(trained, tmp_path):
+    folder = pathlib.Path(shutil.copytree(trained.output, tmp_path / "run"))
     assert main.main(["report", str(folder)]) == 0
     assert "n-gram baselines" in (folder / "privacy_statement.md").read_text()
     assert listed_files.check(folder)["vocabulary.json"] == "yes, but"

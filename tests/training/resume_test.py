@@ -18,29 +18,25 @@ import pytest
 
 from tests.training import toy_run
 from tff_dpftrl.accounting import privacy_statement
-from tff_dpftrl.data import split, tokenizer, vocabulary
+from tff_dpftrl.data import jsonl, split, tokenizer, vocabulary
 from tff_dpftrl.participation import ledger
 from tff_dpftrl.runs import checkpoint, manifest, metrics_log, statement_subject
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import federated_trainer, opening, report, run, text_task, trained_model
 
 corpus = toy_run.corpus
-# Those of the run and of the report on it are compared.
-pytestmark = pytest.mark.pictures
+seeded = toy_run.seeded
+trained = toy_run.trained
 
 _BANDS = {"mechanism": "bandtoep", "bands": 2}
 _DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")  # When a statement was written.
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(corpus, tmp_path_factory):
-    """A finished run, begun with relative paths in another folder, and its results."""
-    output = tmp_path_factory.mktemp("run") / "uninterrupted"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(corpus)
-        config = toy_run.config(pathlib.Path("."))
-        assert config.data == "users.jsonl"
-        return output, run.train(config, output)
+def test_a_second_run_in_the_folder_and_a_missing_one_are_refused(trained, tmp_path, corpus):
+    with pytest.raises(ValueError, match="already holds a run: add --resume"):
+        run.train(toy_run.config(corpus), trained.output)
+    with pytest.raises(ValueError, match="There is no run in"):
+        run.train(None, tmp_path)
 
 
 def _assert_same_run(output, expected):
@@ -83,8 +79,9 @@ def _published(output):
 
 
 @pytest.mark.slow
-def test_what_may_be_published_does_not_depend_on_exact_figures(uninterrupted, corpus, tmp_path):
-    expected, _ = uninterrupted
+@pytest.mark.pictures
+def test_what_may_be_published_does_not_depend_on_exact_figures(seeded, corpus, tmp_path):
+    expected = seeded.output
     train = federated_trainer.FederatedTrainer.train
 
     def measure_otherwise(trainer, state, round_index, members):
@@ -92,7 +89,7 @@ def test_what_may_be_published_does_not_depend_on_exact_figures(uninterrupted, c
         trained = train(trainer, state, round_index, members)
         return trained._replace(loss=1.5 + round_index, top1=0.75, num_not_finite=3)
 
-    output = tmp_path / "uninterrupted"
+    output = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(corpus)
         patch.setattr(federated_trainer.FederatedTrainer, "train", measure_otherwise)
@@ -110,15 +107,16 @@ def test_what_may_be_published_does_not_depend_on_exact_figures(uninterrupted, c
 # Where a process dies in its fourth call, rounds committed by then, and rounds begun.
 _CRASH_SITES = (
     (ledger.Ledger, "begin_round", "after", 3, 4),
-    pytest.param(checkpoint.CheckpointFolder, "save", "after", 2, 3, marks=pytest.mark.slow),
-    pytest.param(ledger.Ledger, "commit_round", "after", 4, 4, marks=pytest.mark.slow),
-    pytest.param(metrics_log.MetricsLog, "append", "before", 4, 4, marks=pytest.mark.slow),
+    (checkpoint.CheckpointFolder, "save", "after", 2, 3),
+    (ledger.Ledger, "commit_round", "after", 4, 4),
+    (metrics_log.MetricsLog, "append", "before", 4, 4),
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owner, site, when, committed, begun", _CRASH_SITES)
 def test_after_a_crash_a_run_can_be_reported_and_resumes_to_the_same_weights(
-    corpus, uninterrupted, tmp_path, monkeypatch, owner, site, when, committed, begun
+    corpus, seeded, tmp_path, monkeypatch, owner, site, when, committed, begun
 ):
     original = getattr(owner, site)
     calls = []
@@ -138,6 +136,10 @@ def test_after_a_crash_a_run_can_be_reported_and_resumes_to_the_same_weights(
         patch.setattr(owner, site, crashing)
         with pytest.raises(toy_run.Crash):
             run.train(toy_run.config(corpus), output)
+    _report_and_resume(output, seeded, committed, begun)
+
+
+def _report_and_resume(output, expected, committed, begun):
     reported = report.report(output)
     assert [row["round"] for row in reported.rows] == list(range(1, committed + 1))
     # Who was asked in a round that was begun may have been used.
@@ -146,34 +148,26 @@ def test_after_a_crash_a_run_can_be_reported_and_resumes_to_the_same_weights(
     assert reported.statement.accounted.num_rounds == toy_run.NUM_ROUNDS
     assert f"{committed} of 6 rounds are done; go on with" in reported.summary
     results = run.train(None, output)
-    expected, expected_results = uninterrupted
-    _assert_same_run(output, expected)
-    assert results.statement == expected_results.statement
+    _assert_same_run(output, expected.output)
+    assert results.statement == expected.results.statement
     assert "All 6 rounds are done." in results.summary
 
 
-def test_a_report_says_the_same_as_the_run_and_needs_no_tff(uninterrupted, tmp_path):
-    output = tmp_path / "run"
-    expected, results = uninterrupted
+def test_a_killed_run_can_be_reported_and_resumes_to_the_same_weights(trained, tmp_path):
+    output = pathlib.Path(shutil.copytree(trained.killed, tmp_path / "run"))
+    _report_and_resume(output, trained, committed=4, begun=5)
+
+
+@pytest.mark.pictures
+def test_a_report_says_the_same_as_the_run_and_needs_no_tff(trained, tmp_path, monkeypatch):
+    output, expected = tmp_path / "run", trained.output
     shutil.copytree(expected, output)
     for name in ("model.npz", "privacy_statement.json", "privacy_statement.md", "curves.png"):
         (output / name).unlink()
     leftover = output / ".model.npz.0123456789ab.unfinished"
     leftover.touch()
-    code = textwrap.dedent("""
-        import pathlib, sys
-        sys.modules["tensorflow_federated"] = None  # Importing it fails.
-        from tff_dpftrl.training import report
-        print(report.report(pathlib.Path(sys.argv[1])).summary)
-    """)
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(output)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == results.summary
+    monkeypatch.setitem(sys.modules, "tensorflow_federated", None)  # Importing it fails.
+    assert report.report(output).summary == trained.results.summary
     _assert_same_run(output, expected)
     names = ("privacy_statement.json", "privacy_statement.md")
     said, before = (
@@ -282,10 +276,12 @@ def _edit(path, edit):
     path.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize("go_on", [lambda output: run.train(None, output), report.report])
-def test_a_changed_noise_multiplier_is_refused_and_named(uninterrupted, tmp_path, go_on):
-    output = tmp_path / "run"
-    shutil.copytree(uninterrupted[0], output)
+@pytest.mark.parametrize(
+    "go_on",
+    [report.report, pytest.param(lambda output: run.train(None, output), marks=pytest.mark.slow)],
+)
+def test_a_changed_noise_multiplier_is_refused_and_named(trained, tmp_path, go_on):
+    output = pathlib.Path(shutil.copytree(trained.output, tmp_path / "run"))
 
     def more_noise(content):
         content["config"]["noise_multiplier"] = 50.0
@@ -301,10 +297,10 @@ def test_a_changed_noise_multiplier_is_refused_and_named(uninterrupted, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_when_the_model_of_its_vocabulary_is_gone(corpus, uninterrupted, tmp_path):
+def test_a_run_goes_on_when_the_model_of_its_vocabulary_is_gone(corpus, trained, tmp_path):
     words = tmp_path / "model" / "vocabulary.json"
     words.parent.mkdir()
-    shutil.copy(uninterrupted[0] / "vocabulary.json", words)
+    shutil.copy(trained.output / "vocabulary.json", words)
     config = toy_run.config(corpus, vocabulary=str(words), num_rounds=1, min_sep=1)
     run.train(config, tmp_path / "run", progress=lambda line: None)
     before = opening.open_run(None, tmp_path / "run").text.words
@@ -312,9 +308,8 @@ def test_a_run_goes_on_when_the_model_of_its_vocabulary_is_gone(corpus, uninterr
     assert opening.open_run(None, tmp_path / "run").text.words == before
 
 
-def test_a_run_goes_on_with_the_rule_of_its_vocabulary(uninterrupted, tmp_path):
-    output = tmp_path / "run"
-    shutil.copytree(uninterrupted[0], output)
+def test_a_run_goes_on_with_the_rule_of_its_vocabulary(trained, tmp_path):
+    output = pathlib.Path(shutil.copytree(trained.output, tmp_path / "run"))
     _edit(output / "vocabulary.json", lambda content: content.update(format=1))
     assert opening.open_run(None, output).text.words.word_rule == tokenizer.NO_MARKS
     with pytest.raises(ValueError, match="The words of the vocabulary are no longer those"):
@@ -353,33 +348,31 @@ def test_a_run_of_an_earlier_version_goes_on_as_it_would_have(tmp_path, monkeypa
     assert trained.rule.words("म\u0947ं")[0] == "म"
 
 
-def test_other_users_are_refused_on_resuming(corpus, uninterrupted):
-    data = corpus / "users.jsonl"
-    before = data.read_text()
-    try:
-        data.write_text("".join(before.splitlines(keepends=True)[:-10]))
-        with pytest.raises(ValueError, match="training users are no longer those"):
-            run.train(None, uninterrupted[0])
-    finally:
-        data.write_text(before)
+def _refuse_to_go_on(trained, folder, users, message):
+    """Asserts that a run does not go on with other users, whom its file is found to have."""
+    output = pathlib.Path(shutil.copytree(trained.output, folder / "run"))
+    (folder / "users.jsonl").write_text("\n".join(map(json.dumps, users)) + "\n")
+    read = jsonl.read
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsonl, "read", lambda path, **options: read(folder / path.name, **options))
+        with pytest.raises(ValueError, match=message):
+            run.train(None, output)
 
 
-def test_other_texts_of_the_same_users_are_refused_on_resuming(corpus, uninterrupted):
+def test_other_users_are_refused_on_resuming(corpus, trained, tmp_path):
+    users = list(map(json.loads, (corpus / "users.jsonl").read_text().splitlines()))
+    _refuse_to_go_on(trained, tmp_path, users[:-10], "training users are no longer those")
+
+
+def test_other_texts_of_the_same_users_are_refused_on_resuming(corpus, trained, tmp_path):
     """Two copies of a run that go on with different texts would add the same noise to both."""
-    data = corpus / "users.jsonl"
-    before = data.read_text()
-    users = [json.loads(line) for line in before.splitlines()]
+    users = list(map(json.loads, (corpus / "users.jsonl").read_text().splitlines()))
     train = next(user for user in users if split.hash_bucket(user["user_id"]) > 1)
     train["examples"][0] = " ".join(reversed(train["examples"][0].split()))
-    output, _ = uninterrupted
-    try:
-        data.write_text("\n".join(map(json.dumps, users)) + "\n")
-        with pytest.raises(ValueError, match="texts of the training users are no longer those"):
-            run.train(None, output)
-    finally:
-        data.write_text(before)
+    message = "texts of the training users are no longer those"
+    _refuse_to_go_on(trained, tmp_path, users, message)
     # A run of a version that did not record the texts goes on.
-    older = manifest.read(output)
+    older = manifest.read(trained.output)
     identities = {k: v for k, v in older.identities.items() if k != manifest.TEXTS}
     assert len(identities) < len(older.identities)
     dataclasses.replace(older, identities=identities).check_identities(
@@ -404,14 +397,6 @@ def test_texts_of_held_out_users_must_be_the_same_if_noise_is_added_to_them(corp
     ours, theirs = found["protected", corpus], found["protected", tmp_path]
     different = {name for name in ours if ours[name] != theirs[name]}
     assert different == {"texts of the held-out users"}
-
-
-def test_a_second_run_in_the_folder_and_a_missing_one_are_refused(uninterrupted, tmp_path, corpus):
-    output, _ = uninterrupted
-    with pytest.raises(ValueError, match="already holds a run: add --resume"):
-        run.train(toy_run.config(corpus), output)
-    with pytest.raises(ValueError, match="There is no run in"):
-        run.train(None, tmp_path)
 
 
 _CHILD = textwrap.dedent("""
@@ -453,14 +438,14 @@ def _kill_and_resume_until_done(corpus, output, delays):
 
 
 @pytest.mark.slow
-def test_a_killed_process_resumes_to_the_same_weights(corpus, uninterrupted, tmp_path):
+def test_a_killed_process_resumes_to_the_same_weights(corpus, seeded, tmp_path):
     output = tmp_path / "run"
     assert _kill_and_resume_until_done(corpus, output, delays=[1.5]) == 1
-    _assert_same_run(output, uninterrupted[0])
+    _assert_same_run(output, seeded.output)
 
 
 @pytest.mark.slow
-def test_thirty_kills_at_random_moments(corpus, uninterrupted, tmp_path):
+def test_thirty_kills_at_random_moments(corpus, seeded, tmp_path):
     rng = random.Random(3)
     kills = attempts = 0
     while kills < 30:
@@ -468,7 +453,7 @@ def test_thirty_kills_at_random_moments(corpus, uninterrupted, tmp_path):
         # The first child is killed after its first commit, later ones while they start or run.
         delays = [rng.uniform(0.0, 3.0), *(rng.uniform(1.0, 9.0) for _ in range(5))]
         kills += _kill_and_resume_until_done(corpus, output, delays)
-        _assert_same_run(output, uninterrupted[0])
+        _assert_same_run(output, seeded.output)
         attempts += 1
         assert attempts <= 20, f"only {kills} of the children were still running when killed"
 

@@ -2,7 +2,7 @@
 
 import csv
 import json
-import os
+import pathlib
 import re
 import shutil
 import stat
@@ -23,23 +23,12 @@ from tff_dpftrl.training import corpus as corpus_lib
 from tff_dpftrl.training import placement, report, run, trained_model
 
 corpus = toy_run.corpus
+seeded = toy_run.seeded
+trained = toy_run.trained
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(corpus, tmp_path_factory):
-    """A run under a strict umask: its folder, its results, and what it said."""
-    output = tmp_path_factory.mktemp("run") / "uninterrupted"
-    lines = []
-    before = os.umask(0o077)
-    try:
-        return output, run.train(toy_run.config(corpus), output, progress=lines.append), lines
-    finally:
-        os.umask(before)
-
-
-def test_a_run_leaves_everything_in_its_folder(uninterrupted):
-    output, _, _ = uninterrupted
-    names = {p.name for p in output.iterdir()}
+def test_a_run_leaves_everything_in_its_folder(trained):
+    names = {p.name for p in trained.output.iterdir()}
     assert names == {
         "README.md",
         "best_model.npz",
@@ -49,14 +38,15 @@ def test_a_run_leaves_everything_in_its_folder(uninterrupted):
         "metrics.csv",
         "metrics_README.md",
         "model.npz",
+        "privacy.png",
         "privacy_statement.json",
         "privacy_statement.md",
         "private",
         "vocabulary.json",
     }
-    rows = toy_run.rows(output)
+    rows = toy_run.rows(trained.output)
     assert [int(row["round"]) for row in rows] == list(range(1, toy_run.NUM_ROUNDS + 1))
-    assert [bool(row["eval_loss"]) for row in rows] == [False, False, True] * 2
+    assert [bool(row["eval_loss"]) for row in rows] == [False, True] * 3
 
 
 @pytest.mark.slow
@@ -83,8 +73,8 @@ def test_a_simulation_says_whose_epsilon_is_whose(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_with_averaging_the_average_is_evaluated_and_kept(corpus, tmp_path, uninterrupted):
-    last, _, _ = uninterrupted
+def test_with_averaging_the_average_is_evaluated_and_kept(corpus, tmp_path, seeded):
+    last = seeded.output
     averaged = tmp_path / "averaged"
     run.train(toy_run.config(corpus, iterate_averaging=0.5, eval_every=1), averaged)
     known = manifest.read(averaged)
@@ -118,9 +108,9 @@ def _drop_columns(path, names):
         table.writerows(rows)
 
 
-def test_held_out_users_are_examined_after_the_last_round(uninterrupted):
-    output, results, _ = uninterrupted
-    written = json.loads((output / "held_out.json").read_text())
+def test_held_out_users_are_examined_after_the_last_round(trained):
+    results = trained.results
+    written = json.loads((trained.output / "held_out.json").read_text())
     assert written == results.held_out and written["round"] == toy_run.NUM_ROUNDS
     assert written["users"] == 6
     middle = written["accuracy_by_user"]["top1_in_vocab"]["quantiles"]["0.5"]
@@ -138,28 +128,25 @@ def test_held_out_users_are_examined_after_the_last_round(uninterrupted):
     assert f"likeliest next words, on average {mean:.1f} among the 10, 10.0" in results.summary
 
 
-def test_the_config_of_a_run_has_sizes_that_were_not_given(corpus, uninterrupted):
-    output, _, _ = uninterrupted
+def test_the_config_of_a_run_has_sizes_that_were_not_given(corpus, trained):
     assert toy_run.config(corpus).tie_embeddings is None
-    assert manifest.read(output).config["tie_embeddings"] is True
+    assert manifest.read(trained.output).config["tie_embeddings"] is True
 
 
-def test_its_model_can_be_used_without_config_and_data(uninterrupted, tmp_path):
-    output, _, _ = uninterrupted
+def test_its_model_can_be_used_without_config_and_data(trained, tmp_path):
     for name in ("model.npz", "best_model.npz", "vocabulary.json"):
-        shutil.copy(output / name, tmp_path)
+        shutil.copy(trained.output / name, tmp_path)
     for which in ("last", "best"):
-        trained = trained_model.find(tmp_path, which).load()
-        assert trained.words.words == tuple(toy_run.WORDS)
-        (found,) = trained.predict([f"{toy_run.WORDS[0]} {toy_run.WORDS[7]}"], top=30)
+        model = trained_model.find(tmp_path, which).load()
+        assert model.words.words == tuple(toy_run.WORDS)
+        (found,) = model.predict([f"{toy_run.WORDS[0]} {toy_run.WORDS[7]}"], top=30)
         assert {word for word, _ in found.next_words} == set(toy_run.WORDS)
         assert found.unknown_in_text == ()
 
 
 @pytest.mark.slow
-def test_a_finished_run_of_an_older_version_is_completed_by_resuming(uninterrupted, tmp_path):
-    output, results, _ = uninterrupted
-    older = tmp_path / "older"
+def test_a_finished_run_of_an_older_version_is_completed_by_resuming(trained, tmp_path):
+    output, older = trained.output, tmp_path / "older"
     shutil.copytree(output, older)
     for name in ("vocabulary.json", "held_out.json"):
         (older / name).unlink()
@@ -170,18 +157,16 @@ def test_a_finished_run_of_an_older_version_is_completed_by_resuming(uninterrupt
     run.train(None, older)
     for name in ("vocabulary.json", "held_out.json", "model.npz"):
         assert (older / name).read_bytes() == (output / name).read_bytes()
-    assert report.report(older).held_out == results.held_out
+    assert report.report(older).held_out == trained.results.held_out
 
 
-def test_files_are_as_private_as_the_umask_makes_them(uninterrupted):
-    output, _, _ = uninterrupted
-    for path in (output, *output.rglob("*")):
+def test_files_are_as_private_as_the_umask_makes_them(trained):
+    for path in (trained.output, *trained.output.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
-def test_what_a_run_will_do_is_said_before_its_first_round(uninterrupted):
-    output, _, lines = uninterrupted
-    assert [line.partition(":")[0] for line in lines] == [
+def test_what_a_run_will_do_is_said_before_its_first_round(trained):
+    assert [line.partition(":")[0] for line in trained.lines] == [
         "Reading the data ...",
         "Users",
         "Text",
@@ -190,17 +175,16 @@ def test_what_a_run_will_do_is_said_before_its_first_round(uninterrupted):
         "State",
         "Privacy",
         "Noise to signal",
-        "Hint",
         "Building the computations ...",
         "Results",
     ]
-    text = "\n".join(lines)
+    text = "\n".join(trained.lines)
     # All 60 users of the file are accounted for.
     assert "48 to train on, 6 held out for evaluation, 6 kept for a test" in text
     assert "0.0% of them not among the 30 of the vocabulary" in text
     assert "at most 2 times in 6 rounds, 3 apart" in text
-    assert "blt, z = 0.5" in text and "NO guarantee" in text
-    assert f"{output}/, 0 of 6 rounds done" in text
+    assert "blt, z = 0.5" in text and "Privacy: ε at most" in text
+    assert f"{trained.output}/, 0 of 6 rounds done" in text
 
 
 @pytest.mark.slow
@@ -222,32 +206,30 @@ def test_nothing_is_measured_on_a_cohort_without_text(corpus, tmp_path):
     assert all(row["loss"] is None or row["loss"] > 0 for row in rows)
 
 
-def test_a_known_seed_is_not_called_private(uninterrupted):
-    _, results, _ = uninterrupted
+@pytest.mark.slow
+def test_a_known_seed_is_not_called_private(seeded):
+    results = seeded.results
     assert all(row["epsilon"] is None for row in results.rows)
     assert not results.statement.has_guarantee
     assert "seed given by the user" in results.statement.no_guarantee[0]
     assert "NO guarantee" in results.summary
+    text = "\n".join(seeded.lines)
+    assert "Privacy: NO guarantee" in text and "\nHint: " in text
 
 
-def test_the_statement_is_of_what_the_ledger_saw(corpus, tmp_path):
-    options = {"deterministic_noise_seed": None, "mechanism": "tree", "buffers": None}
-    output = tmp_path / "run"
-    results = run.train(toy_run.config(corpus, **options), output)
+def test_the_statement_is_of_what_the_ledger_saw(trained, tmp_path):
+    output = pathlib.Path(shutil.copytree(trained.output, tmp_path / "run"))
     written = statement_lib.PrivacyStatement.from_json(
         (output / "privacy_statement.json").read_text()
     )
-    assert written == results.statement and written.has_guarantee
+    assert written == trained.results.statement and written.has_guarantee
     declared = schema.MinSep(toy_run.NUM_ROUNDS, 3, 2)
     with ledger.Ledger.open(output / "private" / "ledger.sqlite", declared) as book:
-        observed = book.observed()
-    assert written.observed.min_sep == observed.min_sep
-    # 60 users of whom about 48 train: five a round, none takes part twice in six rounds.
-    assert (written.observed.num_rounds, written.observed.max_participations) == (
-        toy_run.NUM_ROUNDS,
-        1,
-    )
-    assert written.epsilon <= float(results.rows[-1]["epsilon"])
+        seen = book.observed()
+    assert written.observed.min_sep == seen.min_sep == 3
+    assert (seen.num_rounds, seen.max_participations) == (toy_run.NUM_ROUNDS, 2)
+    assert written.observed.num_rounds == seen.num_rounds
+    assert written.epsilon <= float(trained.results.rows[-1]["epsilon"])
     assert stat.S_IMODE((output / "private").stat().st_mode) == 0o700
 
 

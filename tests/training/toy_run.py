@@ -1,21 +1,30 @@
-"""A corpus of 60 users and a config of a few rounds, for tests of whole runs."""
+"""A corpus of 60 users, a config of a few rounds, and finished runs, for tests of whole runs."""
 
 import csv
+import functools
 import json
+import os
 import pathlib
+import pickle
 import random
-from typing import Any
+import shutil
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from tests import shared_folders
+from tff_dpftrl import pictures
 from tff_dpftrl.data import jsonl, user_text
 from tff_dpftrl.models import export
+from tff_dpftrl.runs import committed_rounds
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import report
 
 WORDS = [a + b for a in "bdfgk" for b in ("ao", "ee", "iu", "oo", "ua", "ya")]
 NUM_ROUNDS = 6
+DONE_WHEN_KILLED = 4
+_draw = pictures.write  # Before any test has pictures left empty.
 
 
 def write_corpus(folder: pathlib.Path) -> None:
@@ -82,6 +91,71 @@ def config(corpus: pathlib.Path, **options: Any) -> config_lib.TrainingConfig:
         }
         | options
     )
+
+
+class Finished(NamedTuple):
+    """A finished run, only read: whoever opens its ledger, or writes, copies its folder first.
+
+    Attributes:
+      output: Its folder, written under a strict umask.
+      killed: The same when its process was killed in the fifth round, before its commit.
+      results: What it returned.
+      lines: What it said.
+    """
+
+    output: pathlib.Path
+    killed: pathlib.Path
+    results: report.TrainingResults
+    lines: list[str]
+
+
+@pytest.fixture(scope="session")
+def trained(corpus, tmp_path_factory):
+    """A run with a secret seed, `fixed_seeds`; its 48 users are back after three rounds."""
+    options = {"clients_per_round": 15, "eval_every": 2, "deterministic_noise_seed": None}
+    return _finished(corpus, tmp_path_factory, "trained", **options)
+
+
+@pytest.fixture(scope="session")
+def seeded(corpus, tmp_path_factory):
+    """The run of `config`, whose noise can be drawn again."""
+    return _finished(corpus, tmp_path_factory, "seeded")
+
+
+def _finished(corpus, tmp_path_factory, name, **options):
+    make = functools.partial(_train, corpus, options)
+    folder = shared_folders.made_once(tmp_path_factory, name, make)
+    said = pickle.loads((folder / "said.pickle").read_bytes())
+    return Finished(folder / "run", folder / "killed", *said)
+
+
+def _train(corpus, options, folder):
+    """Trains with paths that are relative to another folder."""
+    pytest.importorskip("tensorflow_federated", reason="trains with TFF")
+    from tests import fixed_seeds
+    from tff_dpftrl.training import run
+
+    commit = committed_rounds.CommittedRounds.commit
+    lines = []
+
+    def kept(rounds, round_index, *args):
+        if round_index == DONE_WHEN_KILLED:
+            shutil.copytree(folder / "run", folder / "killed")
+        return commit(rounds, round_index, *args)
+
+    before = os.umask(0o077)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            fixed_seeds.fix(patch)
+            patch.setattr(pictures, "write", _draw)
+            patch.setattr(committed_rounds.CommittedRounds, "commit", kept)
+            patch.chdir(corpus)
+            own = config(pathlib.Path("."), **options)
+            assert own.data == "users.jsonl"
+            results = run.train(own, folder / "run", progress=lines.append)
+    finally:
+        os.umask(before)
+    (folder / "said.pickle").write_bytes(pickle.dumps((results, lines)))
 
 
 def weights(output: pathlib.Path) -> tuple[np.ndarray, ...]:
