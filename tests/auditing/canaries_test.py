@@ -141,7 +141,7 @@ def test_directions_belong_to_their_seed():
 @pytest.mark.parametrize(
     "build",
     [
-        _fed_avg,
+        pytest.param(_fed_avg, marks=pytest.mark.slow),
         pytest.param(_fed_avg_of_adam, marks=pytest.mark.slow),
         pytest.param(_dp_fedavg_of_sgd, marks=pytest.mark.slow),
         pytest.param(_dp_fedsgd, marks=pytest.mark.slow),
