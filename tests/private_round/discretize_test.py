@@ -97,7 +97,7 @@ def test_no_clients():
     np.testing.assert_array_equal(total, np.zeros(10))
 
 
-@pytest.mark.parametrize("norm", [1.5, 2.5])
+@pytest.mark.parametrize("norm", [1.5, pytest.param(2.5, marks=pytest.mark.slow)])
 def test_conditional_mean_by_enumeration(norm):
     # Empirical means of accepted roundings against the exact conditional mean.
     dim, alpha, num_draws = 6, 0.9, 20_000
