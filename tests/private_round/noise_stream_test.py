@@ -92,7 +92,7 @@ def test_memory_is_what_the_stream_keeps(strategy):
         identity.Identity(),
         _PRODUCTION,
         tree.Tree(11),
-        tree.Tree(11, variance_reduction=False),
+        pytest.param(tree.Tree(11, variance_reduction=False), marks=pytest.mark.slow),
         banded_toeplitz.BandedToeplitz.fhu(4),
         _GENERAL,
         inverse_banded.InverseBanded.bisr(3),

@@ -130,8 +130,7 @@ def test_most_faults_are_seen_without_the_secret(kind, fault):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[pytest.mark.slow] if i else []) for i, kind in enumerate(_KINDS)],
+    "kind", [_KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in _KINDS[1:])]
 )
 def test_samples_by_chance_are_consistent_without_the_secret(kind):
     outcomes = [_found(kind, _samples(kind, seed), has_seed=False) for seed in range(200)]
