@@ -309,6 +309,24 @@ def test_addition_is_not_looked_at_closely_where_removal_costs_more():
     assert same == addition
 
 
+def test_delta_of_addition_is_composed_only_where_it_may_be_above_that_of_removal(monkeypatch):
+    runs, composed = ((mixture_of_gaussians.uls(1.3, 0.31), 3),), []
+    compose = mixture_of_gaussians._composed
+
+    def noting(runs, tail, remove, *args):
+        composed.append(remove)
+        return compose(runs, tail, remove, *args)
+
+    monkeypatch.setattr(mixture_of_gaussians, "_composed", noting)
+    for _ in range(2):  # The second time it is remembered.
+        found = mixture_of_gaussians.delta_of_runs(runs, epsilon=0.9)
+        assert composed == [True]
+    assert mixture_of_gaussians._one_sided_delta(runs, 1e-50, False, 0.9, 0.0) <= found
+    # At 0 both are the same.
+    removal = mixture_of_gaussians._one_sided_delta(runs, 1e-50, True, 0.0, 0.0)
+    assert mixture_of_gaussians.delta_of_runs(runs, epsilon=0.0) == pytest.approx(removal, rel=1e-6)
+
+
 def _substitution(stddev, sampling, group):
     pair = mixture_of_gaussians.els(stddev, sampling, group)
     return dataclasses.replace(pair, is_substitution=True)
