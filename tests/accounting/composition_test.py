@@ -102,7 +102,7 @@ def _by_dp_accounting(pessimistic=True):
     make = functools.partial(
         privacy_loss_distribution.from_mixture_gaussian_mechanism,
         pessimistic_estimate=pessimistic,
-        value_discretization_interval=2e-3,
+        value_discretization_interval=5e-3,
     )
     losses = [
         make(2.0, [0.0, 1.0], [0.95, 0.05]).self_compose(100),

@@ -65,7 +65,7 @@ def test_the_three_accountants_beside_each_other(users, sample, rounds, delta, r
 @pytest.mark.parametrize(
     "q, noise, rounds",
     [
-        (0.01, 1.0, 1000),
+        pytest.param(0.01, 1.0, 1000, marks=pytest.mark.slow),
         pytest.param(0.1, 0.7, 30, marks=pytest.mark.slow),
         (0.5, 3.0, 100),
     ],

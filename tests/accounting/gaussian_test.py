@@ -58,7 +58,9 @@ def test_mu_inverts_epsilon_on_the_safe_side(mu, delta):
         assert computed == pytest.approx(mu, rel=1e-9)
 
 
-@pytest.mark.parametrize("mu", [0.05, 0.5, 1.0, 2.0, pytest.param(5.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mu", [0.05, 0.5, 1.0, *(pytest.param(mu, marks=pytest.mark.slow) for mu in (2.0, 5.0))]
+)
 @pytest.mark.parametrize("delta", [1e-10, 1e-6, 1e-2])
 def test_agrees_with_dp_accounting(mu, delta):
     event = dp_accounting.GaussianDpEvent(1.0 / mu)

@@ -98,7 +98,7 @@ def test_large_group_and_little_noise_against_brute_force():
 @pytest.mark.parametrize(
     "stddev, group, steps, delta",
     [
-        (1.0, 1, 100, 1e-6),
+        pytest.param(1.0, 1, 100, 1e-6, marks=pytest.mark.slow),
         pytest.param(2.0, 8, 20, 1e-5, marks=pytest.mark.slow),
         (1.5, 2, 10, 1e-6),
     ],
@@ -208,8 +208,10 @@ def test_few_steps_against_direct_convolution(steps):
             composed = np.maximum(signal.fftconvolve(composed, single), 0.0)
         losses = (np.arange(len(composed)) + steps * first) * interval
         candidates = np.arange(0.3, 0.5, 2e-4)
-        deltas = [composed[losses > e] @ -np.expm1(e - losses[losses > e]) for e in candidates]
-        bounds.append(candidates[np.searchsorted(-np.array(deltas), -delta)])
+        above = np.searchsorted(losses, candidates, side="right")
+        upper, lower = (np.cumsum(x[::-1])[::-1] for x in (composed, composed * np.exp(-losses)))
+        deltas = upper[above] - np.exp(candidates) * lower[above]
+        bounds.append(candidates[np.searchsorted(-deltas, -delta)])
     computed = mixture_of_gaussians.epsilon(
         mixture_of_gaussians.uls(1.0, q), num_steps=steps, delta=delta
     )
@@ -231,7 +233,14 @@ def test_calibration_meets_the_target():
     assert 2.0 * (1 - 1e-3) <= _epsilon(noise, 4, 200) <= 2.0
 
 
-@pytest.mark.parametrize("sigma, ratio, epsilon", _CALIBRATED)
+# By default the corners of the table.
+_CORNERS = [(sigma, r, e) for sigma, r, e in _CALIBRATED if r in _RATIOS[::5] and e in (0.25, 16.0)]
+
+
+@pytest.mark.parametrize(
+    "sigma, ratio, epsilon",
+    [pytest.param(*o, marks=[] if o in _CORNERS else [pytest.mark.slow]) for o in _CALIBRATED],
+)
 def test_calibration_of_table(sigma, ratio, epsilon):
     sampling, group = ratio
     computed = mixture_of_gaussians.calibrate_els(
@@ -300,14 +309,38 @@ def test_addition_is_not_looked_at_closely_where_removal_costs_more():
     assert same == addition
 
 
+def test_delta_of_addition_is_composed_only_where_it_may_be_above_that_of_removal(monkeypatch):
+    runs, composed = ((mixture_of_gaussians.uls(1.3, 0.31), 3),), []
+    compose = mixture_of_gaussians._composed
+
+    def noting(runs, tail, remove, *args):
+        composed.append(remove)
+        return compose(runs, tail, remove, *args)
+
+    monkeypatch.setattr(mixture_of_gaussians, "_composed", noting)
+    for _ in range(2):  # The second time it is remembered.
+        found = mixture_of_gaussians.delta_of_runs(runs, epsilon=0.9)
+        assert composed == [True]
+    assert mixture_of_gaussians._one_sided_delta(runs, 1e-50, False, 0.9, 0.0) <= found
+    # At 0 both are the same.
+    removal = mixture_of_gaussians._one_sided_delta(runs, 1e-50, True, 0.0, 0.0)
+    assert mixture_of_gaussians.delta_of_runs(runs, epsilon=0.0) == pytest.approx(removal, rel=1e-6)
+
+
 def _substitution(stddev, sampling, group):
     pair = mixture_of_gaussians.els(stddev, sampling, group)
     return dataclasses.replace(pair, is_substitution=True)
 
 
 @pytest.mark.parametrize("group, stddev", [(1, 0.7), (4, 2.0)])
-@pytest.mark.parametrize("sampling", [1e-4, 0.03, 1.0])
-@pytest.mark.parametrize("epsilon", [0.0, 0.3])
+@pytest.mark.parametrize(
+    "epsilon, sampling",
+    [
+        *itertools.product((0.0, 0.3), (1e-4, 0.03)),
+        pytest.param(0.0, 1.0, marks=pytest.mark.slow),
+        (0.3, 1.0),
+    ],
+)
 def test_one_step_of_a_substitution_is_the_hockey_stick_integral(group, stddev, sampling, epsilon):
     weights = stats.binom.pmf(np.arange(group + 1), group, sampling)
     x = np.linspace(-group - 10 * stddev, group + 10 * stddev, 200_001)
@@ -588,5 +621,6 @@ def test_a_large_group_is_accounted_for_in_parts_with_the_same_result(monkeypatc
     masses = mixture_of_gaussians._log_cell_masses
     monkeypatch.setattr(mixture_of_gaussians, "_log_cell_masses", noting)
     monkeypatch.setattr(mixture_of_gaussians, "_BLOCK", 20_000)
+    mixture_of_gaussians._delta.cache_clear()
     assert mixture_of_gaussians.delta(mixture, num_steps=6, epsilon=1.0) == expected
     assert len(parts) > 10 and max(parts) <= 20_000 + 301

@@ -64,7 +64,7 @@ def _loss(noise, sensitivities, probabilities, rounds, pessimistic):
     return one.self_compose(rounds)
 
 
-@pytest.mark.parametrize("group_size", [1, 3])
+@pytest.mark.parametrize("group_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_sampled_rounds_are_convolved_with_gaussian_mechanisms(group_size):
     others = [
         _part(rho_zcdp=0.045, delta=2e-7),

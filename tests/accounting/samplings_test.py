@@ -74,9 +74,16 @@ def test_poisson_is_dp_fedavg_and_els():
 
 @pytest.mark.parametrize("relation", ["zero-out", "substitute"])
 @pytest.mark.parametrize(
-    "groups_of_users", [(0, 0), (0, 1), pytest.param((1, 1), marks=pytest.mark.slow)]
+    "coefficient, groups_of_users",
+    [
+        (0.0, (0, 0)),
+        (0.6, (0, 0)),
+        *(
+            pytest.param(coefficient, groups, marks=pytest.mark.slow)
+            for coefficient, groups in itertools.product((0.0, 0.6), ((0, 1), (1, 1)))
+        ),
+    ],
 )
-@pytest.mark.parametrize("coefficient", [0.0, 0.6])
 def test_two_users_in_any_groups_are_within_the_bound(relation, groups_of_users, coefficient):
     """Two rounds, two groups, each user drawn with probability q at the turn: an integral."""
     q, noise = 0.4, 1.3

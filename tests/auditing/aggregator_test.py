@@ -37,6 +37,7 @@ def _outcomes(report):
     return {finding.test: finding.outcome for finding in report.findings}
 
 
+@pytest.mark.slow
 def test_a_correct_aggregator_is_consistent_and_its_mu_nearly_reached():
     report = _audit(planted_bugs.CORRECT["BLT, restarted"], trials=1200)
     assert report.verdict == "consistent with the claim", report.to_markdown()
@@ -91,28 +92,15 @@ def test_fewer_rounds_are_held_to_what_the_claim_says_of_them():
             assert f"claimed is μ = {display.round_up(claimed.mu)}" in finding.says
 
 
+@pytest.mark.slow  # `configured_test` finds one by default.
 @pytest.mark.parametrize(
     "name, test",
     [
-        pytest.param(
-            "same seed for two tensors",
-            "noise: correlation of tensors and streams",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "zero update contributing",
-            "a client that sends zeros counts as nobody",
-            marks=pytest.mark.slow,
-        ),
+        ("same seed for two tensors", "noise: correlation of tensors and streams"),
+        ("zero update contributing", "a client that sends zeros counts as nobody"),
         ("norms from C to 1.5 C not clipped", "what one client adds"),
-        pytest.param(
-            "exact norm among the measurements",
-            "measurements: noised, or declared exact",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "root seed of 24 bits", "entropy of the seed in the state", marks=pytest.mark.slow
-        ),
+        ("exact norm among the measurements", "measurements: noised, or declared exact"),
+        ("root seed of 24 bits", "entropy of the seed in the state"),
     ],
 )
 def test_planted_bugs_are_found_where_they_are(name, test):

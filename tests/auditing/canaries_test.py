@@ -138,15 +138,8 @@ def test_directions_belong_to_their_seed():
     assert np.any(first(None) != first(None))
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        _fed_avg,
-        pytest.param(_fed_avg_of_adam, marks=pytest.mark.slow),
-        pytest.param(_dp_fedavg_of_sgd, marks=pytest.mark.slow),
-        pytest.param(_dp_fedsgd, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow  # `training_test` plays canaries by default.
+@pytest.mark.parametrize("build", [_fed_avg, _fed_avg_of_adam, _dp_fedavg_of_sgd, _dp_fedsgd])
 def test_a_canary_moves_the_model_along_its_direction_by_the_clip_norm(build):
     canaries = canaries_lib.Canaries(_functional(), number=5, seed=2)
     process = compiled_process.compile_process(build(canaries.model))
@@ -184,9 +177,8 @@ def _after_real_data(own, data):
     return _flat(after), _flat(expected), found, wanted
 
 
-@pytest.mark.parametrize(
-    "build", [_functional, pytest.param(_language_model, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [_functional, _language_model])
 def test_real_data_train_the_model_that_was_wrapped_to_the_bit(build):
     model = build()
     after, expected, found, wanted = _after_real_data(model, _batches(model.input_spec))

@@ -22,7 +22,7 @@ def _audit(toy, num_users=40, **options):
     return configured_steps.audit_config(config, num_users=num_users, error_rate=_ERROR_RATE)
 
 
-@pytest.mark.slow  # Below, the command audits one.
+@pytest.mark.slow  # `step_probes_test` audits steps by default.
 @pytest.mark.parametrize(
     "options",
     [
@@ -44,9 +44,21 @@ def test_correct_configs_are_consistent(toy, options):
     assert float(added.says.split()[2]) > 0.999  # The clip was reached.
 
 
-def test_released_metrics_count_as_not_tested(toy, monkeypatch):
-    nothing = audit_report.AuditReport("steps", claim.Claim(1.0, 1e-6), (), is_ours=True)
-    monkeypatch.setattr(configured_steps.step_probes, "audit_steps", lambda *_, **__: nothing)
+@pytest.fixture
+def asked(monkeypatch):
+    """Noise and error rate of audits that test nothing: a real one traces graphs for seconds."""
+    asked = []
+
+    def audit_steps(build, *_, plan, error_rate, **__):
+        build(None)
+        asked.append((plan.noise_multiplier, error_rate))
+        return audit_report.AuditReport("steps", claim.Claim(1.0, 1e-6), (), is_ours=True)
+
+    monkeypatch.setattr(configured_steps.step_probes, "audit_steps", audit_steps)
+    return asked
+
+
+def test_released_metrics_count_as_not_tested(toy, asked):
     (found,) = _audit(toy, metrics_epsilon=0.5).findings
     assert (found.test, found.outcome) == ("release of the training metrics", "not tested")
     assert not _audit(toy).findings
@@ -96,21 +108,31 @@ def test_what_cannot_be_audited_is_refused(toy, options, error):
         _audit(toy, **options)
 
 
-def test_the_command_knows_a_fine_tuning_config_by_its_options(toy, tmp_path, capsys):
+@pytest.fixture
+def command(toy, tmp_path):
     file = tmp_path / "finetuning.toml"
     file.write_text(
         f'data = "{toy}/users.jsonl"\ninitial_weights = "{toy}/pretrained"\nsampling = "user"\n'
         "group_size = 2\ncohort_size = 8\nclip_norm = 1.0\nnoise_multiplier = 0.7\nnum_steps = 3\n"
     )
-    audit = ["audit", "--config", str(file), "--clients", "40", "--error-rate", "1e-6"]
-    assert main.main(audit) == 0
+    return ["audit", "--config", str(file), "--clients", "40", "--error-rate", "1e-6"]
+
+
+def test_the_command_knows_a_fine_tuning_config_by_its_options(command, asked, capsys):
+    assert main.main(command) == 4 and "nothing was tested" in capsys.readouterr().out
+    assert asked == [(0.7, 1e-6)]
+    assert main.main([*command, "--trials", "100"]) == 2
+    assert "--trials is for games" in capsys.readouterr().err
+    assert main.main([*command, "--kind", "train"]) == 2
+    assert "unknown option 'cohort_size'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_audits_a_fine_tuning_config(command, capsys):
+    assert main.main(command) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("consistent with the claim (5 of 5 tests could be done)")
     assert "standard deviation of each step: noise below 0.7" in shown
-    assert main.main([*audit, "--trials", "100"]) == 2
-    assert "--trials is for games" in capsys.readouterr().err
-    assert main.main([*audit, "--kind", "train"]) == 2
-    assert "unknown option 'cohort_size'" in capsys.readouterr().err
 
 
 if __name__ == "__main__":

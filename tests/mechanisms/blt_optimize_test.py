@@ -77,7 +77,14 @@ def test_long_runs():
 
 @pytest.mark.parametrize("minimize_rms", [False, True])
 @pytest.mark.parametrize(
-    "n,b,k", [(100, 7, 5), (2000, 400, 5), (10**6, 10**5, 10), (10**9, 10**9, 1), (10**7, 1, 10**7)]
+    "n,b,k",
+    [
+        (100, 7, 5),
+        (2000, 400, 5),
+        (10**6, 10**5, 10),
+        (10**9, 10**9, 1),
+        pytest.param(10**7, 1, 10**7, marks=pytest.mark.slow),
+    ],
 )
 def test_results_are_finite_valid_and_no_worse_with_more_buffers(n, b, k, minimize_rms):
     schema = schema_lib.MinSep(n, b, k)

@@ -36,7 +36,7 @@ def test_sixteen_bands_by_default():
 
 @pytest.mark.parametrize("minimize_rms", [True, False])
 @pytest.mark.parametrize("schema", [(300, 50, 4), (100, 100, 1), (60, 5, 12)])
-@pytest.mark.parametrize("bands", [1, 2, 4, 16, 64])
+@pytest.mark.parametrize("bands", [1, 2, 4, 16, pytest.param(64, marks=pytest.mark.slow)])
 def test_free_coefficients_are_never_worse_than_bisr_and_bifr(schema, bands, minimize_rms):
     schema = schema_lib.MinSep(*schema)
 

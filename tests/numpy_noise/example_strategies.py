@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tff_dpftrl.mechanisms import (
     banded,
@@ -39,3 +40,10 @@ STRATEGIES = {
         rounds_at_once=6,
     ),
 }
+
+_LIKE_ANOTHER = ("vanilla-tree", "tall-tree", "one-band", "bifr", "lambda-cgd", "dense")
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in _LIKE_ANOTHER else [])
+    for name in STRATEGIES
+]
+"""Parameters of tests that trace graphs for each: by default, one of each recipe."""

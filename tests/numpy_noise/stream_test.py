@@ -37,7 +37,14 @@ def _stream(strategy, **options):
     return tff_dpftrl.NoiseStream(strategy, **options)
 
 
-@pytest.mark.parametrize("name", _STRATEGIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *example_strategies.NAMES,
+        "restarted-tree",
+        *(pytest.param(f"restarted-{kind}", marks=pytest.mark.slow) for kind in ("blt", "banded")),
+    ],
+)
 def test_noise_is_that_of_the_private_round_in_tensorflow(name):
     strategy, shapes = _STRATEGIES[name], [(3, 5), (4,), ()]
     in_tensorflow = fixed_clip.FixedClipRound(

@@ -97,7 +97,7 @@ def test_no_clients():
     np.testing.assert_array_equal(total, np.zeros(10))
 
 
-@pytest.mark.parametrize("norm", [1.5, 2.5])
+@pytest.mark.parametrize("norm", [1.5, pytest.param(2.5, marks=pytest.mark.slow)])
 def test_conditional_mean_by_enumeration(norm):
     # Empirical means of accepted roundings against the exact conditional mean.
     dim, alpha, num_draws = 6, 0.9, 20_000
@@ -160,7 +160,9 @@ def test_norm_test_of_a_vector_in_parts_is_exact():
 
 
 @pytest.mark.parametrize("scaled_clip_norm", [0.3, 3.0, 50.0, 1e5, 3e6])
-@pytest.mark.parametrize("alpha", [0.01, math.exp(-0.5), 0.99])
+@pytest.mark.parametrize(
+    "alpha", [0.01, pytest.param(math.exp(-0.5), marks=pytest.mark.slow), 0.99]
+)
 def test_adversarial_inputs_keep_the_norm_bound(scaled_clip_norm, alpha):
     dim = 128
     encoding = grid.GridEncoding(dim, 16, scaled_clip_norm, alpha)

@@ -145,8 +145,14 @@ def test_general_inverse_banded_with_short_and_full_rows():
     np.testing.assert_allclose(noise, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("variance_reduction", [False, True])
-@pytest.mark.parametrize("num_levels", [1, 2, 3, 6])
+@pytest.mark.parametrize(
+    "num_levels, variance_reduction",
+    [
+        *((levels, reduces) for levels in (1, 2, 3) for reduces in (False, True)),
+        pytest.param(6, False, marks=pytest.mark.slow),
+        (6, True),
+    ],
+)
 def test_tree_residuals_have_the_covariance_of_the_definition(num_levels, variance_reduction):
     n = 2**num_levels - 1
     dense = _run_with_ids(noise_recipe.TreeNoise(num_levels, variance_reduction), n)

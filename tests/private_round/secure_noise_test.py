@@ -45,7 +45,7 @@ def _stream_rounds(stream, num_rounds, seed=7):
     return np.array(noise)
 
 
-@pytest.mark.parametrize("name", example_strategies.STRATEGIES)
+@pytest.mark.parametrize("name", example_strategies.NAMES)
 def test_streams_have_the_noise_of_the_numpy_kernels(name):
     strategy = example_strategies.STRATEGIES[name]
     recipe = strategy.noise_recipe()

@@ -296,6 +296,16 @@ def _one_sided_epsilon(runs: Runs, delta: float, remove: bool, at_least: float =
     return answer
 
 
+def _one_sided_delta(
+    runs: Runs, tail: float, remove: bool, epsilon: float, at_least: float
+) -> float:
+    """Computes delta of a user's zero-out (or its opposite); `at_least` if it is not above that."""
+    coarse = _steps(runs, tail, _COARSE_CELLS, remove)
+    if at_least and privacy_loss.chernoff_delta(coarse, epsilon) <= at_least:
+        return at_least
+    return _composed(runs, tail, remove, epsilon, coarse).delta(epsilon)
+
+
 def _largest_shift(mixture: MixtureOfGaussians, tail: float) -> float:
     """Finds the distance of means over stddev that is exceeded with probability `tail` at most."""
     at_least = np.cumsum(mixture.probabilities[::-1])[::-1]
@@ -359,10 +369,19 @@ def epsilon_of_runs(runs: Runs, *, delta: float) -> float:
     Raises:
       ValueError: If an argument is out of range.
     """
-    validation.delta(delta)
-    runs = [
+    return _epsilon(_checked(runs), validation.delta(delta))
+
+
+def _checked(runs: Runs) -> tuple[tuple[MixtureOfGaussians, int], ...]:
+    """Returns runs as a key of a cache: statements and plans ask for the same many times."""
+    return tuple(
         (mixture, validation.integer("num_steps", number, minimum=1)) for mixture, number in runs
-    ]
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _epsilon(runs: tuple[tuple[MixtureOfGaussians, int], ...], delta: float) -> float:
+    """Computes `epsilon_of_runs`."""
     counted = _epsilon_by_counting(runs, delta)
     tail = delta / _total_steps(runs)
     if max(_largest_shift(mixture, tail) for mixture, _ in runs) > _LARGEST_SHIFT:
@@ -404,10 +423,12 @@ def delta_of_runs(runs: Runs, *, epsilon: float) -> float:
     Raises:
       ValueError: If an argument is out of range.
     """
-    epsilon = validation.number("epsilon", epsilon, at_least=0)
-    runs = [
-        (mixture, validation.integer("num_steps", number, minimum=1)) for mixture, number in runs
-    ]
+    return _delta(_checked(runs), validation.number("epsilon", epsilon, at_least=0))
+
+
+@functools.lru_cache(maxsize=256)
+def _delta(runs: tuple[tuple[MixtureOfGaussians, int], ...], epsilon: float) -> float:
+    """Computes `delta_of_runs`."""
     tail = 1e-50 / _total_steps(runs)
     # An upper bound: every step concerns the user, with the largest sensitivity.
     largest = [math.sqrt(number) * _largest_shift(mixture, 0.0) for mixture, number in runs]
@@ -415,13 +436,13 @@ def delta_of_runs(runs: Runs, *, epsilon: float) -> float:
     too_large = max(_largest_shift(mixture, tail) for mixture, _ in runs) > _LARGEST_SHIFT
     if unsampled <= 1e-50 or too_large:
         return max(1e-50, unsampled)
-    is_substitution = all(mixture.is_substitution for mixture, _ in runs)
-    by_loss = max(
-        _composed(runs, tail, remove, epsilon, _steps(runs, tail, _COARSE_CELLS, remove)).delta(
-            epsilon
-        )
-        for remove in ((True,) if is_substitution else (True, False))
-    )
+    if all(mixture.is_substitution for mixture, _ in runs):
+        directions = (True,)
+    else:  # At epsilon = 0 both have the same delta, and addition has the smaller losses.
+        directions = (True, False) if epsilon > 0.0 else (False,)
+    by_loss = 0.0
+    for remove in directions:
+        by_loss = max(by_loss, _one_sided_delta(runs, tail, remove, epsilon, by_loss))
     return min(by_loss, unsampled)
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import fixed_seeds
 from tests.finetuning import toy_finetuning
 from tests.training import toy_run
 from tff_dpftrl.accounting import gaussian, privacy_statement
@@ -28,12 +27,12 @@ from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.finetuning import run as finetuning_run
 from tff_dpftrl.participation import ledger as ledger_lib
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runs import committed_rounds, reporting, statement_subject
+from tff_dpftrl.runs import reporting, statement_subject
 from tff_dpftrl.training import report
 
 corpus = toy_run.corpus
 toy = toy_finetuning.toy
-_DONE_WHEN_KILLED = 4
+trained = toy_run.trained
 _SECRET = {"deterministic_noise_seed": None}
 
 _OPTIONS = "options: config.json and private/manifest.json"
@@ -59,35 +58,10 @@ _FILES = "files: missing or unknown"
 _SAMPLING = "sampling: ledger and secret seed"
 
 
-def _train(config, folder):
-    pytest.importorskip("tensorflow_federated", reason="trains with TFF")
-    from tff_dpftrl.training import run
-
-    run.train(config, folder, progress=lambda line: None)
-
-
 @pytest.fixture(scope="module")
-def runs(corpus, tmp_path_factory):
+def runs(trained):
     """A run killed before its fifth round, and the same when it had gone on to its end."""
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    killed = folder.with_name("killed")
-    # 48 users in cohorts of 15: each is back after three rounds.
-    config = toy_run.config(corpus, clients_per_round=15, **_SECRET)
-    commit = committed_rounds.CommittedRounds.commit
-
-    def killed_commit(self, round_index, *args, **kwargs):
-        if round_index == _DONE_WHEN_KILLED:
-            raise toy_run.Crash
-        return commit(self, round_index, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        fixed_seeds.fix(patch)
-        patch.setattr(committed_rounds.CommittedRounds, "commit", killed_commit)
-        with pytest.raises(toy_run.Crash):
-            _train(config, folder)
-    shutil.copytree(folder, killed)
-    _train(None, folder)
-    return folder, killed
+    return trained.output, trained.killed
 
 
 @pytest.fixture
@@ -683,7 +657,10 @@ _SAMPLED = ("dp-fedavg", "cyclic", "cyclic, simulated", "bins", "b-min-sep")
 def test_runs_of_every_kind_are_consistent(corpus, tmp_path, kind):
     folder = tmp_path / "run"
     options = {"buffers": None, **_SECRET, **_KINDS[kind]}
-    _train(toy_run.config(corpus, **options), folder)
+    pytest.importorskip("tensorflow_federated", reason="trains with TFF")
+    from tff_dpftrl.training import run
+
+    run.train(toy_run.config(corpus, **options), folder, progress=lambda line: None)
     found = _outcomes(folder)
     assert set(found.values()) <= {"consistent", "not tested"}
     assert found[_EPSILON] == found[_LEDGER] == found[_CHECKPOINT] == "consistent"

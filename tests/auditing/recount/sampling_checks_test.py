@@ -129,7 +129,9 @@ def test_most_faults_are_seen_without_the_secret(kind, fault):
     assert found.outcome == "violated" and "chance" in found.says
 
 
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize(
+    "kind", [_KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in _KINDS[1:])]
+)
 def test_samples_by_chance_are_consistent_without_the_secret(kind):
     outcomes = [_found(kind, _samples(kind, seed), has_seed=False) for seed in range(200)]
     assert {found.outcome for found in outcomes} == {"consistent"}

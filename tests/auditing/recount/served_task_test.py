@@ -16,7 +16,7 @@ from tff_dpftrl.accounting import privacy_statement, statement_sentences
 from tff_dpftrl.auditing.recount import record_checks, run_folder
 from tff_dpftrl.cli import main
 from tff_dpftrl.runs import statement_subject
-from tff_dpftrl.runtime.plans import measured_run, tensor_values
+from tff_dpftrl.runtime.plans import predicates, tensor_values
 from tff_dpftrl.runtime.store import digests, sql
 from tff_dpftrl.runtime.tasks import making, task_folder, task_report, task_state
 
@@ -32,13 +32,13 @@ _METRICS, _MODEL = "metrics: rows of the store", "released model and state"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_measurement():
-    """Replaces the measurement of plans by a constant cost, and leaves next to nothing to chance.
+def untested_plans():
+    """Leaves out the test of the plans, and next to nothing to chance.
 
     The noise of the tasks has no known seed.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measured_run, "measure", lambda *_: measured_run.Cost(0.1, 0.2, 1000))
+        patch.setattr(predicates, "check_task", lambda *_: {})
         patch.setattr(record_checks, "_NOISE_ERROR_RATE", 1e-9)
         yield
 

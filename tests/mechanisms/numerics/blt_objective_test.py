@@ -24,7 +24,9 @@ _SCHEMAS = [
 
 @pytest.mark.parametrize("minimize_rms", [False, True])
 @pytest.mark.parametrize("n,b,k", _SCHEMAS)
-@pytest.mark.parametrize("num_buffers", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "num_buffers", [1, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
+)
 def test_value_and_gradient(minimize_rms, n, b, k, num_buffers):
     schema = schema_lib.MinSep(n, b, k)
     gaps = np.random.default_rng(num_buffers).uniform(0.1, 1.5, (4, 2 * num_buffers))
