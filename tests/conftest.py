@@ -79,11 +79,13 @@ def pytest_runtest_makereport(item, call):
     report = yield
     if call.when == "call" and report.passed and not item.get_closest_marker("slow"):
         seconds = _processor_seconds() - item.stash[_CALLED]
-        if seconds > _LIMIT:
+        longer = item.get_closest_marker("seconds")
+        limit = longer.args[0] if longer else _LIMIT
+        if seconds > limit:
             report.outcome = "failed"
             report.longrepr = (
-                f"{seconds:.1f} s of processor time, where a default test may take {_LIMIT:.0f} s: "
-                "make it cheaper, or mark it with pytest.mark.slow"
+                f"{seconds:.1f} s of processor time, where this default test may take {limit:.0f} "
+                "s: make it cheaper, or mark it with pytest.mark.slow"
             )
     if call.when == "teardown":  # Reports have it with them, from the workers of pytest-xdist.
         report.processor_seconds = _processor_seconds() - item.stash[_BEGUN]

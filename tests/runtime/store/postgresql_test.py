@@ -251,6 +251,7 @@ def test_a_commit_whose_answer_is_lost_is_made_once(server, store):
     assert _check_whole(store) == 1
 
 
+@pytest.mark.seconds(60)  # Its server's, from the first test of the file on, are counted here.
 def test_a_store_outlives_its_connections_and_its_server(server, store):
     _commit(store, 0)
     server.execute(
