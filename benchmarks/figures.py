@@ -1,7 +1,7 @@
 """The figures of docs/explanation/round_costs.md: measures them, and writes them into the page.
 
     PYTHONPATH=. python benchmarks/figures.py                     # only writes the page
-    PYTHONPATH=. python benchmarks/figures.py 4m quickstart many
+    PYTHONPATH=. python benchmarks/figures.py 4m quickstart many light
     PYTHONPATH=. python benchmarks/figures.py finetuning --opacus PYTHON --jax-privacy PYTHON
 
 Each part runs its benchmark, which puts its tables into docs/reference/benchmarks.json. The page
@@ -29,6 +29,7 @@ PAGE = _DOCS / "explanation" / "round_costs.md"
 
 _MOST_FOR_OTHERS = 0.05
 _PLACE = re.compile(r"(<!-- figures: (.+?) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+_PARTS = ("4m", "quickstart", "many", "light", "finetuning")
 
 
 def record(path: str | pathlib.Path, tables: Sequence[Mapping[str, Any]]) -> None:
@@ -100,12 +101,12 @@ def _measure(args: argparse.Namespace) -> None:
 def main() -> None:
     """Measures the parts that are named, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", help="4m, quickstart, many, finetuning")
+    parser.add_argument("parts", nargs="*", help=", ".join(_PARTS))
     parser.add_argument("--opacus", metavar="PYTHON", help="Python with Opacus")
     parser.add_argument("--jax-privacy", metavar="PYTHON", help="Python with jax_privacy")
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
-    unknown = set(args.parts) - {"4m", "quickstart", "many", "finetuning"}
+    unknown = set(args.parts) - set(_PARTS)
     if unknown:
         parser.error(f"no part is called {sorted(unknown)[0]!r}")
     _measure(args)

@@ -1,6 +1,6 @@
 """Cost of whole rounds, clients' training included, as ratios to named peers.
 
-    python benchmarks/rounds.py 4m overhead quickstart many peers
+    python benchmarks/rounds.py 4m overhead quickstart many light peers
         [--rounds N] [--baseline CHECKOUT] [--fedjax PYTHON] [--pfl PYTHON] [--json FILE]
 
 Parts, all of them if none is named:
@@ -12,6 +12,8 @@ Parts, all of them if none is named:
                 TFF's executor (of --baseline, a checkout of another commit of this package,
                 if given), and over one TensorFlow function that only trains the clients
     many        1,000 clients with one batch each, over TFF's executor; and peak memory
+    light       TFF's own federated averaging as its tutorials build it, compiled, over TFF's
+                executor: 64 clients with two rows, and 4 clients with a million weights
     peers       the quickstart's rounds over FedJAX and pfl-research, in the environments
                 of benchmarks/peers/README.md; also checks that all do the same work
 
@@ -404,6 +406,53 @@ def run_many(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [table]
 
 
+def run_light(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Prints rounds of `build_unweighted_fed_avg` over TFF's executor."""
+    tables = []
+    for name, width, num_clients, goal in (("light", 100, 64, 0.5), ("wide", 1000, 4, 0.8)):
+        rows = {"x": np.ones([2, width], np.float32), "y": np.zeros([2, width], np.float32)}
+        clients = [tf.data.Dataset.from_tensor_slices(rows).batch(2)] * num_clients
+
+        def model_fn(width=width, spec=clients[0].element_spec):
+            layer = tf.keras.layers.Dense(width, use_bias=False, input_shape=(width,))
+            return tff.learning.models.from_keras_model(
+                tf.keras.Sequential([layer]), tf.keras.losses.MeanSquaredError(), spec
+            )
+
+        process = tff.learning.algorithms.build_unweighted_fed_avg(
+            model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.01)
+        )
+        compiled = execution.compile_process(process)
+        with execution.local():
+            contenders = {
+                engine: interleaving.Contender(_rounds_of(one, clients))
+                for engine, one in (("compiled", compiled), ("through TFF", process))
+            }
+            times = interleaving.take_turns(contenders, args.rounds or 15)
+        tables.append(
+            interleaving.print_table(
+                f"{name}: {num_clients} clients with 2 rows, {width * width:,} weights",
+                times,
+                [interleaving.Comparison("compiled", "through TFF", goal)],
+                _versions(),
+            )
+        )
+    return tables
+
+
+def _rounds_of(process: Any, clients: Sequence[tf.data.Dataset]) -> Callable[[int], float]:
+    """Returns a function that takes the next round, and says the seconds of it."""
+    state = process.initialize()
+
+    def run_round(index: int) -> float:
+        nonlocal state
+        start = time.perf_counter()
+        state = process.next(state, clients).state
+        return time.perf_counter() - start
+
+    return run_round
+
+
 def run_peers(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Checks that the peers do the same work, and prints our rounds over theirs."""
     commands = {
@@ -474,6 +523,7 @@ _PARTS = {
     "overhead": run_overhead,
     "quickstart": run_quickstart,
     "many": run_many,
+    "light": run_light,
     "peers": run_peers,
 }
 

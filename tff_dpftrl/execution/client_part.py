@@ -24,7 +24,7 @@ from typing import TypeAlias
 import tensorflow as tf
 from typing_extensions import override
 
-from tff_dpftrl.execution import graph_function, large_fills
+from tff_dpftrl.execution import graph_function, large_fills, reductions
 
 Tensors: TypeAlias = list[tf.Tensor]
 """Leaves of one value, in TFF's order."""
@@ -109,9 +109,10 @@ class ClientFunctions:
         num_result = len(part.work.outputs) - len(part.secure_shapes)
         data = part.data.importer() if part.data else lambda *values: values
         self._value_specs = part.data.input_specs if part.data else part.work.input_specs[:split]
-        work, zero, accumulate, merge = (
+        work = part.work.importer(edit=_edit_work)
+        zero, accumulate, merge = (
             graph.importer(edit=large_fills.compute)
-            for graph in (part.work, part.zero, part.accumulate, part.merge)
+            for graph in (part.zero, part.accumulate, part.merge)
         )
         secure_specs = [tf.TensorSpec(shape, tf.int64) for shape in part.secure_shapes]
         self.sum_specs = [*part.merge.input_specs[:num_plain], *secure_specs]
@@ -230,6 +231,11 @@ class ClientFunctions:
     def merge(self, total: Tensors, other: Tensors) -> Tensors:
         """Adds two sums."""
         return self._add_sum(*total, *other)
+
+
+def _edit_work(graph_def: tf.compat.v1.GraphDef) -> None:
+    large_fills.compute(graph_def)
+    reductions.unroll(graph_def)
 
 
 def _tensor_list(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:

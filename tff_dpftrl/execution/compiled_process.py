@@ -74,9 +74,8 @@ def compile_process(
     Call `execution.limit_operation_threads` at the start of the program, before TensorFlow's
     first operation, so that clients in parallel threads do not wait for each other.
 
-    Build the process with `tff.learning.LoopImplementation.DATASET_ITERATOR`, if its builder
-    has the argument. With `dataset.reduce`, which is TFF's default, TensorFlow prepares a
-    function again for every client, here as in TFF's worker.
+    A client's `dataset.reduce`, which TFF's learning processes have by default, runs as a loop:
+    TensorFlow would prepare the reduced function again for every client, as TFF's worker does.
 
     Args:
       process: Iterative process of TFF to compile.

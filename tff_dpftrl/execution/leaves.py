@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -182,11 +184,19 @@ def _dataset_of_elements(
     rows = [
         flatten(element, type_spec.element, f"{names} {i}") for i, element in enumerate(elements)
     ]
-    flat_specs = tf.nest.flatten(element_specs)
-    dataset = tf.data.Dataset.from_generator(
-        lambda: iter([tuple(row) for row in rows]), output_signature=tuple(flat_specs)
-    )
-    return dataset.map(lambda *row: tf.nest.pack_sequence_as(element_specs, row))
+
+    def slices(columns: Sequence[tf.Tensor]) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(tf.nest.pack_sequence_as(element_specs, columns))
+
+    # Nothing that TensorFlow would have to trace for each client.
+    datasets = [
+        slices([tf.stack(column) for column in zip(*same, strict=True)])
+        for _, same in itertools.groupby(rows, key=lambda row: [leaf.shape for leaf in row])
+    ]
+    if not datasets:
+        flat = tf.nest.flatten(element_specs)
+        return slices([tf.zeros([0, *(size or 0 for size in s.shape)], s.dtype) for s in flat])
+    return functools.reduce(tf.data.Dataset.concatenate, datasets)
 
 
 def pack(tensors: Sequence[tf.Tensor], type_spec: tff_names.Type) -> Any:

@@ -31,8 +31,7 @@ def build(
 
     `predict_on_batch` returns scores at the positions without padding only, and these
     positions (`LanguageModel.compact_logits`). The loss is the mean cross-entropy of
-    a batch's targets. In simulation, `LoopImplementation.DATASET_ITERATOR` is much
-    faster.
+    a batch's targets.
 
     Args:
       model: Language model.
