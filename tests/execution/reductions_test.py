@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_dpftrl.execution import graph_function, reductions
+from tff_dpftrl.execution import client_part, graph_function, reductions
 
 _SPECS = [tf.TensorSpec([], tf.variant), tf.TensorSpec([], tf.float32)]
 _ELEMENT = (tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.string))
@@ -78,11 +78,11 @@ def test_values_stay(function, num_rows):
 
 
 @pytest.mark.parametrize("function", [_several, _in_a_function])
-def test_no_reduction_is_left(function):
+def test_no_reduction_is_left_in_a_client(function):
     graph_def = tf.compat.v1.GraphDef.FromString(
         graph_function.GraphFunction.trace(function, _SPECS).graph
     )
-    reductions.unroll(graph_def)
+    client_part._edit_work(graph_def)
     ops = [node.op for node in graph_function.nodes_of(graph_def)]
     assert "ReduceDataset" not in ops and "MakeIterator" in ops
 
