@@ -80,15 +80,15 @@ $(NEWEST)/.ready: requirements/newest.lock requirements/newest.in
 	fi
 	@touch $@
 
-# Of the rooms without TFF, some tests need it all the same: those that were skipped are written down.
-NEEDS_TFF := build/tests_that_need_tff.txt
+# Some of their tests need TFF or another package of its environment: what is skipped is written down.
+SKIPPED := build/skipped_tests.txt
 
 test-newest: $(NEWEST)/.ready
-	$(NEWEST)/bin/$(PYTEST) --goal 650 --left-out $(NEEDS_TFF) $(addprefix tests/,$(NEWEST_ROOMS))
+	$(NEWEST)/bin/$(PYTEST) --goal 650 --left-out $(SKIPPED) $(addprefix tests/,$(NEWEST_ROOMS))
 
 # Each test once: what the newest versions cannot run, TFF's environment does.
 test: test-newest $(READY)
-	$(BIN)/$(PYTEST) --goal 550 @$(NEEDS_TFF) $(wildcard tests/*_test.py) \
+	$(BIN)/$(PYTEST) --goal 550 @$(SKIPPED) $(wildcard tests/*_test.py) \
 	  $(filter-out $(addprefix tests/,$(NEWEST_ROOMS)),$(patsubst %/,%,$(wildcard tests/*/)))
 
 # All of them in TFF's environment.

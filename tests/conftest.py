@@ -8,7 +8,6 @@ count as its own there.
 import gc
 import os
 import pathlib
-import re
 import sys
 
 import pytest
@@ -30,7 +29,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--left-out",
         type=pathlib.Path,
-        help="file for the names of the tests that are skipped where TFF cannot be imported",
+        help="file for the names of the tests that are skipped, for another environment to run",
     )
 
 
@@ -98,12 +97,20 @@ def pytest_runtest_logreport(report):
         _seconds[report.nodeid] = report.processor_seconds
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    if report.skipped:  # Of the files that are skipped at one place, pytest-xdist reports one.
+        report.longrepr = (str(collector.path), *report.longrepr[1:])
+    return report
+
+
 def pytest_collectreport(report):
     _note_if_left_out(report)
 
 
 def _note_if_left_out(report):
-    if report.skipped and re.search("TFF|tensorflow_federated", str(report.longrepr)):
+    if report.skipped:
         _left_out.add(report.nodeid)
 
 

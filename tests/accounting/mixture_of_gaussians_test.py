@@ -318,6 +318,7 @@ def test_delta_of_addition_is_composed_only_where_it_may_be_above_that_of_remova
         return compose(runs, tail, remove, *args)
 
     monkeypatch.setattr(mixture_of_gaussians, "_composed", noting)
+    mixture_of_gaussians._delta.cache_clear()
     for _ in range(2):  # The second time it is remembered.
         found = mixture_of_gaussians.delta_of_runs(runs, epsilon=0.9)
         assert composed == [True]

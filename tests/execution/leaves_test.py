@@ -15,7 +15,7 @@ import tree
 
 from tests.execution import small_processes
 from tff_dpftrl import array_files
-from tff_dpftrl.execution import compiled_process, leaves
+from tff_dpftrl.execution import compiled_process, leaves, tff_names
 
 _ELEMENT = collections.OrderedDict(x=tff.TensorType(np.float32, [2]), y=np.int32)
 _SEQUENCE = tff.SequenceType(_ELEMENT)
@@ -112,6 +112,35 @@ def test_client_data_of_another_type_is_refused(compiled, value, message):
     with pytest.raises(ValueError, match=message):
         compiled.next(0.0, [_dataset(1), value])
     assert compiled.next(0.0, [_dataset(1)])[1] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("element_type", "elements"),
+    [
+        # Their order is not that of the alphabet, in which tf.data has them.
+        (
+            collections.OrderedDict(b=np.int32, a=np.int32),
+            [collections.OrderedDict(b=i, a=10 + i) for i in range(3)],
+        ),
+        (
+            [np.float32, tff.TensorType(np.int32, [None])],
+            [(0.5, np.ones(i % 3, np.int32)) for i in range(7)],
+        ),
+        (tff.TensorType(np.str_, None), [b"a", b"b"]),
+        (tff.TensorType(np.str_, None), []),
+        (collections.OrderedDict(b=np.str_, a=tff.TensorType(np.float32, [None, 2])), []),
+    ],
+    ids=["names", "ragged", "texts", "no text", "nothing"],
+)
+def test_lists_of_elements_become_datasets_of_them(element_type, elements):
+    type_spec = tff.SequenceType(element_type)
+    variant = leaves.flatten(elements, type_spec, "x")[0]
+    spec = tff_names.type_to_tf_tensor_specs(type_spec.element)
+    spec = tuple(spec) if isinstance(spec, list) else spec
+    found = list(tf.data.experimental.from_variant(variant, spec))
+    assert len(found) == len(elements)
+    for one, element in zip(found, elements, strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, one, element)
 
 
 def test_a_dataset_in_place_of_a_cohort_is_refused(compiled):

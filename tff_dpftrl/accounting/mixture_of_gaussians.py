@@ -72,7 +72,9 @@ class MixtureOfGaussians:
 
     def __post_init__(self):
         validation.positive("stddev", self.stddev)
-        values, weights = self.sensitivities, self.probabilities
+        values, weights = tuple(self.sensitivities), tuple(self.probabilities)
+        object.__setattr__(self, "sensitivities", values)
+        object.__setattr__(self, "probabilities", weights)
         if len(values) != len(weights) or not values:
             raise validation.UsageError(
                 "sensitivities and probabilities must have the same length, got "

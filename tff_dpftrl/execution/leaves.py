@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -179,14 +178,13 @@ def _dataset_of_elements(
         raise validation.UsageError(
             f"{name} must be a tf.data.Dataset or a list, got {type(elements)}."
         )
-    element_specs = tff_names.type_to_tf_tensor_specs(type_spec.element)
-    names = f"{name}, element"
-    rows = [
-        flatten(element, type_spec.element, f"{names} {i}") for i, element in enumerate(elements)
-    ]
+    element = type_spec.element
+    rows = [flatten(one, element, f"{name}, element {i}") for i, one in enumerate(elements)]
 
-    def slices(columns: Sequence[tf.Tensor]) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensor_slices(tf.nest.pack_sequence_as(element_specs, columns))
+    def slices(columns: Iterable[tf.Tensor]) -> tf.data.Dataset:
+        packed = _packed(iter(columns), element, reads_texts=False)
+        structure = tff_names.type_to_py_container(packed, element)
+        return tf.data.Dataset.from_tensor_slices(_without_lists(structure))
 
     # Nothing that TensorFlow would have to trace for each client.
     datasets = [
@@ -194,9 +192,19 @@ def _dataset_of_elements(
         for _, same in itertools.groupby(rows, key=lambda row: [leaf.shape for leaf in row])
     ]
     if not datasets:
-        flat = tf.nest.flatten(element_specs)
-        return slices([tf.zeros([0, *(size or 0 for size in s.shape)], s.dtype) for s in flat])
-    return functools.reduce(tf.data.Dataset.concatenate, datasets)
+        shapes = [(s, s.shape if s.shape.rank is not None else ()) for s in specs(element)]
+        return slices([tf.zeros([0, *(size or 0 for size in dims)], s.dtype) for s, dims in shapes])
+    while len(datasets) > 1:  # A tree: through a chain, each element would be read by all links.
+        pairs = itertools.zip_longest(datasets[::2], datasets[1::2])
+        datasets = [one if other is None else one.concatenate(other) for one, other in pairs]
+    return datasets[0]
+
+
+def _without_lists(structure: Any) -> Any:
+    """Replaces lists by tuples: tf.data takes a list for a tensor."""
+    if isinstance(structure, dict):
+        return type(structure)((key, _without_lists(one)) for key, one in structure.items())
+    return tuple(map(_without_lists, structure)) if isinstance(structure, list) else structure
 
 
 def pack(tensors: Sequence[tf.Tensor], type_spec: tff_names.Type) -> Any:
@@ -215,16 +223,20 @@ def pack(tensors: Sequence[tf.Tensor], type_spec: tff_names.Type) -> Any:
     return tff_names.type_to_py_container(_packed(iter(tensors), type_spec), type_spec)
 
 
-def _packed(tensors: Iterator[tf.Tensor], type_spec: tff_names.Type) -> Any:
+def _packed(
+    tensors: Iterator[tf.Tensor], type_spec: tff_names.Type, *, reads_texts: bool = True
+) -> Any:
     """Packs the next leaves; no closure, which would keep all of them until a collection."""
     if isinstance(type_spec, tff_names.StructType):
         inner_types = list(tff_names.iter_elements(type_spec))
-        parts = [(key, _packed(tensors, inner)) for key, inner in inner_types]
-        if any(_is_text(inner) for _, inner in inner_types):
+        parts = [
+            (key, _packed(tensors, inner, reads_texts=reads_texts)) for key, inner in inner_types
+        ]
+        if reads_texts and any(_is_text(inner) for _, inner in inner_types):
             parts = [(key, _as_numpy(part)) for key, part in parts]
         return tff_names.Struct(parts)
     leaf = next(tensors)
-    return _as_numpy(leaf) if _is_text(type_spec) else leaf
+    return _as_numpy(leaf) if reads_texts and _is_text(type_spec) else leaf
 
 
 def to_numpy(value: Any) -> Any:

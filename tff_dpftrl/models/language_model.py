@@ -174,7 +174,9 @@ def kept(
     @functools.wraps(make)
     def made(model: LanguageModel, *options: _Options.args, **named: _Options.kwargs) -> _Graph:
         sizes = vars(model).values()
-        has_sizes_only = all(isinstance(size, int | float | str | None) for size in sizes)
+        has_sizes_only = type(model).__eq__ is not object.__eq__ and all(
+            isinstance(size, int | float | str | None) for size in sizes
+        )
         return (keeping if has_sizes_only else make)(model, *options, **named)
 
     return made

@@ -112,6 +112,8 @@ def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes, kinds.Run
         known = json_text.read_object(path)
         known_format = known["format"]
         options = dict(known["options"])
+        if options.get("engine") == "compiled":  # Earlier versions had another one, too.
+            del options["engine"]
         axes = {name: tuple(values) for name, values in known["axes"].items()}
         kind = kinds.KINDS[known.get("kind", kinds.TRAINING.name)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:

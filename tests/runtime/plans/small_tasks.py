@@ -183,8 +183,9 @@ def plans(process, **options):
     """Returns the plans of a process of this module, which are built once for the same options."""
     key = process, repr(sorted(options.items()))
     if key not in _plans:
-        _plans[key] = pickle.dumps(build_plans(process, **options))
-    return pickle.loads(_plans[key])  # Tests change them.
+        # The options are kept, too: the key has addresses of theirs.
+        _plans[key] = options, pickle.dumps(build_plans(process, **options))
+    return pickle.loads(_plans[key][1])  # Tests change them.
 
 
 def build_plans(process, *, shuffle=False, **options):

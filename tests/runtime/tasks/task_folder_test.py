@@ -67,6 +67,7 @@ def test_what_was_written_is_read(folder):
 def test_a_folder_of_before_there_was_a_choice_has_philox(folder, process, tmp_path):
     options = small_folder.CONFIG.to_dict()
     assert options.pop("noise") == "secure"
+    options["engine"] = "compiled"  # It was an option that tasks had, too.
     earlier = types.SimpleNamespace(to_dict=lambda: options)
     small_folder.write(tmp_path / "earlier", process, config=earlier)
     found = task_folder.read(tmp_path / "earlier").config

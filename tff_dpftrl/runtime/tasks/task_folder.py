@@ -241,6 +241,7 @@ def read(
         values = json_text.parse((path / _CONFIG).read_text(encoding="utf-8"))
         # Before there was a choice, Philox drew the noise of all tasks.
         values = {"noise": "philox"} | values
+        values.pop("engine", None)  # Of runs of earlier versions; tasks had it, too.
         config = options_lib.config_from_mapping(values, _CONFIG, task_config.TaskConfig)
     except message.DecodeError:
         raise validation.UsageError(
