@@ -92,15 +92,19 @@ def test_fewer_rounds_are_held_to_what_the_claim_says_of_them():
             assert f"claimed is μ = {display.round_up(claimed.mu)}" in finding.says
 
 
-@pytest.mark.slow  # `configured_test` finds one by default.
 @pytest.mark.parametrize(
     "name, test",
     [
-        ("same seed for two tensors", "noise: correlation of tensors and streams"),
-        ("zero update contributing", "a client that sends zeros counts as nobody"),
         ("norms from C to 1.5 C not clipped", "what one client adds"),
-        ("exact norm among the measurements", "measurements: noised, or declared exact"),
-        ("root seed of 24 bits", "entropy of the seed in the state"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("same seed for two tensors", "noise: correlation of tensors and streams"),
+                ("zero update contributing", "a client that sends zeros counts as nobody"),
+                ("exact norm among the measurements", "measurements: noised, or declared exact"),
+                ("root seed of 24 bits", "entropy of the seed in the state"),
+            )
+        ),
     ],
 )
 def test_planted_bugs_are_found_where_they_are(name, test):

@@ -26,7 +26,7 @@ def _all_or_nothing(rng):
     return transcripts_lib.Transcripts(released.reshape(-1, 3), present.ravel())
 
 
-@pytest.mark.parametrize("are_independent", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("are_independent", [True, False])
 def test_a_mechanism_that_ties_its_coordinates_is_not_called_violated_for_it(are_independent):
     rng = np.random.default_rng(0)
     judge = judging.Judge(claim_lib.Claim(epsilon=0.5, delta=_DELTA), 0.01, seed=1)

@@ -329,16 +329,20 @@ def test_a_fault_that_begins_late_is_found_by_rounds_that_are_played_alone(momen
         game = training.CanaryGame(seed=0, **game)
         return training.audit_single_rounds(process, rounds, canaries=process, game=game, **options)
 
+    def whole(process):
+        return training.audit_training(
+            process,
+            canaries=process,
+            claim=claim,
+            schema=schema_lib.MinSep(30, 30, 1),
+            strategy=identity.Identity(),
+            server_momentum=momentum,
+            game=_GAME,
+        )
+
+    assert whole(_Numbers(_NUM_CANARIES, 0, momentum, restarts)).is_violated
     faulty = _Numbers(_NUM_CANARIES, 45, momentum, restarts)
-    run = training.audit_training(
-        faulty,
-        canaries=faulty,
-        claim=claim,
-        schema=schema_lib.MinSep(30, 30, 1),
-        strategy=identity.Identity(),
-        server_momentum=momentum,
-        game=_GAME,
-    )
+    run = whole(faulty)
     assert not run.is_violated
     assert {str(one) for finding in run.findings for one in finding.covers} == {
         "round 1 of 30",

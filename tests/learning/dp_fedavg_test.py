@@ -214,8 +214,7 @@ def test_nobody_shows_up(build):
     np.testing.assert_array_equal(_weights(quiet, output.state), _INITIAL)
 
 
-@pytest.mark.slow  # `sampled_gaussian_test` has the noise alone.
-@pytest.mark.parametrize("build", [_fed_avg, _fed_sgd])
+@pytest.mark.parametrize("build", [_fed_avg, pytest.param(_fed_sgd, marks=pytest.mark.slow)])
 def test_the_noise_moves_the_model_when_nobody_shows_up(build):
     noisy = build(noise_multiplier=1.0, clipping=clipping.FlatClipping(1.0))
     output = noisy.next(noisy.initialize(), [])
