@@ -35,6 +35,9 @@ def pytest_addoption(parser):
 
 def pytest_sessionstart(session):
     del session
+    # Garbage may be a gRPC channel of an earlier test. A fork lacks the threads that closing it
+    # waits for, and would wait for ever.
+    os.register_at_fork(after_in_child=gc.disable)
     gc.set_threshold(50_000, 20, 20)  # As in a command: graphs make many objects that stay.
     os.fsync = lambda descriptor: None  # No test cuts the power; a run has fifty of them.
 
