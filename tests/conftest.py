@@ -17,7 +17,9 @@ from tff_dpftrl import pictures
 _write = pictures.write
 _BEGUN = pytest.StashKey[float]()
 _CALLED = pytest.StashKey[float]()
-_LIMIT = 10.0  # Seconds of processor time for a default test without its fixtures.
+# Seconds of processor time for a default test without its fixtures: ten on quiet cores, to which
+# busy ones add up to 80 %.
+_LIMIT = 18.0
 _seconds: dict[str, float] = {}  # By test.
 _left_out: set[str] = set()
 
