@@ -1,7 +1,8 @@
 """For all tests: no TFF worker is left behind, and no time goes into pictures and rubbish.
 
-A default test may take ten seconds of processor time, which waiting does not use up. With --durations=N, the N tests are named that take the most; a test's first fixtures
-count as its own there.
+A default test may take ten seconds of processor time, which waiting does not use up. With
+--durations=N, the N tests are named that take the most; a test's first fixtures count as its own
+there.
 """
 
 import gc
