@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.execution import plain_part
-from tff_dpftrl.execution import client_part, client_worker, leaves
+from tff_dpftrl.execution import client_part, client_worker, federated_round
 
 
 def _sent(value):
@@ -34,7 +34,7 @@ def test_values_arrive_as_they_were():
 
 def test_datasets_arrive_with_their_elements_and_options():
     dataset = tf.data.Dataset.range(20).shuffle(20, seed=3, reshuffle_each_iteration=False).batch(3)
-    (sent,) = client_worker.encode([leaves.as_variant(dataset)], "client 0")
+    (sent,) = client_worker.encode([federated_round.as_variant(dataset)], "client 0")
     (arrived,) = client_worker.decode(_sent([sent]))
     restored = tf.data.experimental.from_variant(arrived, dataset.element_spec)
     for expected, element in zip(dataset, restored, strict=True):
@@ -61,7 +61,7 @@ def test_datasets_arrive_with_their_elements_and_options():
 )
 def test_datasets_that_would_be_others_elsewhere_are_refused(dataset):
     with pytest.raises(ValueError, match="client 7 cannot be sent.*stateful.*dataset_fn"):
-        client_worker.encode([leaves.as_variant(dataset)], "client 7")
+        client_worker.encode([federated_round.as_variant(dataset)], "client 7")
 
 
 def test_a_chunk_is_added_up_as_in_one_process():

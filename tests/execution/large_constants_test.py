@@ -12,8 +12,10 @@ tff = pytest.importorskip("tensorflow_federated")
 import tree  # noqa: E402
 
 from tff_dpftrl.execution import (  # noqa: E402
+    client_part,
     compiled_process,
     contexts,
+    graph_function,
     large_constants,
     process_form,
     tff_names,
@@ -71,11 +73,12 @@ def test_a_first_state_is_that_of_tff():
     tree.map_structure(np.testing.assert_array_equal, state, expected)
 
 
-def test_the_form_for_plans_keeps_its_constants():
+def test_the_round_for_plans_keeps_its_constants():
     with contexts.compiled_only():
-        form = process_form.ProcessForm.of(_process())
-    state = process_form.local_function(form.initialize())()
-    expected = form.initialize_function()()
+        round_ = process_form.round_of(_process())
+    traced = graph_function.GraphFunction.trace(round_.initialize, [])
+    state = client_part.traced(traced.importer(), [])()
+    expected = round_.initialize()
     assert len(state) == len(expected) == 3
     for one, other in zip(state, expected, strict=True):
         np.testing.assert_array_equal(one, other)

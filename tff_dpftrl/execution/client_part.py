@@ -24,7 +24,7 @@ from typing import TypeAlias
 import tensorflow as tf
 from typing_extensions import override
 
-from tff_dpftrl.execution import graph_function, large_fills, reductions
+from tff_dpftrl.execution import federated_round, graph_function, large_fills, reductions
 
 Tensors: TypeAlias = list[tf.Tensor]
 """Leaves of one value, in TFF's order."""
@@ -82,6 +82,22 @@ class ClientPart:
     num_broadcast: int
     secure_shapes: tuple[tf.TensorShape, ...]
     bounds: tuple[int | None, ...]
+
+    @classmethod
+    def of(
+        cls, round_: federated_round.FederatedRound, data: graph_function.GraphFunction | None
+    ) -> ClientPart:
+        """Takes the clients' part out of a round."""
+        return cls(
+            data=data,
+            work=round_.work,
+            zero=round_.zero,
+            accumulate=round_.accumulate,
+            merge=round_.merge,
+            num_broadcast=len(round_.broadcast.specs),
+            secure_shapes=tuple(one.spec.shape for one in round_.secure_sums),
+            bounds=tuple(one.largest_entry for one in round_.secure_sums),
+        )
 
 
 class ClientFunctions:

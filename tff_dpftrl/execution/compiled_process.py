@@ -1,9 +1,10 @@
-"""Rounds of a TFF process as plain TensorFlow functions in this process.
+"""Rounds of federated learning as plain TensorFlow functions in this process.
 
 TFF's executor sends the state of a process to a worker and back in every round, and runs
 every client through several layers. A process that can be written as a `MapReduceForm`
 needs none of it: the computations of clients and server are TensorFlow graphs, which are
-taken out of the process once and called directly. The state stays in this process.
+taken out of the process once and called directly. The state stays in this process. TFF is imported
+only where there is such a process.
 """
 
 from __future__ import annotations
@@ -11,23 +12,21 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.execution import (
     client_part,
     draw_memory,
+    federated_round,
     graph_function,
-    leaves,
-    process_form,
-    tff_names,
+    large_fills,
 )
 
-_OTHERS = ("get_model_weights", "set_model_weights", "get_hparams", "set_hparams")
-"""Computations of a learning process beside its rounds."""
+if TYPE_CHECKING:
+    import tensorflow_federated as tff
 
 
 class NotCompilableError(validation.UsageError):
@@ -98,26 +97,22 @@ def compile_process(
       ValueError: If `dataset_fn` does not make the process's datasets, or only one of it
         and `tensor_spec` is given, or `memory_copies` is negative.
     """
-    if (dataset_fn is None) != (tensor_spec is None):
-        raise validation.UsageError(
-            "dataset_fn and tensor_spec belong together: give both or none."
-        )
+    _check_pair(dataset_fn, tensor_spec)
+    from tff_dpftrl.execution import process_form, tff_names
+
     if isinstance(process, tff_names.Computation):
         raise NotCompilableError(
             "process is a computation, and no tff.templates.IterativeProcess: call it, and TFF "
             "runs it."
         )
-    memory = draw_memory.DrawMemory(memory_copies)
-    if clients is None:
-        clients = client_part.ThreadedClients()
     with _refusing_the_process():
-        form = process_form.ProcessForm.of(process)
-    data_type = leaves.member(process.next.type_signature.parameter[1])
-    data = (
-        None if dataset_fn is None else process_form.data_graph(dataset_fn, tensor_spec, data_type)
-    )
-    with _refusing_the_process():
-        return CompiledProcess(process, form, data, tensor_spec, clients, memory)
+        return CompiledProcess(
+            process_form.round_of(process),
+            dataset_fn=dataset_fn,
+            tensor_spec=tensor_spec,
+            clients=clients,
+            memory_copies=memory_copies,
+        )
 
 
 @contextlib.contextmanager
@@ -130,8 +125,15 @@ def _refusing_the_process() -> Iterator[None]:
         ) from error
 
 
+def _check_pair(dataset_fn: Any, tensor_spec: Any) -> None:
+    if (dataset_fn is None) != (tensor_spec is None):
+        raise validation.UsageError(
+            "dataset_fn and tensor_spec belong together: give both or none."
+        )
+
+
 class CompiledProcess:
-    """Process whose rounds run in this Python process; `compile_process` makes it.
+    """Round of federated learning that runs in this Python process.
 
     It has the methods of a `tff.learning.templates.LearningProcess`. A state is in the same
     containers, with `tf.Tensor`s as leaves, and may be given with NumPy arrays; metrics are
@@ -140,40 +142,44 @@ class CompiledProcess:
 
     def __init__(
         self,
-        process: tff.templates.IterativeProcess,
-        form: process_form.ProcessForm,
-        data: graph_function.GraphFunction | None,
-        tensor_spec: Any,
-        clients: client_part.ClientRunner,
-        memory: draw_memory.DrawMemory,
+        round_: federated_round.FederatedRound,
+        *,
+        dataset_fn: Callable[[Any], Any] | None = None,
+        tensor_spec: Any = None,
+        clients: client_part.ClientRunner | None = None,
+        memory_copies: int | None = None,
     ):
-        """Traces the parts of a process.
+        """Traces the parts of a round.
 
         Args:
-          process: Process that is compiled.
-          form: Computations of the process, taken apart.
-          data: Graph from a client's tensors to its datasets; None if `next` takes datasets.
-          tensor_spec: Structure of `tf.TensorSpec` of a client's tensors; None with datasets.
-          clients: Runner of the clients.
-          memory: Memory of the draws of the server's noise.
+          round_: The round.
+          dataset_fn: Function from a client's tensors to its value, as for `compile_process`.
+          tensor_spec: Structure of `tf.TensorSpec` of those tensors; None with datasets.
+          clients: Runner of the clients; threads of this process if None.
+          memory_copies: Number of draws that are kept, as for `compile_process`.
+
+        Raises:
+          ValueError: If `dataset_fn` does not make the round's values, or only one of it and
+            `tensor_spec` is given, or `memory_copies` is negative.
+          graph_function.UnsupportedGraphError: If a graph cannot be run in this way.
         """
-        # The process itself is not kept: it holds the initial weights, several times.
-        self._computations = {
-            name: getattr(process, name) for name in _OTHERS if hasattr(process, name)
-        }
+        _check_pair(dataset_fn, tensor_spec)
+        memory = draw_memory.DrawMemory(memory_copies)
+        # The round itself is not kept: it holds the initial weights, several times.
+        self._state, self._client, self._output = round_.state, round_.client, round_.output
+        self._result, self._accesses = round_.result, round_.accesses
         self._tensor_spec = tensor_spec
-        self._runner = clients
-        self._state_type, self._data_type = map(
-            leaves.member, process.next.type_signature.parameter
-        )
-        self._result_type = process.next.type_signature.result
-        self._clients = client_part.ClientFunctions(form.client_part(data))
-        self._initialize: Callable[[], list[tf.Tensor]] | None = form.initialize_function()
-        self._prepare = process_form.local_function(form.round.prepare)
+        self._runner = client_part.ThreadedClients() if clients is None else clients
+        data = None
+        if dataset_fn is not None:
+            data = data_graph(dataset_fn, tensor_spec, round_.client)
+        self._clients = client_part.ClientFunctions(client_part.ClientPart.of(round_, data))
+        self._initialize: Callable[[], list[tf.Tensor]] | None = round_.initialize
+        self._prepare = _local(round_.prepare)
         self._memory = memory  # It lasts as long as what uses it.
-        finish, specs = form.finish(memory, answers_draws=True)
+        finish, specs = round_.finish(memory, answers_draws=True)
         self._finish = client_part.traced(finish, specs, device=client_part.CPU)
-        self._unplaced: dict[str, Callable[..., Any]] = {}
+        self._traced: dict[str, Callable[..., list[tf.Tensor]]] = {}
 
     def initialize(self) -> Any:
         """Returns a first state; its random numbers are drawn anew at every call.
@@ -183,7 +189,7 @@ class CompiledProcess:
         """
         if self._initialize is None:
             raise RuntimeError("drop_initialization was called: there is no first state any more.")
-        return leaves.pack(self._initialize(), self._state_type)
+        return self._state.pack(self._initialize())
 
     def drop_initialization(self) -> None:
         """Frees what only `initialize` needs, such as initial weights; it then raises an error."""
@@ -194,8 +200,7 @@ class CompiledProcess:
 
         The tensors may share the memory of the arrays: do not change these afterwards.
         """
-        flat = leaves.flatten(state, self._state_type, "state", shares_arrays=True)
-        return leaves.pack(flat, self._state_type)
+        return self._state.pack(self._state.flatten(state, "state", shares_arrays=True))
 
     def next(self, state: Any, client_data: Sequence[Any]) -> Any:
         """Runs a round.
@@ -217,7 +222,7 @@ class CompiledProcess:
             raise validation.UsageError(
                 f"client_data must be a list with a value for each client, got {type(client_data)}."
             )
-        state_leaves = leaves.flatten(state, self._state_type, "state")
+        state_leaves = self._state.flatten(state, "state")
         clients = [
             functools.partial(self._client_leaves, value, f"client_data[{index}]")
             for index, value in enumerate(client_data)
@@ -225,21 +230,13 @@ class CompiledProcess:
         broadcast = self._prepare(*state_leaves)
         total = self._runner.sum(self._clients, clients, broadcast)
         results = self._finish(*state_leaves, *total)
-        (state_name, state_type), (output_name, output_type) = [
-            (name, leaves.member(type_spec))
-            for name, type_spec in tff_names.iter_elements(self._result_type)
-        ]
-        split = len(leaves.specs(state_type))
-        new_state = leaves.pack(results[:split], state_type)
-        output = leaves.to_numpy(leaves.pack(results[split:], output_type))
-        container = self._result_type.python_container or tuple
-        if state_name is None:
-            return container([new_state, output])
-        return container(**{state_name: new_state, output_name: output})
+        split = len(self._state.specs)
+        output = self._output.pack([_as_numpy(leaf) for leaf in results[split:]])
+        return self._result(self._state.pack(results[:split]), output)
 
     def _client_leaves(self, value: Any, name: str) -> Sequence[tf.Tensor]:
         if self._tensor_spec is None:
-            return leaves.flatten(value, self._data_type, name)
+            return self._client.flatten(value, name)
         try:
             tf.nest.assert_same_structure(value, self._tensor_spec)
         except (TypeError, ValueError) as error:
@@ -247,7 +244,7 @@ class CompiledProcess:
                 f"{name} must be arrays like tensor_spec: {error}"
             ) from error
         pairs = zip(tf.nest.flatten(value), tf.nest.flatten(self._tensor_spec), strict=True)
-        return [leaves.to_tensor(leaf, spec, name) for leaf, spec in pairs]
+        return [federated_round.to_tensor(leaf, spec, name) for leaf, spec in pairs]
 
     def get_model_weights(self, state: Any) -> Any:
         """Returns the model's weights in a state, as tensors; for learning processes."""
@@ -266,20 +263,52 @@ class CompiledProcess:
         return self._call("set_hparams", state, hparams)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        if name not in self._computations:
+        access = self._accesses.get(name)
+        if access is None:
             raise AttributeError(f"The process has no {name}.")
-        computation = self._computations[name]
-        if name not in self._unplaced:
-            self._unplaced[name] = process_form.local_function(computation)
-        parameter = computation.type_signature.parameter
-        types = [parameter] if len(arguments) == 1 else list(parameter)
+        if name not in self._traced:
+            self._traced[name] = _local(access.graph)
         flat = [
             leaf
-            for argument, type_spec in zip(arguments, types, strict=True)
-            for leaf in leaves.flatten(argument, type_spec, f"argument of {name}")
+            for argument, structure in zip(arguments, access.arguments, strict=True)
+            for leaf in structure.flatten(argument, f"argument of {name}")
         ]
-        return leaves.pack(self._unplaced[name](*flat), computation.type_signature.result)
+        return access.result.pack(self._traced[name](*flat))
 
     def close(self) -> None:
         """Stops the threads or workers of the clients; no round can follow."""
         self._runner.close()
+
+
+def data_graph(
+    dataset_fn: Callable[[Any], Any], tensor_spec: Any, client: federated_round.Structure
+) -> graph_function.GraphFunction:
+    """Traces the function that makes a client's value, such as a dataset, of its tensors.
+
+    Args:
+      dataset_fn: Function from a structure of tensors to a dataset, or a structure of datasets.
+      tensor_spec: Structure of `tf.TensorSpec` of those tensors.
+      client: Structure of a client's value.
+
+    Returns:
+      The graph; for a dataset, its output is a variant.
+
+    Raises:
+      ValueError: If `dataset_fn` makes datasets of another type.
+      graph_function.UnsupportedGraphError: If it captures tensors from outside.
+    """
+
+    def variants(*flat: tf.Tensor) -> list[tf.Tensor]:
+        made = dataset_fn(tf.nest.pack_sequence_as(tensor_spec, flat))
+        return client.flatten(made, "the result of dataset_fn")
+
+    return graph_function.GraphFunction.trace(variants, tf.nest.flatten(tensor_spec))
+
+
+def _local(graph: graph_function.GraphFunction) -> Callable[..., list[tf.Tensor]]:
+    function = graph.importer(edit=large_fills.compute)
+    return client_part.traced(function, graph.input_specs, device=client_part.CPU)
+
+
+def _as_numpy(leaf: Any) -> Any:
+    return leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf

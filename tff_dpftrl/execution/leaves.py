@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tff_dpftrl import array_tensors, validation
-from tff_dpftrl.execution import tff_names
-
-_VARIANT = tf.TensorSpec([], tf.variant)
+from tff_dpftrl.execution import federated_round, tff_names
 
 
 def member(type_spec: tff_names.Type) -> tff_names.Type:
@@ -29,7 +28,7 @@ def specs(type_spec: tff_names.Type | None) -> list[tf.TensorSpec]:
             spec for _, element in tff_names.iter_elements(type_spec) for spec in specs(element)
         ]
     if isinstance(type_spec, tff_names.SequenceType):
-        return [_VARIANT]
+        return [federated_round.VARIANT]
     return [tf.TensorSpec(type_spec.shape, tf.dtypes.as_dtype(type_spec.dtype.type))]
 
 
@@ -70,39 +69,7 @@ def flatten(
     (spec,) = specs(type_spec)
     if shares_arrays and isinstance(value, np.ndarray) and value.dtype == spec.dtype:
         value = array_tensors.tensor(value)
-    return [to_tensor(value, spec, name)]
-
-
-def to_tensor(value: Any, spec: tf.TensorSpec, name: str) -> tf.Tensor:
-    """Converts one leaf to a tensor.
-
-    Args:
-      value: Array, number or tensor.
-      spec: Dtype and shape of the tensor.
-      name: Name of the value, for errors.
-
-    Returns:
-      The tensor.
-
-    Raises:
-      ValueError: If the value does not fit the spec, for instance because it would overflow.
-    """
-    try:
-        tensor = tf.convert_to_tensor(value, spec.dtype)
-    except (ValueError, TypeError) as error:
-        raise validation.UsageError(
-            f"{name} must be a tensor of dtype {spec.dtype.name}: {error}"
-        ) from error
-    if not spec.shape.is_compatible_with(tensor.shape):
-        raise validation.UsageError(f"{name} must be of shape {spec.shape}, got {tensor.shape}.")
-    if spec.dtype.is_integer and not isinstance(value, tf.Tensor):
-        # TensorFlow keeps the low bits of an integer that is too large.
-        given = np.asarray(value)
-        if given.dtype != spec.dtype.as_numpy_dtype and not np.array_equal(given, tensor.numpy()):
-            raise validation.UsageError(
-                f"{name} must be in the range of {spec.dtype.name}, got {value}."
-            )
-    return tensor
+    return [federated_round.to_tensor(value, spec, name)]
 
 
 def _flatten_struct(
@@ -135,7 +102,7 @@ def _dataset_variant(value: Any, type_spec: tff_names.SequenceType, name: str) -
     if not isinstance(value, tf.data.Dataset):
         value = _dataset_of_elements(value, type_spec, name)
     check_elements(value, type_spec, name)
-    return as_variant(value)
+    return federated_round.as_variant(value)
 
 
 def check_elements(dataset: tf.data.Dataset, type_spec: tff_names.SequenceType, name: str) -> None:
@@ -150,24 +117,6 @@ def check_elements(dataset: tf.data.Dataset, type_spec: tff_names.SequenceType, 
             f"{name} must be a dataset with elements of type {type_spec.element}, got "
             f"{element_type}."
         )
-
-
-def as_variant(dataset: tf.data.Dataset) -> tf.Tensor:
-    """Converts a dataset to a tensor, without optimisation and autotuning of its pipeline.
-
-    A client reads a handful of batches, which takes less time than to optimise and tune the
-    pipeline. Elements and their order are the same.
-
-    Args:
-      dataset: Dataset to convert.
-
-    Returns:
-      A scalar variant.
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    options.experimental_optimization.apply_default_optimizations = False
-    return tf.data.experimental.to_variant(dataset.with_options(options))
 
 
 def _dataset_of_elements(
@@ -239,11 +188,6 @@ def _packed(
     return _as_numpy(leaf) if reads_texts and _is_text(type_spec) else leaf
 
 
-def to_numpy(value: Any) -> Any:
-    """Converts the leaves of containers to NumPy arrays and scalars, as TFF returns them."""
-    return tf.nest.map_structure(_as_numpy, value)
-
-
 def _is_text(type_spec: tff_names.Type) -> bool:
     if isinstance(type_spec, tff_names.StructType | tff_names.SequenceType):
         return False
@@ -275,3 +219,20 @@ def spread(type_spec: tff_names.Type, over: tff_names.Type) -> list[int]:
         ]
 
     return visit(type_spec, over)
+
+
+class TffStructure(federated_round.Structure):
+    """Structure of a type of TFF, which may be None for nothing."""
+
+    def __init__(self, type_spec: tff_names.Type | None):
+        """Reads a type, not federated."""
+        self._type = type_spec
+        self.labels, self.specs = tuple(paths(type_spec)), tuple(specs(type_spec))
+
+    @override
+    def flatten(self, value, name, *, shares_arrays=False):
+        return flatten(value, self._type, name, shares_arrays=shares_arrays)
+
+    @override
+    def pack(self, tensors):
+        return pack(tensors, self._type)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,149 +11,116 @@ import tensorflow_federated as tff
 
 from tff_dpftrl.execution import (
     client_part,
-    draw_memory,
+    federated_round,
     graph_function,
     large_constants,
     large_fills,
     leaves,
-    secure_noise,
     tff_names,
 )
 
+_ACCESSES = ("get_model_weights", "set_model_weights", "get_hparams", "set_hparams")
+"""Computations of a learning process beside its rounds."""
 
-@dataclasses.dataclass(frozen=True)
-class ProcessForm:
-    """A process taken apart: its initialisation, and TFF's MapReduceForm of its round.
 
-    Attributes:
-      process_initialize: The process's own `initialize`.
-      round: Computations of clients and server in a round.
+def round_of(process: tff.templates.IterativeProcess) -> federated_round.FederatedRound:
+    """Takes a process apart, which takes one to two seconds.
+
+    Args:
+      process: Iterative process of TFF.
+
+    Returns:
+      Its round.
+
+    Raises:
+      graph_function.UnsupportedGraphError: If TFF cannot take it apart.
     """
-
-    process_initialize: tff_names.Computation
-    round: tff_names.MapReduceForm
-
-    @classmethod
-    def of(cls, process: tff.templates.IterativeProcess) -> ProcessForm:
-        """Takes a process apart, which takes one to two seconds.
-
-        Args:
-          process: Iterative process of TFF.
-
-        Returns:
-          The parts of the process.
-
-        Raises:
-          graph_function.UnsupportedGraphError: If TFF cannot take it apart.
-        """
-        results = [
-            result for _, result in tff_names.iter_elements(process.next.type_signature.result)
-        ]
-        if len(results) == 2 and not isinstance(results[1], tff_names.FederatedType):
+    signature = process.next.type_signature
+    with _reporting_as_unsupported():
+        _, second, *others = [one for _, one in tff_names.iter_elements(signature.result)]
+        if not others and not isinstance(second, tff_names.FederatedType):
             raise graph_function.UnsupportedGraphError(
-                f"the second result of next is {results[1]}: make one value of the server of it, "
+                f"the second result of next is {second}: make one value of the server of it, "
                 "with tff.federated_zip."
             )
-        with _reporting_as_unsupported():
-            return cls(
-                process.initialize,
-                tff_names.get_map_reduce_form_for_computation(process.next, _config()),
-            )
+        form = tff_names.get_map_reduce_form_for_computation(process.next, _config())
+    (state_name, state_type), (output_name, output_type) = [
+        (name, leaves.member(one)) for name, one in tff_names.iter_elements(signature.result)
+    ]
+    container = signature.result.python_container or tuple
 
-    def initialize(self) -> tff_names.Computation:
-        """Builds the computation of a first state, of one TensorFlow graph.
+    def result(state: Any, output: Any) -> Any:
+        if state_name is None:
+            return container([state, output])
+        return container(**{state_name: state, output_name: output})
 
-        Raises:
-          graph_function.UnsupportedGraphError: If TFF cannot take it apart.
-        """
-        return _merged(self.process_initialize)
+    work = form.work.type_signature.result
+    return federated_round.FederatedRound(
+        state=leaves.TffStructure(state_type),
+        client=leaves.TffStructure(leaves.member(signature.parameter[1])),
+        broadcast=leaves.TffStructure(form.prepare.type_signature.result),
+        report=leaves.TffStructure(work),
+        output=leaves.TffStructure(output_type),
+        secure_sums=tuple(_secure_sums(form, *list(work)[1:])),
+        initialize=_initialize(process.initialize),
+        prepare=graph_of(form.prepare),
+        work=graph_of(form.work),
+        zero=graph_of(form.zero),
+        accumulate=graph_of(form.accumulate),
+        merge=graph_of(form.merge),
+        closing=graph_of(form.report),
+        update=graph_of(form.update),
+        accesses={
+            name: _access(name, getattr(process, name))
+            for name in _ACCESSES
+            if hasattr(process, name)
+        },
+        result=result,
+    )
 
-    def initialize_function(self) -> Callable[[], list[tf.Tensor]]:
-        """Traces the function that makes the flat tensors of a first state.
 
-        Large constants, such as a model's initial weights, are no part of its graph.
+def _secure_sums(
+    form: tff_names.MapReduceForm,
+    by_bits: tff_names.Type,
+    by_input: tff_names.Type,
+    by_modulus: tff_names.Type,
+) -> Iterator[federated_round.SecureSum]:
+    """Yields the secure sums of a form, in the order of a report's tensors."""
+    made = federated_round.SecureSum
+    for spec, bits in _limited(form.secure_sum_bitwidth, by_bits):
+        yield made(spec, largest_entry=2**bits - 1)
+    for spec, largest in _limited(form.secure_sum_max_input, by_input):
+        yield made(spec, largest_entry=largest)
+    for spec, modulus in _limited(form.secure_modular_sum_modulus, by_modulus):
+        yield made(spec, modulus=modulus)
 
-        Raises:
-          graph_function.UnsupportedGraphError: If TFF cannot take it apart.
-        """
-        small, constants = large_constants.take_out(self.process_initialize)
-        return local_function(_merged(small), constants)
 
-    @property
-    def _secure_types(self) -> list[tff_names.Type]:
-        """Types of the secure sums: with a bit width, with a largest input, with a modulus."""
-        return list(self.round.work.type_signature.result)[1:]
+def _initialize(initialize: tff_names.Computation) -> Callable[[], list[tf.Tensor]]:
+    """Returns the function that makes the flat tensors of a first state.
 
-    @property
-    def _secure_specs(self) -> list[tf.TensorSpec]:
-        return [spec for type_spec in self._secure_types for spec in leaves.specs(type_spec)]
+    Where it runs by itself, large constants, such as a model's initial weights, are no part of its
+    graph.
+    """
+    small, constants = large_constants.take_out(initialize)
+    alone = local_function(_merged(small), constants)
 
-    @property
-    def bounds(self) -> list[int | None]:
-        """Largest entry that a client may send, for each secure sum; None with a modulus."""
-        by_bits, by_input, by_modulus = self._secure_types
-        bits = _limits(self.round.secure_sum_bitwidth, by_bits)
-        inputs = _limits(self.round.secure_sum_max_input, by_input)
-        return [*(2**b - 1 for b in bits), *inputs, *[None] * len(leaves.specs(by_modulus))]
+    def make() -> list[tf.Tensor]:
+        if tf.executing_eagerly():
+            return alone()
+        return graph_of(_merged(initialize)).importer(edit=large_fills.compute)()
 
-    @property
-    def moduli(self) -> list[int | None]:
-        """Modulus of each secure sum; None with a bound."""
-        moduli = _limits(self.round.secure_modular_sum_modulus, self._secure_types[-1])
-        return [*[None] * (len(self._secure_specs) - len(moduli)), *moduli]
+    return make
 
-    def client_part(self, data: graph_function.GraphFunction | None) -> client_part.ClientPart:
-        """Builds the clients' part of a round, with the bounds of their secure sums."""
-        return client_part.ClientPart(
-            data=data,
-            work=graph_of(self.round.work),
-            zero=graph_of(self.round.zero),
-            accumulate=graph_of(self.round.accumulate),
-            merge=graph_of(self.round.merge),
-            num_broadcast=len(leaves.specs(self.round.prepare.type_signature.result)),
-            secure_shapes=tuple(spec.shape for spec in self._secure_specs),
-            bounds=tuple(self.bounds),
-        )
 
-    def finish(
-        self, memory: draw_memory.DrawMemory | None = None, *, answers_draws: bool = False
-    ) -> tuple[Callable[..., list[tf.Tensor]], list[tf.TensorSpec]]:
-        """Builds the server's update of a round.
-
-        Args:
-          memory: Memory of the draws of its noise; None for none.
-          answers_draws: Whether the function is run in this process, which draws secure noise.
-
-        Returns:
-          A pair. First, a traceable function: it takes the flat tensors of the server state,
-          of the plain sums and of the secure sums (int64), in this order, and returns the flat
-          tensors of the new state and of the round's output. Second, the specs of its arguments.
-        """
-        report = graph_of(self.round.report).importer()
-
-        def edit(graph_def: tf.compat.v1.GraphDef) -> None:
-            large_fills.compute(graph_def)
-            if memory is not None:
-                memory.attach(graph_def)
-            if answers_draws:
-                secure_noise.answer(graph_def)
-
-        update = graph_of(self.round.update).importer(edit=edit)
-        state_specs = leaves.specs(self.round.prepare.type_signature.parameter)
-        plain_specs = leaves.specs(self.round.report.type_signature.parameter)
-        secure_specs, moduli = self._secure_specs, self.moduli
-        num_state, num_plain = len(state_specs), len(plain_specs)
-
-        def finish(*arguments: tf.Tensor) -> list[tf.Tensor]:
-            state, sums = arguments[:num_state], arguments[num_state:]
-            secure = [
-                tf.cast(total if modulus is None else total % modulus, spec.dtype)
-                for total, modulus, spec in zip(sums[num_plain:], moduli, secure_specs, strict=True)
-            ]
-            return update(*state, *report(*sums[:num_plain]), *secure)
-
-        int64_specs = [tf.TensorSpec(spec.shape, tf.int64) for spec in secure_specs]
-        return finish, [*state_specs, *plain_specs, *int64_specs]
+def _access(name: str, computation: tff_names.Computation) -> federated_round.Access:
+    """Returns a computation of a state; one that sets something has a second argument."""
+    signature = computation.type_signature
+    parameters = list(signature.parameter) if name.startswith("set_") else [signature.parameter]
+    return federated_round.Access(
+        graph_of(computation),
+        tuple(map(leaves.TffStructure, parameters)),
+        leaves.TffStructure(signature.result),
+    )
 
 
 def _config() -> tf.compat.v1.ConfigProto:
@@ -180,10 +146,13 @@ def _reporting_as_unsupported() -> Iterator[None]:
         raise graph_function.UnsupportedGraphError(f"TFF reports: {error}") from error
 
 
-def _limits(computation: tff_names.Computation, summed: tff_names.Type) -> list[int]:
-    """Runs a computation without arguments; returns a value for each leaf of the secure sum."""
+def _limited(
+    computation: tff_names.Computation, summed: tff_names.Type
+) -> Iterator[tuple[tf.TensorSpec, int]]:
+    """Runs a computation without arguments; yields its value for each leaf of a secure sum."""
     values = [int(value) for value in local_function(computation)()]
-    return [values[i] for i in leaves.spread(computation.type_signature.result, summed)]
+    places = leaves.spread(computation.type_signature.result, summed)
+    yield from zip(leaves.specs(summed), (values[i] for i in places), strict=True)
 
 
 def graph_of(computation: tff_names.Computation) -> graph_function.GraphFunction:
@@ -254,28 +223,3 @@ def local_function(
     function = graph.importer(edit=large_fills.compute)
     traced = client_part.traced(function, graph.input_specs, device=client_part.CPU)
     return lambda *arguments: traced(*arguments, *values)
-
-
-def data_graph(
-    dataset_fn: Callable[[Any], Any], tensor_spec: Any, data_type: tff_names.Type
-) -> graph_function.GraphFunction:
-    """Traces the function that makes datasets of a client's tensors.
-
-    Args:
-      dataset_fn: Function from a structure of tensors to a dataset, or a structure of datasets.
-      tensor_spec: Structure of `tf.TensorSpec` of those tensors.
-      data_type: TFF's type of the datasets.
-
-    Returns:
-      The graph; its outputs are variants.
-
-    Raises:
-      ValueError: If `dataset_fn` makes datasets of another type.
-      graph_function.UnsupportedGraphError: If it captures tensors from outside.
-    """
-
-    def variants(*flat: tf.Tensor) -> list[tf.Tensor]:
-        made = dataset_fn(tf.nest.pack_sequence_as(tensor_spec, flat))
-        return leaves.flatten(made, data_type, "the result of dataset_fn")
-
-    return graph_function.GraphFunction.trace(variants, tf.nest.flatten(tensor_spec))

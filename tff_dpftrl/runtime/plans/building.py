@@ -1,17 +1,17 @@
-"""Builds the plans of a task from a TFF process. No other module of `plans` needs TFF."""
+"""Builds the plans of a task from a round of federated learning."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
-import tensorflow_federated as tff
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
-from tff_dpftrl.execution import graph_function, large_fills, leaves, process_form, tff_names
+from tff_dpftrl.execution import compiled_process, federated_round, graph_function, large_fills
 from tff_dpftrl.models import metric_grid
 from tff_dpftrl.private_round import interface, secure_calls
 from tff_dpftrl.runtime import participation_histograms
@@ -27,6 +27,9 @@ from tff_dpftrl.runtime.plans import (
     tensor_values,
     verification,
 )
+
+if TYPE_CHECKING:
+    import tensorflow_federated as tff
 
 _EXAMPLES_SPEC = tf.TensorSpec([None], tf.string)
 _SEED_SPEC = tf.TensorSpec([2], tf.int64)
@@ -100,7 +103,7 @@ class DeviceTerms:
 
 
 def build_plans(
-    process: tff.learning.templates.LearningProcess,
+    process: federated_round.FederatedRound | tff.learning.templates.LearningProcess,
     pipeline: example_pipeline.ExamplePipeline,
     terms: DeviceTerms,
     *,
@@ -111,9 +114,9 @@ def build_plans(
     report_limits: bounding.ReportLimits | None = None,
     rounds_updates: bool = False,
 ) -> Plans:
-    """Builds the plans of a learning process.
+    """Builds the plans of a round of federated learning.
 
-    The process must be one that `execution.compile_process` compiles: training with any
+    A process of TFF must be one that `execution.compile_process` compiles: training with any
     aggregator of this package, or evaluation. Its noise must be a function of its state, since
     an attempt that is repeated must repeat its noise.
 
@@ -121,7 +124,7 @@ def build_plans(
     secure aggregation.
 
     Args:
-      process: Learning process.
+      process: Round of federated learning, or a learning process of TFF.
       pipeline: Pipeline from a device's examples to its batches.
       terms: Terms on which devices take part in the task.
       secure_aggregation: Demands of devices on the sums of their reports, all of which must then
@@ -154,18 +157,22 @@ def build_plans(
         "secure_aggregation": secure_aggregation,
     }
     try:
-        form = process_form.ProcessForm.of(process)
-        secure_sums = _secure_sums(form)
-        server = _server_plan(process, form)
+        if not isinstance(process, federated_round.FederatedRound):
+            from tff_dpftrl.execution import process_form
+
+            process = process_form.round_of(process)
+        server = _server_plan(process)
         server.skip.CopyFrom(_skip_graph(server, private_round))
         _check_repeatable("skip", server.skip)
         if broadcast is not None:
             server.prepare.CopyFrom(_prepare_like(server.prepare, broadcast))
         server.MergeFrom(
-            plan_pb2.ServerPlan(update=_report_of(form), secure_sums=secure_sums, **common)
+            plan_pb2.ServerPlan(
+                update=_report_of(process), secure_sums=_secure_sums(process), **common
+            )
         )
         bounding.bound_reports(server, terms.kind, report_limits or bounding.ReportLimits())
-        graph = _device_graph(process, form, pipeline, server)
+        graph = _device_graph(process, pipeline, server)
         del server.update[:]
         server.update.extend(graph.outputs)
         if rounds_updates:
@@ -270,8 +277,7 @@ def _with_graph(device: plan_pb2.DevicePlan, graph_def: bytes) -> plan_pb2.Devic
 
 
 def _device_graph(
-    process: tff.learning.templates.LearningProcess,
-    form: process_form.ProcessForm,
+    round_: federated_round.FederatedRound,
     pipeline: example_pipeline.ExamplePipeline,
     server: plan_pb2.ServerPlan,
 ) -> plan_pb2.Graph:
@@ -279,18 +285,15 @@ def _device_graph(
 
     The graph may get more tensors than it takes.
     """
-    data_type = leaves.member(process.next.type_signature.parameter[1])
     own_specs = [_EXAMPLES_SPEC, _SEED_SPEC][: 1 + pipeline.shuffle]
-    data = process_form.data_graph(
-        lambda inputs: pipeline.batches(*inputs), tuple(own_specs), data_type
+    data = compiled_process.data_graph(
+        lambda inputs: pipeline.batches(*inputs), tuple(own_specs), round_.client
     ).importer()
-    work = process_form.graph_of(form.round.work)
-    run = work.importer()
+    run = round_.work.importer()
     broadcast = server.prepare.outputs
     labels = [tensor.label for tensor in broadcast]
-    taken = leaves.paths(form.round.prepare.type_signature.result)
     num_own = len(own_specs)
-    places = [num_own + labels.index(label) for label in taken]
+    places = [num_own + labels.index(label) for label in round_.broadcast.labels]
 
     def device(*arguments: tf.Tensor) -> list[tf.Tensor]:
         made = run(*data(*arguments[:num_own]), *(arguments[place] for place in places))
@@ -300,7 +303,7 @@ def _device_graph(
         device,
         [*own_specs, *map(graphs.spec_of, broadcast)],
         inputs=[verification.EXAMPLES, verification.SEED][:num_own] + labels,
-        outputs=leaves.paths(form.round.work.type_signature.result),
+        outputs=round_.report.labels,
     )
 
 
@@ -319,16 +322,15 @@ def _seconds(
     return plan_pb2.Histogram(label=label, edges=grid.edges)
 
 
-def _report_of(form: process_form.ProcessForm) -> list[plan_pb2.Tensor]:
+def _report_of(round_: federated_round.FederatedRound) -> list[plan_pb2.Tensor]:
     """Returns the tensors that a device reports, without their names in a graph."""
-    reported = form.round.work.type_signature.result
     return [
         plan_pb2.Tensor(
             label=label,
             dtype=spec.dtype.name,
             shape=[-1 if size is None else size for size in spec.shape],
         )
-        for label, spec in zip(leaves.paths(reported), leaves.specs(reported), strict=True)
+        for label, spec in zip(round_.report.labels, round_.report.specs, strict=True)
     ]
 
 
@@ -383,33 +385,27 @@ def _prepare_like(prepare: plan_pb2.Graph, broadcast: Sequence[plan_pb2.Tensor])
     )
 
 
-def _server_plan(
-    process: tff.learning.templates.LearningProcess, form: process_form.ProcessForm
-) -> plan_pb2.ServerPlan:
-    parts = {
-        "initialize": form.initialize(),
-        "prepare": form.round.prepare,
-        "zero": form.round.zero,
-        "accumulate": form.round.accumulate,
-        "merge": form.round.merge,
-        "get_weights": process.get_model_weights,
-    }
-    plan = plan_pb2.ServerPlan()
-    for name, part in parts.items():
-        getattr(plan, name).CopyFrom(_part(part))
-    # Weights have the labels that `get_weights` gives them.
-    arguments = process.set_model_weights.type_signature.parameter
-    labels = [path for argument in arguments for path in leaves.paths(argument)]
-    plan.set_weights.CopyFrom(_part(process.set_model_weights, labels))
-    finish, specs = form.finish()
-    state, output = map(leaves.member, process.next.type_signature.result)
-    finish_graph = graphs.traced(
-        finish,
-        specs,
-        inputs=[""] * len(specs),
-        outputs=[*leaves.paths(state), *leaves.paths(output)],
+def _server_plan(round_: federated_round.FederatedRound) -> plan_pb2.ServerPlan:
+    state, broadcast = round_.state.labels, round_.broadcast.labels
+    plain = [""] * len(round_.zero.outputs)
+    get_weights, set_weights = (round_.accesses[f"{one}_model_weights"] for one in ("get", "set"))
+    finish, finish_specs = round_.finish()
+    plan = plan_pb2.ServerPlan(
+        initialize=graphs.traced(round_.initialize, [], inputs=[], outputs=state),
+        prepare=_part(round_.prepare, state, broadcast),
+        zero=_part(round_.zero, [], plain),
+        accumulate=_part(round_.accumulate, [""] * len(round_.accumulate.inputs), plain),
+        merge=_part(round_.merge, plain * 2, plain),
+        get_weights=_access(get_weights),
+        # Weights have the labels that `get_weights` gives them.
+        set_weights=_access(set_weights),
+        finish=graphs.traced(
+            finish,
+            finish_specs,
+            inputs=[""] * len(finish_specs),
+            outputs=[*state, *round_.output.labels],
+        ),
     )
-    plan.finish.CopyFrom(finish_graph)
     for name in ("prepare", "zero", "accumulate", "merge", "finish"):
         _check_repeatable(name, getattr(plan, name))
     return plan
@@ -441,16 +437,14 @@ def _skip_graph(
 
 
 def _part(
-    computation: tff_names.Computation, inputs: Sequence[str] | None = None
+    graph: graph_function.GraphFunction, inputs: Sequence[str], outputs: Sequence[str]
 ) -> plan_pb2.Graph:
-    graph = process_form.graph_of(computation)
-    signature = computation.type_signature
-    return graphs.traced(
-        graph.importer(),
-        graph.input_specs,
-        inputs=leaves.paths(signature.parameter) if inputs is None else inputs,
-        outputs=leaves.paths(signature.result),
-    )
+    return graphs.traced(graph.importer(), graph.input_specs, inputs=inputs, outputs=outputs)
+
+
+def _access(access: federated_round.Access) -> plan_pb2.Graph:
+    labels = [label for argument in access.arguments for label in argument.labels]
+    return _part(access.graph, labels, access.result.labels)
 
 
 def _check_repeatable(name: str, graph: plan_pb2.Graph) -> None:
@@ -475,10 +469,10 @@ def _check_numbers(tensors: Sequence[plan_pb2.Tensor]) -> None:
             )
 
 
-def _secure_sums(form: process_form.ProcessForm) -> list[plan_pb2.SecureSum]:
+def _secure_sums(round_: federated_round.FederatedRound) -> list[plan_pb2.SecureSum]:
     return [
-        plan_pb2.SecureSum(largest_entry=bound)
-        if modulus is None
-        else plan_pb2.SecureSum(modulus=modulus)
-        for bound, modulus in zip(form.bounds, form.moduli, strict=True)
+        plan_pb2.SecureSum(largest_entry=one.largest_entry)
+        if one.modulus is None
+        else plan_pb2.SecureSum(modulus=one.modulus)
+        for one in round_.secure_sums
     ]

@@ -1,0 +1,315 @@
+"""A round of federated learning as TensorFlow graphs: those of its clients and of its server.
+
+`learning` builds it from a model, optimizers and a private round; `process_form` builds it from a
+process of TFF. The simulation, the plans of device tasks and the audits take it from either.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tree
+from typing_extensions import override
+
+from tff_dpftrl import array_tensors, validation
+from tff_dpftrl.execution import draw_memory, graph_function, large_fills, secure_noise
+from tff_dpftrl.private_round import secure_calls
+
+VARIANT = tf.TensorSpec([], tf.variant)
+"""Spec of a dataset among the tensors of a value."""
+
+
+class Structure(abc.ABC):
+    """Containers of a value, and what is known of the tensors in them.
+
+    Attributes:
+      labels: Path of each tensor, such as "train/loss"; "" if the value is a tensor itself.
+      specs: Shape and dtype of each tensor; a dataset is a scalar variant.
+    """
+
+    labels: tuple[str, ...]
+    specs: tuple[tf.TensorSpec, ...]
+
+    @abc.abstractmethod
+    def flatten(self, value: Any, name: str, *, shares_arrays: bool = False) -> list[tf.Tensor]:
+        """Flattens a value to tensors.
+
+        Args:
+          value: Containers of arrays, numbers, tensors or datasets.
+          name: Name of the value, for errors.
+          shares_arrays: Whether a tensor may share the memory of its array, which must not be
+            changed then.
+
+        Returns:
+          The tensors; those of this process are not copied.
+
+        Raises:
+          UsageError: If the value has another structure; the message names the place.
+        """
+
+    @abc.abstractmethod
+    def pack(self, tensors: Sequence[tf.Tensor]) -> Any:
+        """Puts tensors, one for each of `specs`, into the containers."""
+
+
+class Nest(Structure):
+    """Structure of dictionaries, whose order is that of their keys, sequences and named tuples."""
+
+    def __init__(self, template: Any):
+        """Reads a structure.
+
+        Args:
+          template: Containers of tensors, `tf.TensorSpec`s or `tf.data.DatasetSpec`s.
+        """
+        self._template = tree.map_structure(_spec, template)
+        pairs = tree.flatten_with_path(self._template)
+        self.labels = tuple("/".join(map(str, path)) for path, _ in pairs)
+        self._leaves = [leaf for _, leaf in pairs]
+        self.specs = tuple(
+            VARIANT if isinstance(leaf, tf.data.DatasetSpec) else leaf for leaf in self._leaves
+        )
+
+    @override
+    def flatten(self, value, name, *, shares_arrays=False):
+        try:
+            tree.assert_same_structure(self._template, value, check_types=False)
+        except (TypeError, ValueError) as error:
+            raise validation.UsageError(
+                f"{name} must have the tensors {list(self.labels)}: {validation.one_line(error)}"
+            ) from error
+        return [
+            _leaf(one, leaf, f"{name}/{label}" if label else name, shares_arrays)
+            for one, leaf, label in zip(tree.flatten(value), self._leaves, self.labels, strict=True)
+        ]
+
+    @override
+    def pack(self, tensors):
+        return tree.unflatten_as(
+            self._template,
+            [
+                tf.data.experimental.from_variant(tensor, leaf.element_spec)
+                if isinstance(leaf, tf.data.DatasetSpec)
+                else tensor
+                for tensor, leaf in zip(tensors, self._leaves, strict=True)
+            ],
+        )
+
+
+class SecureSum(NamedTuple):
+    """Sum of one tensor over clients, of integers.
+
+    Attributes:
+      spec: Shape and dtype of a client's tensor.
+      largest_entry: Largest entry that a client may send; None if the sum has a modulus.
+      modulus: Modulus of the sum; None if it has a largest entry.
+    """
+
+    spec: tf.TensorSpec
+    largest_entry: int | None = None
+    modulus: int | None = None
+
+
+class Access(NamedTuple):
+    """Function of a state that is no part of a round, such as the one that returns the weights."""
+
+    graph: graph_function.GraphFunction
+    arguments: tuple[Structure, ...]
+    result: Structure
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class FederatedRound:
+    """A round of federated learning.
+
+    A client's report has the tensors that are summed as they are, then those of secure sums.
+
+    Attributes:
+      state: Structure of the server's state.
+      client: Structure of one client's data.
+      broadcast: Structure of what clients are sent.
+      report: Structure of a client's report.
+      output: Structure of what a round returns beside the new state.
+      secure_sums: Secure sums, of the last tensors of a report.
+      initialize: Traceable function that makes the flat tensors of a first state, with new random
+        numbers each time.
+      prepare: Graph from the state to the broadcast tensors.
+      work: Graph from a client's tensors and the broadcast ones to a report.
+      zero: Graph of the sum of no reports, without the secure sums.
+      accumulate: Graph from a sum and the plain tensors of a report to their sum.
+      merge: Graph from two sums to their sum.
+      closing: Graph from the plain sums to those that `update` takes; None if they are the same.
+      update: Graph from the state, the plain sums and the secure ones to the new state and the
+        output. Secure noise is left open in it (`secure_calls`).
+      accesses: Functions of a state, by name: "get_model_weights", "set_model_weights" and so on.
+      result: Function from the new state and the output to what `next` of a process returns.
+    """
+
+    state: Structure
+    client: Structure
+    broadcast: Structure
+    report: Structure
+    output: Structure
+    secure_sums: tuple[SecureSum, ...]
+    initialize: Callable[[], list[tf.Tensor]]
+    prepare: graph_function.GraphFunction
+    work: graph_function.GraphFunction
+    zero: graph_function.GraphFunction
+    accumulate: graph_function.GraphFunction
+    merge: graph_function.GraphFunction
+    closing: graph_function.GraphFunction | None = None
+    update: graph_function.GraphFunction
+    accesses: Mapping[str, Access]
+    result: Callable[[Any, Any], Any]
+
+    def finish(
+        self, memory: draw_memory.DrawMemory | None = None, *, answers_draws: bool = False
+    ) -> tuple[Callable[..., list[tf.Tensor]], list[tf.TensorSpec]]:
+        """Builds the server's part of a round.
+
+        Args:
+          memory: Memory of the draws of its noise; None for none.
+          answers_draws: Whether the function is run in this process, which draws secure noise.
+
+        Returns:
+          A pair. First, a traceable function: it takes the flat tensors of the server state,
+          of the plain sums and of the secure sums (int64), in this order, and returns the flat
+          tensors of the new state and of the round's output. Second, the specs of its arguments.
+        """
+
+        def edit(graph_def: tf.compat.v1.GraphDef) -> None:
+            large_fills.compute(graph_def)
+            if memory is not None:
+                memory.attach(graph_def)
+            if answers_draws:
+                secure_noise.answer(graph_def)
+
+        close = (lambda *sums: sums) if self.closing is None else self.closing.importer()
+        update = self.update.importer(edit=edit)
+        plain_specs = self.merge.input_specs[: len(self.merge.input_specs) // 2]
+        num_state, num_plain = len(self.state.specs), len(plain_specs)
+
+        def finish(*arguments: tf.Tensor) -> list[tf.Tensor]:
+            state, sums = arguments[:num_state], arguments[num_state:]
+            secure = [
+                tf.cast(total if one.modulus is None else total % one.modulus, one.spec.dtype)
+                for total, one in zip(sums[num_plain:], self.secure_sums, strict=True)
+            ]
+            return update(*state, *close(*sums[:num_plain]), *secure)
+
+        int64_specs = [tf.TensorSpec(one.spec.shape, tf.int64) for one in self.secure_sums]
+        return finish, [*self.state.specs, *plain_specs, *int64_specs]
+
+
+def trace(
+    function: Callable[..., Any], *arguments: Structure
+) -> tuple[graph_function.GraphFunction, Nest]:
+    """Traces a function of structures.
+
+    Args:
+      function: Function from values of these structures to a structure of tensors. Secure noise
+        stays open in its graph.
+      *arguments: Structures of its arguments.
+
+    Returns:
+      Its graph, of flat tensors, and the structure of its result.
+
+    Raises:
+      graph_function.UnsupportedGraphError: If it captures tensors or variables from outside.
+    """
+    results: list[Nest] = []
+
+    def flat(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        remaining = iter(tensors)
+        values = [one.pack([next(remaining) for _ in one.specs]) for one in arguments]
+        result = tree.map_structure(tf.convert_to_tensor, function(*values))
+        results[:] = [Nest(result)]
+        return tree.flatten(result)
+
+    specs = [spec for one in arguments for spec in one.specs]
+    with secure_calls.graphs_for_others():
+        return graph_function.GraphFunction.trace(flat, specs), results[0]
+
+
+def _spec(leaf: Any) -> Any:
+    if isinstance(leaf, tf.TensorSpec | tf.data.DatasetSpec):
+        return leaf
+    return tf.TensorSpec(leaf.shape, leaf.dtype)
+
+
+def _leaf(value: Any, spec: Any, name: str, shares_arrays: bool) -> tf.Tensor:
+    if isinstance(spec, tf.data.DatasetSpec):
+        return _dataset(value, spec.element_spec, name)
+    if shares_arrays and isinstance(value, np.ndarray) and value.dtype == spec.dtype:
+        value = array_tensors.tensor(value)
+    return to_tensor(value, spec, name)
+
+
+def _dataset(value: Any, element_spec: Any, name: str) -> tf.Tensor:
+    """Returns the variant of a dataset after checking its elements."""
+    found = getattr(value, "element_spec", None)
+    try:
+        tf.nest.assert_same_structure(found, element_spec)
+        pairs = zip(tf.nest.flatten(found), tf.nest.flatten(element_spec), strict=True)
+        fits = all(wanted.is_compatible_with(one) for one, wanted in pairs)
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise validation.UsageError(
+            f"{name} must be a dataset with elements {element_spec}, got {found or type(value)}."
+        )
+    return as_variant(value)
+
+
+def as_variant(dataset: tf.data.Dataset) -> tf.Tensor:
+    """Converts a dataset to a tensor, without optimisation and autotuning of its pipeline.
+
+    A client reads a handful of batches, which takes less time than to optimise and tune the
+    pipeline. Elements and their order are the same.
+
+    Args:
+      dataset: Dataset to convert.
+
+    Returns:
+      A scalar variant.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    return tf.data.experimental.to_variant(dataset.with_options(options))
+
+
+def to_tensor(value: Any, spec: tf.TensorSpec, name: str) -> tf.Tensor:
+    """Converts one leaf to a tensor.
+
+    Args:
+      value: Array, number or tensor.
+      spec: Dtype and shape of the tensor.
+      name: Name of the value, for errors.
+
+    Returns:
+      The tensor.
+
+    Raises:
+      ValueError: If the value does not fit the spec, for instance because it would overflow.
+    """
+    try:
+        tensor = tf.convert_to_tensor(value, spec.dtype)
+    except (ValueError, TypeError) as error:
+        raise validation.UsageError(
+            f"{name} must be a tensor of dtype {spec.dtype.name}: {error}"
+        ) from error
+    if not spec.shape.is_compatible_with(tensor.shape):
+        raise validation.UsageError(f"{name} must be of shape {spec.shape}, got {tensor.shape}.")
+    if spec.dtype.is_integer and not isinstance(value, tf.Tensor):
+        # TensorFlow keeps the low bits of an integer that is too large.
+        given = np.asarray(value)
+        if given.dtype != spec.dtype.as_numpy_dtype and not np.array_equal(given, tensor.numpy()):
+            raise validation.UsageError(
+                f"{name} must be in the range of {spec.dtype.name}, got {value}."
+            )
+    return tensor
