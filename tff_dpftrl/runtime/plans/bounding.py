@@ -19,9 +19,9 @@ LARGEST_METRIC = 2.0**40
 # Last parts of the labels of secure sums.
 _COUNT = "count"  # Of every encoding: 1 for each device.
 DOUBLED = "doubled"
-"""Of `secagg_sum.SecAggHalfBitFactory`: 0, 1 or 2."""
+"""Of `private_round.secure_sums.HalfBitSum`: 0, 1 or 2."""
 VECTOR = "vector"
-"""Of `secagg_sum.SecAggSumFactory`."""
+"""Of `private_round.secure_sums.VectorSum`."""
 
 
 @dataclasses.dataclass(frozen=True)
