@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, sampled_gaussian, secagg
 from tff_dpftrl.execution import tff_names
-from tff_dpftrl.learning import (
-    dp_fedavg,
-    iterate_averaging,
-    optimizer_restarts,
-    python_optimizers,
-)
+from tff_dpftrl.learning import dp_fedavg
 from tff_dpftrl.mechanisms import restarts
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 from tff_dpftrl.private_round import clipping, estimators
 from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, privacy, sampled_privacy
-from tff_dpftrl.training import learning_options
+from tff_dpftrl.training import learning_options, optimizers
 
 
 @functools.singledispatch
@@ -65,8 +58,8 @@ def _build_dp_ftrl(
 ) -> tff.learning.templates.LearningProcess:
     return tff.learning.algorithms.build_unweighted_fed_avg(
         model,
-        client_optimizer_fn=_build_client_optimizer(options),
-        server_optimizer_fn=build_server_optimizer(options),
+        client_optimizer_fn=optimizers.build_client_optimizer(options),
+        server_optimizer_fn=optimizers.build_server_optimizer(options),
         model_aggregator=build_aggregator(options, plan),
         metrics_aggregator=metrics_aggregator,
         # Several times faster than a reduce over the dataset for an unrolled LSTM on a CPU.
@@ -87,7 +80,7 @@ def _build_sampled(
     common = {
         "metrics_aggregator": metrics_aggregator,
         "aggregator": build_sampled_aggregator(plan, options.noise),
-        "server_optimizer": build_server_optimizer(options),
+        "server_optimizer": optimizers.build_server_optimizer(options),
     }
     if plan.algorithm == "dp-fedsgd":
         return dp_fedavg.build_dp_fedsgd(
@@ -95,7 +88,7 @@ def _build_sampled(
         )
     return dp_fedavg.build_dp_fedavg(
         model,
-        client_optimizer=_build_client_optimizer(options),
+        client_optimizer=optimizers.build_client_optimizer(options),
         **common,
     )
 
@@ -117,52 +110,6 @@ def build_sampled_aggregator(
         secure_noise=noise == "secure",
         report_non_finite_clients=True,
     )
-
-
-def build_server_optimizer(
-    options: learning_options.LearningOptions,
-) -> tff.learning.optimizers.Optimizer:
-    """Builds the server's optimizer, which only post-processes what was noised."""
-    optimizers = tff.learning.optimizers
-    rate = options.server_learning_rate
-    match options.server_optimizer:
-        case "adam":
-            optimizer = optimizers.build_adam(rate, epsilon=options.server_adam_epsilon)
-        case "momentum":
-            optimizer = optimizers.build_sgdm(rate, options.server_momentum)
-        case "sgd":
-            optimizer = optimizers.build_sgdm(rate)
-    if options.server_restarts:
-        optimizer = optimizer_restarts.restart_at(optimizer, options.server_restarts)
-    if options.server_warmup_rounds or options.server_decay != "none":
-        optimizer = optimizers.schedule_learning_rate(
-            optimizer, functools.partial(_scheduled_rate, options)
-        )
-    if options.iterate_averaging is not None:
-        optimizer = iterate_averaging.average_iterates(optimizer, options.iterate_averaging)
-    return python_optimizers.without_autograph(optimizer)
-
-
-def _build_client_optimizer(
-    options: learning_options.LearningOptions,
-) -> tff.learning.optimizers.Optimizer:
-    sgd = tff.learning.optimizers.build_sgdm(options.client_learning_rate)
-    return python_optimizers.without_autograph(sgd)
-
-
-def _scheduled_rate(options: learning_options.LearningOptions, round_index: tf.Tensor) -> tf.Tensor:
-    """Returns the server's learning rate in a round: a linear warm-up times a decay to zero."""
-    now = tf.cast(round_index, tf.float32)
-    rate = tf.constant(options.server_learning_rate, tf.float32)
-    if options.server_warmup_rounds:
-        rate *= tf.minimum(1.0, (now + 1.0) / (options.server_warmup_rounds + 1.0))
-    done = now / options.num_rounds
-    match options.server_decay:
-        case "linear":
-            rate *= 1.0 - done
-        case "cosine":
-            rate *= 0.5 * (1.0 + tf.cos(math.pi * done))
-    return rate
 
 
 def build_aggregator(
