@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 from typing_extensions import override
 
 from tff_dpftrl import execution
-from tff_dpftrl.learning import bounded_metrics
+from tff_dpftrl.learning import metric_sums
 from tff_dpftrl.participation import cohorts
 from tff_dpftrl.runs import prepared, privacy
 from tff_dpftrl.runs import progress as progress_lib
@@ -78,7 +78,7 @@ class FederatedTrainer(prepared.Trainer):
             loss=float(trained["loss"]) if trained["num_targets"] else None,
             top1=float(trained["top1_in_vocab"]) if trained["num_in_vocab"] else None,
             num_not_finite=int(aggregated.get("non_finite_clients", 0)) if aggregated else 0,
-            bounded_sums=trained.get(bounded_metrics.NAME),
+            bounded_sums=trained.get(metric_sums.BOUNDED_SUMS),
         )
 
 

@@ -18,11 +18,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tensorflow_federated as tff
-
 from tff_dpftrl.data import tables, vocabulary, vocabulary_file
 from tff_dpftrl.execution import allocator
-from tff_dpftrl.learning import bounded_metrics
+from tff_dpftrl.learning import metric_sums, tff_metrics
 from tff_dpftrl.models import table
 from tff_dpftrl.runs import earlier_runs, manifest, prepared, privacy
 from tff_dpftrl.runs import progress as progress_lib
@@ -212,9 +210,7 @@ def _prepared(
     for line in startup.describe_plan(plan, num_parameters):
         say(line)
     reportable = report.of_training_run(config, known, plan, opened.output)
-    aggregated = tff.learning.metrics.sum_then_finalize
-    if reportable.figures is not None:
-        aggregated = bounded_metrics.with_bounded_sums(aggregated, reportable.figures.bounds)
+    bounds = None if reportable.figures is None else reportable.figures.bounds
     reportable.schedule.check_budget(plan)
     words, is_tokenized = language_task.words, language_task.train.corpus.is_tokenized
 
@@ -230,7 +226,9 @@ def _prepared(
                 plan,
                 config.learning,
                 language_task.functional_model(),
-                metrics_aggregator=aggregated,
+                metrics_aggregator=tff_metrics.aggregator(
+                    functools.partial(metric_sums.build, bounds=bounds)
+                ),
             ),
             plan,
             language_task,

@@ -18,7 +18,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.learning import dp_fedavg, own_model, secure_metrics
+from tff_dpftrl.learning import dp_fedavg, metric_sums, own_model, tff_metrics
 from tff_dpftrl.mechanisms import blt
 from tff_dpftrl.mechanisms import tree as tree_mechanism
 from tff_dpftrl.private_round import clipping, estimators
@@ -44,6 +44,8 @@ _CLIPPING = aggregators.AdaptiveClipping(
     initial_clip_norm=1.0, clipped_count_stddev=1.0, only_estimates=True
 )
 _ENCODING = grid.for_bits(4, 8, 16)
+_SECURE_SUMS = functools.partial(metric_sums.build, is_secure=True)
+SECURE_METRICS = tff_metrics.aggregator(_SECURE_SUMS)
 _plans: dict[tuple[object, str], bytes] = {}  # By process and options.
 
 
@@ -119,7 +121,7 @@ def _secagg_adaptive():
 
 @functools.cache
 def _secure_only(aggregator):
-    return federated_averaging(aggregator(), secure_metrics.secure_sum_then_finalize)
+    return federated_averaging(aggregator(), SECURE_METRICS)
 
 
 # To be built, and compiled, where secure sums are simulated.
@@ -150,8 +152,8 @@ def secure_evaluation():
     own = model()
     return tff.learning.algorithms.build_fed_eval(
         own,
-        metrics_aggregation_process=secure_metrics.build_evaluation_process(
-            *own_model.metrics(own)
+        metrics_aggregation_process=tff_metrics.evaluation_process(
+            _SECURE_SUMS, *own_model.metrics(own)
         ),
         loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
     )

@@ -12,7 +12,6 @@ from tests.runtime.tasks import small_folder
 from tff_dpftrl import aggregators
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import contexts
-from tff_dpftrl.learning import secure_metrics
 from tff_dpftrl.private_round import party_noise
 from tff_dpftrl.runtime.plans import bounding, building, plan_pb2
 from tff_dpftrl.runtime.tasks import task_folder
@@ -61,9 +60,7 @@ def _process(parties, adaptive):
     )
     limits = bounding.ReportLimits(clip_norm="active" if adaptive else 1.0, encoding=encoding)
     with contexts.secure_sum_simulation():
-        process = small_tasks.federated_averaging(
-            aggregator, secure_metrics.secure_sum_then_finalize
-        )
+        process = small_tasks.federated_averaging(aggregator, small_tasks.SECURE_METRICS)
     return process, {"report_limits": limits, "private_round": aggregator.private_round}
 
 

@@ -216,7 +216,7 @@ def _check_secure_aggregation(server: plan_pb2.ServerPlan) -> None:
     except secure_report.PlanNotSecureError as error:
         raise CannotPlanError(
             f"Reports of the process cannot be summed securely: {error} Take aggregators with "
-            "secure sums (`aggregators.secagg`), and metrics of `learning.secure_metrics`."
+            "secure sums (`aggregators.secagg`), and metrics of `learning.tff_metrics`."
         ) from None
 
 

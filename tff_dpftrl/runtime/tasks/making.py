@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.aggregators import check_process
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import contexts
-from tff_dpftrl.learning import metric_histograms, own_model, secure_metrics
+from tff_dpftrl.learning import metric_sums, own_model, tff_metrics
 from tff_dpftrl.mechanisms import noise_recipe, noise_split
 from tff_dpftrl.models import metric_grid
 from tff_dpftrl.participation import schema as schema_lib
@@ -111,7 +112,7 @@ class _Parts:
     tests: predicates.Predicates
     demands: _Demands
     options: Mapping[str, Any]
-    grids: metric_histograms.Grids = dataclasses.field(default_factory=dict)
+    grids: metric_sums.Grids = dataclasses.field(default_factory=dict)
 
 
 def make(
@@ -263,7 +264,9 @@ def make_evaluation(
     with contexts.compiled_only():
         evaluation = tff.learning.algorithms.build_fed_eval(
             parts.model,
-            metrics_aggregation_process=_metrics_process(parts),
+            metrics_aggregation_process=tff_metrics.evaluation_process(
+                _metric_sums(parts), *own_model.metrics(parts.model)
+            ),
             loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
         )
         limits, broadcast = _report_limits(parts, None), of.server.prepare.outputs
@@ -361,7 +364,7 @@ def _prepare(
 
 def _grids(
     config: task_config.TaskConfig, definition: definition_lib.TaskDefinition
-) -> metric_histograms.Grids:
+) -> metric_sums.Grids:
     """Returns the grids of a definition's metrics, and of the seconds of a device's work."""
     seconds = metric_grid.MetricGrid.logarithmic(2.0**-6, max(config.work_seconds, 1.0))
     return {**definition.grids, metric_grid.SECONDS: seconds}
@@ -462,14 +465,7 @@ def _process(
     parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan, learning: learning_options.LearningOptions
 ) -> tff.learning.templates.LearningProcess:
     """Builds the learning process; that of an own algorithm must release all privately."""
-    is_secure = parts.demands.secure_groups is not None
-    metrics_aggregator = tff.learning.metrics.sum_then_finalize
-    if is_secure:
-        metrics_aggregator = secure_metrics.secure_sum_then_finalize
-    if parts.grids:
-        metrics_aggregator = metric_histograms.with_histograms(
-            metrics_aggregator, parts.grids, is_secure=is_secure
-        )
+    metrics_aggregator = tff_metrics.aggregator(_metric_sums(parts))
     algorithm = parts.definition.algorithm
     if algorithm is None:
         return process.build_process(
@@ -510,18 +506,10 @@ def _check_private(
         )
 
 
-def _metrics_process(parts: _Parts) -> tff.templates.AggregationProcess | None:
-    """Chooses how metrics of an evaluation are summed; None for TFF's default."""
+def _metric_sums(parts: _Parts) -> metric_sums.Build:
+    """Chooses how metrics are summed."""
     is_secure = parts.demands.secure_groups is not None
-    if not is_secure and not parts.grids:
-        return None
-    finalizers, metrics_type = own_model.metrics(parts.model)
-    process = secure_metrics.build_evaluation_process(finalizers, metrics_type, is_secure=is_secure)
-    if not parts.grids:
-        return process
-    return metric_histograms.evaluation_with_histograms(
-        process, finalizers, parts.grids, is_secure=is_secure
-    )
+    return functools.partial(metric_sums.build, is_secure=is_secure, grids=parts.grids)
 
 
 def _report_limits(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan | None) -> bounding.ReportLimits:
@@ -559,11 +547,11 @@ def _largest_metrics(
                 f"device could make as large as it likes; it names {sorted(given)}."
             )
         scaled = is_secure and spec.dtype.is_floating
-        largest[path] = given[name] * (2.0**secure_metrics.FRACTION_BITS if scaled else 1.0)
-        if is_secure and largest[path] > secure_metrics.LARGEST_ENTRY:
+        largest[path] = given[name] * (2.0**metric_sums.FRACTION_BITS if scaled else 1.0)
+        if is_secure and largest[path] > metric_sums.LARGEST_ENTRY:
             raise validation.UsageError(
                 f"largest_metrics[{name!r}]={given[name]:g} is more than secure sums have room "
-                f"for: {given[name] * secure_metrics.LARGEST_ENTRY / largest[path]:.6g}."
+                f"for: {given[name] * metric_sums.LARGEST_ENTRY / largest[path]:.6g}."
             )
     return largest
 
