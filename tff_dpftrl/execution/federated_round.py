@@ -343,9 +343,7 @@ def compose(
         report=sent,
         output=Nest(result.template.metrics),
         secure_sums=tuple(limits),
-        initialize=lambda: tree.flatten(
-            tree.map_structure(tf.convert_to_tensor, initialize())
-        ),
+        initialize=lambda: tree.flatten(tree.map_structure(tf.convert_to_tensor, initialize())),
         prepare=prepare_graph,
         work=work_graph,
         zero=zero,

@@ -96,7 +96,10 @@ def build_training(
         specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights.trainable)
         first_round = tf.constant(0, tf.int64) if local_update.counts_rounds else ()
         return LearningState(
-            weights, first_round, aggregation.initial_state(shapes), server_optimizer.initialize(specs)
+            weights,
+            first_round,
+            aggregation.initial_state(shapes),
+            server_optimizer.initialize(specs),
         )
 
     def prepare(state: LearningState) -> Broadcast:

@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.private_round import clipping, interface, secure_sums, summation
+from tff_dpftrl.private_round import clipping, interface, secure_sums
 
 _UPDATE = "update"
 _NOT_FINITE = "non_finite_clients"
@@ -158,7 +158,11 @@ class Aggregation:
         measurements = Parts(measured)
         if not_finite is not None:
             measurements[_NOT_FINITE] = not_finite
-        return self._state_type(*after, sum_state), average, Parts([*measurements.items(), *counted.items()])
+        return (
+            self._state_type(*after, sum_state),
+            average,
+            Parts([*measurements.items(), *counted.items()]),
+        )
 
     def _round_state(self, state: Any) -> Any:
         return self.private_round.state_type(*state[:-1])
@@ -203,5 +207,7 @@ class PlainMean:
         """Returns the mean of the clients; zero without clients."""
         del secure, shapes
         count = plain["clients"]
-        mean = [tf.math.divide_no_nan(total, tf.cast(count, total.dtype)) for total in plain[_UPDATE]]
+        mean = [
+            tf.math.divide_no_nan(total, tf.cast(count, total.dtype)) for total in plain[_UPDATE]
+        ]
         return state, mean, Parts()

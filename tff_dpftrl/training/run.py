@@ -20,7 +20,7 @@ from typing import Any
 
 from tff_dpftrl.data import tables, vocabulary, vocabulary_file
 from tff_dpftrl.execution import allocator
-from tff_dpftrl.learning import metric_sums, tff_metrics
+from tff_dpftrl.learning import metric_sums
 from tff_dpftrl.models import table
 from tff_dpftrl.runs import earlier_runs, manifest, prepared, privacy
 from tff_dpftrl.runs import progress as progress_lib
@@ -222,13 +222,11 @@ def _prepared(
     return prepared.Prepared(
         report=reportable,
         trainer=federated_trainer.open_trainer(
-            lambda: process.build_process(
+            lambda: process.build_round(
                 plan,
                 config.learning,
                 language_task.functional_model(),
-                metrics_aggregator=tff_metrics.aggregator(
-                    functools.partial(metric_sums.build, bounds=bounds)
-                ),
+                metrics=functools.partial(metric_sums.build, bounds=bounds),
             ),
             plan,
             language_task,
