@@ -18,12 +18,13 @@ import tensorflow_federated as tff
 
 from tff_dpftrl.execution import tff_names
 from tff_dpftrl.learning import client_work, local_model
+from tff_dpftrl.learning import model as model_lib
 
 NUM_EXAMPLES = "num_examples"
 """Name of the metric: number of examples that were counted."""
 
 
-def build_model(num_buckets: int) -> tff.learning.models.FunctionalModel:
+def build_model(num_buckets: int) -> model_lib.Model:
     """Builds the linear model of a number of buckets.
 
     Args:
@@ -35,7 +36,7 @@ def build_model(num_buckets: int) -> tff.learning.models.FunctionalModel:
     """
 
     @tf.function(autograph=False)
-    def predict_on_batch(model_weights, x, training):
+    def predict_on_batch(model_weights, x, training=True):
         del training
         (trainable,), _ = model_weights
         return tf.reduce_sum(x * trainable, axis=1)
@@ -55,20 +56,21 @@ def build_model(num_buckets: int) -> tff.learning.models.FunctionalModel:
             [(NUM_EXAMPLES, state[NUM_EXAMPLES] + tf.reduce_sum(labels))]
         )
 
-    return tff.learning.models.FunctionalModel(
+    return model_lib.Model(
         initial_weights=((np.zeros([num_buckets], np.float32),), ()),
-        predict_on_batch_fn=predict_on_batch,
-        loss_fn=loss,
-        metrics_fns=(initialize_metrics, update_metrics, tf.function(lambda state: state)),
+        predict_on_batch=predict_on_batch,
+        loss=loss,
         input_spec=(
             tf.TensorSpec([None, num_buckets], tf.float32),
             tf.TensorSpec([None], tf.int64),
         ),
+        initialize_metrics_state=initialize_metrics,
+        update_metrics_state=update_metrics,
     )
 
 
 def build_process(
-    model: tff.learning.models.FunctionalModel,
+    model: model_lib.Model,
     *,
     model_aggregator: tff.aggregators.UnweightedAggregationFactory,
     metrics_aggregator: Callable[..., tff_names.Computation],
