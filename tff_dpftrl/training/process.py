@@ -14,9 +14,11 @@ from tff_dpftrl.execution import tff_names
 from tff_dpftrl.learning import (
     dp_fedavg,
     iterate_averaging,
+    local_model,
     optimizer_restarts,
     python_optimizers,
 )
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.mechanisms import restarts
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 from tff_dpftrl.private_round import clipping, estimators
@@ -28,7 +30,7 @@ from tff_dpftrl.training import learning_options
 def build_process(
     plan: privacy.PrivacyPlan,
     options: learning_options.LearningOptions,
-    model: tff.learning.models.FunctionalModel,
+    model: model_lib.Model,
     *,
     metrics_aggregator: Callable[
         ..., tff_names.Computation
@@ -57,14 +59,14 @@ def build_process(
 def _build_dp_ftrl(
     plan: dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan,
     options: learning_options.LearningOptions,
-    model: tff.learning.models.FunctionalModel,
+    model: model_lib.Model,
     *,
     metrics_aggregator: Callable[
         ..., tff_names.Computation
     ] = tff.learning.metrics.sum_then_finalize,
 ) -> tff.learning.templates.LearningProcess:
     return tff.learning.algorithms.build_unweighted_fed_avg(
-        model,
+        local_model.as_tff(model),
         client_optimizer_fn=_build_client_optimizer(options),
         server_optimizer_fn=build_server_optimizer(options),
         model_aggregator=build_aggregator(options, plan),
@@ -78,7 +80,7 @@ def _build_dp_ftrl(
 def _build_sampled(
     plan: sampled_privacy.SampledPlan,
     options: learning_options.LearningOptions,
-    model: tff.learning.models.FunctionalModel,
+    model: model_lib.Model,
     *,
     metrics_aggregator: Callable[
         ..., tff_names.Computation

@@ -19,8 +19,8 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.aggregators import check_process
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.execution import contexts
-from tff_dpftrl.learning import metric_histograms, own_model, secure_metrics
+from tff_dpftrl.execution import contexts, tff_names
+from tff_dpftrl.learning import local_model, metric_histograms, own_model, secure_metrics
 from tff_dpftrl.mechanisms import noise_recipe, noise_split
 from tff_dpftrl.models import metric_grid
 from tff_dpftrl.participation import schema as schema_lib
@@ -262,7 +262,7 @@ def make_evaluation(
     progress("Building the plans ...")
     with contexts.compiled_only():
         evaluation = tff.learning.algorithms.build_fed_eval(
-            parts.model,
+            local_model.as_tff(parts.model),
             metrics_aggregation_process=_metrics_process(parts),
             loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
         )
@@ -478,7 +478,7 @@ def _process(
     aggregator = process.build_aggregator(learning, plan)
     try:
         made = algorithm(
-            parts.model,
+            local_model.as_tff(parts.model),
             model_aggregator=aggregator,
             metrics_aggregator=metrics_aggregator,
         )
@@ -515,7 +515,8 @@ def _metrics_process(parts: _Parts) -> tff.templates.AggregationProcess | None:
     is_secure = parts.demands.secure_groups is not None
     if not is_secure and not parts.grids:
         return None
-    finalizers, metrics_type = own_model.metrics(parts.model)
+    finalizers, specs = own_model.metrics(parts.model)
+    metrics_type = tff_names.tensorflow_to_type(specs)
     process = secure_metrics.build_evaluation_process(finalizers, metrics_type, is_secure=is_secure)
     if not parts.grids:
         return process
