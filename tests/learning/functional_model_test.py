@@ -12,7 +12,8 @@ import tensorflow_federated as tff
 
 from tests.models import small_models
 from tff_dpftrl.execution import compiled_process
-from tff_dpftrl.learning import functional_model
+from tff_dpftrl.learning import functional_model, local_model
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.models import evaluation, metrics, table, text_cache, word_lstm
 from tff_dpftrl.runtime.plans import allowed_ops, verification
 
@@ -46,7 +47,7 @@ def _loss(weights, rows):
 
 def _build():
     return tff.learning.algorithms.build_unweighted_fed_avg(
-        functional_model.build(_MODEL, _SPECIAL, seed=1),
+        local_model.as_tff(functional_model.build(_MODEL, _SPECIAL, seed=1)),
         client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.5),
         server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
         loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
@@ -178,7 +179,7 @@ def test_every_model_of_the_table_learns(name):
     special = metrics.SpecialIds(oov=8, bos=9, eos=10)
     process = compiled_process.compile_process(
         tff.learning.algorithms.build_unweighted_fed_avg(
-            functional_model.build(model, special, seed=1),
+            local_model.as_tff(functional_model.build(model, special, seed=1)),
             client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.5),
             server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
             loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
@@ -239,7 +240,7 @@ def _count():
         x = tf.gather(history, places)[:, :-1]
         labels = collections.OrderedDict(history=history, places=places)
         output = model.predict_on_batch(model.initial_weights, x, training=False)
-        made = tff.learning.models.BatchOutput(model.loss(output, labels), output, None)
+        made = model_lib.BatchOutput(model.loss(output, labels), output, None)
         return model.update_metrics_state(state, labels, made)
 
     specs = [

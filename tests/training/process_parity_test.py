@@ -18,8 +18,8 @@ from tff_dpftrl.aggregators import (  # noqa: E402
 from tff_dpftrl.execution import compiled_process, contexts  # noqa: E402
 from tff_dpftrl.learning import dp_fedavg, functional_model, local_model  # noqa: E402
 from tff_dpftrl.models import metrics, word_lstm  # noqa: E402
-from tff_dpftrl.private_round import clipping, estimators  # noqa: E402
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_lib  # noqa: E402
+from tff_dpftrl.private_round import clipping, estimators  # noqa: E402
 from tff_dpftrl.training import config as config_lib  # noqa: E402
 from tff_dpftrl.training import optimizers, process  # noqa: E402
 

@@ -16,6 +16,7 @@ import tensorflow_federated as tff
 from tff_dpftrl import validation
 from tff_dpftrl.execution import tff_names
 from tff_dpftrl.learning import local_model
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.private_round import clipping as clipping_lib
 
 ITERATOR = tff.learning.LoopImplementation.DATASET_ITERATOR
@@ -73,7 +74,7 @@ def build_fed_avg_client_work(
             optimizer_state, trainable = optimizer.next(optimizer_state, trainable, gradients)
             if clipping is not None:
                 trainable = _clipped_weights(trainable, initial, clipping, round_index)
-            num_examples += local_model.num_examples(batch)
+            num_examples += model_lib.num_examples(batch)
             return trainable, optimizer_state, metrics, num_examples
 
         def before_training():
@@ -140,7 +141,7 @@ def build_fed_sgd_client_work(
         trainable = tuple(tf.nest.flatten(weights.trainable))
         num_batches, num_examples = batches.reduce(
             (tf.constant(0, tf.int64), tf.constant(0, tf.int64)),
-            lambda sums, batch: (sums[0] + 1, sums[1] + local_model.num_examples(batch)),
+            lambda sums, batch: (sums[0] + 1, sums[1] + model_lib.num_examples(batch)),
         )
         chosen = batches.skip(round_index % tf.maximum(num_batches, 1)).take(1)
 
@@ -182,7 +183,7 @@ def build_gradient_sum_client_work(
             sums, metrics, num_examples = state
             gradients, metrics = model.gradients(trainable, metrics, batch)
             sums = tuple(s + g for s, g in zip(sums, gradients, strict=True))
-            return sums, metrics, num_examples + local_model.num_examples(batch)
+            return sums, metrics, num_examples + model_lib.num_examples(batch)
 
         def before_training():
             no_examples = tf.constant(0, tf.int64)

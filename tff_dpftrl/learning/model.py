@@ -49,7 +49,7 @@ class Model:
     predict_on_batch: Callable[..., Any]
     loss: Callable[..., tf.Tensor]
     input_spec: Any
-    initialize_metrics_state: Callable[[], Any] = collections.OrderedDict
+    initialize_metrics_state: Callable[[], Any] = lambda: collections.OrderedDict()
     update_metrics_state: Callable[..., Any] = lambda state, *_, **__: state
     finalize_metrics: Callable[[Any], Any] = lambda state: state
 

@@ -69,8 +69,8 @@ def train(
       rows: A table in memory instead of files: a pandas or polars data frame, an Arrow table, a
         `datasets.Dataset`, or an iterable of (user, text) pairs, which is read once
         (docs/how_to/tables.md). The config's `data` is its name. Give the same rows again to go on.
-      model: A `tf.keras.Model` or `tff.learning.models.FunctionalModel` instead of the model
-        that the config names: it maps word ids, int32, [batch, T], to scores (logits) of
+      model: A `tf.keras.Model` or a functional model (`learning.model.Model` or
+        `tff.learning.models.FunctionalModel`) instead of the model that the config names: it maps word ids, int32, [batch, T], to scores (logits) of
         the next words, float32, [batch, T, V], where T is `sequence_length` and V is
         `text.words.size`. It begins with the weights that it has, and is not changed; loss and
         metrics are those of this package. To go on with such a run, give the same model again.

@@ -18,6 +18,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators
 from tff_dpftrl.discretization import grid
+from tff_dpftrl.execution import tff_names
 from tff_dpftrl.learning import dp_fedavg, metric_sums, own_model, tff_metrics
 from tff_dpftrl.mechanisms import blt
 from tff_dpftrl.mechanisms import tree as tree_mechanism
@@ -150,10 +151,11 @@ def evaluation():
 def secure_evaluation():
     """Builds an evaluation whose metrics are summed securely."""
     own = model()
+    finalizers, specs = own_model.metrics(own)
     return tff.learning.algorithms.build_fed_eval(
         own,
         metrics_aggregation_process=tff_metrics.evaluation_process(
-            _SECURE_SUMS, *own_model.metrics(own)
+            _SECURE_SUMS, finalizers, tff_names.tensorflow_to_type(specs)
         ),
         loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
     )
