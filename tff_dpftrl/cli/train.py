@@ -60,7 +60,7 @@ def add_parser(subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(
-        run=run, what_is_left=what_is_left, needs=("tensorflow_federated", "matplotlib")
+        run=run, what_is_left=what_is_left, needs=("tensorflow", "matplotlib")
     )
     config_flags.add_folder_and_source(parser)
     config_flags.add_placement(parser.add_argument_group("where clients work (also with --resume)"))

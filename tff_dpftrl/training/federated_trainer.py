@@ -9,6 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from tff_dpftrl import execution
+from tff_dpftrl.execution import federated_round
 from tff_dpftrl.learning import metric_sums
 from tff_dpftrl.participation import cohorts
 from tff_dpftrl.runs import prepared, privacy
