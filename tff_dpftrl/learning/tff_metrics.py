@@ -17,7 +17,8 @@ def aggregator(build: metric_sums.Build) -> Callable[..., tff_names.Computation]
     """Makes the `metrics_aggregator` of a learning process.
 
     Args:
-      build: Function that builds the sums, such as `metric_sums.build`.
+      build: Function that builds the sums, such as `metric_sums.build`, or for secure sums
+        `functools.partial(metric_sums.build, is_secure=True)`.
 
     Returns:
       A function like `tff.learning.metrics.sum_then_finalize`.
