@@ -72,10 +72,11 @@ def train(
         `datasets.Dataset`, or an iterable of (user, text) pairs, which is read once
         (docs/how_to/tables.md). The config's `data` is its name. Give the same rows again to go on.
       model: A `tf.keras.Model` or a functional model (`learning.model.Model` or
-        `tff.learning.models.FunctionalModel`) instead of the model that the config names: it maps word ids, int32, [batch, T], to scores (logits) of
-        the next words, float32, [batch, T, V], where T is `sequence_length` and V is
-        `text.words.size`. It begins with the weights that it has, and is not changed; loss and
-        metrics are those of this package. To go on with such a run, give the same model again.
+        `tff.learning.models.FunctionalModel`) instead of the model that the config names: it maps
+        word ids, int32, [batch, T], to scores (logits) of the next words, float32, [batch, T, V],
+        where T is `sequence_length` and V is `text.words.size`. It begins with the weights that it
+        has, and is not changed; loss and metrics are those of this package. To go on with such a
+        run, give the same model again.
       model_trained_on: Public text that the weights of a custom model were trained on, as the
         statement is to name it, or "nothing" for weights drawn at random; or the folder of an
         earlier run, as a path, with which this one is then composed. For a new run only. If None,
