@@ -119,6 +119,7 @@ def _all_equal(found, expected):
     assert next(dtypes) == next(dtypes)
 
 
+@pytest.mark.slow  # TFF clones the model in each graph.
 def test_everything_is_that_of_tff_to_the_bit():
     tff = pytest.importorskip("tensorflow_federated", reason="is compared with TFF")
     keras = _keras()
