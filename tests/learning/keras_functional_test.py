@@ -54,9 +54,9 @@ def _metrics():
     )
 
 
-def _batches():
+def _batches(sizes=(3, 1, 4)):
     rng = np.random.default_rng(0)
-    for size in (3, 1, 4):
+    for size in sizes:
         yield (
             rng.integers(0, 7, [size, 4]).astype(np.int32),
             rng.integers(0, 6, size).astype(np.int64),
@@ -74,11 +74,11 @@ def _train(model, weights, x, y, state):
     return loss, tuple(map(tf.convert_to_tensor, tape.gradient(loss, weights))), state
 
 
-def _found(model):
+def _found(model, sizes=(3, 1, 4)):
     """Losses and gradients of batches, sums of metrics and metrics."""
     weights = tuple(map(tf.constant, model.initial_weights[0]))
     state, steps = model.initialize_metrics_state(), []
-    for x, y in _batches():
+    for x, y in _batches(sizes):
         *step, state = _train(model, weights, x, y, state)
         steps.append(step)
     return steps, state, model.finalize_metrics(state)
@@ -87,7 +87,7 @@ def _found(model):
 def _in_graph(model):
     """The same in a graph of TensorFlow 1, as TFF's own model needs it."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        return session.run(_found(model))
+        return session.run(_found(model, sizes=(4,)))
 
 
 def test_losses_gradients_and_metrics_are_those_of_keras():
@@ -119,6 +119,7 @@ def _all_equal(found, expected):
     assert next(dtypes) == next(dtypes)
 
 
+@pytest.mark.slow  # TFF clones the model in each graph.
 def test_everything_is_that_of_tff_to_the_bit():
     tff = pytest.importorskip("tensorflow_federated", reason="is compared with TFF")
     keras = _keras()

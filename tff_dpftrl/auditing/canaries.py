@@ -78,7 +78,9 @@ class Canaries:
                 made = model()
                 shapes = [variable.shape.as_list() for variable in made.trainable_variables]
                 input_spec = made.input_spec
-            wrap = _model_fn
+            from tff_dpftrl.auditing import variable_canaries  # Needs TFF, as such a model does.
+
+            wrap = variable_canaries.wrap
         else:
             raise validation.UsageError(
                 "model must be a learning.model.Model, a tff.learning.models.FunctionalModel or a "
@@ -202,14 +204,3 @@ def _functional(
     from tff_dpftrl.learning import local_model  # The model is of TFF, for TFF's own builders.
 
     return local_model.as_tff(wrapped)
-
-
-def _model_fn(
-    model_fn: Callable[[], Any],
-    directions: directions_lib.Directions,
-    gradient_norm: float,
-    spec: Any,
-) -> Callable[[], Any]:
-    from tff_dpftrl.auditing import variable_canaries  # It needs TFF, as such a model does.
-
-    return lambda: variable_canaries.CanaryModel(model_fn(), directions, gradient_norm, spec)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +14,27 @@ from tff_dpftrl.auditing import directions as directions_lib
 from tff_dpftrl.learning import model as model_lib
 
 
-class CanaryModel(tff.learning.models.VariableModel):
+def wrap(
+    model_fn: Callable[[], tff.learning.models.VariableModel],
+    directions: directions_lib.Directions,
+    gradient_norm: float,
+    spec: Any,
+) -> Callable[[], tff.learning.models.VariableModel]:
+    """Wraps a function that makes a model, as `Canaries` says.
+
+    Args:
+      model_fn: The function.
+      directions: Directions of the canaries.
+      gradient_norm: Norm of a canary's gradient.
+      spec: Specs of a batch with canaries.
+
+    Returns:
+      A function that makes the wrapped model.
+    """
+    return lambda: _CanaryModel(model_fn(), directions, gradient_norm, spec)
+
+
+class _CanaryModel(tff.learning.models.VariableModel):
     """A model with variables, whose loss on a canary's batch is linear."""
 
     def __init__(

@@ -96,7 +96,7 @@ def build(
         update_metrics_state=lambda state, labels, batch_output, sample_weight=None: updated(
             state, labels, batch_output.predictions
         ),
-        finalize_metrics=finalized,
+        finalize_metrics=lambda state: finalized(state),  # TFF takes no varargs.
     )
 
 

@@ -208,45 +208,10 @@ def test_a_definition_whose_parts_do_not_fit_is_refused_in_one_line(tmp_path, ch
     assert not (tmp_path / "task").exists()
 
 
-@pytest.mark.parametrize(
-    ("make_layer", "message"),
-    [
-        (
-            lambda: tf.keras.layers.BatchNormalization(name="own"),
-            "layer own keeps statistics or words",
-        ),
-        (lambda: tf.keras.layers.Normalization(name="own"), "layer own keeps statistics or words"),
-        (lambda: tf.keras.layers.Dense(18, trainable=False, name="own"), "weights only, but own/"),
-        (lambda: tf.keras.layers.Dense(18, kernel_regularizer="l2"), "model adds losses"),
-        (lambda: tf.keras.layers.Dense(18, kernel_constraint="non_neg"), "has a constraint on"),
-    ],
-)
-def test_a_keras_model_that_would_not_be_trained_as_it_is_built_is_refused(make_layer, message):
-    inputs = tf.keras.Input([18])
-    model = tf.keras.Model(inputs, tf.keras.layers.Dense(3)(make_layer()(inputs)))
-    with pytest.raises(validation.UsageError, match=message):
-        own_model.read(model, sensor_task.PIPELINE.batch_spec(), loss=_LOSS)
-
-
 def test_the_terms_say_how_many_weights_are_not_trained():
     found = sensor_task.define(trained_on="nothing").initial_weights(1234)
     assert found.source.endswith("; 1,234 weights are not trained at all")
     assert "not trained" not in sensor_task.define(trained_on="nothing").initial_weights().source
-
-
-@pytest.mark.slow  # Making two models and their specs takes seconds.
-def test_models_of_tff_must_take_the_batches_of_the_pipeline():
-    model, batch = _functional_model(), sensor_task.PIPELINE.batch_spec()
-    assert own_model.read(model, batch) is model
-    assert own_model.num_parameters(model) == 18 * 3 + 3
-    assert own_model.read(_variable_model, batch) is _variable_model
-    assert own_model.num_parameters(_variable_model) == 18 * 3 + 3
-    assert own_model.num_parameters(_variable_model, trained=False) == 0
-    assert own_model.num_parameters(model, trained=False) == 0
-    assert set(own_model.metric_specs(_variable_model)) > {"loss/0", "accuracy/1"}
-    for other in (batch[::-1], batch[0], (tf.TensorSpec([None, 17]), batch[1])):
-        with pytest.raises(validation.UsageError, match="and the pipeline makes"):
-            own_model.read(model, other)
 
 
 def test_secure_sums_must_have_room_for_metrics(tmp_path):
