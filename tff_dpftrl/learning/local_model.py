@@ -1,20 +1,17 @@
-"""Models in TFF's processes: gradients of a batch, and metrics.
-
-Client updates are written once, on tuples of trainable tensors, and work with a
-`tff.learning.models.VariableModel` and with functional models, ours and TFF's.
-"""
+"""Models in TFF's processes: of TFF, with variables, and functional ones, ours and TFF's."""
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.execution import tff_names
+from tff_dpftrl.learning import local_updates
 from tff_dpftrl.learning import model as model_lib
 
 Model: TypeAlias = (
@@ -52,90 +49,34 @@ def as_tff(
     )
 
 
-class LocalModel(abc.ABC):
-    """Model at one client during one round, inside a TensorFlow computation."""
-
-    @abc.abstractmethod
-    def load(self, weights: tff.learning.models.ModelWeights) -> Any:
-        """Loads the round's weights; returns the initial state of the metrics."""
-
-    @abc.abstractmethod
-    def gradients(
-        self, trainable: tuple[tf.Tensor, ...], metrics: Any, batch: Any
-    ) -> tuple[tuple[tf.Tensor, ...], Any]:
-        """Computes the gradients of a batch's loss, and updates the metrics.
-
-        Args:
-          trainable: Trainable weights at which the gradient is taken.
-          metrics: State of the metrics.
-          batch: Batch with the model's `input_spec`.
-
-        Returns:
-          Dense gradients like `trainable`, and the new state of the metrics.
-        """
-
-    @abc.abstractmethod
-    def unfinalized_metrics(self, metrics: Any) -> Any:
-        """Returns this client's metrics for the metrics aggregator."""
-
-
-class _VariableLocalModel(LocalModel):
+class _VariableLocalModel(local_updates.LocalModel):
     """Model whose weights and metrics live in its variables."""
 
     def __init__(self, model: tff.learning.models.VariableModel):
         self._model = model
 
+    @override
     def load(self, weights):
         variables = tff.learning.models.ModelWeights.from_model(self._model)
         tf.nest.map_structure(lambda v, w: v.assign(w), variables, weights)
         return ()
 
+    @override
     def gradients(self, trainable, metrics, batch):
         variables = list(self._model.trainable_variables)
         for variable, value in zip(variables, trainable, strict=True):
             variable.assign(value)
         with tf.GradientTape() as tape:
             output = self._model.forward_pass(batch, training=True)
-        return _dense_gradients(tape, output.loss, variables), metrics
+        return local_updates.dense_gradients(tape, output.loss, variables), metrics
 
+    @override
     def unfinalized_metrics(self, metrics):
         del metrics  # They are in the model.
         return self._model.report_local_unfinalized_metrics()
 
 
-class _FunctionalLocalModel(LocalModel):
-    """Model whose weights and metrics are passed around as tensors."""
-
-    def __init__(self, model: tff.learning.models.FunctionalModel | model_lib.Model):
-        self._model = model
-        self._non_trainable = ()
-
-    def load(self, weights):
-        self._non_trainable = weights.non_trainable
-        return self._model.initialize_metrics_state()
-
-    def gradients(self, trainable, metrics, batch):
-        x, y = model_lib.x_and_y(batch)
-        with tf.GradientTape() as tape:
-            tape.watch(trainable)
-            predictions = self._model.predict_on_batch(
-                (trainable, self._non_trainable), x, training=True
-            )
-            loss = self._model.loss(output=predictions, label=y)
-        batch_output = model_lib.BatchOutput(loss, predictions, model_lib.num_examples(batch))
-        metrics = self._model.update_metrics_state(metrics, batch_output=batch_output, labels=y)
-        return _dense_gradients(tape, loss, trainable), metrics
-
-    def unfinalized_metrics(self, metrics):
-        return metrics
-
-
-def _dense_gradients(tape, loss, sources) -> tuple[tf.Tensor, ...]:
-    gradients = tape.gradient(loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return tuple(tf.convert_to_tensor(g) for g in gradients)
-
-
-def build_local_model(model_fn: Model) -> LocalModel:
+def build_local_model(model_fn: Model) -> local_updates.LocalModel:
     """Wraps a model; call it inside a TensorFlow computation.
 
     Args:
@@ -145,7 +86,7 @@ def build_local_model(model_fn: Model) -> LocalModel:
       The model at a client.
     """
     if model_lib.is_functional(model_fn):
-        return _FunctionalLocalModel(model_fn)
+        return local_updates.FunctionalLocalModel(model_fn)
     return _VariableLocalModel(model_fn())
 
 

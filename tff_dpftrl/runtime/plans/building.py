@@ -35,6 +35,7 @@ _EXAMPLES_SPEC = tf.TensorSpec([None], tf.string)
 _SEED_SPEC = tf.TensorSpec([2], tf.int64)
 # Prefixes of labels: of the aggregator's state, and of weights that are trained.
 _AGGREGATOR, _TRAINABLE = "aggregator/", "trainable/"
+_WEIGHTS = ("trainable", "non_trainable")  # Parts of the label of a weight.
 
 
 class CannotPlanError(validation.UsageError):
@@ -293,7 +294,8 @@ def _device_graph(
     broadcast = server.prepare.outputs
     labels = [tensor.label for tensor in broadcast]
     num_own = len(own_specs)
-    places = [num_own + labels.index(label) for label in round_.broadcast.labels]
+    known = [*map(_in_any_round, labels)]
+    places = [num_own + known.index(_in_any_round(label)) for label in round_.broadcast.labels]
 
     def device(*arguments: tf.Tensor) -> list[tf.Tensor]:
         made = run(*data(*arguments[:num_own]), *(arguments[place] for place in places))
@@ -357,8 +359,8 @@ def _cut(report: Sequence[tf.Tensor], bounds: Sequence[plan_pb2.ReportBound]) ->
 
 def _prepare_like(prepare: plan_pb2.Graph, broadcast: Sequence[plan_pb2.Tensor]) -> plan_pb2.Graph:
     """Rewrites `prepare` to give another task's broadcast, with zeros for what it does not have."""
-    places = {tensor.label: index for index, tensor in enumerate(prepare.outputs)}
-    wanted = {tensor.label: tensor for tensor in broadcast}
+    places = {_in_any_round(tensor.label): i for i, tensor in enumerate(prepare.outputs)}
+    wanted = {_in_any_round(tensor.label): tensor for tensor in broadcast}
     for label, index in places.items():
         mine, theirs = prepare.outputs[index], wanted.get(label)
         if theirs is None or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
@@ -371,8 +373,8 @@ def _prepare_like(prepare: plan_pb2.Graph, broadcast: Sequence[plan_pb2.Tensor])
     def prepared(*state: tf.Tensor) -> list[tf.Tensor]:
         made = function(*state)
         return [
-            made[places[tensor.label]]
-            if tensor.label in places
+            made[places[_in_any_round(tensor.label)]]
+            if _in_any_round(tensor.label) in places
             else tf.zeros([max(size, 0) for size in tensor.shape], tensor.dtype)
             for tensor in broadcast
         ]
@@ -383,6 +385,13 @@ def _prepare_like(prepare: plan_pb2.Graph, broadcast: Sequence[plan_pb2.Tensor])
         inputs=[tensor.label for tensor in prepare.inputs],
         outputs=[tensor.label for tensor in broadcast],
     )
+
+
+def _in_any_round(label: str) -> str:
+    """Returns the label of a weight without what rounds of some kind put before it."""
+    parts = label.split("/")
+    first = next((i for i, part in enumerate(parts) if part in _WEIGHTS), 0)
+    return "/".join(parts[first:])
 
 
 def _server_plan(round_: federated_round.FederatedRound) -> plan_pb2.ServerPlan:
