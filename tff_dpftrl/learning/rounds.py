@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,8 @@ from tff_dpftrl.execution import federated_round
 from tff_dpftrl.learning import local_updates, metric_sums, optimizers
 from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.private_round import aggregation as aggregation_lib
+
+Aggregation: TypeAlias = aggregation_lib.Aggregation | aggregation_lib.PlainMean
 
 _UPDATE = "update"
 _METRICS = "metrics"
@@ -70,7 +72,7 @@ def build_training(
     model: model_lib.Model,
     *,
     local_update: local_updates.LocalUpdate,
-    aggregation: aggregation_lib.Aggregation | aggregation_lib.PlainMean,
+    aggregation: Aggregation,
     server_optimizer: optimizers.Optimizer,
     metrics: metric_sums.Build = metric_sums.build,
 ) -> federated_round.FederatedRound:
@@ -111,21 +113,14 @@ def build_training(
             local_model, broadcast.weights, batches, broadcast.client_work
         )
         plain, secure = aggregation.contribute(update, broadcast.aggregator, num_examples)
-        plain_metrics, secure_parts = _encoded(sums, unfinalized)
-        for name, moduli in aggregation.moduli.items():
-            for part, modulus in moduli.items():
-                secure_parts[f"{name}/{part}"] = federated_round.SecurePart(
-                    secure[name][part], modulus=modulus
-                )
-        return {_UPDATE: plain, _METRICS: plain_metrics}, secure_parts
+        plain_metrics, metric_parts = _encoded(sums, unfinalized)
+        return {_UPDATE: plain, _METRICS: plain_metrics}, metric_parts | secure_parts(
+            aggregation, secure
+        )
 
     def update(state: LearningState, plain: Any, secure: Mapping[str, Any]) -> Any:
-        summed = {
-            name: {part: secure[f"{name}/{part}"] for part in moduli}
-            for name, moduli in aggregation.moduli.items()
-        }
         aggregator, average, measured = aggregation.release(
-            state.aggregator, plain[_UPDATE], summed, shapes
+            state.aggregator, plain[_UPDATE], secure_sums(aggregation, secure), shapes
         )
         weights = state.global_model_weights
         average = tuple(
@@ -195,6 +190,25 @@ def build_evaluation(
         update=update,
         accesses=_accesses(lambda state: state, lambda state, weights: weights),
     )
+
+
+def secure_parts(
+    aggregation: Aggregation, secure: Mapping[str, Any]
+) -> dict[str, federated_round.SecurePart]:
+    """Names the secure parts of what an aggregation's client sends, with their moduli."""
+    return {
+        f"{name}/{part}": federated_round.SecurePart(secure[name][part], modulus=modulus)
+        for name, moduli in aggregation.moduli.items()
+        for part, modulus in moduli.items()
+    }
+
+
+def secure_sums(aggregation: Aggregation, secure: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sums of `secure_parts` as `Aggregation.release` takes them."""
+    return {
+        name: {part: secure[f"{name}/{part}"] for part in moduli}
+        for name, moduli in aggregation.moduli.items()
+    }
 
 
 def _initial_weights(model: model_lib.Model) -> ModelWeights:

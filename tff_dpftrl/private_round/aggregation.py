@@ -75,6 +75,11 @@ class Aggregation:
         self._state_type: Any = collections.namedtuple("AggregationState", fields)
 
     @property
+    def is_weighted(self) -> bool:
+        """Whether clients have weights: their numbers of examples."""
+        return self._scalars == ["weight"]
+
+    @property
     def moduli(self) -> Parts:
         """Moduli of the secure parts of what a client sends."""
         if self.vector_sum is None:
@@ -105,19 +110,20 @@ class Aggregation:
         return seen
 
     def contribute(
-        self, tensors: Sequence[tf.Tensor], broadcast: Parts, num_examples: tf.Tensor
+        self, tensors: Sequence[tf.Tensor], broadcast: Parts, num_examples: tf.Tensor | None
     ) -> tuple[Parts, Parts]:
         """Clips one client's update, and encodes it for secure sums.
 
         Args:
           tensors: The client's update, floats of any dtype.
           broadcast: Value that `broadcast` returned.
-          num_examples: Number of the client's examples, by which a round may weigh it.
+          num_examples: Number of the client's examples, by which a round may weigh it;
+            None for a round that does not.
 
         Returns:
           Parts that are summed in the clear, and parts of secure sums.
         """
-        weight = num_examples if self._scalars == ["weight"] else None
+        weight = num_examples if self.is_weighted else None
         contribution, is_finite = self.private_round.clip_client(tensors, broadcast["seen"], weight)
         plain, secure = Parts(contribution._asdict()), Parts()
         if self.vector_sum is not None:
