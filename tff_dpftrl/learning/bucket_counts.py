@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_dpftrl.execution import tff_names
-from tff_dpftrl.learning import client_work, local_model
 from tff_dpftrl.learning import model as model_lib
+
+if TYPE_CHECKING:
+    import tensorflow_federated as tff
+
+    from tff_dpftrl.execution import tff_names
 
 NUM_EXAMPLES = "num_examples"
 """Name of the metric: number of examples that were counted."""
@@ -75,7 +78,7 @@ def build_process(
     model_aggregator: tff.aggregators.UnweightedAggregationFactory,
     metrics_aggregator: Callable[..., tff_names.Computation],
 ) -> tff.learning.templates.LearningProcess:
-    """Builds the process that adds up clients' counts.
+    """Builds the process of TFF that adds up clients' counts.
 
     Args:
       model: Model that `build_model` returned.
@@ -85,6 +88,10 @@ def build_process(
     Returns:
       A learning process with the methods of `build_unweighted_fed_avg`'s.
     """
+    import tensorflow_federated as tff
+
+    from tff_dpftrl.learning import client_work, local_model
+
     initial_weights = local_model.build_initial_weights(model)
     weights_type = initial_weights.type_signature.result
     work = client_work.build_gradient_sum_client_work(model, metrics_aggregator=metrics_aggregator)
