@@ -308,7 +308,7 @@ importlib.import_module("tff_dpftrl.runtime.cluster.host_kinds")  # Before their
     assert "tff_dpftrl.runtime.store.sql" in names
 
 
-def test_a_task_is_served_without_tff():
+def test_a_task_is_made_and_served_without_tff():
     code = _BLOCKED.replace(repr(_TENSORFLOW), repr(("tensorflow_federated",)))
     done = _run(
         "import os\nos.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n"
@@ -318,9 +318,7 @@ importlib.import_module("tff_dpftrl.runtime.tasks.planned_task")
 importlib.import_module("tff_dpftrl.runtime.tasks.making")
 """
     )
-    assert "tff_dpftrl/runtime/tasks/making.py" in done.stderr
-    assert "tasks/planned_task.py" not in done.stderr
-    assert "tensorflow_federated is blocked" in done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_accounting_on_the_command_line_works_without_tensorflow():

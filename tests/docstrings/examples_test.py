@@ -163,7 +163,7 @@ def _fine_tuning():
 
 
 def _server_work():
-    plans = small_tasks.plans(small_tasks.PROCESSES["blt"]())
+    plans = small_tasks.plans(small_tasks.ROUNDS["blt"]())
     work = server_work.ServerWork(plans.server)
     state = work.initialize()
     device = device_work.DeviceWork(plans.devices[0])

@@ -156,7 +156,7 @@ def _devices(folder, port, stop):
 def test_the_statement_of_a_task_whose_server_was_killed_is_that_of_a_recount(tmp_path):
     path = tmp_path / "small"
     config = dataclasses.replace(small_folder.CONFIG, over_selection=1.0, least_fraction=1.0)
-    small_folder.write(path, small_tasks.PROCESSES["blt"](), config=config)
+    small_folder.write(path, small_tasks.ROUNDS["blt"](), config=config)
     task = planned_task.load(path, small_tasks.KEYS)
     folder = server_folder.of(tmp_path / "store" / "server")
     folder.make(("localhost", "127.0.0.1"))
