@@ -17,10 +17,6 @@ _DIM = 14
 _CLIP_NORM = 2.0
 _ENCODING = grid.for_bits(_DIM, 5, 16)
 _VECTOR_SUM = secure_sums.VectorSum(_ENCODING, _CLIP_NORM, rotation_seed=5)
-_ENCODE, _DECODE = (
-    tf.function(lambda update, seed: _VECTOR_SUM.encode(update, seed)),
-    tf.function(lambda total, seed: _VECTOR_SUM.decode(total, seed, _SHAPES)),
-)
 
 
 def _update(seed):
@@ -61,8 +57,8 @@ def _total(sent, moduli):
 
 def _sum(updates, state=None):
     round_seed, state = _VECTOR_SUM.start_round(state or _VECTOR_SUM.initial_state())
-    sent = [_ENCODE(update, round_seed) for update in updates]
-    tensors, count = _DECODE(_total(sent, _VECTOR_SUM.moduli), round_seed)
+    sent = [_VECTOR_SUM.encode(update, round_seed) for update in updates]
+    tensors, count = _VECTOR_SUM.decode(_total(sent, _VECTOR_SUM.moduli), round_seed, _SHAPES)
     return tensors, count, state
 
 

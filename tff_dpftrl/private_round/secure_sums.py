@@ -108,14 +108,13 @@ class VectorSum:
         Raises:
           ValueError: If the update has other than `encoding.dim` numbers.
         """
-        size = sum(math.prod(tensor.shape) for tensor in tensors)
+        flat = tf.concat([tf.reshape(tf.cast(t, tf.float32), [-1]) for t in tensors], axis=0)
+        size = flat.shape[0]
         if size != self.encoding.dim:
             raise validation.UsageError(
                 f"encoding is for dim {self.encoding.dim}, but an update has {size} numbers: "
                 f"build the encoding with dim={size}."
             )
-        parts = [tf.reshape(tf.cast(tensor, tf.float32), [-1]) for tensor in tensors]
-        flat = tf.concat(parts, axis=0)
         vector = discretize.encode(flat, round_seed, self.encoding, self.clip_norm)
         return collections.OrderedDict(vector=vector, count=tf.constant(1, tf.int32))
 
