@@ -108,8 +108,9 @@ def audit_aggregator(
       mechanism: Numbers of the mechanism. If None, they are taken from this package's
         factories; for others only the tests that need no numbers are done.
       value_type: Type of an update, or shapes of float32 tensors. If None, a vector and a matrix
-        with room for the canaries, or for a secure sum's encoding. It must be None for a process. Canaries share no
-        coordinate, so small tensors have room for few of them; tensors of millions take long.
+        with room for the canaries, or for a secure sum's encoding. It must be None for a process.
+        Canaries share no coordinate, so small tensors have room for few of them; tensors of
+        millions take long.
       budget: Number and length of the games, and the error rate; the defaults if None.
       resume: Whether runs are saved in the middle, as NumPy arrays, and resumed in a new
         process. A function from the saved state to the state to resume from tests how a program
