@@ -4,7 +4,6 @@ import math
 import sys
 
 import pytest
-
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.auditing import planted_bugs

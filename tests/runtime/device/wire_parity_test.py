@@ -108,7 +108,7 @@ def test_rounds_over_the_wire_are_those_of_the_simulation(tmp_path, name, max_fa
     task = planned_task.PlannedTask(small_folder.folder_of(process, terms=terms))
     store, notes = memory_store.MemoryStore(), example_service.Notes()
     task.add_to(store)
-    compiled = compiled_process.compile_process(process)
+    compiled = compiled_process.CompiledProcess(process)
     reference = compiled.initialize()
     with server_thread.running(
         lambda: _make_server(tmp_path, task, store, notes, max_fan_in)
@@ -169,7 +169,7 @@ def test_a_round_of_rounded_updates_is_that_of_a_simulation_that_rounds(tmp_path
 @pytest.mark.parametrize("name", small_tasks.SECURE_ONLY_ROUNDS)
 def test_ten_secure_rounds_with_drop_outs_are_plain_sums(tmp_path, name):
     process = small_tasks.SECURE_ONLY_ROUNDS[name]()
-    compiled = compiled_process.compile_process(process)
+    compiled = compiled_process.CompiledProcess(process)
     rounds = secure_rounds.Rounds(secure_rounds.task_of(process), compiled)
     rounds.run(tmp_path, 10)
     for mine, expected in zip(rounds.state(), tree.flatten(rounds.reference), strict=True):

@@ -8,7 +8,7 @@ import pytest
 import tree
 
 from tests.runtime.plans import small_tasks
-from tff_dpftrl.execution import client_part, compiled_process
+from tff_dpftrl.execution import client_part, compiled_process, federated_round
 from tff_dpftrl.runtime.plans import device_work, server_work, signing, tensor_values
 
 # By default, `wire_parity_test` and `summations_test` compare rounds with the simulation's.
@@ -45,7 +45,9 @@ def _round(device, server, state, cohort):
 
 
 def _assert_rounds_are_equal(process, device, server):
-    compiled = compiled_process.compile_process(process)
+    is_own = isinstance(process, federated_round.FederatedRound)
+    compile_ = compiled_process.CompiledProcess if is_own else compiled_process.compile_process
+    compiled = compile_(process)
     state, reference = server.initialize(), compiled.initialize()
     for round_index in range(_NUM_ROUNDS):
         cohort = _cohort(round_index)

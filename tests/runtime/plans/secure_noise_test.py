@@ -34,7 +34,7 @@ def _round(name):
 )
 def test_a_compiled_round_has_the_noise_of_its_round(name, copies):
     aggregation = _aggregation(name)
-    compiled = compiled_process.compile_process(_round(name), memory_copies=copies)
+    compiled = compiled_process.CompiledProcess(_round(name), memory_copies=copies)
     private_round, shapes = aggregation.private_round, [[3, 1], [1]]
     noise_state = private_round.initial_state(shapes)
     no_clients = private_round.no_contribution(shapes)

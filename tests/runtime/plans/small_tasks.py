@@ -100,7 +100,7 @@ def fixed(noise_multiplier, strategy=_BLT, **options):
     private_round = fixed_clip.FixedClipRound(
         strategy, clipping=clipping.FlatClipping(1.0), **options
     )
-    return aggregation.Aggregation(private_round, report_non_finite_clients=True)
+    return aggregation.Aggregation(private_round)
 
 
 def _adaptive():

@@ -363,7 +363,7 @@ def _assert_ten_rounds_are_those_of(name, process, simulation):
 @pytest.mark.parametrize("name", ["blt", "tree", "adaptive"])
 def test_ten_rounds_are_those_of_the_simulation(name):
     process = small_tasks.ROUNDS[name]()
-    simulation = compiled_process.compile_process(process)
+    simulation = compiled_process.CompiledProcess(process)
     _assert_ten_rounds_are_those_of(name, process, simulation)
 
 

@@ -200,7 +200,7 @@ def _assert_rounds_are_those_of(task, simulation, num_rounds):
 
 
 def test_rounds_with_drop_outs_are_those_of_the_simulation_integer_for_integer(process, task):
-    _assert_rounds_are_those_of(task, compiled_process.compile_process(process), 2)
+    _assert_rounds_are_those_of(task, compiled_process.CompiledProcess(process), 2)
 
 
 @pytest.mark.slow

@@ -216,8 +216,9 @@ def _check_secure_aggregation(server: plan_pb2.ServerPlan) -> None:
         secure_report.parameters_of(server)
     except secure_report.PlanNotSecureError as error:
         raise CannotPlanError(
-            f"Reports of the process cannot be summed securely: {error} Take aggregators with "
-            "secure sums (`aggregators.secagg`), and metrics of `learning.tff_metrics`."
+            f"Reports of the process cannot be summed securely: {error} Give the aggregation a "
+            "`vector_sum`, and take metrics of `learning.metric_sums` with `is_secure`; with TFF, "
+            "`aggregators.secagg` and `learning.tff_metrics`."
         ) from None
 
 
