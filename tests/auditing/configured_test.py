@@ -4,6 +4,9 @@ import math
 import sys
 
 import pytest
+
+pytest.importorskip("tensorflow_federated", reason="plants faults that are also TFF factories")
+
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.auditing import planted_bugs
