@@ -37,8 +37,8 @@ _README = re.sub(
     (_HERE / "README.md").read_text(encoding="utf-8"),
 )
 _EXTRAS = {
-    # Processes, models and algorithms of TFF. TensorFlow Federated 0.87 pins a jaxlib that is no longer published, and
-    # dp-accounting 0.4.3: see docs/reference/environments.md before using this extra.
+    # Processes, models and algorithms of TFF. TensorFlow Federated 0.87 pins a jaxlib that is no
+    # longer published, and dp-accounting 0.4.3: see docs/reference/environments.md first.
     "tff": [
         "tensorflow-federated==0.87.0",
         "tensorflow-privacy==0.9.0",

@@ -263,7 +263,7 @@ class Report(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What `next` returns.
+    """Result of `CompiledProcess.next`.
 
     Attributes:
       state: State after the round.

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 
 class BatchOutput(NamedTuple):
-    """What a model computed of one batch.
+    """Output of a model for one batch.
 
     Attributes:
       loss: Loss of the batch.

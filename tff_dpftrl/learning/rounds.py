@@ -55,7 +55,7 @@ class LearningState(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """What clients are sent.
+    """Value that clients are sent.
 
     Attributes:
       weights: Weights of the model.
