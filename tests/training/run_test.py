@@ -10,7 +10,6 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from tests.training import toy_run
 from tff_dpftrl.accounting import statement as statement_lib

@@ -72,7 +72,7 @@ def test_the_settings_are_those_of_plan_and_options(task):
     assert (settings.threshold_fraction, settings.num_neighbours) == (None, None)
     layout = settings.parameters.layout
     assert task.served.largest_report_bytes == vectors.packed_bytes(layout)
-    assert [segment.size for segment in layout] == [1, 7, 3, 1, 1, 4, 1]
+    assert [segment.size for segment in layout] == [1, 7, 3, 1, 1, 1, 4]
 
 
 def test_devices_that_would_send_their_reports_as_they_are_get_no_plan(task):
