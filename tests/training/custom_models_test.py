@@ -10,10 +10,10 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.training import toy_run
 from tff_dpftrl.cli import main
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.models import word_lstm
 from tff_dpftrl.runs import loop
 from tff_dpftrl.training import config as config_lib
@@ -91,10 +91,10 @@ def _functional(non_trainable=()):
     weights = _PEER.initial_weights(0)
     first = collections.OrderedDict(a=weights[0], b=weights[1])
     spec = tf.TensorSpec([None, 6], tf.int64)
-    return tff.learning.models.FunctionalModel(
+    return model_lib.Model(
         initial_weights=({"first": first, "second": weights[2:]}, non_trainable),
-        predict_on_batch_fn=predict_on_batch,
-        loss_fn=loss,
+        predict_on_batch=predict_on_batch,
+        loss=loss,
         input_spec=(spec, spec),
     )
 
@@ -292,6 +292,7 @@ def test_a_model_beside_a_run_of_the_config_s_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_model_that_tff_made_of_keras_can_be_given(corpus, tmp_path):
+    tff = pytest.importorskip("tensorflow_federated", reason="makes a model with TFF")
     layers = [tf.keras.layers.Input([6], dtype=tf.int32), *_bigrams().layers]
     keras = tf.keras.Sequential(layers)
     spec = tf.TensorSpec([None, 6], tf.int32)
