@@ -53,7 +53,7 @@ def test_participation_is_counted_from_devices_and_rounded_to_the_safe_side():
         _upload(0, 3, "c"),
         _upload(2, 3, "c"),
     ]
-    rows = [_row(0, "a", 2), _row(1, "d", 0), _row(2, "e", 0), _row(3, "c", 2)]
+    rows = [_row(0, "a", 2), _row(1, "d", 0), {"round": 2, "attempt": "e"}, _row(3, "c", 2)]
     assert recount.participation(rows, uploads, **EDGES) == observed.Participation(4, 2, 2)
     assert recount.participation(rows[:1], uploads, **EDGES) == observed.Participation(1, None, 1)
 
