@@ -168,8 +168,8 @@ def test_ten_rounds_are_those_of_tff(options):
             change,
             strict=True,
         ):
-            # Measured: at most 1e-6 of the change over ten rounds.
-            assert np.linalg.norm(np.subtract(one, other)) <= 1e-5 * size + 1e-7
+            # Measured: the same bits. TensorFlow may fuse operations of the two graphs differently.
+            assert np.linalg.norm(np.subtract(one, other)) <= 1e-6 * size + 1e-8
         _assert_same_noise(state.aggregator, expected_state.aggregator)
         trained, expected_trained = (one["client_work"]["train"] for one in (measured, expected))
         assert sorted(trained) == sorted(expected_trained)
