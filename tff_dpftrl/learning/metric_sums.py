@@ -1,9 +1,10 @@
 """Metrics of a round: what a client sends of its own, how it is summed, and what that tells.
 
     parts = build(model.finalize_metrics, unfinalized_spec, is_secure=True)
-    # For each part, with every client's unfinalized metrics:
-    sent = [part.encode(unfinalized) for unfinalized in of_clients]
-    metrics |= part.decode(total)
+    for part in parts:
+        sent = [part.encode(unfinalized) for unfinalized in of_clients]
+        total = tf.nest.map_structure(lambda *one: tf.add_n(one), *sent)
+        metrics |= part.decode(total)
 
 The metrics of a round are those of all parts. TensorFlow without TFF: the functions work eagerly
 and in graphs.

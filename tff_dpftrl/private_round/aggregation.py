@@ -4,8 +4,9 @@
     state = aggregation.initial_state(shapes)
     # In every round, with the cohort's updates:
     seen = aggregation.broadcast(state)
-    sent = [aggregation.contribute(update, seen) for update in updates]
-    # Each plain part of `sent` is summed, each secure one modulo its entry of `moduli`.
+    sent = [aggregation.contribute(update, seen, None) for update in updates]
+    # Each plain part is summed, each secure one modulo its entry of `moduli`.
+    (plain, secure), *_ = sent  # One client's.
     state, average, measurements = aggregation.release(state, plain, secure, shapes)
 
 TensorFlow without TFF. The factories of `aggregators` compute the same inside of TFF.

@@ -6,6 +6,7 @@
     round_seed, state = vector_sum.start_round(state)
     sent = [vector_sum.encode(update, round_seed) for update in updates]
     # Each part of `sent` is summed modulo its entry of `vector_sum.moduli`.
+    (total, *_) = sent  # One client's.
     tensors, count = vector_sum.decode(total, round_seed, shapes)
 
 TensorFlow without TFF: the functions work eagerly and in graphs.
