@@ -135,8 +135,7 @@ def audit_aggregator(
 
         # The mechanism is that of a grid, which may follow from the updates.
         shapes = value_type or shapes_of(_RANKS, _coordinates(_MOST_CANARIES))
-        value_type = tff_aggregators.type_of(shapes)
-        aggregator_or_process = aggregator_or_process.for_updates(value_type)
+        aggregator_or_process = aggregator_or_process.for_updates(tff_aggregators.type_of(shapes))
         _refuse(aggregator_or_process)
     rounds = _num_rounds(schema, budget.rounds)
     if not (isinstance(resume, bool) or callable(resume)):

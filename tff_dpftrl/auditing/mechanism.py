@@ -147,8 +147,9 @@ def is_ours(factory: Any) -> bool:
     if inner is not None and not inner.is_exact:
         parts.append(inner.factory)
     modules = [type(part).__module__ for part in parts]
-    return all(module.partition(".")[0] == "tff_dpftrl" for module in modules) and (
-        interface.foreign_part(getattr(factory, "private_round", None)) is None
+    return all(module.partition(".")[0] == "tff_dpftrl" for module in modules) and all(
+        interface.foreign_part(getattr(factory, name, None)) is None
+        for name in ("private_round", "vector_sum")
     )
 
 

@@ -138,8 +138,10 @@ def _try(model: Any, batch_spec: Any) -> None:
             _check_batches(model.input_spec, batch_spec)
             x, y = model_lib.x_and_y(batch)
             scores = model.predict_on_batch(model.initial_weights, x, training=True)
-            output = model_lib.BatchOutput(model.loss(output=scores, label=y), scores, 1)
-            model.update_metrics_state(model.initialize_metrics_state(), y, output)
+            loss = model.loss(output=scores, label=y)
+            output = model_lib.BatchOutput(loss, scores, model_lib.num_examples(batch))
+            state = model.initialize_metrics_state()
+            model.update_metrics_state(state, batch_output=output, labels=y)
             return
         made = model() if callable(model) else None
         if not hasattr(made, "forward_pass"):

@@ -67,6 +67,8 @@ def training(
                 model_aggregator=aggregator,
                 metrics_aggregator=tff_metrics.aggregator(metrics),
             )
+        except validation.UsageError:
+            raise
         except Exception as error:  # Anybody's code may raise anything.
             raise validation.UsageError(f"algorithm raises {validation.one_line(error)}") from error
         if not isinstance(made, tff.learning.templates.LearningProcess):

@@ -58,6 +58,11 @@ class Aggregation:
         Raises:
           ValueError: If a client can add more to a sum than the noise is scaled to.
         """
+        if vector_sum is None and getattr(private_round, "noise_parties", 0):
+            raise validation.UsageError(
+                f"private_round has noise_parties={private_round.noise_parties}, which add the noise "
+                "within secure sums, and vector_sum is None: nobody would add any. Give vector_sum."
+            )
         if vector_sum is not None:
             covered = _covered_norm(private_round, vector_sum)
             if covered is None or not vector_sum.contribution_norm <= covered:

@@ -105,7 +105,8 @@ def _(
         "clients_per_round": plan.clients_per_round,
         "deterministic_seed": plan.deterministic_seed,
         "secure_noise": options.noise == "secure",
-        "noise_parties": getattr(plan, "noise_parties", 0),
+        # They add it within secure sums only.
+        "noise_parties": 0 if encoding is None else plan.noise_parties,
     }
     if getattr(plan, "adaptive_clipping", False):
         made = adaptive_clipping.AdaptiveClipRound(

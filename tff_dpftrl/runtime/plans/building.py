@@ -398,7 +398,13 @@ def _in_any_round(label: str) -> str:
 def _server_plan(round_: federated_round.FederatedRound) -> plan_pb2.ServerPlan:
     state, broadcast = round_.state.labels, round_.broadcast.labels
     plain = [""] * len(round_.zero.outputs)
-    get_weights, set_weights = (round_.accesses[f"{one}_model_weights"] for one in ("get", "set"))
+    accesses = [round_.accesses.get(f"{one}_model_weights") for one in ("get", "set")]
+    if None in accesses:
+        raise CannotPlanError(
+            "The process has no get_model_weights and set_model_weights as TensorFlow graphs: give "
+            "a learning process."
+        )
+    get_weights, set_weights = accesses
     finish, finish_specs = round_.finish()
     plan = plan_pb2.ServerPlan(
         initialize=graphs.traced(round_.initialize, [], inputs=[], outputs=state),
