@@ -27,6 +27,8 @@ LARGE_BYTES = 65_536
 
 _NOT_NEEDED = ("_gradient_op_type", "forward_function_name", "backward_function_name")
 """Attributes for differentiating a graph once more, which name functions by counters."""
+_UNUSED_ARGUMENT = "___redundant_placeholder"
+"""Part of the names of those arguments of a loop's condition that it does not use."""
 _VARIABLE = "VarHandleOp"
 _STATIC_TABLE = "HashTableV2"
 _COUNTER = itertools.count()
@@ -199,6 +201,9 @@ def make_canonical(graph_def: tf.compat.v1.GraphDef) -> None:
         for name in _NOT_NEEDED:
             node.attr.pop(name, None)
     for function in graph_def.library.function:
+        for place, argument in enumerate(function.signature.input_arg):
+            if _UNUSED_ARGUMENT in argument.name:  # It has the former name of its function.
+                argument.name = f"unused_{place}"
         for name in _NOT_NEEDED:
             function.attr.pop(name, None)
 

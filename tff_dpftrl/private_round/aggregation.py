@@ -60,7 +60,7 @@ class Aggregation:
         """
         if vector_sum is None and getattr(private_round, "noise_parties", 0):
             raise validation.UsageError(
-                f"private_round has noise_parties={private_round.noise_parties}, which add the noise "
+                f"private_round has noise_parties={private_round.noise_parties}, which add noise "
                 "within secure sums, and vector_sum is None: nobody would add any. Give vector_sum."
             )
         if vector_sum is not None:
