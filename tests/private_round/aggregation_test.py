@@ -177,5 +177,10 @@ def test_a_plain_mean_is_of_the_finite_updates_and_zero_without_clients():
     assert not any(np.any(one) for one in average)
 
 
+def test_noise_parties_need_secure_sums_to_add_their_noise_to():
+    with pytest.raises(ValueError, match="noise_parties=2.*nobody would add any"):
+        aggregation.Aggregation(_fixed(noise_parties=2))
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))
