@@ -37,8 +37,8 @@ _README = re.sub(
     (_HERE / "README.md").read_text(encoding="utf-8"),
 )
 _EXTRAS = {
-    # Federated training. TensorFlow Federated 0.87 pins a jaxlib that is no longer published, and
-    # dp-accounting 0.4.3: see docs/reference/environments.md before using this extra.
+    # Processes, models and algorithms of TFF. TensorFlow Federated 0.87 pins a jaxlib that is no
+    # longer published, and dp-accounting 0.4.3: see docs/reference/environments.md first.
     "tff": [
         "tensorflow-federated==0.87.0",
         "tensorflow-privacy==0.9.0",
@@ -48,16 +48,16 @@ _EXTRAS = {
         *_NEAR_DUPLICATES,
         *_PLOTS,
     ],
-    # Pretraining, fine-tuning, personalising, prediction, reports, export.
+    # Training, pretraining, fine-tuning, personalising, prediction, reports, export, audits.
     "finetuning": [*_TENSORFLOW, *_TEXT, *_CHECKPOINTS, *_NEAR_DUPLICATES, *_PLOTS],
     # A device, or a fleet of simulated ones.
     "devices": [*_TENSORFLOW, *_TEXT, *_PROTOCOL],
-    # A server of tasks. To make them, add the extra `tff`.
+    # A server of tasks. To make them, add the extra `finetuning`.
     "server": _SERVER,
     "runtime": _SERVER,  # Its name in earlier versions.
     # A driver for a store in PostgreSQL, by URL; built, so that no compiler is needed.
     "postgresql": ["psycopg2-binary>=2.9"],
-    # Clients on Ray; beside the extra `tff`, and the same versions on every machine.
+    # Clients on Ray; beside the extra `finetuning`, and the same versions on every machine.
     "distributed": ["ray>=2.51,<2.53"],
     "plots": _PLOTS,
     # The notebooks of colabs/, and the site.

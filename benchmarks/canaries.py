@@ -24,7 +24,7 @@ import tensorflow_federated as tff
 
 import tff_dpftrl
 from tff_dpftrl.auditing import canaries as canaries_lib
-from tff_dpftrl.learning import functional_model
+from tff_dpftrl.learning import functional_model, local_model
 from tff_dpftrl.models import metrics, word_lstm
 
 _WORDS, _LENGTH = 2000, 20
@@ -33,7 +33,7 @@ _WORDS, _LENGTH = 2000, 20
 def _process(model, clients):
     return tff_dpftrl.compile_process(
         tff.learning.algorithms.build_unweighted_fed_avg(
-            model,
+            local_model.as_tff(model),
             client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.5),
             server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
             model_aggregator=tff_dpftrl.build_dp_ftrl_aggregator(

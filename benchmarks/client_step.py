@@ -27,6 +27,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl.learning import functional_model
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.models import metrics, table, word_lstm
 
 _STEPS = 4
@@ -95,7 +96,7 @@ def _stepper(model, batch_size, *, plain=False) -> Callable[[], None]:
                 output = federated.predict_on_batch((weights, ()), x, training=True)
                 loss = loss_fn(output, y)
             state, weights = optimizer.next(state, weights, tape.gradient(loss, weights))
-            batch_output = tff.learning.models.BatchOutput(loss, output, batch_size)
+            batch_output = model_lib.BatchOutput(loss, output, batch_size)
             counts = federated.update_metrics_state(counts, batch_output=batch_output, labels=y)
         return weights, counts
 

@@ -47,7 +47,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators, execution
 from tff_dpftrl.execution import client_part, client_worker
-from tff_dpftrl.learning import functional_model
+from tff_dpftrl.learning import functional_model, local_model
 from tff_dpftrl.mechanisms import blt
 from tff_dpftrl.models import metrics, word_lstm
 
@@ -115,7 +115,7 @@ def _process(model: word_lstm.WordLstm) -> tff.learning.templates.LearningProces
     size = model.vocabulary_size
     special = metrics.SpecialIds(oov=size - 3, bos=size - 2, eos=size - 1)
     return tff.learning.algorithms.build_unweighted_fed_avg(
-        functional_model.build(model, special, seed=0),
+        local_model.as_tff(functional_model.build(model, special, seed=0)),
         client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
         model_aggregator=aggregators.build_dp_ftrl_aggregator(
             blt.Blt((0.99, 0.9, 0.7, 0.4), (0.02, 0.05, 0.1, 0.1)),

@@ -26,7 +26,8 @@ import tff_dpftrl
 from tff_dpftrl.aggregators import dp_ftrl
 from tff_dpftrl.data import client_datasets
 from tff_dpftrl.execution import contexts
-from tff_dpftrl.learning import functional_model
+from tff_dpftrl.learning import functional_model, local_model
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.mechanisms import blt, identity
 from tff_dpftrl.models import metrics, word_lstm
 
@@ -37,7 +38,7 @@ BLT = blt.Blt(
 _MECHANISMS = {"identity": identity.Identity(), "blt": BLT}
 
 
-def build_model(work: workload_lib.Workload) -> tff.learning.models.FunctionalModel:
+def build_model(work: workload_lib.Workload) -> model_lib.Model:
     """The model of a workload, with the workload's first weights."""
     model = word_lstm.WordLstm(
         vocabulary_size=work.vocabulary_size,
@@ -55,7 +56,7 @@ def build_process(
 ) -> tff.learning.templates.LearningProcess:
     """The process of `tff-dpftrl train`, with any aggregator."""
     return tff.learning.algorithms.build_unweighted_fed_avg(
-        build_model(work),
+        local_model.as_tff(build_model(work)),
         client_optimizer_fn=tff.learning.optimizers.build_sgdm(work.client_learning_rate),
         server_optimizer_fn=tff.learning.optimizers.build_sgdm(
             work.server_learning_rate, work.server_momentum
@@ -100,7 +101,7 @@ def build_training(work: workload_lib.Workload) -> Callable[..., tuple[Any, list
                 for w, g in zip(trained, gradients, strict=True)
             )
             if metrics:
-                result = tff.learning.models.BatchOutput(loss, output, tf.shape(x)[0])
+                result = model_lib.BatchOutput(loss, output, tf.shape(x)[0])
                 metrics = model.update_metrics_state(metrics, labels=y, batch_output=result)
             return start + work.batch_size, metrics, *stepped
 

@@ -15,7 +15,7 @@ from tff_dpftrl import aggregators, execution
 from tff_dpftrl.aggregators import check_process as check_process_lib
 from tff_dpftrl.aggregators import dp_ftrl, release_registry
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.mechanisms import blt, identity
+from tff_dpftrl.mechanisms import blt, identity, tree
 from tff_dpftrl.private_round import clipping, fixed_clip
 
 LeakKind = check_process_lib.LeakKind
@@ -55,6 +55,18 @@ def test_a_private_aggregator_is_clean(factory):
     assert check.leaks == ()
     assert [release.noise_multiplier for release in check.releases] == [1.0]
     check.raise_if_any()
+
+
+def test_an_aggregator_that_is_built_again_has_the_same_release():
+    strategy = tree.Tree(8)  # Its noise has loops, whose functions TensorFlow numbers.
+    factory = aggregators.build_dp_ftrl_aggregator(
+        strategy, noise_multiplier=1.0, clip_norm=1.0, clients_per_round=4
+    )
+    one, other = (
+        check_process_lib.check_process(factory.create(tff.TensorType(np.float32, [3]))).releases
+        for _ in range(2)
+    )
+    assert one == other
 
 
 def test_other_aggregators_are_not():

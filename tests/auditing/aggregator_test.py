@@ -302,7 +302,7 @@ def test_options_of_another_type_are_refused(option):
 @pytest.mark.parametrize(
     "aggregator, message",
     [
-        (object(), "must be a TFF aggregation factory"),
+        (object(), "must be an Aggregation, a TFF aggregation factory"),
         (type("Learning", (), {"get_model_weights": None})(), "audit_training"),
         (
             tff_dpftrl.build_dp_ftrl_aggregator(

@@ -15,7 +15,7 @@ from tff_dpftrl.aggregators import dp_ftrl, sampled_gaussian
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import directions as directions_lib
 from tff_dpftrl.execution import compiled_process
-from tff_dpftrl.learning import dp_fedavg, functional_model
+from tff_dpftrl.learning import dp_fedavg, functional_model, local_model
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.models import metrics, word_lstm
 from tff_dpftrl.private_round import clipping, estimators
@@ -63,7 +63,7 @@ def _language_model():
 
 def _fed_avg(model, client_optimizer=None):
     return tff.learning.algorithms.build_unweighted_fed_avg(
-        model,
+        local_model.as_tff(model),
         client_optimizer_fn=client_optimizer or _OPTIMIZERS.build_sgdm(0.1),
         server_optimizer_fn=_OPTIMIZERS.build_sgdm(1.0),
         model_aggregator=dp_ftrl.build_dp_ftrl_aggregator(

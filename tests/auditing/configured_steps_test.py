@@ -78,9 +78,9 @@ def test_users_are_counted_in_the_corpus_and_their_texts_are_not_used(toy):
 def test_a_third_of_the_noise_is_found(toy, monkeypatch):
     of_plan = private_steps.round_of
 
-    def weaker(plan, strategy):
+    def weaker(plan, strategy, **options):
         derived = dataclasses.replace(plan, noise_multiplier=0.3 * plan.noise_multiplier)
-        return of_plan(derived, strategy)
+        return of_plan(derived, strategy, **options)
 
     monkeypatch.setattr(private_steps, "round_of", weaker)
     assert "standard deviation" in _audit(toy).verdict

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-pytest.importorskip("tensorflow_federated", reason="audits processes of TFF")
+pytest.importorskip("tensorflow_federated", reason="plants faults that are also TFF factories")
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
@@ -90,24 +90,24 @@ def test_noise_parties_of_a_task_are_audited():
 
 def _plant(monkeypatch, config, kind=fixed_clip.FixedClipRound, noise=1.0):
     """Makes configs be run with private rounds of a kind, with this share of the noise."""
-    build = configured.process.build_aggregator
+    build = configured.process.build_aggregation
 
     def planted(options, plan):
-        aggregator = build(options, plan)
-        aggregator.private_round = kind(
+        aggregation = build(options, plan)
+        aggregation.private_round = kind(
             plan.strategy,
             noise_multiplier=noise * plan.noise_multiplier,
-            clipping=aggregator.private_round.clipping,
+            clipping=aggregation.private_round.clipping,
             clients_per_round=plan.clients_per_round,
             deterministic_seed=None,
         )
-        return aggregator
+        return aggregation
 
     plan = config.privacy().plan(_NUM_CLIENTS, 100)
-    correct = build(config.learning, plan)
-    claim = correct.guarantee(plan.schema, plan.delta)
-    monkeypatch.setattr(configured.process, "build_aggregator", planted)
-    monkeypatch.setattr(type(correct), "guarantee", lambda self, schema, delta: claim)
+    correct = build(config.learning, plan).private_round
+    claim = configured.guarantee_lib.of_round(correct, plan.schema, plan.delta)
+    monkeypatch.setattr(configured.process, "build_aggregation", planted)
+    monkeypatch.setattr(configured.guarantee_lib, "of_round", lambda *_: claim)
 
 
 def _without_training(*args, **options):

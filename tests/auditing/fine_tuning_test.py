@@ -94,7 +94,8 @@ def test_users_move_the_model_as_without_canaries():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("noise", "is_violated"), [(1.0, False), (0.1, True)])
+# With a tenth of the noise one of the canaries' 75 guesses is wrong in a run of three.
+@pytest.mark.parametrize(("noise", "is_violated"), [(1.0, False), (0.02, True)])
 def test_an_audit_of_sampled_users(noise, is_violated):
     canaries = _canaries()
     epsilon = dp_fedavg.DpFedAvg(_PROBABILITY, 3.0, _NUM_STEPS).epsilon(_DELTA)

@@ -8,9 +8,13 @@ pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
 import tensorflow_federated as tff
 
 import tff_dpftrl
-from tff_dpftrl.auditing import games, playing
+from tff_dpftrl.auditing import games, playing, tff_aggregators
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.private_round import clipping
+
+
+def _player(process, *weight):
+    return playing.Player(tff_aggregators.of_process(process), *weight)
 
 
 @pytest.mark.parametrize("sizes", [[40, 60], [1, 30], [5]])
@@ -45,7 +49,7 @@ def test_projections_are_scalar_products():
 @pytest.mark.parametrize("is_known", [False, True])
 def test_noise_is_kept_of_some_coordinates_of_each_tensor_and_of_none_that_is_not_read(is_known):
     value_type = tff.to_type([(np.float32, [size]) for size in (10_000, 40, 20_000)])
-    player = playing.Player(tff.aggregators.SumFactory().create(value_type))
+    player = _player(tff.aggregators.SumFactory().create(value_type))
     canaries = games.Canaries.over(player.sizes, at_most=3, seed=0)
     mechanism = mechanism_lib.Mechanism(tff_dpftrl.Identity(), 1.0, 1.0, 1.0)
     played = games.play(
@@ -74,7 +78,7 @@ def test_what_canaries_add_is_measured(weight, signal):
         weight_cap=4.0,
     )
     process = factory.create(tff.to_type([(np.float32, [40])]), tff.TensorType(np.float32))
-    player = playing.Player(process, weight)
+    player = _player(process, weight)
     canaries = games.Canaries.over(player.sizes, at_most=5, seed=0)
     mechanism = mechanism_lib.Mechanism.of(factory)
     found = games.measured_signal(player, player.initialize(), canaries, mechanism)

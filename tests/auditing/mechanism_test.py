@@ -10,7 +10,9 @@ import tensorflow_federated as tff
 import tff_dpftrl
 from tests.auditing import planted_bugs
 from tff_dpftrl.auditing import mechanism
-from tff_dpftrl.private_round import clipping
+from tff_dpftrl.discretization import grid
+from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.private_round import aggregation, clipping, fixed_clip, secure_sums
 
 
 def _of(name):
@@ -60,6 +62,24 @@ def test_ours_is_what_has_no_foreign_part():
     )
     assert not mechanism.is_ours(foreign)
     assert not mechanism.is_ours(planted_bugs.PLANTED["noise std × 0.8"].build())
+
+
+def test_an_encoding_of_the_callers_own_is_not_ours():
+    encoding = grid.for_bits(4, 3, 20)
+    private_round = fixed_clip.FixedClipRound(
+        identity.Identity(),
+        noise_multiplier=1.0,
+        clipping=clipping.FlatClipping(1.0),
+        clients_per_round=3,
+        encoded_norm=encoding.inflated_clip_norm(1.0),
+    )
+
+    class Own(secure_sums.VectorSum):
+        pass
+
+    for kind, expected in ((secure_sums.VectorSum, True), (Own, False)):
+        made = aggregation.Aggregation(private_round, vector_sum=kind(encoding, 1.0))
+        assert mechanism.is_ours(made) == expected
 
 
 if __name__ == "__main__":

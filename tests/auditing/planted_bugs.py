@@ -395,7 +395,7 @@ def _claim_with_gap(factory):
 
 _CLOSE = tff_dpftrl.MinSep.as_many_as_fit(32, 3)
 _OF_A_MODEL = {
-    "value_type": aggregator.type_of(aggregator.shapes_of([2, 2, 2, 1, 2, 1], 680)),
+    "value_type": aggregator.shapes_of([2, 2, 2, 1, 2, 1], 680),
 }
 
 PLANTED = {

@@ -14,7 +14,7 @@ import tensorflow_federated as tff
 import tff_dpftrl
 from tests.auditing import planted_bugs
 from tff_dpftrl.auditing import mechanism as mechanism_lib
-from tff_dpftrl.auditing import playing, probes
+from tff_dpftrl.auditing import playing, probes, tff_aggregators
 
 _TYPE = tff.to_type([tff.TensorType(np.float32, [60]), tff.TensorType(np.float32, [4])])
 
@@ -71,7 +71,7 @@ def test_the_stated_power_is_had():
 
 
 def _probes(aggregator, mechanism=None, value_type=_TYPE):
-    player = playing.Player(aggregator.create(value_type))
+    player = playing.Player(tff_aggregators.of_process(aggregator.create(value_type)))
     mechanism = mechanism or mechanism_lib.Mechanism.of(aggregator)
     saved, _ = probes.saved_states(player, mechanism, [0])
     return probes.Probes(player, mechanism, saved, canary_norm=1e3, seed=0)

@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("tensorflow_federated", reason="audits training with TFF")
-
 from tests.training import toy_run
 from tff_dpftrl.accounting import privacy_statement, statement
 from tff_dpftrl.auditing import audit_report, claim, configured

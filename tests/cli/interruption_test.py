@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("tensorflow_federated", reason="trains with TFF")
-
 from tests.cli import toy_corpus
 from tff_dpftrl.cli import interruption
 
@@ -82,7 +80,6 @@ def test_a_signal_while_starting_up_ends_with_one_line(corpus, tmp_path, module,
         "tensorflow.python.framework.ops",
         "tensorflow.python.keras",
         "tensorflow",
-        "tensorflow_federated",
     ],
 )
 def test_a_signal_while_tensorflow_is_imported_is_never_lost(corpus, tmp_path, module):

@@ -107,8 +107,8 @@ def test_a_package_that_is_not_installed_is_named(missing, is_ours, monkeypatch,
 
 _LATE = [
     ("pretrain --data none.jsonl --output new", "tensorflow matplotlib"),
-    ("train --data none.jsonl --output new", "tensorflow_federated matplotlib"),
-    ("sweep --over seed=0:2 --data none.jsonl --output new", "tensorflow_federated matplotlib"),
+    ("train --data none.jsonl --output new", "tensorflow matplotlib"),
+    ("sweep --over seed=0:2 --data none.jsonl --output new", "tensorflow matplotlib"),
     ("sweep --finetune --over seed=0:2 --data none.jsonl --output new", "tensorflow matplotlib"),
     ("finetune-plan --data none.jsonl --initial-weights none --target-epsilon 8", "tensorflow"),
     ("finetune --data none.jsonl --output new", "tensorflow matplotlib"),

@@ -11,8 +11,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("tensorflow_federated", reason="trains with TFF")
-
 from tests.reports import listed_files
 from tests.training import toy_run
 from tff_dpftrl.accounting import statement

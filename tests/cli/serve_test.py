@@ -20,7 +20,6 @@ from tests.runtime.store import postgresql
 from tests.runtime.tasks import number_devices, small_folder
 from tff_dpftrl import validation
 from tff_dpftrl.cli import main, serve
-from tff_dpftrl.execution import contexts
 from tff_dpftrl.runtime import core_files, server_bundle, signing_keys, tls
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.server import server_folder
@@ -34,7 +33,7 @@ server = postgresql.server
 @pytest.fixture(scope="module", name="task")
 def _task(tmp_path_factory):
     path = tmp_path_factory.mktemp("tasks") / "small"
-    small_folder.write(path, small_tasks.PROCESSES["blt"]())
+    small_folder.write(path, small_tasks.ROUNDS["blt"]())
     return path
 
 
@@ -138,9 +137,8 @@ def _secure_plans():
     asked = plan_pb2.SecureAggregation()
     asked.CopyFrom(small_tasks.SECURE_AGGREGATION)
     asked.threat_model = plan_pb2.SecureAggregation.ACTIVE_SERVER
-    with contexts.secure_sum_simulation():
-        process = small_tasks.SECURE_ONLY_PROCESSES["secagg"]()
-        return small_folder.plans(process, secure_aggregation=asked)
+    process = small_tasks.SECURE_ONLY_ROUNDS["secagg"]()
+    return small_folder.plans(process, secure_aggregation=asked)
 
 
 def test_devices_of_an_active_server_need_attestation(secure_plans, tmp_path, capsys):
@@ -386,7 +384,7 @@ def _write_served(path):
     config = dataclasses.replace(
         small_folder.CONFIG, over_selection=1.0, least_fraction=1.0, selection_timeout=5.0
     )
-    small_folder.write(path, small_tasks.PROCESSES["blt"](), config=config)
+    small_folder.write(path, small_tasks.ROUNDS["blt"](), config=config)
 
 
 def _free_address():

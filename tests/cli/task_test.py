@@ -71,7 +71,7 @@ def test_flags_overrule_the_file(made, options, tmp_path, capsys):
 
 def test_a_reviewer_approves_what_is_shown(tmp_path, capsys):
     task, key = tmp_path / "small", tmp_path / "alice.key"
-    plans = small_folder.plans(small_tasks.PROCESSES["blt"]())
+    plans = small_folder.plans(small_tasks.ROUNDS["blt"]())
     provenance.put_into(provenance.find(builder="Ada"), plans.server, plans.devices)
     small_folder.write_plans(task, plans)
     assert main.main(["task", "show", str(task)]) == 0
@@ -190,7 +190,7 @@ def test_an_evaluation_has_groups_of_its_own_size(monkeypatch, tmp_path):
     )
     config = secure.resolved("small")
     assert config.least_group == 32
-    small_folder.write(tmp_path / "small", small_tasks.PROCESSES["blt"](), config=config)
+    small_folder.write(tmp_path / "small", small_tasks.ROUNDS["blt"](), config=config)
     arguments = ["--evaluates", tmp_path / "small", "--clients-per-round", "10"]
     assert _new(*arguments, "--output", tmp_path / "watch") == 0
     assert found[0].resolved("watch").least_group == 8
@@ -213,7 +213,7 @@ def test_there_is_no_report_without_task_and_store(tmp_path, capsys):
     assert main.main(["task", "report", str(tmp_path)]) == 2
     assert "There is no task in" in capsys.readouterr().err
     folder = tmp_path / "small"
-    small_folder.write(folder, small_tasks.PROCESSES["blt"]())
+    small_folder.write(folder, small_tasks.ROUNDS["blt"]())
     assert main.main(["task", "report", str(folder), "--store", str(tmp_path / "no")]) == 2
     assert "There is no store at" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
@@ -224,7 +224,7 @@ def test_there_is_no_report_without_task_and_store(tmp_path, capsys):
 
 def test_a_report_lists_sessions_with_and_without_a_plan(monkeypatch, tmp_path, capsys):
     folder = tmp_path / "small"
-    small_folder.write(folder, small_tasks.PROCESSES["blt"]())
+    small_folder.write(folder, small_tasks.ROUNDS["blt"]())
     (tmp_path / "store" / "server").mkdir(parents=True)
     sessions = session_table.SessionTable()
     for shape in ("-#", "-v[]+^"):

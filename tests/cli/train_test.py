@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("tensorflow_federated", reason="trains with TFF")
-
 from tests.cli import toy_corpus
 from tff_dpftrl.cli import train
 from tff_dpftrl.execution import operation_threads

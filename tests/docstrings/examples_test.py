@@ -20,8 +20,10 @@ import tensorflow_federated as tff
 import tff_dpftrl
 from tests.runtime.plans import small_tasks
 from tests.training import toy_model
+from tff_dpftrl.discretization import grid
 from tff_dpftrl.finetuning import clipped_sums, custom_run, example_sampling
 from tff_dpftrl.finetuning import plan as plan_lib
+from tff_dpftrl.learning import bucket_counts
 from tff_dpftrl.private_round import fixed_clip
 from tff_dpftrl.runtime.plans import device_work, server_work
 from tff_dpftrl.training import saved_model, tflite_model, trained_model
@@ -163,7 +165,7 @@ def _fine_tuning():
 
 
 def _server_work():
-    plans = small_tasks.plans(small_tasks.PROCESSES["blt"]())
+    plans = small_tasks.plans(small_tasks.ROUNDS["blt"]())
     work = server_work.ServerWork(plans.server)
     state = work.initialize()
     device = device_work.DeviceWork(plans.devices[0])
@@ -184,9 +186,26 @@ _GIVEN = {
     "auditing.training:audit_training": _learning,
     "execution.__init__": lambda: {},
     "execution.compiled_process:compile_process": _learning,
+    "learning.metric_sums": lambda: {
+        "model": bucket_counts.build_model(3),
+        "unfinalized_spec": {"num_examples": tf.TensorSpec([], tf.int64)},
+        "of_clients": [{"num_examples": tf.constant(2, tf.int64)}],
+        "metrics": {},
+    },
     "numpy_noise.stream": _noise,
     "private_round.interface": lambda: {
         "private_round": _steps()["private_round"],
+        "shapes": [(4,)],
+        "updates": [[np.ones(4, np.float32)]],
+    },
+    "private_round.aggregation": lambda: {
+        "private_round": _steps()["private_round"],
+        "shapes": [(4,)],
+        "updates": [[np.ones(4, np.float32)]],
+    },
+    "private_round.secure_sums": lambda: {
+        "encoding": grid.for_bits(4, 3, 16),
+        "clip_norm": 1.0,
         "shapes": [(4,)],
         "updates": [[np.ones(4, np.float32)]],
     },

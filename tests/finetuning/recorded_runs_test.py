@@ -74,7 +74,6 @@ def _bigrams() -> tf.keras.Model:
 
 
 def _train(toy: pathlib.Path, output: pathlib.Path, **options: Any) -> dict[str, Any]:
-    pytest.importorskip("tensorflow_federated", reason="trains with TFF")
     from tff_dpftrl.training import run as training_run
 
     lines: list[str] = []
@@ -84,7 +83,6 @@ def _train(toy: pathlib.Path, output: pathlib.Path, **options: Any) -> dict[str,
 
 
 def _train_own(toy: pathlib.Path, output: pathlib.Path) -> dict[str, Any]:
-    pytest.importorskip("tensorflow_federated", reason="trains with TFF")
     from tff_dpftrl.training import run as training_run
 
     lines: list[str] = []

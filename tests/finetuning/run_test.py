@@ -8,9 +8,11 @@ import pathlib
 import shutil
 import sys
 
+import dp_accounting
 import numpy as np
 import pytest
 import tensorflow as tf
+from dp_accounting.pld import pld_privacy_accountant as pld
 
 from tests import kills
 from tests.finetuning import toy_finetuning
@@ -385,9 +387,16 @@ def test_a_chain_of_runs_on_the_same_users_is_composed(toy, tmp_path):
     *_, says = results.statement.headline_caveats
     assert "run 'second' (ε = " in says and "began with those of the run 'first'" in says
     assert "All of these runs trained on the same users." in says and says in results.summary
-    parameters = results.statement.parameters
-    assert parameters["epsilon_with_earlier_runs"] == pytest.approx(sum(spent))
-    assert parameters["delta_with_earlier_runs"] == pytest.approx(3 * results.statement.delta)
+    parameters, delta = results.statement.parameters, results.statement.delta
+    assert parameters["delta_with_earlier_runs"] == delta
+    # All steps of the three runs, composed by another accountant.
+    step = dp_accounting.PoissonSampledDpEvent(
+        parameters["sampling_probability"], dp_accounting.GaussianDpEvent(3.0)
+    )
+    accountant = pld.PLDAccountant().compose(step, 3 * 2)
+    together = parameters["epsilon_with_earlier_runs"]
+    assert together == pytest.approx(accountant.get_epsilon(delta), rel=1e-3)
+    assert max(spent) < together < sum(spent)
 
 
 @pytest.mark.slow

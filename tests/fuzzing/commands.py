@@ -126,7 +126,7 @@ def _write_served(folder: pathlib.Path, number: int) -> None:
     from tff_dpftrl.runtime.store import sql
     from tff_dpftrl.runtime.tasks import planned_task
 
-    small_folder.write(folder / "task", small_tasks.PROCESSES["blt"]())
+    small_folder.write(folder / "task", small_tasks.ROUNDS["blt"]())
     task = planned_task.load(folder / "task")
     with sql.SqlStore(folder / "store") as store:
         rounds = small_folder.Rounds(task, store)

@@ -1,16 +1,13 @@
-"""Counts as a learning process: what it releases is the sum of clipped histograms."""
+"""Counts as rounds of learning: what they release is the sum of clipped histograms."""
 
 import sys
 
 import numpy as np
 import pytest
 
-pytest.importorskip("tensorflow_federated", reason="builds processes of TFF")
-
 from tests.learning import counted_rounds
 
 
-@pytest.mark.slow
 def test_sums_of_all_rounds_are_exact_without_noise():
     one, two, large = [[1, 0, 2], [0, 1, 0]], [[3, 0, 0]], [[30, 0, 40]]
     sums, metrics = counted_rounds.released(3, 0.0, [[one, two, []], [two, large]])

@@ -7,6 +7,9 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+
+pytest.importorskip("tensorflow_federated", reason="makes data or processes of TFF")
+
 import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import dp_ftrl, sampled_gaussian

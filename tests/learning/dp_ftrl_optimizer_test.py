@@ -5,9 +5,8 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_dpftrl.learning import dp_ftrl_optimizer
+from tff_dpftrl.learning import dp_ftrl_optimizer, optimizers
 
 _SPECS = (tf.TensorSpec([3], tf.float32), tf.TensorSpec([2, 2], tf.float32))
 
@@ -33,7 +32,7 @@ def test_equals_sgd_on_residuals(momentum):
     initial = (tf.constant([1.0, -2.0, 0.5]), tf.ones([2, 2]))
     residuals = _residuals(20)
     ours = _run(dp_ftrl_optimizer.build_dp_ftrl_optimizer(0.3, momentum), initial, residuals)
-    sgd = _run(tff.learning.optimizers.build_sgdm(0.3, momentum), initial, residuals)
+    sgd = _run(optimizers.sgdm(0.3, momentum), initial, residuals)
     for mine, theirs in zip(ours, sgd, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
@@ -48,9 +47,9 @@ def test_equals_sgd_on_residuals(momentum):
 def test_hyperparameters_can_be_read_and_set():
     optimizer = dp_ftrl_optimizer.build_dp_ftrl_optimizer(0.3, 0.5)
     state = optimizer.initialize(_SPECS)
-    assert dict(optimizer.get_hparams(state)) == {"learning_rate": 0.3, "momentum": 0.5}
+    assert dict(optimizer.get_hparams(state)) == {"learning_rate": np.float32(0.3), "momentum": 0.5}
     changed = optimizer.set_hparams(state, {"learning_rate": 0.1, "momentum": 0.5})
-    assert changed["learning_rate"] == 0.1
+    assert changed["learning_rate"] == np.float32(0.1)
     initial = (tf.zeros([3]), tf.zeros([2, 2]))
     _, weights = optimizer.next(changed, initial, (tf.ones([3]), tf.ones([2, 2])))
     np.testing.assert_allclose(weights[0], -0.1 * np.ones(3), rtol=1e-6)

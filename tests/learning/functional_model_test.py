@@ -1,4 +1,4 @@
-"""Tests of tff_dpftrl.learning.functional_model in TFF's own training."""
+"""Language models as functional models: in TFF's own training, and what they count."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.models import small_models
-from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.learning import functional_model
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.models import evaluation, metrics, table, text_cache, word_lstm
 from tff_dpftrl.runtime.plans import allowed_ops, verification
 
@@ -44,9 +43,12 @@ def _loss(weights, rows):
     return tf.reduce_mean(tf.boolean_mask(losses, targets != 0))
 
 
-def _build():
+def _build(model=_MODEL, special=_SPECIAL):
+    tff = pytest.importorskip("tensorflow_federated", reason="trains with TFF")
+    from tff_dpftrl.learning import local_model
+
     return tff.learning.algorithms.build_unweighted_fed_avg(
-        functional_model.build(_MODEL, _SPECIAL, seed=1),
+        local_model.as_tff(functional_model.build(model, special, seed=1)),
         client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.5),
         server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
         loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
@@ -137,7 +139,7 @@ def test_somebody_s_functional_model_is_read_as_a_language_model():
     weights = _MODEL.initial_weights(0)
 
     @tf.function
-    def predict_on_batch(model_weights, x, training):
+    def predict_on_batch(model_weights, x, training=True):
         del training
         named = model_weights[0]
         return _MODEL.logits((*named["a"], *(named["b"][key] for key in "xyz")), x)
@@ -147,11 +149,11 @@ def test_somebody_s_functional_model_is_read_as_a_language_model():
 
     spec = tf.TensorSpec([None, 4], tf.int64)
     last = collections.OrderedDict(z=weights[5], y=weights[4])
-    theirs = tff.learning.models.FunctionalModel(
+    theirs = model_lib.Model(
         # A mapping's leaves are in the order of its keys: "y" is the fifth weight.
         initial_weights=({"b": {"x": weights[3], **last}, "a": weights[:3]}, ()),
-        predict_on_batch_fn=predict_on_batch,
-        loss_fn=loss,
+        predict_on_batch=predict_on_batch,
+        loss=loss,
         input_spec={"x": spec, "y": spec},
     )
     ours = functional_model.to_language_model(theirs, vocabulary_size=10, sequence_length=4)
@@ -176,14 +178,10 @@ def test_somebody_s_functional_model_is_read_as_a_language_model():
 def test_every_model_of_the_table_learns(name):
     model = small_models.build(name, vocabulary_size=11, sequence_length=5)
     special = metrics.SpecialIds(oov=8, bos=9, eos=10)
-    process = compiled_process.compile_process(
-        tff.learning.algorithms.build_unweighted_fed_avg(
-            functional_model.build(model, special, seed=1),
-            client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.5),
-            server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
-            loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
-        )
-    )
+    process = _build(model, special)
+    from tff_dpftrl.execution import compiled_process
+
+    process = compiled_process.compile_process(process)
     # After a word comes the next of seven.
     rows = 1 + (np.arange(28)[:, np.newaxis] + np.arange(6)) % 7
     rows = rows.astype(np.int32)
@@ -239,7 +237,7 @@ def _count():
         x = tf.gather(history, places)[:, :-1]
         labels = collections.OrderedDict(history=history, places=places)
         output = model.predict_on_batch(model.initial_weights, x, training=False)
-        made = tff.learning.models.BatchOutput(model.loss(output, labels), output, None)
+        made = model_lib.BatchOutput(model.loss(output, labels), output, None)
         return model.update_metrics_state(state, labels, made)
 
     specs = [

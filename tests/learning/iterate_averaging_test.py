@@ -5,9 +5,8 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_dpftrl.learning import iterate_averaging
+from tff_dpftrl.learning import iterate_averaging, optimizers
 
 _SPECS = (tf.TensorSpec([3], tf.float32), tf.TensorSpec([2, 2], tf.float32))
 
@@ -25,7 +24,7 @@ def _path(optimizer, num_rounds):
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 40])
 def test_the_average_has_weights_of_powers_of_the_decay(num_rounds):
-    plain = tff.learning.optimizers.build_sgdm(0.3, 0.9)
+    plain = optimizers.sgdm(0.3, 0.9)
     state, models = _path(iterate_averaging.average_iterates(plain, 0.8), num_rounds)
     _, expected = _path(plain, num_rounds)
     share = 0.8 ** np.arange(num_rounds)[::-1]
@@ -38,9 +37,9 @@ def test_the_average_has_weights_of_powers_of_the_decay(num_rounds):
 
 
 def test_hyperparameters_are_those_of_the_optimizer():
-    optimizer = iterate_averaging.average_iterates(tff.learning.optimizers.build_sgdm(0.3), 0.8)
+    optimizer = iterate_averaging.average_iterates(optimizers.sgdm(0.3), 0.8)
     state = optimizer.initialize(_SPECS)
-    assert dict(optimizer.get_hparams(state)) == {"learning_rate": 0.3}
+    assert dict(optimizer.get_hparams(state)) == {"learning_rate": np.float32(0.3)}
     changed = optimizer.set_hparams(state, {"learning_rate": 0.1})
     zeros = tuple(tf.zeros(s.shape) for s in _SPECS)
     ones = tuple(tf.ones(s.shape) for s in _SPECS)
@@ -51,7 +50,7 @@ def test_hyperparameters_are_those_of_the_optimizer():
 def test_refuses_a_decay_out_of_range():
     for bad in (0.0, 1.0, -0.1, float("nan")):
         with pytest.raises(ValueError, match="decay"):
-            iterate_averaging.average_iterates(tff.learning.optimizers.build_sgdm(0.3), bad)
+            iterate_averaging.average_iterates(optimizers.sgdm(0.3), bad)
 
 
 if __name__ == "__main__":

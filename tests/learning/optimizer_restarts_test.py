@@ -5,14 +5,13 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_dpftrl.learning import optimizer_restarts
+from tff_dpftrl.learning import optimizer_restarts, optimizers
 
 _SPECS = (tf.TensorSpec([3], tf.float32), tf.TensorSpec([2, 2], tf.float32))
 _OPTIMIZERS = {
-    "momentum": lambda: tff.learning.optimizers.build_sgdm(0.3, 0.9),
-    "adam": lambda: tff.learning.optimizers.build_adam(0.3),
+    "momentum": lambda: optimizers.sgdm(0.3, 0.9),
+    "adam": lambda: optimizers.adam(0.3),
 }
 
 
@@ -46,7 +45,7 @@ def test_it_begins_anew_in_the_rounds_that_are_named(name):
 
 
 def test_a_learning_rate_that_was_set_stays():
-    optimizer = optimizer_restarts.restart_at(tff.learning.optimizers.build_sgdm(0.3), [0])
+    optimizer = optimizer_restarts.restart_at(optimizers.sgdm(0.3), [0])
     state = optimizer.set_hparams(optimizer.initialize(_SPECS), {"learning_rate": 0.1})
     zeros, ones = (tuple(f(s.shape) for s in _SPECS) for f in (tf.zeros, tf.ones))
     state, weights = optimizer.next(state, zeros, ones)
@@ -57,7 +56,7 @@ def test_a_learning_rate_that_was_set_stays():
 @pytest.mark.parametrize("rounds", [[], [-1]])
 def test_refuses_rounds_that_are_none(rounds):
     with pytest.raises(ValueError, match="rounds"):
-        optimizer_restarts.restart_at(tff.learning.optimizers.build_sgdm(0.3), rounds)
+        optimizer_restarts.restart_at(optimizers.sgdm(0.3), rounds)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ def explained() -> dict[str, str]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| `") and len(cells) == 3:
             names = re.findall(r"`(.*?)`", cells[0])
+            stem = names[0].rpartition(".")[0]  # Of names whose other endings follow.
             for name in names:
-                name = names[0].rpartition(".")[0] + name if name.startswith(".") else name
+                name = stem + name if name.startswith(".") and name != names[0] else name
                 found.setdefault(name, cells[2].replace("*", ""))
     return found
 

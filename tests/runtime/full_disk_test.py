@@ -189,7 +189,7 @@ def test_the_files_of_a_server_are_whole_or_not_there_on_a_disk_that_fills_up(di
 
 @pytest.mark.slow
 def test_a_task_is_whole_or_not_there_on_a_disk_that_fills_up(disk):
-    plans = small_folder.plans(small_tasks.PROCESSES["blt"]())
+    plans = small_folder.plans(small_tasks.ROUNDS["blt"]())
 
     def write(folder):
         small_folder.write_plans(folder / "task", plans)

@@ -33,7 +33,7 @@ _SETTINGS = serving.Settings(round_seconds=0.5, population_size=8)
 def _task(tmp_path_factory):
     path = tmp_path_factory.mktemp("tasks") / "small"
     terms = dataclasses.replace(small_folder.TERMS, vocabulary_is_public=False)
-    small_folder.write(path, small_tasks.PROCESSES["blt"](), terms=terms, config=_CONFIG)
+    small_folder.write(path, small_tasks.ROUNDS["blt"](), terms=terms, config=_CONFIG)
     return planned_task.load(path)
 
 
@@ -268,7 +268,7 @@ def test_devices_in_two_populations_of_one_server_are_served_in_both(task, folde
     other = {"population": "others"}
     small_folder.write_plans(
         tmp_path / "other",
-        small_folder.plans(small_tasks.PROCESSES["blt"](), **other),
+        small_folder.plans(small_tasks.ROUNDS["blt"](), **other),
         terms=dataclasses.replace(small_folder.TERMS, **other),
         config=dataclasses.replace(_CONFIG, **other),
     )

@@ -10,10 +10,10 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.training import toy_run
 from tff_dpftrl.cli import main
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.models import word_lstm
 from tff_dpftrl.runs import loop
 from tff_dpftrl.training import config as config_lib
@@ -32,6 +32,16 @@ _PEER = word_lstm.WordLstm(
 )
 
 
+class _Bias(tf.keras.layers.Layer):
+    """A layer of its own: Keras 3 takes the weights of a model itself first, Keras 2 last."""
+
+    def build(self, shape):
+        self.bias = self.add_weight(name="output_bias", shape=shape[-1:])
+
+    def call(self, scores):
+        return scores + self.bias
+
+
 class _Twin(tf.keras.Model):
     """The toy run's LSTM made of Keras layers, with weights in the same layout."""
 
@@ -42,7 +52,7 @@ class _Twin(tf.keras.Model):
         self.of_input = dense(4 * 5, use_bias=False)
         self.of_output = dense(4 * 5)
         self.projection = dense(4, use_bias=False)
-        self.bias = self.add_weight(name="output_bias", shape=[_PEER.vocabulary_size])
+        self.bias = _Bias()
 
     def call(self, words):
         inputs = self.of_input(self.embedding(words))
@@ -55,7 +65,7 @@ class _Twin(tf.keras.Model):
             output = tf.sigmoid(leave) * tf.tanh(cell)
             outputs.append(output)
         projected = self.projection(tf.stack(outputs, axis=1))
-        return tf.matmul(projected, self.embedding.embeddings, transpose_b=True) + self.bias
+        return self.bias(tf.matmul(projected, self.embedding.embeddings, transpose_b=True))
 
 
 def _twin(seed=0):
@@ -91,10 +101,10 @@ def _functional(non_trainable=()):
     weights = _PEER.initial_weights(0)
     first = collections.OrderedDict(a=weights[0], b=weights[1])
     spec = tf.TensorSpec([None, 6], tf.int64)
-    return tff.learning.models.FunctionalModel(
+    return model_lib.Model(
         initial_weights=({"first": first, "second": weights[2:]}, non_trainable),
-        predict_on_batch_fn=predict_on_batch,
-        loss_fn=loss,
+        predict_on_batch=predict_on_batch,
+        loss=loss,
         input_spec=(spec, spec),
     )
 
@@ -292,6 +302,7 @@ def test_a_model_beside_a_run_of_the_config_s_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_model_that_tff_made_of_keras_can_be_given(corpus, tmp_path):
+    tff = pytest.importorskip("tensorflow_federated", reason="trains a model of TFF")
     layers = [tf.keras.layers.Input([6], dtype=tf.int32), *_bigrams().layers]
     keras = tf.keras.Sequential(layers)
     spec = tf.TensorSpec([None, 6], tf.int32)

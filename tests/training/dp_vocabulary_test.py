@@ -54,8 +54,8 @@ def compiled_once(once, monkeypatch):
             lambda *args, **kw: once.get(name) or once.setdefault(name, make(*args, **kw)),
         )
 
-    made_once(process, "build_process")
-    made_once(execution, "compile_process")
+    made_once(process, "build_round")
+    made_once(execution, "CompiledProcess")
     for name in ("close", "drop_initialization"):
         monkeypatch.setattr(compiled_process.CompiledProcess, name, lambda self: None)
 

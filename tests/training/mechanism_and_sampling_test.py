@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytest.importorskip("tensorflow_federated", reason="builds aggregators of TFF")
-
 from tests.training import toy_run
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.runs import privacy, sampled_privacy
@@ -68,10 +66,7 @@ def test_what_runs_has_a_guarantee_and_releases_noised_sums(mechanism, sampling,
     plan = config.privacy().plan(_NUM_CLIENTS, 100)
     assert 0.0 < plan.epsilon_after(1) <= plan.epsilon_after(_NUM_ROUNDS) < float("inf")
     assert plan.needs_secret_cohorts == ("[S]" not in says)
-    if isinstance(plan, sampled_privacy.SampledPlan):
-        private_round = process.build_sampled_aggregator(plan).private_round
-    else:
-        private_round = process.build_aggregator(config.learning, plan).private_round
+    private_round = process.build_aggregation(config.learning, plan).private_round
     released = _rounds(private_round, plan)
     # What is left after the clients' sum has the noise that the plan says.
     noise = released * plan.clients_per_round / (plan.noise_multiplier * plan.clip_norm)

@@ -1,4 +1,4 @@
-"""Tests of the process of a run: what it refuses, and that nothing leaks past the noise."""
+"""Tests of the round of a run: what it refuses, and that nothing leaks past the noise."""
 
 import sys
 
@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_dpftrl.aggregators import check_process
-from tff_dpftrl.learning import functional_model
-from tff_dpftrl.models import metrics, word_lstm
+from tff_dpftrl.execution import client_part
+from tff_dpftrl.learning import bucket_counts
 from tff_dpftrl.private_round import clipping, estimators
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import process
@@ -20,68 +19,95 @@ def _config(**changes):
     return config_lib.TrainingConfig(**values)
 
 
+_METRIC = "client_work/train/num_examples"
+_WEIGHTS = "global_model_weights/trainable/0"
+_MODEL = {_WEIGHTS, "finalizer/accumulator/0"}
+# What may change with the sum of a part of the reports, by the part.
+_CHANGES = {
+    "metrics/0/num_examples": {_METRIC},
+    "update/non_finite_clients": {"aggregator/non_finite_clients"},
+    "update/update/0": _MODEL,
+}
+_NOISED_BIT = {
+    "aggregator/clip/estimate",
+    "aggregator/clip/excess",
+    "aggregator/estimated_clip_norm",
+    "aggregator/unclipped_fraction",
+}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "further"),
     [
-        {},
-        pytest.param(
+        ({}, {}),
+        (
             {"adaptive_clipping": True, "restart_warmup": 4, "clipped_count_stddev": 2.0},
-            marks=pytest.mark.slow,
+            {"update/bit": _NOISED_BIT},
         ),
-        pytest.param({"algorithm": "dp-fedavg"}, marks=pytest.mark.slow),
-        pytest.param(
-            {"sampling": "cyclic", "mechanism": "bandtoep", "bands": 3}, marks=pytest.mark.slow
-        ),
-        pytest.param(
+        ({"algorithm": "dp-fedavg"}, {"update/weight": set()}),
+        ({"sampling": "cyclic", "mechanism": "bandtoep", "bands": 3}, {}),
+        (
             {
                 "algorithm": "dp-fedsgd",
                 "estimator": "clipped-denominator",
                 "per_layer_clipping": True,
             },
-            marks=pytest.mark.slow,
+            {"update/weight": _MODEL},
         ),
+        ({"mechanism": "none", "noise_multiplier": None}, {"update/clients": _MODEL}),
     ],
-    ids=["dp-ftrl", "adaptive", "dp-fedavg", "cyclic", "dp-fedsgd"],
+    ids=["dp-ftrl", "adaptive", "dp-fedavg", "cyclic", "dp-fedsgd", "none"],
 )
-def test_only_metrics_of_the_cohort_are_exact(options):
+def test_only_metrics_of_the_cohort_are_exact(options, further):
+    """Nothing else of the reports reaches the server, and the update only with its noise."""
     config = _config(**options)
-    model = word_lstm.WordLstm(
-        vocabulary_size=9,
-        sequence_length=3,
-        embedding_size=2,
-        state_size=2,
-        tie_embeddings=True,
-    )
-    special = metrics.SpecialIds(oov=6, bos=7, eos=8)
-    plan = config.privacy().plan(100, model.num_parameters)
-    checked = check_process.check_process(
-        process.build_process(plan, config.learning, functional_model.build(model, special, seed=0))
-    )
-    assert len(checked.releases) == 1
-    checked.raise_if_any(allow=["metrics"])
+    plan = config.privacy().plan(100, 4)
+    found = process.build_round(plan, config.learning, bucket_counts.build_model(4))
+    allowed = _CHANGES | further
+    if options.get("mechanism") == "none":
+        del allowed["update/non_finite_clients"]
+    assert set(found.report.labels) == {f"plain/{part}" for part in allowed}
+    assert not found.secure_sums
+    finish, specs = found.finish(answers_draws=True)
+    finish = client_part.traced(finish, specs, device=client_part.CPU)
+    labels = (*found.state.labels, *found.output.labels)
+    before = found.initialize()
+    sums = [tf.fill(spec.shape, tf.cast(10, spec.dtype)) for spec in found.report.specs]
+    after = finish(*before, *sums)
+    for place, label in enumerate(found.report.labels):
+        other = [*sums[:place], sums[place] * 2, *sums[place + 1 :]]
+        pairs = zip(labels, after, finish(*before, *other), strict=True)
+        changed = {name for name, one, two in pairs if not np.array_equal(one, two)}
+        assert changed == allowed[label.removeprefix("plain/")]
+    (weights,) = (value for name, value in zip(labels, after, strict=True) if name == _WEIGHTS)
+    has_noise = options.get("mechanism") != "none"
+    assert len(set(weights.numpy())) == (4 if has_noise else 1)  # The sum is the same in all.
+
+
+def _mechanism(config):
+    return process.build_aggregation(config.learning, config.privacy().plan(100, 10)).private_round
 
 
 def test_a_sampled_cohort_is_clipped_and_divided_as_asked():
     common = {"algorithm": "dp-fedavg", "clip_norm": 0.5}
     plain, other = (
-        process.build_sampled_aggregator(_config(**common, **options).privacy().plan(100, 10))
+        _mechanism(_config(**common, **options))
         for options in ({}, {"estimator": "clipped-denominator", "per_layer_clipping": True})
     )
-    assert plain.private_round.clipping == clipping.FlatClipping(0.5)
-    assert other.private_round.clipping == clipping.PerLayerClipping(0.5)
-    assert plain.private_round.estimator == estimators.FixedDenominator(0.05, 100)
-    assert other.private_round.estimator == estimators.ClippedDenominator(0.05, 100)
+    assert plain.clipping == clipping.FlatClipping(0.5)
+    assert other.clipping == clipping.PerLayerClipping(0.5)
+    assert plain.estimator == estimators.FixedDenominator(0.05, 100)
+    assert other.estimator == estimators.ClippedDenominator(0.05, 100)
 
 
 @pytest.mark.parametrize(
     ("estimator", "change"), [("fixed-denominator", 1.0), ("clipped-denominator", 2.0)]
 )
 def test_noise_follows_a_schedule_of_clip_norms_and_costs_what_is_claimed(estimator, change):
-    plan = _config(
+    config = _config(
         algorithm="dp-fedavg", clip_norm=0.5, clip_norm_schedule="2:0.2,5:0.1", estimator=estimator
     )
-    plan = plan.privacy().plan(100, 10)
-    mechanism = process.build_sampled_aggregator(plan).private_round
+    plan, mechanism = config.privacy().plan(100, 10), _mechanism(config)
     state, norms, noises = mechanism.initial_state([[10]]), [], []
     for round_index in range(plan.num_rounds):
         clipped, _ = mechanism.clip_client([tf.fill([10], 3.0)], state.round_index, 1.0)
@@ -101,99 +127,6 @@ def test_noise_follows_a_schedule_of_clip_norms_and_costs_what_is_claimed(estima
         accountant.compose(dp_accounting.SelfComposedDpEvent(sampled, end - begin))
     spent = accountant.get_epsilon(plan.delta)
     assert plan.epsilon_after(plan.num_rounds) == pytest.approx(spent, rel=3e-3)
-
-
-def _rates(**options):
-    """What the server's SGD makes of a unit update in every round."""
-    optimizer = process.build_server_optimizer(
-        _config(server_optimizer="sgd", server_learning_rate=2.0, **options).learning
-    )
-    state, steps = optimizer.initialize(tf.TensorSpec([])), []
-    for _ in range(8):
-        state, weights = optimizer.next(state, tf.zeros([]), tf.ones([]))
-        steps.append(-float(weights))
-    return steps
-
-
-def test_the_servers_learning_rate_follows_its_schedule():
-    rounds = np.arange(8)
-    warm = np.minimum(1.0, (rounds + 1) / 4)
-    np.testing.assert_allclose(_rates(), 2.0)
-    np.testing.assert_allclose(_rates(server_decay="linear"), 2 * (1 - rounds / 8))
-    np.testing.assert_allclose(
-        _rates(server_decay="cosine", server_warmup_rounds=3),
-        2 * warm * np.cos(np.pi * rounds / 16) ** 2,
-        rtol=1e-5,
-    )
-    np.testing.assert_allclose(_rates(server_warmup_rounds=3), 2 * warm)
-
-
-def test_momentum_restarts_with_the_noise():
-    restarting = {"adaptive_clipping": True, "restart_warmup": 3, "restart_every": 4}
-    optimizer = process.build_server_optimizer(
-        config_lib.TrainingConfig(
-            noise_multiplier=1.0, num_rounds=8, restart_optimizer=True, **restarting
-        ).learning
-    )
-    state, weights, moves = optimizer.initialize(tf.TensorSpec([])), tf.zeros([]), []
-    for _ in range(8):
-        state, moved = optimizer.next(state, weights, tf.ones([]))
-        moves.append(float(weights - moved))
-        weights = moved
-    grown = [1.0, 1.9, 2.71, 3.439]
-    np.testing.assert_allclose(moves, [*grown[:3], *grown, 1.0], rtol=1e-5)
-    # The schedule goes on where the momentum begins anew.
-    scheduled = process.build_server_optimizer(
-        config_lib.TrainingConfig(
-            noise_multiplier=1.0,
-            num_rounds=8,
-            restart_optimizer=True,
-            server_decay="linear",
-            iterate_averaging=0.5,
-            **restarting,
-        ).learning
-    )
-    state, weights, moves = scheduled.initialize(tf.TensorSpec([])), tf.zeros([]), []
-    for _ in range(8):
-        state, moved = scheduled.next(state, weights, tf.ones([]))
-        moves.append(float(weights - moved))
-        weights = moved
-    rates = 1 - np.arange(8) / 8
-    np.testing.assert_allclose(moves, rates * [*grown[:3], *grown, 1.0], rtol=1e-5)
-    with pytest.raises(ValueError, match="restart_optimizer is for runs whose noise restarts"):
-        config_lib.TrainingConfig(noise_multiplier=1.0, restart_optimizer=True)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"server_optimizer": "sgd", "server_decay": "linear", "server_warmup_rounds": 3},
-        {"server_momentum": 0.8},
-        {"server_momentum": 0.9, "server_decay": "cosine", "server_warmup_rounds": 4},
-        {"iterate_averaging": 0.8},
-        {"adaptive_clipping": True, "restart_warmup": 5, "restart_optimizer": True},
-        {"server_optimizer": "adam", "server_decay": "cosine", "server_adam_epsilon": 1e6},
-    ],
-)
-def test_a_workload_is_what_the_server_makes_of_impulses(options):
-    size = 16
-    config = _config(num_rounds=size, workload="auto", **options)
-    optimizer = process.build_server_optimizer(config.learning)
-    weights = tf.zeros(size)
-    state = optimizer.initialize(tf.TensorSpec([size]))
-    rows, moved = [], np.zeros(size)
-    for step, impulse in enumerate(np.eye(size, dtype=np.float32)):
-        state, new = optimizer.next(state, weights, tf.constant(impulse))
-        change = weights.numpy() - new.numpy().astype(np.float64)
-        if config.server_optimizer == "adam":
-            # With a large epsilon the preconditioner is constant, but for Adam's √(1 − β₂^t).
-            change *= 1e6 / np.sqrt(1 - 0.999 ** (step + 1))
-        moved = moved + change
-        weights = new
-        averaged = config.iterate_averaging is not None
-        rows.append(-state["average"].numpy() if averaged else moved)
-    found = config.mechanism_options.workload
-    np.testing.assert_allclose(np.array(rows), found.matrix(), rtol=1e-3, atol=1e-5)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pyarrow import parquet
 from tests.training import toy_run
 from tff_dpftrl.data import grouping, jsonl, sequences, table_files, user_text, vocabulary
 from tff_dpftrl.finetuning import opening
+from tff_dpftrl.participation import ledger, schema
 from tff_dpftrl.runs import loop, manifest
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus as corpus_lib
@@ -177,12 +178,15 @@ def test_what_an_unbegun_run_left_is_used_or_removed(corpus, rows, tmp_path, mon
     corpus_lib.read_users(config.part(corpus_lib.UserOptions), cache=private / "texts.sqlite")
     made = (private / "texts.sqlite").stat().st_ino
     (private / "checkpoints").mkdir()
-    (private / "checkpoints" / "round_7.npz").write_text("of nothing")
-    for name in ("ledger.sqlite", ".killed.unfinished"):
-        (private / name).write_text("of nothing")
+    (private / "checkpoints" / "round_00000000_old.npz").write_text("of nothing")
+    (private / ".killed.unfinished").write_text("of nothing")
+    begun = ledger.Ledger.create(
+        private / "ledger.sqlite", schema.MinSep.unrestricted(1), initial_checkpoint="of nothing"
+    )
+    begun.close()
     run.train(config, tmp_path / "run")
     assert (private / "texts.sqlite").stat().st_ino == made
-    assert not (private / "checkpoints" / "round_7.npz").exists()
+    assert not (private / "checkpoints" / "round_00000000_old.npz").exists()
     assert not (private / ".killed.unfinished").exists()
 
 

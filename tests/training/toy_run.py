@@ -131,7 +131,6 @@ def _finished(corpus, tmp_path_factory, name, **options):
 
 def _train(corpus, options, folder):
     """Trains with paths that are relative to another folder."""
-    pytest.importorskip("tensorflow_federated", reason="trains with TFF")
     from tests import fixed_seeds
     from tff_dpftrl.training import run
 

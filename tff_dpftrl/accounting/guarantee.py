@@ -189,6 +189,35 @@ class Guarantee:
         }
 
 
+def of_round(private_round: Any, schema: schema_lib.MinSep, delta: float) -> Guarantee:
+    """Computes the guarantee of a run with a private round of DP-FTRL.
+
+    Args:
+      private_round: A `private_round.fixed_clip.FixedClipRound`, or an
+        `adaptive_clipping.AdaptiveClipRound`, whose released clip norms are covered.
+      schema: Participation schema of the clients; all its rounds are charged.
+      delta: Parameter δ for which ε is stated.
+
+    Returns:
+      The guarantee for zeroing out one client. If the seed of the noise was given, the run has
+      none, and a statement made of the guarantee says so.
+
+    Raises:
+      ValueError: If an argument is out of range, or the strategy is not defined for that many
+        rounds.
+    """
+    clip_norm = getattr(private_round.clipping, "constant_norm", None)
+    return dp_ftrl_guarantee(
+        private_round.strategy,
+        noise_multiplier=private_round.noise_multiplier,
+        schema=schema,
+        delta=delta,
+        seed_is_known=private_round.deterministic_seed is not None,
+        clip_norm=clip_norm,
+        adaptive_clipping=clip_norm is None,
+    )
+
+
 def dp_ftrl_guarantee(
     strategy: strategy_lib.Strategy,
     *,

@@ -22,11 +22,7 @@ from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 
-_EXPENSIVE = 1.25
-
-
-class ExpensiveClippingWarning(UserWarning):
-    """Estimating the clip norm takes much of the privacy budget from the updates."""
+ExpensiveClippingWarning = adaptive_clipping_lib.ExpensiveClippingWarning
 
 
 class AdaptiveDPFTRLState(NamedTuple):
@@ -106,18 +102,6 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         self._count_sum = count_sum
         self._report_non_finite_clients = report_non_finite_clients
 
-    @property
-    def expensive_clipping(self) -> str | None:
-        """Sentence about the cost of estimating the clip norm, None if the cost is small."""
-        stddev, cost = self.private_round.clipped_count_stddev, self.private_round.estimation_cost
-        if cost <= _EXPENSIVE:
-            return None
-        return (
-            f"Estimating the clip norm with clipped_count_stddev = {stddev:g} multiplies the noise "
-            f"of the updates by {cost:.2f}; a larger clipped_count_stddev, or more clients in a "
-            "round, costs less."
-        )
-
     def guarantee(self, schema: schema_lib.MinSep, delta: float) -> guarantee_lib.Guarantee:
         """Computes the guarantee of a run, the released clip norms included.
 
@@ -135,14 +119,7 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
           ValueError: If an argument is out of range, or the strategy is not defined
             for that many rounds.
         """
-        return guarantee_lib.dp_ftrl_guarantee(
-            self.private_round.strategy,
-            noise_multiplier=self.private_round.noise_multiplier,
-            schema=schema,
-            delta=delta,
-            seed_is_known=self.private_round.deterministic_seed is not None,
-            adaptive_clipping=True,
-        )
+        return guarantee_lib.of_round(self.private_round, schema, delta)
 
     def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
         """Creates the process for updates of one type.
@@ -267,6 +244,6 @@ def build_adaptive_dp_ftrl_aggregator(
         count_sum=inner_sum_lib.exact_count(count_sum_factory, noise_split.COUNT_SENSITIVITY),
         report_non_finite_clients=report_non_finite_clients,
     )
-    if factory.expensive_clipping is not None:
-        warnings.warn(factory.expensive_clipping, ExpensiveClippingWarning, stacklevel=2)
+    if private_round.expensive_clipping is not None:
+        warnings.warn(private_round.expensive_clipping, ExpensiveClippingWarning, stacklevel=2)
     return factory

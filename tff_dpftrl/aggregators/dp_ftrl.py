@@ -94,14 +94,7 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
           ValueError: If an argument is out of range, or the strategy is not defined
             for that many rounds.
         """
-        return guarantee_lib.dp_ftrl_guarantee(
-            self.private_round.strategy,
-            noise_multiplier=self.private_round.noise_multiplier,
-            schema=schema,
-            delta=delta,
-            seed_is_known=self.private_round.deterministic_seed is not None,
-            clip_norm=self.private_round.clipping.constant_norm,
-        )
+        return guarantee_lib.of_round(self.private_round, schema, delta)
 
     def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
         """Creates the process for updates of one type.

@@ -2,7 +2,7 @@
 
 A factory registers two TensorFlow computations of a private round: the one that
 clips at the clients, and the one that adds the noise at the server. `check_process`
-recognises them by their exact bytes, so that it mistakes nothing else for them.
+recognises them by the digests of their graphs, so that it mistakes nothing else for them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 import tensorflow as tf
 
-from tff_dpftrl.execution import tff_names
+from tff_dpftrl.execution import graph_function, tff_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +97,19 @@ def note_seed(deterministic_seed: int | None) -> None:
 
 
 def digest(computation: tff_names.CompiledComputation) -> bytes:
-    """Computes the SHA-256 of a compiled computation: its graph and the bindings of its tensors."""
-    return hashlib.sha256(computation.proto.SerializeToString(deterministic=True)).digest()
+    """Computes the SHA-256 of a compiled computation: its graph and the bindings of its tensors.
+
+    TensorFlow numbers the functions of a graph anew in every trace: the graph is hashed without
+    these numbers.
+    """
+    content = type(computation.proto)()
+    content.CopyFrom(computation.proto)
+    packed, graph = content.tensorflow.graph_def, tf.compat.v1.GraphDef()
+    packed.Unpack(graph)
+    graph_function.make_canonical(graph)
+    packed.ClearField("value")
+    message = content.SerializeToString(deterministic=True)
+    return hashlib.sha256(message + graph.SerializeToString(deterministic=True)).digest()
 
 
 def contributions_of(clip: bytes) -> frozenset[int] | None:

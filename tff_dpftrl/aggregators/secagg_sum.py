@@ -8,34 +8,15 @@ of secure sums. Others fail in a round, with the line of `execution.check_secure
 from __future__ import annotations
 
 import collections
-import math
-from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.aggregators import computations, updates
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import secure_sum_check, tff_names
-from tff_dpftrl.private_round import discretize, seeds
-
-COUNT_MODULUS = 2**31 - 1
-"""Modulus of sums of counts."""
-
-
-class SecAggSumState(NamedTuple):
-    """State of the sum between rounds. Public: every client receives it.
-
-    Attributes:
-      round_index: int64 scalar, the index of the next round.
-      rotation_seed: Seed of every round's rotation, int64 tensor of shape [2], unrelated
-        to the seed of the noise.
-    """
-
-    round_index: Any
-    rotation_seed: Any
+from tff_dpftrl.private_round import secure_sums
 
 
 class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -77,14 +58,13 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
         Raises:
           ValueError: If an argument is out of range.
         """
-        self.encoding = encoding
-        self.clip_norm = validation.clip_norm("clip_norm", clip_norm)
-        self._rotation_seed = validation.seed("rotation_seed", rotation_seed)
+        self._sum = secure_sums.VectorSum(encoding, clip_norm, rotation_seed)
+        self.encoding, self.clip_norm = encoding, self._sum.clip_norm
 
     @property
     def contribution_norm(self) -> float:
         """Inflated clip norm, the L2 sensitivity of the sum to one client, whatever it sends."""
-        return self.encoding.inflated_clip_norm(self.clip_norm)
+        return self._sum.contribution_norm
 
     def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
         """Creates the process for updates of one type.
@@ -94,63 +74,30 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
             tensors.
 
         Returns:
-          The process; its state is a `SecAggSumState`.
+          The process; its state is a `secure_sums.SecAggSumState`.
 
         Raises:
           ValueError: If the type is not of `encoding.dim` floats of static shape.
         """
         secure_sum_check.explain_missing_secure_sums()
         update = updates.UpdateType(value_type)
-        sizes = [math.prod(shape) for shape in update.shapes]
-        if sum(sizes) != self.encoding.dim:
-            raise validation.UsageError(
-                f"encoding is for dim {self.encoding.dim}, but an update has {sum(sizes)} numbers: "
-                f"build the encoding with dim={sum(sizes)}."
-            )
-
-        @computations.tensorflow
-        def initial_state():
-            return SecAggSumState(tf.constant(0, tf.int64), seeds.root_seed(self._rotation_seed))
-
+        initial_state = computations.tensorflow(self._sum.initial_state)
         state_type = initial_state.type_signature.result
 
         @computations.federated
         def initialize():
             return tff_names.federated_eval(initial_state, tff_names.SERVER)
 
-        @computations.tensorflow(state_type)
-        def start_round(state):
-            round_seed = seeds.derive(state.rotation_seed, state.round_index)
-            return round_seed, SecAggSumState(state.round_index + 1, state.rotation_seed)
-
+        start_round = computations.tensorflow(self._sum.start_round, state_type)
         seed_type = start_round.type_signature.result[0]
 
         @computations.tensorflow(value_type, seed_type)
         def encode(value, round_seed):
-            parts = [tf.reshape(tf.cast(t, tf.float32), [-1]) for t in update.flatten(value)]
-            flat = tf.concat(parts, axis=0)
-            vector = discretize.encode(flat, round_seed, self.encoding, self.clip_norm)
-            return collections.OrderedDict(vector=vector, count=tf.constant(1, tf.int32))
+            return self._sum.encode(update.flatten(value), round_seed)
 
         @computations.tensorflow(encode.type_signature.result, seed_type)
         def decode(total, round_seed):
-            too_many = tf.debugging.assert_less_equal(
-                total["count"],
-                self.encoding.max_clients,
-                message=(
-                    "More clients were summed than the encoding's max_clients, so the sum may have "
-                    "wrapped around. Discard the round and build the encoding for more clients."
-                ),
-            )
-            with tf.control_dependencies([too_many]):
-                count = tf.identity(total["count"])
-            flat = discretize.decode(
-                total["vector"], count, round_seed, self.encoding, self.clip_norm
-            )
-            tensors = [
-                tf.reshape(part, spec.shape)
-                for part, spec in zip(tf.split(flat, sizes), update.specs, strict=True)
-            ]
+            tensors, count = self._sum.decode(total, round_seed, update.shapes)
             return update.pack_as_update(tensors), count
 
         @computations.federated(
@@ -161,10 +108,7 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
             encoded = tff_names.federated_map(
                 encode, (value, tff_names.federated_broadcast(round_seed))
             )
-            total = tff_names.federated_secure_modular_sum(
-                encoded,
-                collections.OrderedDict(vector=self.encoding.sum_modulus, count=COUNT_MODULUS),
-            )
+            total = tff_names.federated_secure_modular_sum(encoded, self._sum.moduli)
             result, count = tff_names.federated_map(decode, (total, round_seed))
             return tff.templates.MeasuredProcessOutput(
                 state=new_state,
@@ -183,7 +127,7 @@ class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
     """
 
     sum_dtype = np.float32
-    contribution_norm = 0.5
+    contribution_norm = secure_sums.HalfBitSum.contribution_norm
 
     def __init__(self, *, has_noise: bool = False):
         """Initialises the factory.
@@ -191,7 +135,7 @@ class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
         Args:
           has_noise: Whether noise is added within the sum, which may carry it below zero.
         """
-        self._has_noise = has_noise
+        self._sum = secure_sums.HalfBitSum(has_noise)
 
     def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
         """Creates the process, without state or measurements.
@@ -212,28 +156,15 @@ class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
         def initialize():
             return tff_names.federated_value((), tff_names.SERVER)
 
-        @computations.tensorflow(np.float32)
-        def encode(half_bit):
-            # Divided by a half, shifted by 1: 0, 1 or 2, so that no sum is negative.
-            half_bit = tf.where(tf.math.is_nan(half_bit), 0.0, half_bit)
-            doubled = tf.clip_by_value(tf.round(2.0 * half_bit), -1.0, 1.0)
-            return collections.OrderedDict(
-                doubled=tf.cast(doubled, tf.int32) + 1, count=tf.constant(1, tf.int32)
-            )
-
-        @computations.tensorflow(encode.type_signature.result)
-        def decode(total):
-            doubled = total["doubled"] - total["count"]
-            if self._has_noise:
-                doubled = discretize.to_centre(doubled, COUNT_MODULUS)
-            return tf.cast(doubled, tf.float32) / 2.0
+        encode = computations.tensorflow(self._sum.encode, np.float32)
+        decode = computations.tensorflow(self._sum.decode, encode.type_signature.result)
 
         @computations.federated(
             initialize.type_signature.result, tff_names.FederatedType(value_type, tff_names.CLIENTS)
         )
         def next_fn(state, value):
             total = tff_names.federated_secure_modular_sum(
-                tff_names.federated_map(encode, value), COUNT_MODULUS
+                tff_names.federated_map(encode, value), self._sum.moduli
             )
             return tff.templates.MeasuredProcessOutput(
                 state=state,

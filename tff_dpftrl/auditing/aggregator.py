@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow_federated as tff
 
-from tff_dpftrl import validation
+from tff_dpftrl import packages, validation
 from tff_dpftrl.accounting import display, gaussian
-from tff_dpftrl.aggregators import secagg
+from tff_dpftrl.accounting import guarantee as guarantee_lib
 from tff_dpftrl.auditing import audit_report, defaults, games, judging, playing, probes
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.auditing.evidence import run_noise, worst_pattern
-from tff_dpftrl.execution import tff_names
 from tff_dpftrl.mechanisms import identity, noise_split
 from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.private_round import aggregation as aggregation_lib
+from tff_dpftrl.private_round import sampled_gaussian
 
 _RANKS = (1, 2)  # Of an update's tensors, if nothing says which it has.
 _DELTA = 1e-6  # Of the guarantee that is tested where no claim is given.
@@ -69,7 +69,7 @@ def audit_aggregator(
     schema: schema_lib.MinSep,
     claim: claim_lib.AnyClaim | None = None,
     mechanism: mechanism_lib.Mechanism | None = None,
-    value_type: tff_names.Type | None = None,
+    value_type: Any = None,
     budget: GameBudget | None = None,
     resume: bool | playing.Resume = True,
     repeats_rounds: bool | None = None,
@@ -98,17 +98,19 @@ def audit_aggregator(
     smallest divisor, and there are more runs.
 
     Args:
-      aggregator_or_process: A TFF aggregation factory, unweighted or weighted, or an
-        aggregation process. A client that is zeroed out has weight 0.
+      aggregator_or_process: A `private_round.aggregation.Aggregation`; or a TFF aggregation
+        factory, unweighted or weighted, or an aggregation process. A client that is zeroed out has
+        weight 0.
       schema: Participation schema: how often, and how far apart, a client takes part.
       claim: Claim to test: a guarantee, a statement or a `Claim`. If None, the guarantee of a
         DP-FTRL factory of this package under `schema` at δ = 1e-6; for `SampledGaussianFactory`
         the guarantee against an adversary that knows who was sampled.
       mechanism: Numbers of the mechanism. If None, they are taken from this package's
         factories; for others only the tests that need no numbers are done.
-      value_type: Type of an update. If None, a vector and a matrix with room for the canaries,
-        or for a secure sum's encoding. It must be None for a process. Canaries share no
-        coordinate, so small tensors have room for few of them; tensors of millions take long.
+      value_type: Type of an update, or shapes of float32 tensors. If None, a vector and a matrix
+        with room for the canaries, or for a secure sum's encoding. It must be None for a process.
+        Canaries share no coordinate, so small tensors have room for few of them; tensors of
+        millions take long.
       budget: Number and length of the games, and the error rate; the defaults if None.
       resume: Whether runs are saved in the middle, as NumPy arrays, and resumed in a new
         process. A function from the saved state to the state to resume from tests how a program
@@ -127,11 +129,14 @@ def audit_aggregator(
         seed that was given.
     """
     budget = GameBudget() if budget is None else budget
-    if isinstance(aggregator_or_process, secagg.SecAggFactory):
-        # The mechanism is that of a grid, which may follow from the updates.
-        any_type = value_type or type_of(shapes_of(_RANKS, _coordinates(_MOST_CANARIES)))
-        aggregator_or_process = aggregator_or_process.for_updates(any_type)
     _refuse(aggregator_or_process)
+    if hasattr(aggregator_or_process, "for_updates"):
+        from tff_dpftrl.auditing import tff_aggregators
+
+        # The mechanism is that of a grid, which may follow from the updates.
+        shapes = value_type or shapes_of(_RANKS, _coordinates(_MOST_CANARIES))
+        aggregator_or_process = aggregator_or_process.for_updates(tff_aggregators.type_of(shapes))
+        _refuse(aggregator_or_process)
     rounds = _num_rounds(schema, budget.rounds)
     if not (isinstance(resume, bool) or callable(resume)):
         raise validation.UsageError(
@@ -446,15 +451,13 @@ def _refuse(aggregator: Any) -> None:
             "aggregator_or_process must be an aggregator, got a learning process: give it to "
             "audit_training, or its model_aggregator to audit_aggregator."
         )
-    is_factory = isinstance(
-        aggregator,
-        tff.aggregators.UnweightedAggregationFactory | tff.aggregators.WeightedAggregationFactory,
-    )
-    if not is_factory and not isinstance(aggregator, tff.templates.AggregationProcess):
-        raise validation.UsageError(
-            "aggregator_or_process must be a TFF aggregation factory or an AggregationProcess, got "
-            f"{type(aggregator).__name__}."
-        )
+    if not isinstance(aggregator, aggregation_lib.Aggregation):
+        packages.require("An audit of a TFF aggregator", "tensorflow_federated")
+        from tff_dpftrl.auditing import tff_aggregators
+
+        tff_aggregators.check(aggregator)
+    if hasattr(aggregator, "for_updates"):
+        return  # Its mechanism may depend on the updates.
     seeded = (aggregator, getattr(aggregator, "private_round", None))
     if any(getattr(one, "deterministic_seed", None) is not None for one in seeded):
         raise validation.UsageError(
@@ -473,6 +476,10 @@ def _claim(
         return claim_lib.Claim.of(claim)
     if hasattr(aggregator, "guarantee"):
         return claim_lib.Claim.of(aggregator.guarantee(schema, _DELTA))
+    private_round = getattr(aggregator, "private_round", None)
+    is_native = isinstance(aggregator, aggregation_lib.Aggregation)
+    if is_native and not isinstance(private_round, sampled_gaussian.SampledGaussianRound):
+        return claim_lib.Claim.of(guarantee_lib.of_round(private_round, schema, _DELTA))
     if mechanism is None:
         raise validation.UsageError(
             "claim must be given for an aggregator that is not this package's: "
@@ -517,24 +524,28 @@ def _num_rounds(schema: schema_lib.MinSep, rounds: int | None) -> int:
 def _maker(
     aggregator: Any,
     mechanism: mechanism_lib.Mechanism | None,
-    value_type: tff_names.Type | None,
+    value_type: Any,
     num_canaries: int,
-) -> Callable[[], tff.templates.AggregationProcess]:
-    """Returns a function that makes the process anew, as a program does that starts again."""
-    if isinstance(aggregator, tff.templates.AggregationProcess):
-        if value_type is not None:
-            raise validation.UsageError("value_type must be None for a process, which has a type.")
-        return lambda: aggregator
+) -> Callable[[], playing.Playable]:
+    """Returns a function that makes the aggregation anew, as a program does that starts again."""
+    is_native = isinstance(aggregator, aggregation_lib.Aggregation)
+    if not is_native:
+        from tff_dpftrl.auditing import tff_aggregators
+
+        if tff_aggregators.is_process(aggregator):
+            if value_type is not None:
+                raise validation.UsageError(
+                    "value_type must be None for a process, which has a type."
+                )
+            return tff_aggregators.maker(aggregator, None)
     if value_type is None:
-        shapes = shapes_of(_RANKS, _coordinates(num_canaries))
+        value_type = shapes_of(_RANKS, _coordinates(num_canaries))
         if mechanism is not None and mechanism.encoding is not None:
             dim = mechanism.encoding.dim
-            shapes = [_shape(1, dim - dim // 2), _shape(2, dim // 2)] if dim > 1 else [[1]]
-        value_type = type_of(shapes)
-    if isinstance(aggregator, tff.aggregators.WeightedAggregationFactory):
-        weight_type = tff_names.TensorType(np.float32)
-        return lambda: aggregator.create(value_type, weight_type)
-    return lambda: aggregator.create(value_type)
+            value_type = [_shape(1, dim - dim // 2), _shape(2, dim // 2)] if dim > 1 else [[1]]
+    if is_native:
+        return lambda: playing.of_aggregation(aggregator, value_type)
+    return tff_aggregators.maker(aggregator, value_type)
 
 
 def _coordinates(num_canaries: int) -> int:
@@ -552,11 +563,6 @@ def _shape(rank: int, size: int) -> list[int]:
         return [size] * rank
     first = 2 if size % 2 == 0 else 1
     return [first, *_shape(rank - 1, size // first)]
-
-
-def type_of(shapes: Iterable[Sequence[int]]) -> tff_names.Type:
-    """Returns the type of an update of float32 tensors."""
-    return tff_names.to_type([tff_names.TensorType(np.float32, list(one)) for one in shapes])
 
 
 def _subject(aggregator: Any, mechanism: mechanism_lib.Mechanism | None) -> str:

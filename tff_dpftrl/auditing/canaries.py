@@ -17,17 +17,18 @@ direction have one size, and Adam's steps keep equal sizes equal. Metrics count 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.auditing import directions as directions_lib
+from tff_dpftrl.learning import model as model_lib
 
-_VALUES = "values"
+VALUES = "values"
+"""Name of a batch's own values, beside the number of the canary."""
 _CANARY = "canary"
 
 
@@ -42,7 +43,7 @@ class Canaries:
 
     def __init__(
         self,
-        model: tff.learning.models.FunctionalModel | Callable[[], Any],
+        model: model_lib.Model | Callable[[], Any],
         *,
         number: int,
         gradient_norm: float = 1e6,
@@ -52,7 +53,7 @@ class Canaries:
         """Wraps a model.
 
         Args:
-          model: A `tff.learning.models.FunctionalModel`, or a function that makes a
+          model: A functional model, also one of TFF, or a function that makes a
             `tff.learning.models.VariableModel`.
           number: Number of canaries; at most a twentieth of the trainable weights.
           gradient_norm: Norm of a canary's gradient. Times the client's learning rate it
@@ -68,7 +69,7 @@ class Canaries:
         """
         self.gradient_norm = validation.positive("gradient_norm", gradient_norm)
         self._examples = validation.integer("examples", examples, minimum=1)
-        if isinstance(model, tff.learning.models.FunctionalModel):
+        if model_lib.is_functional(model):
             trainable, _ = model.initial_weights
             shapes = [np.shape(weight) for weight in tf.nest.flatten(trainable)]
             wrap, input_spec = _functional, model.input_spec
@@ -77,11 +78,13 @@ class Canaries:
                 made = model()
                 shapes = [variable.shape.as_list() for variable in made.trainable_variables]
                 input_spec = made.input_spec
-            wrap = _model_fn
+            from tff_dpftrl.auditing import variable_canaries  # Needs TFF, as such a model does.
+
+            wrap = variable_canaries.wrap
         else:
             raise validation.UsageError(
-                "model must be a tff.learning.models.FunctionalModel or a function that makes a "
-                f"VariableModel, got {model!r}."
+                "model must be a learning.model.Model, a tff.learning.models.FunctionalModel or a "
+                f"function that makes a VariableModel, got {model!r}."
             )
         self.directions = directions_lib.Directions(shapes, number=number, seed=seed)
         self.number = self.directions.number
@@ -143,7 +146,7 @@ def _with_canary(batch: Any, canary: Any) -> Any:
     """Returns a batch with the canary's number beside x and beside y."""
 
     def both(values):
-        return collections.OrderedDict([(_VALUES, values), (_CANARY, canary)])
+        return collections.OrderedDict([(VALUES, values), (_CANARY, canary)])
 
     if isinstance(batch, Mapping):
         return collections.OrderedDict([("x", both(batch["x"])), ("y", both(batch["y"]))])
@@ -158,124 +161,46 @@ def _mark(*batch: Any) -> Any:
     return _with_canary(batch, tf.fill([rows], directions_lib.REAL))
 
 
-def _canary_of(rows: Mapping[str, Any]) -> tf.Tensor:
-    """Returns a batch's canary for `Directions.of`; −1 for real data or without rows."""
+def canary_of(rows: Mapping[str, Any]) -> tf.Tensor:
+    """Returns the canary of a part of a batch for `Directions.of`; −1 for real data or no rows."""
     return tf.reduce_max(tf.concat([rows[_CANARY], [directions_lib.REAL]], 0))
 
 
 def _functional(
-    model: tff.learning.models.FunctionalModel,
+    model: model_lib.Model,
     directions: directions_lib.Directions,
     gradient_norm: float,
     spec: Any,
-) -> tff.learning.models.FunctionalModel:
+) -> model_lib.Model:
     @tf.function(autograph=False)
-    def predict_on_batch(model_weights, x, training):
+    def predict_on_batch(model_weights, x, training=True):
         trainable, others = model_weights
-        attached = directions.attach(tf.nest.flatten(trainable), _canary_of(x), gradient_norm)
+        attached = directions.attach(tf.nest.flatten(trainable), canary_of(x), gradient_norm)
         weights = tf.nest.pack_sequence_as(trainable, attached), others
-        return model.predict_on_batch(weights, x[_VALUES], training)
+        return model.predict_on_batch(weights, x[VALUES], training)
 
     @tf.autograph.experimental.do_not_convert
     def loss(output, label, sample_weight=None):
-        return model.loss(output, label[_VALUES], sample_weight)
+        return model.loss(output, label[VALUES], sample_weight)
 
     @tf.function(autograph=False)
     def update_metrics(state, labels, batch_output, sample_weight=None):
         # Without `tf.cond`, the parts that loss and metrics share are computed once.
-        updated = model.update_metrics_state(state, labels[_VALUES], batch_output, sample_weight)
-        counts = _canary_of(labels) < 0
+        updated = model.update_metrics_state(state, labels[VALUES], batch_output, sample_weight)
+        counts = canary_of(labels) < 0
         return tf.nest.map_structure(lambda old, new: tf.where(counts, new, old), state, updated)
 
-    return tff.learning.models.FunctionalModel(
+    wrapped = model_lib.Model(
         initial_weights=model.initial_weights,
-        predict_on_batch_fn=predict_on_batch,
-        loss_fn=loss,
-        metrics_fns=(
-            tf.function(model.initialize_metrics_state, autograph=False),
-            update_metrics,
-            tf.function(model.finalize_metrics, autograph=False),
-        ),
+        predict_on_batch=predict_on_batch,
+        loss=loss,
         input_spec=spec,
+        initialize_metrics_state=model.initialize_metrics_state,
+        update_metrics_state=update_metrics,
+        finalize_metrics=model.finalize_metrics,
     )
+    if isinstance(model, model_lib.Model):
+        return wrapped
+    from tff_dpftrl.learning import local_model  # The model is of TFF, for TFF's own builders.
 
-
-def _model_fn(
-    model_fn: Callable[[], tff.learning.models.VariableModel],
-    directions: directions_lib.Directions,
-    gradient_norm: float,
-    spec: Any,
-) -> Callable[[], tff.learning.models.VariableModel]:
-    return lambda: _CanaryModel(model_fn(), directions, gradient_norm, spec)
-
-
-class _CanaryModel(tff.learning.models.VariableModel):
-    """A model with variables, whose loss on a canary's batch is linear."""
-
-    def __init__(
-        self,
-        model: tff.learning.models.VariableModel,
-        directions: directions_lib.Directions,
-        gradient_norm: float,
-        spec: Any,
-    ):
-        self._model = model
-        self._directions = directions
-        self._gradient_norm = gradient_norm
-        self._spec = spec
-
-    @property
-    def trainable_variables(self) -> Sequence[tf.Variable]:
-        return self._model.trainable_variables
-
-    @property
-    def non_trainable_variables(self) -> Sequence[tf.Variable]:
-        return self._model.non_trainable_variables
-
-    @property
-    def local_variables(self) -> Sequence[tf.Variable]:
-        return self._model.local_variables
-
-    @property
-    def input_spec(self):
-        return self._spec
-
-    @tf.function(autograph=False)
-    def forward_pass(self, batch_input, training=True):
-        is_mapping = isinstance(batch_input, Mapping)
-        x, y = (batch_input["x"], batch_input["y"]) if is_mapping else batch_input
-        canary = _canary_of(x)
-        values = x[_VALUES], y[_VALUES]
-        batch = collections.OrderedDict(zip("xy", values, strict=True)) if is_mapping else values
-
-        def of_canary():
-            along = [
-                tf.reduce_sum(tf.cast(tensor, variable.dtype) * variable)
-                for tensor, variable in zip(
-                    self._directions.of(canary), self.trainable_variables, strict=True
-                )
-            ]
-            loss = -self._gradient_norm * tf.add_n([tf.cast(one, tf.float32) for one in along])
-            return loss, self._model.predict_on_batch(x[_VALUES], training=False)
-
-        def of_data():
-            output = self._model.forward_pass(batch, training=training)
-            return tf.cast(output.loss, tf.float32), output.predictions
-
-        loss, predictions = tf.cond(canary >= 0, of_canary, of_data)
-        return tff.learning.models.BatchOutput(
-            loss=loss, predictions=predictions, num_examples=tf.shape(x[_CANARY])[0]
-        )
-
-    @tf.function(autograph=False)
-    def predict_on_batch(self, batch_input, training=True):
-        return self._model.predict_on_batch(batch_input[_VALUES], training=training)
-
-    def report_local_unfinalized_metrics(self):
-        return self._model.report_local_unfinalized_metrics()
-
-    def metric_finalizers(self):
-        return self._model.metric_finalizers()
-
-    def reset_metrics(self):
-        return self._model.reset_metrics()
+    return local_model.as_tff(wrapped)

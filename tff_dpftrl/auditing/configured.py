@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -10,17 +11,18 @@ from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import parts
+from tff_dpftrl.accounting import dp_fedavg, parts
+from tff_dpftrl.accounting import guarantee as guarantee_lib
 from tff_dpftrl.auditing import aggregator as aggregator_lib
 from tff_dpftrl.auditing import audit_report, defaults, directions, served_noise, training
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.execution import contexts
+from tff_dpftrl.execution import compiled_process
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.models import table
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import party_noise
@@ -89,8 +91,7 @@ def audit_config(
             "config promises nothing: it has no noise. Give it a mechanism and noise_multiplier "
             "or target_epsilon."
         )
-    with contexts.compiled_only():  # Secure sums, too, are run in this process.
-        return _audit(config, plan, shapes, trials, rounds, error_rate, progress)
+    return _audit(config, plan, shapes, trials, rounds, error_rate, progress)
 
 
 def _shapes(config: config_lib.TrainingConfig) -> list[list[int]]:
@@ -123,18 +124,14 @@ def _audit(
     """Does the audits of a plan."""
     num_parties = len(getattr(config, "noise_parties", ()))
     error_rate /= 3.0 if num_parties else 2.0
-    if isinstance(plan, sampled_privacy.SampledPlan):
-        built = process.build_sampled_aggregator(plan, config.noise)
-        whole = claim_lib.Claim(built.run_of(plan.num_rounds).epsilon(plan.delta), plan.delta)
-    else:
-        built = process.build_aggregator(config.learning, plan)
-        whole = _claim_of(plan, built, plan.declared)
+    built = process.build_aggregation(config.learning, plan)
+    whole = _claim_of(plan, built, plan.declared)
     progress(f"The aggregator: {trials} games of {min(rounds, plan.num_rounds)} rounds.")
     games = aggregator_lib.audit_aggregator(
         built,
         schema=plan.declared,
         claim=_claim_of_known(plan, built, plan.declared),
-        value_type=aggregator_lib.type_of(shapes),
+        value_type=shapes,
         budget=aggregator_lib.GameBudget(
             trials, min(rounds, plan.num_rounds), error_rate=error_rate
         ),
@@ -182,7 +179,7 @@ def _noise_parties(
     error_rate: float,
 ) -> tuple[audit_report.Finding, ...]:
     """Audits the noise parties of a task, on a grid with room for their noise."""
-    private_round = process.build_aggregator(config.learning, plan).private_round
+    private_round = process.build_aggregation(config.learning, plan).private_round
     multiplier = getattr(private_round, "update_noise_multiplier", private_round.noise_multiplier)
     encoding = grid.for_bits(
         _num_weights(shapes),
@@ -193,7 +190,7 @@ def _noise_parties(
         ),
     )
     plan = dataclasses.replace(plan, encoding=encoding)
-    private_round = process.build_aggregator(config.learning, plan).private_round
+    private_round = process.build_aggregation(config.learning, plan).private_round
     noise = party_noise.PartyNoise(private_round, shapes, encoding)
     return served_noise.audit_noise_parties(
         noise, plan.strategy, plan.num_rounds, num_parties, error_rate
@@ -204,7 +201,7 @@ def _short_run(
     config: config_lib.TrainingConfig,
     plan: _Plan,
     shapes: Sequence[Sequence[int]],
-    built: tff.aggregators.AggregationFactory,
+    built: process.Aggregation,
     error_rate: float,
     progress: Callable[[str], None],
 ) -> audit_report.AuditReport:
@@ -218,19 +215,20 @@ def _short_run(
         room = encoding.max_clients - _REAL_CLIENTS
         most_canaries, number = _that_fit(room, schema)
     canaries = canaries_lib.Canaries(_tiny_model(shapes), number=number)
+    claim = _claim_of(plan, built, schema)
     if isinstance(plan, sampled_privacy.SampledPlan):
-        claim = claim_lib.Claim(built.run_of(num_rounds).epsilon(plan.delta), plan.delta)
         sampling_probability = plan.sampling_probability
         most_clients = mechanism_lib.Mechanism.of(built).most_clients
         room = most_clients and max(1, most_clients - _REAL_CLIENTS)
     else:
-        claim = _claim_of(plan, built, schema)
         if isinstance(plan, amplified_privacy.AmplifiedPlan):
             sampling = plan.sampling
         strategy = plan.strategy  # It may be for more rounds: the run has the first ones.
     momentum = config.server_momentum if config.server_optimizer == "momentum" else 0.0
     cohorts = functools.partial(_real_clients, _num_weights(shapes))
-    with training.runnable(process.build_process(plan, config.learning, canaries.model)) as runs:
+    with contextlib.closing(
+        compiled_process.CompiledProcess(process.build_round(plan, config.learning, canaries.model))
+    ) as runs:
         short_run = training.audit_training(
             runs,
             canaries=canaries,
@@ -297,24 +295,29 @@ def _of_training(finding: audit_report.Finding, num_rounds: int) -> audit_report
 
 
 def _claim_of_known(
-    plan: _Plan, built: tff.aggregators.AggregationFactory, schema: schema_lib.MinSep
+    plan: _Plan, built: process.Aggregation, schema: schema_lib.MinSep
 ) -> claim_lib.Claim:
     """Returns what a run claims where everybody knows who takes part in which round."""
     if isinstance(plan, sampled_privacy.SampledPlan):
         mu = mechanism_lib.Mechanism.of(built).mu(schema)
         return claim_lib.Claim.gaussian(mu, plan.delta)
-    return claim_lib.Claim.of(built.guarantee(schema, plan.delta))
+    return claim_lib.Claim.of(guarantee_lib.of_round(built.private_round, schema, plan.delta))
 
 
 def _claim_of(
-    plan: dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan,
-    built: tff.aggregators.AggregationFactory,
+    plan: _Plan,
+    built: process.Aggregation,
     schema: schema_lib.MinSep,
 ) -> claim_lib.Claim:
-    """Returns what a run with correlated noise claims of its first rounds."""
+    """Returns what a run claims of its first rounds."""
+    if isinstance(plan, sampled_privacy.SampledPlan):
+        run = dp_fedavg.DpFedAvg(
+            plan.sampling_probability, plan.noise_multiplier, schema.num_rounds
+        )
+        return claim_lib.Claim(run.epsilon(plan.delta), plan.delta)
     if isinstance(plan, amplified_privacy.AmplifiedPlan):
         return claim_lib.Claim(plan.epsilon_after(schema.num_rounds), plan.delta)
-    return claim_lib.Claim.of(built.guarantee(schema, plan.delta))
+    return claim_lib.Claim.of(guarantee_lib.of_round(built.private_round, schema, plan.delta))
 
 
 def _that_fit(room: int, schema: schema_lib.MinSep) -> tuple[int, int]:
@@ -330,7 +333,7 @@ def _that_fit(room: int, schema: schema_lib.MinSep) -> tuple[int, int]:
     return most, number
 
 
-def _tiny_model(shapes: Sequence[Sequence[int]]) -> tff.learning.models.FunctionalModel:
+def _tiny_model(shapes: Sequence[Sequence[int]]) -> model_lib.Model:
     """Returns a linear regression without much to learn, with weights of these shapes."""
 
     @tf.function(autograph=False)
@@ -343,10 +346,10 @@ def _tiny_model(shapes: Sequence[Sequence[int]]) -> tff.learning.models.Function
         del sample_weight
         return tf.reduce_mean((output - label) ** 2)
 
-    return tff.learning.models.FunctionalModel(
+    return model_lib.Model(
         initial_weights=(tuple(np.zeros(shape, np.float32) for shape in shapes), ()),
-        predict_on_batch_fn=predict_on_batch,
-        loss_fn=loss,
+        predict_on_batch=predict_on_batch,
+        loss=loss,
         input_spec=(
             tf.TensorSpec([None, _num_weights(shapes)], tf.float32),
             tf.TensorSpec([None], tf.float32),

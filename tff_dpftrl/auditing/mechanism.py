@@ -1,23 +1,23 @@
-"""The numbers of a mechanism, as an aggregator states them, for an audit to test.
-
-TFF is imported only where a factory is read.
-"""
+"""The numbers of a mechanism, as an aggregator states them, for an audit to test."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.private_round import estimators, interface
-
-if TYPE_CHECKING:
-    from tff_dpftrl.aggregators import inner_sum
+from tff_dpftrl.private_round import (
+    adaptive_clipping,
+    estimators,
+    fixed_clip,
+    interface,
+    sampled_gaussian,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,52 +87,57 @@ class Mechanism:
         Returns:
           The numbers; None if the factory is of another kind.
         """
-        from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, sampled_gaussian, weighted
-
-        if isinstance(factory, weighted.WeightedFactory):
+        if hasattr(factory, "weight_cap") and hasattr(factory, "aggregator"):  # WeightedFactory
             inner = cls.of(factory.aggregator)
             return inner and dataclasses.replace(inner, client_weight=factory.weight_cap)
-        if isinstance(factory, dp_ftrl.DPFTRLFactory):
-            fixed = factory.private_round
-            clip_norm = fixed.clipping.constant_norm
+        if not _is_ours(factory) or hasattr(factory, "for_updates"):
+            return None
+        private_round = getattr(factory, "private_round", None)
+        if isinstance(private_round, fixed_clip.FixedClipRound):
+            clip_norm = private_round.clipping.constant_norm
             return cls(
-                strategy=fixed.strategy,
-                noise_multiplier=fixed.noise_multiplier,
+                strategy=private_round.strategy,
+                noise_multiplier=private_round.noise_multiplier,
                 clip_norm=clip_norm,
-                clients_per_round=fixed.clients_per_round,
-                contribution=fixed.encoded_norm / clip_norm,
-                encoding=_encoding(factory.inner_sum),
+                clients_per_round=private_round.clients_per_round,
+                contribution=private_round.encoded_norm / clip_norm,
+                encoding=_encoding(factory),
             )
-        if isinstance(factory, adaptive_clipping.AdaptiveDPFTRLFactory):
-            adaptive = factory.private_round
+        if isinstance(private_round, adaptive_clipping.AdaptiveClipRound):
             return cls(
-                strategy=adaptive.strategy,
-                noise_multiplier=adaptive.update_noise_multiplier,
-                clip_norm=adaptive.clipping.initial_clip_norm,
-                clients_per_round=adaptive.clients_per_round,
-                contribution=adaptive.unit_inflation or 1.0,
+                strategy=private_round.strategy,
+                noise_multiplier=private_round.update_noise_multiplier,
+                clip_norm=private_round.clipping.initial_clip_norm,
+                clients_per_round=private_round.clients_per_round,
+                contribution=private_round.unit_inflation or 1.0,
                 publishes_clip_norm=True,
-                count_stddev=adaptive.clipped_count_stddev,
-                encoding=_encoding(factory.inner_sum),
+                count_stddev=private_round.clipped_count_stddev,
+                encoding=_encoding(factory),
             )
-        if isinstance(factory, sampled_gaussian.SampledGaussianFactory):
-            estimator = factory.private_round.estimator
+        if isinstance(private_round, sampled_gaussian.SampledGaussianRound):
+            estimator = private_round.estimator
             is_fixed = isinstance(estimator, estimators.FixedDenominator)
-            norm = factory.private_round.clipping.clip_norm
+            norm = private_round.clipping.clip_norm
             first = norm[0] if isinstance(norm, tuple) else norm
             weight = estimator.expected_weight if is_fixed else estimator.min_expected_weight
             return cls(
                 strategy=identity.Identity(),
-                noise_multiplier=factory.private_round.noise_multiplier,
+                noise_multiplier=private_round.noise_multiplier,
                 clip_norm=first if isinstance(first, float) else 1.0,
                 clients_per_round=weight,
                 contribution=1.0 if is_fixed else 2.0,
                 publishes_clip_norm=True,
                 # Weights may be integers.
-                client_weight=float(math.ceil(factory.private_round.weight_cap)),
+                client_weight=float(math.ceil(private_round.weight_cap)),
                 most_clients=None if is_fixed else max(1, math.floor(weight)),
             )
         return None
+
+
+def _is_ours(factory: Any) -> bool:
+    """Returns whether the class of a factory, or one that it is derived from, is ours."""
+    package = __name__.partition(".")[0]
+    return any(one.__module__.partition(".")[0] == package for one in type(factory).__mro__)
 
 
 def is_ours(factory: Any) -> bool:
@@ -142,13 +147,15 @@ def is_ours(factory: Any) -> bool:
     if inner is not None and not inner.is_exact:
         parts.append(inner.factory)
     modules = [type(part).__module__ for part in parts]
-    return all(module.partition(".")[0] == "tff_dpftrl" for module in modules) and (
-        interface.foreign_part(getattr(factory, "private_round", None)) is None
+    return all(module.partition(".")[0] == "tff_dpftrl" for module in modules) and all(
+        interface.foreign_part(getattr(factory, name, None)) is None
+        for name in ("private_round", "vector_sum")
     )
 
 
-def _encoding(inner: inner_sum.InnerSum) -> grid.GridEncoding | None:
-    from tff_dpftrl.aggregators import secagg_sum
-
-    is_secure = isinstance(inner.factory, secagg_sum.SecAggSumFactory)
-    return inner.factory.encoding if is_secure else None
+def _encoding(factory: Any) -> grid.GridEncoding | None:
+    """Returns the grid of an aggregation's secure sum, or of a factory's."""
+    secure = getattr(factory, "vector_sum", None)
+    if secure is None:
+        secure = getattr(getattr(factory, "inner_sum", None), "factory", None)
+    return getattr(secure, "encoding", None) if _is_ours(secure) else None

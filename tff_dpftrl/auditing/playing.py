@@ -1,24 +1,24 @@
 """Rounds of an aggregator with clients that an audit makes up.
 
 A client is a flat vector: the numbers of all tensors of an update, one after the other. A release
-is a flat vector too. Rounds run through `execution.compile_process`: an empty round of small
-vectors takes 1 to 2 ms then, a client 0.1 ms. TFF runs a process that cannot be compiled.
+is a flat vector too. Rounds are compiled: an empty round of small vectors takes 1 to 2 ms then, a
+client 0.1 ms. TFF runs a process that cannot be compiled.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 from typing_extensions import override
 
-from tff_dpftrl import execution, validation
-from tff_dpftrl.aggregators import updates
-from tff_dpftrl.execution import leaves, tff_names
+from tff_dpftrl import execution
+from tff_dpftrl.execution import federated_round
+from tff_dpftrl.learning import rounds
+from tff_dpftrl.private_round import aggregation as aggregation_lib
 
 _CLIENTS_A_CALL = 64
 _MOST_NUMBERS = 1000  # Largest number of recorded entries of one measurement.
@@ -43,8 +43,58 @@ class Played:
     measurements: dict[str, float]
 
 
+class Playable(NamedTuple):
+    """An aggregation of updates of one type.
+
+    Attributes:
+      specs: Shapes and dtypes of an update's tensors.
+      pack: Function from a list of these tensors to an update.
+      weight_dtype: Dtype of a client's weight, which comes after its update; None without weights.
+      compiled: Function from a client's function of a flat vector, the vector's spec and a runner
+        to an object with `initialize` and `next`, and whether it is compiled.
+    """
+
+    specs: Sequence[tf.TensorSpec]
+    pack: Callable[[Sequence[tf.Tensor]], Any]
+    weight_dtype: tf.DType | None
+    compiled: Callable[..., tuple[Any, bool]]
+
+
+def of_aggregation(
+    aggregation: aggregation_lib.Aggregation, shapes: Sequence[Sequence[int]]
+) -> Playable:
+    """Returns an aggregation of float32 updates of these shapes."""
+    specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
+    weight_dtype = tf.float32 if aggregation.is_weighted else None
+
+    def work(value: Any, broadcast: Any) -> Any:
+        update, weight = value if weight_dtype else (value, None)
+        plain, secure = aggregation.contribute(update, broadcast, weight)
+        return plain, rounds.secure_parts(aggregation, secure)
+
+    def update(state: Any, plain: Any, secure: Mapping[str, Any]) -> Any:
+        summed = rounds.secure_sums(aggregation, secure)
+        state, average, measured = aggregation.release(state, plain, summed, shapes)
+        return state, ([tf.cast(one, tf.float32) for one in average], measured)
+
+    def compiled(value: Any, spec: tf.TensorSpec, clients: execution.ClientRunner) -> Any:
+        round_ = federated_round.compose(
+            initialize=lambda: aggregation.initial_state(shapes),
+            client=(specs, tf.TensorSpec([], weight_dtype)) if weight_dtype else specs,
+            prepare=aggregation.broadcast,
+            work=work,
+            update=update,
+        )
+        process = execution.CompiledProcess(
+            round_, dataset_fn=value, tensor_spec=spec, clients=clients
+        )
+        return process, True
+
+    return Playable(specs, list, weight_dtype, compiled)
+
+
 class Player:
-    """A player of rounds: an aggregation process whose clients and results are flat vectors.
+    """A player of rounds: an aggregation whose clients and results are flat vectors.
 
     Attributes:
       sizes: Numbers of coordinates of the update's tensors.
@@ -57,47 +107,24 @@ class Player:
       is_compiled: Whether rounds run in this process, without TFF's executor.
     """
 
-    def __init__(self, process: tff.templates.AggregationProcess, client_weight: float = 1.0):
-        """Compiles the process, which takes a second.
+    def __init__(self, played: Playable, client_weight: float = 1.0):
+        """Compiles the rounds, which takes a second.
 
         Args:
-          process: Aggregation process whose updates are floats of static shapes.
+          played: Aggregation that is played.
           client_weight: Default weight of a client.
-
-        Raises:
-          ValueError: If its values are of another type, or its weights are not numbers.
         """
-        parameters = list(process.next.type_signature.parameter)
-        value_type = leaves.member(parameters[1])
-        self._update = updates.UpdateType(value_type)
-        self.sizes = [int(np.prod(shape)) for shape in self._update.shapes]
-        self.significant_bits = [
-            _SIGNIFICANT_BITS.get(spec.dtype, 24) for spec in self._update.specs
-        ]
+        self._played = played
+        self.sizes = [int(np.prod(spec.shape)) for spec in played.specs]
+        self.significant_bits = [_SIGNIFICANT_BITS.get(spec.dtype, 24) for spec in played.specs]
         self.largest_value = min(
-            float(dtype.max) for dtype in [tf.float32, *(spec.dtype for spec in self._update.specs)]
+            float(dtype.max) for dtype in [tf.float32, *(spec.dtype for spec in played.specs)]
         )
         self.dim = sum(self.sizes)
-        self.is_weighted = len(parameters) > 2
+        self.is_weighted = played.weight_dtype is not None
         self._client_weight = client_weight
-        self._weight_type = leaves.member(parameters[2]) if self.is_weighted else None
-        if self.is_weighted and not isinstance(self._weight_type, tff_names.TensorType):
-            raise validation.UsageError(
-                f"aggregator must take a number as a client's weight, got {self._weight_type}."
-            )
-        process = _of_one_argument(process, value_type, self._weight_type)
-        length = self.dim + self.is_weighted
-        try:
-            self._process = execution.compile_process(
-                process,
-                dataset_fn=self._value,
-                tensor_spec=tf.TensorSpec([length], tf.float32),
-                clients=_InTurn(),
-            )
-            self.is_compiled = True
-        except execution.NotCompilableError:
-            self._process = process
-            self.is_compiled = False
+        spec = tf.TensorSpec([self.dim + self.is_weighted], tf.float32)
+        self._process, self.is_compiled = played.compiled(self._value, spec, _InTurn())
 
     def initialize(self) -> Any:
         """Returns an initial state, with a new seed of the noise each time."""
@@ -134,47 +161,20 @@ class Player:
         """Returns a client's value from its vector."""
         sizes = [*self.sizes, 1] if self.is_weighted else self.sizes
         parts = tf.split(tf.convert_to_tensor(vector, tf.float32), sizes)
-        shaped = [
-            tf.reshape(part, shape) for part, shape in zip(parts, self._update.shapes, strict=False)
-        ]
-        value = self._update.pack_as_update(shaped)
+        value = self._played.pack(
+            [
+                tf.cast(tf.reshape(part, spec.shape), spec.dtype)
+                for part, spec in zip(parts, self._played.specs, strict=False)
+            ]
+        )
         if not self.is_weighted:
             return value
-        return value, tf.cast(parts[-1][0], self._weight_type.dtype)
+        return value, tf.cast(parts[-1][0], self._played.weight_dtype)
 
 
 def as_arrays(state: Any) -> Any:
     """Returns a state as NumPy arrays, as checkpoints keep it."""
     return tf.nest.map_structure(np.array, state)
-
-
-def _of_one_argument(
-    process: tff.templates.AggregationProcess,
-    value_type: tff_names.Type,
-    weight_type: tff_names.Type | None,
-) -> tff.templates.IterativeProcess:
-    """Returns the process with one argument a client and two results, which can be compiled."""
-    state_type = process.next.type_signature.parameter[0]
-    if weight_type is None:
-
-        @tff_names.federated_computation(
-            state_type, tff_names.FederatedType(value_type, tff_names.CLIENTS)
-        )
-        def next_fn(state, value):
-            output = process.next(state, value)
-            return output.state, tff_names.federated_zip((output.result, output.measurements))
-
-    else:
-        pair_type = tff_names.FederatedType(
-            tff_names.StructType([value_type, weight_type]), tff_names.CLIENTS
-        )
-
-        @tff_names.federated_computation(state_type, pair_type)
-        def next_fn(state, pair):
-            output = process.next(state, pair[0], pair[1])
-            return output.state, tff_names.federated_zip((output.result, output.measurements))
-
-    return tff.templates.IterativeProcess(process.initialize, next_fn)
 
 
 def _numbers(measured: Any) -> dict[str, float]:

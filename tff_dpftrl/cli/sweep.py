@@ -95,10 +95,7 @@ def add_parser(subparsers) -> None:
     parser.set_defaults(
         run=run,
         what_is_left=what_is_left,
-        needs=lambda args: (
-            "tensorflow" if args.finetune else "tensorflow_federated",
-            "matplotlib",
-        ),
+        needs=("tensorflow", "matplotlib"),
     )
     parser.add_argument(
         "config",

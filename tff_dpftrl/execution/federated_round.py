@@ -66,8 +66,9 @@ class Nest(Structure):
         Args:
           template: Containers of tensors, `tf.TensorSpec`s or `tf.data.DatasetSpec`s.
         """
-        self._template = tree.map_structure(_spec, template)
-        pairs = tree.flatten_with_path(self._template)
+        self.template = tree.map_structure(_spec, template)
+        """Containers of specs."""
+        pairs = tree.flatten_with_path(self.template)
         self.labels = tuple("/".join(map(str, path)) for path, _ in pairs)
         self._leaves = [leaf for _, leaf in pairs]
         self.specs = tuple(
@@ -77,7 +78,7 @@ class Nest(Structure):
     @override
     def flatten(self, value, name, *, shares_arrays=False):
         try:
-            tree.assert_same_structure(self._template, value, check_types=False)
+            tree.assert_same_structure(self.template, value, check_types=False)
         except (TypeError, ValueError) as error:
             raise validation.UsageError(
                 f"{name} must have the tensors {list(self.labels)}: {validation.one_line(error)}"
@@ -90,7 +91,7 @@ class Nest(Structure):
     @override
     def pack(self, tensors):
         return tree.unflatten_as(
-            self._template,
+            self.template,
             [
                 tf.data.experimental.from_variant(tensor, leaf.element_spec)
                 if isinstance(leaf, tf.data.DatasetSpec)
@@ -233,6 +234,129 @@ def trace(
     specs = [spec for one in arguments for spec in one.specs]
     with secure_calls.graphs_for_others():
         return graph_function.GraphFunction.trace(flat, specs), results[0]
+
+
+class SecurePart(NamedTuple):
+    """Part of a client's report that is summed securely.
+
+    Attributes:
+      value: Structure of integers.
+      largest_entry: Largest entry that a client may send; None if the sum has a modulus.
+      modulus: Modulus of the sum; None if it has a largest entry.
+    """
+
+    value: Any
+    largest_entry: int | None = None
+    modulus: int | None = None
+
+
+class Report(NamedTuple):
+    """A client's report, or the sums of reports.
+
+    Attributes:
+      plain: Structure of what is summed as it is.
+      secure: Structures of what is summed securely, by name.
+    """
+
+    plain: Any
+    secure: Any
+
+
+class Result(NamedTuple):
+    """Result of `CompiledProcess.next`.
+
+    Attributes:
+      state: State after the round.
+      metrics: Output of the round.
+    """
+
+    state: Any
+    metrics: Any
+
+
+def compose(
+    *,
+    initialize: Callable[[], Any],
+    client: Any,
+    prepare: Callable[[Any], Any],
+    work: Callable[[Any, Any], tuple[Any, Mapping[str, SecurePart]]],
+    update: Callable[[Any, Any, Mapping[str, Any]], tuple[Any, Any]],
+    accesses: Mapping[str, tuple[Callable[..., Any], Sequence[Callable[[Any], Any]]]] | None = None,
+) -> FederatedRound:
+    """Composes a round of functions of structures, as `Nest` has them.
+
+    Args:
+      initialize: Function that makes a first state, of arrays and tensors.
+      client: Template of a client's data, as for `Nest`.
+      prepare: Function from a state to what clients are sent.
+      work: Function from a client's data and what it was sent to what is summed as it is, and what
+        is summed securely.
+      update: Function from a state and the sums of both parts to the new state and the output.
+      accesses: Functions of a state, by name, each with functions from the template of the state to
+        those of its further arguments; None for none.
+
+    Returns:
+      The round.
+
+    Raises:
+      graph_function.UnsupportedGraphError: If a function captures tensors from outside.
+    """
+    limits: list[SecureSum] = []
+
+    def report(value: Any, broadcast: Any) -> Report:
+        plain, secure = work(value, broadcast)
+        limits[:] = [
+            SecureSum(_spec(tensor), part.largest_entry, part.modulus)
+            for _, part in sorted(secure.items())
+            for tensor in tree.flatten(part.value)
+        ]
+        return Report(plain, {name: part.value for name, part in secure.items()})
+
+    def finish(state: Any, plain: Any, secure: Any) -> Any:
+        after, output = update(state, plain, secure)
+        # The state keeps its shapes: what is unknown of them in a graph, its template says.
+        tree.map_structure(
+            lambda tensor, spec: tensor.set_shape(spec.shape), after, state_structure.template
+        )
+        return Result(after, output)
+
+    state_structure = Nest(tree.map_structure(_array, initialize()))
+    client_structure = Nest(client)
+    prepare_graph, broadcast = trace(prepare, state_structure)
+    work_graph, sent = trace(report, client_structure, broadcast)
+    plain, secure = map(Nest, sent.template)
+    zero, _ = trace(
+        lambda: tree.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), plain.template)
+    )
+    add, _ = trace(lambda one, other: tree.map_structure(tf.add, one, other), plain, plain)
+    update_graph, result = trace(finish, state_structure, plain, secure)
+
+    def access(function: Callable[..., Any], further: Sequence[Callable[[Any], Any]]) -> Access:
+        arguments = (state_structure, *(Nest(one(state_structure.template)) for one in further))
+        graph, returned = trace(function, *arguments)
+        return Access(graph, arguments, returned)
+
+    return FederatedRound(
+        state=state_structure,
+        client=client_structure,
+        broadcast=broadcast,
+        report=sent,
+        output=Nest(result.template.metrics),
+        secure_sums=tuple(limits),
+        initialize=lambda: tree.flatten(tree.map_structure(tf.convert_to_tensor, initialize())),
+        prepare=prepare_graph,
+        work=work_graph,
+        zero=zero,
+        accumulate=add,
+        merge=add,
+        update=update_graph,
+        accesses={name: access(*one) for name, one in (accesses or {}).items()},
+        result=Result,
+    )
+
+
+def _array(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, tf.Tensor) else np.asarray(leaf)
 
 
 def _spec(leaf: Any) -> Any:

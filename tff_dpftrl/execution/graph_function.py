@@ -25,6 +25,10 @@ is freed with the last use of its handle, also when the run fails."""
 LARGE_BYTES = 65_536
 """Size of a constant from which on it is large: TensorFlow copies a graph many times."""
 
+_NOT_NEEDED = ("_gradient_op_type", "forward_function_name", "backward_function_name")
+"""Attributes for differentiating a graph once more, which name functions by counters."""
+_UNUSED_ARGUMENT = "___redundant_placeholder"
+"""Part of the names of those arguments of a loop's condition that it does not use."""
 _VARIABLE = "VarHandleOp"
 _STATIC_TABLE = "HashTableV2"
 _COUNTER = itertools.count()
@@ -168,6 +172,40 @@ def rename_functions(graph_def: tf.compat.v1.GraphDef, names: Mapping[str, str])
     for gradient in graph_def.library.gradient:
         gradient.function_name = names.get(gradient.function_name, gradient.function_name)
         gradient.gradient_func = names.get(gradient.gradient_func, gradient.gradient_func)
+
+
+def make_canonical(graph_def: tf.compat.v1.GraphDef) -> None:
+    """Drops what differs between two traces of the same Python code.
+
+    It names functions by the order of their first calls, drops those that nobody calls, and
+    removes devices and lines of source.
+
+    Args:
+      graph_def: Graph that is changed in place.
+    """
+    functions = {f.signature.name: f for f in graph_def.library.function}
+    new_names: dict[str, str] = {}
+    waiting = list(graph_def.node)
+    for node in waiting:  # It grows.
+        for name in [node.op, *(function.name for function in called_by(node))]:
+            if name in functions and name not in new_names:
+                new_names[name] = f"function_{len(new_names)}"
+                waiting.extend(functions[name].node_def)
+    del graph_def.library.function[:], graph_def.library.gradient[:]
+    del graph_def.library.registered_gradients[:]
+    graph_def.library.function.extend(functions[name] for name in new_names)
+    rename_functions(graph_def, new_names)
+    for node in nodes_of(graph_def):
+        node.device = ""
+        node.ClearField("experimental_debug_info")
+        for name in _NOT_NEEDED:
+            node.attr.pop(name, None)
+    for function in graph_def.library.function:
+        for place, argument in enumerate(function.signature.input_arg):
+            if _UNUSED_ARGUMENT in argument.name:  # It has the former name of its function.
+                argument.name = f"unused_{place}"
+        for name in _NOT_NEEDED:
+            function.attr.pop(name, None)
 
 
 def take_constant(node: Any) -> tf.Tensor | None:

@@ -73,7 +73,7 @@ def round_of(process: tff.templates.IterativeProcess) -> federated_round.Federat
         accesses={
             name: _access(name, getattr(process, name))
             for name in _ACCESSES
-            if hasattr(process, name)
+            if _is_graph(getattr(process, name, None))
         },
         result=result,
     )
@@ -110,6 +110,14 @@ def _initialize(initialize: tff_names.Computation) -> Callable[[], list[tf.Tenso
         return graph_of(_merged(initialize)).importer(edit=large_fills.compute)()
 
     return make
+
+
+def _is_graph(computation: Any) -> bool:
+    """Returns whether something is a computation of TensorFlow, of one place."""
+    if not isinstance(computation, tff_names.Computation):
+        return False
+    message = tff_names.ConcreteComputation.get_proto(computation)
+    return message.WhichOneof("computation") == "tensorflow"
 
 
 def _access(name: str, computation: tff_names.Computation) -> federated_round.Access:

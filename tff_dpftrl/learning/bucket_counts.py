@@ -1,29 +1,29 @@
-"""Counts over clients' data as a learning process, for analytics without a model to train.
+"""Counts over clients' data as a round of learning, for analytics without a model to train.
 
 The "model" is a vector w of one number for each bucket, from zero. A client's loss is −⟨w, h⟩ with
 h the histogram of its data, so that its gradient is −h, whatever w is. The server adds the noised
 sum of clipped histograms to w, divided by the number of clients per round. So w times that number
-is the sum of all rounds, with the noise of prefix sums, and everything that is known of a learning
-process holds: clipping, mechanisms, secure sums, accounting.
+is the sum of all rounds, with the noise of prefix sums, and everything that is known of a round of
+learning holds: clipping, mechanisms, secure sums, accounting.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_dpftrl.execution import tff_names
-from tff_dpftrl.learning import client_work, local_model
+from tff_dpftrl.execution import federated_round
+from tff_dpftrl.learning import local_updates, metric_sums, optimizers, rounds
+from tff_dpftrl.learning import model as model_lib
+from tff_dpftrl.private_round import aggregation as aggregation_lib
 
 NUM_EXAMPLES = "num_examples"
 """Name of the metric: number of examples that were counted."""
 
 
-def build_model(num_buckets: int) -> tff.learning.models.FunctionalModel:
+def build_model(num_buckets: int) -> model_lib.Model:
     """Builds the linear model of a number of buckets.
 
     Args:
@@ -35,7 +35,7 @@ def build_model(num_buckets: int) -> tff.learning.models.FunctionalModel:
     """
 
     @tf.function(autograph=False)
-    def predict_on_batch(model_weights, x, training):
+    def predict_on_batch(model_weights, x, training=True):
         del training
         (trainable,), _ = model_weights
         return tf.reduce_sum(x * trainable, axis=1)
@@ -55,45 +55,39 @@ def build_model(num_buckets: int) -> tff.learning.models.FunctionalModel:
             [(NUM_EXAMPLES, state[NUM_EXAMPLES] + tf.reduce_sum(labels))]
         )
 
-    return tff.learning.models.FunctionalModel(
+    return model_lib.Model(
         initial_weights=((np.zeros([num_buckets], np.float32),), ()),
-        predict_on_batch_fn=predict_on_batch,
-        loss_fn=loss,
-        metrics_fns=(initialize_metrics, update_metrics, tf.function(lambda state: state)),
+        predict_on_batch=predict_on_batch,
+        loss=loss,
         input_spec=(
             tf.TensorSpec([None, num_buckets], tf.float32),
             tf.TensorSpec([None], tf.int64),
         ),
+        initialize_metrics_state=initialize_metrics,
+        update_metrics_state=update_metrics,
     )
 
 
-def build_process(
-    model: tff.learning.models.FunctionalModel,
+def build_round(
+    model: model_lib.Model,
+    aggregation: aggregation_lib.Aggregation,
     *,
-    model_aggregator: tff.aggregators.UnweightedAggregationFactory,
-    metrics_aggregator: Callable[..., tff_names.Computation],
-) -> tff.learning.templates.LearningProcess:
-    """Builds the process that adds up clients' counts.
+    metrics: metric_sums.Build = metric_sums.build,
+) -> federated_round.FederatedRound:
+    """Builds the round that adds up clients' counts.
 
     Args:
       model: Model that `build_model` returned.
-      model_aggregator: Factory of the private sum, divided by the number of clients per round.
-      metrics_aggregator: Function that builds the aggregation of the metrics.
+      aggregation: Aggregation that divides by the number of clients per round.
+      metrics: Function that builds the sums of the metrics.
 
     Returns:
-      A learning process with the methods of `build_unweighted_fed_avg`'s.
+      The round.
     """
-    initial_weights = local_model.build_initial_weights(model)
-    weights_type = initial_weights.type_signature.result
-    work = client_work.build_gradient_sum_client_work(model, metrics_aggregator=metrics_aggregator)
-    result_type = work.next.type_signature.result.result.member
-    aggregator = tff.aggregators.as_weighted_aggregator(model_aggregator)
-    return tff.learning.templates.compose_learning_process(
-        initial_weights,
-        tff.learning.templates.build_broadcast_process(weights_type),
-        work,
-        aggregator.create(weights_type.trainable, result_type.update_weight),
-        tff.learning.templates.build_apply_optimizer_finalizer(
-            tff.learning.optimizers.build_sgdm(learning_rate=1.0), weights_type
-        ),
+    return rounds.build_training(
+        model,
+        local_update=local_updates.GradientSum(),
+        aggregation=aggregation,
+        server_optimizer=optimizers.sgdm(1.0),
+        metrics=metrics,
     )

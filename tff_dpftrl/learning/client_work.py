@@ -1,31 +1,22 @@
-"""Client work of a round: UserUpdateFedAvg and UserUpdateFedSGD.
+"""Client work of TFF's processes: UserUpdateFedAvg and UserUpdateFedSGD.
 
-McMahan et al. 2018, Algorithm 1. Updates have TFF's sign: initial minus final
-weights, a gradient to be subtracted by the server's optimizer.
+`local_updates` computes the updates, with TFF's loop over the batches.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl import validation
 from tff_dpftrl.execution import tff_names
-from tff_dpftrl.learning import local_model
+from tff_dpftrl.learning import local_model, local_updates
 from tff_dpftrl.private_round import clipping as clipping_lib
 
 ITERATOR = tff.learning.LoopImplementation.DATASET_ITERATOR
 """Loop over the batches that is faster in simulation; TPUs need the other one."""
-
-_LocalUpdate: TypeAlias = Callable[
-    [local_model.LocalModel, tff.learning.models.ModelWeights, tf.data.Dataset, tf.Tensor],
-    tuple[list[tf.Tensor], tf.Tensor, Any],
-]
-"""Function from (model, weights, batches, round) to (update, number of examples, metrics)."""
 
 
 def build_fed_avg_client_work(
@@ -59,49 +50,8 @@ def build_fed_avg_client_work(
     Raises:
       ValueError: If `local_epochs` is less than 1.
     """
-    local_epochs = validation.integer("local_epochs", local_epochs, minimum=1)
-
-    reduce_batches = tff.learning.loop_builder.build_training_loop(loop_implementation)
-
-    def local_update(model, weights, batches, round_index):
-        initial = tuple(tf.nest.flatten(weights.trainable))
-        specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in initial)
-
-        def train_on_batch(state, batch):
-            trainable, optimizer_state, metrics, num_examples = state
-            gradients, metrics = model.gradients(trainable, metrics, batch)
-            optimizer_state, trainable = optimizer.next(optimizer_state, trainable, gradients)
-            if clipping is not None:
-                trainable = _clipped_weights(trainable, initial, clipping, round_index)
-            num_examples += local_model.num_examples(batch)
-            return trainable, optimizer_state, metrics, num_examples
-
-        def before_training():
-            no_examples = tf.constant(0, tf.int64)
-            return initial, optimizer.initialize(specs), model.load(weights), no_examples
-
-        trainable, _, metrics, num_examples = reduce_batches(
-            train_on_batch, batches.repeat(local_epochs), before_training
-        )
-        update = [w0 - w for w0, w in zip(initial, trainable, strict=True)]
-        return update, num_examples // local_epochs, metrics
-
-    return _build_client_work(model_fn, local_update, metrics_aggregator)
-
-
-def _clipped_weights(
-    trainable: Sequence[tf.Tensor],
-    initial: Sequence[tf.Tensor],
-    clipping: clipping_lib.Clipping,
-    round_index: tf.Tensor,
-) -> tuple[tf.Tensor, ...]:
-    """Computes θ⁰ + ClipFn(θ − θ⁰); diverged weights stay so, for the aggregator to drop."""
-    moved = [w - w0 for w, w0 in zip(trainable, initial, strict=True)]
-    clipped, norm = clipping.clip(moved, round_index)
-    return tuple(
-        tf.where(tf.math.is_finite(norm), w0 + tf.cast(c, w.dtype), w)
-        for w, w0, c in zip(trainable, initial, clipped, strict=True)
-    )
+    local_update = local_updates.FedAvg(optimizer, clipping, local_epochs)
+    return _build_client_work(model_fn, local_update, metrics_aggregator, loop_implementation)
 
 
 def build_fed_sgd_client_work(
@@ -132,75 +82,19 @@ def build_fed_sgd_client_work(
     Raises:
       ValueError: If `learning_rate` is not positive.
     """
-    learning_rate = validation.positive("learning_rate", learning_rate)
-
-    reduce_batches = tff.learning.loop_builder.build_training_loop(loop_implementation)
-
-    def local_update(model, weights, batches, round_index):
-        trainable = tuple(tf.nest.flatten(weights.trainable))
-        num_batches, num_examples = batches.reduce(
-            (tf.constant(0, tf.int64), tf.constant(0, tf.int64)),
-            lambda sums, batch: (sums[0] + 1, sums[1] + local_model.num_examples(batch)),
-        )
-        chosen = batches.skip(round_index % tf.maximum(num_batches, 1)).take(1)
-
-        def gradient_of_batch(state, batch):
-            return model.gradients(trainable, state[1], batch)
-
-        def before_training():
-            return tuple(tf.zeros_like(w) for w in trainable), model.load(weights)
-
-        gradients, metrics = reduce_batches(gradient_of_batch, chosen, before_training)
-        update = [tf.cast(learning_rate, g.dtype) * g for g in gradients]
-        return update, num_examples, metrics
-
-    return _build_client_work(model_fn, local_update, metrics_aggregator)
-
-
-def build_gradient_sum_client_work(
-    model_fn: local_model.Model, *, metrics_aggregator: Callable[..., tff_names.Computation]
-) -> tff.learning.templates.ClientWorkProcess:
-    """Builds client work whose update is the sum of the gradients of all batches.
-
-    All gradients are taken at the round's weights. Those of a linear model do not depend on the
-    weights, so that the update is exactly the sum of the inputs, up to its sign.
-
-    Args:
-      model_fn: Function that makes a `VariableModel`, or a `FunctionalModel`.
-      metrics_aggregator: Function that builds the aggregation of the training metrics.
-
-    Returns:
-      The client work process. Its state is the index of the round.
-    """
-    reduce_batches = tff.learning.loop_builder.build_training_loop(ITERATOR)
-
-    def local_update(model, weights, batches, round_index):
-        del round_index
-        trainable = tuple(tf.nest.flatten(weights.trainable))
-
-        def add_gradient(state, batch):
-            sums, metrics, num_examples = state
-            gradients, metrics = model.gradients(trainable, metrics, batch)
-            sums = tuple(s + g for s, g in zip(sums, gradients, strict=True))
-            return sums, metrics, num_examples + local_model.num_examples(batch)
-
-        def before_training():
-            no_examples = tf.constant(0, tf.int64)
-            return tuple(tf.zeros_like(w) for w in trainable), model.load(weights), no_examples
-
-        sums, metrics, num_examples = reduce_batches(add_gradient, batches, before_training)
-        return list(sums), num_examples, metrics
-
-    return _build_client_work(model_fn, local_update, metrics_aggregator)
+    local_update = local_updates.FedSgd(learning_rate)
+    return _build_client_work(model_fn, local_update, metrics_aggregator, loop_implementation)
 
 
 def _build_client_work(
     model_fn: local_model.Model,
-    local_update: _LocalUpdate,
+    local_update: local_updates.LocalUpdate,
     metrics_aggregator: Callable[..., tff_names.Computation],
+    loop_implementation: tff.learning.LoopImplementation,
 ) -> tff.learning.templates.ClientWorkProcess:
     """Builds a process from the update of one client, and counts rounds at the server."""
     weights_type = local_model.build_initial_weights(model_fn).type_signature.result
+    loop = tff.learning.loop_builder.build_training_loop(loop_implementation)
     data_type, aggregate_metrics = local_model.input_and_metrics(model_fn, metrics_aggregator)
 
     @tff_names.tensorflow_computation(weights_type, data_type, tf.int64)
@@ -209,16 +103,12 @@ def _build_client_work(
 
         @tf.function
         def run(weights, batches, round_index):
-            update, num_examples, metrics = local_update(model, weights, batches, round_index)
+            update, num_examples, metrics = local_update.run(
+                model, weights, batches, round_index, loop
+            )
             result = tff.learning.templates.ClientResult(
                 update=tf.nest.pack_sequence_as(weights.trainable, update),
                 update_weight=tf.cast(num_examples, tf.float32),
-            )
-            # A client whose training diverged would make the metrics of all diverge.
-            is_finite = tf.math.is_finite(clipping_lib.global_norm(update))
-            metrics = tf.nest.map_structure(
-                lambda metric: tf.where(is_finite, metric, tf.zeros_like(metric)),
-                model.unfinalized_metrics(metrics),
             )
             return result, metrics
 

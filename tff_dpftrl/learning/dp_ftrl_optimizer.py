@@ -9,12 +9,13 @@ each step from adding up in the weights.
 from __future__ import annotations
 
 import collections
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_dpftrl import validation
+from tff_dpftrl.learning import optimizers
 
 _MOMENTUM = "momentum"
 _STEP = "step"
@@ -23,30 +24,26 @@ _PREFIX_SUM = "prefix_sum"
 _VELOCITY_SUM = "velocity_sum"
 
 
-class _DpFtrl(tff.learning.optimizers.Optimizer):
+@dataclasses.dataclass(frozen=True)
+class _DpFtrl(optimizers.Optimizer):
     """Optimizer of `build_dp_ftrl_optimizer`."""
 
-    def __init__(self, learning_rate: float, momentum: float):
-        self._learning_rate = learning_rate
-        self._momentum = momentum
+    learning_rate: float
+    momentum: float
 
     def initialize(self, specs: Any) -> collections.OrderedDict[str, Any]:
-        def zeros():
-            return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
-
         state = collections.OrderedDict()
-        state[tff.learning.optimizers.LEARNING_RATE_KEY] = self._learning_rate
+        state[optimizers.LEARNING_RATE] = tf.constant(self.learning_rate)
         state[_STEP] = tf.constant(0, tf.int64)
-        state[_INITIAL_WEIGHTS] = zeros()
-        state[_PREFIX_SUM] = zeros()
-        if self._momentum > 0:
-            state[_MOMENTUM] = self._momentum
-            state[_VELOCITY_SUM] = zeros()
+        state[_INITIAL_WEIGHTS] = optimizers.zeros(specs)
+        state[_PREFIX_SUM] = optimizers.zeros(specs)
+        if self.momentum > 0:
+            state[_MOMENTUM] = tf.constant(self.momentum)
+            state[_VELOCITY_SUM] = optimizers.zeros(specs)
         return state
 
     def next(self, state, weights, gradients):
-        gradients = tff.learning.optimizers.handle_indexed_slices_gradients(gradients)
-        tff.learning.optimizers.check_weights_gradients_match(weights, gradients)
+        gradients = optimizers.dense_gradients(weights, gradients)
         new_state = collections.OrderedDict(state)
         new_state[_STEP] = state[_STEP] + 1
         is_first = tf.equal(state[_STEP], 0)  # In TFF's graphs == compares identities.
@@ -64,29 +61,19 @@ class _DpFtrl(tff.learning.optimizers.Optimizer):
                 lambda v, s: tf.cast(momentum, v.dtype) * v + s, state[_VELOCITY_SUM], total
             )
             new_state[_VELOCITY_SUM] = total
-        learning_rate = state[tff.learning.optimizers.LEARNING_RATE_KEY]
+        learning_rate = state[optimizers.LEARNING_RATE]
         new_weights = tf.nest.map_structure(
             lambda w0, s: w0 - tf.cast(learning_rate, s.dtype) * s, initial, total
         )
         return new_state, new_weights
 
-    def get_hparams(self, state):
-        keys = (tff.learning.optimizers.LEARNING_RATE_KEY, _MOMENTUM)
-        return collections.OrderedDict((key, state[key]) for key in keys if key in state)
 
-    def set_hparams(self, state, hparams):
-        return collections.OrderedDict(state, **hparams)
-
-
-def build_dp_ftrl_optimizer(
-    learning_rate: float, momentum: float = 0.0
-) -> tff.learning.optimizers.Optimizer:
+def build_dp_ftrl_optimizer(learning_rate: float, momentum: float = 0.0) -> optimizers.Optimizer:
     """Builds the DP-FTRL server optimizer (Kairouz et al. 2021, Algorithm 1).
 
     With updates g_t, prefix sums s_t = g_0 + ... + g_t and v_t = momentum ·
     v_{t−1} + s_t, the weights after round t are θ⁰ − learning_rate · v_t. These are
-    the weights of `tff.learning.optimizers.build_sgdm` with the same arguments,
-    up to rounding.
+    the weights of `optimizers.sgdm` with the same arguments, up to rounding.
 
     θ⁰ are the weights that the first step is applied to. Weights that are set
     from outside after it have no effect on later steps. A changed learning rate

@@ -1,4 +1,4 @@
-"""Conversion of language models to and from `tff.learning.models.FunctionalModel`."""
+"""Language models as functional models, and back."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_dpftrl import validation
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.models import custom_model, language_model, metrics, text_cache
 
 _LOGITS = "logits"
@@ -26,8 +26,8 @@ def build(
     initial_weights: Sequence[np.ndarray] | None = None,
     *,
     with_cache: bool = False,
-) -> tff.learning.models.FunctionalModel:
-    """Builds the model for `tff.learning.algorithms`.
+) -> model_lib.Model:
+    """Builds the functional model of a language model.
 
     `predict_on_batch` returns scores at the positions without padding only, and these
     positions (`LanguageModel.compact_logits`). The loss is the mean cross-entropy of
@@ -56,7 +56,7 @@ def build(
         initial_weights = model.initial_weights(seed)
 
     @tf.function(autograph=False)
-    def predict_on_batch(model_weights, x, training):
+    def predict_on_batch(model_weights, x, training=True):
         del training
         logits, positions = model.compact_logits(model_weights[0], x)
         return collections.OrderedDict([(_LOGITS, logits), (_POSITIONS, positions)])
@@ -110,12 +110,14 @@ def build(
             history=tf.TensorSpec([None, model.sequence_length + 1], tf.int32),
             places=tf.TensorSpec([None], tf.int32),
         )
-    return tff.learning.models.FunctionalModel(
+    return model_lib.Model(
         initial_weights=(tuple(initial_weights), ()),
-        predict_on_batch_fn=predict_on_batch,
-        loss_fn=loss,
-        metrics_fns=(initialize_metrics, update_metrics, finalize_metrics),
+        predict_on_batch=predict_on_batch,
+        loss=loss,
         input_spec=(batch_spec, labels_spec),
+        initialize_metrics_state=initialize_metrics,
+        update_metrics_state=update_metrics,
+        finalize_metrics=finalize_metrics,
     )
 
 
@@ -193,15 +195,15 @@ def _with_cache(
 
 
 def to_language_model(
-    model: tff.learning.models.FunctionalModel, *, vocabulary_size: int, sequence_length: int
+    model: model_lib.Model, *, vocabulary_size: int, sequence_length: int
 ) -> custom_model.CustomModel:
     """Makes a language model of a client-supplied functional model.
 
     Only its `predict_on_batch` and its trainable weights are used, not its loss and metrics.
 
     Args:
-      model: Functional model that maps ids, int32, [batch, T], to scores (logits), float32,
-        [batch, T, V].
+      model: Functional model, also one of TFF, that maps ids, int32, [batch, T], to scores
+        (logits), float32, [batch, T, V].
       vocabulary_size: Number V of words, special tokens included.
       sequence_length: Length T of a sequence.
 
@@ -218,8 +220,7 @@ def to_language_model(
             f"model has {len(tf.nest.flatten(others))} weights that are not trained; it must have "
             "trainable weights only: leave out layers such as batch normalisation."
         )
-    spec = model.input_spec
-    spec = spec["x"] if isinstance(spec, Mapping) else spec[0]
+    spec, _ = model_lib.x_and_y(model.input_spec)
     names = tf.nest.flatten(_names(trainable, "weights"))
     arrays = map(np.asarray, tf.nest.flatten(trainable))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_dpftrl import validation
+from tff_dpftrl.learning import optimizers
 
 AVERAGE = "average"
 """Key of the averaged weights in the optimizer's state."""
@@ -17,27 +18,27 @@ _STEP = "step"
 _OPTIMIZER = "optimizer"
 
 
-class _IterateAveraging(tff.learning.optimizers.Optimizer):
+@dataclasses.dataclass(frozen=True)
+class _IterateAveraging(optimizers.Optimizer):
     """Optimizer of `average_iterates`."""
 
-    def __init__(self, optimizer: tff.learning.optimizers.Optimizer, decay: float):
-        self._optimizer = optimizer
-        self._decay = decay
+    optimizer: optimizers.Optimizer
+    decay: float
 
     def initialize(self, specs: Any) -> collections.OrderedDict[str, Any]:
         return collections.OrderedDict(
             [
                 (_STEP, tf.constant(0, tf.int64)),
-                (AVERAGE, tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), specs)),
-                (_OPTIMIZER, self._optimizer.initialize(specs)),
+                (AVERAGE, optimizers.zeros(specs)),
+                (_OPTIMIZER, self.optimizer.initialize(specs)),
             ]
         )
 
     def next(self, state, weights, gradients):
-        inner, new_weights = self._optimizer.next(state[_OPTIMIZER], weights, gradients)
+        inner, new_weights = self.optimizer.next(state[_OPTIMIZER], weights, gradients)
         step = state[_STEP] + 1
         # Σ_s decay^(t−s) θ_s / Σ_s decay^(t−s), of which the first one is θ_1.
-        decay = tf.constant(self._decay, tf.float64)
+        decay = tf.constant(self.decay, tf.float64)
         rate = (1.0 - decay) / (1.0 - decay ** tf.cast(step, tf.float64))
         average = tf.nest.map_structure(
             lambda old, new: old + tf.cast(rate, old.dtype) * (new - old),
@@ -50,16 +51,14 @@ class _IterateAveraging(tff.learning.optimizers.Optimizer):
         return new_state, new_weights
 
     def get_hparams(self, state):
-        return self._optimizer.get_hparams(state[_OPTIMIZER])
+        return self.optimizer.get_hparams(state[_OPTIMIZER])
 
     def set_hparams(self, state, hparams):
-        inner = self._optimizer.set_hparams(state[_OPTIMIZER], hparams)
+        inner = self.optimizer.set_hparams(state[_OPTIMIZER], hparams)
         return collections.OrderedDict(state, **{_OPTIMIZER: inner})
 
 
-def average_iterates(
-    optimizer: tff.learning.optimizers.Optimizer, decay: float
-) -> tff.learning.optimizers.Optimizer:
+def average_iterates(optimizer: optimizers.Optimizer, decay: float) -> optimizers.Optimizer:
     """Makes a server optimizer keep the exponential moving average of its models.
 
     Training does not change: clients receive the model of the last round. The average is in
@@ -71,7 +70,7 @@ def average_iterates(
     no share of the initial model.
 
     Args:
-      optimizer: Server optimizer to wrap.
+      optimizer: Server optimizer to wrap, of `optimizers` or of TFF.
       decay: Decay of a round's share, in (0, 1); 0.95 averages about the last 20 rounds.
 
     Returns:

@@ -1,128 +1,92 @@
-"""Common interface of TFF's two kinds of models: gradients of a batch, and metrics.
-
-Client updates are written once, on tuples of trainable tensors, and work with a
-`tff.learning.models.VariableModel` and a `tff.learning.models.FunctionalModel`.
-"""
+"""Models in TFF's processes: of TFF, with variables, and functional ones, ours and TFF's."""
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.execution import tff_names
+from tff_dpftrl.learning import local_updates
+from tff_dpftrl.learning import model as model_lib
 
 Model: TypeAlias = (
-    Callable[[], tff.learning.models.VariableModel] | tff.learning.models.FunctionalModel
+    Callable[[], tff.learning.models.VariableModel]
+    | tff.learning.models.FunctionalModel
+    | model_lib.Model
 )
-"""Model as TFF's builders take it: a function that makes a model, or a functional model."""
+"""Model as our builders take it: a function that makes a model, or a functional model."""
 
 
-class LocalModel(abc.ABC):
-    """Model at one client during one round, inside a TensorFlow computation."""
+def as_tff(
+    model: Model,
+) -> Callable[[], tff.learning.models.VariableModel] | tff.learning.models.FunctionalModel:
+    """Returns a model as TFF's own builders take it.
 
-    @abc.abstractmethod
-    def load(self, weights: tff.learning.models.ModelWeights) -> Any:
-        """Loads the round's weights; returns the initial state of the metrics."""
+    Args:
+      model: Model of any kind.
 
-    @abc.abstractmethod
-    def gradients(
-        self, trainable: tuple[tf.Tensor, ...], metrics: Any, batch: Any
-    ) -> tuple[tuple[tf.Tensor, ...], Any]:
-        """Computes the gradients of a batch's loss, and updates the metrics.
-
-        Args:
-          trainable: Trainable weights at which the gradient is taken.
-          metrics: State of the metrics.
-          batch: Batch with the model's `input_spec`.
-
-        Returns:
-          Dense gradients like `trainable`, and the new state of the metrics.
-        """
-
-    @abc.abstractmethod
-    def unfinalized_metrics(self, metrics: Any) -> Any:
-        """Returns this client's metrics for the metrics aggregator."""
+    Returns:
+      A model of this package as TFF's functional model; any other one as it is.
+    """
+    if not isinstance(model, model_lib.Model):
+        return model
+    metrics_fns = (
+        model.initialize_metrics_state,
+        model.update_metrics_state,
+        model.finalize_metrics,
+    )
+    return tff.learning.models.FunctionalModel(
+        initial_weights=model.initial_weights,
+        predict_on_batch_fn=tf.function(model.predict_on_batch, autograph=False),
+        loss_fn=tf.autograph.experimental.do_not_convert(model.loss),
+        metrics_fns=tuple(tf.function(one, autograph=False) for one in metrics_fns),
+        input_spec=model.input_spec,
+    )
 
 
-class _VariableLocalModel(LocalModel):
+class _VariableLocalModel(local_updates.LocalModel):
     """Model whose weights and metrics live in its variables."""
 
     def __init__(self, model: tff.learning.models.VariableModel):
         self._model = model
 
+    @override
     def load(self, weights):
         variables = tff.learning.models.ModelWeights.from_model(self._model)
         tf.nest.map_structure(lambda v, w: v.assign(w), variables, weights)
         return ()
 
+    @override
     def gradients(self, trainable, metrics, batch):
         variables = list(self._model.trainable_variables)
         for variable, value in zip(variables, trainable, strict=True):
             variable.assign(value)
         with tf.GradientTape() as tape:
             output = self._model.forward_pass(batch, training=True)
-        return _dense_gradients(tape, output.loss, variables), metrics
+        return local_updates.dense_gradients(tape, output.loss, variables), metrics
 
+    @override
     def unfinalized_metrics(self, metrics):
         del metrics  # They are in the model.
         return self._model.report_local_unfinalized_metrics()
 
 
-class _FunctionalLocalModel(LocalModel):
-    """Model whose weights and metrics are passed around as tensors."""
-
-    def __init__(self, model: tff.learning.models.FunctionalModel):
-        self._model = model
-        self._non_trainable = ()
-
-    def load(self, weights):
-        self._non_trainable = weights.non_trainable
-        return self._model.initialize_metrics_state()
-
-    def gradients(self, trainable, metrics, batch):
-        x, y = (batch["x"], batch["y"]) if isinstance(batch, Mapping) else batch
-        with tf.GradientTape() as tape:
-            tape.watch(trainable)
-            predictions = self._model.predict_on_batch(
-                (trainable, self._non_trainable), x, training=True
-            )
-            loss = self._model.loss(output=predictions, label=y)
-        batch_output = tff.learning.models.BatchOutput(
-            loss=loss, predictions=predictions, num_examples=num_examples(batch)
-        )
-        metrics = self._model.update_metrics_state(metrics, batch_output=batch_output, labels=y)
-        return _dense_gradients(tape, loss, trainable), metrics
-
-    def unfinalized_metrics(self, metrics):
-        return metrics
-
-
-def _dense_gradients(tape, loss, sources) -> tuple[tf.Tensor, ...]:
-    gradients = tape.gradient(loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return tuple(tf.convert_to_tensor(g) for g in gradients)
-
-
-def num_examples(batch: Any) -> tf.Tensor:
-    """Counts the examples in a batch: the size of its first dimension, int64."""
-    return tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
-
-
-def build_local_model(model_fn: Model) -> LocalModel:
+def build_local_model(model_fn: Model) -> local_updates.LocalModel:
     """Wraps a model; call it inside a TensorFlow computation.
 
     Args:
-      model_fn: Function that makes a `VariableModel`, or a `FunctionalModel`.
+      model_fn: Function that makes a `VariableModel`, or a functional model.
 
     Returns:
       The model at a client.
     """
-    if isinstance(model_fn, tff.learning.models.FunctionalModel):
-        return _FunctionalLocalModel(model_fn)
+    if model_lib.is_functional(model_fn):
+        return local_updates.FunctionalLocalModel(model_fn)
     return _VariableLocalModel(model_fn())
 
 
@@ -130,7 +94,7 @@ def build_initial_weights(model_fn: Model) -> tff_names.Computation:
     """Builds the computation that makes the initial model weights.
 
     Args:
-      model_fn: Function that makes a `VariableModel`, or a `FunctionalModel`.
+      model_fn: Function that makes a `VariableModel`, or a functional model.
 
     Returns:
       A computation without arguments that returns `ModelWeights`.
@@ -138,7 +102,7 @@ def build_initial_weights(model_fn: Model) -> tff_names.Computation:
     Raises:
       ValueError: If `model_fn` is neither.
     """
-    if isinstance(model_fn, tff.learning.models.FunctionalModel):
+    if model_lib.is_functional(model_fn):
 
         @tff_names.tensorflow_computation
         def initial_weights():
@@ -152,7 +116,7 @@ def build_initial_weights(model_fn: Model) -> tff_names.Computation:
     if not callable(model_fn):
         raise validation.UsageError(
             "model_fn must be a function that makes a tff.learning.models.VariableModel, or a "
-            f"tff.learning.models.FunctionalModel, got {model_fn!r}."
+            f"functional model, got {model_fn!r}."
         )
 
     @tff_names.tensorflow_computation
@@ -168,7 +132,7 @@ def input_and_metrics(
     """Returns the type of a client's data, and the aggregation of its metrics.
 
     Args:
-      model_fn: Function that makes a `VariableModel`, or a `FunctionalModel`.
+      model_fn: Function that makes a `VariableModel`, or a functional model.
       metrics_aggregator: Function that builds the aggregation of the metrics, such as
         `tff.learning.metrics.sum_then_finalize`.
 
@@ -176,7 +140,7 @@ def input_and_metrics(
       The sequence type of the batches, and a computation from the clients'
       unfinalized metrics to metrics at the server.
     """
-    if isinstance(model_fn, tff.learning.models.FunctionalModel):
+    if model_lib.is_functional(model_fn):
         input_spec, finalizers = model_fn.input_spec, model_fn.finalize_metrics
         unfinalized = tff_names.tensorflow_computation(model_fn.initialize_metrics_state)
         aggregation = metrics_aggregator(finalizers, unfinalized.type_signature.result)

@@ -1,29 +1,29 @@
-"""Models of any kind as TFF's algorithms take them, and what they report."""
+"""Models of any kind as rounds take them, and what they report."""
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_dpftrl import validation
-from tff_dpftrl.execution import leaves, tff_names
+from tff_dpftrl.learning import keras_functional
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.models import keras_versions
 
-Model: TypeAlias = (
-    "tff.learning.models.FunctionalModel | Callable[[], tff.learning.models.VariableModel]"
-)
-"""Model in a form that TFF's algorithms take."""
+if TYPE_CHECKING:
+    import tensorflow_federated as tff
+
+Model: TypeAlias = Union["model_lib.Model", "Callable[[], tff.learning.models.VariableModel]"]
+"""A functional model, also one of TFF, or a function that makes a model with variables of TFF."""
 
 
 def read(
     model: Any, batch_spec: Any, *, loss: Any = None, metrics: Callable[[], Any] | None = None
 ) -> Model:
-    """Converts a model of any kind to the form that TFF's algorithms take.
+    """Converts a model of any kind to a form that rounds take.
 
     Args:
       model: Functional model, function that makes a variable model, or Keras model.
@@ -45,11 +45,13 @@ def read(
         )
     if not is_keras and (loss is not None or metrics is not None):
         raise validation.UsageError(
-            "loss and metrics are for a tf.keras.Model: a model of tff.learning has its own."
+            "loss and metrics are for a tf.keras.Model: a functional model, or one of TFF, has its "
+            "own."
         )
     try:
-        made = _from_keras(model, batch_spec, loss, metrics) if is_keras else model
-        _try(made, batch_spec)
+        if is_keras:
+            return _from_keras(model, batch_spec, loss, metrics)
+        _try(model, batch_spec)
     except validation.UsageError:
         raise
     except Exception as error:  # Models may raise anything.
@@ -57,12 +59,12 @@ def read(
             f"model does not take the pipeline's batches {_shown(batch_spec)}: "
             f"{validation.one_line(error)}"
         ) from error
-    return made
+    return model
 
 
 def num_parameters(model: Model, *, trained: bool = True) -> int:
     """Counts the trainable weights of a model, or those that are not."""
-    if isinstance(model, tff.learning.models.FunctionalModel):
+    if model_lib.is_functional(model):
         weights = model.initial_weights[0 if trained else 1]
         shapes = [np.shape(weight) for weight in tf.nest.flatten(weights)]
     else:
@@ -73,16 +75,16 @@ def num_parameters(model: Model, *, trained: bool = True) -> int:
     return sum(int(np.prod(shape)) for shape in shapes)
 
 
-def metrics(model: Model) -> tuple[Any, tff_names.Type]:
-    """Returns the finalizers of a model's metrics, and the type of those that a client sends."""
+def metrics(model: Model) -> tuple[Any, Any]:
+    """Returns the finalizers of a model's metrics, and the specs of those that a client sends."""
     with tf.Graph().as_default():
-        if isinstance(model, tff.learning.models.FunctionalModel):
+        if model_lib.is_functional(model):
             finalizers, state = model.finalize_metrics, model.initialize_metrics_state()
         else:
             made = model()
             finalizers, state = made.metric_finalizers(), made.report_local_unfinalized_metrics()
         specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), state)
-    return finalizers, tff_names.tensorflow_to_type(specs)
+    return finalizers, specs
 
 
 def metric_specs(model: Model) -> dict[str, tf.TensorSpec]:
@@ -91,34 +93,39 @@ def metric_specs(model: Model) -> dict[str, tf.TensorSpec]:
     Raises:
       UsageError: If metrics have no names.
     """
-    _, structure = metrics(model)
-    names = leaves.paths(structure)
-    for path in names:
+    named = dict(_named(metrics(model)[1]))
+    for path in named:
         if path.partition("/")[0].isdigit() or not path:
             raise validation.UsageError(
                 "model has metrics without a name: let their state be an OrderedDict."
             )
-    return dict(zip(names, leaves.specs(structure), strict=True))
+    return named
+
+
+def _named(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields paths, such as "loss/0", and leaves of containers, in the order of their entries."""
+    if hasattr(structure, "_asdict"):
+        structure = structure._asdict()
+    elif isinstance(structure, (list, tuple)):
+        structure = dict(enumerate(structure))
+    if not isinstance(structure, Mapping):
+        yield path, structure
+        return
+    for name, value in structure.items():
+        yield from _named(value, f"{path}/{name}" if path else str(name))
 
 
 def _from_keras(
     model: keras_versions.Model, batch_spec: Any, loss: Any, metrics: Callable[[], Any] | None
-) -> tff.learning.models.FunctionalModel:
-    # TFF would give the weights of a layer that is not trained to another layer of their shape.
-    keras_versions.refuse_untrained(model)
-    keras_versions.refuse_ignored(model)
+) -> model_lib.Model:
     further = {} if metrics is None else metrics()
     if not isinstance(further, Mapping) or "loss" in further:
         raise validation.UsageError(
             "metrics must return a dictionary of Keras metrics by name, without 'loss', which is "
             f"always there; got {further!r}."
         )
-
-    def make_metrics() -> collections.OrderedDict[str, Any]:
-        mean = keras_versions.MeanMetric(loss.call, name="loss")
-        return collections.OrderedDict(loss=mean, **(metrics() if metrics is not None else {}))
-
-    return tff.learning.models.functional_model_from_keras(model, loss, batch_spec, make_metrics)
+    mean = keras_versions.MeanMetric(loss.call, name="loss")
+    return keras_functional.build(model, batch_spec, loss, {"loss": mean, **further})
 
 
 def _try(model: Any, batch_spec: Any) -> None:
@@ -127,20 +134,21 @@ def _try(model: Any, batch_spec: Any) -> None:
         batch = tf.nest.map_structure(
             lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), batch_spec
         )
-        if isinstance(model, tff.learning.models.FunctionalModel):
+        if model_lib.is_functional(model):
             _check_batches(model.input_spec, batch_spec)
-            x, y = (batch["x"], batch["y"]) if isinstance(batch, Mapping) else batch
+            x, y = model_lib.x_and_y(batch)
             scores = model.predict_on_batch(model.initial_weights, x, training=True)
-            output = tff.learning.models.BatchOutput(
-                loss=model.loss(output=scores, label=y), predictions=scores, num_examples=1
-            )
-            model.update_metrics_state(model.initialize_metrics_state(), y, output)
+            loss = model.loss(output=scores, label=y)
+            output = model_lib.BatchOutput(loss, scores, model_lib.num_examples(batch))
+            state = model.initialize_metrics_state()
+            model.update_metrics_state(state, batch_output=output, labels=y)
             return
         made = model() if callable(model) else None
-        if not isinstance(made, tff.learning.models.VariableModel):
+        if not hasattr(made, "forward_pass"):
             raise validation.UsageError(
-                "model must be a tf.keras.Model, a tff.learning.models.FunctionalModel or a "
-                "function that makes a tff.learning.models.VariableModel, got a "
+                "model must be a tf.keras.Model, a functional model (learning.model.Model or "
+                "tff.learning.models.FunctionalModel) or a function that makes a "
+                "tff.learning.models.VariableModel, got a "
                 f"{type(model if made is None else made).__name__}."
             )
         _check_batches(made.input_spec, batch_spec)

@@ -197,7 +197,7 @@ def build(
             f"{error}"
         ) from error
     _check_output(traced.structured_outputs, wanted, sequence_length, vocabulary_size)
-    function = _without_captures(traced)
+    function = without_captures(traced)
     trial = _Trial(function, weights, vocabulary_size, sequence_length)
     trial.check_scores()
     _check_repeats(trial, trace)
@@ -253,8 +253,18 @@ def _check_output(output: Any, wanted: str, sequence_length: int, vocabulary_siz
         )
 
 
-def _without_captures(traced: Any) -> Callable[..., tf.Tensor]:
-    """Returns the function with its captures as constants, so that any graph can call it."""
+def without_captures(traced: Any) -> Callable[..., Any]:
+    """Makes a function's captures constants, so that any graph can call it.
+
+    Args:
+      traced: Concrete function, which is changed.
+
+    Returns:
+      The function.
+
+    Raises:
+      UsageError: If it captures a variable or a table.
+    """
     captures = list(traced.graph.captures)
     if not captures:
         return traced
@@ -376,7 +386,7 @@ def _check_repeats(trial: _Trial, trace: Callable[[bool], Callable[..., tf.Tenso
     """Checks that the model computes the same at another call, and in training."""
     reason = None
     try:
-        repeats = trial.is_same(trial.function) and trial.is_same(_without_captures(trace(True)))
+        repeats = trial.is_same(trial.function) and trial.is_same(without_captures(trace(True)))
     except Exception as error:
         repeats, reason = False, error
     if not repeats:

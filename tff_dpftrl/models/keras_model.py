@@ -85,7 +85,7 @@ def as_function(
             (x.shape[1] or 0 for x in tf.nest.flatten(inputs) if len(x.shape) > 1), default=0
         )
         loops = keras_versions.unrolled(model, unrolled and 0 < steps <= _UNROLLED)
-        with tf.name_scope("model"), _replaced(variables, weights), loops:
+        with tf.name_scope("model"), replaced(variables, weights), loops:
             return call(inputs, training=training)
 
     return outputs
@@ -135,15 +135,25 @@ def _named(variables: Sequence[Any]) -> Mapping[str, np.ndarray]:
 
 
 @contextlib.contextmanager
-def _replaced(variables: Sequence[tf.Variable], tensors: Sequence[tf.Tensor]) -> Iterator[None]:
+def replaced(
+    variables: Sequence[tf.Variable], tensors: Sequence[Any], *, may_change: bool = False
+) -> Iterator[list[Any]]:
     """Replaces the values of variables by tensors while a graph is traced.
 
-    Keras has no call with weights as arguments. Cloning a model under a variable creator, as
+    Keras 2 has no call with weights as arguments. Cloning a model under a variable creator, as
     TFF's `functional_model_from_keras` does, gives shared layers separate weights and needs
-    `get_config` of every layer. Here reading a variable returns a tensor, and changing it raises
-    an error.
+    `get_config` of every layer. Here reading a variable returns a tensor.
+
+    Args:
+      variables: Variables that exist already.
+      tensors: A tensor for each, or a function that makes one where it is read.
+      may_change: Whether they may be assigned to; else it raises an error.
+
+    Yields:
+      The values of the variables, which an assignment replaces.
     """
-    value_of = {id(v): tensor for v, tensor in zip(variables, tensors, strict=True)}
+    values = list(tensors)
+    place_of = {id(variable): place for place, variable in enumerate(variables)}
 
     class Replaced(_Variable):
         @property
@@ -151,26 +161,40 @@ def _replaced(variables: Sequence[tf.Variable], tensors: Sequence[tf.Tensor]) ->
             raise AttributeError(f"{self.name} stands for a tensor and cannot be changed")
 
         def value(self):
-            return value_of[id(self)]
+            found = values[place_of[id(self)]]
+            return found() if callable(found) else found
 
         read_value = value
 
         def _read_variable_op(self, no_copy=False):
-            return value_of[id(self)]
+            return self.value()
 
         def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
-            return value_of[id(self)]
+            return self.value()
 
         def sparse_read(self, indices, name=None):
-            return tf.gather(value_of[id(self)], indices, name=name)
+            return tf.gather(self.value(), indices, name=name)
 
         def gather_nd(self, indices, name=None):
-            return tf.gather_nd(value_of[id(self)], indices, name=name)
+            return tf.gather_nd(self.value(), indices, name=name)
+
+    class Changing(Replaced):
+        def assign(self, value, use_locking=None, name=None, read_value=True):
+            value = tf.identity(tf.convert_to_tensor(value, self.dtype), name)
+            value.set_shape(self.shape)
+            values[place_of[id(self)]] = value
+            return value
+
+        def assign_add(self, delta, use_locking=None, name=None, read_value=True):
+            return self.assign(self.value() + delta, name=name)
+
+        def assign_sub(self, delta, use_locking=None, name=None, read_value=True):
+            return self.assign(self.value() - delta, name=name)
 
     for variable in variables:
-        variable.__class__ = Replaced
+        variable.__class__ = Changing if may_change else Replaced
     try:
-        yield
+        yield values
     finally:
         for variable in variables:
             variable.__class__ = _Variable

@@ -42,6 +42,13 @@ COUNT_STREAM = 1
 """Index of the sub-seed for the noise on the counts of unclipped clients."""
 
 
+_EXPENSIVE = 1.25
+
+
+class ExpensiveClippingWarning(UserWarning):
+    """Estimating the clip norm takes much of the privacy budget from the updates."""
+
+
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClipping:
     """Settings of the estimation of the clip norm while training.
@@ -234,6 +241,17 @@ class AdaptiveClipRound(interface.PrivateRound):
         if self.noise_multiplier == 0:
             return 1.0
         return self.update_noise_multiplier / self.noise_multiplier
+
+    @property
+    def expensive_clipping(self) -> str | None:
+        """Sentence about the cost of estimating the clip norm, None if the cost is small."""
+        if self.estimation_cost <= _EXPENSIVE:
+            return None
+        return (
+            f"Estimating the clip norm with clipped_count_stddev = {self.clipped_count_stddev:g} "
+            f"multiplies the noise of the updates by {self.estimation_cost:.2f}; a larger "
+            "clipped_count_stddev, or more clients in a round, costs less."
+        )
 
     @override
     def initial_state(self, shapes):

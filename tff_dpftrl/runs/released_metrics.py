@@ -103,7 +103,7 @@ class Figures:
         return tuple(found)
 
     def bounded_sums(self, values: np.ndarray) -> np.ndarray:
-        """Adds up the sums of units, as `learning.bounded_metrics` does on devices.
+        """Adds up the sums of units, as `learning.metric_sums.bounded` does on devices.
 
         Args:
           values: Sums of each unit in the order of `bounds`, shape [units, n].

@@ -10,7 +10,7 @@ import numpy as np
 from tff_dpftrl.runs import checkpoint
 
 _LAST = "global_model_weights/trainable"  # Of TFF's LearningAlgorithmState.
-_AVERAGE = "finalizer/average"  # Of `learning.iterate_averaging`, which needs TFF.
+_AVERAGE = "finalizer/average"  # Of `learning.iterate_averaging`.
 
 Whole: TypeAlias = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 """Function from the weights that a run trains, as its state has them, to those of the model."""

@@ -1,6 +1,6 @@
 """Custom models in a training run: what they may be, and what is recorded of them.
 
-TensorFlow and TFF are imported only where there is such a model.
+TensorFlow is imported only where there is such a model.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
     import tensorflow as tf
-    import tensorflow_federated as tff
 
+    from tff_dpftrl.learning import model as model_lib
     from tff_dpftrl.models import custom_model, language_model
 
-Model: TypeAlias = Union["tf.keras.Model", "tff.learning.models.FunctionalModel"]
-"""A custom model, as the caller of `train` gives it."""
+Model: TypeAlias = Union["tf.keras.Model", "model_lib.Model"]
+"""A custom model, as the caller of `train` gives it: of Keras, or a functional one."""
 
 
 def read(model: Model, *, vocabulary_size: int, sequence_length: int) -> custom_model.CustomModel:
     """Makes a language model of a custom model.
 
     Args:
-      model: A `tf.keras.Model` or a `tff.learning.models.FunctionalModel`.
+      model: A `tf.keras.Model` or a functional model, also one of TFF.
       vocabulary_size: Number of ids V, special tokens included, that it must score.
       sequence_length: Number of positions T that it must read.
 
@@ -41,20 +41,19 @@ def read(model: Model, *, vocabulary_size: int, sequence_length: int) -> custom_
     Raises:
       ValueError: If it is neither, or cannot be trained; it says what to change.
     """
+    from tff_dpftrl.learning import functional_model
+    from tff_dpftrl.learning import model as model_lib
     from tff_dpftrl.models import keras_model, keras_versions
 
     sizes = {"vocabulary_size": vocabulary_size, "sequence_length": sequence_length}
     if isinstance(model, keras_versions.Model):
         return keras_model.read(model, **sizes)
-    import tensorflow_federated as tff
-
-    from tff_dpftrl.learning import functional_model
-
-    if isinstance(model, tff.learning.models.FunctionalModel):
+    if model_lib.is_functional(model):
         return functional_model.to_language_model(model, **sizes)
     raise validation.UsageError(
-        "model must be a tf.keras.Model or a tff.learning.models.FunctionalModel, got "
-        f"{type(model).__name__}: give the model itself, not a function that makes it."
+        "model must be a tf.keras.Model, a tff_dpftrl.learning.model.Model or a "
+        f"tff.learning.models.FunctionalModel, got {type(model).__name__}: give the model itself, "
+        "not a function that makes it."
     )
 
 

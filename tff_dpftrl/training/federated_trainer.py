@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import tensorflow_federated as tff
 from typing_extensions import override
 
 from tff_dpftrl import execution
-from tff_dpftrl.learning import bounded_metrics
+from tff_dpftrl.execution import federated_round
+from tff_dpftrl.learning import metric_sums
 from tff_dpftrl.participation import cohorts
 from tff_dpftrl.runs import prepared, privacy
 from tff_dpftrl.runs import progress as progress_lib
@@ -71,30 +71,30 @@ class FederatedTrainer(prepared.Trainer):
         client_data = [self._client_value(user, round_index) for user in members]
         output = self._process.next(state, client_data)
         trained = output.metrics["client_work"]["train"]
-        aggregated = output.metrics["aggregator"] if output.metrics else {}
-        # A cohort without text has neither: TFF's quotients of nothing are 0.
+        aggregated = output.metrics["aggregator"]
+        # A cohort without text has neither: quotients of nothing are 0.
         return prepared.Trained(
             state=output.state,
             loss=float(trained["loss"]) if trained["num_targets"] else None,
             top1=float(trained["top1_in_vocab"]) if trained["num_in_vocab"] else None,
-            num_not_finite=int(aggregated.get("non_finite_clients", 0)) if aggregated else 0,
-            bounded_sums=trained.get(bounded_metrics.NAME),
+            num_not_finite=int(aggregated.get("non_finite_clients", 0)),
+            bounded_sums=trained.get(metric_sums.BOUNDED_SUMS),
         )
 
 
 @contextlib.contextmanager
 def open_trainer(
-    build: Callable[[], tff.learning.templates.LearningProcess],
+    build: Callable[[], federated_round.FederatedRound],
     plan: privacy.FederatedPlan,
     language_task: task.LanguageTask,
     *,
     placement: placement_lib.Placement,
     progress: progress_lib.Progress,
 ) -> Iterator[FederatedTrainer]:
-    """Builds the learning process of a run where it will run.
+    """Builds the rounds of a run where they will run.
 
     Args:
-      build: Function that builds the process.
+      build: Function that builds the round.
       plan: Privacy of the run.
       language_task: Model and text of the run.
       placement: Placement of the clients.
@@ -104,8 +104,8 @@ def open_trainer(
       The trainer. Everything that was started for it is ended afterwards.
     """
     progress("Building the computations ...")
-    with execution.compiled_only(), _clients(placement) as clients:
-        process = execution.compile_process(
+    with _clients(placement) as clients:
+        process = execution.CompiledProcess(
             build(),
             dataset_fn=language_task.batches,
             tensor_spec=language_task.rows_spec,

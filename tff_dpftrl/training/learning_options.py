@@ -55,7 +55,7 @@ class LearningOptions:
         """Rule by which the server's optimizer makes models of the released sums."""
         from tff_dpftrl.mechanisms import workload as workload_lib
 
-        # TFF's Adam has β₁ = 0.9, whatever server_momentum says.
+        # The server's Adam has β₁ = 0.9, whatever server_momentum says.
         momentum = {"sgd": 0.0, "momentum": self.server_momentum, "adam": 0.9}
         return workload_lib.UpdateRule(
             momentum=momentum[self.server_optimizer],

@@ -18,11 +18,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tensorflow_federated as tff
-
 from tff_dpftrl.data import tables, vocabulary, vocabulary_file
 from tff_dpftrl.execution import allocator
-from tff_dpftrl.learning import bounded_metrics
+from tff_dpftrl.learning import metric_sums
 from tff_dpftrl.models import table
 from tff_dpftrl.runs import earlier_runs, manifest, prepared, privacy
 from tff_dpftrl.runs import progress as progress_lib
@@ -71,11 +69,12 @@ def train(
       rows: A table in memory instead of files: a pandas or polars data frame, an Arrow table, a
         `datasets.Dataset`, or an iterable of (user, text) pairs, which is read once
         (docs/how_to/tables.md). The config's `data` is its name. Give the same rows again to go on.
-      model: A `tf.keras.Model` or `tff.learning.models.FunctionalModel` instead of the model
-        that the config names: it maps word ids, int32, [batch, T], to scores (logits) of
-        the next words, float32, [batch, T, V], where T is `sequence_length` and V is
-        `text.words.size`. It begins with the weights that it has, and is not changed; loss and
-        metrics are those of this package. To go on with such a run, give the same model again.
+      model: A `tf.keras.Model` or a functional model (`learning.model.Model` or
+        `tff.learning.models.FunctionalModel`) instead of the model that the config names: it maps
+        word ids, int32, [batch, T], to scores (logits) of the next words, float32, [batch, T, V],
+        where T is `sequence_length` and V is `text.words.size`. It begins with the weights that it
+        has, and is not changed; loss and metrics are those of this package. To go on with such a
+        run, give the same model again.
       model_trained_on: Public text that the weights of a custom model were trained on, as the
         statement is to name it, or "nothing" for weights drawn at random; or the folder of an
         earlier run, as a path, with which this one is then composed. For a new run only. If None,
@@ -212,9 +211,7 @@ def _prepared(
     for line in startup.describe_plan(plan, num_parameters):
         say(line)
     reportable = report.of_training_run(config, known, plan, opened.output)
-    aggregated = tff.learning.metrics.sum_then_finalize
-    if reportable.figures is not None:
-        aggregated = bounded_metrics.with_bounded_sums(aggregated, reportable.figures.bounds)
+    bounds = None if reportable.figures is None else reportable.figures.bounds
     reportable.schedule.check_budget(plan)
     words, is_tokenized = language_task.words, language_task.train.corpus.is_tokenized
 
@@ -226,11 +223,11 @@ def _prepared(
     return prepared.Prepared(
         report=reportable,
         trainer=federated_trainer.open_trainer(
-            lambda: process.build_process(
+            lambda: process.build_round(
                 plan,
                 config.learning,
                 language_task.functional_model(),
-                metrics_aggregator=aggregated,
+                metrics=functools.partial(metric_sums.build, bounds=bounds),
             ),
             plan,
             language_task,

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_dpftrl.data import client_datasets, sequences
 from tff_dpftrl.learning import functional_model
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.models import table
 from tff_dpftrl.training import corpus, custom_models, text_task
 
@@ -44,7 +44,7 @@ class LanguageTask(text_task.TextTask):
     seed: int
     initial_weights: tuple[np.ndarray, ...] | None = None
 
-    def functional_model(self) -> tff.learning.models.FunctionalModel:
+    def functional_model(self) -> model_lib.Model:
         """Returns the model with its initial weights."""
         return functional_model.build(self.model, self.special, self.seed, self.initial_weights)
 

@@ -33,6 +33,11 @@ CREATE TABLE campaign_book (
 _COLUMNS = "number, kind, task, rounds, epoch, owner, at, content"
 _CHANGE = "(kind, task) VALUES ('changed', '{table}')"
 _ALWAYS = "1 = 1"
+# All but the note that an attempt at the next round has begun, which leaves all else as it is.
+_COMMITTED = " OR ".join(
+    ["NEW.attempt = ''"]
+    + [f"NEW.{column} <> OLD.{column}" for column in ("rounds_done", "epoch", "model", "state")]
+)
 _TRIGGERS = (  # What happens, to rows of which table, when, and the line that it adds.
     (
         "UPDATE",
@@ -43,7 +48,7 @@ _TRIGGERS = (  # What happens, to rows of which table, when, and the line that i
     (
         "UPDATE",
         "commits",
-        _ALWAYS,
+        _COMMITTED,
         "(kind, task, rounds, epoch, content) "
         "VALUES ('commit', NEW.task, NEW.rounds_done, NEW.epoch, NEW.model)",
     ),

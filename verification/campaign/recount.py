@@ -94,10 +94,11 @@ def _cohort(row: Mapping[str, Any], uploads: Sequence[Upload]) -> list[Upload]:
     accepted = [upload for upload in sent if upload.is_accepted]
     if any(upload.round_index != row["round"] for upload in sent):
         raise RecountError(f"Round {row['round']} has reports that are of another round.")
+    reports = row.get("devices/reports", 0)  # A skipped round has no counts.
     for cohort in (accepted, sent):  # Who is not told may be in the sum all the same.
-        if len(cohort) == row["devices/reports"]:
+        if len(cohort) == reports:
             return cohort
     raise RecountError(
-        f"Round {row['round']} holds {row['devices/reports']} reports, and devices know of "
+        f"Round {row['round']} holds {reports} reports, and devices know of "
         f"{len(accepted)} to {len(sent)}."
     )

@@ -657,7 +657,6 @@ _SAMPLED = ("dp-fedavg", "cyclic", "cyclic, simulated", "bins", "b-min-sep")
 def test_runs_of_every_kind_are_consistent(corpus, tmp_path, kind):
     folder = tmp_path / "run"
     options = {"buffers": None, **_SECRET, **_KINDS[kind]}
-    pytest.importorskip("tensorflow_federated", reason="trains with TFF")
     from tff_dpftrl.training import run
 
     run.train(toy_run.config(corpus, **options), folder, progress=lambda line: None)

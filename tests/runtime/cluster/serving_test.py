@@ -59,7 +59,7 @@ def _deployment(files=_FILES, address="127.0.0.1:0", store="store", num_selector
 
 @pytest.mark.slow
 def test_hosts_build_what_is_served_from_files_of_their_node(tmp_path):
-    small_folder.write(tmp_path / "small", small_tasks.PROCESSES["blt"]())
+    small_folder.write(tmp_path / "small", small_tasks.ROUNDS["blt"]())
     signing_keys.create(tmp_path / "issuer")
     issuer = signing_keys.public_path(tmp_path / "issuer")
     files = dataclasses.replace(

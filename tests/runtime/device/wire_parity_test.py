@@ -16,7 +16,7 @@ from tests.runtime.fleet import server_thread
 from tests.runtime.plans import small_tasks
 from tests.runtime.server import example_service
 from tests.runtime.tasks import small_folder
-from tff_dpftrl.execution import compiled_process, contexts
+from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.runtime.device import (
     attester,
@@ -103,12 +103,12 @@ def _run_round(folder, address, cohort, notes):
     ],
 )
 def test_rounds_over_the_wire_are_those_of_the_simulation(tmp_path, name, max_fan_in):
-    process = small_tasks.PROCESSES[name]()
+    process = small_tasks.ROUNDS[name]()
     terms = dataclasses.replace(small_folder.TERMS, adaptive_clipping=name == "adaptive")
     task = planned_task.PlannedTask(small_folder.folder_of(process, terms=terms))
     store, notes = memory_store.MemoryStore(), example_service.Notes()
     task.add_to(store)
-    compiled = compiled_process.compile_process(process)
+    compiled = compiled_process.CompiledProcess(process)
     reference = compiled.initialize()
     with server_thread.running(
         lambda: _make_server(tmp_path, task, store, notes, max_fan_in)
@@ -142,7 +142,7 @@ def _round_in_process(folder, device, state, cohort, *, rounds):
 
 @pytest.mark.slow  # Plans are built once more.
 def test_a_round_of_rounded_updates_is_that_of_a_simulation_that_rounds(tmp_path):
-    folder = small_folder.folder_of(small_tasks.PROCESSES["blt"](), rounds_updates=True)
+    folder = small_folder.folder_of(small_tasks.ROUNDS["blt"](), rounds_updates=True)
     assert folder.server.rounded == folder.devices[0].rounded != []
     task = planned_task.PlannedTask(folder)
     device, store = small_folder.device_of(task), memory_store.MemoryStore()
@@ -166,13 +166,12 @@ def test_a_round_of_rounded_updates_is_that_of_a_simulation_that_rounds(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", small_tasks.SECURE_ONLY_PROCESSES)
+@pytest.mark.parametrize("name", small_tasks.SECURE_ONLY_ROUNDS)
 def test_ten_secure_rounds_with_drop_outs_are_plain_sums(tmp_path, name):
-    with contexts.secure_sum_simulation():
-        process = small_tasks.SECURE_ONLY_PROCESSES[name]()
-        compiled = compiled_process.compile_process(process)
-        rounds = secure_rounds.Rounds(secure_rounds.task_of(process), compiled)
-        rounds.run(tmp_path, 10)
+    process = small_tasks.SECURE_ONLY_ROUNDS[name]()
+    compiled = compiled_process.CompiledProcess(process)
+    rounds = secure_rounds.Rounds(secure_rounds.task_of(process), compiled)
+    rounds.run(tmp_path, 10)
     for mine, expected in zip(rounds.state(), tree.flatten(rounds.reference), strict=True):
         np.testing.assert_allclose(mine, np.asarray(expected), rtol=1e-6, atol=1e-6)
     print(dict(rounds.seen))

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder
-from tff_dpftrl.execution import contexts
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import secure_report
 from tff_dpftrl.runtime.tasks import planned_task, task_privacy, task_state
@@ -35,12 +34,11 @@ _SMALL_LIES = st.tuples(st.tuples(*[_SMALL] * 7), st.tuples(*[_SMALL] * 3))
 
 @pytest.fixture(scope="module")
 def task():
-    with contexts.secure_sum_simulation():
-        process = small_tasks.SECURE_ONLY_PROCESSES["secagg"]()
-        folder = small_folder.folder_of(
-            process, terms=_TERMS, secure_aggregation=small_tasks.SECURE_AGGREGATION
-        )
-        return planned_task.PlannedTask(folder)
+    process = small_tasks.SECURE_ONLY_ROUNDS["secagg"]()
+    folder = small_folder.folder_of(
+        process, terms=_TERMS, secure_aggregation=small_tasks.SECURE_AGGREGATION
+    )
+    return planned_task.PlannedTask(folder)
 
 
 @pytest.fixture(scope="module")

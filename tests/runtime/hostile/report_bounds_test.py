@@ -116,11 +116,11 @@ def test_every_tensor_beyond_its_bound_costs_its_device_its_own_report(name, req
         ("loss_sum", 3e38),
         ("num_targets", 2**63 - 1),
         ("num_targets", -1),
-        ("0/3", 2**31 - 1),  # A counter of int32: clients whose update is not finite.
-        ("0/2", -1e5),  # The bit of adaptive clipping.
-        ("0/2", 5e5),
-        ("0/2", 0.6),
-        ("/1/0", 2.0**20),  # Part of the update; the clip norm is 1.
+        ("non_finite_clients", 2**31 - 1),
+        ("update/bit", -1e5),  # Of adaptive clipping.
+        ("update/bit", 5e5),
+        ("update/bit", 0.6),
+        ("update/update/0", 2.0**20),  # Part of the update; the clip norm is 1.
     ],
 )
 def test_the_attacks_that_spoilt_a_task_change_no_bit_of_it(training, label, value):

@@ -11,7 +11,6 @@ from hypothesis import strategies
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder
 from tests.secure_sums import conversations
-from tff_dpftrl.execution import contexts
 from tff_dpftrl.runtime.actors import actor, messages, population, roles, secure_aggregator
 from tff_dpftrl.runtime.plans import tensor_values
 from tff_dpftrl.runtime.protocol import session_stream
@@ -20,20 +19,20 @@ from tff_dpftrl.secure_sums import secure_sum_pb2, vectors
 from verification import memory_store
 
 _COUNT, _STRIDES, _TIMES, _METRICS = range(4)  # Segments of a vector; the last is the first metric.
-_VECTOR, _OWN_COUNT, _BIT = "3/0/vector", "3/0/count", "3/1/doubled"
+_VECTOR, _OWN_COUNT = "secure/update/vector", "secure/update/count"
+_BIT = "secure/bit/doubled"
 
 
 class _Game:
     """A task with learned clip norm, and the vectors of two groups of three devices."""
 
     def __init__(self):
-        with contexts.secure_sum_simulation():
-            process = small_tasks.SECURE_ONLY_PROCESSES["secagg adaptive"]()
-            folder = small_folder.folder_of(
-                process,
-                terms=small_folder.SECURE_TERMS,
-                secure_aggregation=small_tasks.SECURE_AGGREGATION,
-            )
+        process = small_tasks.SECURE_ONLY_ROUNDS["secagg adaptive"]()
+        folder = small_folder.folder_of(
+            process,
+            terms=small_folder.SECURE_TERMS,
+            secure_aggregation=small_tasks.SECURE_AGGREGATION,
+        )
         self.task = planned_task.PlannedTask(folder)
         self.layout = self.task.served.task.secure_sum.parameters.layout
         self.commit = small_folder.Rounds(self.task, memory_store.MemoryStore()).commit

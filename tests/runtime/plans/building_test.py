@@ -1,4 +1,4 @@
-"""From processes to plans: what is in them, and which processes are refused."""
+"""From rounds to plans: what is in them, and which rounds are refused."""
 
 import sys
 
@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytest.importorskip("tensorflow_federated", reason="makes plans with TFF")
-
-import tensorflow_federated as tff
-
 from tests.runtime.plans import small_tasks
-from tff_dpftrl import aggregators
-from tff_dpftrl.execution import contexts, graph_function, large_fills
-from tff_dpftrl.mechanisms import blt, table
+from tff_dpftrl.execution import graph_function, large_fills
+from tff_dpftrl.mechanisms import table
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
     building,
@@ -30,10 +25,7 @@ from tff_dpftrl.training import process as process_lib
 @pytest.fixture(scope="module")
 def process():
     """With a seed that is drawn at initialisation."""
-    aggregator = aggregators.build_dp_ftrl_aggregator(
-        blt.Blt((0.9, 0.5), (0.3, 0.2)), clip_norm=1.0, noise_multiplier=0.5, clients_per_round=3
-    )
-    return small_tasks.federated_averaging(aggregator)
+    return small_tasks.federated_averaging(small_tasks.fixed(0.5, deterministic_seed=None))
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +49,9 @@ def test_the_device_plan_says_what_a_device_has_to_know(plans):
     assert device.participation == plans.server.participation == small_tasks.PARTICIPATION
     assert [t.label for t in device.graph.inputs] == [
         "examples",
-        "0/trainable/0",
-        "0/trainable/1",
-        "1",
+        "weights/trainable/0",
+        "weights/trainable/1",
+        "aggregator/seen",
     ]
     assert "ParseExampleV2" in device.ops and list(device.ops) == sorted(device.ops)
 
@@ -119,21 +111,24 @@ def test_every_mechanism_makes_plans(mechanism):
     config = config_lib.TrainingConfig(
         num_rounds=8, clients_per_round=3, mechanism=mechanism, min_sep=2, **noise
     )
-    aggregator = process_lib.build_aggregator(config.learning, config.privacy().plan(100, 4))
-    plans = small_tasks.plans(small_tasks.federated_averaging(aggregator))
+    aggregation = process_lib.build_aggregation(config.learning, config.privacy().plan(100, 4))
+    plans = small_tasks.plans(small_tasks.federated_averaging(aggregation))
     verification.check_device_plan(plans.devices[0])
 
 
 def test_noise_that_a_repeated_round_would_draw_anew_is_refused():
+    tff = pytest.importorskip("tensorflow_federated", reason="refuses noise of TFF")
+    from tests.runtime.plans import tff_tasks
+
     aggregator = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.5, 3, 1.0)
     with pytest.raises(building.CannotPlanError, match="could draw other noise"):
-        small_tasks.plans(small_tasks.federated_averaging(aggregator))
+        small_tasks.plans(tff_tasks.federated_averaging(aggregator))
 
 
 def test_batches_of_another_type_are_refused(process):
     pipeline = small_tasks.pipeline()
     object.__setattr__(pipeline, "to_batch", lambda features: features["x"])
-    with pytest.raises(ValueError, match="must be a dataset with elements of type"):
+    with pytest.raises(ValueError, match="must be a dataset with elements "):
         building.build_plans(process, pipeline, small_tasks.terms())
 
 
@@ -157,12 +152,11 @@ def test_the_terms_of_a_task_must_be_complete(process, options, message):
     "process",
     [
         small_tasks.secure_evaluation,
-        pytest.param(small_tasks.SECURE_ONLY_PROCESSES["secagg adaptive"], marks=pytest.mark.slow),
+        pytest.param(small_tasks.SECURE_ONLY_ROUNDS["secagg adaptive"], marks=pytest.mark.slow),
     ],
 )
 def test_plans_with_secure_aggregation_have_nothing_in_the_clear(process):
-    with contexts.secure_sum_simulation():
-        plans = small_tasks.plans(process(), secure_aggregation=small_tasks.SECURE_AGGREGATION)
+    plans = small_tasks.plans(process(), secure_aggregation=small_tasks.SECURE_AGGREGATION)
     (device,) = plans.devices
     assert len(device.secure_sums) == len(device.graph.outputs) == len(plans.server.update)
     assert not plans.server.zero.outputs
@@ -172,11 +166,11 @@ def test_plans_with_secure_aggregation_have_nothing_in_the_clear(process):
 
 
 def test_a_process_with_sums_in_the_clear_is_no_secure_one():
-    with pytest.raises(
-        building.CannotPlanError, match=r"seen as they are: .*mse/0.*secure_metrics"
-    ):
+    with pytest.raises(building.CannotPlanError, match=r"seen as they are: .*mse/0.*metric_sums"):
         small_tasks.plans(
-            small_tasks.evaluation(), secure_aggregation=small_tasks.SECURE_AGGREGATION
+            small_tasks.evaluation(),
+            kind=plan_pb2.EVALUATION,
+            secure_aggregation=small_tasks.SECURE_AGGREGATION,
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 import tree
 
 from tests.runtime.plans import small_tasks
-from tff_dpftrl.execution import client_part, compiled_process, contexts
+from tff_dpftrl.execution import client_part, compiled_process, federated_round
 from tff_dpftrl.runtime.plans import device_work, server_work, signing, tensor_values
 
 # By default, `wire_parity_test` and `summations_test` compare rounds with the simulation's.
@@ -45,7 +45,9 @@ def _round(device, server, state, cohort):
 
 
 def _assert_rounds_are_equal(process, device, server):
-    compiled = compiled_process.compile_process(process)
+    is_own = isinstance(process, federated_round.FederatedRound)
+    compile_ = compiled_process.CompiledProcess if is_own else compiled_process.compile_process
+    compiled = compile_(process)
     state, reference = server.initialize(), compiled.initialize()
     for round_index in range(_NUM_ROUNDS):
         cohort = _cohort(round_index)
@@ -60,19 +62,42 @@ def _assert_rounds_are_equal(process, device, server):
     return metrics
 
 
-@pytest.mark.parametrize("name", small_tasks.PROCESSES)
+def _of_tff(names):
+    """Returns functions that make processes of TFF, by name."""
+    pytest.importorskip("tensorflow_federated", reason="makes plans of TFF's processes")
+    from tests.runtime.plans import tff_tasks
+
+    return getattr(tff_tasks, names)
+
+
+@pytest.mark.parametrize("name", small_tasks.ROUNDS)
+def test_rounds_of_tff_are_those_of_the_simulation_bit_for_bit(name):
+    process = _of_tff("PROCESSES")[name]()
+    _assert_rounds_are_equal(process, *_loaded(process))
+
+
+@pytest.mark.parametrize("name", small_tasks.SECURE_ROUNDS)
+def test_secure_sums_of_tff_are_equal_integers(name):
+    processes = _of_tff("SECURE_PROCESSES")
+    from tff_dpftrl.execution import contexts
+
+    with contexts.secure_sum_simulation():
+        process = processes[name]()
+        _assert_rounds_are_equal(process, *_loaded(process))
+
+
+@pytest.mark.parametrize("name", small_tasks.ROUNDS)
 def test_rounds_are_those_of_the_simulation_bit_for_bit(name):
-    process = small_tasks.PROCESSES[name]()
+    process = small_tasks.ROUNDS[name]()
     metrics = _assert_rounds_are_equal(process, *_loaded(process))
     assert any(label.startswith("client_work/train/") for label in metrics)
 
 
-@pytest.mark.parametrize("name", small_tasks.SECURE_PROCESSES)
+@pytest.mark.parametrize("name", small_tasks.SECURE_ROUNDS)
 def test_secure_sums_are_equal_integers(name):
-    with contexts.secure_sum_simulation():
-        process = small_tasks.SECURE_PROCESSES[name]()
-        device, server = _loaded(process)
-        _assert_rounds_are_equal(process, device, server)
+    process = small_tasks.SECURE_ROUNDS[name]()
+    device, server = _loaded(process)
+    _assert_rounds_are_equal(process, device, server)
     assert server.plan.secure_sums
     state = server.initialize()
     *_, total = _round(device, server, state, _cohort(1))
@@ -108,7 +133,7 @@ except ImportError as error:
 
 
 def test_a_device_without_tff_computes_the_same_update(tmp_path):
-    plans = small_tasks.plans(small_tasks.PROCESSES["blt"]())
+    plans = small_tasks.plans(small_tasks.ROUNDS["blt"]())
     signed = plans.sign(small_tasks.KEY).devices[0].SerializeToString()
     server = server_work.ServerWork(plans.server)
     broadcast = server.broadcast(server.initialize())

@@ -6,13 +6,10 @@ import sys
 import pytest
 import tensorflow as tf
 
-pytest.importorskip("tensorflow_federated", reason="makes tasks with TFF")
-
-import tensorflow_federated as tff
-
 from tests import other_python
 from tests.runtime.plans import small_tasks
 from tff_dpftrl.execution import graph_function
+from tff_dpftrl.private_round import aggregation as aggregation_lib
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
     device_work,
@@ -31,9 +28,9 @@ _PREDICATES = predicates.Predicates(num_rounds=4, loss="client_work/train/mse", 
 @pytest.fixture(scope="module")
 def plans():
     """With hardly any noise: the cohort is small."""
-    aggregator = small_tasks.fixed(0.05)
+    made = small_tasks.fixed(0.05)
     return small_tasks.plans(
-        small_tasks.federated_averaging(aggregator), private_round=aggregator.private_round
+        small_tasks.federated_averaging(made), private_round=made.private_round
     )
 
 
@@ -114,22 +111,13 @@ def test_an_evaluation_leaves_the_model_as_it_is(evaluation, plans):
 
 @pytest.mark.usefixtures("costs_little")
 def test_a_process_that_repeats_its_noise_is_refused():
-    class Forgetful(tff.aggregators.UnweightedAggregationFactory):
-        def create(self, value_type):
-            made = small_tasks.fixed(0.05).create(value_type)
+    class Forgetful(aggregation_lib.Aggregation):
+        def release(self, state, plain, secure, shapes):
+            return state, *super().release(state, plain, secure, shapes)[1:]
 
-            @tff.federated_computation(*made.next.type_signature.parameter)
-            def release(state, updates):
-                output = made.next(state, updates)
-                return tff.templates.MeasuredProcessOutput(
-                    state, output.result, output.measurements
-                )
-
-            return tff.templates.AggregationProcess(made.initialize, release)
-
+    private_round = small_tasks.fixed(0.05).private_round
     made = small_tasks.plans(
-        small_tasks.federated_averaging(Forgetful()),
-        private_round=small_tasks.fixed(0.05).private_round,
+        small_tasks.federated_averaging(Forgetful(private_round)), private_round=private_round
     )
     (reason,) = _reasons(made)
     assert "aggregator/round_index as it was, so that the next one would repeat" in reason
@@ -155,7 +143,8 @@ def test_all_reasons_are_told_at_once(plans, monkeypatch):
 @pytest.mark.usefixtures("costs_little")
 def test_a_metric_that_is_not_there_is_named(plans):
     (reason,) = _reasons(plans, loss="client_work/train/loss")
-    assert "no metric 'client_work/train/loss'; the task has ['client_work/train/mse'" in reason
+    assert "no metric 'client_work/train/loss'; the task has ['aggregator/" in reason
+    assert "'client_work/train/mse'" in reason
 
 
 @pytest.mark.usefixtures("costs_little")
@@ -182,7 +171,7 @@ def test_expectations_of_the_engineer_are_tested(plans):
     )
     wanted = (
         "'mse < 0.001' is not met; measured: mse ",
-        "'accuracy > 0.1' cannot be evaluated: there is no metric 'accuracy'; the task has ['cl",
+        "'accuracy > 0.1' cannot be evaluated: there is no metric 'accuracy'; the task has ['ag",
         "'5 <= update <= 6' is not met; measured: update ",
         "'the order of examples is ignored' is not met; measured: relative difference of two",
     )

@@ -79,7 +79,7 @@ def _record():
         options = tiny_task.config(folder)
         made = making.make(options, folder / "task", small_tasks.KEY, progress=print)
         text = building.Plans(made.server, tuple(made.devices)).sign(small_tasks.KEY)
-    linear = small_tasks.plans(small_tasks.PROCESSES["blt"]()).sign(small_tasks.KEY)
+    linear = small_tasks.plans(small_tasks.ROUNDS["blt"]()).sign(small_tasks.KEY)
     content = {}
     for name, task, examples_of in (
         ("linear", linear, [small_tasks.examples(seed, seed + 2) for seed in range(3)]),

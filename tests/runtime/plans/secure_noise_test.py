@@ -1,4 +1,4 @@
-"""Secure noise in graphs of TFF: compiled processes and servers of tasks draw it, TFF refuses."""
+"""Secure noise in graphs: compiled rounds and servers of tasks draw it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytest.importorskip("tensorflow_federated", reason="compiles processes of TFF")
-
 from tests.runtime.plans import small_tasks
-from tff_dpftrl import aggregators, execution
-from tff_dpftrl.execution import contexts, draw_memory, graph_function, secure_noise
+from tff_dpftrl.execution import compiled_process, draw_memory, graph_function, secure_noise
 from tff_dpftrl.mechanisms import blt, tree
 from tff_dpftrl.private_round import noise_stream, secure_calls, seeds
 from tff_dpftrl.runtime.plans import building, server_work
@@ -23,31 +20,22 @@ _SPECS = [tf.TensorSpec([], tf.int64), tf.TensorSpec([5], tf.int64)]
 
 
 @functools.cache
-def _aggregator(name):
-    return aggregators.build_dp_ftrl_aggregator(
-        _STRATEGIES[name],
-        clip_norm=1.0,
-        noise_multiplier=0.5,
-        clients_per_round=3,
-        deterministic_seed=7,
-        secure_noise=True,
-    )
+def _aggregation(name):
+    return small_tasks.fixed(0.5, _STRATEGIES[name], secure_noise=True)
 
 
 @functools.cache
-def _process(name):
-    with contexts.compiled_only():
-        return small_tasks.federated_averaging(_aggregator(name))
+def _round(name):
+    return small_tasks.federated_averaging(_aggregation(name))
 
 
 @pytest.mark.parametrize(
     ("name", "copies"), [("blt", None), pytest.param("tree", 3, marks=pytest.mark.slow)]
 )
-def test_a_compiled_process_has_the_noise_of_its_round(name, copies):
-    aggregator = _aggregator(name)
-    with contexts.compiled_only():
-        compiled = execution.compile_process(_process(name), memory_copies=copies)
-    private_round, shapes = aggregator.private_round, [[3, 1], [1]]
+def test_a_compiled_round_has_the_noise_of_its_round(name, copies):
+    aggregation = _aggregation(name)
+    compiled = compiled_process.CompiledProcess(_round(name), memory_copies=copies)
+    private_round, shapes = aggregation.private_round, [[3, 1], [1]]
     noise_state = private_round.initial_state(shapes)
     no_clients = private_round.no_contribution(shapes)
     state = compiled.initialize()
@@ -101,7 +89,7 @@ def test_a_graph_whose_draws_nobody_answers_fails_and_shows_no_seed():
 
 @pytest.fixture(scope="module", name="task_plans")
 def _task_plans():
-    return small_tasks.plans(_process("blt"), private_round=_aggregator("blt").private_round)
+    return small_tasks.plans(_round("blt"), private_round=_aggregation("blt").private_round)
 
 
 def test_a_server_of_tasks_repeats_and_passes_over_secure_noise(task_plans):
@@ -125,7 +113,7 @@ def test_a_server_of_tasks_repeats_and_passes_over_secure_noise(task_plans):
 
 
 def test_a_plan_with_a_call_to_this_process_is_refused():
-    private_round = _aggregator("blt").private_round
+    private_round = _aggregation("blt").private_round
 
     def skip(*state):
         return list(tf.nest.flatten(private_round.skip(private_round.state_type(*state), [[4]])))

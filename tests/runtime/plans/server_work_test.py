@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 from tests.runtime.plans import small_tasks
-from tff_dpftrl.execution import contexts
 from tff_dpftrl.runtime.plans import device_work, graphs, server_work, tensor_values
 
 
@@ -20,8 +19,7 @@ def blt():
 
 @pytest.fixture(scope="module")
 def secagg():
-    with contexts.secure_sum_simulation():
-        plans = small_tasks.plans(small_tasks.SECURE_PROCESSES["secagg"]())
+    plans = small_tasks.plans(small_tasks.SECURE_ROUNDS["secagg"]())
     return _ready(plans)
 
 
@@ -47,7 +45,7 @@ def test_a_repeated_finish_repeats_its_noise(blt):
 @functools.cache
 def _skippable(name):
     return small_tasks.plans(
-        small_tasks.PROCESSES[name](), private_round=small_tasks.AGGREGATORS[name]().private_round
+        small_tasks.ROUNDS[name](), private_round=small_tasks.AGGREGATIONS[name]().private_round
     )
 
 
@@ -59,7 +57,7 @@ def _by_label(server, state):
     "name",
     [
         pytest.param(name, marks=[pytest.mark.slow] if name == "tree" else [])
-        for name in small_tasks.AGGREGATORS
+        for name in small_tasks.AGGREGATIONS
     ],
 )
 def test_a_skipped_round_passes_over_its_noise_and_keeps_the_model(name):
@@ -86,9 +84,8 @@ def test_a_skipped_round_passes_over_its_noise_and_keeps_the_model(name):
 
 @pytest.mark.slow
 def test_a_round_of_secure_sums_alone():
-    with contexts.secure_sum_simulation():
-        process = small_tasks.SECURE_ONLY_PROCESSES["secagg"]()
-        plans = small_tasks.plans(process, secure_aggregation=small_tasks.SECURE_AGGREGATION)
+    process = small_tasks.SECURE_ONLY_ROUNDS["secagg"]()
+    plans = small_tasks.plans(process, secure_aggregation=small_tasks.SECURE_AGGREGATION)
     server, state, update = _ready(plans)
     one = server.accumulate(server.zero(), update)
     two = server.merge(one, server.merge(server.zero(), one))
@@ -193,7 +190,9 @@ def test_numbers_that_are_not_finite_are_refused(blt, bad):
     server, _, update = blt
     poisoned = [array.copy() for array in update]
     poisoned[2][0, 0] = bad
-    with pytest.raises(server_work.UpdateRefusedError, match=r"0/1/0, is not finite"):
+    with pytest.raises(
+        server_work.UpdateRefusedError, match="plain/update/update/0, is not finite"
+    ):
         server.accumulate(server.zero(), poisoned)
 
 

@@ -8,20 +8,24 @@ import functools
 import pickle
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-pytest.importorskip("tensorflow_federated", reason="makes tasks with TFF")
-
-import tensorflow_federated as tff
-
-from tff_dpftrl import aggregators
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.learning import dp_fedavg, own_model, secure_metrics
+from tff_dpftrl.execution import federated_round
+from tff_dpftrl.learning import local_updates, metric_sums, optimizers, rounds
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.mechanisms import blt
 from tff_dpftrl.mechanisms import tree as tree_mechanism
-from tff_dpftrl.private_round import clipping, estimators
+from tff_dpftrl.private_round import (
+    adaptive_clipping,
+    aggregation,
+    clipping,
+    estimators,
+    fixed_clip,
+    sampled_gaussian,
+    secure_sums,
+)
 from tff_dpftrl.runtime.plans import bounding, building, example_pipeline, plan_pb2
 
 SPEC = (tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None, 1], tf.float32))
@@ -38,66 +42,91 @@ PARTICIPATION = plan_pb2.Participation(
     times_edges=[1, 2, 3],
 )
 _BLT = blt.Blt((0.9, 0.5), (0.3, 0.2))
-_SGD = tff.learning.optimizers.build_sgdm(0.1)
+_SGD = optimizers.sgdm(0.1)
 _COMMON = {"noise_multiplier": 0.5, "clients_per_round": 3, "deterministic_seed": 7}
-_CLIPPING = aggregators.AdaptiveClipping(
+CLIPPING = adaptive_clipping.AdaptiveClipping(
     initial_clip_norm=1.0, clipped_count_stddev=1.0, only_estimates=True
 )
-_ENCODING = grid.for_bits(4, 8, 16)
-_plans: dict[tuple[object, str], bytes] = {}  # By process and options.
+ENCODING = grid.for_bits(4, 8, 16)
+SECURE_METRICS = functools.partial(metric_sums.build, is_secure=True)
+_plans: dict[tuple[object, str], bytes] = {}  # By round and options.
 
 
+@functools.cache
 def model():
     """Builds the model y = x w + b, with a metric."""
 
-    def mse():
-        return collections.OrderedDict(mse=tf.keras.metrics.MeanSquaredError())
+    def predict_on_batch(model_weights, x, training=True):
+        del training
+        (weights, bias), _ = model_weights
+        return tf.matmul(x, weights) + bias
 
-    keras = tf.keras.Sequential(
-        [tf.keras.layers.Dense(1, input_shape=(3,), kernel_initializer="zeros")]
+    def update_metrics(state, labels, batch_output, sample_weight=None):
+        del sample_weight
+        errors = tf.square(batch_output.predictions - labels)
+        total, count = state["mse"]
+        total, count = total + tf.reduce_sum(errors), count + tf.cast(tf.size(errors), tf.float32)
+        return collections.OrderedDict(mse=[total, count])
+
+    return model_lib.Model(
+        initial_weights=((np.zeros([3, 1], np.float32), np.zeros([1], np.float32)), ()),
+        predict_on_batch=predict_on_batch,
+        loss=lambda output, label, sample_weight=None: tf.reduce_mean(tf.square(output - label)),
+        input_spec=SPEC,
+        initialize_metrics_state=lambda: collections.OrderedDict(mse=[tf.zeros([])] * 2),
+        update_metrics_state=update_metrics,
+        finalize_metrics=lambda sums: collections.OrderedDict(
+            mse=tf.math.divide_no_nan(*sums["mse"])
+        ),
     )
-    return tff.learning.models.functional_model_from_keras(
-        keras, tf.keras.losses.MeanSquaredError(), SPEC, metrics_constructor=mse
-    )
 
 
-def federated_averaging(aggregator=None, metrics_aggregator=None):
-    return tff.learning.algorithms.build_unweighted_fed_avg(
+def federated_averaging(
+    aggregation_, metrics=metric_sums.build, clipping_=None
+) -> federated_round.FederatedRound:
+    """Builds the round of an aggregation."""
+    return rounds.build_training(
         model(),
-        client_optimizer_fn=_SGD,
-        model_aggregator=aggregator,
-        metrics_aggregator=metrics_aggregator,
-        loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+        local_update=local_updates.FedAvg(_SGD, clipping_),
+        aggregation=aggregation_,
+        server_optimizer=optimizers.sgdm(1.0),
+        metrics=metrics,
     )
 
 
-def fixed(noise_multiplier, strategy=_BLT):
-    """Builds an aggregator with a fixed clip norm, and a seed for tests."""
-    options = _COMMON | {"noise_multiplier": noise_multiplier}
-    return aggregators.build_dp_ftrl_aggregator(strategy, clip_norm=1.0, **options)
+def fixed(noise_multiplier, strategy=_BLT, **options):
+    """Builds an aggregation with a fixed clip norm, and a seed for tests."""
+    options = _COMMON | {"noise_multiplier": noise_multiplier} | options
+    private_round = fixed_clip.FixedClipRound(
+        strategy, clipping=clipping.FlatClipping(1.0), **options
+    )
+    return aggregation.Aggregation(private_round)
+
+
+def _adaptive():
+    private_round = adaptive_clipping.AdaptiveClipRound(_BLT, clipping=CLIPPING, **_COMMON)
+    return aggregation.Aggregation(private_round, report_non_finite_clients=True)
 
 
 def _dp_fedavg():
-    aggregator = aggregators.SampledGaussianFactory(
-        clipping=clipping.FlatClipping(1.0),
+    clip = clipping.FlatClipping(1.0)
+    private_round = sampled_gaussian.SampledGaussianRound(
+        clipping=clip,
         noise_multiplier=0.5,
         estimator=estimators.FixedDenominator(0.5, 6),
         deterministic_seed=7,
     )
-    return dp_fedavg.build_dp_fedavg(model(), aggregator=aggregator, client_optimizer=_SGD)
+    made = aggregation.Aggregation(private_round, report_non_finite_clients=True)
+    return federated_averaging(made, clipping_=clip)
 
 
-def _adaptive():
-    return aggregators.build_adaptive_dp_ftrl_aggregator(_BLT, clipping=_CLIPPING, **_COMMON)
-
-
-# Aggregators of processes; their `private_round` says what a skipped round is.
-AGGREGATORS = {
+# Aggregations of rounds; their `private_round` says what a skipped round is.
+AGGREGATIONS = {
     "blt": lambda: fixed(0.5),
     "tree": lambda: fixed(0.5, tree_mechanism.Tree(8)),
     "adaptive": _adaptive,
 }
-PROCESSES = {
+ROUNDS = {
     "blt": functools.cache(lambda: federated_averaging(fixed(0.5))),
     "tree": functools.cache(lambda: federated_averaging(fixed(0.5, tree_mechanism.Tree(8)))),
     "adaptive": functools.cache(lambda: federated_averaging(_adaptive())),
@@ -105,32 +134,38 @@ PROCESSES = {
 }
 
 
-def _secagg():
-    return aggregators.build_secagg_dp_ftrl_aggregator(
-        _BLT, clip_norm=1.0, encoding=_ENCODING, rotation_seed=5, **_COMMON
-    )
-
-
-def _secagg_adaptive():
-    return aggregators.build_secagg_dp_ftrl_aggregator(
-        _BLT, clip_norm=_CLIPPING, encoding=_ENCODING, rotation_seed=5, **_COMMON
-    )
+def secagg(encoding=ENCODING, *, clipping_=None, strategy=_BLT, **options):
+    """Builds an aggregation by secure sums; `clipping_` is that of a learned norm."""
+    common = _COMMON | options
+    if clipping_ is not None:
+        private_round = adaptive_clipping.AdaptiveClipRound(
+            strategy, clipping=clipping_, unit_inflation=encoding.inflated_clip_norm(1.0), **common
+        )
+    else:
+        private_round = fixed_clip.FixedClipRound(
+            strategy,
+            clipping=clipping.FlatClipping(1.0),
+            encoded_norm=encoding.inflated_clip_norm(1.0),
+            **common,
+        )
+    vector_sum = secure_sums.VectorSum(encoding, 1.0, rotation_seed=5)
+    return aggregation.Aggregation(private_round, vector_sum=vector_sum)
 
 
 @functools.cache
-def _secure_only(aggregator):
-    return federated_averaging(aggregator(), secure_metrics.secure_sum_then_finalize)
+def _secure(clipping_, metrics):
+    return federated_averaging(secagg(clipping_=clipping_), metrics)
 
 
-# To be built, and compiled, where secure sums are simulated.
-SECURE_PROCESSES = {
-    "secagg": functools.cache(lambda: federated_averaging(_secagg())),
-    "secagg adaptive": functools.cache(lambda: federated_averaging(_secagg_adaptive())),
+_CLIPPINGS = {"secagg": None, "secagg adaptive": CLIPPING}
+SECURE_ROUNDS = {
+    name: functools.partial(_secure, clipping_, metric_sums.build)
+    for name, clipping_ in _CLIPPINGS.items()
 }
 # The same with nothing in the clear, metrics included.
-SECURE_ONLY_PROCESSES = {
-    name: functools.partial(_secure_only, aggregator)
-    for name, aggregator in (("secagg", _secagg), ("secagg adaptive", _secagg_adaptive))
+SECURE_ONLY_ROUNDS = {
+    name: functools.partial(_secure, clipping_, SECURE_METRICS)
+    for name, clipping_ in _CLIPPINGS.items()
 }
 SECURE_AGGREGATION = plan_pb2.SecureAggregation(
     threat_model=plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS, least_devices=2, most_devices=8
@@ -139,22 +174,13 @@ SECURE_AGGREGATION = plan_pb2.SecureAggregation(
 
 @functools.cache
 def evaluation():
-    return tff.learning.algorithms.build_fed_eval(
-        model(), loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR
-    )
+    return rounds.build_evaluation(model())
 
 
 @functools.cache
 def secure_evaluation():
     """Builds an evaluation whose metrics are summed securely."""
-    own = model()
-    return tff.learning.algorithms.build_fed_eval(
-        own,
-        metrics_aggregation_process=secure_metrics.build_evaluation_process(
-            *own_model.metrics(own)
-        ),
-        loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
-    )
+    return rounds.build_evaluation(model(), metrics=SECURE_METRICS)
 
 
 def pipeline(**options):
@@ -169,13 +195,17 @@ def pipeline(**options):
     return example_pipeline.ExamplePipeline(features, to_batch, **options)
 
 
-def limits_of(process):
-    """Returns the upper limits of a report in a process of this module."""
-    state = str(process.initialize.type_signature.result)
-    clip_norm = 1.0 if "seed=" in state else None
+def limits_of(made):
+    """Returns the upper limits of a report in a round, or a process of TFF, of these tests."""
+    if not isinstance(made, federated_round.FederatedRound):
+        from tff_dpftrl.execution import process_form
+
+        made = process_form.round_of(made)
+    names = {label.rpartition("/")[2] for label in made.state.labels}
+    clip_norm = 1.0 if "seed" in names else None
     return bounding.ReportLimits(
-        clip_norm="active" if "active=" in state else clip_norm,
-        encoding=_ENCODING if "rotation_seed=" in state else None,
+        clip_norm="active" if "active" in names else clip_norm,
+        encoding=ENCODING if "rotation_seed" in names else None,
     )
 
 

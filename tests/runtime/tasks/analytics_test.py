@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytest.importorskip("tensorflow_federated", reason="makes tasks with TFF")
-
 from tests.learning import counted_rounds as counts
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import counting_task, served_fleet, small_folder, tiny_task

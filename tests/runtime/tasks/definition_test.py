@@ -9,9 +9,8 @@ import tensorflow as tf
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import sensor_task, served_fleet
 from tff_dpftrl import validation
-from tff_dpftrl.aggregators import dp_ftrl
 from tff_dpftrl.cli import main
-from tff_dpftrl.execution import compiled_process, contexts, leaves
+from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.learning import own_model
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.runtime.device import named_tensors
@@ -30,8 +29,6 @@ from tff_dpftrl.runtime.tasks import (
     task_report,
 )
 from tff_dpftrl.training import process
-
-tff = pytest.importorskip("tensorflow_federated", reason="makes tasks with TFF")
 
 _LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 _NO_LOSS = {"loss": None, "metrics": None}
@@ -74,8 +71,12 @@ def _functional_model():
     return own_model.read(sensor_task.keras_model(), batch, loss=_LOSS)
 
 
+def _tff():
+    return pytest.importorskip("tensorflow_federated", reason="makes tasks of TFF's own models")
+
+
 def _variable_model():
-    return tff.learning.models.from_keras_model(
+    return _tff().learning.models.from_keras_model(
         sensor_task.keras_model(),
         _LOSS,
         input_spec=sensor_task.PIPELINE.batch_spec(),
@@ -84,6 +85,7 @@ def _variable_model():
 
 
 def _proximal(model, **aggregators):
+    tff = _tff()
     return tff.learning.algorithms.build_unweighted_fed_prox(
         model,
         proximal_strength=0.1,
@@ -208,45 +210,10 @@ def test_a_definition_whose_parts_do_not_fit_is_refused_in_one_line(tmp_path, ch
     assert not (tmp_path / "task").exists()
 
 
-@pytest.mark.parametrize(
-    ("make_layer", "message"),
-    [
-        (
-            lambda: tf.keras.layers.BatchNormalization(name="own"),
-            "layer own keeps statistics or words",
-        ),
-        (lambda: tf.keras.layers.Normalization(name="own"), "layer own keeps statistics or words"),
-        (lambda: tf.keras.layers.Dense(18, trainable=False, name="own"), "weights only, but own/"),
-        (lambda: tf.keras.layers.Dense(18, kernel_regularizer="l2"), "model adds losses"),
-        (lambda: tf.keras.layers.Dense(18, kernel_constraint="non_neg"), "has a constraint on"),
-    ],
-)
-def test_a_keras_model_that_would_not_be_trained_as_it_is_built_is_refused(make_layer, message):
-    inputs = tf.keras.Input([18])
-    model = tf.keras.Model(inputs, tf.keras.layers.Dense(3)(make_layer()(inputs)))
-    with pytest.raises(validation.UsageError, match=message):
-        own_model.read(model, sensor_task.PIPELINE.batch_spec(), loss=_LOSS)
-
-
 def test_the_terms_say_how_many_weights_are_not_trained():
     found = sensor_task.define(trained_on="nothing").initial_weights(1234)
     assert found.source.endswith("; 1,234 weights are not trained at all")
     assert "not trained" not in sensor_task.define(trained_on="nothing").initial_weights().source
-
-
-@pytest.mark.slow  # Making two models and their specs takes seconds.
-def test_models_of_tff_must_take_the_batches_of_the_pipeline():
-    model, batch = _functional_model(), sensor_task.PIPELINE.batch_spec()
-    assert own_model.read(model, batch) is model
-    assert own_model.num_parameters(model) == 18 * 3 + 3
-    assert own_model.read(_variable_model, batch) is _variable_model
-    assert own_model.num_parameters(_variable_model) == 18 * 3 + 3
-    assert own_model.num_parameters(_variable_model, trained=False) == 0
-    assert own_model.num_parameters(model, trained=False) == 0
-    assert set(own_model.metric_specs(_variable_model)) > {"loss/0", "accuracy/1"}
-    for other in (batch[::-1], batch[0], (tf.TensorSpec([None, 17]), batch[1])):
-        with pytest.raises(validation.UsageError, match="and the pipeline makes"):
-            own_model.read(model, other)
 
 
 def test_secure_sums_must_have_room_for_metrics(tmp_path):
@@ -283,9 +250,24 @@ def _stored(device, round_index):
     return named_tensors.encode_all(examples, features)
 
 
+def _proximal_round(model, aggregation):
+    from tff_dpftrl.execution import contexts, process_form
+    from tff_dpftrl.learning import tff_rounds
+
+    with contexts.compiled_only():
+        made = _proximal(
+            model,
+            model_aggregator=tff_rounds.factory_of(aggregation),
+            metrics_aggregator=_tff().learning.metrics.sum_then_finalize,
+        )
+        return process_form.round_of(made)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["keras", "functional", "variable"])
 def test_rounds_of_devices_are_those_of_the_compiled_simulation(tmp_path, kind):
+    if kind == "variable":
+        _tff()
     own = {"keras": {}, "functional": _NO_LOSS, "variable": _NO_LOSS | {"algorithm": _proximal}}
     models = {"functional": _functional_model, "variable": lambda: _variable_model}
     largest = dict.fromkeys(("loss", "accuracy", "num_examples", "num_batches"), 480.0)
@@ -298,27 +280,18 @@ def test_rounds_of_devices_are_those_of_the_compiled_simulation(tmp_path, kind):
     device = device_work.DeviceWork(made.devices[0])
     work = server_work.ServerWork(task_folder.read(tmp_path / "task").server)
     plan = made.config.privacy().plan(made.config.num_devices, 57)
-    with contexts.compiled_only():
-        model = own_model.read(
-            defined.model,
-            defined.pipeline.batch_spec(),
-            loss=defined.loss,
-            metrics=defined.metrics,
-        )
-        if kind == "variable":
-            simulated = _proximal(
-                model,
-                model_aggregator=process.build_aggregator(made.config.learning, plan),
-                metrics_aggregator=tff.learning.metrics.sum_then_finalize,
-            )
-        else:
-            simulated = process.build_process(plan, made.config.learning, model)
-        compiled = compiled_process.compile_process(simulated)
+    model = own_model.read(
+        defined.model, defined.pipeline.batch_spec(), loss=defined.loss, metrics=defined.metrics
+    )
+    if kind == "variable":
+        simulated = _proximal_round(model, process.build_aggregation(made.config.learning, plan))
+    else:
+        simulated = process.build_round(plan, made.config.learning, model)
+    compiled = compiled_process.CompiledProcess(simulated)
     reference = compiled.initialize()
-    of_state = leaves.member(simulated.next.type_signature.parameter[0])
 
     def flat(state):
-        return [np.asarray(leaf) for leaf in leaves.flatten(state, of_state, "state")]
+        return [np.asarray(leaf) for leaf in simulated.state.flatten(state, "state")]
 
     state = flat(reference)
     for round_index in range(3):
@@ -327,7 +300,7 @@ def test_rounds_of_devices_are_those_of_the_compiled_simulation(tmp_path, kind):
             stored = _stored(number, round_index)
             sums = work.accumulate(sums, device.run(stored, broadcast, seed=(number, 7)))
             seed = tf.constant((number, 7), tf.int64)
-            data.append(list(defined.pipeline.batches(tf.constant(stored), seed)))
+            data.append(defined.pipeline.batches(tf.constant(stored), seed))
         state, metrics = work.finish(state, sums)
         output = compiled.next(reference, data)
         reference = output.state
@@ -356,6 +329,9 @@ def test_devices_cut_their_metrics_to_the_bounds_of_the_definition(tmp_path):
 
 @pytest.mark.slow
 def test_an_algorithm_that_releases_more_than_the_noised_sum_is_refused(tmp_path):
+    _tff()
+    from tff_dpftrl.aggregators import dp_ftrl
+
     def exact(model, model_aggregator, metrics_aggregator):
         del model_aggregator
         return _proximal(model, metrics_aggregator=metrics_aggregator)

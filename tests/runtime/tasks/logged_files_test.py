@@ -19,7 +19,7 @@ from tff_dpftrl.runtime.tasks import logged_files, task_folder
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("tasks") / "small"
-    small_folder.write(path, small_tasks.PROCESSES["blt"]())
+    small_folder.write(path, small_tasks.ROUNDS["blt"]())
     return path
 
 

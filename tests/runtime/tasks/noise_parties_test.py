@@ -12,8 +12,6 @@ import types
 import numpy as np
 import pytest
 
-pytest.importorskip("tensorflow_federated", reason="makes tasks with TFF")
-
 from tests.runtime.fleet import server_thread
 from tests.runtime.server import example_service
 from tests.runtime.tasks import noised_folder, number_devices, small_folder

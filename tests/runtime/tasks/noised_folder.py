@@ -9,20 +9,15 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder
-from tff_dpftrl import aggregators
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.execution import contexts
-from tff_dpftrl.learning import secure_metrics
-from tff_dpftrl.private_round import party_noise
+from tff_dpftrl.private_round import adaptive_clipping, party_noise
 from tff_dpftrl.runtime.plans import bounding, building, plan_pb2
 from tff_dpftrl.runtime.tasks import task_folder
 
 SEED = 7
 KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes([5]) * 32)
 PARTY = KEY.public_key().public_bytes_raw()
-CLIPPING = aggregators.AdaptiveClipping(
-    initial_clip_norm=1.0, clipped_count_stddev=1.0, only_estimates=True
-)
+CLIPPING = small_tasks.CLIPPING
 _TERMS = small_folder.SECURE_TERMS
 
 
@@ -33,8 +28,7 @@ def plans(*parties: bytes, adaptive: bool = False, **options: object) -> buildin
     demanded.CopyFrom(small_tasks.SECURE_AGGREGATION)
     demanded.noise_parties.extend(parties)
     process, made = _process(parties, adaptive)
-    with contexts.secure_sum_simulation():
-        return small_folder.plans(process, secure_aggregation=demanded, **made, **options)
+    return small_folder.plans(process, secure_aggregation=demanded, **made, **options)
 
 
 @functools.cache
@@ -43,28 +37,23 @@ def _process(parties, adaptive):
     z, strategy = _TERMS.noise_multiplier, _TERMS.strategy
     update_z = z
     if adaptive:
-        update_z = aggregators.build_adaptive_dp_ftrl_aggregator(
+        update_z = adaptive_clipping.AdaptiveClipRound(
             strategy, clipping=CLIPPING, noise_multiplier=z, clients_per_round=3
-        ).private_round.update_noise_multiplier
+        ).update_noise_multiplier
     num_rounds = _TERMS.schema.num_rounds
     ratio = party_noise.noise_ratio(strategy, update_z, num_rounds, max(len(parties), 1))
     encoding = grid.for_bits(4, 8, 20, noise_ratio=ratio)
-    aggregator = aggregators.build_secagg_dp_ftrl_aggregator(
-        strategy,
-        clip_norm=CLIPPING if adaptive else _TERMS.clip_norm,
-        encoding=encoding,
+    secagg = small_tasks.secagg(
+        encoding,
+        clipping_=CLIPPING if adaptive else None,
+        strategy=strategy,
         noise_multiplier=z,
-        clients_per_round=3,
         deterministic_seed=SEED,
-        rotation_seed=5,
         noise_parties=len(parties),
     )
     limits = bounding.ReportLimits(clip_norm="active" if adaptive else 1.0, encoding=encoding)
-    with contexts.secure_sum_simulation():
-        process = small_tasks.federated_averaging(
-            aggregator, secure_metrics.secure_sum_then_finalize
-        )
-    return process, {"report_limits": limits, "private_round": aggregator.private_round}
+    process = small_tasks.federated_averaging(secagg, small_tasks.SECURE_METRICS)
+    return process, {"report_limits": limits, "private_round": secagg.private_round}
 
 
 def terms(*parties: bytes, adaptive: bool = False):

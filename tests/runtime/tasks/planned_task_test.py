@@ -10,7 +10,7 @@ import tree
 
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder
-from tff_dpftrl.execution import compiled_process, contexts
+from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import plan_pb2, rounded_updates, server_work, tensor_values
@@ -24,7 +24,7 @@ from tff_dpftrl.runtime.tasks import (
 )
 from verification import memory_store
 
-_PROCESS = small_tasks.PROCESSES["blt"]
+_PROCESS = small_tasks.ROUNDS["blt"]
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +146,7 @@ def test_a_step_that_is_repeated_gives_equal_bytes(task, device, rounds):
 @pytest.mark.slow  # `building_test` draws seeds of the same plan.
 def test_the_seed_of_the_noise_is_drawn_anew_for_every_store():
     # The process of these tests has a seed for debugging; the process of `fresh` has none.
-    process = small_tasks.federated_averaging(
-        small_tasks.aggregators.build_dp_ftrl_aggregator(
-            small_folder.TERMS.strategy, clip_norm=1.0, noise_multiplier=0.5, clients_per_round=3
-        )
-    )
+    process = small_tasks.federated_averaging(small_tasks.fixed(0.5, deterministic_seed=None))
     fresh = planned_task.PlannedTask(small_folder.folder_of(process))
     commits = [fresh.add_to(memory_store.MemoryStore()) for _ in range(2)]
     assert commits[0].state != commits[1].state
@@ -222,7 +218,7 @@ def test_an_update_that_is_not_clipped_is_unusable(task, device, rounds, size):
 
 
 def test_where_the_clip_norm_is_learned_the_bound_is_that_of_the_round():
-    process = small_tasks.PROCESSES["adaptive"]()
+    process = small_tasks.ROUNDS["adaptive"]()
     learned = planned_task.PlannedTask(small_folder.folder_of(process))
     rounds = small_folder.Rounds(learned, memory_store.MemoryStore())
     report = _reports(small_folder.device_of(learned), rounds)[0]
@@ -230,7 +226,7 @@ def test_where_the_clip_norm_is_learned_the_bound_is_that_of_the_round():
     (first, *_) = learned.folder.server.report_bounds[0].tensors
     broadcast = learned.folder.server.prepare.outputs
     model = tensor_values.from_bytes(rounds.commit.model, broadcast)
-    active = [tensor.label for tensor in broadcast].index("1/active")
+    active = [tensor.label for tensor in broadcast].index("aggregator/seen/active")
     for clip_norm in (1e-6, 0.5, 7.0, 1e18):
         model[active] = np.float32(clip_norm)
         summation = learned.served.task.summation.for_round(tensor_values.to_bytes(model))
@@ -281,7 +277,7 @@ def test_settings_are_those_of_the_task(task):
 
 
 def test_a_store_that_was_begun_with_other_plans_is_refused(task, rounds):
-    other = planned_task.PlannedTask(small_folder.folder_of(small_tasks.PROCESSES["adaptive"]()))
+    other = planned_task.PlannedTask(small_folder.folder_of(small_tasks.ROUNDS["adaptive"]()))
     with pytest.raises(task_state.StateError, match="give the new one another"):
         other.add_to(rounds.store)
     generous = dataclasses.replace(task.folder.terms, max_epsilon=1e6)
@@ -366,16 +362,20 @@ def _assert_ten_rounds_are_those_of(name, process, simulation):
 @pytest.mark.slow  # By default, `wire_parity_test` compares rounds over the wire.
 @pytest.mark.parametrize("name", ["blt", "tree", "adaptive"])
 def test_ten_rounds_are_those_of_the_simulation(name):
-    process = small_tasks.PROCESSES[name]()
-    simulation = compiled_process.compile_process(process)
+    process = small_tasks.ROUNDS[name]()
+    simulation = compiled_process.CompiledProcess(process)
     _assert_ten_rounds_are_those_of(name, process, simulation)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["blt", "tree", "adaptive"])
 def test_ten_rounds_are_those_of_tff(name):
+    pytest.importorskip("tensorflow_federated", reason="makes tasks of TFF's processes")
+    from tests.runtime.plans import tff_tasks
+    from tff_dpftrl.execution import contexts
+
     with contexts.local():
-        process = small_tasks.PROCESSES[name]()
+        process = tff_tasks.PROCESSES[name]()
         _assert_ten_rounds_are_those_of(name, process, process)
 
 

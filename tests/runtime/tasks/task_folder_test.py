@@ -12,7 +12,6 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder
-from tff_dpftrl.execution import contexts
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.plans import approvals, plan_pb2, signing
@@ -24,7 +23,7 @@ _OTHER_KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
 
 @pytest.fixture(scope="module")
 def process():
-    return small_tasks.PROCESSES["blt"]()
+    return small_tasks.ROUNDS["blt"]()
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +116,8 @@ def test_approvals_of_copies_of_the_folder_add_up(copied):
 def test_terms_of_secure_aggregation_are_those_of_the_plans(tmp_path):
     stated = terms_lib.SecureAggregation("honest-but-curious", least_group=2, threshold=0.5)
     terms = dataclasses.replace(small_folder.TERMS, secure_aggregation=stated)
-    with contexts.secure_sum_simulation():
-        process = small_tasks.SECURE_ONLY_PROCESSES["secagg"]()
-        plans = small_folder.plans(process, secure_aggregation=small_tasks.SECURE_AGGREGATION)
+    process = small_tasks.SECURE_ONLY_ROUNDS["secagg"]()
+    plans = small_folder.plans(process, secure_aggregation=small_tasks.SECURE_AGGREGATION)
     small_folder.write_plans(tmp_path / "secure", plans, terms=terms)
     assert task_folder.read(tmp_path / "secure").terms.secure_aggregation == stated
     small_folder.write_plans(tmp_path / "silent", plans)
@@ -234,7 +232,7 @@ def test_terms_of_other_plans_are_refused_whoever_signed_them(copied, process):
     """The same key signs a task with more noise; its terms do not fit the first plans."""
     noisy = dataclasses.replace(small_folder.TERMS, noise_multiplier=50.0)
     other = copied.parent / "noisy"
-    small_folder.write(other, small_tasks.PROCESSES["adaptive"](), terms=noisy)
+    small_folder.write(other, small_tasks.ROUNDS["adaptive"](), terms=noisy)
     for name in ("terms.json", "terms.sig"):
         (copied / name).write_bytes((other / name).read_bytes())
     with pytest.raises(ValueError, match="privacy terms are those of other plans"):

@@ -7,7 +7,13 @@ ReleasesBeforeTheCommit = mistakes.FACTORIES["ReleasesBeforeTheCommit"]
 
 
 class CommitsUnderAnyEpoch(sql.SqlStore):
-    """A commit under an old epoch is made as if it were the latest one."""
+    """A commit under an old epoch is made as if it were the latest one.
+
+    No attempt is noted: a new leader would skip its round, which would refuse the old commit.
+    """
+
+    def begin_attempt(self, population, task, **values):
+        pass
 
     def commit(self, population, task, *, epoch, **values):
         mine = self.lease(population)

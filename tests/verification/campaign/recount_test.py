@@ -53,7 +53,7 @@ def test_participation_is_counted_from_devices_and_rounded_to_the_safe_side():
         _upload(0, 3, "c"),
         _upload(2, 3, "c"),
     ]
-    rows = [_row(0, "a", 2), _row(1, "d", 0), _row(2, "e", 0), _row(3, "c", 2)]
+    rows = [_row(0, "a", 2), _row(1, "d", 0), {"round": 2, "attempt": "e"}, _row(3, "c", 2)]
     assert recount.participation(rows, uploads, **EDGES) == observed.Participation(4, 2, 2)
     assert recount.participation(rows[:1], uploads, **EDGES) == observed.Participation(1, None, 1)
 
@@ -156,7 +156,7 @@ def _devices(folder, port, stop):
 def test_the_statement_of_a_task_whose_server_was_killed_is_that_of_a_recount(tmp_path):
     path = tmp_path / "small"
     config = dataclasses.replace(small_folder.CONFIG, over_selection=1.0, least_fraction=1.0)
-    small_folder.write(path, small_tasks.PROCESSES["blt"](), config=config)
+    small_folder.write(path, small_tasks.ROUNDS["blt"](), config=config)
     task = planned_task.load(path, small_tasks.KEYS)
     folder = server_folder.of(tmp_path / "store" / "server")
     folder.make(("localhost", "127.0.0.1"))

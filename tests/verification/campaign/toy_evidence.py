@@ -52,7 +52,15 @@ class Play:
 
     def attempt(self, attempt, cohort, task=tiny_tasks.CLEAR, *, times=1, commit=None):
         """A noised result; its devices have got the model and sent their reports."""
-        commit = commit or self.last(task)
+        if commit is None:
+            commit = self.last(task)
+            self.store.begin_attempt(
+                tiny_tasks.POPULATION,
+                task,
+                round_index=commit.rounds_done,
+                epoch=self.epoch,
+                attempt=attempt,
+            )
         total = tiny_tasks.VectorSum().zero()
         for device in cohort:
             self.note(devices.TOLD, device, attempt, 0, task, commit)

@@ -19,9 +19,21 @@ LARGEST_METRIC = 2.0**40
 # Last parts of the labels of secure sums.
 _COUNT = "count"  # Of every encoding: 1 for each device.
 DOUBLED = "doubled"
-"""Of `secagg_sum.SecAggHalfBitFactory`: 0, 1 or 2."""
+"""Of `private_round.secure_sums.HalfBitSum`: 0, 1 or 2."""
 VECTOR = "vector"
-"""Of `secagg_sum.SecAggSumFactory`."""
+"""Of `private_round.secure_sums.VectorSum`."""
+
+# Labels of what the rounds of `learning.rounds` sum in the clear. TFF's begin with a number.
+_OWN = "plain/"
+_CONTRIBUTION = "plain/update/"
+_UPDATE = "plain/update/update/"
+_SCALARS = {
+    "bit": (-0.5, 0.5),  # Of adaptive clipping.
+    "weight": (0.0, 1.0),
+    "clients": (0.0, 1.0),
+    "non_finite_clients": (0.0, 1.0),
+}
+"""Least and largest value of what clients send beside the update, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,15 +142,23 @@ def _update_in(
     weights: Sequence[plan_pb2.Tensor],
     limits: ReportLimits,
 ) -> range:
-    """Finds the update: the last tensors with the shapes of the model's trainable weights."""
+    """Finds the update, which has the shapes of the model's trainable weights.
+
+    Rounds of this package name it. In those of TFF it is what has these shapes last.
+    """
     shapes = [list(w.shape) for w in weights if w.label.partition("/")[0] == "trainable"]
     dtypes = ("float64",) if limits.clip_norm is not None else ("float32", "float64")
-    for first in range(len(tensors) - len(shapes), -1, -1):
+    is_own = any(tensor.label.startswith(_OWN) for tensor in tensors)
+    firsts = range(len(tensors) - len(shapes), -1, -1)
+    if is_own:
+        named = [place for place, t in enumerate(tensors) if t.label.startswith(_UPDATE)]
+        firsts = range(named[0], named[0] + 1) if len(named) == len(shapes) else range(0)
+    for first in firsts:
         candidates = tensors[first : first + len(shapes)]
         same_shapes = [list(t.shape) for t in candidates] == shapes
         if same_shapes and all(t.dtype in dtypes for t in candidates):
             return range(first, first + len(shapes))
-    if limits.clip_norm is None:
+    if limits.clip_norm is None and not is_own:
         return range(0)
     raise UnboundedError(
         f"none of its {len(tensors)} tensors in the clear are float64 of the shapes of the model's "
@@ -169,7 +189,11 @@ def _largest_norm(
 
 
 def _metric(tensor: plan_pb2.Tensor, place: int, limits: ReportLimits) -> plan_pb2.ReportBound:
-    if _name(tensor) in limits.histograms:
+    if tensor.label.startswith(_CONTRIBUTION):
+        if (name := tensor.label.removeprefix(_CONTRIBUTION)) not in _SCALARS or tensor.shape:
+            raise UnboundedError(f"{tensor.label} is summed in the clear, and nothing bounds it.")
+        least, largest = _SCALARS[name]
+    elif _name(tensor) in limits.histograms:
         least, largest = 0.0, 1.0
     elif tensor.label.replace("/", "").isdigit() and not tensor.shape:
         # A metric would have a name. The bit of adaptive clipping is ±1/2; other tensors without

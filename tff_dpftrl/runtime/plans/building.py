@@ -35,6 +35,7 @@ _EXAMPLES_SPEC = tf.TensorSpec([None], tf.string)
 _SEED_SPEC = tf.TensorSpec([2], tf.int64)
 # Prefixes of labels: of the aggregator's state, and of weights that are trained.
 _AGGREGATOR, _TRAINABLE = "aggregator/", "trainable/"
+_WEIGHTS = ("trainable", "non_trainable")  # Parts of the label of a weight.
 
 
 class CannotPlanError(validation.UsageError):
@@ -215,8 +216,9 @@ def _check_secure_aggregation(server: plan_pb2.ServerPlan) -> None:
         secure_report.parameters_of(server)
     except secure_report.PlanNotSecureError as error:
         raise CannotPlanError(
-            f"Reports of the process cannot be summed securely: {error} Take aggregators with "
-            "secure sums (`aggregators.secagg`), and metrics of `learning.secure_metrics`."
+            f"Reports of the process cannot be summed securely: {error} Give the aggregation a "
+            "`vector_sum`, and take metrics of `learning.metric_sums` with `is_secure`; with TFF, "
+            "`aggregators.secagg` and `learning.tff_metrics`."
         ) from None
 
 
@@ -293,7 +295,8 @@ def _device_graph(
     broadcast = server.prepare.outputs
     labels = [tensor.label for tensor in broadcast]
     num_own = len(own_specs)
-    places = [num_own + labels.index(label) for label in round_.broadcast.labels]
+    known = [*map(_in_any_round, labels)]
+    places = [num_own + known.index(_in_any_round(label)) for label in round_.broadcast.labels]
 
     def device(*arguments: tf.Tensor) -> list[tf.Tensor]:
         made = run(*data(*arguments[:num_own]), *(arguments[place] for place in places))
@@ -357,8 +360,8 @@ def _cut(report: Sequence[tf.Tensor], bounds: Sequence[plan_pb2.ReportBound]) ->
 
 def _prepare_like(prepare: plan_pb2.Graph, broadcast: Sequence[plan_pb2.Tensor]) -> plan_pb2.Graph:
     """Rewrites `prepare` to give another task's broadcast, with zeros for what it does not have."""
-    places = {tensor.label: index for index, tensor in enumerate(prepare.outputs)}
-    wanted = {tensor.label: tensor for tensor in broadcast}
+    places = {_in_any_round(tensor.label): i for i, tensor in enumerate(prepare.outputs)}
+    wanted = {_in_any_round(tensor.label): tensor for tensor in broadcast}
     for label, index in places.items():
         mine, theirs = prepare.outputs[index], wanted.get(label)
         if theirs is None or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
@@ -371,8 +374,8 @@ def _prepare_like(prepare: plan_pb2.Graph, broadcast: Sequence[plan_pb2.Tensor])
     def prepared(*state: tf.Tensor) -> list[tf.Tensor]:
         made = function(*state)
         return [
-            made[places[tensor.label]]
-            if tensor.label in places
+            made[places[_in_any_round(tensor.label)]]
+            if _in_any_round(tensor.label) in places
             else tf.zeros([max(size, 0) for size in tensor.shape], tensor.dtype)
             for tensor in broadcast
         ]
@@ -385,10 +388,23 @@ def _prepare_like(prepare: plan_pb2.Graph, broadcast: Sequence[plan_pb2.Tensor])
     )
 
 
+def _in_any_round(label: str) -> str:
+    """Returns the label of a weight without what rounds of some kind put before it."""
+    parts = label.split("/")
+    first = next((i for i, part in enumerate(parts) if part in _WEIGHTS), 0)
+    return "/".join(parts[first:])
+
+
 def _server_plan(round_: federated_round.FederatedRound) -> plan_pb2.ServerPlan:
     state, broadcast = round_.state.labels, round_.broadcast.labels
     plain = [""] * len(round_.zero.outputs)
-    get_weights, set_weights = (round_.accesses[f"{one}_model_weights"] for one in ("get", "set"))
+    accesses = [round_.accesses.get(f"{one}_model_weights") for one in ("get", "set")]
+    if None in accesses:
+        raise CannotPlanError(
+            "The process has no get_model_weights and set_model_weights as TensorFlow graphs: give "
+            "a learning process."
+        )
+    get_weights, set_weights = accesses
     finish, finish_specs = round_.finish()
     plan = plan_pb2.ServerPlan(
         initialize=graphs.traced(round_.initialize, [], inputs=[], outputs=state),

@@ -11,9 +11,6 @@ from google.protobuf import message
 from tff_dpftrl.execution import client_part, graph_function, lent_arrays, secure_noise
 from tff_dpftrl.runtime.plans import plan_pb2
 
-_NOT_NEEDED = ("_gradient_op_type", "forward_function_name", "backward_function_name")
-"""Attributes for differentiating a graph once more, which name functions by counters."""
-
 
 def traced(
     function: Callable[..., Sequence[tf.Tensor]],
@@ -47,7 +44,7 @@ def traced(
 
     graph = graph_function.GraphFunction.trace(with_specs, named)
     graph_def = tf.compat.v1.GraphDef.FromString(graph.graph)
-    _make_canonical(graph_def)
+    graph_function.make_canonical(graph_def)
     return plan_pb2.Graph(
         graph_def=graph_def.SerializeToString(deterministic=True),
         inputs=_tensors(graph.inputs, inputs, specs),
@@ -68,30 +65,6 @@ def _tensors(
         dtype = spec.dtype.name
         tensors.append(plan_pb2.Tensor(name=name, label=label, dtype=dtype, shape=shape))
     return tensors
-
-
-def _make_canonical(graph_def: tf.compat.v1.GraphDef) -> None:
-    """Names functions by the order of their first calls, and drops those that nobody calls."""
-    functions = {f.signature.name: f for f in graph_def.library.function}
-    new_names: dict[str, str] = {}
-    waiting = list(graph_def.node)
-    for node in waiting:  # It grows.
-        for name in [node.op, *(function.name for function in graph_function.called_by(node))]:
-            if name in functions and name not in new_names:
-                new_names[name] = f"function_{len(new_names)}"
-                waiting.extend(functions[name].node_def)
-    del graph_def.library.function[:], graph_def.library.gradient[:]
-    del graph_def.library.registered_gradients[:]
-    graph_def.library.function.extend(functions[name] for name in new_names)
-    graph_function.rename_functions(graph_def, new_names)
-    for node in graph_function.nodes_of(graph_def):
-        node.device = ""
-        node.ClearField("experimental_debug_info")
-        for name in _NOT_NEEDED:
-            node.attr.pop(name, None)
-    for function in graph_def.library.function:
-        for name in _NOT_NEEDED:
-            function.attr.pop(name, None)
 
 
 def spec_of(tensor: plan_pb2.Tensor) -> tf.TensorSpec:

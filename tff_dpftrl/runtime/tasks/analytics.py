@@ -83,7 +83,6 @@ def define(
         data=data,
         description=description,
         loss_metric="",
-        algorithm=bucket_counts.build_process,
         buckets={name: tuple(names) for name, names in buckets.items()},
     )
 

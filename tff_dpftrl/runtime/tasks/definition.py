@@ -50,9 +50,9 @@ class TaskDefinition:
     """Model and data of a task.
 
     Attributes:
-      model: A `tff.learning.models.FunctionalModel`, a function without arguments that makes a
-        `tff.learning.models.VariableModel`, or a `tf.keras.Model` with `loss` and `metrics`, all
-        of whose weights are trained.
+      model: A `tf.keras.Model` with `loss` and `metrics`, all of whose weights are trained; a
+        functional model (`learning.model.Model` or `tff.learning.models.FunctionalModel`); or a
+        function without arguments that makes a `tff.learning.models.VariableModel`.
       pipeline: Features of an example that a device stores, and the preprocessing that makes the
         model's batches of them. It becomes part of the plan.
       proxies: For each simulated device its examples, as arrays, numbers or texts by feature name,

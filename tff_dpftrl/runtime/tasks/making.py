@@ -1,4 +1,4 @@
-"""From options to a signed and tested task. Needs TFF, as nothing else of tasks does.
+"""From options to a signed and tested task. TFF is needed for its own models and algorithms only.
 
 Options are taken apart here and nowhere else: what follows gets the parts that it needs.
 """
@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement_sentences as sentences
-from tff_dpftrl.aggregators import check_process
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.execution import contexts
-from tff_dpftrl.learning import metric_histograms, own_model, secure_metrics
+from tff_dpftrl.execution import federated_round
+from tff_dpftrl.learning import bucket_counts, metric_sums, own_model, rounds
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.mechanisms import noise_recipe, noise_split
 from tff_dpftrl.models import metric_grid
 from tff_dpftrl.participation import schema as schema_lib
@@ -50,6 +50,7 @@ from tff_dpftrl.runtime.tasks import (
 from tff_dpftrl.runtime.tasks import definition as definition_lib
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import learning_options, process, startup
+from tff_dpftrl.training.optimizers import build_client_optimizer, build_server_optimizer
 
 _METRICS_BYTES = 1_000_000  # Room for metrics in an upload, besides the update.
 _TRAINING_METRICS = "client_work/train"
@@ -111,7 +112,7 @@ class _Parts:
     tests: predicates.Predicates
     demands: _Demands
     options: Mapping[str, Any]
-    grids: metric_histograms.Grids = dataclasses.field(default_factory=dict)
+    grids: metric_sums.Grids = dataclasses.field(default_factory=dict)
 
 
 def make(
@@ -150,7 +151,8 @@ def make(
     learning = config.learning
     plan = _privacy_plan(config.privacy(), learning, parts, progress)
     defined = parts.definition
-    if defined.algorithm is not None:
+    has_own_algorithm = defined.algorithm is not None or defined.buckets is not None
+    if has_own_algorithm:
         config.check_own_algorithm()
     if defined.buckets is not None:
         _check_counts(plan)
@@ -164,7 +166,7 @@ def make(
             own_model.num_parameters(parts.model, trained=False)
         ),
         max_epsilon=config.max_epsilon,
-        server_optimizer=learning.server_optimizer if defined.algorithm is None else "own",
+        server_optimizer="own" if has_own_algorithm else learning.server_optimizer,
         secure_aggregation=parts.demands.stated,
     )
     stated: dict[str, str | int | None] = {}
@@ -181,13 +183,11 @@ def make(
     terms = dataclasses.replace(terms, parameters={**terms.parameters, **stated})
     _check_budget(terms)
     progress("Building the plans ...")
-    with contexts.compiled_only():
-        training = _process(parts, plan, learning)
-        private_round = None
-        if plan.strategy is not None:
-            private_round = process.build_aggregator(learning, plan).private_round
-        limits = _report_limits(parts, plan)
-        plans = _build(parts, training, terms, limits, private_round=private_round)
+    aggregation = process.build_aggregation(learning, plan)
+    private_round = getattr(aggregation, "private_round", None)
+    training = _round(parts, plan, learning, aggregation)
+    limits = _report_limits(parts, plan)
+    plans = _build(parts, training, terms, limits, private_round=private_round)
     return _finish(parts, plans, terms, output, key, built, progress)
 
 
@@ -260,14 +260,14 @@ def make_evaluation(
         secure_aggregation=parts.demands.stated,
     )
     progress("Building the plans ...")
-    with contexts.compiled_only():
-        evaluation = tff.learning.algorithms.build_fed_eval(
-            parts.model,
-            metrics_aggregation_process=_metrics_process(parts),
-            loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
-        )
-        limits, broadcast = _report_limits(parts, None), of.server.prepare.outputs
-        plans = _build(parts, evaluation, terms, limits, broadcast=broadcast)
+    if isinstance(parts.model, model_lib.Model):
+        evaluation = rounds.build_evaluation(parts.model, metrics=_metric_sums(parts))
+    else:
+        from tff_dpftrl.learning import tff_rounds
+
+        evaluation = tff_rounds.evaluation(parts.model, _metric_sums(parts))
+    limits, broadcast = _report_limits(parts, None), of.server.prepare.outputs
+    plans = _build(parts, evaluation, terms, limits, broadcast=broadcast)
     return _finish(parts, plans, terms, output, key, built, progress)
 
 
@@ -361,7 +361,7 @@ def _prepare(
 
 def _grids(
     config: task_config.TaskConfig, definition: definition_lib.TaskDefinition
-) -> metric_histograms.Grids:
+) -> metric_sums.Grids:
     """Returns the grids of a definition's metrics, and of the seconds of a device's work."""
     seconds = metric_grid.MetricGrid.logarithmic(2.0**-6, max(config.work_seconds, 1.0))
     return {**definition.grids, metric_grid.SECONDS: seconds}
@@ -458,70 +458,31 @@ def _on_grid(
     return dataclasses.replace(plan, encoding=encoding, noise_parties=num_parties)
 
 
-def _process(
-    parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan, learning: learning_options.LearningOptions
-) -> tff.learning.templates.LearningProcess:
-    """Builds the learning process; that of an own algorithm must release all privately."""
-    is_secure = parts.demands.secure_groups is not None
-    metrics_aggregator = tff.learning.metrics.sum_then_finalize
-    if is_secure:
-        metrics_aggregator = secure_metrics.secure_sum_then_finalize
-    if parts.grids:
-        metrics_aggregator = metric_histograms.with_histograms(
-            metrics_aggregator, parts.grids, is_secure=is_secure
-        )
-    algorithm = parts.definition.algorithm
+def _round(
+    parts: _Parts,
+    plan: dp_ftrl_privacy.DpFtrlPlan,
+    learning: learning_options.LearningOptions,
+    aggregation: process.Aggregation,
+) -> federated_round.FederatedRound:
+    """Builds the round; that of an own algorithm must release all privately."""
+    metrics, algorithm = _metric_sums(parts), parts.definition.algorithm
+    if parts.definition.buckets is not None:
+        return bucket_counts.build_round(parts.model, aggregation, metrics=metrics)
+    if algorithm is None and isinstance(parts.model, model_lib.Model):
+        return process.build_round(plan, learning, parts.model, metrics=metrics)
+    from tff_dpftrl.learning import tff_rounds
+
     if algorithm is None:
-        return process.build_process(
-            plan, learning, parts.model, metrics_aggregator=metrics_aggregator
+        algorithm = tff_rounds.federated_averaging(
+            build_client_optimizer(learning), build_server_optimizer(learning)
         )
-    aggregator = process.build_aggregator(learning, plan)
-    try:
-        made = algorithm(
-            parts.model,
-            model_aggregator=aggregator,
-            metrics_aggregator=metrics_aggregator,
-        )
-    except Exception as error:  # Anybody's code may raise anything.
-        raise validation.UsageError(f"algorithm raises {validation.one_line(error)}") from error
-    if not isinstance(made, tff.learning.templates.LearningProcess):
-        raise validation.UsageError(
-            "algorithm must return a tff.learning.templates.LearningProcess, got a "
-            f"{type(made).__name__}."
-        )
-    if plan.strategy is not None:
-        _check_private(made, aggregator)
-    return made
+    return tff_rounds.training(algorithm, parts.model, aggregation, metrics)
 
 
-def _check_private(
-    made: tff.learning.templates.LearningProcess,
-    aggregator: tff.aggregators.UnweightedAggregationFactory,
-) -> None:
-    """Refuses a process that releases more than metrics and the noised sum of an aggregator."""
-    found = check_process.check_process(made)
-    found.raise_if_any(["metrics"])
-    updates = made.get_model_weights.type_signature.result.trainable
-    charged = check_process.check_process(aggregator.create(updates))
-    if found.releases != charged.releases:
-        raise validation.UsageError(
-            "algorithm must release the whole update once, by the model_aggregator that it gets: "
-            "the statement charges that release and no other."
-        )
-
-
-def _metrics_process(parts: _Parts) -> tff.templates.AggregationProcess | None:
-    """Chooses how metrics of an evaluation are summed; None for TFF's default."""
+def _metric_sums(parts: _Parts) -> metric_sums.Build:
+    """Chooses how metrics are summed."""
     is_secure = parts.demands.secure_groups is not None
-    if not is_secure and not parts.grids:
-        return None
-    finalizers, metrics_type = own_model.metrics(parts.model)
-    process = secure_metrics.build_evaluation_process(finalizers, metrics_type, is_secure=is_secure)
-    if not parts.grids:
-        return process
-    return metric_histograms.evaluation_with_histograms(
-        process, finalizers, parts.grids, is_secure=is_secure
-    )
+    return functools.partial(metric_sums.build, is_secure=is_secure, grids=parts.grids)
 
 
 def _report_limits(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan | None) -> bounding.ReportLimits:
@@ -559,11 +520,11 @@ def _largest_metrics(
                 f"device could make as large as it likes; it names {sorted(given)}."
             )
         scaled = is_secure and spec.dtype.is_floating
-        largest[path] = given[name] * (2.0**secure_metrics.FRACTION_BITS if scaled else 1.0)
-        if is_secure and largest[path] > secure_metrics.LARGEST_ENTRY:
+        largest[path] = given[name] * (2.0**metric_sums.FRACTION_BITS if scaled else 1.0)
+        if is_secure and largest[path] > metric_sums.LARGEST_ENTRY:
             raise validation.UsageError(
                 f"largest_metrics[{name!r}]={given[name]:g} is more than secure sums have room "
-                f"for: {given[name] * secure_metrics.LARGEST_ENTRY / largest[path]:.6g}."
+                f"for: {given[name] * metric_sums.LARGEST_ENTRY / largest[path]:.6g}."
             )
     return largest
 
@@ -579,13 +540,13 @@ def _check_budget(terms: terms_lib.Terms) -> None:
 
 def _build(
     parts: _Parts,
-    learning_process: tff.learning.templates.LearningProcess,
+    round_: federated_round.FederatedRound,
     terms: terms_lib.Terms,
     limits: bounding.ReportLimits,
     broadcast: Sequence[plan_pb2.Tensor] | None = None,
     private_round: interface.PrivateRound | None = None,
 ) -> building.Plans:
-    """Builds the plans of a process, with the participation that the terms declare."""
+    """Builds the plans of a round, with the participation that the terms declare."""
     demands, schema = parts.demands, terms.schema
     # Rounding moves a bucket by a step of the largest one, in all devices the same way if they are
     # alike: over many reports that adds up to more than the noise.
@@ -594,7 +555,7 @@ def _build(
     buckets = participation_histograms.ParticipationBuckets.for_schema(schema)
     groups = demands.secure_groups
     return building.build_plans(
-        learning_process,
+        round_,
         parts.definition.pipeline,
         building.DeviceTerms(
             population=demands.population,
