@@ -376,17 +376,21 @@ def _leaf(value: Any, spec: Any, name: str, shares_arrays: bool) -> tf.Tensor:
 def _dataset(value: Any, element_spec: Any, name: str) -> tf.Tensor:
     """Returns the variant of a dataset after checking its elements."""
     found = getattr(value, "element_spec", None)
-    try:
-        tf.nest.assert_same_structure(found, element_spec)
-        pairs = zip(tf.nest.flatten(found), tf.nest.flatten(element_spec), strict=True)
-        fits = all(wanted.is_compatible_with(one) for one, wanted in pairs)
-    except (TypeError, ValueError):
-        fits = False
-    if not fits:
+    if not takes(element_spec, found):
         raise validation.UsageError(
             f"{name} must be a dataset with elements {element_spec}, got {found or type(value)}."
         )
     return as_variant(value)
+
+
+def takes(wanted: Any, found: Any) -> bool:
+    """Returns whether all that has the specs `found` has those of `wanted`, structures of specs."""
+    try:
+        tf.nest.assert_same_structure(wanted, found)
+        pairs = zip(tf.nest.flatten(wanted), tf.nest.flatten(found), strict=True)
+        return all(one.is_compatible_with(other) for one, other in pairs)
+    except (TypeError, ValueError):
+        return False
 
 
 def as_variant(dataset: tf.data.Dataset) -> tf.Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
+from tff_dpftrl.execution import federated_round
 from tff_dpftrl.learning import keras_functional
 from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.models import keras_versions
@@ -157,13 +158,7 @@ def _try(model: Any, batch_spec: Any) -> None:
 
 def _check_batches(wanted: Any, batch_spec: Any) -> None:
     """Refuses batches that a model does not take."""
-    try:
-        tf.nest.assert_same_structure(wanted, batch_spec)
-        pairs = zip(tf.nest.flatten(wanted), tf.nest.flatten(batch_spec), strict=True)
-        fits = all(one.is_compatible_with(other) for one, other in pairs)
-    except (ValueError, TypeError):
-        fits = False
-    if not fits:
+    if not federated_round.takes(wanted, batch_spec):
         raise validation.UsageError(
             f"model takes batches {_shown(wanted)}, and the pipeline makes {_shown(batch_spec)}."
         )
