@@ -57,7 +57,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
     "tff_dpftrl.data.split": {"by_user": "corpus: split users"},
     "tff_dpftrl.data.vocabulary": {"most_frequent": "corpus: vocabulary"},
     "tff_dpftrl.execution.compiled_process": {
-        "compile_process": "compile the rounds",
+        "CompiledProcess.__init__": "compile the rounds",
         "CompiledProcess.initialize": "initial state",
     },
     "tff_dpftrl.learning.functional_model": {"build": "build the computations"},
@@ -96,7 +96,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
     "tff_dpftrl.runs.tensorboard_log": {"TensorBoardLog.append": "TensorBoard"},
     "tff_dpftrl.training.federated_trainer": {},
     "tff_dpftrl.training.options": {"read_toml": "options"},
-    "tff_dpftrl.training.process": {"build_process": "build the computations"},
+    "tff_dpftrl.training.process": {"build_round": "build the computations"},
     "tff_dpftrl.training.run": {"train": _REST},
     "tff_dpftrl.training.startup": {"describe_task": "count the training text"},
     "tff_dpftrl.training.task": {

@@ -423,7 +423,6 @@ class Experiment:
 
         A seed is one of cohorts and of the clients' order. Noise is drawn anew each time.
         """
-        # TFF, which nothing else here needs.
         from tff_dpftrl import execution
         from tff_dpftrl.training import federated_trainer, process, task
 
@@ -432,13 +431,12 @@ class Experiment:
         of_text = dataclasses.replace(of_text, initial_weights=tuple(initial))
         plan = config.privacy().plan(len(text.train), of_text.model.num_parameters)
 
-        def build() -> object:
-            return process.build_process(plan, config.learning, of_text.functional_model())
-
-        built = execution.compile_process(
-            build(), dataset_fn=of_text.batches, tensor_spec=of_text.rows_spec
+        built = execution.CompiledProcess(
+            process.build_round(plan, config.learning, of_text.functional_model()),
+            dataset_fn=of_text.batches,
+            tensor_spec=of_text.rows_spec,
         )
-        with execution.compiled_only(), contextlib.closing(built):
+        with contextlib.closing(built):
             for seed in seeds:
                 seeded = dataclasses.replace(of_text, seed=seed)
                 trainer = federated_trainer.FederatedTrainer(

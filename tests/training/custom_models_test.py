@@ -32,6 +32,16 @@ _PEER = word_lstm.WordLstm(
 )
 
 
+class _Bias(tf.keras.layers.Layer):
+    """A layer of its own: Keras 3 takes the weights of a model itself first, Keras 2 last."""
+
+    def build(self, shape):
+        self.bias = self.add_weight(name="output_bias", shape=shape[-1:])
+
+    def call(self, scores):
+        return scores + self.bias
+
+
 class _Twin(tf.keras.Model):
     """The toy run's LSTM made of Keras layers, with weights in the same layout."""
 
@@ -42,7 +52,15 @@ class _Twin(tf.keras.Model):
         self.of_input = dense(4 * 5, use_bias=False)
         self.of_output = dense(4 * 5)
         self.projection = dense(4, use_bias=False)
-        self.bias = self.add_weight(name="output_bias", shape=[_PEER.vocabulary_size])
+        self.bias = _Bias()
+
+    def build(self, shape):
+        """Builds the layers; Keras 3 would try `call` first, and not end its name scope."""
+        sizes = (None, 4, 5, 5, _PEER.vocabulary_size)
+        layers = (self.embedding, self.of_input, self.of_output, self.projection, self.bias)
+        for layer, size in zip(layers, sizes, strict=True):
+            layer.build([None, size])
+        self.built = True
 
     def call(self, words):
         inputs = self.of_input(self.embedding(words))
@@ -55,7 +73,7 @@ class _Twin(tf.keras.Model):
             output = tf.sigmoid(leave) * tf.tanh(cell)
             outputs.append(output)
         projected = self.projection(tf.stack(outputs, axis=1))
-        return tf.matmul(projected, self.embedding.embeddings, transpose_b=True) + self.bias
+        return self.bias(tf.matmul(projected, self.embedding.embeddings, transpose_b=True))
 
 
 def _twin(seed=0):
