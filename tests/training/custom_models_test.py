@@ -54,6 +54,14 @@ class _Twin(tf.keras.Model):
         self.projection = dense(4, use_bias=False)
         self.bias = _Bias()
 
+    def build(self, shape):
+        """Builds the layers; Keras 3 would try `call` first, and not end its name scope."""
+        sizes = (None, 4, 5, 5, _PEER.vocabulary_size)
+        layers = (self.embedding, self.of_input, self.of_output, self.projection, self.bias)
+        for layer, size in zip(layers, sizes, strict=True):
+            layer.build([None, size])
+        self.built = True
+
     def call(self, words):
         inputs = self.of_input(self.embedding(words))
         output = cell = tf.zeros([tf.shape(words)[0], 5])
