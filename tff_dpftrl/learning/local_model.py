@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.execution import tff_names
-from tff_dpftrl.learning import local_updates
+from tff_dpftrl.learning import local_updates, optimizers
 from tff_dpftrl.learning import model as model_lib
 
 Model: TypeAlias = (
@@ -63,12 +63,13 @@ class _VariableLocalModel(local_updates.LocalModel):
 
     @override
     def gradients(self, trainable, metrics, batch):
-        variables = list(self._model.trainable_variables)
+        variables = tuple(self._model.trainable_variables)
         for variable, value in zip(variables, trainable, strict=True):
             variable.assign(value)
         with tf.GradientTape() as tape:
             output = self._model.forward_pass(batch, training=True)
-        return local_updates.dense_gradients(tape, output.loss, variables), metrics
+        gradients = tape.gradient(output.loss, variables)
+        return optimizers.dense_gradients(variables, gradients), metrics
 
     @override
     def unfinalized_metrics(self, metrics):

@@ -73,19 +73,12 @@ class FunctionalLocalModel(LocalModel):
             loss = self._model.loss(output=predictions, label=y)
         output = model_lib.BatchOutput(loss, predictions, model_lib.num_examples(batch))
         metrics = self._model.update_metrics_state(metrics, batch_output=output, labels=y)
-        return dense_gradients(tape, loss, trainable), metrics
+        gradients = tape.gradient(loss, trainable)
+        return optimizers.dense_gradients(trainable, gradients), metrics
 
     @override
     def unfinalized_metrics(self, metrics):
         return metrics
-
-
-def dense_gradients(
-    tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any]
-) -> tuple[tf.Tensor, ...]:
-    """Returns gradients as tensors, zeros where the loss does not depend on a source."""
-    gradients = tape.gradient(loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return tuple(tf.convert_to_tensor(g) for g in gradients)
 
 
 def iterate(step: Callable[[Any, Any], Any], batches: tf.data.Dataset, initial: Callable[[], Any]):
