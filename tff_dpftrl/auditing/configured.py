@@ -23,6 +23,7 @@ from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.learning import model as model_lib
+from tff_dpftrl.learning import rounds as rounds_lib
 from tff_dpftrl.models import table
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import party_noise
@@ -201,7 +202,7 @@ def _short_run(
     config: config_lib.TrainingConfig,
     plan: _Plan,
     shapes: Sequence[Sequence[int]],
-    built: process.Aggregation,
+    built: rounds_lib.Aggregation,
     error_rate: float,
     progress: Callable[[str], None],
 ) -> audit_report.AuditReport:
@@ -295,7 +296,7 @@ def _of_training(finding: audit_report.Finding, num_rounds: int) -> audit_report
 
 
 def _claim_of_known(
-    plan: _Plan, built: process.Aggregation, schema: schema_lib.MinSep
+    plan: _Plan, built: rounds_lib.Aggregation, schema: schema_lib.MinSep
 ) -> claim_lib.Claim:
     """Returns what a run claims where everybody knows who takes part in which round."""
     if isinstance(plan, sampled_privacy.SampledPlan):
@@ -306,7 +307,7 @@ def _claim_of_known(
 
 def _claim_of(
     plan: _Plan,
-    built: process.Aggregation,
+    built: rounds_lib.Aggregation,
     schema: schema_lib.MinSep,
 ) -> claim_lib.Claim:
     """Returns what a run claims of its first rounds."""

@@ -10,7 +10,14 @@ import tensorflow_federated as tff
 from tff_dpftrl import validation
 from tff_dpftrl.aggregators import adaptive_clipping, check_process, dp_ftrl, inner_sum, secagg_sum
 from tff_dpftrl.execution import contexts, federated_round, process_form, tff_names
-from tff_dpftrl.learning import local_model, metric_sums, optimizers, own_model, tff_metrics
+from tff_dpftrl.learning import (
+    local_model,
+    metric_sums,
+    optimizers,
+    own_model,
+    rounds,
+    tff_metrics,
+)
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 from tff_dpftrl.private_round import aggregation as aggregation_lib
 
@@ -41,7 +48,7 @@ def federated_averaging(
 def training(
     algorithm: Algorithm,
     model: own_model.Model,
-    aggregation: aggregation_lib.Aggregation | aggregation_lib.PlainMean,
+    aggregation: rounds.Aggregation,
     metrics: metric_sums.Build,
 ) -> federated_round.FederatedRound:
     """Builds the round of an algorithm, which must release all privately.
@@ -99,7 +106,7 @@ def evaluation(
 
 
 def factory_of(
-    aggregation: aggregation_lib.Aggregation | aggregation_lib.PlainMean,
+    aggregation: rounds.Aggregation,
 ) -> tff.aggregators.UnweightedAggregationFactory:
     """Returns the TFF factory that aggregates around the same private round of DP-FTRL."""
     if isinstance(aggregation, aggregation_lib.PlainMean):

@@ -22,8 +22,6 @@ from tff_dpftrl.private_round import (
 from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, privacy, sampled_privacy
 from tff_dpftrl.training import learning_options, optimizers
 
-Aggregation = aggregation.Aggregation | aggregation.PlainMean
-
 
 def build_round(
     plan: privacy.PrivacyPlan,
@@ -137,7 +135,7 @@ def _(
 
 def build_aggregation(
     options: learning_options.LearningOptions, plan: privacy.PrivacyPlan
-) -> Aggregation:
+) -> rounds.Aggregation:
     """Builds the aggregation of the clients' updates.
 
     It counts clients whose update is not finite, for the operator's eyes only, except

@@ -462,7 +462,7 @@ def _round(
     parts: _Parts,
     plan: dp_ftrl_privacy.DpFtrlPlan,
     learning: learning_options.LearningOptions,
-    aggregation: process.Aggregation,
+    aggregation: rounds.Aggregation,
 ) -> federated_round.FederatedRound:
     """Builds the round; that of an own algorithm must release all privately."""
     metrics, algorithm = _metric_sums(parts), parts.definition.algorithm
