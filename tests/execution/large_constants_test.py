@@ -76,7 +76,7 @@ def test_a_first_state_is_that_of_tff():
 def test_the_round_for_plans_keeps_its_constants():
     with contexts.compiled_only():
         round_ = process_form.round_of(_process())
-    traced = graph_function.GraphFunction.trace(round_.initialize, [])
+    traced = graph_function.GraphFunction.trace(round_.initialize_in_graph, [])
     state = client_part.traced(traced.importer(), [])()
     expected = round_.initialize()
     assert len(state) == len(expected) == 3

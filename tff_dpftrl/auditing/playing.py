@@ -73,8 +73,7 @@ def of_aggregation(
         return plain, rounds.secure_parts(aggregation, secure)
 
     def update(state: Any, plain: Any, secure: Mapping[str, Any]) -> Any:
-        summed = rounds.secure_sums(aggregation, secure)
-        state, average, measured = aggregation.release(state, plain, summed, shapes)
+        state, average, measured = aggregation.release(state, plain, secure, shapes)
         return state, ([tf.cast(one, tf.float32) for one in average], measured)
 
     def compiled(value: Any, spec: tf.TensorSpec, clients: execution.ClientRunner) -> Any:

@@ -189,7 +189,8 @@ class CompiledProcess:
         """
         if self._initialize is None:
             raise RuntimeError("drop_initialization was called: there is no first state any more.")
-        return self._state.pack(self._initialize())
+        with tf.device(client_part.CPU):
+            return self._state.pack(self._initialize())
 
     def drop_initialization(self) -> None:
         """Frees what only `initialize` needs, such as initial weights; it then raises an error."""

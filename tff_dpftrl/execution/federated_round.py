@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,8 +136,9 @@ class FederatedRound:
       report: Structure of a client's report.
       output: Structure of what a round returns beside the new state.
       secure_sums: Secure sums, of the last tensors of a report.
-      initialize: Traceable function that makes the flat tensors of a first state, with new random
-        numbers each time.
+      initialize: Function that makes the flat tensors of a first state, with new random numbers
+        each time.
+      initialize_in_graph: The same to be traced; None if `initialize` can be.
       prepare: Graph from the state to the broadcast tensors.
       work: Graph from a client's tensors and the broadcast ones to a report.
       zero: Graph of the sum of no reports, without the secure sums.
@@ -166,6 +167,7 @@ class FederatedRound:
     update: graph_function.GraphFunction
     accesses: Mapping[str, Access]
     result: Callable[[Any, Any], Any]
+    initialize_in_graph: Callable[[], list[tf.Tensor]] | None = None
 
     def finish(
         self, memory: draw_memory.DrawMemory | None = None, *, answers_draws: bool = False
@@ -241,13 +243,23 @@ class SecurePart(NamedTuple):
 
     Attributes:
       value: Structure of integers.
-      largest_entry: Largest entry that a client may send; None if the sum has a modulus.
-      modulus: Modulus of the sum; None if it has a largest entry.
+      largest_entry: Largest entry that a client may send; None if the sums have moduli.
+      moduli: Modulus of each sum, in the structure of `value`; None if they have a largest entry.
     """
 
     value: Any
     largest_entry: int | None = None
-    modulus: int | None = None
+    moduli: Any = None
+
+    def sums(self) -> Iterator[SecureSum]:
+        """Yields the secure sums of the part, in the order of its tensors."""
+        tensors = tree.flatten(self.value)
+        moduli = [None] * len(tensors)
+        if self.moduli is not None:
+            tree.assert_same_structure(self.value, self.moduli, check_types=False)
+            moduli = tree.flatten(self.moduli)
+        for tensor, modulus in zip(tensors, moduli, strict=True):
+            yield SecureSum(_spec(tensor), self.largest_entry, modulus)
 
 
 class Report(NamedTuple):
@@ -305,11 +317,7 @@ def compose(
 
     def report(value: Any, broadcast: Any) -> Report:
         plain, secure = work(value, broadcast)
-        limits[:] = [
-            SecureSum(_spec(tensor), part.largest_entry, part.modulus)
-            for _, part in sorted(secure.items())
-            for tensor in tree.flatten(part.value)
-        ]
+        limits[:] = [one for _, part in sorted(secure.items()) for one in part.sums()]
         return Report(plain, {name: part.value for name, part in secure.items()})
 
     def finish(state: Any, plain: Any, secure: Any) -> Any:
@@ -320,7 +328,8 @@ def compose(
         )
         return Result(after, output)
 
-    state_structure = Nest(tree.map_structure(_array, initialize()))
+    with tf.Graph().as_default():  # For its shapes only: nothing is computed.
+        state_structure = Nest(tree.map_structure(_array, initialize()))
     client_structure = Nest(client)
     prepare_graph, broadcast = trace(prepare, state_structure)
     work_graph, sent = trace(report, client_structure, broadcast)

@@ -55,6 +55,8 @@ def round_of(process: tff.templates.IterativeProcess) -> federated_round.Federat
         return container(**{state_name: state, output_name: output})
 
     work = form.work.type_signature.result
+    # Large constants, such as a model's initial weights, are no part of the graph that runs here.
+    small, constants = large_constants.take_out(process.initialize)
     return federated_round.FederatedRound(
         state=leaves.TffStructure(state_type),
         client=leaves.TffStructure(leaves.member(signature.parameter[1])),
@@ -62,7 +64,10 @@ def round_of(process: tff.templates.IterativeProcess) -> federated_round.Federat
         report=leaves.TffStructure(work),
         output=leaves.TffStructure(output_type),
         secure_sums=tuple(_secure_sums(form, *list(work)[1:])),
-        initialize=_initialize(process.initialize),
+        initialize=local_function(_merged(small), constants),
+        initialize_in_graph=lambda: graph_of(_merged(process.initialize)).importer(
+            edit=large_fills.compute
+        )(),
         prepare=graph_of(form.prepare),
         work=graph_of(form.work),
         zero=graph_of(form.zero),
@@ -93,23 +98,6 @@ def _secure_sums(
         yield made(spec, largest_entry=largest)
     for spec, modulus in _limited(form.secure_modular_sum_modulus, by_modulus):
         yield made(spec, modulus=modulus)
-
-
-def _initialize(initialize: tff_names.Computation) -> Callable[[], list[tf.Tensor]]:
-    """Returns the function that makes the flat tensors of a first state.
-
-    Where it runs by itself, large constants, such as a model's initial weights, are no part of its
-    graph.
-    """
-    small, constants = large_constants.take_out(initialize)
-    alone = local_function(_merged(small), constants)
-
-    def make() -> list[tf.Tensor]:
-        if tf.executing_eagerly():
-            return alone()
-        return graph_of(_merged(initialize)).importer(edit=large_fills.compute)()
-
-    return make
 
 
 def _is_graph(computation: Any) -> bool:

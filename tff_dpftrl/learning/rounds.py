@@ -120,7 +120,7 @@ def build_training(
 
     def update(state: LearningState, plain: Any, secure: Mapping[str, Any]) -> Any:
         aggregator, average, measured = aggregation.release(
-            state.aggregator, plain[_UPDATE], secure_sums(aggregation, secure), shapes
+            state.aggregator, plain[_UPDATE], secure, shapes
         )
         weights = state.global_model_weights
         average = tuple(
@@ -195,18 +195,9 @@ def build_evaluation(
 def secure_parts(
     aggregation: Aggregation, secure: Mapping[str, Any]
 ) -> dict[str, federated_round.SecurePart]:
-    """Names the secure parts of what an aggregation's client sends, with their moduli."""
+    """Returns the secure parts of what an aggregation's client sends, with their moduli."""
     return {
-        f"{name}/{part}": federated_round.SecurePart(secure[name][part], modulus=modulus)
-        for name, moduli in aggregation.moduli.items()
-        for part, modulus in moduli.items()
-    }
-
-
-def secure_sums(aggregation: Aggregation, secure: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sums of `secure_parts` as `Aggregation.release` takes them."""
-    return {
-        name: {part: secure[f"{name}/{part}"] for part in moduli}
+        name: federated_round.SecurePart(secure[name], moduli=moduli)
         for name, moduli in aggregation.moduli.items()
     }
 

@@ -406,8 +406,9 @@ def _server_plan(round_: federated_round.FederatedRound) -> plan_pb2.ServerPlan:
         )
     get_weights, set_weights = accesses
     finish, finish_specs = round_.finish()
+    initialize = round_.initialize_in_graph or round_.initialize
     plan = plan_pb2.ServerPlan(
-        initialize=graphs.traced(round_.initialize, [], inputs=[], outputs=state),
+        initialize=graphs.traced(initialize, [], inputs=[], outputs=state),
         prepare=_part(round_.prepare, state, broadcast),
         zero=_part(round_.zero, [], plain),
         accumulate=_part(round_.accumulate, [""] * len(round_.accumulate.inputs), plain),
