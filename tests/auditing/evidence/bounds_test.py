@@ -123,6 +123,19 @@ def test_the_bound_of_the_gaussian_family_is_exact(mu, trials, repetitions):
     assert abs(wrong - rate * given) <= margin
 
 
+def test_the_noncentrality_is_that_of_the_noncentral_t():
+    for degrees, statistic in ((38, 5.0), (38, 90.0), (3998, 2.9), (3998, 60.0), (3998, 200.0)):
+        found = bounds._noncentrality(degrees, statistic, 0.99)
+        below = special.nctdtr(degrees, found, statistic)
+        assert np.isnan(below) or below == pytest.approx(0.99, abs=1e-7)
+    # SciPy's function may be no number at small noncentralities and at huge statistics.
+    for statistic in np.linspace(3.0, 3.2, 50):
+        assert 0.0 <= bounds._noncentrality(3998, statistic, 0.9985) < 0.5
+    # Such a statistic is the noncentrality over S, which is 1 ± 1 / √(2 · 3998).
+    huge = bounds._noncentrality(3998, 4.5e5, special.ndtr(3.0))
+    assert huge == pytest.approx(4.5e5 * (1.0 - 3.0 / np.sqrt(2 * 3998)), rel=1e-3)
+
+
 @pytest.mark.parametrize("scale", [0.8, 1.25])
 def test_the_gaussian_family_is_refused_where_it_is_wrong(scale):
     scores, present = _scores(1.0, 4000, 0, scale)

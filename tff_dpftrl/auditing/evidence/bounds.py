@@ -324,12 +324,30 @@ def _looks_gaussian(without: np.ndarray, with_: np.ndarray) -> bool:
 
 
 def _noncentrality(degrees: int, statistic: float, probability: float) -> float:
-    """Returns the noncentrality at which a noncentral t is below `statistic` with `probability`."""
+    """Returns the noncentrality at which a noncentral t is below `statistic` with `probability`.
+
+    SciPy 1.18's function is NaN for some arguments. Here P(Z + noncentrality ≤ statistic · S), with
+    normal Z and S² = χ² / degrees, is integrated over S, or over Z where that spreads less. The
+    trapezoid rule is as good as exact then.
+    """
+    if stats.t.cdf(statistic, degrees) <= probability:
+        return 0.0
+    spread, grid = (2.0 * degrees) ** -0.5, np.linspace(-12.0, 12.0, 2001)
+    over_s = statistic * spread < 1.0
+    if over_s:
+        s = 1.0 + spread * grid[grid > -1.0 / spread]
+        weights = np.exp((degrees - 1) * np.log(s) - degrees * (s**2 - 1.0) / 2.0)
+    else:
+        weights = np.exp(-(grid**2) / 2.0)
+    weights /= weights.sum()
 
     def excess(noncentrality: float) -> float:
-        return float(special.nctdtr(degrees, noncentrality, statistic)) - probability
+        if over_s:
+            below = special.ndtr(statistic * s - noncentrality)
+        else:
+            least = np.maximum(grid + noncentrality, 0.0) / statistic
+            below = special.chdtrc(degrees, degrees * least**2)
+        return float(weights @ below) - probability
 
-    if excess(0.0) <= 0.0:
-        return 0.0
     # Below nct's mean by far more than its spread.
     return float(optimize.brentq(excess, 0.0, statistic + 10.0, xtol=1e-9))
