@@ -58,10 +58,11 @@ class Aggregation:
         Raises:
           ValueError: If a client can add more to a sum than the noise is scaled to.
         """
-        if vector_sum is None and getattr(private_round, "noise_parties", 0):
+        num_parties = getattr(private_round, "noise_parties", 0)
+        if vector_sum is None and num_parties:
             raise validation.UsageError(
-                f"private_round has noise_parties={private_round.noise_parties}, which add noise "
-                "within secure sums, and vector_sum is None: nobody would add any. Give vector_sum."
+                f"private_round has noise_parties={num_parties}, which add noise within secure "
+                "sums, and vector_sum is None: nobody would add any. Give vector_sum."
             )
         if vector_sum is not None:
             covered = _covered_norm(private_round, vector_sum)
@@ -74,8 +75,7 @@ class Aggregation:
         self.private_round = private_round
         self.vector_sum = vector_sum
         _, *self._scalars = private_round.contribution_type._fields
-        parties = getattr(private_round, "noise_parties", 0)
-        self._bit_sum = secure_sums.HalfBitSum(has_noise=parties > 0)
+        self._bit_sum = secure_sums.HalfBitSum(has_noise=num_parties > 0)
         self._reports_non_finite = report_non_finite_clients
         fields = (*private_round.state_type._fields, "sum_state")
         self._state_type: Any = collections.namedtuple("AggregationState", fields)
