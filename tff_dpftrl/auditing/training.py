@@ -143,8 +143,8 @@ def audit_training(
       ```
 
     Args:
-      process: Learning process, built with `canaries.model`, or a compiled one. TFF runs it if
-        it cannot be compiled.
+      process: Learning process, built with `canaries.model`, a compiled one, or a
+        `FederatedRound`. TFF runs a process of its own that cannot be compiled.
       canaries: Canaries of the process's model.
       claim: Claim to test: a guarantee, a statement or a `Claim`.
       schema: Participation schema: how many rounds are trained, and how often a client takes
@@ -476,23 +476,19 @@ def _difference(after: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> li
 @contextlib.contextmanager
 def runnable(process: Any) -> Iterator[Any]:
     """Yields the compiled process, or the process itself if it cannot or need not be compiled."""
-    if not hasattr(getattr(process, "next", None), "type_signature"):  # It is not of TFF.
-        yield process
-        return
-    from tff_dpftrl.execution import compiled_process
+    from tff_dpftrl.execution import compiled_process, federated_round
 
-    if isinstance(process, compiled_process.CompiledProcess):
+    compiled = None
+    if isinstance(process, federated_round.FederatedRound):
+        compiled = compiled_process.CompiledProcess(process)
+    elif hasattr(getattr(process, "next", None), "type_signature"):  # It is of TFF.
+        with contextlib.suppress(compiled_process.NotCompilableError):
+            compiled = compiled_process.compile_process(process)
+    if compiled is None:
         yield process
         return
-    try:
-        compiled = compiled_process.compile_process(process)
-    except compiled_process.NotCompilableError:
-        yield process
-        return
-    try:
+    with contextlib.closing(compiled):
         yield compiled
-    finally:
-        compiled.close()
 
 
 def _sampled(
