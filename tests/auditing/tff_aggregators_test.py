@@ -112,6 +112,28 @@ def test_what_cannot_be_audited_is_refused(aggregator, message):
         tff_dpftrl.audit_aggregator(aggregator, schema=planted_bugs.SCHEMA)
 
 
+def test_a_secure_aggregator_plays_updates_of_the_grid_that_it_was_given(monkeypatch):
+    def one_round(audit, *_):
+        player = audit.player
+        assert player.sizes == [128, 128]
+        played = player.next(player.initialize(), [player.client(np.zeros(256))])
+        assert played.released.shape == (256,)
+        return [], None
+
+    monkeypatch.setattr(aggregator_lib._Audit, "findings", one_round)
+    with execution.compiled_only():
+        aggregator = tff_dpftrl.build_secagg_dp_ftrl_aggregator(
+            tff_dpftrl.Identity(),
+            noise_multiplier=2.0,
+            clients_per_round=planted_bugs.CLIENTS_PER_ROUND,
+            clip_norm=planted_bugs.CLIP_NORM,
+            encoding=planted_bugs.encoding(dim=256),
+        )
+        tff_dpftrl.audit_aggregator(
+            aggregator, schema=planted_bugs.SCHEMA, budget=_games(200), resume=False
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", [{"encoding": planted_bugs.encoding()}, {"bits": 20}])
 def test_secure_aggregators_are_audited_on_a_grid_of_theirs_or_one_that_is_made(grid):
