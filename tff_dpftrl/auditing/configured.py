@@ -62,22 +62,9 @@ def audit_config(
     parties, `served_noise` then plays the server against them; the games before have the noise that
     the server would add. The seeds of the noise are secret, whatever the config says.
 
-    It does not say that a run kept to its schema or used this code: for that there is the
-    recount of a run.
-
-    Args:
-      config: Options of a run.
-      num_clients: Number of training users; counted in the config's corpus if None.
-      trials: Least number of games with the aggregator.
-      rounds: Largest number of rounds of each game.
-      error_rate: Largest chance that a correct config is called violated.
-      progress: Callback for progress lines.
-
-    Returns:
-      The report of both audits.
-
-    Raises:
-      ValueError: If the config promises nothing, or its population cannot keep what it asks for.
+    It does not say that a run kept to its schema or used this code: for that there is the recount
+    of a run. Without `num_clients`, they are counted in the config's corpus. `error_rate` is the
+    largest chance that a correct config is called violated.
     """
     progress = progress or (lambda line: None)
     config = dataclasses.replace(config, deterministic_noise_seed=None)

@@ -232,21 +232,10 @@ def audit_single_rounds(
     """Plays single rounds with canaries, each from a state that was advanced without clients.
 
     Half of the canaries take part in such a round; the scores are how far it moved the model along
-    their directions. Faults may show that begin after the rounds of `audit_training`.
-
-    Args:
-      process: Compiled process, built with `canaries.model`.
-      rounds: Indices of the rounds, from 1 on.
-      canaries: Canaries of the process's model.
-      claim: Claim for one participation that everybody knows of.
-      cohorts: Function from a round to the datasets of its real clients.
-      server_momentum: Momentum of the server's SGD.
-      server_restarts: Rounds in which that momentum begins anew.
-      game: Most canaries of a round, and the error rate of the finding.
-      progress: Callback for progress lines.
-
-    Returns:
-      The finding of the round with the largest bound; none without rounds.
+    their directions. Faults may show that begin after the rounds of `audit_training`. The claim is
+    for one participation that everybody knows of. The server's momentum begins anew in
+    `server_restarts`. The finding is that of the round with the largest bound; there is none
+    without rounds.
     """
     if not rounds:
         return ()
@@ -320,17 +309,7 @@ def train_with_canaries(
 ) -> Movements:
     """Trains, and records how the model moves along the canaries' directions.
 
-    Args:
-      process: Object with `initialize`, `next` and `get_model_weights`.
-      canaries: Canaries of the process's model.
-      signal: 1 or −1 in the rounds of each canary's pattern, else 0; shape [canaries, rounds].
-      present: Whether each canary takes part, bool, shape [canaries].
-      cohorts: Function from a round to the datasets of its real clients; none if None.
-      progress: Callback for progress lines.
-      state: State to begin with; a new one if None.
-
-    Returns:
-      The movements.
+    `signal` is 1 or −1 in the rounds of each canary's pattern, else 0; shape [canaries, rounds].
     """
     num_rounds = finite_rounds = signal.shape[1]
     moved = np.zeros(signal.shape)
@@ -366,18 +345,9 @@ def judge(
 ) -> tuple[list[audit_report.Finding], audit_report.TradeOff | None]:
     """Computes what a run proves about its claim.
 
-    Args:
-      movements: Movements of the model along the canaries' directions.
-      claim: Claim to test.
-      covariance: Claimed covariance of the released sums' noise over the rounds, in any
-        unit, shape [rounds, rounds]; None if it is not known.
-      server_momentum: Momentum of the server's SGD, to be taken out.
-      error_rate: Largest chance that any finding is wrongly "violated".
-      seed: Seed of the choice of the trials that choose thresholds.
-
-    Returns:
-      The findings, and the trade-off curve of the strongest score. The curve is None if the
-      model was not finite after the first round.
+    The covariance is the claimed one of the released sums' noise over the rounds, in any unit. The
+    trade-off curve is that of the strongest score, and None if the model was not finite after the
+    first round.
     """
     if movements.finite_rounds == 0:
         says = "The model was not finite after the first round, so that no canary could be seen."
