@@ -3,22 +3,20 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
-
-pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
-
-import tensorflow_federated as tff
 
 import tff_dpftrl
 from tests.auditing import planted_bugs
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
-from tff_dpftrl import execution
-from tff_dpftrl.accounting import display
+from tff_dpftrl.accounting import display, guarantee
 from tff_dpftrl.auditing import aggregator as aggregator_lib
-from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
-from tff_dpftrl.auditing import probes
-from tff_dpftrl.private_round import clipping
+from tff_dpftrl.private_round import (
+    aggregation,
+    clipping,
+    estimators,
+    fixed_clip,
+    sampled_gaussian,
+)
 
 # Chance that a correct aggregator is called violated in a test, were its seeds not fixed.
 _ERROR_RATE = 1e-3
@@ -49,43 +47,11 @@ def test_a_correct_aggregator_is_consistent_and_its_mu_nearly_reached():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("grid", [{"encoding": planted_bugs.encoding()}, {"bits": 20}])
-def test_secure_aggregators_are_audited_on_a_grid_of_theirs_or_one_that_is_made(grid):
-    with execution.compiled_only():
-        aggregator = tff_dpftrl.build_secagg_dp_ftrl_aggregator(
-            planted_bugs.blt(),
-            noise_multiplier=2.0,
-            clients_per_round=planted_bugs.CLIENTS_PER_ROUND,
-            clip_norm=planted_bugs.CLIP_NORM,
-            **grid,
-        )
-        report = tff_dpftrl.audit_aggregator(
-            aggregator, schema=planted_bugs.SCHEMA, budget=_games(800)
-        )
-    assert report.verdict == "consistent with the claim", report.to_markdown()
-    assert report.is_ours
-    assert _outcomes(report)["distinguishing game, likelihood ratio"] == "consistent"
-
-
-@pytest.mark.slow
-def test_a_client_that_counts_in_full_is_weighed_to_do_so():
-    inner = planted_bugs.CORRECT["identity"].build()
-    report = tff_dpftrl.audit_aggregator(
-        tff_dpftrl.WeightedFactory(inner, weight_cap=20.0),
-        schema=tff_dpftrl.MinSep(6, 3, 2),
-        budget=_games(800),
-    )
-    assert report.verdict == "consistent with the claim", report.to_markdown()
-    # With a weight of 1, not 20, the canaries would reach a twentieth of μ.
-    assert report.mu_at_least > 0.5 * report.claim.mu
-
-
-@pytest.mark.slow
 def test_fewer_rounds_are_held_to_what_the_claim_says_of_them():
     aggregator = planted_bugs.CORRECT["identity"].build()
     declared, played = tff_dpftrl.MinSep(12, 3, 4), tff_dpftrl.MinSep(6, 3, 4)
     report = tff_dpftrl.audit_aggregator(aggregator, schema=declared, budget=_games(200, rounds=6))
-    claimed = aggregator.guarantee(played, report.claim.delta)
+    claimed = guarantee.of_round(aggregator.private_round, played, report.claim.delta)
     assert report.claim.mu == pytest.approx(np.sqrt(2.0) * claimed.mu)
     for finding in report.findings:
         if finding.test.startswith("distinguishing game"):
@@ -134,101 +100,14 @@ def test_correct_aggregators_of_every_kind_are_consistent(name):
     assert report.is_ours
 
 
-def test_a_mechanism_of_which_nothing_is_known_is_tested_without_numbers():
-    process = (
-        planted_bugs.CORRECT["identity"]
-        .build()
-        .create(tff.to_type([(np.float32, [80]), (np.float32, [3])]))
-    )
-    schema = tff_dpftrl.MinSep(6, 3, 2)
-    claim = claim_lib.Claim(epsilon=8.0, delta=1e-6)
-    report = tff_dpftrl.audit_aggregator(process, schema=schema, claim=claim, budget=_games(240))
-    assert report.verdict == "consistent with the claim", report.to_markdown()
-    assert not report.is_ours
-    outcomes = _outcomes(report)
-    assert outcomes["what one client adds"] == "not tested"
-    # So few trials refute no ε = 8.
-    assert outcomes["distinguishing game, learned classifier"] == "not tested"
-
-
-class _NoiseOfAll(tff.aggregators.UnweightedAggregationFactory):
-    """Adds one number to all coordinates: of no mechanism that keeps them apart."""
-
-    def __init__(self, stddev):
-        self._stddev = stddev
-
-    def create(self, value_type):
-        inner = tff.aggregators.SumFactory().create(value_type)
-        stddev = self._stddev
-
-        @tff.tensorflow.computation(value_type)
-        def clip(value):
-            return tf.clip_by_global_norm(value, 1.0)[0]
-
-        @tff.tensorflow.computation(value_type)
-        def with_noise(value):
-            noise = tf.random.normal([], stddev=stddev)
-            return tf.nest.map_structure(lambda x: x + noise, value)
-
-        @tff.federated_computation(
-            inner.initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
-        )
-        def next_fn(state, value):
-            summed = inner.next(state, tff.federated_map(clip, value))
-            released = tff.federated_map(with_noise, summed.result)
-            return tff.templates.MeasuredProcessOutput(summed.state, released, summed.measurements)
-
-        return tff.templates.AggregationProcess(inner.initialize, next_fn)
-
-
-@pytest.mark.parametrize(
-    "stddev, canaries_per_run, is_violated",
-    [
-        (1e-3, None, True),
-        pytest.param(1e6, None, False, marks=pytest.mark.slow),
-        pytest.param(1e-3, 1, True, marks=pytest.mark.slow),
-    ],
-)
-def test_of_a_black_box_only_bounds_that_hold_for_every_mechanism_decide(
-    monkeypatch, stddev, canaries_per_run, is_violated
-):
-    monkeypatch.setattr(probes, "_NOBODY_REPEATS", 20)  # It is the games that are looked at.
-    report = tff_dpftrl.audit_aggregator(
-        _NoiseOfAll(stddev),
-        schema=tff_dpftrl.MinSep(3, 3, 1),
-        claim=claim_lib.Claim(epsilon=1.0, delta=1e-6),
-        budget=_games(240, canaries_per_run=canaries_per_run),
-    )
-    assert _outcomes(report)["a round repeated from its state"] == "not tested"
-    (game,) = (finding for finding in report.findings if "learned" in finding.test)
-    assert (game.outcome == "violated") == is_violated, game.says
-    is_one_run = canaries_per_run is None
-    assert ("It holds for every mechanism" in game.says) == is_one_run
-    assert (game.mu_at_least is None) == is_one_run
-
-
-@pytest.mark.slow
-def test_that_somebody_else_s_rounds_are_repeated_has_to_be_said():
-    arguments = planted_bugs.OF_TFF["TFF's gaussian_fixed"].arguments()
-    arguments |= {"budget": _games(200), "schema": tff_dpftrl.MinSep(3, 3, 1)}
-    for said, outcome in ((None, "not tested"), (True, "violated")):
-        report = tff_dpftrl.audit_aggregator(**arguments, repeats_rounds=said)
-        assert _outcomes(report)["a round repeated from its state"] == outcome
-        assert "noise that is smaller by √2" in report.to_markdown()
-
-
 def _weighted(estimator, weight_cap=1.0):
-    return tff_dpftrl.SampledGaussianFactory(
-        clipping=clipping.FlatClipping(0.5),
-        noise_multiplier=0.5,
-        estimator=estimator,
-        weight_cap=weight_cap,
-    )
-
-
-def _half_precision():
-    return tff_dpftrl.build_dp_ftrl_aggregator(
-        tff_dpftrl.Identity(), noise_multiplier=0.5, clients_per_round=10, clip_norm=200.0
+    return aggregation.Aggregation(
+        sampled_gaussian.SampledGaussianRound(
+            clipping=clipping.FlatClipping(0.5),
+            noise_multiplier=0.5,
+            estimator=estimator,
+            weight_cap=weight_cap,
+        )
     )
 
 
@@ -238,19 +117,16 @@ _GAME = "distinguishing game, likelihood ratio"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "aggregator, mu, options",
+    "aggregator, mu",
     [
         # Twice the noise that is needed where the denominator stays.
-        (_weighted(tff_dpftrl.ClippedDenominator(0.1, 200.0)), 2.0, {}),
-        (_weighted(tff_dpftrl.FixedDenominator(0.1, 100.0), weight_cap=100.0), 4.0, {}),
-        (_half_precision(), 4.0, {"value_type": tff.to_type([(np.float16, [80])] * 2)}),
+        (_weighted(estimators.ClippedDenominator(0.1, 200.0)), 2.0),
+        (_weighted(estimators.FixedDenominator(0.1, 100.0), weight_cap=100.0), 4.0),
     ],
-    ids=["clipped denominator", "weight cap", "half precision"],
+    ids=["clipped denominator", "weight cap"],
 )
-def test_canaries_count_in_full_whatever_clients_are_weighted_with_or_made_of(
-    aggregator, mu, options
-):
-    report = tff_dpftrl.audit_aggregator(aggregator, schema=_SHORT, budget=_games(400), **options)
+def test_canaries_count_in_full_whatever_clients_are_weighted_with(aggregator, mu):
+    report = tff_dpftrl.audit_aggregator(aggregator, schema=_SHORT, budget=_games(400))
     assert report.verdict == "consistent with the claim", report.to_markdown()
     (game,) = (finding for finding in report.findings if finding.test == _GAME)
     assert f"by that μ is {mu:.4g}." in game.says and game.outcome == "consistent"
@@ -260,7 +136,7 @@ def test_canaries_count_in_full_whatever_clients_are_weighted_with_or_made_of(
 
 @pytest.mark.slow
 def test_games_whose_canaries_hardly_count_test_nothing():
-    aggregator = _weighted(tff_dpftrl.FixedDenominator(0.1, 100.0), weight_cap=100.0)
+    aggregator = _weighted(estimators.FixedDenominator(0.1, 100.0), weight_cap=100.0)
     believed = dataclasses.replace(mechanism_lib.Mechanism.of(aggregator), client_weight=1.0)
     report = tff_dpftrl.audit_aggregator(
         aggregator, schema=_SHORT, budget=_games(200), mechanism=believed
@@ -302,19 +178,13 @@ def test_options_of_another_type_are_refused(option):
 @pytest.mark.parametrize(
     "aggregator, message",
     [
-        (object(), "must be an Aggregation, a TFF aggregation factory"),
         (type("Learning", (), {"get_model_weights": None})(), "audit_training"),
         (
-            tff_dpftrl.build_dp_ftrl_aggregator(
-                tff_dpftrl.Identity(),
-                noise_multiplier=1.0,
-                clients_per_round=1,
-                clip_norm=1.0,
-                deterministic_seed=3,
+            aggregation.Aggregation(
+                planted_bugs.fixed(fixed_clip.FixedClipRound, deterministic_seed=3)
             ),
             "deterministic_seed",
         ),
-        (tff.aggregators.SumFactory(), "claim must be given"),
     ],
 )
 def test_what_cannot_be_audited_is_refused(aggregator, message):

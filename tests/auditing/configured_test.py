@@ -4,15 +4,12 @@ import math
 import sys
 
 import pytest
-
-pytest.importorskip("tensorflow_federated", reason="plants faults that are also TFF factories")
-
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.auditing import planted_bugs
 from tff_dpftrl.auditing import audit_report, configured, probes
 from tff_dpftrl.auditing import claim as claim_lib
-from tff_dpftrl.private_round import fixed_clip
+from tff_dpftrl.private_round import aggregation, clipping, fixed_clip
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.training import config as config_lib
 
@@ -88,26 +85,19 @@ def test_noise_parties_of_a_task_are_audited():
     assert sum(finding.test.startswith("secure sum: ") for finding in report.findings) == 3
 
 
-def _plant(monkeypatch, config, kind=fixed_clip.FixedClipRound, noise=1.0):
+def _plant(monkeypatch, kind=fixed_clip.FixedClipRound, noise=1.0):
     """Makes configs be run with private rounds of a kind, with this share of the noise."""
-    build = configured.process.build_aggregation
 
     def planted(options, plan):
-        aggregation = build(options, plan)
-        aggregation.private_round = kind(
+        private_round = kind(
             plan.strategy,
             noise_multiplier=noise * plan.noise_multiplier,
-            clipping=aggregation.private_round.clipping,
+            clipping=clipping.FlatClipping(plan.clip_norm),
             clients_per_round=plan.clients_per_round,
-            deterministic_seed=None,
         )
-        return aggregation
+        return aggregation.Aggregation(private_round)
 
-    plan = config.privacy().plan(_NUM_CLIENTS, 100)
-    correct = build(config.learning, plan).private_round
-    claim = configured.guarantee_lib.of_round(correct, plan.schema, plan.delta)
     monkeypatch.setattr(configured.process, "build_aggregation", planted)
-    monkeypatch.setattr(configured.guarantee_lib, "of_round", lambda *_: claim)
 
 
 def _without_training(*args, **options):
@@ -138,7 +128,7 @@ _ROUNDS_PLAYED = 5
 )
 def test_faults_of_some_tensors_and_of_late_rounds_are_found(monkeypatch, kind, test):
     config = config_lib.TrainingConfig(**_COMMON, mechanism="blt")
-    _plant(monkeypatch, config, kind)
+    _plant(monkeypatch, kind)
     monkeypatch.setattr(configured, "_short_run", _without_training)
     monkeypatch.setattr(probes, "_GRID", (1.5, 10.0))  # It takes most of the time.
     report = configured.audit_config(
@@ -159,7 +149,7 @@ def test_faults_of_some_tensors_and_of_late_rounds_are_found(monkeypatch, kind, 
 @pytest.mark.slow
 def test_a_fault_of_the_learning_process_that_begins_late_is_found(monkeypatch):
     config = config_lib.TrainingConfig(**_COMMON | {"num_rounds": 90}, mechanism="blt")
-    _plant(monkeypatch, config, planted_bugs.NoNoiseLater)
+    _plant(monkeypatch, planted_bugs.NoNoiseLater)
     monkeypatch.setattr(configured.aggregator_lib, "audit_aggregator", _without_training)
     report = configured.audit_config(config, num_clients=_NUM_CLIENTS, error_rate=_ERROR_RATE)
     assert _violated(report) == ["training: canaries as trials, single rounds"]
@@ -206,7 +196,7 @@ def test_an_update_has_the_tensors_of_the_config_s_model():
 @pytest.mark.slow
 def test_a_config_that_draws_too_little_noise_is_caught(monkeypatch):
     config = config_lib.TrainingConfig(**_COMMON, mechanism="blt")
-    _plant(monkeypatch, config, noise=0.25)
+    _plant(monkeypatch, noise=0.25)
     report = configured.audit_config(config, num_clients=_NUM_CLIENTS, trials=1000)
     violated = _violated(report)
     assert "distinguishing game, likelihood ratio" in violated

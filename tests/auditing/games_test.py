@@ -3,18 +3,10 @@ import sys
 import numpy as np
 import pytest
 
-pytest.importorskip("tensorflow_federated", reason="audits aggregators of TFF")
-
-import tensorflow_federated as tff
-
-import tff_dpftrl
-from tff_dpftrl.auditing import games, playing, tff_aggregators
+from tff_dpftrl.auditing import games, playing
 from tff_dpftrl.auditing import mechanism as mechanism_lib
-from tff_dpftrl.private_round import clipping
-
-
-def _player(process, *weight):
-    return playing.Player(tff_aggregators.of_process(process), *weight)
+from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.private_round import aggregation, clipping, estimators, sampled_gaussian
 
 
 @pytest.mark.parametrize("sizes", [[40, 60], [1, 30], [5]])
@@ -48,10 +40,10 @@ def test_projections_are_scalar_products():
 
 @pytest.mark.parametrize("is_known", [False, True])
 def test_noise_is_kept_of_some_coordinates_of_each_tensor_and_of_none_that_is_not_read(is_known):
-    value_type = tff.to_type([(np.float32, [size]) for size in (10_000, 40, 20_000)])
-    player = _player(tff.aggregators.SumFactory().create(value_type))
+    made = playing.of_aggregation(aggregation.PlainMean(), [[10_000], [40], [20_000]])
+    player = playing.Player(made)
     canaries = games.Canaries.over(player.sizes, at_most=3, seed=0)
-    mechanism = mechanism_lib.Mechanism(tff_dpftrl.Identity(), 1.0, 1.0, 1.0)
+    mechanism = mechanism_lib.Mechanism(identity.Identity(), 1.0, 1.0, 1.0)
     played = games.play(
         player,
         games.GamePlan(np.array([1.0, 0.0]), canaries, num_runs=66, resume_at=None),
@@ -64,23 +56,24 @@ def test_noise_is_kept_of_some_coordinates_of_each_tensor_and_of_none_that_is_no
     kept = [2000, 10, 2000] if is_known else [0, 0, 0]
     assert played.noise.shape == (64, 2, sum(kept))
     np.testing.assert_array_equal(np.bincount(played.tensor_of, minlength=3), kept)
-    assert not np.any(played.noise)  # A plain sum has none, and canaries are elsewhere.
+    assert not np.any(played.noise)  # A plain mean has none, and canaries are elsewhere.
 
 
 @pytest.mark.parametrize(
     "weight, signal", [(1.0, 0.25), pytest.param(4.0, 1.0, marks=pytest.mark.slow)]
 )
 def test_what_canaries_add_is_measured(weight, signal):
-    factory = tff_dpftrl.SampledGaussianFactory(
-        clipping=clipping.FlatClipping(0.5),
-        noise_multiplier=2.0,
-        estimator=tff_dpftrl.FixedDenominator(0.5, 10.0),
-        weight_cap=4.0,
+    sampled = aggregation.Aggregation(
+        sampled_gaussian.SampledGaussianRound(
+            clipping=clipping.FlatClipping(0.5),
+            noise_multiplier=2.0,
+            estimator=estimators.FixedDenominator(0.5, 10.0),
+            weight_cap=4.0,
+        )
     )
-    process = factory.create(tff.to_type([(np.float32, [40])]), tff.TensorType(np.float32))
-    player = _player(process, weight)
+    player = playing.Player(playing.of_aggregation(sampled, [[40]]), weight)
     canaries = games.Canaries.over(player.sizes, at_most=5, seed=0)
-    mechanism = mechanism_lib.Mechanism.of(factory)
+    mechanism = mechanism_lib.Mechanism.of(sampled)
     found = games.measured_signal(player, player.initialize(), canaries, mechanism)
     assert found == pytest.approx(signal, abs=1e-4)
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
-import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import tff_dpftrl
-from tff_dpftrl import execution
 from tff_dpftrl.accounting import guarantee
-from tff_dpftrl.aggregators import adapter, adaptive_clipping, dp_ftrl, inner_sum, secagg_sum
-from tff_dpftrl.auditing import aggregator, mechanism
+from tff_dpftrl.auditing import aggregator
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import restarts
-from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 from tff_dpftrl.private_round import (
+    adaptive_clipping,
+    aggregation,
     clipping,
     discretize,
+    estimators,
     fixed_clip,
     noise_stream,
+    sampled_gaussian,
+    secure_sums,
     seeds,
     summation,
 )
@@ -234,11 +234,11 @@ class _NewNoiseEveryTime(_Round):
 class _Counting(_Round):
     """Divides by the number of clients that there were."""
 
-    contribution_type = adaptive_clipping_lib.CountedContribution
+    contribution_type = adaptive_clipping.CountedContribution
 
     def clip_client(self, tensors, broadcast, weight=None):
         (clipped,), is_finite = super().clip_client(tensors, broadcast)
-        return adaptive_clipping_lib.CountedContribution(
+        return adaptive_clipping.CountedContribution(
             clipped, tf.constant(1.0, tf.float64)
         ), is_finite
 
@@ -248,7 +248,7 @@ class _Counting(_Round):
         return state, [x * (self.clients_per_round / count) for x in average], measured
 
 
-class _BitNotShifted(adaptive_clipping_lib.AdaptiveClipRound):
+class _BitNotShifted(adaptive_clipping.AdaptiveClipRound):
     def clip_client(self, tensors, broadcast, weight=None):
         contribution, is_finite = super().clip_client(tensors, broadcast)
         bit = tf.cast(contribution.bit > 0, tf.float64)
@@ -259,15 +259,15 @@ class _BitNotShifted(adaptive_clipping_lib.AdaptiveClipRound):
         return super().release(state, totals._replace(bit=shifted))
 
 
-class _EstimateUsedAtOnce(adaptive_clipping_lib.AdaptiveClipRound):
+class _EstimateUsedAtOnce(adaptive_clipping.AdaptiveClipRound):
     def clip_client(self, tensors, broadcast, weight=None):
-        moved = adaptive_clipping_lib.ClipState(
+        moved = adaptive_clipping.ClipState(
             broadcast.estimate, broadcast.estimate, broadcast.excess
         )
         return super().clip_client(tensors, moved)
 
 
-class _ZeroIsUnclipped(adaptive_clipping_lib.AdaptiveClipRound):
+class _ZeroIsUnclipped(adaptive_clipping.AdaptiveClipRound):
     def clip_client(self, tensors, broadcast, weight=None):
         contribution, is_finite = super().clip_client(tensors, broadcast)
         is_zero = tf.equal(contribution.bit, 0.0)
@@ -275,32 +275,16 @@ class _ZeroIsUnclipped(adaptive_clipping_lib.AdaptiveClipRound):
         return contribution._replace(bit=bit), is_finite
 
 
-class _CountedState(NamedTuple):
-    round_index: Any
-    seed: Any
-    buffer: Any
-    sum_state: Any
-    count_state: Any
-
-
-class _CountingFactory(dp_ftrl.DPFTRLFactory):
-    def create(self, value_type):
-        sums = [self.inner_sum, inner_sum.exact_count(None, 1.0)]
-        return adapter.build_process(
-            self.private_round, value_type, sums=sums, state_type=_CountedState
-        )
-
-
-class _UnboundedSecAggSum(secagg_sum.SecAggSumFactory):
+class _UnboundedSum(secure_sums.VectorSum):
     """Takes the first rounding, however long it is."""
 
-    def create(self, value_type):
+    def encode(self, tensors, round_seed):
         always = lambda *_: tf.constant(True)  # noqa: E731
         with mock.patch.object(discretize, "has_norm_at_most", always):
-            return super().create(value_type)
+            return super().encode(tensors, round_seed)
 
 
-class _UninflatedSecAggSum(secagg_sum.SecAggSumFactory):
+class _UninflatedSum(secure_sums.VectorSum):
     """Declares the norm before rounding."""
 
     @property
@@ -308,34 +292,28 @@ class _UninflatedSecAggSum(secagg_sum.SecAggSumFactory):
         return self.clip_norm
 
 
-def _fixed(round_type, strategy=None, factory_type=dp_ftrl.DPFTRLFactory):
-    def build():
-        return factory_type(
-            round_type(
-                blt() if strategy is None else strategy,
-                noise_multiplier=2.0,
-                clipping=clipping.FlatClipping(CLIP_NORM),
-                clients_per_round=CLIENTS_PER_ROUND,
-            )
-        )
-
-    return build
+def fixed(round_type, strategy=None, **options):
+    """DP-FTRL with one clip norm, of a round of this type."""
+    return round_type(
+        blt() if strategy is None else strategy,
+        noise_multiplier=2.0,
+        clipping=clipping.FlatClipping(CLIP_NORM),
+        clients_per_round=CLIENTS_PER_ROUND,
+        **options,
+    )
 
 
-def _adaptive(round_type, strategy=None):
-    def build():
-        return adaptive_clipping.AdaptiveDPFTRLFactory(
-            round_type(
-                restarted(blt()) if strategy is None else strategy,
-                noise_multiplier=2.0,
-                clients_per_round=CLIENTS_PER_ROUND,
-                clipping=adaptive_clipping_lib.AdaptiveClipping(
-                    initial_clip_norm=CLIP_NORM, clipped_count_stddev=2.0
-                ),
-            )
-        )
-
-    return build
+def adaptive(round_type, **options):
+    """DP-FTRL with adaptive clipping, of a round of this type."""
+    return round_type(
+        restarted(blt()),
+        noise_multiplier=2.0,
+        clients_per_round=CLIENTS_PER_ROUND,
+        clipping=adaptive_clipping.AdaptiveClipping(
+            initial_clip_norm=CLIP_NORM, clipped_count_stddev=2.0
+        ),
+        **options,
+    )
 
 
 def encoding(dim: int = 256, scaled_clip_norm: float = 16.0) -> grid.GridEncoding:
@@ -343,37 +321,38 @@ def encoding(dim: int = 256, scaled_clip_norm: float = 16.0) -> grid.GridEncodin
     return grid.GridEncoding(dim=dim, max_clients=128, scaled_clip_norm=scaled_clip_norm)
 
 
-def _secagg(sum_type, strategy=None):
+def _fixed(round_type, strategy=None):
+    return lambda: aggregation.Aggregation(fixed(round_type, strategy))
+
+
+def _adaptive(round_type):
+    return lambda: aggregation.Aggregation(adaptive(round_type))
+
+
+def _secagg(sum_type):
     def build():
-        return tff_dpftrl.build_dp_ftrl_aggregator(
-            blt() if strategy is None else strategy,
-            noise_multiplier=2.0,
-            clip_norm=CLIP_NORM,
-            clients_per_round=CLIENTS_PER_ROUND,
-            sum_factory=sum_type(encoding(), CLIP_NORM),
-        )
+        vector_sum = sum_type(encoding(), CLIP_NORM)
+        private_round = fixed(fixed_clip.FixedClipRound, encoded_norm=vector_sum.contribution_norm)
+        return aggregation.Aggregation(private_round, vector_sum=vector_sum)
 
     return build
 
 
 def _adaptive_secagg():
-    with execution.compiled_only():
-        return tff_dpftrl.build_secagg_dp_ftrl_aggregator(
-            restarted(blt()),
-            noise_multiplier=2.0,
-            clients_per_round=CLIENTS_PER_ROUND,
-            encoding=encoding(),
-            clip_norm=adaptive_clipping_lib.AdaptiveClipping(
-                initial_clip_norm=CLIP_NORM, clipped_count_stddev=2.0
-            ),
-        )
+    vector_sum = secure_sums.VectorSum(encoding(), 1.0)
+    private_round = adaptive(
+        adaptive_clipping.AdaptiveClipRound, unit_inflation=vector_sum.contribution_norm
+    )
+    return aggregation.Aggregation(private_round, vector_sum=vector_sum)
 
 
 def _sampled():
-    return tff_dpftrl.SampledGaussianFactory(
-        clipping=clipping.FlatClipping(CLIP_NORM),
-        noise_multiplier=2.0,
-        estimator=tff_dpftrl.FixedDenominator(0.1, 100.0),
+    return aggregation.Aggregation(
+        sampled_gaussian.SampledGaussianRound(
+            clipping=clipping.FlatClipping(CLIP_NORM),
+            noise_multiplier=2.0,
+            estimator=estimators.FixedDenominator(0.1, 100.0),
+        )
     )
 
 
@@ -382,12 +361,12 @@ def _forget_buffer(state):
     return state._replace(buffer=state.buffer * 0.0)
 
 
-def _claim_with_gap(factory):
+def _claim_with_gap(made):
     """The claim for somebody who gave the stride where the gap was asked for."""
     schema = tff_dpftrl.MinSep.from_gap(_CLOSE.num_rounds, _CLOSE.min_sep, _CLOSE.num_rounds)
     return guarantee.dp_ftrl_guarantee(
-        factory.private_round.strategy,
-        noise_multiplier=factory.private_round.noise_multiplier,
+        made.private_round.strategy,
+        noise_multiplier=made.private_round.noise_multiplier,
         schema=schema,
         delta=DELTA,
     )
@@ -418,9 +397,9 @@ PLANTED = {
     "buffer reset at resume": Case(_fixed(_Round), options={"resume": _forget_buffer}),
     "restart without fresh noise": Case(_fixed(_RestartWithOldNoise, restarted(blt()))),
     "stride read as gap": Case(_fixed(_Round), _claim_with_gap, schema=_CLOSE),
-    "conditional rounding without its bound": Case(_secagg(_UnboundedSecAggSum)),
-    "inflation forgotten": Case(_secagg(_UninflatedSecAggSum)),
-    "denominators by realised count": Case(_fixed(_Counting, factory_type=_CountingFactory)),
+    "conditional rounding without its bound": Case(_secagg(_UnboundedSum)),
+    "inflation forgotten": Case(_secagg(_UninflatedSum)),
+    "denominators by realised count": Case(_fixed(_Counting)),
     "bit sum not shifted": Case(_adaptive(_BitNotShifted)),
     "adaptive norm used before its restart": Case(_adaptive(_EstimateUsedAtOnce)),
     "cohort repeated with new noise": Case(_fixed(_NewNoiseEveryTime, tff_dpftrl.Identity())),
@@ -437,8 +416,8 @@ CORRECT = {
     "tree, restarted": Case(_fixed(fixed_clip.FixedClipRound, restarted(tff_dpftrl.Tree(32)))),
     "BLT": Case(_fixed(fixed_clip.FixedClipRound)),
     "BLT, restarted": Case(_fixed(fixed_clip.FixedClipRound, restarted(blt()))),
-    "adaptive": Case(_adaptive(adaptive_clipping_lib.AdaptiveClipRound)),
-    "secure sum": Case(_secagg(secagg_sum.SecAggSumFactory)),
+    "adaptive": Case(_adaptive(adaptive_clipping.AdaptiveClipRound)),
+    "secure sum": Case(_secagg(secure_sums.VectorSum)),
     "adaptive, secure sum": Case(_adaptive_secagg),
     "banded": Case(_fixed(fixed_clip.FixedClipRound, tff_dpftrl.BandedToeplitz.fhu(4))),
     "inverse-banded": Case(_fixed(fixed_clip.FixedClipRound, tff_dpftrl.InverseBanded.bisr(4))),
@@ -451,57 +430,3 @@ CORRECT = {
     "sampled": Case(_sampled),
 }
 """By the kind of aggregator."""
-
-
-def _tff_tree():
-    return tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(
-        noise_multiplier=2.0,
-        clients_per_round=CLIENTS_PER_ROUND,
-        l2_norm_clip=CLIP_NORM,
-        record_specs=[tf.TensorSpec([_SIZE]), tf.TensorSpec([_SIZE])],
-    )
-
-
-def _tff_fixed():
-    return tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-        noise_multiplier=2.0, clients_per_round=CLIENTS_PER_ROUND, clip=CLIP_NORM
-    )
-
-
-def _tff_adaptive():
-    return tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
-        noise_multiplier=2.0,
-        clients_per_round=CLIENTS_PER_ROUND,
-        initial_l2_norm_clip=CLIP_NORM,
-        clipped_count_stddev=2.0,
-    )
-
-
-def _tff_claim(strategy):
-    def claim(factory):
-        del factory
-        return guarantee.dp_ftrl_guarantee(
-            strategy, noise_multiplier=2.0, schema=SCHEMA, delta=DELTA
-        )
-
-    return claim
-
-
-def _tff_numbers(strategy):
-    return mechanism.Mechanism(strategy, 2.0, CLIP_NORM, CLIENTS_PER_ROUND)
-
-
-_SIZE = 500
-_TWO_TENSORS = {"value_type": tff.to_type([(np.float32, [_SIZE]), (np.float32, [_SIZE])])}
-_TREE, _IDENTITY = tff_dpftrl.Tree(SCHEMA.num_rounds), tff_dpftrl.Identity()
-
-OF_TFF = {
-    "TFF's gaussian_fixed": Case(
-        _tff_fixed, _tff_claim(_IDENTITY), _TWO_TENSORS | {"mechanism": _tff_numbers(_IDENTITY)}
-    ),
-    "TFF's gaussian_adaptive": Case(_tff_adaptive, _tff_claim(_IDENTITY), _TWO_TENSORS),
-    "TFF's tree_aggregation": Case(
-        _tff_tree, _tff_claim(_TREE), _TWO_TENSORS | {"mechanism": _tff_numbers(_TREE)}
-    ),
-}
-"""TFF's own, by what builds them."""

@@ -8,24 +8,27 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytest.importorskip("tensorflow_federated", reason="audits processes of TFF")
-
-import tensorflow_federated as tff
-
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
-from tff_dpftrl.accounting import guarantee
-from tff_dpftrl.aggregators import dp_ftrl, sampled_gaussian, secagg
+from tff_dpftrl.accounting import dp_fedavg, guarantee
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import training
 from tff_dpftrl.auditing.evidence import worst_pattern
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.execution import compiled_process, contexts
-from tff_dpftrl.learning import dp_fedavg
+from tff_dpftrl.execution import compiled_process
+from tff_dpftrl.learning import local_updates, optimizers, rounds
+from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.mechanisms import banded_toeplitz, identity
 from tff_dpftrl.participation import sampling as sampling_lib
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.private_round import clipping, estimators
+from tff_dpftrl.private_round import (
+    aggregation,
+    clipping,
+    estimators,
+    fixed_clip,
+    sampled_gaussian,
+    secure_sums,
+)
 
 _NUM_WEIGHTS = 3000
 _NUM_CANARIES = 120
@@ -34,7 +37,6 @@ _STRATEGY = banded_toeplitz.BandedToeplitz((1.0, 0.5, 0.25))
 _CLIP = 0.5
 _DELTA = 1e-6
 _GAME = training.CanaryGame(seed=0)
-_OPTIMIZERS = tff.learning.optimizers
 
 
 def _model():
@@ -47,10 +49,10 @@ def _model():
         del sample_weight
         return tf.reduce_mean((output - label) ** 2)
 
-    return tff.learning.models.FunctionalModel(
+    return model_lib.Model(
         initial_weights=((np.zeros(_NUM_WEIGHTS, np.float32),), ()),
-        predict_on_batch_fn=predict_on_batch,
-        loss_fn=loss,
+        predict_on_batch=predict_on_batch,
+        loss=loss,
         input_spec=(
             tf.TensorSpec([None, _NUM_WEIGHTS], tf.float32),
             tf.TensorSpec([None], tf.float32),
@@ -81,10 +83,15 @@ def _cohort(round_index):
     return _real_clients()[round_index % 3 :]
 
 
-def _aggregator(noise_multiplier, clip_norm=_CLIP, strategy=_STRATEGY):
-    return dp_ftrl.build_dp_ftrl_aggregator(
-        strategy, noise_multiplier=noise_multiplier, clip_norm=clip_norm, clients_per_round=10
+def _aggregation(noise_multiplier, clip_norm=_CLIP, strategy=_STRATEGY, vector_sum=None):
+    private_round = fixed_clip.FixedClipRound(
+        strategy,
+        noise_multiplier=noise_multiplier,
+        clipping=clipping.FlatClipping(clip_norm),
+        clients_per_round=10,
+        encoded_norm=vector_sum and vector_sum.contribution_norm,
     )
+    return aggregation.Aggregation(private_round, vector_sum=vector_sum)
 
 
 def _guarantee(noise_multiplier, strategy=_STRATEGY):
@@ -93,15 +100,12 @@ def _guarantee(noise_multiplier, strategy=_STRATEGY):
     )
 
 
-def _process(aggregator, server_optimizer=None):
-    return compiled_process.compile_process(
-        tff.learning.algorithms.build_unweighted_fed_avg(
-            _canaries().model,
-            client_optimizer_fn=_OPTIMIZERS.build_sgdm(0.1),
-            server_optimizer_fn=server_optimizer or _OPTIMIZERS.build_sgdm(0.7),
-            model_aggregator=aggregator,
-            loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
-        )
+def _round(made, momentum=None, clip=None):
+    return rounds.build_training(
+        _canaries().model,
+        local_update=local_updates.FedAvg(optimizers.sgdm(0.1), clip),
+        aggregation=made,
+        server_optimizer=optimizers.sgdm(0.7, momentum),
     )
 
 
@@ -118,8 +122,7 @@ def _mu_estimate(report, test="estimate, all iterates, likelihood ratio"):
 def test_a_correct_mechanism_is_consistent_and_its_mu_is_estimated():
     # A large μ, and a server with momentum, which is taken out.
     claim = _guarantee(0.5)
-    process = _process(_aggregator(0.5), _OPTIMIZERS.build_sgdm(0.7, momentum=0.9))
-    report = _audit(process, claim, server_momentum=0.9)
+    report = _audit(_round(_aggregation(0.5), momentum=0.9), claim, server_momentum=0.9)
     assert not report.is_violated
     assert report.confidence == pytest.approx(0.95)
     assert report.claim == claim_lib.Claim.of(claim)
@@ -139,10 +142,10 @@ def test_a_correct_mechanism_is_consistent_and_its_mu_is_estimated():
 def test_a_broken_mechanism_is_found(bug):
     claim = _guarantee(4.0)
     broken = {
-        "little noise": _aggregator(1.0),
-        "no clip": _aggregator(4e-4, clip_norm=_CLIP * 1e4),  # With the noise that was meant.
+        "little noise": _aggregation(1.0),
+        "no clip": _aggregation(4e-4, clip_norm=_CLIP * 1e4),  # With the noise that was meant.
     }[bug]
-    report = _audit(_process(broken), claim)
+    report = _audit(_round(broken), claim)
     assert report.is_violated
     assert report.mu_at_least > claim.mu
     assert report.epsilon_at_least > claim.epsilon
@@ -163,14 +166,7 @@ class _SameNoise:
         return state
 
     def next(self, state, client_data):
-        state = type(state)(
-            global_model_weights=state.global_model_weights,
-            distributor=state.distributor,
-            client_work=state.client_work,
-            aggregator=self._aggregator,
-            finalizer=state.finalizer,
-        )
-        return self._process.next(state, client_data)
+        return self._process.next(state._replace(aggregator=self._aggregator), client_data)
 
 
 def test_of_a_model_that_is_not_finite_at_once_nothing_is_said():
@@ -185,7 +181,8 @@ def test_of_a_model_that_is_not_finite_at_once_nothing_is_said():
 def test_noise_that_is_repeated_is_found_by_the_learned_score():
     strategy = identity.Identity()
     claim = _guarantee(4.0, strategy)
-    process = _SameNoise(_process(_aggregator(4.0, strategy=strategy)))
+    made = _round(_aggregation(4.0, strategy=strategy))
+    process = _SameNoise(compiled_process.CompiledProcess(made))
     report = _audit(process, claim, strategy=strategy)
     outcomes = {finding.test: finding.outcome for finding in report.findings}
     assert outcomes["canaries as trials, all iterates, learned score"] == "violated"
@@ -242,17 +239,8 @@ def test_patterns_spread_over_the_rounds_keep_the_schema_and_the_limit():
 
 @pytest.mark.slow
 def test_secure_sums_with_few_canaries_a_round():
-    encoding = grid.for_bits(_NUM_WEIGHTS, 40, 20)
-    with contexts.compiled_only():
-        aggregator = secagg.build_secagg_dp_ftrl_aggregator(
-            _STRATEGY,
-            encoding=encoding,
-            clip_norm=_CLIP,
-            noise_multiplier=1.0,
-            clients_per_round=10,
-        )
-        process = _process(aggregator)
-    claim = aggregator.guarantee(_SCHEMA, _DELTA)
+    vector_sum = secure_sums.VectorSum(grid.for_bits(_NUM_WEIGHTS, 40, 20), _CLIP)
+    process, claim = _round(_aggregation(1.0, vector_sum=vector_sum)), _guarantee(1.0)
     report = _audit(process, claim, training.CanaryGame(most_canaries=40, seed=0), cohorts=None)
     assert not report.is_violated
     assert report.mu_at_least > 0.2 * claim.mu
@@ -262,24 +250,14 @@ def test_secure_sums_with_few_canaries_a_round():
 @pytest.mark.parametrize(("noise", "is_violated"), [(1.0, False), (0.1, True)])
 def test_dp_fedavg_with_sampled_canaries(noise, is_violated):
     num_rounds, probability = 20, 0.3
-
-    def aggregator(noise_multiplier):
-        return sampled_gaussian.SampledGaussianFactory(
-            clipping=clipping.FlatClipping(_CLIP),
-            noise_multiplier=noise_multiplier,
-            estimator=estimators.FixedDenominator(probability, 10),
-        )
-
-    process = compiled_process.compile_process(
-        dp_fedavg.build_dp_fedavg(
-            _canaries().model,
-            aggregator=aggregator(6.0 * noise),
-            client_optimizer=_OPTIMIZERS.build_sgdm(0.1),
-        )
+    sampled = sampled_gaussian.SampledGaussianRound(
+        clipping=clipping.FlatClipping(_CLIP),
+        noise_multiplier=6.0 * noise,
+        estimator=estimators.FixedDenominator(probability, 10),
     )
-    epsilon = aggregator(6.0).run_of(num_rounds).epsilon(_DELTA)
+    epsilon = dp_fedavg.DpFedAvg(probability, 6.0, num_rounds).epsilon(_DELTA)
     report = _audit(
-        process,
+        _round(aggregation.Aggregation(sampled), clip=sampled.clipping),
         claim_lib.Claim(epsilon, _DELTA),
         training.CanaryGame(sampling_probability=probability, seed=0),
         schema=schema_lib.MinSep.unrestricted(num_rounds),
@@ -377,7 +355,7 @@ def test_canaries_are_drawn_as_clients_are():
 @pytest.mark.slow
 def test_real_runs_are_called_violated_at_most_as_often_as_said():
     claim = _guarantee(2.0)
-    process = _process(_aggregator(2.0))
+    process = compiled_process.CompiledProcess(_round(_aggregation(2.0)))
     games = [training.CanaryGame(seed=seed) for seed in range(40)]
     violated = [_audit(process, claim, game).is_violated for game in games]
     assert sum(violated) <= 40 * 0.05 + 4.5 * np.sqrt(40 * 0.05)

@@ -281,9 +281,8 @@ class _Audit:
     ) -> tuple[Sequence[audit_report.Finding], probes.SavedState | None]:
         """Tests the noise of a run without clients, to the last round if there are not too many.
 
-        Returns:
-          The findings, and a late state of the run if the games do not come to it. Of an unknown
-          mechanism there is neither.
+        Besides, it returns a late state of the run if the games do not come to it. Of an unknown
+        mechanism there is neither.
         """
         if self.mechanism is None:
             return (), None

@@ -124,11 +124,7 @@ class Finding:
 
 
 def untested(others: Iterable[str]) -> tuple[Finding, ...]:
-    """Makes the findings on what a run releases besides the updates, which no game is of.
-
-    Args:
-      others: Names of the parts, as of `accounting.parts`.
-    """
+    """Makes the findings on what a run releases besides the updates, which no game is of."""
     says = (
         "Its noise and its share of ε are not looked at: the claim here is of the updates alone. "
         "`audit --run` recounts ε of all parts from the records."

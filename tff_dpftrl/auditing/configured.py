@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -13,17 +12,16 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import dp_fedavg, parts
-from tff_dpftrl.accounting import guarantee as guarantee_lib
+from tff_dpftrl.accounting import guarantee, parts
 from tff_dpftrl.auditing import aggregator as aggregator_lib
 from tff_dpftrl.auditing import audit_report, defaults, directions, served_noise, training
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.learning import rounds as rounds_lib
+from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.models import table
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import party_noise
@@ -64,22 +62,9 @@ def audit_config(
     parties, `served_noise` then plays the server against them; the games before have the noise that
     the server would add. The seeds of the noise are secret, whatever the config says.
 
-    It does not say that a run kept to its schema or used this code: for that there is the
-    recount of a run.
-
-    Args:
-      config: Options of a run.
-      num_clients: Number of training users; counted in the config's corpus if None.
-      trials: Least number of games with the aggregator.
-      rounds: Largest number of rounds of each game.
-      error_rate: Largest chance that a correct config is called violated.
-      progress: Callback for progress lines.
-
-    Returns:
-      The report of both audits.
-
-    Raises:
-      ValueError: If the config promises nothing, or its population cannot keep what it asks for.
+    It does not say that a run kept to its schema or used this code: for that there is the recount
+    of a run. Without `num_clients`, they are counted in the config's corpus. `error_rate` is the
+    largest chance that a correct config is called violated.
     """
     progress = progress or (lambda line: None)
     config = dataclasses.replace(config, deterministic_noise_seed=None)
@@ -126,12 +111,11 @@ def _audit(
     num_parties = len(getattr(config, "noise_parties", ()))
     error_rate /= 3.0 if num_parties else 2.0
     built = process.build_aggregation(config.learning, plan)
-    whole = _claim_of(plan, built, plan.declared)
     progress(f"The aggregator: {trials} games of {min(rounds, plan.num_rounds)} rounds.")
     games = aggregator_lib.audit_aggregator(
         built,
         schema=plan.declared,
-        claim=_claim_of_known(plan, built, plan.declared),
+        claim=_claim_of_known(plan, plan.declared),
         value_type=shapes,
         budget=aggregator_lib.GameBudget(
             trials, min(rounds, plan.num_rounds), error_rate=error_rate
@@ -165,7 +149,7 @@ def _audit(
     return audit_report.AuditReport(
         subject=f"what the config runs: {config.algorithm}, {name}, {plan.num_clients} users, "
         f"{tensors}, and {run.subject}",
-        claim=whole,
+        claim=_claim_of(plan, plan.declared),
         findings=game_findings + run.findings + of_parties + audit_report.untested(others),
         is_ours=True,
         trade_off=trade_off,
@@ -210,36 +194,31 @@ def _short_run(
     num_rounds = min(plan.num_rounds, _MOST_ROUNDS)
     schema = dataclasses.replace(plan.declared, num_rounds=num_rounds)
     number, most_canaries, room = _MOST_CANARIES, None, None
-    strategy = sampling_probability = sampling = None
     encoding = getattr(plan, "encoding", None)
     if encoding is not None:
         room = encoding.max_clients - _REAL_CLIENTS
         most_canaries, number = _that_fit(room, schema)
     canaries = canaries_lib.Canaries(_tiny_model(shapes), number=number)
-    claim = _claim_of(plan, built, schema)
     if isinstance(plan, sampled_privacy.SampledPlan):
-        sampling_probability = plan.sampling_probability
         most_clients = mechanism_lib.Mechanism.of(built).most_clients
         room = most_clients and max(1, most_clients - _REAL_CLIENTS)
-    else:
-        if isinstance(plan, amplified_privacy.AmplifiedPlan):
-            sampling = plan.sampling
-        strategy = plan.strategy  # It may be for more rounds: the run has the first ones.
     momentum = config.server_momentum if config.server_optimizer == "momentum" else 0.0
     cohorts = functools.partial(_real_clients, _num_weights(shapes))
-    with contextlib.closing(
-        compiled_process.CompiledProcess(process.build_round(plan, config.learning, canaries.model))
-    ) as runs:
+    with training.runnable(process.build_round(plan, config.learning, canaries.model)) as runs:
         short_run = training.audit_training(
             runs,
             canaries=canaries,
-            claim=claim,
+            claim=_claim_of(plan, schema),
             schema=schema,
             cohorts=cohorts,
-            strategy=strategy,
+            # It may be for more rounds: the run has the first ones.
+            strategy=getattr(plan, "strategy", None),
             server_momentum=momentum,
             game=training.CanaryGame(
-                sampling_probability, most_canaries, error_rate / 2.0, sampling=sampling
+                getattr(plan, "sampling_probability", None),
+                most_canaries,
+                error_rate / 2.0,
+                sampling=getattr(plan, "sampling", None),
             ),
             progress=progress,
         )
@@ -250,7 +229,7 @@ def _short_run(
             runs,
             later,
             canaries=canaries,
-            claim=_claim_of_known(plan, built, once),
+            claim=_claim_of_known(plan, once),
             cohorts=cohorts,
             server_momentum=momentum,
             server_restarts=config.server_restarts,
@@ -295,30 +274,24 @@ def _of_training(finding: audit_report.Finding, num_rounds: int) -> audit_report
     return dataclasses.replace(finding, test=f"training: {finding.test}", covers=tuple(covers))
 
 
-def _claim_of_known(
-    plan: _Plan, built: rounds_lib.Aggregation, schema: schema_lib.MinSep
-) -> claim_lib.Claim:
-    """Returns what a run claims where everybody knows who takes part in which round."""
-    if isinstance(plan, sampled_privacy.SampledPlan):
-        mu = mechanism_lib.Mechanism.of(built).mu(schema)
-        return claim_lib.Claim.gaussian(mu, plan.delta)
-    return claim_lib.Claim.of(guarantee_lib.of_round(built.private_round, schema, plan.delta))
-
-
-def _claim_of(
-    plan: _Plan,
-    built: rounds_lib.Aggregation,
-    schema: schema_lib.MinSep,
-) -> claim_lib.Claim:
-    """Returns what a run claims of its first rounds."""
-    if isinstance(plan, sampled_privacy.SampledPlan):
-        run = dp_fedavg.DpFedAvg(
-            plan.sampling_probability, plan.noise_multiplier, schema.num_rounds
+def _claim_of_known(plan: _Plan, schema: schema_lib.MinSep) -> claim_lib.Claim:
+    """Returns what the updates' noise promises if everybody knows who is in which round."""
+    return claim_lib.Claim.of(
+        guarantee.dp_ftrl_guarantee(
+            getattr(plan, "strategy", identity.Identity()),
+            noise_multiplier=plan.noise_multiplier,
+            schema=schema,
+            delta=plan.delta,
         )
-        return claim_lib.Claim(run.epsilon(plan.delta), plan.delta)
-    if isinstance(plan, amplified_privacy.AmplifiedPlan):
-        return claim_lib.Claim(plan.epsilon_after(schema.num_rounds), plan.delta)
-    return claim_lib.Claim.of(guarantee_lib.of_round(built.private_round, schema, plan.delta))
+    )
+
+
+def _claim_of(plan: _Plan, schema: schema_lib.MinSep) -> claim_lib.Claim:
+    """Returns what a run promises of the updates of its first rounds."""
+    if not plan.needs_secret_cohorts:
+        return _claim_of_known(plan, schema)
+    alone = dataclasses.replace(plan, others=())
+    return claim_lib.Claim(alone.epsilon_after(schema.num_rounds), plan.delta)
 
 
 def _that_fit(room: int, schema: schema_lib.MinSep) -> tuple[int, int]:

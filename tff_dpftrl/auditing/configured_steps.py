@@ -34,22 +34,11 @@ def audit_config(
     """Audits the steps that `finetune` would take with a config: `step_probes.audit_steps`.
 
     The steps are those of the run: its model and initial weights, its sums, its noise. Users and
-    their texts are made up: of the protected data only the number of users is counted. So plan
-    and ε are those of users who all have the same number of examples. The seeds of the noise are
+    their texts are made up: of the protected data only the number of users is counted. So plan and
+    ε are those of users who all have the same number of examples. The seeds of the noise are
     secret, whatever the config says. Optimizers come after what is released, and are plain here.
-
-    Args:
-      config: Options of a run.
-      num_users: Number of training users; counted in the config's corpus if None.
-      error_rate: Largest chance that a correct config is called violated.
-      progress: Callback for progress lines.
-
-    Returns:
-      The report.
-
-    Raises:
-      ValueError: If the config promises nothing, its model cannot be read, or so many users
-        cannot have what it asks for.
+    Without `num_users`, they are counted in the config's corpus. `error_rate` is the largest chance
+    that a correct config is called violated.
     """
     progress = progress or (lambda line: None)
     if num_users is None:

@@ -38,18 +38,7 @@ class Directions:
     """
 
     def __init__(self, shapes: Sequence[Sequence[int]], *, number: int, seed: int | None = None):
-        """Draws which canary owns which coordinates.
-
-        Args:
-          shapes: Static shapes of the tensors of an update.
-          number: Number of canaries.
-          seed: Seed of the directions, an integer in [0, 2^128); drawn from the operating
-            system if None.
-
-        Raises:
-          ValueError: If there are too many canaries for so few weights, or an argument
-            is out of range.
-        """
+        """Draws which canary owns which coordinates."""
         self.number = validation.integer("number", number, minimum=1)
         self.shapes = tuple(tuple(int(size) for size in shape) for shape in shapes)
         num_weights = sum(int(np.prod(shape)) for shape in self.shapes)
@@ -84,12 +73,7 @@ class Directions:
     def of(self, canary: tf.Tensor | int) -> list[tf.Tensor]:
         """Returns the direction of a canary, or the opposite one.
 
-        Args:
-          canary: Number of the canary, an integer scalar; plus `number` for the opposite
-            direction.
-
-        Returns:
-          A float32 tensor for each of `shapes`; their joint norm is 1.
+        It has norm 1. Numbers from `number` on are of the opposite directions.
         """
         size = tf.gather(tf.constant([*self._sizes, *-self._sizes], tf.float32), canary)
         canary = tf.cast(canary, tf.int32) % self.number
@@ -103,14 +87,7 @@ class Directions:
     def project(self, tensors: Sequence[np.ndarray | tf.Tensor]) -> np.ndarray:
         """Projects tensors on each direction.
 
-        Args:
-          tensors: Floating tensors of `shapes`.
-
-        Returns:
-          Their inner product with every canary's direction, float64, shape [number].
-
-        Raises:
-          ValueError: If they have other shapes.
+        The inner products are float64, shape [number].
         """
         tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
@@ -132,18 +109,10 @@ class Directions:
     ) -> list[tf.Tensor]:
         """Returns the same weights, with a canary's gradient instead of the loss's.
 
-        For a canary, anything computed from the returned weights has the gradient
-        −gradient_norm · direction with respect to `weights`; for real data, the true one. The
-        values are the same bits.
-
-        Args:
-          weights: Floating tensors of `shapes`.
-          canary: Number of the canary, an integer scalar, plus `number` for the opposite
-            direction; negative for real data.
-          gradient_norm: Norm of a canary's gradient.
-
-        Returns:
-          The weights.
+        For a canary, anything computed from the returned weights has the gradient −gradient_norm ·
+        direction with respect to `weights`; for real data, the true one. The values are the same
+        bits. A canary has its number, plus `number` for the opposite direction; real data has a
+        negative one.
         """
 
         @tf.custom_gradient

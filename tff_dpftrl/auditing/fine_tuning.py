@@ -46,17 +46,8 @@ class RowCanaries:
     ):
         """Draws the directions.
 
-        Args:
-          row_losses: Function from weights and rows to the rows' losses.
-          weights: Initial weights of the model, float32.
-          example: Unit of every canary: one made-up or public row or more, of finite loss.
-          number: Number of canaries; at most a twentieth of the weights.
-          gradient_norm: Norm of a canary's gradient, far above the clip norm.
-          seed: Seed of the directions, an integer in [0, 2^128); drawn from the operating
-            system if None.
-
-        Raises:
-          ValueError: If an argument is out of range.
+        `example` is the unit of every canary: made-up or public rows of finite loss. `number` is at
+        most a twentieth of the weights, and `gradient_norm` far above the clip norm.
         """
         self.gradient_norm = validation.positive("gradient_norm", gradient_norm)
         self.directions = directions_lib.Directions(
@@ -69,12 +60,8 @@ class RowCanaries:
     def row_losses(self, weights: Sequence[tf.Tensor], rows: clipped_sums.Rows) -> tf.Tensor:
         """Computes the losses of marked rows, for `clipped_sums.looped`.
 
-        Args:
-          weights: Weights of the model.
-          rows: Pair of the rows of one unit and the number of its canary, int32.
-
-        Returns:
-          Losses, float32, shape [rows]; a canary's have the gradient of its direction.
+        The rows of one unit come with the number of its canary. A canary's losses have the gradient
+        of its direction.
         """
         unit, marks = rows
         canary = tf.reduce_max(tf.concat([marks, [directions_lib.REAL]], 0))
@@ -111,15 +98,7 @@ class Steps:
         return self._steps.initial_state()
 
     def next(self, state: dict[str, Any], units: Sequence[clipped_sums.Rows]) -> Any:
-        """Runs a step.
-
-        Args:
-          state: State before the step.
-          units: Marked rows of each unit; may be empty.
-
-        Returns:
-          An object with the new state as its attribute `state`.
-        """
+        """Runs a step."""
         sizes = [len(tf.nest.flatten(unit)[0]) for unit in units]
         row_splits = np.cumsum([0, *sizes])
         rows = units and tf.nest.map_structure(lambda *parts: np.concatenate(parts), *units)

@@ -54,14 +54,8 @@ class Canaries:
     def over(cls, sizes: list[int], at_most: int, seed: int) -> Canaries:
         """Draws canaries over all tensors; a small tensor has room for some of them only.
 
-        Args:
-          sizes: Numbers of coordinates of the tensors.
-          at_most: Largest number of canaries.
-          seed: Seed of the coordinates and their signs.
-
-        Returns:
-          As many canaries as the largest tensor has room for, with one in five of its
-          coordinates left quiet.
+        They are as many as the largest tensor has room for, with one in five of its coordinates
+        left quiet.
         """
         rng = np.random.default_rng(seed)
         usable = [size - int(_QUIET * size) for size in sizes]
@@ -187,22 +181,11 @@ def play(
 ) -> Games:
     """Plays all games.
 
-    Canaries that are zeroed out send zeros in every second run, and stay away in the others.
-    Rounds without canaries are empty, or have one client that sends zeros. With adaptive
-    clipping each canary comes with a client that sends next to nothing: as many clients are then
-    below the estimate as above, so that it stays where it is.
-
-    Args:
-      player: Player of the process.
-      plan: Rounds, canaries and runs of the games.
-      mechanism: Numbers of the mechanism; None if they are not known.
-      resumed: Player of the process after it was resumed.
-      resume: Function from a state as NumPy arrays to the state to resume from.
-      seed: Seed of the coins that decide which canaries take part.
-      progress: Callback for progress lines.
-
-    Returns:
-      The recordings.
+    Canaries that are zeroed out send zeros in every second run, and stay away in the others. Rounds
+    without canaries are empty, or have one client that sends zeros. With adaptive clipping each
+    canary comes with a client that sends next to nothing: as many clients are then below the
+    estimate as above, so that it stays where it is. `resume` makes the state to resume from of a
+    state as NumPy arrays.
     """
     rng = np.random.default_rng(seed)
     num_rounds, canaries = len(plan.signal), plan.canaries
@@ -255,17 +238,9 @@ def measured_signal(
 ) -> float:
     """Measures what canaries add along their directions, where a round can be replayed.
 
-    Every second canary takes part in two rounds from one state: once in its direction and once
-    in the opposite one.
-
-    Args:
-      player: Player of the process.
-      state: State before the first round.
-      canaries: Canaries of the games.
-      mechanism: Numbers of the mechanism.
-
-    Returns:
-      Half of the difference, in clip norms, on average: 1 if the mechanism does what it says.
+    Every second canary takes part in two rounds from one state: once in its direction and once in
+    the opposite one. Returns half of the difference, in clip norms, on average: 1 if the mechanism
+    does what it says.
     """
     scale = Scale(mechanism)
     present = np.arange(canaries.number) % 2 == 0

@@ -33,19 +33,9 @@ def one_run_bound(
 ) -> audit_report.Finding:
     """Computes the bounds that hold for every mechanism.
 
-    ε is bounded as in Steinke et al. 2023. If a Gaussian mechanism is claimed, μ is bounded too,
-    as in Mahloujifar et al. 2024, each with half of the error.
-
-    Args:
-      test: Name of the finding.
-      values: Scores of the canaries, from releases alone, shape [canaries].
-      present: Whether each canary took part, by independent fair coins, bool, shape [canaries].
-      claim: Claim to test.
-      error_rate: Error rate of the finding.
-      about: Further sentences of the finding, beginning with a space.
-
-    Returns:
-      The finding; "not tested" if the claim is more than so many canaries can refute.
+    ε is bounded as in Steinke et al. 2023. If a Gaussian mechanism is claimed, μ is bounded too, as
+    in Mahloujifar et al. 2024, each with half of the error. Each canary took part by an independent
+    fair coin. The finding is "not tested" if the claim is more than so many canaries can refute.
     """
     best = one_run.all_correct(len(present))
     mu, most_mu, shown, most = None, 0.0, "", ""
@@ -83,14 +73,7 @@ def at_best(
 ) -> tuple[bool, str]:
     """Computes what counts prove of a claim of (ε, δ) alone if scores are never wrong.
 
-    Args:
-      present: Whether canaries took part, bool, shape [trials].
-      claim: Claim of (ε, δ).
-      error_rate: Error rate of the bound.
-      seed: Seed of the choice of the trials that choose thresholds.
-
-    Returns:
-      Whether the bound refutes the claim, and the power in words.
+    Returns whether the bound refutes the claim, and the power in words.
     """
     perfect = bounds.from_counts(
         present.astype(float), present, delta=claim.delta, error_rate=error_rate, seed=seed
@@ -129,16 +112,7 @@ class Judge:
         pattern: worst_pattern.Pattern,
         covariance: np.ndarray,
     ) -> tuple[audit_report.Finding, audit_report.TradeOff | None]:
-        """Judges games by the likelihood ratio, the best test if the claimed mechanism is true.
-
-        Args:
-          transcripts: Transcripts of the games.
-          pattern: Rounds and signs of the canaries that took part.
-          covariance: Claimed covariance of the noise, shape [rounds, rounds].
-
-        Returns:
-          The finding, and the trade-off of the scores.
-        """
+        """Judges games by the likelihood ratio, the best test if the claimed mechanism is true."""
         test = "distinguishing game, likelihood ratio"
         if not np.all(np.isfinite(transcripts.released)):
             return self._not_finite(test, transcripts), None
@@ -163,14 +137,9 @@ class Judge:
     ) -> tuple[audit_report.Finding, audit_report.TradeOff | None]:
         """Judges games by a classifier that knows nothing of the mechanism.
 
-        Args:
-          transcripts: Transcripts of the games.
-          are_independent: Whether trials are independent if the claim is true. If not, the
-            one-run bound decides, over all runs together: a coin of one run has no part in the
-            others.
-
-        Returns:
-          The finding, and the trade-off of the scores; None if a release is not finite.
+        Where trials are not independent even if the claim is true, the one-run bound decides, over
+        all runs together: a coin of one run has no part in the others. The trade-off is None if a
+        release is not finite.
         """
         test = "distinguishing game, learned classifier"
         if not np.all(np.isfinite(transcripts.released)):
@@ -251,13 +220,8 @@ class Judge:
     ) -> tuple[audit_report.Finding, ...]:
         """Tests that releases on coordinates that nobody moved are the claimed noise.
 
-        Args:
-          recorded: Recordings of the games, in clip norms.
-          stddev: Claimed standard deviation of the draws z, in clip norms.
-          unit_covariance: Covariance of the noise over rounds for noise multiplier 1.
-
-        Returns:
-          The findings of `forensics`, on tensors with enough quiet coordinates.
+        `stddev` is the claimed one of the draws z, in clip norms; `unit_covariance` is for noise
+        multiplier 1. Tensors with few quiet coordinates are left out.
         """
         if not np.all(np.isfinite(recorded.noise)):
             return (audit_report.Finding("noise", "violated", "What is released is not finite."),)
@@ -279,12 +243,8 @@ class Judge:
     def counts(self, recorded: np.ndarray, unit_covariance: np.ndarray) -> audit_report.Finding:
         """Tests that the noise on the counts of adaptive clipping is as large as claimed.
 
-        Args:
-          recorded: Noised counts in claimed standard deviations, shape [runs, rounds].
-          unit_covariance: Covariance of the noise over rounds for noise multiplier 1.
-
-        Returns:
-          The finding; more noise than claimed violates nothing.
+        Counts are in claimed standard deviations, shape [runs, rounds]. More noise violates
+        nothing.
         """
         factor = np.linalg.cholesky(unit_covariance)
         white = scipy.linalg.solve_triangular(factor, recorded.T, lower=True)

@@ -107,12 +107,7 @@ class Player:
     """
 
     def __init__(self, played: Playable, client_weight: float = 1.0):
-        """Compiles the rounds, which takes a second.
-
-        Args:
-          played: Aggregation that is played.
-          client_weight: Default weight of a client.
-        """
+        """Compiles the rounds, which takes a second."""
         self._played = played
         self.sizes = [int(np.prod(spec.shape)) for spec in played.specs]
         self.significant_bits = [_SIGNIFICANT_BITS.get(spec.dtype, 24) for spec in played.specs]
@@ -132,12 +127,8 @@ class Player:
     def next(self, state: Any, clients: Iterable[np.ndarray | tf.Tensor]) -> Played:
         """Runs a round.
 
-        Args:
-          state: State from `initialize` or an earlier round, or its NumPy arrays.
-          clients: Vector of each client: its update, then its weight if there is one.
-
-        Returns:
-          The outcome.
+        A state may be NumPy arrays. A client's vector is its update, then its weight if there is
+        one.
         """
         clients = list(clients)
         if not self.is_compiled:

@@ -67,13 +67,8 @@ def saved_states(
 ) -> tuple[list[SavedState], list[playing.Played]]:
     """Saves states of one run in which some clients send large updates in every round.
 
-    Args:
-      player: Player of the process.
-      mechanism: Numbers of the mechanism; None if they are not known.
-      rounds: Rounds before which the state is saved, increasing.
-
-    Returns:
-      The states, and the outcomes of the rounds up to the last one in `rounds`.
+    They are those before `rounds`, which increase. The outcomes are of all rounds up to the last
+    one.
     """
     scale, history, states = games.Scale(mechanism), [], []
     state, played = player.initialize(), None
@@ -103,12 +98,7 @@ class Probes:
     ):
         """Initialises the probes.
 
-        Args:
-          player: Player of the process.
-          mechanism: Numbers of the mechanism; None if they are not known.
-          saved: States to run rounds from.
-          canary_norm: Norm of a client's huge update, over `SavedState.largest_norm`.
-          seed: Seed of the clients' updates.
+        `canary_norm` is the norm of a client's huge update, over `SavedState.largest_norm`.
         """
         self._player = player
         self._mechanism = mechanism
@@ -333,14 +323,8 @@ class Probes:
     def contribution(self, allowed: float, count_weight: float, error_rate: float):
         """Tests that one client adds no more than the noise is scaled to, with all that is tried.
 
-        Args:
-          allowed: Largest norm that the claim allows, in clip norms.
-          count_weight: With adaptive clipping, the clip norms that a count of one standard
-            deviation is worth; else 0.
-          error_rate: Largest chance of a wrong "violated" where means are compared.
-
-        Returns:
-          The finding.
+        `allowed` is the largest norm that the claim allows. With adaptive clipping, `count_weight`
+        is what a count of one standard deviation is worth. Both are in clip norms.
         """
         test = "what one client adds"
         if self._mechanism is None:
@@ -597,12 +581,7 @@ def _variances_apart(one: np.ndarray, two: np.ndarray) -> float:
 def _detectable(trials: int, error_rate: float) -> float:
     """Returns the difference of means that is found with 99 % probability.
 
-    Args:
-      trials: Number of pairs of rounds.
-      error_rate: Largest chance of a wrong "violated" for one column.
-
-    Returns:
-      The difference in standard deviations of the noise.
+    It is in standard deviations of the noise, for one column of so many pairs of rounds.
     """
     needed = math.sqrt(2.0 * math.log(2.0 / error_rate)) + float(stats.norm.ppf(0.99))
     return needed * math.sqrt(2.0 / trials)

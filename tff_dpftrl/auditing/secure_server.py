@@ -161,20 +161,8 @@ def play(
 ) -> list[Attempt]:
     """Plays the server in some attempts, each with a random vector of the audited device.
 
-    Args:
-      demanded: Parameters of the sum, with noise parties, of an honest-but-curious server: identity
-        keys are no matter for the noise.
-      make_party: Maker of the audited noise parties.
-      contexts: Context of each attempt.
-      make_device: Maker of the audited device.
-      seed: Seed of the vectors.
-
-    Returns:
-      What the server is left with in each attempt.
-
-    Raises:
-      ProtocolRefusedError: If a side refuses an attempt, in which nothing is wrong.
-      ValueError: If the parameters have no noise party, or another model of the server.
+    The parameters are those of an honest-but-curious server: identity keys are no matter for the
+    noise. A side that refuses an attempt raises ProtocolRefusedError: nothing is wrong in it.
     """
     if not demanded.noise_parties:
         raise validation.UsageError("demanded.noise_parties is empty: there is nothing to audit.")
@@ -229,14 +217,7 @@ def hidden(
 ) -> audit_report.Finding:
     """Tests that before the noise comes, nothing is seen of a vector.
 
-    Args:
-      demanded: Parameters of the sum.
-      attempts: Attempts that were played.
-      error_rate: Largest chance of "violated" for code that keeps its claim.
-
-    Returns:
-      The finding: what is left of a vector is uniform, as is its difference from that of the
-      attempt before.
+    What is left of a vector is uniform, as is its difference from that of the attempt before.
     """
     left = [_differences(demanded.layout, a.before, a.vector) for a in attempts]
     samples: list[tuple[str, list[np.ndarray]]] = [("masks", []), ("masks of two attempts", [])]
@@ -283,16 +264,8 @@ def noise(
 ) -> audit_report.Finding:
     """Tests that what comes with a vector is the claimed noise, anew in each attempt.
 
-    Args:
-      demanded: Parameters of the sum.
-      attempts: Attempts that were played, abandoned ones included.
-      segment: Number of the segment that has noise.
-      covariance: Claimed covariance of the noise of the attempts on one entry, in steps of the
-        grid, of all parties together; float64, shape [attempts, attempts].
-      error_rate: Largest chance of "violated" for code that keeps its claim.
-
-    Returns:
-      The finding. Larger noise than claimed is no violation.
+    `attempts` include abandoned ones. The covariance, shape [attempts, attempts], is the claimed
+    one of all parties together on one entry, in steps of the grid. Larger noise is no violation.
     """
     modulus = demanded.layout[segment].modulus
     rows = []
@@ -340,17 +313,7 @@ def refused(
     make_device: MakeDevice = honest_device,
     attempt: int = 0,
 ) -> audit_report.Finding:
-    """Tests that device and noise party refuse what an active server may try.
-
-    Args:
-      demanded: Parameters of the sum, with noise parties.
-      make_party: Maker of the audited noise parties.
-      make_device: Maker of the audited device.
-      attempt: Number of the first attempt that `make_party` gets.
-
-    Returns:
-      The finding.
-    """
+    """Tests that device and noise party refuse what an active server may try."""
     context, other = b"audit", b"another round or model"
     vector, wrong, tried = vectors.zeros(demanded.layout), [], 0
 

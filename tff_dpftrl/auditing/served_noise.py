@@ -88,16 +88,8 @@ def audit_noise_parties(
 ) -> tuple[audit_report.Finding, ...]:
     """Audits noise parties against a server that has all devices but one in league with it.
 
-    Args:
-      noise: Noise that a party has promised.
-      strategy: Strategy of the noise.
-      num_rounds: Number of rounds of the task.
-      num_parties: Number of noise parties.
-      error_rate: Largest chance that a correct noise party is called violated.
-
-    Returns:
-      Findings: what the server sees before the noise, the noise of each attempt, and what an
-      active server may try.
+    The findings are on what the server sees before the noise, on the noise of each attempt, and on
+    what an active server may try.
     """
     if num_rounds < _FEWEST_ROUNDS:
         return (findings.skipped("secure sum: noise parties", f"it takes {_FEWEST_ROUNDS} rounds"),)

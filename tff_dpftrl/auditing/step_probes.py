@@ -104,22 +104,8 @@ def audit_steps(
     What one unit adds is the difference of a step with and without it from the same state, whose
     noise is the same. Noise is the difference of the same step of two runs, whose sums are the
     same. The first and the last steps are taken with units, too; those in between only without.
-
-    Args:
-      build: Function that makes the steps with an optimizer; it is called with plain SGD.
-      rows: Rows of a batch, as the steps read them: of more units than are summed at once, some
-        with gradients above the clip norm.
-      row_splits: Row splits of the batch's units.
-      plan: Plan of the run: noise, clip norm, expected units and number of steps.
-      normalised: Whether the steps divide gradients by the clip norm.
-      error_rate: Largest chance that correct steps are called violated.
-      progress: Callback for progress lines.
-
-    Returns:
-      The report. The claim is ε of the plan.
-
-    Raises:
-      ValueError: If the batch has no unit, or the plan no noise.
+    `rows` are of more units than are summed at once, some with gradients above the clip norm.
+    `build` is called with plain SGD. The claim is ε of the plan.
     """
     batch = _Batch(tf.nest.map_structure(np.asarray, rows), np.asarray(row_splits, np.int64))
     if batch.num_units < 1:

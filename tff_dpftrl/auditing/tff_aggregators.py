@@ -37,9 +37,7 @@ def is_process(aggregator: Any) -> bool:
 def maker(aggregator: Any, value_type: Any) -> Callable[[], playing.Playable]:
     """Returns a function that makes a factory's process anew.
 
-    Args:
-      aggregator: Factory, or a process, which is played as it is.
-      value_type: Type of an update, or the shapes of float32 tensors; None for a process.
+    A process is played as it is; its `value_type` is None.
     """
     if is_process(aggregator):
         return lambda: of_process(aggregator)
@@ -58,11 +56,7 @@ def type_of(value_type: Any) -> tff_names.Type:
 
 
 def of_process(process: tff.templates.AggregationProcess) -> playing.Playable:
-    """Returns an aggregation process whose updates are floats of static shapes.
-
-    Raises:
-      ValueError: If its values are of another type, or its weights are not numbers.
-    """
+    """Returns an aggregation process whose updates are floats of static shapes."""
     value_type, *weight_types = map(leaves.member, list(process.next.type_signature.parameter)[1:])
     update = updates.UpdateType(value_type)
     weight_type = weight_types[0] if weight_types else None

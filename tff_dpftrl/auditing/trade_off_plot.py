@@ -24,14 +24,7 @@ def draw(
 ) -> Any:
     """Draws trade-off curves: the false positive and false negative rates of tests.
 
-    Args:
-      claimed: Curve of the claim; no test can be below it if the claim is true.
-      empirical: False positive and false negative rates of the tests that were tried.
-      shown: Curve of the lower bound that the audit found; None if it found none.
-      title: Title of the figure.
-
-    Returns:
-      A `matplotlib.figure.Figure`.
+    `shown` is the curve of the lower bound that the audit found, if it found one.
     """
     figure = pictures.new_figure(5.5, 5.2)
     axes = figure.subplots()

@@ -143,8 +143,8 @@ def audit_training(
       ```
 
     Args:
-      process: Learning process, built with `canaries.model`, or a compiled one. TFF runs it if
-        it cannot be compiled.
+      process: Learning process, built with `canaries.model`, a compiled one, or a
+        `FederatedRound`. TFF runs a process of its own that cannot be compiled.
       canaries: Canaries of the process's model.
       claim: Claim to test: a guarantee, a statement or a `Claim`.
       schema: Participation schema: how many rounds are trained, and how often a client takes
@@ -232,21 +232,10 @@ def audit_single_rounds(
     """Plays single rounds with canaries, each from a state that was advanced without clients.
 
     Half of the canaries take part in such a round; the scores are how far it moved the model along
-    their directions. Faults may show that begin after the rounds of `audit_training`.
-
-    Args:
-      process: Compiled process, built with `canaries.model`.
-      rounds: Indices of the rounds, from 1 on.
-      canaries: Canaries of the process's model.
-      claim: Claim for one participation that everybody knows of.
-      cohorts: Function from a round to the datasets of its real clients.
-      server_momentum: Momentum of the server's SGD.
-      server_restarts: Rounds in which that momentum begins anew.
-      game: Most canaries of a round, and the error rate of the finding.
-      progress: Callback for progress lines.
-
-    Returns:
-      The finding of the round with the largest bound; none without rounds.
+    their directions. Faults may show that begin after the rounds of `audit_training`. The claim is
+    for one participation that everybody knows of. The server's momentum begins anew in
+    `server_restarts`. The finding is that of the round with the largest bound; there is none
+    without rounds.
     """
     if not rounds:
         return ()
@@ -320,17 +309,7 @@ def train_with_canaries(
 ) -> Movements:
     """Trains, and records how the model moves along the canaries' directions.
 
-    Args:
-      process: Object with `initialize`, `next` and `get_model_weights`.
-      canaries: Canaries of the process's model.
-      signal: 1 or −1 in the rounds of each canary's pattern, else 0; shape [canaries, rounds].
-      present: Whether each canary takes part, bool, shape [canaries].
-      cohorts: Function from a round to the datasets of its real clients; none if None.
-      progress: Callback for progress lines.
-      state: State to begin with; a new one if None.
-
-    Returns:
-      The movements.
+    `signal` is 1 or −1 in the rounds of each canary's pattern, else 0; shape [canaries, rounds].
     """
     num_rounds = finite_rounds = signal.shape[1]
     moved = np.zeros(signal.shape)
@@ -366,18 +345,9 @@ def judge(
 ) -> tuple[list[audit_report.Finding], audit_report.TradeOff | None]:
     """Computes what a run proves about its claim.
 
-    Args:
-      movements: Movements of the model along the canaries' directions.
-      claim: Claim to test.
-      covariance: Claimed covariance of the released sums' noise over the rounds, in any
-        unit, shape [rounds, rounds]; None if it is not known.
-      server_momentum: Momentum of the server's SGD, to be taken out.
-      error_rate: Largest chance that any finding is wrongly "violated".
-      seed: Seed of the choice of the trials that choose thresholds.
-
-    Returns:
-      The findings, and the trade-off curve of the strongest score. The curve is None if the
-      model was not finite after the first round.
+    The covariance is the claimed one of the released sums' noise over the rounds, in any unit. The
+    trade-off curve is that of the strongest score, and None if the model was not finite after the
+    first round.
     """
     if movements.finite_rounds == 0:
         says = "The model was not finite after the first round, so that no canary could be seen."
@@ -476,23 +446,19 @@ def _difference(after: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> li
 @contextlib.contextmanager
 def runnable(process: Any) -> Iterator[Any]:
     """Yields the compiled process, or the process itself if it cannot or need not be compiled."""
-    if not hasattr(getattr(process, "next", None), "type_signature"):  # It is not of TFF.
-        yield process
-        return
-    from tff_dpftrl.execution import compiled_process
+    from tff_dpftrl.execution import compiled_process, federated_round
 
-    if isinstance(process, compiled_process.CompiledProcess):
+    compiled = None
+    if isinstance(process, federated_round.FederatedRound):
+        compiled = compiled_process.CompiledProcess(process)
+    elif hasattr(getattr(process, "next", None), "type_signature"):  # It is of TFF.
+        with contextlib.suppress(compiled_process.NotCompilableError):
+            compiled = compiled_process.compile_process(process)
+    if compiled is None:
         yield process
         return
-    try:
-        compiled = compiled_process.compile_process(process)
-    except compiled_process.NotCompilableError:
-        yield process
-        return
-    try:
+    with contextlib.closing(compiled):
         yield compiled
-    finally:
-        compiled.close()
 
 
 def _sampled(

@@ -20,17 +20,7 @@ def wrap(
     gradient_norm: float,
     spec: Any,
 ) -> Callable[[], tff.learning.models.VariableModel]:
-    """Wraps a function that makes a model, as `Canaries` says.
-
-    Args:
-      model_fn: The function.
-      directions: Directions of the canaries.
-      gradient_norm: Norm of a canary's gradient.
-      spec: Specs of a batch with canaries.
-
-    Returns:
-      A function that makes the wrapped model.
-    """
+    """Wraps a function that makes a model, as `Canaries` says."""
     return lambda: _CanaryModel(model_fn(), directions, gradient_norm, spec)
 
 

@@ -194,6 +194,7 @@ class PlainMean:
     """Mean of the updates that are finite, without clipping or noise: for comparisons only."""
 
     moduli = Parts()
+    is_weighted = False
 
     def initial_state(self, shapes: Sequence[Sequence[int]]) -> tuple[()]:
         """Returns the empty state."""
@@ -205,7 +206,7 @@ class PlainMean:
         return state
 
     def contribute(
-        self, tensors: Sequence[tf.Tensor], broadcast: tuple[()], num_examples: tf.Tensor
+        self, tensors: Sequence[tf.Tensor], broadcast: tuple[()], num_examples: tf.Tensor | None
     ) -> tuple[Parts, Parts]:
         """Returns one client's update, zero if it is not finite, and the count of one client."""
         del broadcast, num_examples

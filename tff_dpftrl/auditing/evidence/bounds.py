@@ -62,22 +62,10 @@ def from_counts(
 ) -> Bound:
     """Computes bounds from counts beyond a threshold; half of the error is for μ, half for ε.
 
-    Thresholds are chosen on a random part of the trials and used on the others, so that the
-    search costs no error. `rates_region` has the confidence region of the two rates.
-
-    Args:
-      scores: Scores, larger where the canary seems to have taken part, shape [trials].
-      present: Whether the canary took part, bool, shape [trials].
-      delta: δ of the bound of ε.
-      error_rate: Largest chance that either bound exceeds the truth.
-      seed: Seed of the choice of the trials that choose thresholds.
-      choosing_fraction: Share of the trials of either kind that choose thresholds.
-
-    Returns:
-      The bounds.
-
-    Raises:
-      ValueError: If an argument is out of range, or there are no trials of a kind.
+    Thresholds are chosen on a random part of the trials and used on the others, so that the search
+    costs no error. `rates_region` has the confidence region of the two rates. `error_rate` is the
+    largest chance that either bound exceeds the truth. Scores are larger where the canary seems to
+    have taken part.
     """
     without, with_ = _two_samples(scores, present, error_rate)
     validation.delta(delta)
@@ -117,20 +105,10 @@ def from_gaussian_family(
     of the means and of that deviation (Basu 1955), so that bounds given only where the fit is
     not rejected hold with the same probability.
 
-    A Gaussian bulk does not prove Gaussian tails: ε at a small δ is that of the family.
-
-    Args:
-      scores: Scores, larger where the canary seems to have taken part, shape [trials].
-      present: Whether the canary took part, bool, shape [trials].
-      delta: δ of the bound of ε.
-      error_rate: Chance that the bounds exceed the truth, which they do both or neither.
-
-    Returns:
-      The bounds, or None: if skewness or kurtosis of either kind of trials, or the ratio of
-      their variances, is rejected at 1 %, or a kind has fewer than 20 trials.
-
-    Raises:
-      ValueError: If an argument is out of range, or there are no trials of a kind.
+    A Gaussian bulk does not prove Gaussian tails: ε at a small δ is that of the family. It is
+    rejected if skewness or kurtosis of either kind of trials, or the ratio of their variances, is
+    at 1 %, or if a kind has fewer than 20 trials. The bounds exceed the truth both or neither, with
+    chance `error_rate`.
     """
     without, with_ = _two_samples(scores, present, error_rate)
     if min(len(without), len(with_)) < 20 or not _looks_gaussian(without, with_):
@@ -159,22 +137,10 @@ def for_claim(
 ) -> Bound:
     """Computes the bounds that may refute a claim, at the claim's δ.
 
-    If a Gaussian mechanism is claimed, they are the larger bounds of both kinds, each with half
-    of the error. If only (ε, δ) is claimed, they are those from counts: scores of a mechanism
-    that keeps its claim without Gaussian tails, as after truncation, may still look Gaussian.
-
-    Args:
-      scores: Scores, larger where the canary seems to have taken part, shape [trials].
-      present: Whether the canary took part, bool, shape [trials].
-      claim: Claim to test.
-      error_rate: Largest chance that either bound exceeds the truth.
-      seed: Seed of the choice of the trials that choose thresholds.
-
-    Returns:
-      The bounds.
-
-    Raises:
-      ValueError: If an argument is out of range, or there are no trials of a kind.
+    If a Gaussian mechanism is claimed, they are the larger bounds of both kinds, each with half of
+    the error. If only (ε, δ) is claimed, they are those from counts: scores of a mechanism that
+    keeps its claim without Gaussian tails, as after truncation, may still look Gaussian.
+    `error_rate` is the largest chance that either bound exceeds the truth.
     """
     delta = claim.delta
     if claim.mu is None:
@@ -206,24 +172,14 @@ def rates_region(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Computes corners of confidence regions of the two rates of tests.
 
-    Clopper–Pearson bounds at level 1 − a contain the rates whose p-value is p ≥ a. With
-    z = Φ⁻¹(1 − p) of the two independent samples, max(z₀, 0)² + max(z₁, 0)² exceeds c² with
-    probability P(χ²₁ > c²) / 2 + P(χ²₂ > c²) / 4 at most. c is chosen such that this is
-    `error_rate`; the region contains the rates where the sum does not exceed c². Two separate
-    bounds at half the error each would allow both rates to be at their worst at once: that region
-    is a quarter wider.
-
-    Args:
-      false_positives: Number of trials without the canary beyond a threshold, any shape.
-      negatives: Number of trials without the canary.
-      true_positives: Number of trials with the canary beyond the threshold, same shape.
-      positives: Number of trials with the canary.
-      error_rate: Largest chance that the rates are in none of the rectangles below.
-      num_corners: Number of rectangles; with more the region is a little smaller.
-
-    Returns:
-      Lower bounds of the true positive rate and upper bounds of the false positive rate,
-      shape [..., corners]: in at least one corner TPR ≥ the first and FPR ≤ the second.
+    Clopper–Pearson bounds at level 1 − a contain the rates whose p-value is p ≥ a. With z = Φ⁻¹(1 −
+    p) of the two independent samples, max(z₀, 0)² + max(z₁, 0)² exceeds c² with probability P(χ²₁ >
+    c²) / 2 + P(χ²₂ > c²) / 4 at most. c is chosen such that this is `error_rate`; the region
+    contains the rates where the sum does not exceed c². Two separate bounds at half the error each
+    would allow both rates to be at their worst at once: that region is a quarter wider. Returns
+    lower bounds of the true positive rate and upper bounds of the false positive rate, shape [...,
+    corners]: in at least one corner TPR ≥ the first and FPR ≤ the second. `error_rate` is the
+    largest chance that it is in none.
     """
     false_positives = np.asarray(false_positives, float)[..., np.newaxis]
     true_positives = np.asarray(true_positives, float)[..., np.newaxis]

@@ -32,11 +32,8 @@ class Scan:
     ) -> None:
         """Correlates the rows of two arrays.
 
-        Args:
-          first: First array, shape [rows, values].
-          second: Second array, shape [other rows, values].
-          label: Name of a pair, with {} for the numbers of its two rows, counted from 1.
-          pairs: Whether each pair counts, bool, shape [rows, other rows]; all if None.
+        Only pairs that are true in `pairs` count, shape [rows, other rows]. `label` has {} for the
+        numbers of the two rows, counted from 1.
         """
         lengths = np.linalg.norm(first, axis=1)[:, np.newaxis] * np.linalg.norm(second, axis=1)
         products = first @ second.T
@@ -72,11 +69,8 @@ class Scan:
     def finding(self, name: str, share: float, *, together: bool = False) -> audit_report.Finding:
         """Returns the finding.
 
-        Args:
-          name: Name of the test.
-          share: Largest chance of "violated" under the null hypothesis.
-          together: Whether half of `share` is for the sum of all squares, which finds many
-            small correlations.
+        `share` is the largest chance of "violated" under the null hypothesis. With `together`, half
+        of it is for the sum of all squares, which finds many small correlations.
         """
         each = share / 2.0 if together else share
         violated = self.chance * self.number <= each

@@ -84,17 +84,8 @@ def examine(
     """Runs all tests on the noise of one or more tensors that were recorded together.
 
     Too little noise, noise that is repeated or shared, a mean, and tails that are too short are
-    violations. More noise than claimed is reported, but is none.
-
-    Args:
-      recordings: Recordings of each tensor and stream, with the same numbers of runs and rounds.
-      error_rate: Largest chance that any test says "violated" if all claims are true.
-
-    Returns:
-      A finding for each test.
-
-    Raises:
-      ValueError: If there are none, their runs or rounds differ, or `error_rate` is out of range.
+    violations. More noise than claimed is reported, but is none. `error_rate` is the largest chance
+    that any test says "violated" if all claims are true.
     """
     if not 0.0 < error_rate < 1.0:
         raise validation.UsageError(

@@ -59,16 +59,6 @@ class Guesses:
         E P[W ≥ v − F] = P[W ≥ v] + Σ_i P[F = i] P[v − i ≤ W < v], a linear programme in the
         distribution of F, whose value is at most
         P[W ≥ v] + 2 m δ max_{1 ≤ i ≤ v} P[v − i ≤ W < v] / i (Theorem 5.2, Appendix D).
-
-        Args:
-          epsilon: ε of the mechanism, at least 0.
-          delta: δ of the mechanism, in [0, 1).
-
-        Returns:
-          The bound, at most 1.
-
-        Raises:
-          ValueError: If an argument is out of range.
         """
         if not epsilon >= 0.0:
             raise validation.UsageError(f"epsilon must be at least 0, got {epsilon!r}.")
@@ -85,15 +75,7 @@ class Guesses:
     def epsilon_at_least(self, delta: float, error_rate: float) -> float:
         """Computes a lower bound of ε at δ: any ε below has a p-value of `error_rate` at most.
 
-        Args:
-          delta: δ of the bound, in [0, 1).
-          error_rate: Largest chance that the bound exceeds the truth.
-
-        Returns:
-          The bound; 0 if nothing is proven.
-
-        Raises:
-          ValueError: If an argument is out of range.
+        The bound exceeds the truth with chance `error_rate` at most. It is 0 if nothing is proven.
         """
         validation.number("error_rate", error_rate, above=0, below=1)
         if self.p_value(0.0, delta) > error_rate:
@@ -109,22 +91,15 @@ class Guesses:
 
         Let p_i be the chance of i right guesses of r. Flipping the coin of canary j turns "j is
         guessed rightly, and c or more are" into "j is guessed wrongly, and c − 1 or more are
-        guessed rightly" of the same output, so that the chance of the former is at most
-        F(x) = Φ(Φ⁻¹(x) + μ) of that of the latter. F is concave: on average over canaries and
-        coins, α_c ≤ F(β_{c−1}) for all c, where α_c = Σ_{i ≥ c} i p_i / m and
-        β_c = Σ_{i ≥ c} (r − i) p_i / m (Mahloujifar et al. 2024, Theorem 3.2 and Algorithm 3).
-        Of the distributions with P[v or more] = τ the least mass is needed with all of τ at v,
-        which leaves no condition for c > v, and then, from v − 1 downwards, with as little as
-        the condition of c = i + 1 asks for at i: what is more may as well be one guess lower,
-        where it raises β and lowers α of all conditions that remain. Where that is more mass
-        than 1, no distribution keeps the conditions.
-
-        Args:
-          mu: μ of the mechanism, positive.
-          error_rate: Chance τ, in (0, 1).
-
-        Returns:
-          Whether P[v or more are right] is less than τ.
+        guessed rightly" of the same output, so that the chance of the former is at most F(x) =
+        Φ(Φ⁻¹(x) + μ) of that of the latter. F is concave: on average over canaries and coins, α_c ≤
+        F(β_{c−1}) for all c, where α_c = Σ_{i ≥ c} i p_i / m and β_c = Σ_{i ≥ c} (r − i) p_i / m
+        (Mahloujifar et al. 2024, Theorem 3.2 and Algorithm 3). Of the distributions with P[v or
+        more] = τ the least mass is needed with all of τ at v, which leaves no condition for c > v,
+        and then, from v − 1 downwards, with as little as the condition of c = i + 1 asks for at i:
+        what is more may as well be one guess lower, where it raises β and lowers α of all
+        conditions that remain. Where that is more mass than 1, no distribution keeps the
+        conditions. τ is `error_rate`, and v the number of right guesses.
         """
         alpha = error_rate * self.correct / self.canaries
         beta = error_rate * (self.guesses - self.correct) / self.canaries
@@ -142,14 +117,7 @@ class Guesses:
     def mu_at_least(self, error_rate: float) -> float:
         """Computes a lower bound of the smallest μ for which the mechanism can be μ-GDP.
 
-        Args:
-          error_rate: Largest chance that the bound exceeds the truth.
-
-        Returns:
-          The bound; 0 if nothing is proven.
-
-        Raises:
-          ValueError: If the argument is out of range.
+        The bound exceeds the truth with chance `error_rate` at most. It is 0 if nothing is proven.
         """
         validation.number("error_rate", error_rate, above=0, below=1)
         low, high = 0.0, 1.0
@@ -172,16 +140,7 @@ def _halved(low: float, high: float, is_refused: Callable[[float], bool]) -> flo
 def guess(scores: np.ndarray, present: np.ndarray, guesses: int) -> Guesses:
     """Guesses "took part" of the highest scores and "did not" of the lowest.
 
-    Args:
-      scores: Score of each canary, from releases alone, shape [canaries].
-      present: Whether each canary took part, bool, shape [canaries].
-      guesses: Number of guesses, half of each kind; it must not be chosen by `present`.
-
-    Returns:
-      The counts of the guesses.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    Half of the guesses are of each kind. Their number must not be chosen by `present`.
     """
     scores, present = np.asarray(scores, float), np.asarray(present)
     if scores.ndim != 1 or scores.shape != present.shape or present.dtype != bool:
@@ -208,22 +167,10 @@ def epsilon_at_least(
 ) -> tuple[float, Guesses]:
     """Bounds ε by the best of a few numbers of guesses, with the error split between them.
 
-    It holds for every mechanism, in one run, for canaries that took part by fair coins,
-    independent of one another and of all else. (The bounds of `bounds` need trials that
-    are independent given what is claimed.)
-
-    Args:
-      scores: Score of each canary, from releases alone, shape [canaries].
-      present: Whether each canary took part, bool, shape [canaries].
-      delta: δ of the bound.
-      error_rate: Largest chance that the bound exceeds the truth.
-      fractions: Numbers of guesses to try, as shares of the canaries.
-
-    Returns:
-      The bound and the guesses that gave it.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    It holds for every mechanism, in one run, for canaries that took part by fair coins, independent
+    of one another and of all else. (The bounds of `bounds` need trials that are independent given
+    what is claimed.) `fractions` are numbers of guesses to try, as shares of the canaries. The
+    bound exceeds the truth with chance `error_rate` at most.
     """
     return _best(
         scores,
@@ -243,18 +190,6 @@ def mu_at_least(
     """Bounds the smallest μ for which the mechanism can be μ-GDP, under the same conditions.
 
     The conditions are those of `epsilon_at_least`, and the error is split in the same way.
-
-    Args:
-      scores: Score of each canary, from releases alone, shape [canaries].
-      present: Whether each canary took part, bool, shape [canaries].
-      error_rate: Largest chance that the bound exceeds the truth.
-      fractions: Numbers of guesses to try, as shares of the canaries.
-
-    Returns:
-      The bound and the guesses that gave it.
-
-    Raises:
-      ValueError: If an argument is out of range.
     """
     return _best(scores, present, fractions, lambda one, parts: one.mu_at_least(error_rate / parts))
 
@@ -306,18 +241,7 @@ def estimate(seen: np.ndarray, fresh: np.ndarray, *, delta: float) -> Estimate:
     not; ε is the one at which these Gaussians are δ apart. In the paper the statistic is the
     cosine of a canary's direction with the model's movement. There, the fresh statistic of the
     final model needs no canaries, as it is N(0, 1/d). Here it is always measured, since the
-    model's movement is no random direction.
-
-    Args:
-      seen: Statistic of canaries that took part, at least two.
-      fresh: Statistic of canaries of the same distribution that did not, at least two.
-      delta: δ of ε.
-
-    Returns:
-      The estimate; nothing is proven by it.
-
-    Raises:
-      ValueError: If there are too few, all values are equal, or δ is out of range.
+    model's movement is no random direction. The estimate proves nothing.
     """
     validation.delta(delta)
     seen, fresh = np.asarray(seen, float), np.asarray(fresh, float)
@@ -340,16 +264,7 @@ def estimate(seen: np.ndarray, fresh: np.ndarray, *, delta: float) -> Estimate:
 
 
 def epsilon_of_gaussians(shift: float, scale: float, delta: float) -> float:
-    """Computes the ε at which N(shift, scale²) and N(0, 1) are δ apart, in both directions.
-
-    Args:
-      shift: Difference of the means.
-      scale: Ratio of the standard deviations, positive.
-      delta: δ of ε.
-
-    Returns:
-      ε, at least 0.
-    """
+    """Computes the ε at which N(shift, scale²) and N(0, 1) are δ apart, in both directions."""
 
     def excess(epsilon: float) -> float:
         return (

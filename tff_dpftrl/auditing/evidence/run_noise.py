@@ -40,12 +40,8 @@ class RunNoise:
     ):
         """Initialises it.
 
-        Args:
-          sizes: Numbers of coordinates of the tensors; empty ones are left out.
-          covariance: Claimed covariance of the noise over rounds, shape [rounds, rounds].
-          most_vectors: Largest number of vectors that are added.
-          error_rate: Largest chance that any finding is wrongly "violated".
-          rounding: Largest rounding of each coordinate, shape [coordinates]; none if None.
+        The covariance over rounds is the claimed one. `error_rate` is the largest chance that any
+        finding is wrongly "violated"; `rounding` is the largest one of each coordinate.
         """
         sizes = [size for size in sizes if size]
         begins = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(int)
@@ -104,10 +100,7 @@ class RunNoise:
     def findings(self, noise: str, kind: str, total: int) -> tuple[audit_report.Finding, ...]:
         """Tests the size of the noise of each round and each tensor, and correlations of rounds.
 
-        Args:
-          noise: Name of the noise, with which the names of the tests begin.
-          kind: "round" or "step".
-          total: Number of rounds that there are; the first ones have been added.
+        `total` is the number of rounds that there are, of which the first ones have been added.
         """
         together = list(self._places)
         factor = np.linalg.cholesky(self._covariance[np.ix_(together, together)])

@@ -19,21 +19,10 @@ def likelihood_ratio_scores(
 ) -> np.ndarray:
     """Computes likelihood ratios, the best test if the claim is true and the noise Gaussian.
 
-    The logarithm of the likelihood ratio of N(u, Σ) and N(0, Σ) is linear in the release r, so
-    uᵀ Σ⁻¹ r orders transcripts in the same way (Neyman & Pearson). It is divided by its standard
-    deviation μ = √(uᵀ Σ⁻¹ u).
-
-    Args:
-      transcripts: Transcripts of the games.
-      signal: Contributions u of the canary to the sums, clip norm included, shape [rounds].
-      covariance: Claimed covariance Σ of the noise in the sums, shape [rounds, rounds].
-
-    Returns:
-      Scores, float64, shape [trials]. If the claim is true, they are N(μ, 1) where the canary
-      took part and N(0, 1) where it did not.
-
-    Raises:
-      ValueError: If shapes do not fit, or the signal is 0.
+    The logarithm of the likelihood ratio of N(u, Σ) and N(0, Σ) is linear in the release r, so uᵀ
+    Σ⁻¹ r orders transcripts in the same way (Neyman & Pearson). It is divided by its standard
+    deviation μ = √(uᵀ Σ⁻¹ u). The signal u includes the clip norm. If the claim is true, scores are
+    N(μ, 1) where the canary took part and N(0, 1) where it did not.
     """
     rounds = transcripts.released.shape[1]
     if np.shape(signal) != (rounds,) or np.shape(covariance) != (rounds, rounds):
@@ -55,22 +44,12 @@ def learned_scores(
 ) -> np.ndarray:
     """Computes scores of a classifier that knows nothing of the mechanism: Fisher's discriminant.
 
-    Two discriminants are learned from `train`. One is linear in what was released: the signal
-    is often in few rounds, so a round's difference of means counts only from some standard
-    errors on, by cross-validation. The other is linear in the squares of what was released,
-    whitened by the covariance of all trials, and their sum: it finds noise whose scale depends
-    on the canary. They are joined by a third on their scores out of fold.
-
-    Args:
-      train: Trials to learn from, some with the canary and some without.
-      test: Other trials.
-
-    Returns:
-      float64, shape [trials of test], in arbitrary units; larger where the canary seems to
-      have taken part. Zeros if nothing varies.
-
-    Raises:
-      ValueError: If `train` has fewer than 20 trials of either kind.
+    Two discriminants are learned from `train`. One is linear in what was released: the signal is
+    often in few rounds, so a round's difference of means counts only from some standard errors on,
+    by cross-validation. The other is linear in the squares of what was released, whitened by the
+    covariance of all trials, and their sum: it finds noise whose scale depends on the canary. They
+    are joined by a third on their scores out of fold. Scores are zeros if nothing varies. `train`
+    needs 20 trials of either kind.
     """
     fewest = min(int(train.present.sum()), int((~train.present).sum()))
     if fewest < 20:
@@ -117,8 +96,7 @@ class _Features:
 def _discriminant(features: np.ndarray, present: np.ndarray, threshold: float) -> np.ndarray:
     """Computes Σ⁻¹ (m₁ − m₀), scaled, without differences below `threshold` standard errors.
 
-    Returns:
-      Weights, shape [features]; scores have variance 1 within each kind of trials.
+    Scores with these weights have variance 1 within each kind of trials.
     """
     first, second = features[present], features[~present]
     difference = first.mean(axis=0) - second.mean(axis=0)

@@ -46,13 +46,6 @@ def worst_pattern(strategy: strategy_lib.Strategy, schema: schema_lib.MinSep) ->
     matrices, banded inverses and trees, restarted or not, wherever that is exact; it is no
     proof that no other pattern is worse. `strongest_pattern` describes the search, and treats
     trees, which do not release all of their nodes.
-
-    Args:
-      strategy: Strategy C.
-      schema: Participation schema: how often, and how far apart, a client takes part.
-
-    Returns:
-      The pattern.
     """
     matrix = strategy.strategy_matrix(schema.num_rounds)
     return _search(matrix.T @ matrix, schema)
@@ -65,18 +58,11 @@ def strongest_pattern(covariance: np.ndarray, schema: schema_lib.MinSep) -> Patt
     its nodes, so its release is a Gaussian mechanism of a smaller μ than S / z: the norm of this
     pattern over z.
 
-    The search keeps the best pattern of j participations that ends in round t, for all j and
-    t, forward in time and backward; each is improved by single moves and by ascent: the best
-    allowed pattern for the linear part of the square, until none is better (the square is
-    convex, so each step gains).
-
-    Args:
-      covariance: Covariance of the noise of all rounds for clip norm and noise multiplier 1,
-        shape [num_rounds, num_rounds].
-      schema: Participation schema: how often, and how far apart, a client takes part.
-
-    Returns:
-      The pattern with norm √(uᵀ Σ⁻¹ u).
+    The search keeps the best pattern of j participations that ends in round t, for all j and t,
+    forward in time and backward; each is improved by single moves and by ascent: the best allowed
+    pattern for the linear part of the square, until none is better (the square is convex, so each
+    step gains). The covariance is for clip norm and noise multiplier 1. The pattern has norm √(uᵀ
+    Σ⁻¹ u).
     """
     inverse = np.linalg.inv(covariance)
     return _search((inverse + inverse.T) / 2.0, schema)
@@ -85,16 +71,9 @@ def strongest_pattern(covariance: np.ndarray, schema: schema_lib.MinSep) -> Patt
 def noise_covariance(strategy: strategy_lib.Strategy, num_rounds: int) -> np.ndarray:
     """Computes the covariance over rounds of the emitted noise.
 
-    Args:
-      strategy: Strategy C.
-      num_rounds: Number of rounds n.
-
-    Returns:
-      Shape [n, n], for clip norm and noise multiplier 1: (CᵀC)⁻¹ for a square C, computed
-      from C alone; N Nᵀ for a tree with the noise matrix N.
-
-    Raises:
-      ValueError: If N is no left inverse of C, so that its noise does not hide C x.
+    For clip norm and noise multiplier 1 it is (CᵀC)⁻¹ for a square C, computed from C alone, and N
+    Nᵀ for a tree with the noise matrix N. An N that is no left inverse of C is refused: its noise
+    does not hide C x.
     """
     matrix = strategy.strategy_matrix(num_rounds)
     if matrix.shape[0] == matrix.shape[1]:

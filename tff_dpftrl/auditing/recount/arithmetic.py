@@ -61,15 +61,7 @@ class UnknownMechanismError(validation.UsageError):
 def strategy_matrix(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarray:
     """Computes the dense strategy matrix C by the definition of the mechanism.
 
-    Args:
-      parameters: Parameters of the strategy from a run's records.
-      num_rounds: Number of rounds n.
-
-    Returns:
-      C, float64, shape [n, n]; for trees one row for each completed node.
-
-    Raises:
-      UnknownMechanismError: If the mechanism is not known here.
+    It has shape [n, n]; of a tree it has one row for each completed node.
     """
     mechanism = parameters["mechanism"]
     if mechanism == "restarted":
@@ -133,12 +125,7 @@ def noise_matrix(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarray:
 def squared_sensitivity(parameters: Mapping[str, Any], schema: Schema) -> Bounds:
     """Computes the largest ‖C u‖² over the allowed patterns u of one client, or bounds of it.
 
-    Args:
-      parameters: Parameters of the strategy from a run's records.
-      schema: Participation schema.
-
-    Returns:
-      The bounds; equal where all patterns were tried, or a theorem says which is the worst.
+    The bounds are equal where all patterns were tried, or a theorem says which is the worst.
     """
     worst = _worst_of_decreasing(parameters, schema)
     if worst is not None:
@@ -279,15 +266,7 @@ def _best_before(size: np.ndarray, stride: int, times: int) -> np.ndarray:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Computes ε of a Gaussian mechanism: the root of Balle & Wang 2018, Theorem 8, by bisection.
-
-    Args:
-      mu: Sensitivity over standard deviation; inf without noise.
-      delta: δ of the guarantee.
-
-    Returns:
-      ε at δ.
-    """
+    """Computes ε of a Gaussian mechanism: a root of Balle & Wang 2018, Theorem 8, by bisection."""
     if mu == 0.0 or math.isinf(mu):
         return mu
 
@@ -326,20 +305,11 @@ def sampled_bounds(
     """Computes bounds of ε of Gaussian noise on secret Poisson samples.
 
     They are 1% from `sampled_epsilon`, unless a user has so many units in a sample that ε is in the
-    thousands. Then the lower one is that of a test of the steps' sum: without the user it is
-    N(0, T σ²), else N(j, T σ²) with j ~ Binomial(T G, p). The upper one is that of a Gaussian
-    mechanism, whose steps all have the number of units that few steps exceed.
-
-    Args:
-      noise_multiplier: Standard deviation over the norm that one sampled unit contributes.
-      probability: Probability of a unit to be sampled in a step.
-      group_size: Number of units of one user.
-      num_steps: Number of steps.
-      delta: δ of the guarantee.
-      mu: Sensitivity over standard deviation of a Gaussian mechanism besides; 0 for none.
-
-    Returns:
-      Two bounds.
+    thousands. Then the lower one is that of a test of the steps' sum: without the user it is N(0, T
+    σ²), else N(j, T σ²) with j ~ Binomial(T G, p). The upper one is that of a Gaussian mechanism,
+    whose steps all have the number of units that few steps exceed. `noise_multiplier` is relative
+    to the norm that one sampled unit contributes, `group_size` is the number of units of one user,
+    and `mu` is of a Gaussian mechanism besides, 0 for none.
     """
     share = delta / (8.0 if mu else 4.0)  # Of each step's units, and of each run, as `accounting`.
     most = stats.binom.isf(share / max(1, num_steps), group_size, probability)
@@ -367,16 +337,7 @@ def sampled_epsilon(
 ) -> float:
     """Computes ε of Gaussian noise on secret Poisson samples, by dp_accounting's PLD accountant.
 
-    Args:
-      noise_multiplier: Standard deviation over the norm that one sampled unit contributes.
-      probability: Probability of a unit to be sampled in a step.
-      group_size: Number of units of one user.
-      num_steps: Number of steps.
-      delta: δ of the guarantee.
-      mu: Sensitivity over standard deviation of a Gaussian mechanism besides; 0 for none.
-
-    Returns:
-      ε at δ, within about 1% or 1e-4; inf without noise.
+    It is within about 1% or 1e-4. The arguments are those of `sampled_bounds`.
     """
     if num_steps == 0:
         return gaussian_epsilon(mu, delta)

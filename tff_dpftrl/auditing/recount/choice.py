@@ -34,20 +34,7 @@ def recount(
     recount_run: Callable[[pathlib.Path], audit_report.AuditReport],
     progress: Callable[[str], None],
 ) -> audit_report.AuditReport:
-    """Derives the ε of a choice again, and recounts each of its runs.
-
-    Args:
-      folder: Folder that `sweep --select` wrote to.
-      recount_run: Function that recounts the run in a folder.
-      progress: Callback for progress lines: the name of each test before it begins.
-
-    Returns:
-      The report.
-
-    Raises:
-      ValueError: If the records cannot be read, or the choice is not made yet.
-      OSError: If a file cannot be read.
-    """
+    """Derives the ε of a choice again, and recounts each of its runs."""
     unreadable: list[str] = []
     choice = records.read_json(folder, _FILE, unreadable)
     stated = records.read_json(folder, "winner/privacy_statement.json", unreadable)

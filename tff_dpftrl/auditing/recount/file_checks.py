@@ -134,9 +134,7 @@ def _secrets(run: records.Records) -> Iterator[tuple[str, tuple[bytes, ...]]]:
 def _parts(path: pathlib.Path, overlap: int) -> Iterator[bytes]:
     """Yields the bytes of a file, and those of its members if it is an archive, in parts.
 
-    Args:
-      path: The file.
-      overlap: Number of bytes with which a part begins that the part before ends with.
+    A part begins with the last `overlap` bytes of the part before.
     """
     with path.open("rb") as file:
         yield from _overlapping(file, overlap)
@@ -281,13 +279,8 @@ def holds_figures(
 ) -> tuple[list[str], int]:
     """Looks for figures in files of text.
 
-    Args:
-      folder: Folder of the files.
-      names: Names of the files; those that do not exist are left out.
-      figures: Pairs of a column and one of its values, as it is written.
-
-    Returns:
-      A clause for each column with a value in a file, and the number of files.
+    A figure is a column and one of its values, as it is written. Returns a clause for each column
+    with a value in a file, and the number of files that exist.
     """
     wrong, looked_at = [], 0
     for path in filter(pathlib.Path.is_file, map(folder.joinpath, names)):

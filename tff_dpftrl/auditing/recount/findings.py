@@ -15,12 +15,8 @@ def judged(
 ) -> audit_report.Finding:
     """Makes the finding of a check: violated if anything is wrong.
 
-    Args:
-      test: Name of the check.
-      wrong: Faults, a clause each; empty if there are none.
-      fine: Sentence of the finding if there are no faults.
-      nothing: Reason why nothing was compared, for which the check counts as not done; false if
-        something was.
+    `wrong` has a clause for each fault. `nothing` is the reason why nothing was compared, for which
+    the check counts as not done; false if something was.
     """
     if not wrong and nothing:
         return skipped(test, str(nothing))
@@ -38,10 +34,7 @@ def skipped(test: str, why: str) -> audit_report.Finding:
 def differs(recorded: Any, expected: float, tolerance: float = 1e-9) -> bool:
     """Returns whether a record is no number, or differs from the expected one.
 
-    Args:
-      recorded: Value from a run's records.
-      expected: Recomputed number.
-      tolerance: Largest relative difference that is ignored.
+    `tolerance` is the largest relative difference that is ignored.
     """
     if not isinstance(recorded, int | float) or isinstance(recorded, bool):
         return True

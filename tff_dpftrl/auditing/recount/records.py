@@ -208,14 +208,7 @@ class Records:
 def read(folder: pathlib.Path) -> Records:
     """Reads the records of a run; nothing in the folder is changed.
 
-    Args:
-      folder: Folder of a run of `train` or `finetune`.
-
-    Returns:
-      The records.
-
-    Raises:
-      ValueError: If the folder holds no such run, or another process has it open.
+    A folder that another process has open is refused.
     """
     path = folder / "config.json"
     if not path.is_file():

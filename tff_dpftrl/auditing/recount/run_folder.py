@@ -33,20 +33,10 @@ def recount_run(
 ) -> audit_report.AuditReport:
     """Derives a run's privacy statement again from its records, and checks its files.
 
-    The recount only reads: `audit_aggregator` and `audit_training` test whether noise is drawn
-    and clients are clipped as the records say. Nothing in the folder is changed.
-
-    Args:
-      folder: Folder that `tff-dpftrl train` or `finetune` wrote to, of a run that is finished or
-        interrupted; or that `sweep --select` or `tff-dpftrl task report --records` wrote to.
-      progress: Callback for progress lines: the name of each test before it begins.
-
-    Returns:
-      The report; all tests but that of the noise in the checkpoint are exact.
-
-    Raises:
-      ValueError: If there is no such run in the folder, or another process has it open.
-      OSError: If a file cannot be read.
+    The recount only reads: `audit_aggregator` and `audit_training` test whether noise is drawn and
+    clients are clipped as the records say. Nothing in the folder is changed. The folder may be that
+    of a run, finished or interrupted, of `sweep --select`, or of `tff-dpftrl task report
+    --records`. All tests but that of the noise in the checkpoint are exact.
     """
     folder = pathlib.Path(folder)
     if choice.is_choice(folder):

@@ -97,14 +97,7 @@ class TaskRecords(records.Records):
 def read(folder: pathlib.Path) -> TaskRecords:
     """Reads the records of a task from the folder of its report.
 
-    Args:
-      folder: Folder that `tff-dpftrl task report --records` wrote to.
-
-    Returns:
-      The records.
-
-    Raises:
-      ValueError: If the task was changed after it was signed, or a record cannot be read.
+    A task that was changed after it was signed is refused.
     """
     task = task_folder.read(folder / task_records.TASK)
     if task.terms.kind == "evaluation":

@@ -327,12 +327,6 @@ def sentences(
 
     Numbers are recounted by other checks, with other code; here the code that writes statements
     says again what it has to say of such a run.
-
-    Args:
-      test: Name of the check.
-      run: Records of the run.
-      terms: Terms of the run.
-      make: Function that makes the statement: `made_again` for runs in folders.
     """
     if run.statement is None:
         return findings.skipped(test, _NO_STATEMENT)
@@ -372,12 +366,8 @@ def subject(
 ) -> audit_report.Finding:
     """Checks that the statement is about the files beside it, and as it was written.
 
-    Args:
-      test: Name of the check.
-      run: Records of the run.
-      make: Function that returns what the statement is about, by these files.
-      unknown: Names of entries that no file tells.
-      is_bound: Whether it must have digests, which statements of earlier versions lack.
+    `unknown` are the entries that no file tells. With `is_bound` it must have digests, which
+    statements of earlier versions lack.
     """
     if run.statement is None:
         return findings.skipped(test, _NO_STATEMENT)

@@ -108,12 +108,8 @@ class Terms:
     def epsilon(self, schema: arithmetic.Schema, delta: float) -> tuple[float, float]:
         """Computes a lower and an upper bound of ε for all that a schema allows.
 
-        Args:
-          schema: Participation schema; for sampled runs only the number of rounds matters.
-          delta: δ of the guarantee.
-
-        Returns:
-          Two bounds, equal up to rounding where the worst participation is known exactly.
+        For sampled runs only the number of rounds matters. The bounds are equal up to rounding
+        where the worst participation is known exactly.
         """
         low, high = self._of_training(schema, delta)
         held_out = arithmetic.gaussian_epsilon(self._mu_of_held_out, delta)
@@ -148,12 +144,8 @@ class Terms:
     def sampled_steps(self, num_rounds: int) -> tuple[float, int]:
         """Returns noise and number of independent Poisson samples that cost what rounds cost.
 
-        Args:
-          num_rounds: Number of rounds, from the first one on.
-
-        Returns:
-          The noise multiplier, and the number of samples. If groups take turns, these are those
-          of one group (Choquette-Choo et al. 2023, Theorem 4), and begun turns count as whole.
+        If groups take turns, these are those of one group (Choquette-Choo et al. 2023, Theorem 4),
+        and begun turns count as whole.
         """
         if self.sampling is None:
             return self._with_figures(self.noise_multiplier), num_rounds
@@ -203,11 +195,7 @@ _STRIDES = {"cyclic": "num_groups", "bins": "num_bins", "b-min-sep": "min_sep"}
 
 
 def of(run: records.Records) -> Terms:
-    """Computes the terms of a run.
-
-    Raises:
-      ValueError: If its options are those of no run that can be recounted.
-    """
+    """Computes the terms of a run."""
     try:
         return _of(run)
     except (KeyError, TypeError, ZeroDivisionError) as error:
