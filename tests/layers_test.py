@@ -85,7 +85,6 @@ _OF_TFF = {
     ),
     "learning": (
         "client_data",
-        "client_work",
         "dp_fedavg",
         "local_model",
         "tff_metrics",
