@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,6 @@ from tff_dpftrl.execution import (
     client_part,
     federated_round,
     graph_function,
-    large_constants,
     large_fills,
     leaves,
     tff_names,
@@ -55,8 +54,7 @@ def round_of(process: tff.templates.IterativeProcess) -> federated_round.Federat
         return container(**{state_name: state, output_name: output})
 
     work = form.work.type_signature.result
-    # Large constants, such as a model's initial weights, are no part of the graph that runs here.
-    small, constants = large_constants.take_out(process.initialize)
+    initialize = _merged(process.initialize)
     return federated_round.FederatedRound(
         state=leaves.TffStructure(state_type),
         client=leaves.TffStructure(leaves.member(signature.parameter[1])),
@@ -64,10 +62,8 @@ def round_of(process: tff.templates.IterativeProcess) -> federated_round.Federat
         report=leaves.TffStructure(work),
         output=leaves.TffStructure(output_type),
         secure_sums=tuple(_secure_sums(form, *list(work)[1:])),
-        initialize=local_function(_merged(small), constants),
-        initialize_in_graph=lambda: graph_of(_merged(process.initialize)).importer(
-            edit=large_fills.compute
-        )(),
+        initialize=local_function(initialize),
+        initialize_in_graph=lambda: graph_of(initialize).importer(edit=large_fills.compute)(),
         prepare=graph_of(form.prepare),
         work=graph_of(form.work),
         zero=graph_of(form.zero),
@@ -157,13 +153,6 @@ def graph_of(computation: tff_names.Computation) -> graph_function.GraphFunction
     Raises:
       graph_function.UnsupportedGraphError: If the computation is of another kind.
     """
-    return _graph_and_values(computation, [])[0]
-
-
-def _graph_and_values(
-    computation: tff_names.Computation, constants: Sequence[tf.Tensor]
-) -> tuple[graph_function.GraphFunction, list[tf.Tensor]]:
-    """Returns a graph whose last inputs are constants that were taken out, and their values."""
     message = tff_names.ConcreteComputation.get_proto(computation)
     kind = message.WhichOneof("computation")
     if kind != "tensorflow":
@@ -177,17 +166,13 @@ def _graph_and_values(
     outputs = _tensor_names(content.result)
     initialize_ops = [content.initialize_op] if content.initialize_op else []
     graph_function.prune(graph, [*inputs, *outputs, *initialize_ops])
-    stand_ins = large_constants.placeholders(graph, constants)
-    values = [value for _, value in stand_ins]
-    specs = [*leaves.specs(computation.type_signature.parameter)]
-    made = graph_function.GraphFunction(
+    return graph_function.GraphFunction(
         graph.SerializeToString(),
-        (*inputs, *(name for name, _ in stand_ins)),
+        tuple(inputs),
         tuple(outputs),
-        (*specs, *(tf.TensorSpec(value.shape, value.dtype) for value in values)),
+        tuple(leaves.specs(computation.type_signature.parameter)),
         content.initialize_op,
     )
-    return made, values
 
 
 def _tensor_names(binding: Any) -> list[str]:
@@ -203,19 +188,8 @@ def _tensor_names(binding: Any) -> list[str]:
             raise graph_function.UnsupportedGraphError(f"a part of it has a value that is {other}.")
 
 
-def local_function(
-    computation: tff_names.Computation, constants: Sequence[tf.Tensor] = ()
-) -> Callable[..., Any]:
-    """Traces a computation of one place as a function of flat tensors, on the CPU.
-
-    Args:
-      computation: The computation.
-      constants: Constants that `large_constants.take_out` took out of it.
-
-    Returns:
-      The function.
-    """
-    graph, values = _graph_and_values(computation, constants)
+def local_function(computation: tff_names.Computation) -> Callable[..., Any]:
+    """Traces a computation of one place as a function of flat tensors, on the CPU."""
+    graph = graph_of(computation)
     function = graph.importer(edit=large_fills.compute)
-    traced = client_part.traced(function, graph.input_specs, device=client_part.CPU)
-    return lambda *arguments: traced(*arguments, *values)
+    return client_part.traced(function, graph.input_specs, device=client_part.CPU)
