@@ -116,7 +116,7 @@ class GraphFunction:
         suffix = f"_{os.getpid()}_{next(_COUNTER)}"
         names = [function.signature.name for function in graph_def.library.function]
         rename_functions(graph_def, {name: name + suffix for name in names})
-        _initialize_first(graph_def, _operation(self.initialize_op))
+        _initialize_first(graph_def, operation(self.initialize_op))
         # Registers the functions in TensorFlow's eager context, also after this graph is gone.
         library = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)
         tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(library), [])
@@ -146,7 +146,7 @@ def prune(graph_def: tf.compat.v1.GraphDef, wanted: Sequence[str]) -> None:
       wanted: Names of the tensors and operations to keep.
     """
     nodes = {node.name: node for node in graph_def.node}
-    kept = set().union(*(_ancestors(nodes, _operation(name)) for name in wanted))
+    kept = set().union(*(ancestors(nodes, name) for name in wanted))
     nodes_kept = [node for node in graph_def.node if node.name in kept]
     for node in nodes_kept:
         beside = node.attr["_class"].list.s if "_class" in node.attr else ()
@@ -277,20 +277,20 @@ def _initialize_first(graph_def: tf.compat.v1.GraphDef, initialize_op: str) -> N
     """Makes all operations wait for the initialisation of variables and tables."""
     if not initialize_op:
         return
-    before = _ancestors({node.name: node for node in graph_def.node}, initialize_op)
+    before = ancestors({node.name: node for node in graph_def.node}, initialize_op)
     for node in graph_def.node:
         if node.name not in before and node.op not in ("Placeholder", "Const"):
             node.input.append(f"^{initialize_op}")
 
 
-def _ancestors(nodes: dict, name: str) -> set[str]:
+def ancestors(nodes: dict, name: str) -> set[str]:
     """Returns a node and all nodes that run before it."""
-    visited, waiting = set(), [name]
+    visited, waiting = set(), [operation(name)]
     while waiting:
         current = waiting.pop()
         if current not in visited:
             visited.add(current)
-            waiting += [_operation(entry) for entry in nodes[current].input]
+            waiting += [operation(entry) for entry in nodes[current].input]
     return visited
 
 
@@ -299,6 +299,6 @@ def _colocated(name: bytes) -> str:
     return name.decode().removeprefix("loc:@")
 
 
-def _operation(name: str) -> str:
+def operation(name: str) -> str:
     """Returns the operation of a tensor, or of a control input."""
     return name.lstrip("^").partition(":")[0]

@@ -162,8 +162,8 @@ def graph_of(computation: tff_names.Computation) -> graph_function.GraphFunction
     content = message.tensorflow
     graph = tf.compat.v1.GraphDef()
     content.graph_def.Unpack(graph)
-    inputs = _tensor_names(content.parameter) if content.HasField("parameter") else []
-    outputs = _tensor_names(content.result)
+    inputs = tensor_names(content.parameter) if content.HasField("parameter") else []
+    outputs = tensor_names(content.result)
     initialize_ops = [content.initialize_op] if content.initialize_op else []
     graph_function.prune(graph, [*inputs, *outputs, *initialize_ops])
     return graph_function.GraphFunction(
@@ -175,11 +175,11 @@ def graph_of(computation: tff_names.Computation) -> graph_function.GraphFunction
     )
 
 
-def _tensor_names(binding: Any) -> list[str]:
+def tensor_names(binding: Any) -> list[str]:
     """Returns the names of a value's leaves in the graph, from TFF's binding of the value."""
     match binding.WhichOneof("binding"):
         case "struct":
-            return [name for element in binding.struct.element for name in _tensor_names(element)]
+            return [name for element in binding.struct.element for name in tensor_names(element)]
         case "tensor":
             return [binding.tensor.tensor_name]
         case "sequence":
