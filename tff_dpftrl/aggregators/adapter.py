@@ -88,24 +88,11 @@ def build_process(
 ) -> tff.templates.AggregationProcess:
     """Builds the process that runs a private round on updates of one type.
 
-    Args:
-      private_round: Mechanism of the process.
-      value_type: Type of an update, a floating-point tensor or any nesting of such tensors.
-      sums: Sums of the fields of a contribution, in the order of the fields. The
-        measurements of the first sum become the process's.
-      state_type: NamedTuple type of the process's state: the fields of the round's state,
-        then the state of each sum. It has one level, because TFF copies its state once
-        more for every level.
-      weight_type: Type of the clients' weights, for a round that weighs clients.
-      report_non_finite_clients: Whether to measure the exact number of clients whose
-        update is not finite. No noise covers that number.
-
-    Returns:
-      The process.
-
-    Raises:
-      ValueError: If the type has no tensors, other dtypes or unknown shapes, or does
-        not fit the round or the sums.
+    `sums` are those of the fields of a contribution, in the order of the fields. The measurements
+    of the first one become the process's. `state_type` has the fields of the round's state, then
+    the state of each sum. It has one level, because TFF copies its state once more for every level.
+    `weight_type` is for a round that weighs clients. No noise covers the exact number of clients
+    that `report_non_finite_clients` measures.
     """
     contexts.clean_up_at_exit()
     update = updates.UpdateType(value_type)

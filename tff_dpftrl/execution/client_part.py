@@ -45,12 +45,7 @@ _CLIENTS_AT_ONCE = 2
 def chunks(num_clients: int) -> list[range]:
     """Cuts the clients of a round into chunks, each of which is summed before all of them.
 
-    Args:
-      num_clients: Number of clients of the round.
-
-    Returns:
-      Consecutive ranges of positions, at most 64 of them; all but the last one are of the
-      same size, at least 2 clients.
+    At most 64 ranges; all but the last one are of the same size, at least 2 clients.
     """
     size = max(_MIN_CLIENTS, -(-num_clients // _MAX_CHUNKS))
     return [range(i, min(i + size, num_clients)) for i in range(0, num_clients, size)]
@@ -108,14 +103,7 @@ class ClientFunctions:
     """
 
     def __init__(self, part: ClientPart):
-        """Traces the graphs, which takes a second or so.
-
-        Args:
-          part: Clients' part of a process.
-
-        Raises:
-          graph_function.UnsupportedGraphError: If a graph cannot be run in this way.
-        """
+        """Traces the graphs, which takes a second or so."""
         self.part = part
         """Client part from which it was traced."""
         split = len(part.work.inputs) - part.num_broadcast
@@ -223,16 +211,7 @@ class ClientFunctions:
     ) -> Tensors:
         """Runs clients' work and adds their results to a sum, one after the other.
 
-        Args:
-          total: Sum to which the results are added; None for the sum of no clients.
-          clients: Values of each client.
-          broadcast: Tensors that all clients receive.
-
-        Returns:
-          The sum with their results.
-
-        Raises:
-          tf.errors.OpError: If a client's computation fails.
+        None is the sum of no clients.
         """
         with tf.device(CPU):
             lists = [
@@ -277,16 +256,7 @@ def _element(tensors: tf.Tensor, index: tf.Tensor, spec: tf.TensorSpec) -> tf.Te
 def traced(
     function: Callable[..., Tensors], specs: Sequence[tf.TensorSpec], *, device: str | None = None
 ) -> Callable[..., Tensors]:
-    """Traces a function of tensors once.
-
-    Args:
-      function: Function from tensors to a list of tensors.
-      specs: Shapes and dtypes of its arguments.
-      device: Device on which it runs; TensorFlow's choice if None.
-
-    Returns:
-      The function, as TensorFlow's concrete function.
-    """
+    """Traces a function of tensors once. TensorFlow chooses the device if it is None."""
 
     def placed(*arguments: tf.Tensor) -> Tensors:
         with tf.device(device):

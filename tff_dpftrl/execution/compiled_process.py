@@ -286,17 +286,7 @@ def data_graph(
 ) -> graph_function.GraphFunction:
     """Traces the function that makes a client's value, such as a dataset, of its tensors.
 
-    Args:
-      dataset_fn: Function from a structure of tensors to a dataset, or a structure of datasets.
-      tensor_spec: Structure of `tf.TensorSpec` of those tensors.
-      client: Structure of a client's value.
-
-    Returns:
-      The graph; for a dataset, its output is a variant.
-
-    Raises:
-      ValueError: If `dataset_fn` makes datasets of another type.
-      graph_function.UnsupportedGraphError: If it captures tensors from outside.
+    For a dataset, its output is a variant.
     """
 
     def variants(*flat: tf.Tensor) -> list[tf.Tensor]:

@@ -60,18 +60,7 @@ class GraphFunction:
     def trace(
         cls, function: Callable[..., Sequence[tf.Tensor]], specs: Sequence[tf.TensorSpec]
     ) -> GraphFunction:
-        """Traces a Python function.
-
-        Args:
-          function: Function from tensors to a sequence of tensors, without captures.
-          specs: Shapes and dtypes of its arguments.
-
-        Returns:
-          Its graph.
-
-        Raises:
-          UnsupportedGraphError: If it captures tensors or variables from outside.
-        """
+        """Traces a Python function, which must not capture tensors or variables from outside."""
         concrete = tf.function(
             function, input_signature=list(specs), autograph=False
         ).get_concrete_function()
@@ -91,16 +80,8 @@ class GraphFunction:
     ) -> Callable[..., list[tf.Tensor]]:
         """Makes a function that imports the graph, to be called inside a `tf.function`.
 
-        Args:
-          edit: Function that changes a copy of the graph in place before it is imported, as
-            `draw_memory.DrawMemory.attach` does; None for no change.
-
-        Returns:
-          A function from one tensor for each of `inputs` to one for each of `outputs`.
-
-        Raises:
-          UnsupportedGraphError: If the graph keeps state in anything but variables and
-            static tables.
+        `edit` changes a copy of the graph in place before that. A graph that keeps state in
+        anything but variables and static tables is refused (`UnsupportedGraphError`).
         """
         graph_def = tf.compat.v1.GraphDef()
         try:
@@ -140,10 +121,6 @@ def prune(graph_def: tf.compat.v1.GraphDef, wanted: Sequence[str]) -> None:
 
     A `tf.function` would run those with state. A Keras model, for instance, looks up its
     embeddings once while it is built, for an input that is never fed.
-
-    Args:
-      graph_def: Graph that is changed in place.
-      wanted: Names of the tensors and operations to keep.
     """
     nodes = {node.name: node for node in graph_def.node}
     kept = set().union(*(ancestors(nodes, name) for name in wanted))
@@ -157,12 +134,7 @@ def prune(graph_def: tf.compat.v1.GraphDef, wanted: Sequence[str]) -> None:
 
 
 def rename_functions(graph_def: tf.compat.v1.GraphDef, names: Mapping[str, str]) -> None:
-    """Renames functions of a graph, wherever they are called.
-
-    Args:
-      graph_def: Graph that is changed in place.
-      names: New names by the names of all functions in its library.
-    """
+    """Renames all functions of a graph's library, in place and wherever they are called."""
     for node in nodes_of(graph_def):
         node.op = names.get(node.op, node.op)
         for function in called_by(node):
@@ -179,9 +151,6 @@ def make_canonical(graph_def: tf.compat.v1.GraphDef) -> None:
 
     It names functions by the order of their first calls, drops those that nobody calls, and
     removes devices and lines of source.
-
-    Args:
-      graph_def: Graph that is changed in place.
     """
     functions = {f.signature.name: f for f in graph_def.library.function}
     new_names: dict[str, str] = {}
@@ -209,13 +178,9 @@ def make_canonical(graph_def: tf.compat.v1.GraphDef) -> None:
 
 
 def take_constant(node: Any) -> tf.Tensor | None:
-    """Replaces a large constant of a graph, such as a model's initial weights, by a placeholder.
+    """Replaces a large constant, such as a model's initial weights, by a placeholder.
 
-    Args:
-      node: Node of the graph, which is changed in place.
-
-    Returns:
-      The constant, on the CPU; None if the node is none of at least `LARGE_BYTES`.
+    It returns the constant, on the CPU; None if the node is none of at least `LARGE_BYTES`.
     """
     if node.op != "Const" or node.attr["value"].ByteSize() < LARGE_BYTES:
         return None
@@ -252,9 +217,6 @@ def _separate_resources(graph_def: tf.compat.v1.GraphDef) -> None:
     In TFF's executor, each run has a separate session. Here variables become new ones in
     every run. A static table becomes one that only this graph has: initialising it again,
     with the same content, does nothing.
-
-    Raises:
-      UnsupportedGraphError: If there is a named resource of another kind.
     """
     named = [node for f in graph_def.library.function for node in f.node_def]
     for node in graph_def.node:

@@ -25,14 +25,7 @@ _ACCESSES = ("get_model_weights", "set_model_weights", "get_hparams", "set_hpara
 def round_of(process: tff.templates.IterativeProcess) -> federated_round.FederatedRound:
     """Takes a process apart, which takes one to two seconds.
 
-    Args:
-      process: Iterative process of TFF.
-
-    Returns:
-      Its round.
-
-    Raises:
-      graph_function.UnsupportedGraphError: If TFF cannot take it apart.
+    One that TFF cannot take apart is refused (`graph_function.UnsupportedGraphError`).
     """
     signature = process.next.type_signature
     with _reporting_as_unsupported():
@@ -150,8 +143,7 @@ def _limited(
 def graph_of(computation: tff_names.Computation) -> graph_function.GraphFunction:
     """Returns the graph of a TensorFlow computation.
 
-    Raises:
-      graph_function.UnsupportedGraphError: If the computation is of another kind.
+    One of another kind is refused (`graph_function.UnsupportedGraphError`).
     """
     message = tff_names.ConcreteComputation.get_proto(computation)
     kind = message.WhichOneof("computation")

@@ -97,19 +97,7 @@ class NoiseStream:
         max_rounds: int | None = None,
         secure: bool = False,
     ):
-        """Initialises the stream.
-
-        Args:
-          recipe: Recipe that computes the noise of a round from the draws.
-          shapes: Static shapes of the tensors, in a fixed order.
-          max_rounds: Number of rounds that the strategy is defined for, all blocks
-            together; None if any.
-          secure: Whether its seeds are those of secure noise.
-
-        Raises:
-          ValueError: If `recipe` is unknown or its restarts do not begin with
-            round 0 and increase.
-        """
+        """Initialises the stream; `max_rounds` is that of all blocks together."""
         block_recipe, self.starts = noise_recipe.blocks(recipe)
         self._shapes = [tuple(shape) for shape in shapes]
         self._sizes = [int(np.prod(shape)) for shape in self._shapes]
@@ -123,23 +111,14 @@ class NoiseStream:
         One tensor for all tensors of the model: TFF copies its state several times a
         round, once more for every level of nesting.
 
-        Returns:
-          Tensor of shape [number of buffers, number of coordinates], float32, or float64 if
-          the noise is secure; or ().
+        Its shape is [number of buffers, number of coordinates].
         """
         num_buffers = self._kernel.num_buffers
         shape = [num_buffers, sum(self._sizes)]
         return tf.zeros(shape, self._kernel.dtype) if num_buffers else ()
 
     def block(self, round_index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the index of a round's block, and the round's index within it.
-
-        Args:
-          round_index: Index of the round in the run, an int64 scalar.
-
-        Returns:
-          Two int64 scalars.
-        """
+        """Returns the index of a round's block, and the round's index within it."""
         starts = tf.constant(self.starts, tf.int64)
         block = tf.reduce_sum(tf.cast(starts <= round_index, tf.int64)) - 1
         return block, round_index - tf.gather(starts, block)
@@ -149,18 +128,8 @@ class NoiseStream:
     ) -> tuple[list[tf.Tensor], tf.Tensor | tuple[()]]:
         """Returns the noise of one round and the buffer after it.
 
-        Args:
-          buffer: Buffer that `initial_buffer` or the previous round returned.
-          round_index: Index of the round, an int64 scalar, from 0; rounds must be run in order.
-          seed: Seed of the stream, int64 tensor of shape [2]; [5] if the noise is secure: the
-            root seed and the index of the stream.
-
-        Returns:
-          float32 tensors of the stream's shapes, float64 if the noise is secure; and the new
-          buffer.
-
-        Raises:
-          tf.errors.InvalidArgumentError: When run, if the recipe has no such round.
+        Rounds must be run in order. The seed is int64 of shape [2]; [5] if the noise is secure: the
+        root seed and the index of the stream. The noise is float32, or float64 if it is secure.
         """
         # Always on the CPU: a GPU would round the matrix products of some kernels to
         # TensorFloat-32, and a run that goes on on another machine has to repeat its noise.
@@ -193,14 +162,7 @@ class NoiseStream:
     ) -> tf.Tensor:
         """Returns the noise of one tensor in one round, if the stream `is_separable`.
 
-        Args:
-          position: Position of the tensor in the model, an integer scalar.
-          shape: Static shape of the tensor.
-          round_index: Index of the round, an int64 scalar, from 0.
-          seed: Seed of the stream, as for `next`.
-
-        Returns:
-          The same bits as `next` has for it.
+        It has the same bits as `next` has for it.
         """
         with tf.device("CPU:0"):  # As in `next`.
             block_seed, t = self._at(round_index, seed)

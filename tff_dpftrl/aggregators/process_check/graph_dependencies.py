@@ -39,13 +39,8 @@ def analyse(
 ) -> Dependencies:
     """Reads the graph of a compiled computation.
 
-    Args:
-      computation: Compiled computation; other kinds than TensorFlow's count as one node.
-      num_arguments: Number of tensors (or sequences) in its argument.
-      num_results: Number of tensors (or sequences) in its result.
-
-    Returns:
-      The dependencies.
+    Kinds of computations other than TensorFlow's count as one node. The numbers are those of the
+    tensors or sequences.
     """
     everything = Dependencies(
         (frozenset(range(num_arguments)),) * num_results, (False,) * num_results
