@@ -7,7 +7,6 @@ seed, the round, the position of the tensor and the coordinate.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,50 +25,27 @@ from tff_dpftrl.private_round import (
     tree_kernels,
 )
 
+_KERNELS = {
+    noise_recipe.BufferedNoise: matrix_kernels.BufferedKernel,
+    noise_recipe.BandedNoise: matrix_kernels.BandedKernel,
+    noise_recipe.InverseBandedNoise: matrix_kernels.InverseBandedKernel,
+}
 
-@functools.singledispatch
+
 def build_kernel(recipe: noise_recipe.BlockRecipe, dtype: tf.DType = tf.float32) -> kernel.Kernel:
-    """Builds the kernel that runs a recipe.
-
-    Args:
-      recipe: Recipe of one block, without restarts.
-      dtype: Dtype of draws, buffer and noise.
-
-    Returns:
-      The kernel.
-
-    Raises:
-      ValueError: If `recipe` is not a recipe for one block.
-    """
-    raise validation.UsageError(f"recipe must be a recipe for one block of rounds, got {recipe!r}.")
-
-
-@build_kernel.register
-def _(recipe: noise_recipe.IdentityNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
-    del recipe, dtype  # It has no parameters.
-    return matrix_kernels.IdentityKernel()
-
-
-@build_kernel.register
-def _(recipe: noise_recipe.BufferedNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
-    return matrix_kernels.BufferedKernel(recipe, dtype)
-
-
-@build_kernel.register
-def _(recipe: noise_recipe.BandedNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
-    return matrix_kernels.BandedKernel(recipe, dtype)
-
-
-@build_kernel.register
-def _(recipe: noise_recipe.InverseBandedNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
-    return matrix_kernels.InverseBandedKernel(recipe, dtype)
-
-
-@build_kernel.register
-def _(recipe: noise_recipe.TreeNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
-    if recipe.variance_reduction:
-        return tree_kernels.ReducedTreeKernel(recipe, dtype)
-    return tree_kernels.VanillaTreeKernel(recipe, dtype)
+    """Builds the kernel that runs a recipe of one block, without restarts."""
+    if isinstance(recipe, noise_recipe.IdentityNoise):
+        return matrix_kernels.IdentityKernel()
+    if isinstance(recipe, noise_recipe.TreeNoise):
+        is_reduced = recipe.variance_reduction
+        build = tree_kernels.ReducedTreeKernel if is_reduced else tree_kernels.VanillaTreeKernel
+    else:
+        build = _KERNELS.get(type(recipe))
+    if build is None:
+        raise validation.UsageError(
+            f"recipe must be a recipe for one block of rounds, got {recipe!r}."
+        )
+    return build(recipe, dtype)
 
 
 class NoiseStream:
