@@ -64,9 +64,7 @@ class ClientPart:
       accumulate: Graph from a sum and a client's result to their sum.
       merge: Graph from two sums to their sum.
       num_broadcast: Number of tensors that are broadcast.
-      secure_shapes: Shape of each tensor that is summed securely.
-      bounds: Largest entry that a client may send, for each secure sum; None for a sum
-        modulo some number.
+      secure_sums: Secure sums, of the last tensors of a client's result.
     """
 
     data: graph_function.GraphFunction | None
@@ -75,8 +73,7 @@ class ClientPart:
     accumulate: graph_function.GraphFunction
     merge: graph_function.GraphFunction
     num_broadcast: int
-    secure_shapes: tuple[tf.TensorShape, ...]
-    bounds: tuple[int | None, ...]
+    secure_sums: tuple[federated_round.SecureSum, ...]
 
     @classmethod
     def of(
@@ -90,8 +87,7 @@ class ClientPart:
             accumulate=round_.accumulate,
             merge=round_.merge,
             num_broadcast=len(round_.broadcast.specs),
-            secure_shapes=tuple(one.spec.shape for one in round_.secure_sums),
-            bounds=tuple(one.largest_entry for one in round_.secure_sums),
+            secure_sums=round_.secure_sums,
         )
 
 
@@ -110,7 +106,7 @@ class ClientFunctions:
         broadcast_specs = part.work.input_specs[split:]
         num_plain = len(part.zero.outputs)
         # A client's result may have other tensors than a sum: encoded ones, for instance.
-        num_result = len(part.work.outputs) - len(part.secure_shapes)
+        num_result = len(part.work.outputs) - len(part.secure_sums)
         data = part.data.importer() if part.data else lambda *values: values
         self._value_specs = part.data.input_specs if part.data else part.work.input_specs[:split]
         work = part.work.importer(edit=_edit_work)
@@ -118,7 +114,7 @@ class ClientFunctions:
             graph.importer(edit=large_fills.compute)
             for graph in (part.zero, part.accumulate, part.merge)
         )
-        secure_specs = [tf.TensorSpec(shape, tf.int64) for shape in part.secure_shapes]
+        secure_specs = [tf.TensorSpec(one.spec.shape, tf.int64) for one in part.secure_sums]
         self.sum_specs = [*part.merge.input_specs[:num_plain], *secure_specs]
         """Specs of the leaves of a sum."""
         num_bytes = sum(
@@ -142,7 +138,7 @@ class ClientFunctions:
         def add_client(total: Tensors, values: Tensors, broadcast: Tensors) -> Tensors:
             with tf.device(work_device):
                 result = work(*data(*values), *broadcast)
-            secure = list(map(_as_summand, result[num_result:], part.bounds))
+            secure = list(map(_as_summand, result[num_result:], part.secure_sums))
             plain = accumulate(*total[:num_plain], *result[:num_result])
             return [*plain, *_added(total[num_plain:], secure)]
 
@@ -265,14 +261,19 @@ def traced(
     return tf.function(placed, input_signature=list(specs), autograph=False).get_concrete_function()
 
 
-def _as_summand(value: tf.Tensor, bound: int | None) -> tf.Tensor:
+def local(graph: graph_function.GraphFunction) -> Callable[..., Tensors]:
+    """Traces a graph as a function of flat tensors, on the CPU."""
+    return traced(graph.importer(edit=large_fills.compute), graph.input_specs, device=CPU)
+
+
+def _as_summand(value: tf.Tensor, secure_sum: federated_round.SecureSum) -> tf.Tensor:
     """Casts a client's integers to int64, whose sums are exact below 2^63, and checks them."""
     value = tf.cast(value, tf.int64)
-    if bound is None:
+    if secure_sum.largest_entry is None:
         return value
     check = tf.debugging.assert_less_equal(
         value,
-        tf.constant(bound, tf.int64),
+        tf.constant(secure_sum.largest_entry, tf.int64),
         message="client value larger than maximum specified for secure sum",
     )
     with tf.control_dependencies([check]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -55,7 +55,7 @@ def round_of(process: tff.templates.IterativeProcess) -> federated_round.Federat
         report=leaves.TffStructure(work),
         output=leaves.TffStructure(output_type),
         secure_sums=tuple(_secure_sums(form, *list(work)[1:])),
-        initialize=local_function(initialize),
+        initialize=client_part.local(graph_of(initialize)),
         initialize_in_graph=lambda: graph_of(initialize).importer(edit=large_fills.compute)(),
         prepare=graph_of(form.prepare),
         work=graph_of(form.work),
@@ -135,7 +135,7 @@ def _limited(
     computation: tff_names.Computation, summed: tff_names.Type
 ) -> Iterator[tuple[tf.TensorSpec, int]]:
     """Runs a computation without arguments; yields its value for each leaf of a secure sum."""
-    values = [int(value) for value in local_function(computation)()]
+    values = [int(value) for value in client_part.local(graph_of(computation))()]
     places = leaves.spread(computation.type_signature.result, summed)
     yield from zip(leaves.specs(summed), (values[i] for i in places), strict=True)
 
@@ -178,10 +178,3 @@ def tensor_names(binding: Any) -> list[str]:
             return [binding.sequence.variant_tensor_name]
         case other:
             raise graph_function.UnsupportedGraphError(f"a part of it has a value that is {other}.")
-
-
-def local_function(computation: tff_names.Computation) -> Callable[..., Any]:
-    """Traces a computation of one place as a function of flat tensors, on the CPU."""
-    graph = graph_of(computation)
-    function = graph.importer(edit=large_fills.compute)
-    return client_part.traced(function, graph.input_specs, device=client_part.CPU)
