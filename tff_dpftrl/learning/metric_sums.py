@@ -113,7 +113,7 @@ def bounded(bounds: Mapping[str, float]) -> MetricSum:
     such as its mean loss stay as they are. A client with a metric that is not finite counts as
     zero.
 
-    The bounds, by names of unfinalized metrics, must not depend on protected data.
+    Bounds have the names of unfinalized metrics, and must not depend on protected data.
     """
 
     def encode(unfinalized):

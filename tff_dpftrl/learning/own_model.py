@@ -26,9 +26,9 @@ def read(
 ) -> Model:
     """Converts a model of any kind to a form that rounds take.
 
-    It may be a functional model, a function that makes a variable model, or a Keras model, for
-    which alone `loss` and `metrics`, a function that makes further ones by name, are. One that
-    cannot be used, or takes other batches, is refused. All but Keras models stay as they are.
+    It may be a functional model, a function that makes a variable model, or a Keras model. Only a
+    Keras model needs `loss`, and may have `metrics`, a function that makes further ones by name;
+    others stay as they are. One that cannot be used, or takes other batches, is refused.
     """
     is_keras = isinstance(model, keras_versions.Model)
     if is_keras and not isinstance(loss, keras_versions.Loss):

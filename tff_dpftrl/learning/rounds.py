@@ -27,7 +27,7 @@ _METRICS = "metrics"
 
 
 class ModelWeights(NamedTuple):
-    """Weights of a model. They are tuples."""
+    """Weights of a model: a tuple of those that are trained, and one of all others."""
 
     trainable: Any
     non_trainable: Any

@@ -70,7 +70,7 @@ class FixedClipRound(interface.PrivateRound):
         noise_parties: int = 0,
         secure_noise: bool = False,
     ):
-        """Initialises the round; arguments are the attributes. None is the clip norm itself."""
+        """Initialises the round with its attributes; `encoded_norm` is the clip norm if None."""
         if not isinstance(clipping, clipping_lib.Clipping):
             raise validation.UsageError(
                 f"clipping must be a FlatClipping or a PerLayerClipping, got {clipping!r}."
