@@ -7,7 +7,7 @@ seed, the round, the position of the tensor and the coordinate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +25,7 @@ from tff_dpftrl.private_round import (
     tree_kernels,
 )
 
-_KERNELS = {
+_KERNELS: dict[type, Callable[..., kernel.Kernel]] = {
     noise_recipe.BufferedNoise: matrix_kernels.BufferedKernel,
     noise_recipe.BandedNoise: matrix_kernels.BandedKernel,
     noise_recipe.InverseBandedNoise: matrix_kernels.InverseBandedKernel,
@@ -36,11 +36,10 @@ def build_kernel(recipe: noise_recipe.BlockRecipe, dtype: tf.DType = tf.float32)
     """Builds the kernel that runs a recipe of one block, without restarts."""
     if isinstance(recipe, noise_recipe.IdentityNoise):
         return matrix_kernels.IdentityKernel()
+    build = _KERNELS.get(type(recipe))
     if isinstance(recipe, noise_recipe.TreeNoise):
         is_reduced = recipe.variance_reduction
         build = tree_kernels.ReducedTreeKernel if is_reduced else tree_kernels.VanillaTreeKernel
-    else:
-        build = _KERNELS.get(type(recipe))
     if build is None:
         raise validation.UsageError(
             f"recipe must be a recipe for one block of rounds, got {recipe!r}."
