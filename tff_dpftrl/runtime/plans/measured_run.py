@@ -101,7 +101,7 @@ def check_interpreter(python: str | os.PathLike[str]) -> None:
       ValueError: If it does not start, or its environment lacks TensorFlow or what comes with it.
     """
     remedy = (
-        "name the Python of an environment with TensorFlow, such as .venv-newest/bin/python "
+        "name the Python of an environment with TensorFlow, such as .venv-tff/bin/python "
         "(docs/reference/environments.md)."
     )
     try:
