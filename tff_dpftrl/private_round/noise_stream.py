@@ -36,10 +36,11 @@ def build_kernel(recipe: noise_recipe.BlockRecipe, dtype: tf.DType = tf.float32)
     """Builds the kernel that runs a recipe of one block, without restarts."""
     if isinstance(recipe, noise_recipe.IdentityNoise):
         return matrix_kernels.IdentityKernel()
-    build = _KERNELS.get(type(recipe))
     if isinstance(recipe, noise_recipe.TreeNoise):
-        is_reduced = recipe.variance_reduction
-        build = tree_kernels.ReducedTreeKernel if is_reduced else tree_kernels.VanillaTreeKernel
+        if recipe.variance_reduction:
+            return tree_kernels.ReducedTreeKernel(recipe, dtype)
+        return tree_kernels.VanillaTreeKernel(recipe, dtype)
+    build = _KERNELS.get(type(recipe))
     if build is None:
         raise validation.UsageError(
             f"recipe must be a recipe for one block of rounds, got {recipe!r}."
