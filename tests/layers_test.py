@@ -77,7 +77,6 @@ _OF_TFF = {
     "auditing": ("tff_aggregators", "variable_canaries"),
     "execution": (
         "contexts",
-        "large_constants",
         "leaves",
         "process_form",
         "secure_sum_check",
@@ -85,7 +84,6 @@ _OF_TFF = {
     ),
     "learning": (
         "client_data",
-        "client_work",
         "dp_fedavg",
         "local_model",
         "tff_metrics",

@@ -26,8 +26,7 @@ def build(scale: float = 1.0) -> client_part.ClientPart:
         accumulate=trace(lambda total, result: [total + result], [_VECTOR, _VECTOR]),
         merge=trace(lambda one, other: [one + other], [_VECTOR, _VECTOR]),
         num_broadcast=1,
-        secure_shapes=(),
-        bounds=(),
+        secure_sums=(),
     )
 
 

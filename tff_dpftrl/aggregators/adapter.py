@@ -7,15 +7,74 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl.accounting import guarantee as guarantee_lib
 from tff_dpftrl.aggregators import computations, inner_sum, release_registry, updates
 from tff_dpftrl.execution import contexts, tff_names
+from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import interface
+
+
+class DpFtrlFactory(tff.aggregators.UnweightedAggregationFactory):
+    """Base of the TFF factories of DP-FTRL.
+
+    Attributes:
+      private_round: The mechanism, with its strategy, noise multiplier and clipping. It runs
+        without TFF too.
+      inner_sum: The sum of the clipped updates.
+    """
+
+    private_round: Any
+    inner_sum: inner_sum.InnerSum
+    _state_type: ClassVar[type]
+    _further_sums: Sequence[inner_sum.InnerSum] = ()
+    _report_non_finite_clients: bool
+
+    def guarantee(self, schema: schema_lib.MinSep, delta: float) -> guarantee_lib.Guarantee:
+        """Computes the guarantee of a run with this aggregator, for zeroing out one client.
+
+        All that a client sends is zeroed out, its bits included. Released clip norms are covered.
+
+        Args:
+          schema: Participation schema of the clients; all its rounds are charged.
+          delta: Parameter δ for which ε is stated.
+
+        Returns:
+          The guarantee. If the seed of the noise was given, the run has none, and a
+          statement made of the guarantee says so.
+
+        Raises:
+          ValueError: If an argument is out of range, or the strategy is not defined
+            for that many rounds.
+        """
+        return guarantee_lib.of_round(self.private_round, schema, delta)
+
+    def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
+        """Creates the process for updates of one type.
+
+        Args:
+          value_type: Type of an update, a floating-point tensor or any nesting of such
+            tensors.
+
+        Returns:
+          The process.
+
+        Raises:
+          ValueError: If the type has no tensors, other dtypes or unknown shapes, or
+            does not fit the clipping or a sum.
+        """
+        return build_process(
+            self.private_round,
+            value_type,
+            sums=[self.inner_sum, *self._further_sums],
+            state_type=self._state_type,
+            report_non_finite_clients=self._report_non_finite_clients,
+        )
 
 
 def build_process(
@@ -29,24 +88,11 @@ def build_process(
 ) -> tff.templates.AggregationProcess:
     """Builds the process that runs a private round on updates of one type.
 
-    Args:
-      private_round: Mechanism of the process.
-      value_type: Type of an update, a floating-point tensor or any nesting of such tensors.
-      sums: Sums of the fields of a contribution, in the order of the fields. The
-        measurements of the first sum become the process's.
-      state_type: NamedTuple type of the process's state: the fields of the round's state,
-        then the state of each sum. It has one level, because TFF copies its state once
-        more for every level.
-      weight_type: Type of the clients' weights, for a round that weighs clients.
-      report_non_finite_clients: Whether to measure the exact number of clients whose
-        update is not finite. No noise covers that number.
-
-    Returns:
-      The process.
-
-    Raises:
-      ValueError: If the type has no tensors, other dtypes or unknown shapes, or does
-        not fit the round or the sums.
+    `sums` are those of the fields of a contribution, in the order of the fields. The measurements
+    of the first one become the process's. `state_type` has the fields of the round's state, then
+    the state of each sum. It has one level, because TFF copies its state once more for every level.
+    `weight_type` is for a round that weighs clients. No noise covers the exact number of clients
+    that `report_non_finite_clients` measures.
     """
     contexts.clean_up_at_exit()
     update = updates.UpdateType(value_type)

@@ -13,31 +13,20 @@ from typing import Any, NamedTuple
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import guarantee as guarantee_lib
 from tff_dpftrl.aggregators import adapter
 from tff_dpftrl.aggregators import inner_sum as inner_sum_lib
-from tff_dpftrl.execution import tff_names
 from tff_dpftrl.mechanisms import noise_split, restarts
 from tff_dpftrl.mechanisms import strategy as strategy_lib
-from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 
 ExpensiveClippingWarning = adaptive_clipping_lib.ExpensiveClippingWarning
 
 
 class AdaptiveDPFTRLState(NamedTuple):
-    """State of the aggregator between rounds, complete for resuming after a crash.
+    """State of the aggregator: that of the round (`AdaptiveClipState`), and those of both sums.
 
-    Secret, but for `clip`: it lets a reader subtract the noise.
-
-    Attributes:
-      round_index: int64 scalar, the index of the next round.
-      seed: int64 tensor of shape [2], the root seed of all noise.
-      buffer: Past noise on the updates, from `noise_stream.NoiseStream`.
-      count_buffer: Past noise on the counts, from `noise_stream.NoiseStream`.
-      clip: Clip norms, a `private_round.adaptive_clipping.ClipState`.
-      sum_state: State of the inner sum.
-      count_state: State of the inner sum of counts.
+    Complete for resuming after a crash. Secret, but for `clip`: it lets a reader subtract the
+    noise.
     """
 
     round_index: Any
@@ -49,14 +38,10 @@ class AdaptiveDPFTRLState(NamedTuple):
     count_state: Any
 
 
-class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
-    """TFF factory of DP-FTRL with adaptive clipping; `build_adaptive_dp_ftrl_aggregator` makes it.
+class AdaptiveDPFTRLFactory(adapter.DpFtrlFactory):
+    """TFF factory of DP-FTRL with adaptive clipping, of `build_adaptive_dp_ftrl_aggregator`."""
 
-    Attributes:
-      private_round: The mechanism, with its strategy, noise multipliers and clipping. It runs
-        without TFF too.
-      inner_sum: The sum of the clipped updates.
-    """
+    _state_type = AdaptiveDPFTRLState
 
     def __init__(
         self,
@@ -99,49 +84,8 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
             )
         self.private_round = private_round
         self.inner_sum = inner_sum
-        self._count_sum = count_sum
+        self._further_sums = [count_sum]
         self._report_non_finite_clients = report_non_finite_clients
-
-    def guarantee(self, schema: schema_lib.MinSep, delta: float) -> guarantee_lib.Guarantee:
-        """Computes the guarantee of a run, the released clip norms included.
-
-        Neighbours differ by zeroing out one client: its updates and its bits.
-
-        Args:
-          schema: Participation schema of the clients; all its rounds are charged.
-          delta: Parameter δ for which ε is stated.
-
-        Returns:
-          The guarantee of the total noise multiplier z. If the seed of the noise was
-          given, the run has none, and a statement made of the guarantee says so.
-
-        Raises:
-          ValueError: If an argument is out of range, or the strategy is not defined
-            for that many rounds.
-        """
-        return guarantee_lib.of_round(self.private_round, schema, delta)
-
-    def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
-        """Creates the process for updates of one type.
-
-        Args:
-          value_type: Type of an update, a floating-point tensor or any nesting of such
-            tensors.
-
-        Returns:
-          The process; its state is an `AdaptiveDPFTRLState`.
-
-        Raises:
-          ValueError: If the type has no tensors, other dtypes or unknown shapes, or
-            does not fit a sum.
-        """
-        return adapter.build_process(
-            self.private_round,
-            value_type,
-            sums=[self.inner_sum, self._count_sum],
-            state_type=AdaptiveDPFTRLState,
-            report_non_finite_clients=self._report_non_finite_clients,
-        )
 
 
 def build_adaptive_dp_ftrl_aggregator(

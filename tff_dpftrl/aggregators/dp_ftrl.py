@@ -13,26 +13,17 @@ from typing import Any, NamedTuple
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import guarantee as guarantee_lib
 from tff_dpftrl.aggregators import adapter
 from tff_dpftrl.aggregators import inner_sum as inner_sum_lib
-from tff_dpftrl.execution import tff_names
 from tff_dpftrl.mechanisms import strategy as strategy_lib
-from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import clipping as clipping_lib
 from tff_dpftrl.private_round import fixed_clip
 
 
 class DPFTRLState(NamedTuple):
-    """State of the aggregator between rounds, complete for resuming after a crash.
+    """State of the aggregator: that of the round (`FixedClipState`), and that of the inner sum.
 
-    Secret: it lets a reader subtract the noise.
-
-    Attributes:
-      round_index: int64 scalar, the index of the next round.
-      seed: int64 tensor of shape [2], the root seed of all noise; [4] if it is secure.
-      buffer: Past noise, from `noise_stream.NoiseStream`; () for many strategies.
-      sum_state: State of the inner sum.
+    Complete for resuming after a crash. Secret: it lets a reader subtract the noise.
     """
 
     round_index: Any
@@ -41,14 +32,10 @@ class DPFTRLState(NamedTuple):
     sum_state: Any
 
 
-class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
-    """TFF factory of DP-FTRL with a fixed clip norm; `build_dp_ftrl_aggregator` makes it.
+class DPFTRLFactory(adapter.DpFtrlFactory):
+    """TFF factory of DP-FTRL with a fixed clip norm; `build_dp_ftrl_aggregator` makes it."""
 
-    Attributes:
-      private_round: The mechanism, with its strategy, noise multiplier and clip norm. It runs
-        without TFF too.
-      inner_sum: The sum of the clipped updates.
-    """
+    _state_type = DPFTRLState
 
     def __init__(
         self,
@@ -78,45 +65,6 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         self.private_round = private_round
         self.inner_sum = inner_sum
         self._report_non_finite_clients = report_non_finite_clients
-
-    def guarantee(self, schema: schema_lib.MinSep, delta: float) -> guarantee_lib.Guarantee:
-        """Computes the guarantee of a run with this aggregator, for zeroing out one client.
-
-        Args:
-          schema: Participation schema of the clients; all its rounds are charged.
-          delta: Parameter δ for which ε is stated.
-
-        Returns:
-          The guarantee. If the seed of the noise was given, the run has none, and a
-          statement made of the guarantee says so.
-
-        Raises:
-          ValueError: If an argument is out of range, or the strategy is not defined
-            for that many rounds.
-        """
-        return guarantee_lib.of_round(self.private_round, schema, delta)
-
-    def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
-        """Creates the process for updates of one type.
-
-        Args:
-          value_type: Type of an update, a floating-point tensor or any nesting of such
-            tensors.
-
-        Returns:
-          The process; its state is a `DPFTRLState`.
-
-        Raises:
-          ValueError: If the type has no tensors, other dtypes or unknown shapes, or
-            does not fit the clipping or the inner sum.
-        """
-        return adapter.build_process(
-            self.private_round,
-            value_type,
-            sums=[self.inner_sum],
-            state_type=DPFTRLState,
-            report_non_finite_clients=self._report_non_finite_clients,
-        )
 
 
 def build_dp_ftrl_aggregator(

@@ -51,21 +51,10 @@ class InnerSum:
     ) -> InnerSum:
         """Wraps a factory, with the norm that it declares or that the caller states.
 
-        Args:
-          factory: TFF factory of the sum; `tff.aggregators.SumFactory` if None.
-          sent_norm: Largest L2 norm of the value that a client gives to the sum.
-          stated_norm: The caller's `contribution_norm`; None if the caller states none.
-          factory_name: Name of the caller's argument for `factory`, for messages.
-          stated_name: Name of the caller's argument for `stated_norm`, for messages.
-
-        Returns:
-          The sum.
-
-        Raises:
-          ValueError: If the factory is not known to be exact, and neither it nor the
-            caller bounds a client's contribution; if the declared norm is no positive
-            number; if the stated norm is below the declared one or `sent_norm`; or if
-            the factory's `sum_dtype` is coarser than float32.
+        `sent_norm` is the largest L2 norm of the value that a client gives to the sum;
+        `stated_norm` the caller's `contribution_norm`. The names of arguments are for messages. A
+        factory is refused if it is not known to be exact, and neither it nor the caller bounds a
+        client's contribution; and if its `sum_dtype` is coarser than float32.
         """
         if factory is None:
             factory = tff.aggregators.SumFactory()
@@ -108,17 +97,7 @@ class InnerSum:
         return tf.as_dtype(getattr(self.factory, "sum_dtype", tf.float32))
 
     def create(self, summed_type: tff_names.Type) -> tff.templates.AggregationProcess:
-        """Creates the process of the sum, and checks the type of its result.
-
-        Args:
-          summed_type: Type of one client's contribution.
-
-        Returns:
-          The process.
-
-        Raises:
-          ValueError: If the type of the sum differs from `summed_type`.
-        """
+        """Creates the process of the sum, and checks the type of its result."""
         factory: Any = self.factory  # TFF's annotation of `create` excludes general types.
         process = factory.create(summed_type)
         result_type = process.next.type_signature.result.result.member
@@ -143,18 +122,7 @@ def _declared_norm(factory: tff.aggregators.UnweightedAggregationFactory) -> flo
 def exact_count(
     factory: tff.aggregators.UnweightedAggregationFactory | None, largest: float
 ) -> InnerSum:
-    """Wraps the factory of a sum of counts, in which no client adds more than `largest`.
-
-    Args:
-      factory: TFF factory of the sum; `tff.aggregators.SumFactory` if None.
-      largest: Largest absolute value of a client's count.
-
-    Returns:
-      The sum.
-
-    Raises:
-      ValueError: If a client may count for more.
-    """
+    """Wraps the factory of a sum of counts, in which no client may add more than `largest`."""
     if factory is not None and type(factory) is not tff.aggregators.SumFactory:
         declared = _declared_norm(factory)
         if declared is None or not declared <= largest:

@@ -50,13 +50,9 @@ def register(
     The caller vouches for two facts: the norm of one client's `contributions` is bounded,
     and the release adds noise of `noise_multiplier` times the bound to every total.
 
-    Args:
-      clip: TensorFlow computation that the clients run.
-      contributions: Indices of the top-level elements of its result that are summed.
-      release: TensorFlow computation that the server runs once on the sums.
-      totals: Indices of the top-level elements of its argument that are the sums.
-      noise_multiplier: Noise multiplier z; with 0 the release is not private.
-      deterministic_seed: Seed of the noise that the caller gave, else None.
+    `contributions` are the indices of the top-level elements of the result of `clip` that are
+    summed, and `totals` those of the elements of the argument of `release` that are the sums. With
+    noise multiplier 0, or a given seed, the release is not private.
     """
     reason = None
     if noise_multiplier == 0:
@@ -88,9 +84,6 @@ def note_seed(deterministic_seed: int | None) -> None:
     """Writes into the graph of a release whether the seed of its noise is known.
 
     Call it in the function that becomes the `tff.tensorflow.computation`.
-
-    Args:
-      deterministic_seed: Seed of the noise that the caller gave, else None.
     """
     if deterministic_seed is not None:
         tf.no_op(name="deterministic_seed")

@@ -18,13 +18,9 @@ from tff_dpftrl.private_round import sampled_gaussian as sampled_gaussian_lib
 
 
 class SampledGaussianState(NamedTuple):
-    """State of the aggregator. It is secret: the seed reveals the noise.
+    """State of the aggregator: that of the round, and the empty ones of both sums.
 
-    Attributes:
-      round_index: int64 scalar, the index of the next round.
-      seed: int64 tensor of shape [2], the root seed of the run's noise.
-      sum_state: State of the inner sum, empty.
-      weight_state: State of the inner sum of weights, empty.
+    It is secret: the seed reveals the noise.
     """
 
     round_index: Any

@@ -96,19 +96,7 @@ class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
         return self._for_any.private_round
 
     def guarantee(self, schema: schema_lib.MinSep, delta: float) -> guarantee_lib.Guarantee:
-        """Computes the guarantee of a run, which is the same for every grid.
-
-        Args:
-          schema: Participation schema of the clients; all its rounds are charged.
-          delta: Parameter δ for which ε is stated.
-
-        Returns:
-          The guarantee for zeroing out one client.
-
-        Raises:
-          ValueError: If an argument is out of range, or the strategy is not defined
-            for that many rounds.
-        """
+        """Computes the guarantee of a run as `DPFTRLFactory` does, the same for every grid."""
         return self._for_any.guarantee(schema, delta)
 
     def for_updates(self, value_type: tff_names.Type) -> _BuiltFactory:
@@ -133,19 +121,7 @@ class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
             return self._build(grid.for_bits(dim, self._max_clients, self._bits))
 
     def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
-        """Creates the process for updates of one type.
-
-        Args:
-          value_type: Type of an update, a floating-point tensor or any nesting of such
-            tensors.
-
-        Returns:
-          The process; its state is that of DP-FTRL in the clear.
-
-        Raises:
-          ValueError: If the type has no tensors, other dtypes or unknown shapes, or does not
-            fit a given grid.
-        """
+        """Creates the process for updates of one type, as `for_updates(value_type)` does."""
         return self.for_updates(value_type).create(value_type)
 
 

@@ -69,15 +69,7 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
     def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
         """Creates the process for updates of one type.
 
-        Args:
-          value_type: Type of an update, a floating-point tensor or any nesting of such
-            tensors.
-
-        Returns:
-          The process; its state is a `secure_sums.SecAggSumState`.
-
-        Raises:
-          ValueError: If the type is not of `encoding.dim` floats of static shape.
+        Its state is a `secure_sums.SecAggSumState`.
         """
         secure_sum_check.explain_missing_secure_sums()
         update = updates.UpdateType(value_type)
@@ -130,25 +122,11 @@ class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
     contribution_norm = secure_sums.HalfBitSum.contribution_norm
 
     def __init__(self, *, has_noise: bool = False):
-        """Initialises the factory.
-
-        Args:
-          has_noise: Whether noise is added within the sum, which may carry it below zero.
-        """
+        """Initialises the factory; noise within the sum may carry it below zero."""
         self._sum = secure_sums.HalfBitSum(has_noise)
 
     def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
-        """Creates the process, without state or measurements.
-
-        Args:
-          value_type: Type of a bit, a float32 scalar.
-
-        Returns:
-          The process.
-
-        Raises:
-          ValueError: If the type is another one.
-        """
+        """Creates the process for float32 scalars, without state or measurements."""
         if value_type != tff_names.TensorType(np.float32):
             raise validation.UsageError(f"value_type must be a float32 scalar, got {value_type}.")
 

@@ -20,15 +20,7 @@ class UpdateType:
     """
 
     def __init__(self, value_type: tff_names.Type):
-        """Checks and flattens the type.
-
-        Args:
-          value_type: Type of one client's update, the argument of a factory's `create`.
-
-        Raises:
-          ValueError: If it is not a nesting of at least one floating-point tensor,
-            all with static shapes.
-        """
+        """Flattens a nesting of at least one floating-point tensor, all with static shapes."""
         if not tff_names.is_structure_of_tensors(value_type):
             raise validation.UsageError(
                 f"value_type must be a nesting of tensors, got {value_type}."

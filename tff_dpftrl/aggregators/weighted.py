@@ -70,21 +70,7 @@ class WeightedFactory(tff.aggregators.WeightedAggregationFactory):
         return self.aggregator.private_round
 
     def guarantee(self, schema: schema_lib.MinSep, delta: float) -> guarantee_lib.Guarantee:
-        """Computes the guarantee of a run: that of the inner factory.
-
-        Neighbours differ by zeroing out one client, its weights included.
-
-        Args:
-          schema: Participation schema of the clients; all its rounds are charged.
-          delta: Parameter δ for which ε is stated.
-
-        Returns:
-          The guarantee.
-
-        Raises:
-          ValueError: If an argument is out of range, or the strategy is not defined
-            for that many rounds.
-        """
+        """Computes the guarantee of a run: that of the inner factory, weights zeroed out, too."""
         return self.aggregator.guarantee(schema, delta)
 
     def create(

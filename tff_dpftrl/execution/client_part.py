@@ -45,12 +45,7 @@ _CLIENTS_AT_ONCE = 2
 def chunks(num_clients: int) -> list[range]:
     """Cuts the clients of a round into chunks, each of which is summed before all of them.
 
-    Args:
-      num_clients: Number of clients of the round.
-
-    Returns:
-      Consecutive ranges of positions, at most 64 of them; all but the last one are of the
-      same size, at least 2 clients.
+    At most 64 ranges; all but the last one are of the same size, at least 2 clients.
     """
     size = max(_MIN_CLIENTS, -(-num_clients // _MAX_CHUNKS))
     return [range(i, min(i + size, num_clients)) for i in range(0, num_clients, size)]
@@ -69,9 +64,7 @@ class ClientPart:
       accumulate: Graph from a sum and a client's result to their sum.
       merge: Graph from two sums to their sum.
       num_broadcast: Number of tensors that are broadcast.
-      secure_shapes: Shape of each tensor that is summed securely.
-      bounds: Largest entry that a client may send, for each secure sum; None for a sum
-        modulo some number.
+      secure_sums: Secure sums, of the last tensors of a client's result.
     """
 
     data: graph_function.GraphFunction | None
@@ -80,8 +73,7 @@ class ClientPart:
     accumulate: graph_function.GraphFunction
     merge: graph_function.GraphFunction
     num_broadcast: int
-    secure_shapes: tuple[tf.TensorShape, ...]
-    bounds: tuple[int | None, ...]
+    secure_sums: tuple[federated_round.SecureSum, ...]
 
     @classmethod
     def of(
@@ -95,8 +87,7 @@ class ClientPart:
             accumulate=round_.accumulate,
             merge=round_.merge,
             num_broadcast=len(round_.broadcast.specs),
-            secure_shapes=tuple(one.spec.shape for one in round_.secure_sums),
-            bounds=tuple(one.largest_entry for one in round_.secure_sums),
+            secure_sums=round_.secure_sums,
         )
 
 
@@ -108,21 +99,14 @@ class ClientFunctions:
     """
 
     def __init__(self, part: ClientPart):
-        """Traces the graphs, which takes a second or so.
-
-        Args:
-          part: Clients' part of a process.
-
-        Raises:
-          graph_function.UnsupportedGraphError: If a graph cannot be run in this way.
-        """
+        """Traces the graphs, which takes a second or so."""
         self.part = part
         """Client part from which it was traced."""
         split = len(part.work.inputs) - part.num_broadcast
         broadcast_specs = part.work.input_specs[split:]
         num_plain = len(part.zero.outputs)
         # A client's result may have other tensors than a sum: encoded ones, for instance.
-        num_result = len(part.work.outputs) - len(part.secure_shapes)
+        num_result = len(part.work.outputs) - len(part.secure_sums)
         data = part.data.importer() if part.data else lambda *values: values
         self._value_specs = part.data.input_specs if part.data else part.work.input_specs[:split]
         work = part.work.importer(edit=_edit_work)
@@ -130,7 +114,7 @@ class ClientFunctions:
             graph.importer(edit=large_fills.compute)
             for graph in (part.zero, part.accumulate, part.merge)
         )
-        secure_specs = [tf.TensorSpec(shape, tf.int64) for shape in part.secure_shapes]
+        secure_specs = [tf.TensorSpec(one.spec.shape, tf.int64) for one in part.secure_sums]
         self.sum_specs = [*part.merge.input_specs[:num_plain], *secure_specs]
         """Specs of the leaves of a sum."""
         num_bytes = sum(
@@ -154,7 +138,7 @@ class ClientFunctions:
         def add_client(total: Tensors, values: Tensors, broadcast: Tensors) -> Tensors:
             with tf.device(work_device):
                 result = work(*data(*values), *broadcast)
-            secure = list(map(_as_summand, result[num_result:], part.bounds))
+            secure = list(map(_as_summand, result[num_result:], part.secure_sums))
             plain = accumulate(*total[:num_plain], *result[:num_result])
             return [*plain, *_added(total[num_plain:], secure)]
 
@@ -223,16 +207,7 @@ class ClientFunctions:
     ) -> Tensors:
         """Runs clients' work and adds their results to a sum, one after the other.
 
-        Args:
-          total: Sum to which the results are added; None for the sum of no clients.
-          clients: Values of each client.
-          broadcast: Tensors that all clients receive.
-
-        Returns:
-          The sum with their results.
-
-        Raises:
-          tf.errors.OpError: If a client's computation fails.
+        None is the sum of no clients.
         """
         with tf.device(CPU):
             lists = [
@@ -277,16 +252,7 @@ def _element(tensors: tf.Tensor, index: tf.Tensor, spec: tf.TensorSpec) -> tf.Te
 def traced(
     function: Callable[..., Tensors], specs: Sequence[tf.TensorSpec], *, device: str | None = None
 ) -> Callable[..., Tensors]:
-    """Traces a function of tensors once.
-
-    Args:
-      function: Function from tensors to a list of tensors.
-      specs: Shapes and dtypes of its arguments.
-      device: Device on which it runs; TensorFlow's choice if None.
-
-    Returns:
-      The function, as TensorFlow's concrete function.
-    """
+    """Traces a function of tensors once. TensorFlow chooses the device if it is None."""
 
     def placed(*arguments: tf.Tensor) -> Tensors:
         with tf.device(device):
@@ -295,14 +261,19 @@ def traced(
     return tf.function(placed, input_signature=list(specs), autograph=False).get_concrete_function()
 
 
-def _as_summand(value: tf.Tensor, bound: int | None) -> tf.Tensor:
+def local(graph: graph_function.GraphFunction) -> Callable[..., Tensors]:
+    """Traces a graph as a function of flat tensors, on the CPU."""
+    return traced(graph.importer(edit=large_fills.compute), graph.input_specs, device=CPU)
+
+
+def _as_summand(value: tf.Tensor, secure_sum: federated_round.SecureSum) -> tf.Tensor:
     """Casts a client's integers to int64, whose sums are exact below 2^63, and checks them."""
     value = tf.cast(value, tf.int64)
-    if bound is None:
+    if secure_sum.largest_entry is None:
         return value
     check = tf.debugging.assert_less_equal(
         value,
-        tf.constant(bound, tf.int64),
+        tf.constant(secure_sum.largest_entry, tf.int64),
         message="client value larger than maximum specified for secure sum",
     )
     with tf.control_dependencies([check]):

@@ -47,15 +47,7 @@ class Failure:
 def encode(tensors: Sequence[tf.Tensor], name: str) -> list[Any]:
     """Encodes the leaves of a value as plain data.
 
-    Args:
-      tensors: Eager tensors; variants are datasets.
-      name: Name of the value, for errors.
-
-    Returns:
-      An array or a `SerializedDataset` for each tensor.
-
-    Raises:
-      ValueError: If a dataset cannot leave this process.
+    A dataset that cannot leave this process is refused.
     """
     return [_encode_leaf(tensor, name) for tensor in tensors]
 
@@ -103,15 +95,8 @@ class ClientWorker:
     ) -> list[Any] | Failure:
         """Runs the clients of a chunk and adds up their results.
 
-        Args:
-          key: Name of the client part.
-          get_part: Function that fetches the client part; called the first time that the key
-            is used.
-          broadcast: Tensors that all clients receive, encoded.
-          clients: Values of each client, encoded.
-
-        Returns:
-          The sum, encoded, or TensorFlow's error.
+        `get_part` fetches the client part, and is called the first time that the key is used. All
+        values are encoded.
         """
         if key not in self._functions:
             self._functions[key] = client_part.ClientFunctions(get_part())

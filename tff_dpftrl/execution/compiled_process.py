@@ -22,7 +22,6 @@ from tff_dpftrl.execution import (
     draw_memory,
     federated_round,
     graph_function,
-    large_fills,
 )
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ class CompiledProcess:
             data = data_graph(dataset_fn, tensor_spec, round_.client)
         self._clients = client_part.ClientFunctions(client_part.ClientPart.of(round_, data))
         self._initialize: Callable[[], list[tf.Tensor]] | None = round_.initialize
-        self._prepare = _local(round_.prepare)
+        self._prepare = client_part.local(round_.prepare)
         self._memory = memory  # It lasts as long as what uses it.
         finish, specs = round_.finish(memory, answers_draws=True)
         self._finish = client_part.traced(finish, specs, device=client_part.CPU)
@@ -268,7 +267,7 @@ class CompiledProcess:
         if access is None:
             raise AttributeError(f"The process has no {name}.")
         if name not in self._traced:
-            self._traced[name] = _local(access.graph)
+            self._traced[name] = client_part.local(access.graph)
         flat = [
             leaf
             for argument, structure in zip(arguments, access.arguments, strict=True)
@@ -286,17 +285,7 @@ def data_graph(
 ) -> graph_function.GraphFunction:
     """Traces the function that makes a client's value, such as a dataset, of its tensors.
 
-    Args:
-      dataset_fn: Function from a structure of tensors to a dataset, or a structure of datasets.
-      tensor_spec: Structure of `tf.TensorSpec` of those tensors.
-      client: Structure of a client's value.
-
-    Returns:
-      The graph; for a dataset, its output is a variant.
-
-    Raises:
-      ValueError: If `dataset_fn` makes datasets of another type.
-      graph_function.UnsupportedGraphError: If it captures tensors from outside.
+    For a dataset, its output is a variant.
     """
 
     def variants(*flat: tf.Tensor) -> list[tf.Tensor]:
@@ -304,11 +293,6 @@ def data_graph(
         return client.flatten(made, "the result of dataset_fn")
 
     return graph_function.GraphFunction.trace(variants, tf.nest.flatten(tensor_spec))
-
-
-def _local(graph: graph_function.GraphFunction) -> Callable[..., list[tf.Tensor]]:
-    function = graph.importer(edit=large_fills.compute)
-    return client_part.traced(function, graph.input_specs, device=client_part.CPU)
 
 
 def _as_numpy(leaf: Any) -> Any:

@@ -36,14 +36,9 @@ class DrawMemory:
     """Memory of the draws of one graph, which is freed with this object."""
 
     def __init__(self, memory_copies: int | None = None):
-        """Initialises the memory.
+        """Initialises the memory, of at most `memory_copies` draws of the size of the model.
 
-        Args:
-          memory_copies: Largest number of draws of the size of the model that are kept; as many
-            as fit into 320 MiB if None.
-
-        Raises:
-          ValueError: If it is negative.
+        As many are kept as fit into 320 MiB if it is None.
         """
         if memory_copies is not None:
             validation.integer("memory_copies", memory_copies, minimum=0)
@@ -52,11 +47,7 @@ class DrawMemory:
         """Number of draws of the size of the model that are kept."""
 
     def attach(self, graph_def: tf.compat.v1.GraphDef) -> None:
-        """Allocates the memory that a graph can use, and lets the graph use it.
-
-        Args:
-          graph_def: Graph that is changed in place: its repeated draws come from the memory.
-        """
+        """Allocates the memory that a graph can use, and changes the graph to use it."""
         names = [function.signature.name for function in graph_def.library.function]
         kinds = {name: kind for name in names if (kind := repeated_draws.kind_of(name))}
         if not kinds:

@@ -61,11 +61,7 @@ class Nest(Structure):
     """Structure of dictionaries, whose order is that of their keys, sequences and named tuples."""
 
     def __init__(self, template: Any):
-        """Reads a structure.
-
-        Args:
-          template: Containers of tensors, `tf.TensorSpec`s or `tf.data.DatasetSpec`s.
-        """
+        """Reads a structure of tensors, `tf.TensorSpec`s or `tf.data.DatasetSpec`s."""
         self.template = tree.map_structure(_spec, template)
         """Containers of specs."""
         pairs = tree.flatten_with_path(self.template)
@@ -104,10 +100,7 @@ class Nest(Structure):
 class SecureSum(NamedTuple):
     """Sum of one tensor over clients, of integers.
 
-    Attributes:
-      spec: Shape and dtype of a client's tensor.
-      largest_entry: Largest entry that a client may send; None if the sum has a modulus.
-      modulus: Modulus of the sum; None if it has a largest entry.
+    It has either the largest entry that a client may send, or a modulus.
     """
 
     spec: tf.TensorSpec
@@ -174,14 +167,10 @@ class FederatedRound:
     ) -> tuple[Callable[..., list[tf.Tensor]], list[tf.TensorSpec]]:
         """Builds the server's part of a round.
 
-        Args:
-          memory: Memory of the draws of its noise; None for none.
-          answers_draws: Whether the function is run in this process, which draws secure noise.
-
-        Returns:
-          A pair. First, a traceable function: it takes the flat tensors of the server state,
-          of the plain sums and of the secure sums (int64), in this order, and returns the flat
-          tensors of the new state and of the round's output. Second, the specs of its arguments.
+        The first result is a traceable function from the flat tensors of the server state, of the
+        plain sums and of the secure sums (int64), in this order, to those of the new state and of
+        the round's output. The second has the specs of its arguments. `answers_draws` says whether
+        the function is run in this process, which draws secure noise.
         """
 
         def edit(graph_def: tf.compat.v1.GraphDef) -> None:
@@ -213,16 +202,8 @@ def trace(
 ) -> tuple[graph_function.GraphFunction, Nest]:
     """Traces a function of structures.
 
-    Args:
-      function: Function from values of these structures to a structure of tensors. Secure noise
-        stays open in its graph.
-      *arguments: Structures of its arguments.
-
-    Returns:
-      Its graph, of flat tensors, and the structure of its result.
-
-    Raises:
-      graph_function.UnsupportedGraphError: If it captures tensors or variables from outside.
+    The graph has flat tensors. Secure noise stays open in it. What captures tensors or variables
+    from outside is refused (`graph_function.UnsupportedGraphError`).
     """
     results: list[Nest] = []
 
@@ -241,10 +222,8 @@ def trace(
 class SecurePart(NamedTuple):
     """Part of a client's report that is summed securely.
 
-    Attributes:
-      value: Structure of integers.
-      largest_entry: Largest entry that a client may send; None if the sums have moduli.
-      moduli: Modulus of each sum, in the structure of `value`; None if they have a largest entry.
+    It has either the largest entry that a client may send, or the modulus of each sum, in the
+    structure of `value`.
     """
 
     value: Any
@@ -265,9 +244,7 @@ class SecurePart(NamedTuple):
 class Report(NamedTuple):
     """A client's report, or the sums of reports.
 
-    Attributes:
-      plain: Structure of what is summed as it is.
-      secure: Structures of what is summed securely, by name.
+    `plain` is summed as it is; `secure` has structures that are summed securely, by name.
     """
 
     plain: Any
@@ -275,12 +252,7 @@ class Report(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Result of `CompiledProcess.next`.
-
-    Attributes:
-      state: State after the round.
-      metrics: Output of the round.
-    """
+    """Result of `CompiledProcess.next`."""
 
     state: Any
     metrics: Any
@@ -297,21 +269,10 @@ def compose(
 ) -> FederatedRound:
     """Composes a round of functions of structures, as `Nest` has them.
 
-    Args:
-      initialize: Function that makes a first state, of arrays and tensors.
-      client: Template of a client's data, as for `Nest`.
-      prepare: Function from a state to what clients are sent.
-      work: Function from a client's data and what it was sent to what is summed as it is, and what
-        is summed securely.
-      update: Function from a state and the sums of both parts to the new state and the output.
-      accesses: Functions of a state, by name, each with functions from the template of the state to
-        those of its further arguments; None for none.
-
-    Returns:
-      The round.
-
-    Raises:
-      graph_function.UnsupportedGraphError: If a function captures tensors from outside.
+    `client` is a template of a client's data, as for `Nest`. `work` returns what is summed as it
+    is, and what is summed securely. `update` returns the new state and the output. `accesses` have
+    functions of a state, by name, each with functions from the template of the state to those of
+    its further arguments.
     """
     limits: list[SecureSum] = []
 
@@ -407,12 +368,6 @@ def as_variant(dataset: tf.data.Dataset) -> tf.Tensor:
 
     A client reads a handful of batches, which takes less time than to optimise and tune the
     pipeline. Elements and their order are the same.
-
-    Args:
-      dataset: Dataset to convert.
-
-    Returns:
-      A scalar variant.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -423,16 +378,7 @@ def as_variant(dataset: tf.data.Dataset) -> tf.Tensor:
 def to_tensor(value: Any, spec: tf.TensorSpec, name: str) -> tf.Tensor:
     """Converts one leaf to a tensor.
 
-    Args:
-      value: Array, number or tensor.
-      spec: Dtype and shape of the tensor.
-      name: Name of the value, for errors.
-
-    Returns:
-      The tensor.
-
-    Raises:
-      ValueError: If the value does not fit the spec, for instance because it would overflow.
+    A value that does not fit the spec is refused, for instance because it would overflow.
     """
     try:
         tensor = tf.convert_to_tensor(value, spec.dtype)

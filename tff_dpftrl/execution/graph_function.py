@@ -60,18 +60,7 @@ class GraphFunction:
     def trace(
         cls, function: Callable[..., Sequence[tf.Tensor]], specs: Sequence[tf.TensorSpec]
     ) -> GraphFunction:
-        """Traces a Python function.
-
-        Args:
-          function: Function from tensors to a sequence of tensors, without captures.
-          specs: Shapes and dtypes of its arguments.
-
-        Returns:
-          Its graph.
-
-        Raises:
-          UnsupportedGraphError: If it captures tensors or variables from outside.
-        """
+        """Traces a Python function, which must not capture tensors or variables from outside."""
         concrete = tf.function(
             function, input_signature=list(specs), autograph=False
         ).get_concrete_function()
@@ -91,16 +80,8 @@ class GraphFunction:
     ) -> Callable[..., list[tf.Tensor]]:
         """Makes a function that imports the graph, to be called inside a `tf.function`.
 
-        Args:
-          edit: Function that changes a copy of the graph in place before it is imported, as
-            `draw_memory.DrawMemory.attach` does; None for no change.
-
-        Returns:
-          A function from one tensor for each of `inputs` to one for each of `outputs`.
-
-        Raises:
-          UnsupportedGraphError: If the graph keeps state in anything but variables and
-            static tables.
+        `edit` changes a copy of the graph in place before that. A graph that keeps state in
+        anything but variables and static tables is refused (`UnsupportedGraphError`).
         """
         graph_def = tf.compat.v1.GraphDef()
         try:
@@ -116,7 +97,7 @@ class GraphFunction:
         suffix = f"_{os.getpid()}_{next(_COUNTER)}"
         names = [function.signature.name for function in graph_def.library.function]
         rename_functions(graph_def, {name: name + suffix for name in names})
-        _initialize_first(graph_def, _operation(self.initialize_op))
+        _initialize_first(graph_def, operation(self.initialize_op))
         # Registers the functions in TensorFlow's eager context, also after this graph is gone.
         library = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)
         tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(library), [])
@@ -140,13 +121,9 @@ def prune(graph_def: tf.compat.v1.GraphDef, wanted: Sequence[str]) -> None:
 
     A `tf.function` would run those with state. A Keras model, for instance, looks up its
     embeddings once while it is built, for an input that is never fed.
-
-    Args:
-      graph_def: Graph that is changed in place.
-      wanted: Names of the tensors and operations to keep.
     """
     nodes = {node.name: node for node in graph_def.node}
-    kept = set().union(*(_ancestors(nodes, _operation(name)) for name in wanted))
+    kept = set().union(*(ancestors(nodes, name) for name in wanted))
     nodes_kept = [node for node in graph_def.node if node.name in kept]
     for node in nodes_kept:
         beside = node.attr["_class"].list.s if "_class" in node.attr else ()
@@ -157,12 +134,7 @@ def prune(graph_def: tf.compat.v1.GraphDef, wanted: Sequence[str]) -> None:
 
 
 def rename_functions(graph_def: tf.compat.v1.GraphDef, names: Mapping[str, str]) -> None:
-    """Renames functions of a graph, wherever they are called.
-
-    Args:
-      graph_def: Graph that is changed in place.
-      names: New names by the names of all functions in its library.
-    """
+    """Renames all functions of a graph's library, in place and wherever they are called."""
     for node in nodes_of(graph_def):
         node.op = names.get(node.op, node.op)
         for function in called_by(node):
@@ -179,9 +151,6 @@ def make_canonical(graph_def: tf.compat.v1.GraphDef) -> None:
 
     It names functions by the order of their first calls, drops those that nobody calls, and
     removes devices and lines of source.
-
-    Args:
-      graph_def: Graph that is changed in place.
     """
     functions = {f.signature.name: f for f in graph_def.library.function}
     new_names: dict[str, str] = {}
@@ -209,13 +178,9 @@ def make_canonical(graph_def: tf.compat.v1.GraphDef) -> None:
 
 
 def take_constant(node: Any) -> tf.Tensor | None:
-    """Replaces a large constant of a graph, such as a model's initial weights, by a placeholder.
+    """Replaces a large constant, such as a model's initial weights, by a placeholder.
 
-    Args:
-      node: Node of the graph, which is changed in place.
-
-    Returns:
-      The constant, on the CPU; None if the node is none of at least `LARGE_BYTES`.
+    It returns the constant, on the CPU; None if the node is none of at least `LARGE_BYTES`.
     """
     if node.op != "Const" or node.attr["value"].ByteSize() < LARGE_BYTES:
         return None
@@ -252,9 +217,6 @@ def _separate_resources(graph_def: tf.compat.v1.GraphDef) -> None:
     In TFF's executor, each run has a separate session. Here variables become new ones in
     every run. A static table becomes one that only this graph has: initialising it again,
     with the same content, does nothing.
-
-    Raises:
-      UnsupportedGraphError: If there is a named resource of another kind.
     """
     named = [node for f in graph_def.library.function for node in f.node_def]
     for node in graph_def.node:
@@ -277,20 +239,20 @@ def _initialize_first(graph_def: tf.compat.v1.GraphDef, initialize_op: str) -> N
     """Makes all operations wait for the initialisation of variables and tables."""
     if not initialize_op:
         return
-    before = _ancestors({node.name: node for node in graph_def.node}, initialize_op)
+    before = ancestors({node.name: node for node in graph_def.node}, initialize_op)
     for node in graph_def.node:
         if node.name not in before and node.op not in ("Placeholder", "Const"):
             node.input.append(f"^{initialize_op}")
 
 
-def _ancestors(nodes: dict, name: str) -> set[str]:
+def ancestors(nodes: dict, name: str) -> set[str]:
     """Returns a node and all nodes that run before it."""
-    visited, waiting = set(), [name]
+    visited, waiting = set(), [operation(name)]
     while waiting:
         current = waiting.pop()
         if current not in visited:
             visited.add(current)
-            waiting += [_operation(entry) for entry in nodes[current].input]
+            waiting += [operation(entry) for entry in nodes[current].input]
     return visited
 
 
@@ -299,6 +261,6 @@ def _colocated(name: bytes) -> str:
     return name.decode().removeprefix("loc:@")
 
 
-def _operation(name: str) -> str:
+def operation(name: str) -> str:
     """Returns the operation of a tensor, or of a control input."""
     return name.lstrip("^").partition(":")[0]

@@ -34,18 +34,7 @@ class InterruptibleCall:
     def run(
         self, function: tf.types.experimental.ConcreteFunction, tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Calls a function and waits for it.
-
-        Args:
-          function: Function from tensors to a list of tensors, without captures.
-          tensors: Arguments of the function.
-
-        Returns:
-          Results of the function.
-
-        Raises:
-          tf.errors.OpError: If it fails, or was interrupted before it ended.
-        """
+        """Calls a function and waits for it."""
         return execute.execute_with_cancellation(
             function.name,
             num_outputs=len(function.outputs),

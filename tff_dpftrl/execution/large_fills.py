@@ -23,9 +23,6 @@ def compute(graph_def: tf.compat.v1.GraphDef) -> None:
     """Makes a graph compute large tensors of one value whenever it runs, and hold none of them.
 
     Their size is computed from an operation that TensorFlow never folds to a constant.
-
-    Args:
-      graph_def: Graph that is changed in place; its values stay the same.
     """
     _compute(graph_def.node, is_function=False)
     for function in graph_def.library.function:

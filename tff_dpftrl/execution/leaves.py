@@ -48,19 +48,8 @@ def flatten(
 ) -> list[tf.Tensor]:
     """Flattens a value to tensors.
 
-    Args:
-      value: Value as TFF takes it: containers, arrays or tensors, datasets or lists of
-        elements.
-      type_spec: Type of the value, not federated.
-      name: Name of the value, for errors.
-      shares_arrays: Whether a tensor may share the memory of its array, which must not be changed
-        then.
-
-    Returns:
-      The leaves as tensors; tensors of this process are not copied.
-
-    Raises:
-      ValueError: If the value is not of the type; the message names the place.
+    The value has containers as TFF takes them, of arrays or tensors, datasets or lists of elements.
+    Tensors of this process are not copied; with `shares_arrays`, arrays need not be either.
     """
     if isinstance(type_spec, tff_names.SequenceType):
         return [_dataset_variant(value, type_spec, name)]
@@ -106,11 +95,7 @@ def _dataset_variant(value: Any, type_spec: tff_names.SequenceType, name: str) -
 
 
 def check_elements(dataset: tf.data.Dataset, type_spec: tff_names.SequenceType, name: str) -> None:
-    """Checks that the elements of a dataset have the type of a sequence's elements.
-
-    Raises:
-      ValueError: If the type of an element cannot be assigned.
-    """
+    """Checks that the elements of a dataset have the type of a sequence's elements."""
     element_type = tff_names.tensorflow_to_type(dataset.element_spec)
     if not type_spec.element.is_assignable_from(element_type):
         raise validation.UsageError(
@@ -161,13 +146,6 @@ def pack(tensors: Sequence[tf.Tensor], type_spec: tff_names.Type) -> Any:
 
     Texts, and what stands beside them in a structure, become bytes and NumPy arrays: they
     describe something, like the serialized `DpEvent` in a state, and are read in Python.
-
-    Args:
-      tensors: Leaves, one for each of `specs(type_spec)`.
-      type_spec: Type of the value, not federated.
-
-    Returns:
-      A value in the Python containers of the type.
     """
     return tff_names.type_to_py_container(_packed(iter(tensors), type_spec), type_spec)
 

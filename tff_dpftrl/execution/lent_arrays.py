@@ -14,12 +14,8 @@ from tff_dpftrl.execution import graph_function
 def lent(arrays: list[np.ndarray]) -> list[tf.Tensor]:
     """Moves arrays into variables, for the functions that `taking` makes.
 
-    Args:
-      arrays: Arrays. The list is emptied, so that their memory is free as soon as the function has
-        no use for it, and nobody else has.
-
-    Returns:
-      Handles of the variables.
+    It returns handles of the variables. The list is emptied, so that the memory of arrays is free
+    as soon as the function has no use for it, and nobody else has.
     """
     handles = []
     arrays.reverse()
@@ -43,14 +39,8 @@ def taking(
     A caller has a tensor in memory until the function returns. A variable's value goes when the
     function needs it no more.
 
-    Args:
-      function: Function from tensors to tensors.
-      begin: Index of the first argument that becomes a variable; so do all after it.
-      specs: Shapes and dtypes of these arguments.
-
-    Returns:
-      The function, from other arguments and the handles that `lent` returned; it empties the
-      variables.
+    Arguments from `begin` on become variables, of these shapes and dtypes. The function empties
+    them.
     """
 
     def read(handle: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:

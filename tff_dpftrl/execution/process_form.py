@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,6 @@ from tff_dpftrl.execution import (
     client_part,
     federated_round,
     graph_function,
-    large_constants,
     large_fills,
     leaves,
     tff_names,
@@ -26,14 +25,7 @@ _ACCESSES = ("get_model_weights", "set_model_weights", "get_hparams", "set_hpara
 def round_of(process: tff.templates.IterativeProcess) -> federated_round.FederatedRound:
     """Takes a process apart, which takes one to two seconds.
 
-    Args:
-      process: Iterative process of TFF.
-
-    Returns:
-      Its round.
-
-    Raises:
-      graph_function.UnsupportedGraphError: If TFF cannot take it apart.
+    One that TFF cannot take apart is refused (`graph_function.UnsupportedGraphError`).
     """
     signature = process.next.type_signature
     with _reporting_as_unsupported():
@@ -55,8 +47,7 @@ def round_of(process: tff.templates.IterativeProcess) -> federated_round.Federat
         return container(**{state_name: state, output_name: output})
 
     work = form.work.type_signature.result
-    # Large constants, such as a model's initial weights, are no part of the graph that runs here.
-    small, constants = large_constants.take_out(process.initialize)
+    initialize = _merged(process.initialize)
     return federated_round.FederatedRound(
         state=leaves.TffStructure(state_type),
         client=leaves.TffStructure(leaves.member(signature.parameter[1])),
@@ -64,10 +55,8 @@ def round_of(process: tff.templates.IterativeProcess) -> federated_round.Federat
         report=leaves.TffStructure(work),
         output=leaves.TffStructure(output_type),
         secure_sums=tuple(_secure_sums(form, *list(work)[1:])),
-        initialize=local_function(_merged(small), constants),
-        initialize_in_graph=lambda: graph_of(_merged(process.initialize)).importer(
-            edit=large_fills.compute
-        )(),
+        initialize=client_part.local(graph_of(initialize)),
+        initialize_in_graph=lambda: graph_of(initialize).importer(edit=large_fills.compute)(),
         prepare=graph_of(form.prepare),
         work=graph_of(form.work),
         zero=graph_of(form.zero),
@@ -146,7 +135,7 @@ def _limited(
     computation: tff_names.Computation, summed: tff_names.Type
 ) -> Iterator[tuple[tf.TensorSpec, int]]:
     """Runs a computation without arguments; yields its value for each leaf of a secure sum."""
-    values = [int(value) for value in local_function(computation)()]
+    values = [int(value) for value in client_part.local(graph_of(computation))()]
     places = leaves.spread(computation.type_signature.result, summed)
     yield from zip(leaves.specs(summed), (values[i] for i in places), strict=True)
 
@@ -154,16 +143,8 @@ def _limited(
 def graph_of(computation: tff_names.Computation) -> graph_function.GraphFunction:
     """Returns the graph of a TensorFlow computation.
 
-    Raises:
-      graph_function.UnsupportedGraphError: If the computation is of another kind.
+    One of another kind is refused (`graph_function.UnsupportedGraphError`).
     """
-    return _graph_and_values(computation, [])[0]
-
-
-def _graph_and_values(
-    computation: tff_names.Computation, constants: Sequence[tf.Tensor]
-) -> tuple[graph_function.GraphFunction, list[tf.Tensor]]:
-    """Returns a graph whose last inputs are constants that were taken out, and their values."""
     message = tff_names.ConcreteComputation.get_proto(computation)
     kind = message.WhichOneof("computation")
     if kind != "tensorflow":
@@ -173,49 +154,27 @@ def _graph_and_values(
     content = message.tensorflow
     graph = tf.compat.v1.GraphDef()
     content.graph_def.Unpack(graph)
-    inputs = _tensor_names(content.parameter) if content.HasField("parameter") else []
-    outputs = _tensor_names(content.result)
+    inputs = tensor_names(content.parameter) if content.HasField("parameter") else []
+    outputs = tensor_names(content.result)
     initialize_ops = [content.initialize_op] if content.initialize_op else []
     graph_function.prune(graph, [*inputs, *outputs, *initialize_ops])
-    stand_ins = large_constants.placeholders(graph, constants)
-    values = [value for _, value in stand_ins]
-    specs = [*leaves.specs(computation.type_signature.parameter)]
-    made = graph_function.GraphFunction(
+    return graph_function.GraphFunction(
         graph.SerializeToString(),
-        (*inputs, *(name for name, _ in stand_ins)),
+        tuple(inputs),
         tuple(outputs),
-        (*specs, *(tf.TensorSpec(value.shape, value.dtype) for value in values)),
+        tuple(leaves.specs(computation.type_signature.parameter)),
         content.initialize_op,
     )
-    return made, values
 
 
-def _tensor_names(binding: Any) -> list[str]:
+def tensor_names(binding: Any) -> list[str]:
     """Returns the names of a value's leaves in the graph, from TFF's binding of the value."""
     match binding.WhichOneof("binding"):
         case "struct":
-            return [name for element in binding.struct.element for name in _tensor_names(element)]
+            return [name for element in binding.struct.element for name in tensor_names(element)]
         case "tensor":
             return [binding.tensor.tensor_name]
         case "sequence":
             return [binding.sequence.variant_tensor_name]
         case other:
             raise graph_function.UnsupportedGraphError(f"a part of it has a value that is {other}.")
-
-
-def local_function(
-    computation: tff_names.Computation, constants: Sequence[tf.Tensor] = ()
-) -> Callable[..., Any]:
-    """Traces a computation of one place as a function of flat tensors, on the CPU.
-
-    Args:
-      computation: The computation.
-      constants: Constants that `large_constants.take_out` took out of it.
-
-    Returns:
-      The function.
-    """
-    graph, values = _graph_and_values(computation, constants)
-    function = graph.importer(edit=large_fills.compute)
-    traced = client_part.traced(function, graph.input_specs, device=client_part.CPU)
-    return lambda *arguments: traced(*arguments, *values)

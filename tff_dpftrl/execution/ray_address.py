@@ -6,15 +6,7 @@ from tff_dpftrl import validation
 
 
 def check(address: str) -> None:
-    """Checks the address of a Ray cluster.
-
-    Args:
-      address: Address to check: "host:port", or "auto" for a cluster that has a node on this
-        machine.
-
-    Raises:
-      UsageError: If it is neither.
-    """
+    """Checks that an address is "host:port", or "auto" for a cluster with a node here."""
     host, _, port = address.rpartition(":")
     is_pair = bool(host and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 2**16)
     if address != "auto" and not is_pair:

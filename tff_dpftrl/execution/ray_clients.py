@@ -129,11 +129,7 @@ class RayClients(client_part.ClientRunner):
     def wait_until_ready(self) -> list[int]:
         """Waits for all workers; a round only waits for the first one.
 
-        Returns:
-          Process ids of the workers.
-
-        Raises:
-          NoWorkersError: If they do not start in time.
+        It returns their process ids.
         """
         starting = [worker for worker in self._workers if worker.starting is not None]
         try:
@@ -146,13 +142,7 @@ class RayClients(client_part.ClientRunner):
 
     @override
     def sum(self, functions, clients, broadcast):
-        """Adds up the results of all clients of a round, chunk by chunk.
-
-        Raises:
-          NoWorkersError: If workers are lost too often, or none starts.
-          ValueError: If a client's data cannot leave this process.
-          tf.errors.OpError: If a client's computation fails.
-        """
+        """Adds up the results of all clients of a round, chunk by chunk."""
         if self._closed:
             raise validation.UsageError("The workers have been closed: make another RayClients.")
         if not clients:

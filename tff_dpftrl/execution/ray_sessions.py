@@ -26,10 +26,7 @@ _SECONDS_TO_ANSWER = 10.0
 def start(num_cpus: int, object_store_memory: int, temp_dir: str) -> None:
     """Starts Ray on this machine, for this process only, on loopback.
 
-    Args:
-      num_cpus: Number of CPUs for workers.
-      object_store_memory: Size of the shared memory in bytes.
-      temp_dir: Folder of Ray's files; a short path, since names of sockets have to be short.
+    `temp_dir` is a short path, since names of sockets have to be short.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Otherwise it reports on the terminal that its metrics are not collected.
@@ -48,16 +45,7 @@ def start(num_cpus: int, object_store_memory: int, temp_dir: str) -> None:
 
 
 def join(address: str) -> None:
-    """Connects this process to a cluster.
-
-    Args:
-      address: Address of the cluster, "host:port", or "auto" for a cluster that has a node on
-        this machine.
-
-    Raises:
-      ValueError: If it is not such an address.
-      ConnectionError: If no cluster answers there, or it cannot be joined.
-    """
+    """Connects this process to a cluster."""
     ray_address.check(address)
     if address != "auto":  # Ray itself would try for many minutes.
         host, _, port = address.rpartition(":")

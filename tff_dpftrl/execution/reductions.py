@@ -20,9 +20,6 @@ def unroll(graph_def: tf.compat.v1.GraphDef) -> None:
     """Replaces each `ReduceDataset` of a graph by a call of a loop over an iterator.
 
     The loop calls the reduced function for one element after the other, as before.
-
-    Args:
-      graph_def: Graph that is changed in place; its values stay the same.
     """
     library = graph_def.library
     signatures = {function.signature.name: function.signature for function in library.function}

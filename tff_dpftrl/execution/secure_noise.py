@@ -11,9 +11,8 @@ from tff_dpftrl.private_round import secure_calls
 def answer(graph_def: tf.compat.v1.GraphDef) -> None:
     """Makes a graph draw its secure noise in this process.
 
-    Args:
-      graph_def: Graph that is changed in place: the functions in it that stand for draws are
-        replaced by functions that call Python. No other process can run it then.
+    Functions in it that stand for draws are replaced by functions that call Python, in place. No
+    other process can run it then.
     """
     library = graph_def.library
     places = {}

@@ -9,7 +9,7 @@ else it would change.
 from __future__ import annotations
 
 import tensorflow_federated as tff
-from tensorflow_federated import (
+from tensorflow_federated import (  # noqa: F401 (for other modules)
     CLIENTS,
     SERVER,
     Computation,
@@ -68,53 +68,3 @@ MapReduceForm = tff.backends.mapreduce.MapReduceForm
 federated_secure_modular_sum = tff.backends.mapreduce.federated_secure_modular_sum
 get_map_reduce_form_for_computation = tff.backends.mapreduce.get_map_reduce_form_for_computation
 get_state_initialization_computation = tff.backends.mapreduce.get_state_initialization_computation
-
-__all__ = [
-    "CLIENTS",
-    "SERVER",
-    "Block",
-    "Call",
-    "CompiledComputation",
-    "Computation",
-    "ComputationBuildingBlock",
-    "ConcreteComputation",
-    "FederatedType",
-    "Intrinsic",
-    "Lambda",
-    "MapReduceForm",
-    "PlacementLiteral",
-    "Reference",
-    "Selection",
-    "SequenceType",
-    "Struct",
-    "StructBlock",
-    "StructType",
-    "SyncContext",
-    "SyncExecutionContext",
-    "TensorType",
-    "Type",
-    "Value",
-    "create_sync_local_cpp_execution_context",
-    "create_sync_test_cpp_execution_context",
-    "federated_broadcast",
-    "federated_computation",
-    "federated_eval",
-    "federated_map",
-    "federated_secure_modular_sum",
-    "federated_secure_sum",
-    "federated_sum",
-    "federated_value",
-    "federated_zip",
-    "from_container",
-    "get_context_stack",
-    "get_map_reduce_form_for_computation",
-    "get_state_initialization_computation",
-    "is_structure_of_tensors",
-    "iter_elements",
-    "tensorflow_computation",
-    "tensorflow_to_type",
-    "to_odict_or_tuple",
-    "to_type",
-    "type_to_py_container",
-    "type_to_tf_tensor_specs",
-]

@@ -26,12 +26,8 @@ NUM_EXAMPLES = "num_examples"
 def build_model(num_buckets: int) -> model_lib.Model:
     """Builds the linear model of a number of buckets.
 
-    Args:
-      num_buckets: Number B of buckets.
-
-    Returns:
-      The model. Batches are (x, y): sums of examples' counts, float32, [n, B], and the number of
-      examples in each sum, int64, [n].
+    Batches are (x, y): sums of examples' counts, float32, [n, B], and the number of examples in
+    each sum, int64, [n].
     """
 
     @tf.function(autograph=False)
@@ -76,13 +72,7 @@ def build_round(
 ) -> federated_round.FederatedRound:
     """Builds the round that adds up clients' counts.
 
-    Args:
-      model: Model that `build_model` returned.
-      aggregation: Aggregation that divides by the number of clients per round.
-      metrics: Function that builds the sums of the metrics.
-
-    Returns:
-      The round.
+    The aggregation divides by the number of clients per round.
     """
     return rounds.build_training(
         model,

@@ -18,14 +18,10 @@ from tff_dpftrl.data import client_datasets, sequences, tokenizer, user_text
 def of_texts(corpus: user_text.UserText) -> tff.simulation.datasets.ClientData:
     """Returns a corpus of texts as TFF's `ClientData`.
 
-    Args:
-      corpus: Texts by user.
-
-    Returns:
-      Client data whose clients are the users. Its elements are `OrderedDict(tokens=text)`,
-      as in TFF's Stack Overflow, with texts normalised to NFC. `serializable_dataset_fn`, and so
-      `preprocess` and `dataset_computation`, embed the whole corpus in a graph. For a corpus above
-      a gigabyte, use SQLite and `tff.simulation.datasets.SqlClientData`.
+    Its elements are `OrderedDict(tokens=text)`, as in TFF's Stack Overflow, with texts normalised
+    to NFC. `serializable_dataset_fn`, and so `preprocess` and `dataset_computation`, embed the
+    whole corpus in a graph. For a corpus above a gigabyte, use SQLite and
+    `tff.simulation.datasets.SqlClientData`.
     """
     return _TextClientData(corpus)
 
@@ -35,14 +31,8 @@ def of_sequences(
 ) -> tff.simulation.datasets.ClientData:
     """Returns the batches of `client_datasets.client_dataset` as TFF's `ClientData`.
 
-    Args:
-      corpus: Sequences by user.
-      spec: Batch size and caps of a client's data.
-      seed: Seed of the shuffling and selection of a client's sequences, for all rounds.
-
-    Returns:
-      Client data whose clients are the users, with batches (x, y) as elements. Only
-      `serializable_dataset_fn` and its callers read the whole corpus.
+    `seed` is that of the shuffling and selection of a client's sequences, for all rounds. Only
+    `serializable_dataset_fn` and its callers read the whole corpus.
     """
     return _SequenceClientData(corpus, spec, seed)
 

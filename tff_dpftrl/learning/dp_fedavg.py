@@ -8,15 +8,20 @@ q and noise_multiplier. A process cannot see how its cohorts were drawn.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
-from tff_dpftrl.aggregators import sampled_gaussian
+from tff_dpftrl.aggregators import computations, sampled_gaussian
 from tff_dpftrl.execution import tff_names
-from tff_dpftrl.learning import client_work as client_work_lib
-from tff_dpftrl.learning import local_model
+from tff_dpftrl.learning import local_model, local_updates, own_model
+from tff_dpftrl.learning import model as model_lib
+
+_ITERATOR = tff.learning.LoopImplementation.DATASET_ITERATOR
+"""Loop over the batches that is faster in simulation; TPUs need the other one."""
 
 
 def build_dp_fedavg(
@@ -30,7 +35,7 @@ def build_dp_fedavg(
     metrics_aggregator: Callable[
         ..., tff_names.Computation
     ] = tff.learning.metrics.sum_then_finalize,
-    loop_implementation: tff.learning.LoopImplementation = client_work_lib.ITERATOR,
+    loop_implementation: tff.learning.LoopImplementation = _ITERATOR,
 ) -> tff.learning.templates.LearningProcess:
     """Builds DP-FedAvg: clipped local training, one noised estimate a round.
 
@@ -59,15 +64,16 @@ def build_dp_fedavg(
       ValueError: If an argument cannot be used.
     """
     _check(aggregator)
-    client_work = client_work_lib.build_fed_avg_client_work(
+    clipping = aggregator.private_round.clipping if clip_every_step else None
+    local_update = local_updates.FedAvg(client_optimizer, clipping, local_epochs)
+    return _build(
         model_fn,
-        client_optimizer,
-        clipping=aggregator.private_round.clipping if clip_every_step else None,
-        local_epochs=local_epochs,
-        metrics_aggregator=metrics_aggregator,
-        loop_implementation=loop_implementation,
+        local_update,
+        aggregator,
+        server_optimizer,
+        metrics_aggregator,
+        loop_implementation,
     )
-    return _compose(model_fn, client_work, aggregator, server_optimizer)
 
 
 def build_dp_fedsgd(
@@ -79,7 +85,7 @@ def build_dp_fedsgd(
     metrics_aggregator: Callable[
         ..., tff_names.Computation
     ] = tff.learning.metrics.sum_then_finalize,
-    loop_implementation: tff.learning.LoopImplementation = client_work_lib.ITERATOR,
+    loop_implementation: tff.learning.LoopImplementation = _ITERATOR,
 ) -> tff.learning.templates.LearningProcess:
     """Builds DP-FedSGD: the clipped gradient of one batch of every client.
 
@@ -106,13 +112,15 @@ def build_dp_fedsgd(
       ValueError: If an argument cannot be used.
     """
     _check(aggregator)
-    client_work = client_work_lib.build_fed_sgd_client_work(
+    local_update = local_updates.FedSgd(learning_rate)
+    return _build(
         model_fn,
-        learning_rate,
-        metrics_aggregator=metrics_aggregator,
-        loop_implementation=loop_implementation,
+        local_update,
+        aggregator,
+        server_optimizer,
+        metrics_aggregator,
+        loop_implementation,
     )
-    return _compose(model_fn, client_work, aggregator, server_optimizer)
 
 
 def _check(aggregator: sampled_gaussian.SampledGaussianFactory) -> None:
@@ -122,17 +130,23 @@ def _check(aggregator: sampled_gaussian.SampledGaussianFactory) -> None:
         )
 
 
-def _compose(
+def _build(
     model_fn: local_model.Model,
-    client_work: tff.learning.templates.ClientWorkProcess,
+    local_update: local_updates.LocalUpdate,
     aggregator: sampled_gaussian.SampledGaussianFactory,
     server_optimizer: tff.learning.optimizers.Optimizer | None,
+    metrics_aggregator: Callable[..., tff_names.Computation],
+    loop_implementation: tff.learning.LoopImplementation,
 ) -> tff.learning.templates.LearningProcess:
-    if server_optimizer is None:
-        server_optimizer = tff.learning.optimizers.build_sgdm(learning_rate=1.0)
+    """Builds the process of a client's update."""
     initial_weights = local_model.build_initial_weights(model_fn)
     weights_type = initial_weights.type_signature.result
+    client_work = _client_work(
+        model_fn, local_update, weights_type, metrics_aggregator, loop_implementation
+    )
     result_type = client_work.next.type_signature.result.result.member
+    if server_optimizer is None:
+        server_optimizer = tff.learning.optimizers.build_sgdm(learning_rate=1.0)
     return tff.learning.templates.compose_learning_process(
         initial_weights,
         tff.learning.templates.build_broadcast_process(weights_type),
@@ -140,3 +154,64 @@ def _compose(
         aggregator.create(weights_type.trainable, result_type.update_weight),
         tff.learning.templates.build_apply_optimizer_finalizer(server_optimizer, weights_type),
     )
+
+
+def _client_work(
+    model_fn: local_model.Model,
+    local_update: local_updates.LocalUpdate,
+    weights_type: tff_names.Type,
+    metrics_aggregator: Callable[..., tff_names.Computation],
+    loop_implementation: tff.learning.LoopImplementation,
+) -> tff.learning.templates.ClientWorkProcess:
+    """Builds the process of the clients' updates, whose state is the index of the round."""
+    loop = tff.learning.loop_builder.build_training_loop(loop_implementation)
+    finalizers, metric_specs = own_model.metrics(model_fn)
+    if model_lib.is_functional(model_fn):
+        input_spec = model_fn.input_spec
+        metrics_type = tff_names.tensorflow_to_type(metric_specs)
+        aggregate_metrics = metrics_aggregator(finalizers, metrics_type)
+    else:
+        with tf.Graph().as_default():
+            input_spec = model_fn().input_spec
+        aggregate_metrics = metrics_aggregator(finalizers)
+    data_type = tff_names.SequenceType(tff_names.tensorflow_to_type(input_spec))
+
+    @computations.tensorflow(weights_type, data_type, tf.int64)
+    def client_update(weights, batches, round_index):
+        model = local_model.build_local_model(model_fn)
+
+        @tf.function
+        def run(weights, batches, round_index):
+            update, num_examples, metrics = local_update.run(
+                model, weights, batches, round_index, loop
+            )
+            result = tff.learning.templates.ClientResult(
+                update=tf.nest.pack_sequence_as(weights.trainable, update),
+                update_weight=tf.cast(num_examples, tf.float32),
+            )
+            return result, metrics
+
+        return run(weights, batches, round_index)
+
+    first_round = computations.tensorflow(lambda: tf.constant(0, tf.int64))
+    next_round = computations.tensorflow(lambda index: index + 1, tf.int64)
+
+    @computations.federated
+    def init_fn():
+        return tff_names.federated_eval(first_round, tff_names.SERVER)
+
+    @computations.federated(
+        init_fn.type_signature.result,
+        tff_names.FederatedType(weights_type, tff_names.CLIENTS),
+        tff_names.FederatedType(data_type, tff_names.CLIENTS),
+    )
+    def next_fn(round_index, weights, batches):
+        result, unfinalized_metrics = tff_names.federated_map(
+            client_update, (weights, batches, tff_names.federated_broadcast(round_index))
+        )
+        metrics = aggregate_metrics(unfinalized_metrics)
+        measurements = tff_names.federated_zip(collections.OrderedDict(train=metrics))
+        new_round = tff_names.federated_map(next_round, round_index)
+        return tff.templates.MeasuredProcessOutput(new_round, result, measurements)
+
+    return tff.learning.templates.ClientWorkProcess(init_fn, next_fn)

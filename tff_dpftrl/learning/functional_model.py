@@ -33,24 +33,17 @@ def build(
     positions (`LanguageModel.compact_logits`). The loss is the mean cross-entropy of
     a batch's targets.
 
-    Args:
-      model: Language model.
-      special: Ids of special tokens.
-      seed: Seed of the initial weights, non-negative.
-      initial_weights: Initial weights, a float32 array for each entry of the model's
-        `weight_shapes`; drawn with `seed` if None.
-      with_cache: Whether metrics also say what `text_cache` gives, with what the client wrote
-        before each sequence: at most the latest 10,000 words, padding included.
+    Weights are drawn with `seed` where no initial ones are given. Batches are (x, y), int32 of
+    shape [None, sequence_length]. Metrics are those of `metrics.finalize` and `num_sequences`.
 
-    Returns:
-      The model; batches are (x, y), int32 of shape [None, sequence_length]. Its
-      metrics are those of `metrics.finalize` and `num_sequences`.
-      With `with_cache`, y is an `OrderedDict`: `history`, all sequences of the client, the earliest
-      first, int32, [n, sequence_length + 1]; `places`, indices in it of those in the batch, int32,
-      [None]. Further metrics are `top1_in_vocab_with_cache`, where a client's first sequence has an
-      empty cache; `earlier_text_num_in_vocab`, the number of words of the vocabulary in all other
-      sequences; and the accuracies on these, `earlier_text_top1_in_vocab` and
-      `earlier_text_top1_in_vocab_with_cache`.
+    With `with_cache`, metrics also say what `text_cache` gives, with what the client wrote before
+    each sequence: at most the latest 10,000 words, padding included. Then y is an `OrderedDict`:
+    `history`, all sequences of the client, the earliest first, int32, [n, sequence_length + 1];
+    `places`, indices in it of those in the batch, int32, [None]. Further metrics are
+    `top1_in_vocab_with_cache`, where a client's first sequence has an empty cache;
+    `earlier_text_num_in_vocab`, the number of words of the vocabulary in all other sequences; and
+    the accuracies on these, `earlier_text_top1_in_vocab` and
+    `earlier_text_top1_in_vocab_with_cache`.
     """
     if initial_weights is None:
         initial_weights = model.initial_weights(seed)
@@ -136,15 +129,6 @@ def _count_cached(
     """Counts the words that have earlier text, and those predicted without and with a cache of it.
 
     It takes one sequence after another, as each has another history.
-
-    Args:
-      output: Scores and positions of a batch.
-      history: All sequences of the client, the earliest first.
-      places: Indices of the batch's sequences.
-      special: Ids of special tokens.
-
-    Returns:
-      The counts, with the names of `zero_cached`.
     """
     length = history.shape[1] - 1
     most_rows = max(_CACHED // length, 1)
@@ -201,18 +185,8 @@ def to_language_model(
 
     Only its `predict_on_batch` and its trainable weights are used, not its loss and metrics.
 
-    Args:
-      model: Functional model, also one of TFF, that maps ids, int32, [batch, T], to scores
-        (logits), float32, [batch, T, V].
-      vocabulary_size: Number V of words, special tokens included.
-      sequence_length: Length T of a sequence.
-
-    Returns:
-      The language model, with the same weights as the initial ones.
-
-    Raises:
-      ValueError: If it has weights that are not trained, or its weights or scores
-        have other shapes or dtypes.
+    It maps ids, int32, [batch, T], to scores (logits), float32, [batch, T, V]. All its weights are
+    trained.
     """
     trainable, others = model.initial_weights
     if tf.nest.flatten(others):

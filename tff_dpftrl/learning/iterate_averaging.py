@@ -69,14 +69,7 @@ def average_iterates(optimizer: optimizers.Optimizer, decay: float) -> optimizer
     The average after round t has the weights of round s in proportion to decay^(t − s), with
     no share of the initial model.
 
-    Args:
-      optimizer: Server optimizer to wrap, of `optimizers` or of TFF.
-      decay: Decay of a round's share, in (0, 1); 0.95 averages about the last 20 rounds.
-
-    Returns:
-      The optimizer; its state holds one more copy of the model.
-
-    Raises:
-      ValueError: If `decay` is out of range.
+    The decay is in (0, 1); 0.95 averages about the last 20 rounds. The state holds one more copy of
+    the model.
     """
     return _IterateAveraging(optimizer, validation.number("decay", decay, above=0, below=1))

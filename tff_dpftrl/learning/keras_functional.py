@@ -24,18 +24,9 @@ def build(
 ) -> model_lib.Model:
     """Builds a functional model, in eager mode.
 
-    Args:
-      keras: Model; its weights are the initial ones.
-      batch_spec: Specs of a batch, (x, y) or a dictionary with these names.
-      loss: Loss of a batch.
-      metrics: Metrics by name, each from its present state; labels and predictions update them.
-
-    Returns:
-      The model. A metric's sums are a tuple, in the order of `metric.variables`.
-
-    Raises:
-      UsageError: If the model has weights that are not trained, or something else of Keras that
-        training does not know.
+    The weights of the Keras model are the initial ones. Metrics go on from their present state; a
+    metric's sums are a tuple, in the order of `metric.variables`. Weights that are not trained, or
+    something else of Keras that training does not know, are refused.
     """
     x_spec, y_spec = model_lib.x_and_y(batch_spec)
     if not keras.built:

@@ -25,14 +25,7 @@ Model: TypeAlias = (
 def as_tff(
     model: Model,
 ) -> Callable[[], tff.learning.models.VariableModel] | tff.learning.models.FunctionalModel:
-    """Returns a model as TFF's own builders take it.
-
-    Args:
-      model: Model of any kind.
-
-    Returns:
-      A model of this package as TFF's functional model; any other one as it is.
-    """
+    """Returns a model as TFF's own builders take it; functional ones of this package change."""
     if not isinstance(model, model_lib.Model):
         return model
     metrics_fns = (
@@ -78,77 +71,26 @@ class _VariableLocalModel(local_updates.LocalModel):
 
 
 def build_local_model(model_fn: Model) -> local_updates.LocalModel:
-    """Wraps a model; call it inside a TensorFlow computation.
-
-    Args:
-      model_fn: Function that makes a `VariableModel`, or a functional model.
-
-    Returns:
-      The model at a client.
-    """
+    """Wraps a model; call it inside a TensorFlow computation."""
     if model_lib.is_functional(model_fn):
         return local_updates.FunctionalLocalModel(model_fn)
     return _VariableLocalModel(model_fn())
 
 
 def build_initial_weights(model_fn: Model) -> tff_names.Computation:
-    """Builds the computation that makes the initial model weights.
-
-    Args:
-      model_fn: Function that makes a `VariableModel`, or a functional model.
-
-    Returns:
-      A computation without arguments that returns `ModelWeights`.
-
-    Raises:
-      ValueError: If `model_fn` is neither.
-    """
-    if model_lib.is_functional(model_fn):
-
-        @tff_names.tensorflow_computation
-        def initial_weights():
-            trainable, non_trainable = model_fn.initial_weights
-            return tff.learning.models.ModelWeights(
-                tuple(tf.convert_to_tensor(w) for w in trainable),
-                tuple(tf.convert_to_tensor(w) for w in non_trainable),
-            )
-
-        return initial_weights
-    if not callable(model_fn):
+    """Builds the computation that makes the initial `ModelWeights`."""
+    is_functional = model_lib.is_functional(model_fn)
+    if not is_functional and not callable(model_fn):
         raise validation.UsageError(
             "model_fn must be a function that makes a tff.learning.models.VariableModel, or a "
             f"functional model, got {model_fn!r}."
         )
 
     @tff_names.tensorflow_computation
-    def initial_weights_of_variables():
-        return tff.learning.models.ModelWeights.from_model(model_fn())
+    def initial_weights():
+        if not is_functional:
+            return tff.learning.models.ModelWeights.from_model(model_fn())
+        tensors = (tuple(map(tf.convert_to_tensor, one)) for one in model_fn.initial_weights)
+        return tff.learning.models.ModelWeights(*tensors)
 
-    return initial_weights_of_variables
-
-
-def input_and_metrics(
-    model_fn: Model, metrics_aggregator: Callable[..., tff_names.Computation]
-) -> tuple[tff_names.Type, tff_names.Computation]:
-    """Returns the type of a client's data, and the aggregation of its metrics.
-
-    Args:
-      model_fn: Function that makes a `VariableModel`, or a functional model.
-      metrics_aggregator: Function that builds the aggregation of the metrics, such as
-        `tff.learning.metrics.sum_then_finalize`.
-
-    Returns:
-      The sequence type of the batches, and a computation from the clients'
-      unfinalized metrics to metrics at the server.
-    """
-    if model_lib.is_functional(model_fn):
-        input_spec, finalizers = model_fn.input_spec, model_fn.finalize_metrics
-        unfinalized = tff_names.tensorflow_computation(model_fn.initialize_metrics_state)
-        aggregation = metrics_aggregator(finalizers, unfinalized.type_signature.result)
-    else:
-        # The variables of this model are needed nowhere else.
-        with tf.Graph().as_default():
-            model = model_fn()
-            input_spec = model.input_spec
-            aggregation = metrics_aggregator(model.metric_finalizers())
-    return tff_names.SequenceType(tff_names.tensorflow_to_type(input_spec)), aggregation
+    return initial_weights

@@ -143,11 +143,7 @@ class LocalUpdate(abc.ABC):
         round_index: tf.Tensor,
         loop: Loop = iterate,
     ) -> tuple[list[tf.Tensor], tf.Tensor, Any]:
-        """Computes the update, and the metrics of a client whose training did not diverge.
-
-        Returns:
-          The update, the number of examples (int64) and the metrics for the sums.
-        """
+        """Computes the update, and the metrics of a client whose training did not diverge."""
         update, num_examples, metrics = self.update(model, weights, batches, round_index, loop)
         # A client whose training diverged would make the metrics of all diverge.
         is_finite = tf.math.is_finite(clipping_lib.global_norm(update))
@@ -166,13 +162,7 @@ class FedAvg(LocalUpdate):
     weight of the result is the client's number of examples, each counted once
     whatever `local_epochs` is.
 
-    Attributes:
-      optimizer: Client optimizer; the paper's is SGD.
-      clipping: Clipping after every batch; None if only the aggregator clips, at the end.
-      local_epochs: Number E of passes over the client's batches.
-
-    Raises:
-      ValueError: If `local_epochs` is less than 1.
+    `clipping` is that after every batch; None if only the aggregator clips, at the end.
     """
 
     optimizer: optimizers.Optimizer
@@ -234,12 +224,6 @@ class FedSgd(LocalUpdate):
     that a client's batches take turns and a repeated round repeats its update.
     The weight is the number of all the client's examples. Clipping is left to
     the aggregator.
-
-    Attributes:
-      learning_rate: Learning rate η of the client.
-
-    Raises:
-      ValueError: If `learning_rate` is not positive.
     """
 
     learning_rate: float

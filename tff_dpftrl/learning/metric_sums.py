@@ -41,10 +41,9 @@ _NORM = 1.0 - 1e-9  # What float64 rounds is far less.
 class MetricSum(NamedTuple):
     """One sum over clients, and the metrics that are made of it.
 
-    Attributes:
-      encode: Function from a client's unfinalized metrics to the structure that it sends.
-      decode: Function from the sum of these structures to an `OrderedDict` of metrics.
-      largest: Largest entry that a client adds to a secure sum; None for a sum in the clear.
+    `encode` makes the structure that a client sends of its unfinalized metrics, and `decode` an
+    `OrderedDict` of metrics of the sum. `largest` is the largest entry that a client adds to a
+    secure sum; None for a sum in the clear.
     """
 
     encode: Callable[[Any], Any]
@@ -66,17 +65,9 @@ def build(
     grids: Grids | None = None,
     bounds: Mapping[str, float] | None = None,
 ) -> list[MetricSum]:
-    """Builds the sums of a round.
+    """Builds the sums of a round, that of the metrics themselves first.
 
-    Args:
-      finalize: Function from summed metrics to final ones.
-      unfinalized_spec: Structure of `tf.TensorSpec` of a client's unfinalized metrics.
-      is_secure: Whether metrics and histograms are summed by secure sums.
-      grids: Grids of `histograms`; None for no histograms.
-      bounds: Bounds of `bounded`, which is summed in the clear; None for no such sums.
-
-    Returns:
-      The sums, that of the metrics themselves first.
+    Metrics and histograms are summed by secure sums if `is_secure`, those of `bounds` never.
     """
     sums = [secure(finalize, unfinalized_spec) if is_secure else in_the_clear(finalize)]
     if grids:
@@ -98,13 +89,7 @@ def secure(finalize: Finalize, unfinalized_spec: Any) -> MetricSum:
     sent unchanged, up to 2⁴⁰ - 1. Larger values count as the limit, negative ones as 0. A client
     with a metric that is not finite, because its training diverged, counts as zero in all.
 
-    Args:
-      finalize: Function from summed metrics to final ones.
-      unfinalized_spec: Structure of `tf.TensorSpec` of a client's unfinalized metrics: integers
-        and floating-point numbers.
-
-    Returns:
-      The sum. What is finalized has the dtypes of `unfinalized_spec`.
+    What is finalized has the dtypes of `unfinalized_spec`.
     """
     dtypes = [spec.dtype for spec in tf.nest.flatten(unfinalized_spec)]
 
@@ -128,15 +113,7 @@ def bounded(bounds: Mapping[str, float]) -> MetricSum:
     such as its mean loss stay as they are. A client with a metric that is not finite counts as
     zero.
 
-    Args:
-      bounds: What the metrics of a client are divided by, by their names among the unfinalized
-        ones. They must not depend on protected data.
-
-    Returns:
-      The sum; its metric is `BOUNDED_SUMS`.
-
-    Raises:
-      UsageError: By `encode`, if bounds are not positive, or of no metric.
+    Bounds have the names of unfinalized metrics, and must not depend on protected data.
     """
 
     def encode(unfinalized):
@@ -161,16 +138,7 @@ def histograms(finalize: Finalize, grids: Grids, is_secure: bool) -> MetricSum:
     A client sends a one-hot vector for each grid. A client whose metrics are all zero has no
     examples, or its training diverged: it has no value.
 
-    Args:
-      finalize: Function from a client's metrics to final ones.
-      grids: Grids by the names of final metrics.
-      is_secure: Whether histograms are summed by secure sums.
-
-    Returns:
-      The sum; its metrics are int32 of shape [size]. That of "loss" has the name "loss_histogram".
-
-    Raises:
-      UsageError: By `encode`, if a grid is of no metric, or of one that is not a scalar.
+    Metrics are int32 of shape [size]. That of "loss" has the name "loss_histogram".
     """
 
     def encode(unfinalized):

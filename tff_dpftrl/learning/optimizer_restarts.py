@@ -58,15 +58,7 @@ def restart_at(optimizer: optimizers.Optimizer, rounds: Sequence[int]) -> optimi
 
     For runs whose noise restarts. It only post-processes noised values: no cost in privacy.
 
-    Args:
-      optimizer: Server optimizer to wrap, of `optimizers` or of TFF.
-      rounds: Indices of the rounds, from 0, before whose step the optimizer is reset.
-
-    Returns:
-      The optimizer.
-
-    Raises:
-      ValueError: If a round is negative or there is none.
+    It is reset before the step of these rounds, which count from 0.
     """
     if not rounds:
         raise validation.UsageError(

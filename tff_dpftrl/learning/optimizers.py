@@ -96,29 +96,15 @@ class Optimizer(abc.ABC):
 
 
 def zeros(specs: Any) -> Any:
-    """Makes tensors of zeros.
-
-    Args:
-      specs: Structure of `tf.TensorSpec`.
-
-    Returns:
-      The tensors, in the same structure.
-    """
+    """Makes tensors of zeros of these `tf.TensorSpec`s."""
     return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
 
 
 def dense_gradients(weights: Any, gradients: Any) -> Any:
     """Makes tensors of gradients as a `tf.GradientTape` has them.
 
-    Args:
-      weights: Structure of tensors.
-      gradients: Structure of tensors, `tf.IndexedSlices` or None, which counts as zero.
-
-    Returns:
-      Tensors in the same structure.
-
-    Raises:
-      ValueError: If shapes or dtypes are not those of the weights.
+    They may be tensors, `tf.IndexedSlices` or None, which counts as zero, of the shapes and dtypes
+    of the weights.
     """
 
     def dense(weight, gradient):
@@ -162,15 +148,7 @@ class _Sgdm(Optimizer):
 def sgdm(learning_rate: float, momentum: float | None = None) -> Optimizer:
     """Builds stochastic gradient descent: v ← momentum · v + g, w ← w − learning_rate · v.
 
-    Args:
-      learning_rate: Learning rate, at least 0.
-      momentum: Momentum in [0, 1]; 0 or None for none.
-
-    Returns:
-      The optimizer, with state and steps of `tff.learning.optimizers.build_sgdm`.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    State and steps are those of `tff.learning.optimizers.build_sgdm`.
     """
     return _Sgdm(
         validation.number(LEARNING_RATE, learning_rate, at_least=0),
@@ -229,15 +207,8 @@ class _Adam(Optimizer):
 def adam(learning_rate: float, epsilon: float = 1e-7) -> Optimizer:
     """Builds Adam (Kingma and Ba 2014), with β₁ = 0.9 and β₂ = 0.999.
 
-    Args:
-      learning_rate: Learning rate, at least 0.
-      epsilon: Term that is added to the root of the second moment, at least 0.
-
-    Returns:
-      The optimizer, with state and steps of `tff.learning.optimizers.build_adam`.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    `epsilon` is added to the root of the second moment. State and steps are those of
+    `tff.learning.optimizers.build_adam`.
     """
     return _Adam(
         validation.number(LEARNING_RATE, learning_rate, at_least=0),
@@ -271,13 +242,8 @@ class _Scheduled(Optimizer):
 
 
 def scheduled(optimizer: Optimizer, schedule_fn: Callable[[tf.Tensor], tf.Tensor]) -> Optimizer:
-    """Makes the learning rate of an optimizer follow a schedule.
+    """Makes the learning rate of an optimizer follow a function of the index of a step, from 0.
 
-    Args:
-      optimizer: Optimizer with its learning rate in its state, of this module or of TFF.
-      schedule_fn: Function from the index of a step, from 0, to its learning rate, float32.
-
-    Returns:
-      The optimizer, with state and steps of `tff.learning.optimizers.schedule_learning_rate`.
+    State and steps are those of `tff.learning.optimizers.schedule_learning_rate`.
     """
     return _Scheduled(optimizer, schedule_fn)

@@ -26,17 +26,9 @@ def read(
 ) -> Model:
     """Converts a model of any kind to a form that rounds take.
 
-    Args:
-      model: Functional model, function that makes a variable model, or Keras model.
-      batch_spec: Structure of `tf.TensorSpec` of the batches that the model will get.
-      loss: Loss of a Keras model; None for other models.
-      metrics: Function that makes further metrics of a Keras model, by name; None for none.
-
-    Returns:
-      The model, as it is unless it is a Keras model.
-
-    Raises:
-      UsageError: If it is of no such kind, cannot be used, or takes other batches.
+    It may be a functional model, a function that makes a variable model, or a Keras model. Only a
+    Keras model needs `loss`, and may have `metrics`, a function that makes further ones by name;
+    others stay as they are. One that cannot be used, or takes other batches, is refused.
     """
     is_keras = isinstance(model, keras_versions.Model)
     if is_keras and not isinstance(loss, keras_versions.Loss):
@@ -89,11 +81,7 @@ def metrics(model: Model) -> tuple[Any, Any]:
 
 
 def metric_specs(model: Model) -> dict[str, tf.TensorSpec]:
-    """Returns the specs of the tensors that a client's metrics are made of, by their paths.
-
-    Raises:
-      UsageError: If metrics have no names.
-    """
+    """Returns the specs of the tensors that a client's metrics are made of, by their paths."""
     named = dict(_named(metrics(model)[1]))
     for path in named:
         if path.partition("/")[0].isdigit() or not path:

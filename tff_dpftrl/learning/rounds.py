@@ -27,12 +27,7 @@ _METRICS = "metrics"
 
 
 class ModelWeights(NamedTuple):
-    """Weights of a model.
-
-    Attributes:
-      trainable: Weights that are trained, a tuple.
-      non_trainable: Other weights, a tuple.
-    """
+    """Weights of a model: a tuple of those that are trained, and one of all others."""
 
     trainable: Any
     non_trainable: Any
@@ -55,13 +50,7 @@ class LearningState(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """Value that clients are sent.
-
-    Attributes:
-      weights: Weights of the model.
-      client_work: Index of the round, or ().
-      aggregator: What the aggregation sends.
-    """
+    """Value that clients are sent."""
 
     weights: Any
     client_work: Any
@@ -78,16 +67,8 @@ def build_training(
 ) -> federated_round.FederatedRound:
     """Builds a round of training.
 
-    Args:
-      model: Functional model; a `tff.learning.models.FunctionalModel` is one, too.
-      local_update: Computation of one client's update.
-      aggregation: Aggregation of the updates.
-      server_optimizer: Optimizer that is applied to the aggregated update, unless that is not
-        finite.
-      metrics: Function that builds the sums of the training metrics.
-
-    Returns:
-      The round. Its output is like the metrics of a TFF learning process.
+    The server's optimizer is applied unless the update is not finite. The output is like the
+    metrics of a TFF learning process.
     """
     sums = _metric_sums(model, metrics)
     shapes = [tuple(np.shape(weight)) for weight in model.initial_weights[0]]
@@ -155,15 +136,7 @@ def build_training(
 def build_evaluation(
     model: model_lib.Model, *, metrics: metric_sums.Build = metric_sums.build
 ) -> federated_round.FederatedRound:
-    """Builds a round in which clients evaluate a model, whose state is the model's weights.
-
-    Args:
-      model: Functional model.
-      metrics: Function that builds the sums of the metrics.
-
-    Returns:
-      The round.
-    """
+    """Builds a round in which clients evaluate a model, whose state is the model's weights."""
     sums = _metric_sums(model, metrics)
 
     def work(batches: tf.data.Dataset, broadcast: ModelWeights) -> Any:

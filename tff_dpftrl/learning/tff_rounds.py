@@ -53,18 +53,8 @@ def training(
 ) -> federated_round.FederatedRound:
     """Builds the round of an algorithm, which must release all privately.
 
-    Args:
-      algorithm: The algorithm.
-      model: Its model.
-      aggregation: Aggregation of the updates, of which the algorithm gets a TFF factory.
-      metrics: Function that builds the sums of the training metrics.
-
-    Returns:
-      The round.
-
-    Raises:
-      UsageError: If the algorithm fails, makes no learning process, or releases anything besides
-        metrics and the noised sum of the aggregation.
+    It gets a TFF factory of the aggregation. It is refused if it fails, makes no learning process,
+    or releases anything besides metrics and the noised sum of the aggregation.
     """
     aggregator = factory_of(aggregation)
     with contexts.compiled_only():

@@ -189,26 +189,10 @@ class AdaptiveClipRound(interface.PrivateRound):
         noise_parties: int = 0,
         secure_noise: bool = False,
     ):
-        """Initialises the round.
+        """Initialises the round; arguments are the attributes.
 
-        Args:
-          strategy: Strategy C of both streams. Its restarts are the rounds that
-            take over the estimate, and restart both noises; without restarts the
-            estimate is released but never used.
-          noise_multiplier: Noise multiplier z of both streams together.
-          clients_per_round: Fixed denominator of both noised sums.
-          clipping: Settings of the estimation of the clip norm.
-          unit_inflation: Largest norm to which encoding may lengthen a contribution of
-            norm 1. If given, updates are divided by the active clip norm before they are
-            summed, and the sum is multiplied by it again. None without encoding.
-          deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only;
-            from the operating system if None.
-          noise_parties: Number of parties that have each added the whole noise to both sums.
-          secure_noise: Whether the noise is of a cryptographic generator, on a grid; else of
-            Philox. An engine that draws it must run the graph: see `secure_calls`.
-
-        Raises:
-          ValueError: If an argument is out of range, or the noise cannot be split.
+        With `unit_inflation`, updates are divided by the active clip norm before they are summed,
+        and the sum is multiplied by it again.
         """
         if not isinstance(clipping, AdaptiveClipping):
             raise validation.UsageError(f"clipping must be an AdaptiveClipping, got {clipping!r}.")
@@ -327,16 +311,7 @@ class AdaptiveClipRound(interface.PrivateRound):
         return self.noise(state, shapes)[-1]
 
     def noise(self, state, shapes):
-        """Draws a round's unit noise of both streams.
-
-        Args:
-          state: State before the round.
-          shapes: Static shapes of an update's tensors.
-
-        Returns:
-          Noise of the update, float32 tensors; noise of the count, a float32 scalar; and the
-          state after the round if nothing of it is released.
-        """
+        """Draws a round's unit noise of both streams; the state is that without a release."""
         clip = self._next_clip(state, state.clip.estimate, state.clip.excess)
         if self.noise_parties:
             noise = [tf.zeros(shape, tf.float32) for shape in shapes]

@@ -47,16 +47,9 @@ class Aggregation:
     ):
         """Initialises the aggregation.
 
-        Args:
-          private_round: The mechanism. Its noise covers what the encoding of `vector_sum` adds to a
-            contribution.
-          vector_sum: Secure sum of the updates. The bits of adaptive clipping are then summed
-            securely, too.
-          report_non_finite_clients: Whether the measurement "non_finite_clients" counts updates
-            dropped as not finite. No noise covers that exact count: it is for the operator only.
-
-        Raises:
-          ValueError: If a client can add more to a sum than the noise is scaled to.
+        The noise of the round covers what the encoding of `vector_sum` adds to a contribution; with
+        it, the bits of adaptive clipping are summed securely, too. No noise covers the exact count
+        of `report_non_finite_clients`: it is for the operator only.
         """
         num_parties = getattr(private_round, "noise_parties", 0)
         if vector_sum is None and num_parties:
@@ -96,14 +89,7 @@ class Aggregation:
     def initial_state(self, shapes: Sequence[Sequence[int]]) -> Any:
         """Returns the state before the first round, with new seeds each time it runs.
 
-        Args:
-          shapes: Static shapes of an update's tensors.
-
-        Returns:
-          The state of the private round, with one more field: `sum_state`. It is secret.
-
-        Raises:
-          ValueError: If updates of these shapes cannot be clipped.
+        It is secret: the state of the private round, with one more field, `sum_state`.
         """
         sum_state = () if self.vector_sum is None else self.vector_sum.initial_state()
         return self._state_type(*self.private_round.initial_state(shapes), sum_state)
@@ -120,14 +106,7 @@ class Aggregation:
     ) -> tuple[Parts, Parts]:
         """Clips one client's update, and encodes it for secure sums.
 
-        Args:
-          tensors: The client's update, floats of any dtype.
-          broadcast: Value that `broadcast` returned.
-          num_examples: Number of the client's examples, by which a round may weigh it;
-            None for a round that does not.
-
-        Returns:
-          Parts that are summed in the clear, and parts of secure sums.
+        It returns parts that are summed in the clear, and parts of secure sums.
         """
         weight = num_examples if self.is_weighted else None
         contribution, is_finite = self.private_round.clip_client(tensors, broadcast["seen"], weight)
@@ -146,14 +125,7 @@ class Aggregation:
     ) -> tuple[Any, list[tf.Tensor], Parts]:
         """Adds the noise of a round to the sums.
 
-        Args:
-          state: State before the round.
-          plain: Sums of the plain parts.
-          secure: Sums of the secure parts, modulo `moduli`.
-          shapes: Static shapes of an update's tensors.
-
-        Returns:
-          The state after the round, the noised average (float64 tensors), and measurements.
+        It returns the state after the round, the noised average (float64) and measurements.
         """
         totals, counted, sum_state = Parts(plain), Parts(), state.sum_state
         not_finite = totals.pop(_NOT_FINITE, None)

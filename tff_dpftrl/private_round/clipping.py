@@ -37,12 +37,8 @@ depend on private data.
 def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Computes the L2 norm of all tensors together.
 
-    Args:
-      tensors: Floats of any dtype, not empty.
-
-    Returns:
-      float64 scalar; infinity if an entry is NaN or infinite, or if the norm is above
-      1.8e19, where its square overflows in float32: training diverged.
+    It is float64; infinity if an entry is NaN or infinite, or if the norm is above 1.8e19, where
+    its square overflows in float32: training diverged.
     """
     norm = tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(x) for x in summation.in_float64(tensors)]))
     return tf.where(norm <= _LARGEST_NORM, norm, tf.constant(math.inf, tf.float64))
@@ -56,14 +52,6 @@ def count_as_zero_if_not_finite(
     Wherever this package clips, an update with NaN, an infinity or a norm above 1.8e19
     counts as zero. So do the client's bit in adaptive clipping and its weight in
     DP-FedAvg. An aggregator with `report_non_finite_clients` counts such clients.
-
-    Args:
-      tensors: The update.
-      norm: `global_norm` of the update.
-      scales: Factor for each tensor.
-
-    Returns:
-      The multiplied tensors, or zeros.
     """
     is_finite = tf.math.is_finite(norm)
     return [
@@ -77,13 +65,8 @@ def clip_by_norm(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Scales all tensors by one factor so that their joint norm is at most `clip_norm`.
 
-    Args:
-      tensors: Floats of any dtype, not empty.
-      clip_norm: Upper bound of the joint norm, a scalar.
-
-    Returns:
-      float64 tensors of joint norm at most (1 - CLIP_MARGIN) (1 + 1e-7) `clip_norm`,
-      all zero if the norm is not finite; and the norm before clipping, float64.
+    The float64 results have a norm of at most (1 - CLIP_MARGIN) (1 + 1e-7) `clip_norm`, and are
+    zero if the norm is not finite. The norm before clipping is returned, too.
     """
     tensors = summation.in_float64(tensors)
     norm = global_norm(tensors)
@@ -94,13 +77,7 @@ def clip_by_norm(
 def scale_to(norm: tf.Tensor, bound: tf.Tensor | float) -> tf.Tensor:
     """Computes the factors that scale updates to norms of at most `bound`.
 
-    Args:
-      norm: Norms of the updates, float64, any shape.
-      bound: Upper bound of the norms, a scalar.
-
-    Returns:
-      Factors of at most 1, float64, of the same shape. Scaled norms stay below the bound by
-      the fraction `CLIP_MARGIN`.
+    Scaled norms stay below the bound by the fraction `CLIP_MARGIN`.
     """
     if not tf.is_tensor(bound):
         bound = tf.constant(bound, tf.float64)  # A cast would make it a float32 first.

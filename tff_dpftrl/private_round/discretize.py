@@ -31,14 +31,7 @@ def scale_and_clip(x: tf.Tensor, clip_norm: float, scaled_clip_norm: float) -> t
 
     No square overflows or underflows, whatever the magnitude of the entries.
 
-    Args:
-      x: float32 tensor of shape [d].
-      clip_norm: L2 clip norm C in the unit of `x`.
-      scaled_clip_norm: L2 clip norm K in the unit of the result.
-
-    Returns:
-      float32 tensor of shape [d] with norm at most K; zero if an entry of `x` is
-      not finite.
+    An entry of the float32 vector that is not finite makes it zero.
     """
     largest = tf.maximum(tf.reduce_max(tf.abs(x)), _SMALLEST_NORMAL)
     unit = x / largest
@@ -51,15 +44,7 @@ def scale_and_clip(x: tf.Tensor, clip_norm: float, scaled_clip_norm: float) -> t
 
 
 def limit_coordinates(x: tf.Tensor, max_coordinate: int) -> tf.Tensor:
-    """Scales a vector down until no coordinate exceeds `max_coordinate` in size.
-
-    Args:
-      x: float32 tensor of shape [d], finite.
-      max_coordinate: Upper bound C_∞ of the absolute values.
-
-    Returns:
-      float32 tensor of shape [d].
-    """
+    """Scales a vector down until no coordinate exceeds `max_coordinate` in size."""
     bound = float(max_coordinate)
     x = x * tf.minimum(1.0, bound / tf.reduce_max(tf.abs(x)))
     # The product may exceed the bound by one unit in the last place.
@@ -67,15 +52,7 @@ def limit_coordinates(x: tf.Tensor, max_coordinate: int) -> tf.Tensor:
 
 
 def has_norm_at_most(x: tf.Tensor, max_squared_norm: int) -> tf.Tensor:
-    """Checks exactly whether ‖x‖₂² ≤ `max_squared_norm`.
-
-    Args:
-      x: int32 tensor of shape [d] whose squared norm is below 2^63.
-      max_squared_norm: Upper bound of the squared norm, below 2^63.
-
-    Returns:
-      Boolean scalar.
-    """
+    """Checks exactly whether ‖x‖₂² ≤ `max_squared_norm` for int32; both are below 2^63."""
     return _squared_norm(x) <= tf.constant(max_squared_norm, tf.int64)
 
 
@@ -102,13 +79,7 @@ def round_conditionally(x: tf.Tensor, seed: tf.Tensor, max_squared_norm: int) ->
     After `MAX_TRIES` rejections the vector is rounded towards zero, which cannot
     lengthen it; if even that is too long, it becomes zero.
 
-    Args:
-      x: float32 tensor of shape [d]; entries at most 2^22 in size.
-      seed: Seed of the rounding, int64 tensor of shape [2].
-      max_squared_norm: Upper bound of the squared norm.
-
-    Returns:
-      int32 tensor of shape [d] whose squared norm is at most `max_squared_norm`.
+    Entries of `x`, float32, are at most 2^22 in size. The result is int32.
     """
     floor = tf.floor(x)
     fraction = x - floor  # Exact in float32.
@@ -148,16 +119,9 @@ def encode(
     a round that is repeated sends the same integers, and reveals nothing new. Two
     clients with identical updates round identically.
 
-    Args:
-      x: float32 tensor of shape [encoding.dim]; NaN or Inf make it count as zero.
-      round_seed: Public seed of the round, int64 tensor of shape [2], the same for all
-        clients, new in every round.
-      encoding: Grid of the encoded values.
-      clip_norm: L2 clip norm C.
-
-    Returns:
-      int32 tensor of shape [encoding.padded_dim] with entries in
-      [0, 2 encoding.max_coordinate].
+    `x` is float32 of shape [encoding.dim]; NaN or Inf make it count as zero. `round_seed` is the
+    public seed of the round, the same for all clients. The result is int32, of shape
+    [encoding.padded_dim], with entries in [0, 2 encoding.max_coordinate].
     """
     x = scale_and_clip(x, clip_norm, encoding.scaled_clip_norm)
     rounding_seed = seeds.derive(seeds.derive(round_seed, _ROUNDING_STREAM), _fingerprint(x))
@@ -178,20 +142,10 @@ def decode(
 ) -> tf.Tensor:
     """Decodes the sum of encoded updates.
 
-    Args:
-      total: int32 tensor of shape [encoding.padded_dim], the sum modulo
-        `encoding.sum_modulus` of the encoded updates, and of noise if `encoding.noise_ratio` is
-        not 0.
-      num_clients: int32 scalar, the number of updates in the sum, from 0 to
-        `encoding.max_clients`.
-      round_seed: Public seed that the clients encoded with, int64 tensor of shape [2].
-      encoding: Grid that the clients encoded with.
-      clip_norm: L2 clip norm C.
-
-    Returns:
-      float64 tensor of shape [encoding.dim], the sum of the clipped updates up to
-      rounding. Decoding adds less than `grid.DECODING_ALLOWANCE` to what one client
-      contributes; in float32 it would add up to 5e-4 for some thousands of them.
+    `total` is the int32 sum modulo `encoding.sum_modulus` of at most `encoding.max_clients` encoded
+    updates, and of noise if `encoding.noise_ratio` is not 0. The result is the float64 sum of the
+    clipped updates up to rounding. Decoding adds less than `grid.DECODING_ALLOWANCE` to what one
+    client contributes; in float32 it would add up to 5e-4 for some thousands of them.
     """
     centred = total - num_clients * encoding.max_coordinate
     if encoding.noise_ratio:
@@ -204,12 +158,7 @@ def decode(
 def to_centre(x: tf.Tensor, modulus: int) -> tf.Tensor:
     """Returns the representatives of integers modulo `modulus` that are nearest to 0.
 
-    Args:
-      x: int32 tensor of any shape, entries above `-modulus` and below `modulus`.
-      modulus: Modulus, at most `grid.MAX_MODULUS`.
-
-    Returns:
-      int32 tensor of the same shape, entries from -(modulus // 2) to (modulus - 1) // 2.
+    Entries of `x`, int32, are above `-modulus` and below `modulus`.
     """
     x = tf.where(x > (modulus - 1) // 2, x - modulus, x)
     return tf.where(x < -(modulus // 2), x + modulus, x)

@@ -70,25 +70,7 @@ class FixedClipRound(interface.PrivateRound):
         noise_parties: int = 0,
         secure_noise: bool = False,
     ):
-        """Initialises the round.
-
-        Args:
-          strategy: Strategy C that correlates the noise of different rounds.
-          noise_multiplier: Standard deviation of z for encoded norm 1. With 0 there is
-            no noise and no privacy.
-          clipping: Clipping of the updates, to the same norm in all rounds.
-          clients_per_round: Fixed denominator of the noised sum.
-          encoded_norm: Largest L2 norm of one client's contribution to the sum after its
-            encoding; the clip norm if None.
-          deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only;
-            from the operating system if None.
-          noise_parties: Number of parties that have each added the whole noise to the sums.
-          secure_noise: Whether the noise is of a cryptographic generator, on a grid; else of
-            Philox. An engine that draws it must run the graph: see `secure_calls`.
-
-        Raises:
-          ValueError: If an argument cannot be used.
-        """
+        """Initialises the round with its attributes; `encoded_norm` is the clip norm if None."""
         if not isinstance(clipping, clipping_lib.Clipping):
             raise validation.UsageError(
                 f"clipping must be a FlatClipping or a PerLayerClipping, got {clipping!r}."
@@ -154,13 +136,7 @@ class FixedClipRound(interface.PrivateRound):
     ) -> tf.Tensor:
         """Releases one tensor of a round, for models whose noise is a burden to the memory.
 
-        Args:
-          state: State before the round.
-          position: Position of the tensor in the update, an integer scalar.
-          total: Sum of the clients' contributions to it, floating.
-
-        Returns:
-          float64, the same bits as `release` has for it, if `is_separable`.
+        It has the same bits as `release` has for it, if `is_separable`.
         """
         seed = seeds.derive(state.seed, UPDATE_STREAM)
         noise = self._stream([]).of_tensor(position, total.shape, state.round_index, seed)
@@ -180,16 +156,7 @@ class FixedClipRound(interface.PrivateRound):
         return self.noise(state, shapes)[-1]
 
     def noise(self, state, shapes):
-        """Draws a round's unit noise.
-
-        Args:
-          state: State before the round.
-          shapes: Static shapes of an update's tensors.
-
-        Returns:
-          Noise of the update, float32 tensors; and the state after the round if nothing of it is
-          released.
-        """
+        """Draws a round's unit noise; the state is that after a round without a release."""
         if self.noise_parties:
             noise = [tf.zeros(shape, tf.float32) for shape in shapes]
             return noise, state._replace(round_index=state.round_index + 1)

@@ -19,14 +19,8 @@ def normal(seed: tf.Tensor, size: int, scale: tf.Tensor | float = 1.0) -> tf.Ten
     No pair is ever farther out than 5.68, and its distances from the origin are a grid:
     a sum off that grid reveals that there was a client. Here the distance has 64 bits.
 
-    Args:
-      seed: int64 tensor of shape [2], or a secure seed with the indices of the draw.
-      size: Number of draws.
-      scale: Standard deviation of the draws, before a secure seed's are rounded to their grid; it
-        is 1 for Philox.
-
-    Returns:
-      float32 tensor of shape [size]; of a secure seed, float64.
+    They are float32, of shape [size]; of a secure seed, float64, and times `scale` before they are
+    rounded to their grid. It is 1 for Philox.
     """
     if seeds.is_secure(seed):
         return secure_calls.normal(tf.convert_to_tensor(seed), size, scale)
@@ -44,12 +38,7 @@ def repeated(seed: tf.Tensor, size: int) -> tf.Tensor:
     two rounds together would show it, though it is rounded. So they are blurred after they were
     rounded (`secure_draws.normal`).
 
-    Args:
-      seed: Seed of the draws, as for `normal`.
-      size: Number of draws.
-
-    Returns:
-      Tensor of shape [size]; for Philox, the bits of `normal`.
+    For Philox they are those of `normal`.
     """
     if not seeds.is_secure(seed):
         return normal(seed, size)
@@ -63,12 +52,8 @@ def gaussians_from_words(words: tf.Tensor) -> tf.Tensor:
     probability, -log(1 - u), for u uniform in (0, 1/2). So small and large distances
     both come from small u, of which a float32 keeps all leading bits.
 
-    Args:
-      words: Independent random bits, uint32, shape [3, n]: the sign and the upper
-        bits of u, its lower bits, and the angle.
-
-    Returns:
-      float32 tensor of shape [2, n].
+    `words` are independent random bits, uint32, of shape [3, n]: the sign and the upper bits of u,
+    its lower bits, and the angle. The result is float32, of shape [2, n].
     """
     upper, lower, angle = tf.unstack(words)
     is_far = upper >= tf.constant(1 << 31, tf.uint32)

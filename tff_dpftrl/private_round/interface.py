@@ -144,11 +144,7 @@ def foreign_part(part: Any) -> str | None:
     A subclass of a round, a strategy of the caller's own or a method that was replaced may add
     any noise, or none.
 
-    Args:
-      part: Private round, or any value that it is made of.
-
-    Returns:
-      Name of the first class or replaced method; None if all code is of this package.
+    It returns the name of the first class or replaced method; None if all code is of this package.
     """
     kind = type(part)
     if isinstance(part, tuple | list):

@@ -84,18 +84,7 @@ class Kernel(abc.ABC):
 
 
 def within_horizon(t: tf.Tensor, max_rounds: int | None) -> tf.Tensor:
-    """Returns `t` after checking, when the op runs, that round t is defined.
-
-    Args:
-      t: Index of a round, an int64 scalar, from 0.
-      max_rounds: Number of rounds; None if there is no limit.
-
-    Returns:
-      `t`, to be used in place of the argument.
-
-    Raises:
-      tf.errors.InvalidArgumentError: When run, if `t >= max_rounds`.
-    """
+    """Returns `t` after checking, when the op runs, that round t is defined."""
     if max_rounds is None:
         return t
     check = tf.debugging.assert_less(

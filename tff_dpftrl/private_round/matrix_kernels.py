@@ -26,12 +26,7 @@ class BufferedKernel(kernel.Kernel):
     """Kernel of BLT noise; it keeps one buffer for each decay."""
 
     def __init__(self, recipe: noise_recipe.BufferedNoise, dtype: tf.DType = tf.float32):
-        """Initialises the kernel.
-
-        Args:
-          recipe: Decays θ and scales ω of the BLT.
-          dtype: Dtype of draws, buffer and noise.
-        """
+        """Reads the recipe; `dtype` is that of draws, buffer and noise."""
         self.dtype = dtype
         decay = np.asarray(recipe.buf_decay, np.float64)
         scale = np.asarray(recipe.output_scale, np.float64)
@@ -56,12 +51,7 @@ class BandedKernel(kernel.Kernel):
     """Kernel of forward substitution with the bands of C; the last outputs are kept in a ring."""
 
     def __init__(self, recipe: noise_recipe.BandedNoise, dtype: tf.DType = tf.float32):
-        """Initialises the kernel.
-
-        Args:
-          recipe: Bands of C.
-          dtype: Dtype of draws, buffer and noise.
-        """
+        """Reads the recipe; `dtype` is that of draws, buffer and noise."""
         self.dtype = dtype
         rows = np.asarray(recipe.rows, np.float64)
         self._toeplitz = len(rows) == 1
@@ -97,12 +87,7 @@ class InverseBandedKernel(kernel.Kernel):
     """
 
     def __init__(self, recipe: noise_recipe.InverseBandedNoise, dtype: tf.DType = tf.float32):
-        """Initialises the kernel.
-
-        Args:
-          recipe: Rows of C⁻¹, and the number of rounds in a block.
-          dtype: Dtype of draws, buffer and noise.
-        """
+        """Reads the recipe; `dtype` is that of draws, buffer and noise."""
         self.dtype = dtype
         self._block = recipe.rounds_at_once
         self.num_buffers = self._block if self._block > 1 else 0

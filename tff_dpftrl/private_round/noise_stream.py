@@ -7,8 +7,7 @@ seed, the round, the position of the tensor and the coordinate.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -26,50 +25,27 @@ from tff_dpftrl.private_round import (
     tree_kernels,
 )
 
+_KERNELS: dict[type, Callable[..., kernel.Kernel]] = {
+    noise_recipe.BufferedNoise: matrix_kernels.BufferedKernel,
+    noise_recipe.BandedNoise: matrix_kernels.BandedKernel,
+    noise_recipe.InverseBandedNoise: matrix_kernels.InverseBandedKernel,
+}
 
-@functools.singledispatch
+
 def build_kernel(recipe: noise_recipe.BlockRecipe, dtype: tf.DType = tf.float32) -> kernel.Kernel:
-    """Builds the kernel that runs a recipe.
-
-    Args:
-      recipe: Recipe of one block, without restarts.
-      dtype: Dtype of draws, buffer and noise.
-
-    Returns:
-      The kernel.
-
-    Raises:
-      ValueError: If `recipe` is not a recipe for one block.
-    """
-    raise validation.UsageError(f"recipe must be a recipe for one block of rounds, got {recipe!r}.")
-
-
-@build_kernel.register
-def _(recipe: noise_recipe.IdentityNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
-    del recipe, dtype  # It has no parameters.
-    return matrix_kernels.IdentityKernel()
-
-
-@build_kernel.register
-def _(recipe: noise_recipe.BufferedNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
-    return matrix_kernels.BufferedKernel(recipe, dtype)
-
-
-@build_kernel.register
-def _(recipe: noise_recipe.BandedNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
-    return matrix_kernels.BandedKernel(recipe, dtype)
-
-
-@build_kernel.register
-def _(recipe: noise_recipe.InverseBandedNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
-    return matrix_kernels.InverseBandedKernel(recipe, dtype)
-
-
-@build_kernel.register
-def _(recipe: noise_recipe.TreeNoise, dtype: tf.DType = tf.float32) -> kernel.Kernel:
-    if recipe.variance_reduction:
-        return tree_kernels.ReducedTreeKernel(recipe, dtype)
-    return tree_kernels.VanillaTreeKernel(recipe, dtype)
+    """Builds the kernel that runs a recipe of one block, without restarts."""
+    if isinstance(recipe, noise_recipe.IdentityNoise):
+        return matrix_kernels.IdentityKernel()
+    if isinstance(recipe, noise_recipe.TreeNoise):
+        if recipe.variance_reduction:
+            return tree_kernels.ReducedTreeKernel(recipe, dtype)
+        return tree_kernels.VanillaTreeKernel(recipe, dtype)
+    build = _KERNELS.get(type(recipe))
+    if build is None:
+        raise validation.UsageError(
+            f"recipe must be a recipe for one block of rounds, got {recipe!r}."
+        )
+    return build(recipe, dtype)
 
 
 class NoiseStream:
@@ -97,19 +73,7 @@ class NoiseStream:
         max_rounds: int | None = None,
         secure: bool = False,
     ):
-        """Initialises the stream.
-
-        Args:
-          recipe: Recipe that computes the noise of a round from the draws.
-          shapes: Static shapes of the tensors, in a fixed order.
-          max_rounds: Number of rounds that the strategy is defined for, all blocks
-            together; None if any.
-          secure: Whether its seeds are those of secure noise.
-
-        Raises:
-          ValueError: If `recipe` is unknown or its restarts do not begin with
-            round 0 and increase.
-        """
+        """Initialises the stream; `max_rounds` is that of all blocks together."""
         block_recipe, self.starts = noise_recipe.blocks(recipe)
         self._shapes = [tuple(shape) for shape in shapes]
         self._sizes = [int(np.prod(shape)) for shape in self._shapes]
@@ -123,23 +87,14 @@ class NoiseStream:
         One tensor for all tensors of the model: TFF copies its state several times a
         round, once more for every level of nesting.
 
-        Returns:
-          Tensor of shape [number of buffers, number of coordinates], float32, or float64 if
-          the noise is secure; or ().
+        Its shape is [number of buffers, number of coordinates].
         """
         num_buffers = self._kernel.num_buffers
         shape = [num_buffers, sum(self._sizes)]
         return tf.zeros(shape, self._kernel.dtype) if num_buffers else ()
 
     def block(self, round_index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the index of a round's block, and the round's index within it.
-
-        Args:
-          round_index: Index of the round in the run, an int64 scalar.
-
-        Returns:
-          Two int64 scalars.
-        """
+        """Returns the index of a round's block, and the round's index within it."""
         starts = tf.constant(self.starts, tf.int64)
         block = tf.reduce_sum(tf.cast(starts <= round_index, tf.int64)) - 1
         return block, round_index - tf.gather(starts, block)
@@ -149,18 +104,8 @@ class NoiseStream:
     ) -> tuple[list[tf.Tensor], tf.Tensor | tuple[()]]:
         """Returns the noise of one round and the buffer after it.
 
-        Args:
-          buffer: Buffer that `initial_buffer` or the previous round returned.
-          round_index: Index of the round, an int64 scalar, from 0; rounds must be run in order.
-          seed: Seed of the stream, int64 tensor of shape [2]; [5] if the noise is secure: the
-            root seed and the index of the stream.
-
-        Returns:
-          float32 tensors of the stream's shapes, float64 if the noise is secure; and the new
-          buffer.
-
-        Raises:
-          tf.errors.InvalidArgumentError: When run, if the recipe has no such round.
+        Rounds must be run in order. The seed is int64 of shape [2]; [5] if the noise is secure: the
+        root seed and the index of the stream. The noise is float32, or float64 if it is secure.
         """
         # Always on the CPU: a GPU would round the matrix products of some kernels to
         # TensorFloat-32, and a run that goes on on another machine has to repeat its noise.
@@ -193,14 +138,7 @@ class NoiseStream:
     ) -> tf.Tensor:
         """Returns the noise of one tensor in one round, if the stream `is_separable`.
 
-        Args:
-          position: Position of the tensor in the model, an integer scalar.
-          shape: Static shape of the tensor.
-          round_index: Index of the round, an int64 scalar, from 0.
-          seed: Seed of the stream, as for `next`.
-
-        Returns:
-          The same bits as `next` has for it.
+        It has the same bits as `next` has for it.
         """
         with tf.device("CPU:0"):  # As in `next`.
             block_seed, t = self._at(round_index, seed)

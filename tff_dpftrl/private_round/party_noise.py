@@ -58,16 +58,7 @@ class PartyNoise:
         shapes: Sequence[Sequence[int]],
         encoding: grid.GridEncoding,
     ):
-        """Traces the functions at their first call.
-
-        Args:
-          private_round: Mechanism of the task, with the noise that is promised.
-          shapes: Static shapes of an update's tensors.
-          encoding: Grid of the secure sum.
-
-        Raises:
-          ValueError: If the shapes do not have as many coordinates as the grid.
-        """
+        """Traces the functions at their first call; shapes are those without padding."""
         self._round = private_round
         self._shapes = [tuple(shape) for shape in shapes]
         size = sum(int(np.prod(shape)) for shape in self._shapes)
@@ -89,9 +80,7 @@ class PartyNoise:
     def initial_state(self, seed: np.ndarray) -> State:
         """Returns the state before the first round.
 
-        Args:
-          seed: Root seed of all noise, int64, of the length that the mechanism's seeds have, or
-            longer; from the operating system.
+        The seed is int64, of the length that the mechanism's seeds have, or longer.
         """
         made = self._round.initial_state(self._shapes)
         return made._replace(seed=tf.constant(seed[: made.seed.shape[0]], tf.int64))
@@ -101,15 +90,7 @@ class PartyNoise:
         return max(start for start in self._starts if start <= round_index)
 
     def before_round(self, state: State, round_index: int) -> State:
-        """Returns the state before a round; what cannot be left out is drawn again.
-
-        Args:
-          state: State before that round or an earlier one, such as the initial one.
-          round_index: Index of the round.
-
-        Raises:
-          ValueError: If the state is of a later round.
-        """
+        """Returns the state before a round; what cannot be left out is drawn again."""
         reached = int(state.round_index)
         if reached > round_index:
             raise validation.UsageError(f"state is before round {reached}, after {round_index}.")
@@ -125,15 +106,8 @@ class PartyNoise:
     def draw(self, state: State) -> tuple[tf.Tensor, tf.Tensor, State]:
         """Draws the unit noise of the next round.
 
-        Args:
-          state: State before the round.
-
-        Returns:
-          Noise of the update and its padding, shape [encoding.padded_dim]; noise of the count, a
-          scalar, 0 where none is noised; and the state after the round.
-
-        Raises:
-          tf.errors.InvalidArgumentError: If the mechanism has no such round.
+        It returns the noise of the update and its padding, of shape [encoding.padded_dim]; the
+        noise of the count, 0 where none is noised; and the state after the round.
         """
         return self._next(state)
 
@@ -142,14 +116,8 @@ class PartyNoise:
     ) -> tuple[np.ndarray, int]:
         """Brings unit noise to the grid of the secure sum.
 
-        Args:
-          noise: Noise of the update and its padding, as `draw` returns it.
-          count_noise: Noise of the count, as `draw` returns it.
-          round_seed: Public seed of the round that clients encode with, int64, shape [2].
-
-        Returns:
-          Integers in [0, `encoding.sum_modulus`), int64, shape [encoding.padded_dim]; and the
-          integer to add to the doubled count of unclipped clients, which may be negative.
+        It returns integers in [0, `encoding.sum_modulus`), int64, of shape [encoding.padded_dim];
+        and the integer to add to the doubled count of unclipped clients, which may be negative.
         """
         vector, count = self._to_grid(noise, count_noise, tf.constant(round_seed, tf.int64))
         return vector.numpy(), int(count)
@@ -181,16 +149,8 @@ def noise_ratio(
 ) -> float:
     """Computes `GridEncoding.noise_ratio` of a task with noise parties.
 
-    Args:
-      strategy: Strategy C of the task, restarts included.
-      update_noise_multiplier: Noise multiplier of the updates; with adaptive clipping that of
-        the updates alone (`AdaptiveClipRound.update_noise_multiplier`).
-      num_rounds: Number of rounds of the task.
-      num_parties: Number of noise parties, each of which adds the whole noise.
-
-    Returns:
-      Standard deviation of the noise of all parties on one coordinate, in the round in which it
-      is largest, over the inflated clip norm.
+    It is the standard deviation of the noise of all parties on one coordinate, in the round in
+    which it is largest, over the inflated clip norm.
     """
     largest = float(np.max(strategy.round_noise_variance(num_rounds)))
     return update_noise_multiplier * math.sqrt(num_parties * largest)

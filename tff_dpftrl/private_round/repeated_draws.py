@@ -40,13 +40,8 @@ class TensorDraws(NamedTuple):
 def drawing(kind: TensorDraws) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     """Returns the function that makes the draws of a tensor.
 
-    Args:
-      kind: The tensor.
-
-    Returns:
-      Function from a seed, int64, shape [seed_length], and a slot, int64, scalar, to
-      `gaussians.repeated` of the seed. A slot below `num_slots` says where to keep the draw; the
-      lower ones save more.
+    It takes a seed and a slot, int64, and makes `gaussians.repeated` of the seed. A slot below
+    `num_slots` says where to keep the draw; the lower ones save more.
     """
     # A function keeps each `tf.Graph` that it was called in: those of TFF have theirs.
     return _made(kind) if secure_calls.is_for_others() else _lasting(kind)

@@ -79,23 +79,7 @@ class SampledGaussianRound(interface.PrivateRound):
         deterministic_seed: int | None = None,
         secure_noise: bool = False,
     ):
-        """Initialises the round.
-
-        Args:
-          clipping: Clipping of each update; the norm may change with the round.
-          noise_multiplier: Standard deviation z of the noise per unit of
-            sensitivity. 0 adds no noise and is not private.
-          estimator: Rule for the divisor of the sum.
-          weight_cap: Number ŵ of examples from which on a client has weight 1. With 1
-            every client that has examples weighs the same.
-          deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
-            run with a known seed is not private. From the operating system if None.
-          secure_noise: Whether the noise is of a cryptographic generator, on a grid; else of
-            Philox. An engine that draws it must run the graph: see `secure_calls`.
-
-        Raises:
-          ValueError: If an argument cannot be used.
-        """
+        """Initialises the round; arguments are the attributes."""
         if not isinstance(clipping, clipping_lib.Clipping):
             raise validation.UsageError(
                 f"clipping must be a FlatClipping or a PerLayerClipping, got {clipping!r}."

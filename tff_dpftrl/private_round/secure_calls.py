@@ -54,14 +54,8 @@ def normal(
 ) -> tf.Tensor:
     """Draws independent Gaussians, rounded to multiples of `secure_draws.STEP`.
 
-    Args:
-      seed: Secure seed and the indices of the draw, an int64 tensor of static shape.
-      size: Number of draws.
-      scale: Standard deviation of the Gaussians before they are rounded, a float64 scalar.
-      is_blurred: Whether they are blurred after that, as by `secure_draws.normal`.
-
-    Returns:
-      float64 tensor of shape [size].
+    `scale` is their standard deviation before they are rounded. `is_blurred` is as of
+    `secure_draws.normal`.
     """
     build = _unanswered if is_for_others() else answered
     return build(seed.shape[0] or 0, size, is_blurred)(seed, tf.convert_to_tensor(scale, DTYPE))
@@ -73,14 +67,7 @@ def answered(
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     """Returns the function that draws by Python, traced once in this process.
 
-    Args:
-      path_length: Length of the seed with the indices of the draw.
-      size: Number of draws.
-      is_blurred: Whether they are blurred.
-
-    Returns:
-      Concrete function from an int64 tensor of shape [path_length] and a scale, a float64 scalar,
-      to `normal` of them.
+    It takes the seed with the indices of the draw, int64, and a scale, float64.
     """
 
     def draw(seed: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
@@ -111,14 +98,7 @@ def _function(draw: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], path_length: in
 
 
 def size_of(node_name: str) -> tuple[int, int, bool] | None:
-    """Reads the name of a node in a function of a graph.
-
-    Args:
-      node_name: Name of the node.
-
-    Returns:
-      The arguments of `answered`, if the function is a draw that nobody answers; else None.
-    """
+    """Reads the arguments of `answered` from a node's name; None if it is no unanswered draw."""
     found = _PATTERN.search(node_name)
     return (int(found[1]), int(found[2]), found[3] is not None) if found else None
 

@@ -97,18 +97,7 @@ class VectorSum:
     def encode(
         self, tensors: Sequence[tf.Tensor], round_seed: tf.Tensor
     ) -> collections.OrderedDict[str, tf.Tensor]:
-        """Encodes one client's update.
-
-        Args:
-          tensors: The client's update, floats of any dtype.
-          round_seed: Seed of the round.
-
-        Returns:
-          The encoded vector and the count of one client, int32.
-
-        Raises:
-          ValueError: If the update has other than `encoding.dim` numbers.
-        """
+        """Encodes one client's update."""
         flat = tf.concat([tf.reshape(tf.cast(t, tf.float32), [-1]) for t in tensors], axis=0)
         size = flat.shape[0]
         if size != self.encoding.dim:
@@ -127,16 +116,7 @@ class VectorSum:
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Decodes the sum of what clients sent.
 
-        Args:
-          total: Sum of what `encode` returned, modulo `moduli`.
-          round_seed: Seed of the round.
-          shapes: Shapes of an update's tensors.
-
-        Returns:
-          The sum of the updates, float64 tensors, and the number of clients.
-
-        Raises:
-          tf.errors.InvalidArgumentError: When run, if there are more than `encoding.max_clients`.
+        It returns float64 tensors and the number of clients. More than `encoding.max_clients` fail.
         """
         too_many = tf.debugging.assert_less_equal(
             total["count"],

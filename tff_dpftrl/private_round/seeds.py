@@ -40,15 +40,6 @@ def root_seed_from_os(num_words: int = PHILOX_WORDS) -> tf.Tensor:
     are uniform on all values but the line ends. Four of them, joined by exclusive or,
     make a byte: in total variation 128 bits are within 6.2e-8 of uniform, and 256
     within 1.3e-7; no seed is likelier than a uniform one by more than a factor of 1 + 1.6e-5.
-
-    Args:
-      num_words: Number of 64-bit words.
-
-    Returns:
-      int64 tensor of shape [num_words].
-
-    Raises:
-      tf.errors.InvalidArgumentError: When run, if too few bytes were read.
     """
     # A line has 256 bytes on average: fewer than 128 in 32 lines never happens.
     lines = tf.data.TextLineDataset("/dev/urandom", buffer_size=16384).take(32)
@@ -69,16 +60,7 @@ def root_seed_from_os(num_words: int = PHILOX_WORDS) -> tf.Tensor:
 def root_seed(deterministic_seed: int | None, *, secure: bool = False) -> tf.Tensor:
     """Returns the root seed of a run: from the operating system, or the given one.
 
-    Args:
-      deterministic_seed: Seed of the run, an integer in [0, 2^128); from the operating
-        system if None. A run with a known seed is not private.
-      secure: Whether it is a seed of secure noise.
-
-    Returns:
-      int64 tensor of shape [2], or [4] for secure noise.
-
-    Raises:
-      ValueError: If `deterministic_seed` is out of range.
+    A run with a known seed is not private. The seed is int64, of shape [2]; [4] for secure noise.
     """
     deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
     num_words = SECURE_WORDS if secure else PHILOX_WORDS
@@ -100,13 +82,6 @@ def derive(seed: tf.Tensor, index: tf.Tensor | int) -> tf.Tensor:
     `seed`, its lower counter word is `index`: all 128 bits of the seed count, and
     different indices never collide. A seed serves either to derive sub-seeds or to
     draw, never both.
-
-    Args:
-      seed: Parent seed, int64 tensor of shape [2]; [4] or more for secure noise.
-      index: Number of the sub-seed, an integer scalar that is not negative.
-
-    Returns:
-      int64 tensor of shape [2]; for secure noise, one longer than `seed`.
     """
     if is_secure(seed):
         return tf.concat([seed, [tf.cast(index, tf.int64)]], axis=0)

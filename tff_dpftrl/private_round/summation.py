@@ -70,28 +70,13 @@ MAX_CLIENTS = 200_000
 def relative_error(num_clients: int, unit_roundoff: float = UNIT_ROUNDOFF) -> float:
     """Bounds the rounding error in a client's effect on a computed sum, as a fraction of B.
 
-    Args:
-      num_clients: Number n of clients in the sum.
-      unit_roundoff: Unit roundoff u of the dtype in which the sum is computed.
-
-    Returns:
-      2 n² u / (1 - n u).
+    It is 2 n² u / (1 - n u).
     """
     return 2 * num_clients**2 * unit_roundoff / (1 - num_clients * unit_roundoff)
 
 
 def check_clients_per_round(clients_per_round: float) -> float:
-    """Returns a report goal after checking that the proof above covers it.
-
-    Args:
-      clients_per_round: Report goal, the number of clients that a round is meant to have.
-
-    Returns:
-      The same number.
-
-    Raises:
-      ValueError: If it is not positive, or above `MAX_CLIENTS`.
-    """
+    """Returns a report goal after checking that the proof above covers it."""
     return validation.number(
         "clients_per_round",
         clients_per_round,
@@ -104,16 +89,8 @@ def check_clients_per_round(clients_per_round: float) -> float:
 def grid_inflation(noise_multiplier: float, num_coordinates: int) -> float:
     """Computes the factor of secure noise that pays for rounding the sum to its grid.
 
-    Args:
-      noise_multiplier: Standard deviation z of the noise per unit of sensitivity.
-      num_coordinates: Number d of coordinates of the sum.
-
-    Returns:
-      1 / (1 - z √d 2⁻³²): with σ that much larger than z times the sensitivity, it is z times the
-      sensitivity and √d grid steps.
-
-    Raises:
-      ValueError: If no noise is enough, from z √d = 2³² on.
+    It is 1 / (1 - z √d 2⁻³²): with σ that much larger than z times the sensitivity, it is z times
+    the sensitivity and √d grid steps. From z √d = 2³² on, no noise is enough.
     """
     share = noise_multiplier * math.sqrt(num_coordinates) * secure_draws.STEP
     if not share < 1:
@@ -125,11 +102,7 @@ def grid_inflation(noise_multiplier: float, num_coordinates: int) -> float:
 
 
 def in_float64(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Casts updates, or sums of them, to `DTYPE`; a cast of complex numbers would drop a part.
-
-    Raises:
-      UsageError: If there are other numbers than floats.
-    """
+    """Casts updates, or sums of them, to `DTYPE`; a cast of complex numbers would drop a part."""
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     for tensor in tensors:
         validation.float_dtype("The update", tensor.dtype)
@@ -145,15 +118,7 @@ def noised_mean_on_grid(
 ) -> list[tf.Tensor]:
     """Computes (total + stddev · noise) / divisor of secure noise, on its grid.
 
-    Args:
-      total: Sum of the clipped updates, floats.
-      noise: Unit noise of the same shapes, float64 multiples of `secure_draws.STEP`.
-      stddev: Standard deviation of the noise before the division, a float64 scalar, above 0.
-      divisor: Denominator of the noised sum.
-      noise_multiplier: Standard deviation of the noise per unit of sensitivity.
-
-    Returns:
-      float64 tensors of the same shapes.
+    The noise is of float64 multiples of `secure_draws.STEP`.
     """
     size = sum(tensor.shape.num_elements() for tensor in total)
     stddev = tf.cast(stddev, DTYPE) * grid_inflation(noise_multiplier, size)
@@ -170,17 +135,7 @@ def noised_mean(
     stddev: tf.Tensor,
     divisor: tf.Tensor | float,
 ) -> list[tf.Tensor]:
-    """Computes (total + stddev · noise) / divisor, tensor by tensor, in float64.
-
-    Args:
-      total: Sum of the clipped updates, floats.
-      noise: Unit noise of the same shapes, floats.
-      stddev: Standard deviation of the noise before the division, a float64 scalar.
-      divisor: Denominator of the noised sum.
-
-    Returns:
-      float64 tensors of the same shapes.
-    """
+    """Computes (total + stddev · noise) / divisor, tensor by tensor, in float64."""
     stddev = tf.cast(stddev, DTYPE)
     return [
         (x + stddev * tf.cast(z, DTYPE)) / divisor

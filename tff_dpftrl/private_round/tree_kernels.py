@@ -41,12 +41,7 @@ class VanillaTreeKernel(kernel.Kernel):
     """Kernel with one draw for each node; a round needs two draws on average."""
 
     def __init__(self, recipe: noise_recipe.TreeNoise, dtype: tf.DType = tf.float32):
-        """Initialises the kernel.
-
-        Args:
-          recipe: Tree without variance reduction.
-          dtype: Dtype of draws and noise.
-        """
+        """Reads the recipe; `dtype` is that of draws and noise."""
         self.dtype = dtype
         self._num_levels = recipe.num_levels
         self.max_rounds = recipe.max_rounds
@@ -87,12 +82,7 @@ class ReducedTreeKernel(kernel.Kernel):
     """
 
     def __init__(self, recipe: noise_recipe.TreeNoise, dtype: tf.DType = tf.float32):
-        """Initialises the kernel.
-
-        Args:
-          recipe: Tree with variance reduction.
-          dtype: Dtype of draws and noise.
-        """
+        """Reads the recipe; `dtype` is that of draws and noise."""
         self.dtype = dtype
         self._num_levels = recipe.num_levels
         self.max_rounds = recipe.max_rounds

@@ -32,15 +32,6 @@ def walsh_hadamard(x: tf.Tensor) -> tf.Tensor:
     separate transposition. Factors of up to 32 rows are the fastest on CPUs: smaller
     ones read memory more often, larger ones multiply more. The op stays on the CPU,
     because a GPU would first round float32 entries to the 11 bits of TensorFloat-32.
-
-    Args:
-      x: float32 or float64 tensor of static shape [d], d a power of two.
-
-    Returns:
-      Tensor of the same dtype, of shape [d].
-
-    Raises:
-      ValueError: If d is not a static power of two.
     """
     dim = _static_power_of_two(x)
     log2_dim = dim.bit_length() - 1
@@ -60,12 +51,7 @@ def walsh_hadamard(x: tf.Tensor) -> tf.Tensor:
 def flip_signs(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Multiplies the entries of a vector by independent random signs.
 
-    Args:
-      x: float32 or float64 tensor of static shape [d].
-      seed: int64 tensor of shape [2]; the same seed gives the same signs, in both dtypes.
-
-    Returns:
-      Tensor of the same dtype, of shape [d]; the sign of zero may change too.
+    The same seed gives the same signs in float32 and float64. The sign of zero may change too.
     """
     dim = _static_length(x)
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
@@ -89,16 +75,6 @@ def rotate(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
     Every coordinate of the result is sub-Gaussian with standard deviation ‖x‖₂/√d
     (Kairouz, Liu & Steinke 2021, lemmas 28 and 29).
-
-    Args:
-      x: float32 or float64 tensor of static shape [d], d a power of two.
-      seed: Public seed of the signs, int64 tensor of shape [2].
-
-    Returns:
-      Tensor of the same dtype, of shape [d], of the same L2 norm up to rounding.
-
-    Raises:
-      ValueError: If d is not a static power of two.
     """
     return walsh_hadamard(flip_signs(x, seed))
 

@@ -76,14 +76,7 @@ class Trace:
 
 
 def trace(computation: tff_names.ConcreteComputation) -> Trace:
-    """Evaluates a computation on labels.
-
-    Args:
-      computation: Computation whose arguments at the clients are their data.
-
-    Returns:
-      The labels of its outputs and the aggregations and releases on the way.
-    """
+    """Evaluates a computation, whose arguments at the clients are their data, on labels."""
     evaluator = _Evaluator()
     function = evaluator.evaluate(computation.to_building_block(), {})
     function_type = computation.type_signature

@@ -8,13 +8,12 @@ or other hidden channels counts as one node.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from tff_dpftrl.execution import tff_names
+from tff_dpftrl.execution import graph_function, process_form, tff_names
 
 _HARMLESS_STATEFUL = frozenset(
     ["Assert", "If", "Placeholder", "PrintV2", "StatefulPartitionedCall", "While"]
@@ -40,13 +39,8 @@ def analyse(
 ) -> Dependencies:
     """Reads the graph of a compiled computation.
 
-    Args:
-      computation: Compiled computation; other kinds than TensorFlow's count as one node.
-      num_arguments: Number of tensors (or sequences) in its argument.
-      num_results: Number of tensors (or sequences) in its result.
-
-    Returns:
-      The dependencies.
+    Kinds of computations other than TensorFlow's count as one node. The numbers are those of the
+    tensors or sequences.
     """
     everything = Dependencies(
         (frozenset(range(num_arguments)),) * num_results, (False,) * num_results
@@ -54,8 +48,8 @@ def analyse(
     if computation.proto.WhichOneof("computation") != "tensorflow":
         return everything
     proto = computation.proto.tensorflow
-    arguments = list(_tensor_names(proto.parameter))
-    results = list(_tensor_names(proto.result))
+    arguments = process_form.tensor_names(proto.parameter) if num_arguments else []
+    results = process_form.tensor_names(proto.result)
     if len(arguments) != num_arguments or len(results) != num_results:
         return everything
     graph_def = tf.compat.v1.GraphDef()
@@ -71,8 +65,8 @@ def analyse(
     nodes = {node.name: node for node in graph_def.node}
     numbers: dict[str, set[int]] = {}
     for number, name in enumerate(arguments):
-        numbers.setdefault(_node_name(name), set()).add(number)
-    ancestors = [_ancestors(_node_name(name), nodes) for name in results]
+        numbers.setdefault(graph_function.operation(name), set()).add(number)
+    ancestors = [graph_function.ancestors(nodes, name) for name in results]
     return Dependencies(
         tuple(frozenset().union(*(numbers.get(n, ()) for n in names)) for names in ancestors),
         tuple(
@@ -85,42 +79,13 @@ def analyse(
     )
 
 
-def _tensor_names(binding: Any) -> Iterator[str]:
-    """Yields the names of the tensors of a binding, in the order of the type."""
-    match binding.WhichOneof("binding"):
-        case "tensor":
-            yield binding.tensor.tensor_name
-        case "sequence":
-            yield binding.sequence.variant_tensor_name
-        case "struct":
-            for element in binding.struct.element:
-                yield from _tensor_names(element)
-
-
-def _node_name(tensor_name: str) -> str:
-    return tensor_name.removeprefix("^").split(":")[0]
-
-
-def _ancestors(name: str, nodes: dict[str, Any]) -> set[str]:
-    """Returns a node and all nodes that it depends on, control dependencies included."""
-    visited, pending = set(), [name]
-    while pending:
-        current = pending.pop()
-        if current not in visited:
-            visited.add(current)
-            pending.extend(_node_name(source) for source in nodes[current].input)
-    return visited
-
-
 def _is_random(node: Any) -> bool:
     return "Random" in node.op or "TruncatedNormal" in node.op or node.op == "Multinomial"
 
 
 def _calls(node: Any) -> bool:
     """Checks whether a node runs functions of the graph's library."""
-    return any(
-        attribute.HasField("func") or attribute.list.func for attribute in node.attr.values()
-    )
+    return any(graph_function.called_by(node))
 
 
 def _is_harmless(node: Any) -> bool:
