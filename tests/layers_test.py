@@ -77,6 +77,7 @@ _OF_TFF = {
     "auditing": ("tff_aggregators", "variable_canaries"),
     "execution": (
         "contexts",
+        "large_constants",
         "leaves",
         "process_form",
         "secure_sum_check",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +13,7 @@ from tff_dpftrl.execution import (
     client_part,
     federated_round,
     graph_function,
+    large_constants,
     large_fills,
     leaves,
     tff_names,
@@ -47,7 +48,10 @@ def round_of(process: tff.templates.IterativeProcess) -> federated_round.Federat
         return container(**{state_name: state, output_name: output})
 
     work = form.work.type_signature.result
-    initialize = _merged(process.initialize)
+    # Large constants, such as a model's initial weights, are no part of the graph that runs here.
+    small, constants = large_constants.take_out(process.initialize)
+    graph, values = _graph_and_values(_merged(small), constants)
+    initialize = client_part.local(graph)
     return federated_round.FederatedRound(
         state=leaves.TffStructure(state_type),
         client=leaves.TffStructure(leaves.member(signature.parameter[1])),
@@ -55,8 +59,10 @@ def round_of(process: tff.templates.IterativeProcess) -> federated_round.Federat
         report=leaves.TffStructure(work),
         output=leaves.TffStructure(output_type),
         secure_sums=tuple(_secure_sums(form, *list(work)[1:])),
-        initialize=client_part.local(graph_of(initialize)),
-        initialize_in_graph=lambda: graph_of(initialize).importer(edit=large_fills.compute)(),
+        initialize=lambda: initialize(*values),
+        initialize_in_graph=lambda: graph_of(_merged(process.initialize)).importer(
+            edit=large_fills.compute
+        )(),
         prepare=graph_of(form.prepare),
         work=graph_of(form.work),
         zero=graph_of(form.zero),
@@ -145,6 +151,13 @@ def graph_of(computation: tff_names.Computation) -> graph_function.GraphFunction
 
     One of another kind is refused (`graph_function.UnsupportedGraphError`).
     """
+    return _graph_and_values(computation, [])[0]
+
+
+def _graph_and_values(
+    computation: tff_names.Computation, constants: Sequence[tf.Tensor]
+) -> tuple[graph_function.GraphFunction, list[tf.Tensor]]:
+    """Returns a graph whose last inputs are constants that were taken out, and their values."""
     message = tff_names.ConcreteComputation.get_proto(computation)
     kind = message.WhichOneof("computation")
     if kind != "tensorflow":
@@ -158,13 +171,17 @@ def graph_of(computation: tff_names.Computation) -> graph_function.GraphFunction
     outputs = tensor_names(content.result)
     initialize_ops = [content.initialize_op] if content.initialize_op else []
     graph_function.prune(graph, [*inputs, *outputs, *initialize_ops])
-    return graph_function.GraphFunction(
+    stand_ins = large_constants.placeholders(graph, constants)
+    values = [value for _, value in stand_ins]
+    specs = [*leaves.specs(computation.type_signature.parameter)]
+    made = graph_function.GraphFunction(
         graph.SerializeToString(),
-        tuple(inputs),
+        (*inputs, *(name for name, _ in stand_ins)),
         tuple(outputs),
-        tuple(leaves.specs(computation.type_signature.parameter)),
+        (*specs, *(tf.TensorSpec(value.shape, value.dtype) for value in values)),
         content.initialize_op,
     )
+    return made, values
 
 
 def tensor_names(binding: Any) -> list[str]:
