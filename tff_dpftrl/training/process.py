@@ -30,16 +30,9 @@ def build_round(
     *,
     metrics: metric_sums.Build = metric_sums.build,
 ) -> federated_round.FederatedRound:
-    """Builds the round of a run.
+    """Builds the round of a run; the class of the plan decides which one it is.
 
-    Args:
-      plan: Mechanism, noise and clipping; its class decides which round it is.
-      options: Optimizers and their learning rates.
-      model: The model, with its initial weights.
-      metrics: Function that builds the sums of the clients' training metrics.
-
-    Returns:
-      Unweighted federated averaging with DP-FTRL, or DP-FedAvg or DP-FedSGD.
+    It is unweighted federated averaging with DP-FTRL, or DP-FedAvg or DP-FedSGD.
     """
     return rounds.build_training(
         model,
@@ -136,17 +129,10 @@ def _(
 def build_aggregation(
     options: learning_options.LearningOptions, plan: privacy.PrivacyPlan
 ) -> rounds.Aggregation:
-    """Builds the aggregation of the clients' updates.
+    """Builds the aggregation of the clients' updates; a plain mean if the plan has no mechanism.
 
-    It counts clients whose update is not finite, for the operator's eyes only, except
-    under secure aggregation, which hides who they are.
-
-    Args:
-      options: Options of learning; those of clipping and of the noise matter.
-      plan: Mechanism, noise and clipping.
-
-    Returns:
-      The aggregation; a plain mean if the plan has no mechanism.
+    It counts clients whose update is not finite, for the operator's eyes only, except under secure
+    aggregation, which hides who they are.
     """
     if getattr(plan, "strategy", plan) is None:
         return aggregation.PlainMean()

@@ -435,25 +435,12 @@ def has_vocabulary(folder: pathlib.Path) -> bool:
 def read_vocabulary(
     folder: pathlib.Path,
 ) -> tuple[vocabulary.Vocabulary, vocabulary.Rule]:
-    """Reads what `write_vocabulary` wrote: the words, and how texts become words.
-
-    Raises:
-      ValueError: If it is missing or damaged.
-    """
+    """Reads what `write_vocabulary` wrote: the words, and how texts become words."""
     return vocabulary_file.read(folder / vocabulary_file.NAME)
 
 
 def write_vocabulary(
     folder: pathlib.Path, words: vocabulary.Vocabulary, is_tokenized: bool
 ) -> None:
-    """Writes to a run's folder what `find` reads there beside the model.
-
-    Args:
-      folder: Folder of the run.
-      words: The vocabulary.
-      is_tokenized: Whether texts are words already, separated by white space.
-
-    Raises:
-      OSError: If the file cannot be written.
-    """
+    """Writes to a run's folder what `find` reads there beside the model."""
     vocabulary_file.write(folder / vocabulary_file.NAME, words, words.rule(is_tokenized))

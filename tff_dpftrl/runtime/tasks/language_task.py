@@ -18,18 +18,7 @@ _LARGEST_LOSS = 100.0  # Largest mean loss of a device's targets, in nats.
 def read_public(
     config: task_config.TaskConfig, progress: progress_lib.Progress
 ) -> tuple[list[list[dict[str, str]]], vocabulary.Vocabulary]:
-    """Reads the public text of a task.
-
-    Args:
-      config: Options of the task, resolved.
-      progress: Callback for progress lines.
-
-    Returns:
-      The examples of each proxy, and the vocabulary.
-
-    Raises:
-      ValueError: If an option cannot be used.
-    """
+    """Reads the public text of a task."""
     public = proxies.read(
         config.proxy_data,
         num_devices=config.proxy_devices,
@@ -57,19 +46,7 @@ def read_public(
 def define(
     config: task_config.TaskConfig, progress: progress_lib.Progress, *, with_cache: bool = False
 ) -> definition.TaskDefinition:
-    """Reads and checks what the options name.
-
-    Args:
-      config: Options of the task, resolved.
-      progress: Callback for progress lines.
-      with_cache: Whether devices also measure the model with a cache of their own earlier text.
-
-    Returns:
-      The definition of the task.
-
-    Raises:
-      ValueError: If an option cannot be used.
-    """
+    """Reads and checks what the options name."""
     reading = config.part(tables.TableOptions)
     public, words = read_public(config, progress)
     model = table.build(

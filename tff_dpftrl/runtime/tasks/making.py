@@ -201,25 +201,9 @@ def make_evaluation(
     progress: progress_lib.Progress,
     definition: definition_lib.TaskDefinition | None = None,
 ) -> task_folder.TaskFolder:
-    """Makes a task that evaluates the model of another task while that one trains.
+    """Makes a task that evaluates the model of the task `of` while that one trains.
 
-    Args:
-      of: Task that trains the model.
-      config: Options of that task, with another name, goal, number of rounds or weight.
-      output: New folder. Its name is the task's if the options give none.
-      key: Private key that signs plans and terms.
-      built: Provenance that the plans name; None to name none.
-      progress: Callback for progress lines.
-      definition: Model and data of the task; None for what the option `build` names, or the
-        language model of the options.
-
-    Returns:
-      The task, as it was read back.
-
-    Raises:
-      predicates.TaskRefusedError: If the tests fail; with all reasons.
-      ValueError: If an option cannot be used, or there is something at `output`.
-      OSError: If the folder cannot be written.
+    The other arguments, the result and the errors are those of `make`.
     """
     task_folder.check_is_free(output)
     schema = schema_lib.MinSep.unrestricted(config.num_rounds)

@@ -18,23 +18,9 @@ def read(
     protected: str,
     table: tables.TableOptions,
 ) -> list[list[dict[str, str]]]:
-    """Reads public text as the examples of a few devices.
+    """Reads public text, not that of `protected`, as the examples of a few devices.
 
-    Args:
-      source: 'standard-library' for its docstrings, or a file of text by user.
-      num_devices: Number of devices, each with the text of one user.
-      max_examples: Largest number of examples of a device; the newest are kept.
-      text_feature: Name of the feature of an example that holds its text.
-      pretokenized: Whether the texts of a file are words separated by white space.
-      protected: The devices' own data, which `source` must not be.
-      table: Options of reading `protected`, if it is a table.
-
-    Returns:
-      The examples of each device, the newest first, as devices give them: texts by the name of
-      the feature.
-
-    Raises:
-      ValueError: If the source cannot be read, or is the protected data.
+    Each device has the newest examples of one user, the newest first, as devices give them.
     """
     text = _public_text(source, pretokenized, protected, table)
     every = max(1, len(text) // num_devices)

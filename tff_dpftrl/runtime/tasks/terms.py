@@ -208,14 +208,7 @@ class Terms:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def signed(self, key: ed25519.Ed25519PrivateKey) -> tuple[bytes, bytes]:
-        """Serialises and signs the terms.
-
-        Args:
-          key: Private key that signed the plans.
-
-        Returns:
-          The bytes of `to_bytes()`, and the signature: the key's name and 64 bytes.
-        """
+        """Returns the bytes of `to_bytes()`, and their signature: the key's name and 64 bytes."""
         content = self.to_bytes()
         return content, signing.key_name(key.public_key()) + key.sign(_signed(content))
 
@@ -232,23 +225,7 @@ def of_training(
     server_optimizer: str,
     secure_aggregation: SecureAggregation | None,
 ) -> Terms:
-    """States what a training task promises, before its plans and files are hashed.
-
-    Args:
-      plan: Privacy of the task; its clients are the devices of the population.
-      population: Name of the population of devices.
-      task: Name of the task.
-      data: Name of the devices' data in statements.
-      words: Vocabulary of the model; None if it reads no words.
-      initial_weights: Weights of an earlier model to begin with; None for random ones.
-      max_epsilon: Budget: no round begins that would bring ε above it. None for the ε of the
-        declared rounds.
-      server_optimizer: Name of the server's optimizer.
-      secure_aggregation: How reports are hidden from the server; None if it sees them.
-
-    Returns:
-      The terms, without the hashes.
-    """
+    """States what a training task promises, before its plans and files are hashed."""
     parameters: dict[str, str | int | float | bool | None] = {
         "clients_per_round": plan.clients_per_round,
         "server_optimizer": server_optimizer,
@@ -287,19 +264,7 @@ def of_training(
 
 
 def verified(content: bytes, signature: bytes, keys: Iterable[ed25519.Ed25519PublicKey]) -> Terms:
-    """Reads terms after their signature was verified.
-
-    Args:
-      content: Serialised terms, from an untrusted source.
-      signature: Signature of the terms, as `Terms.signed` returned it. Untrusted.
-      keys: Public keys that are trusted.
-
-    Returns:
-      The terms.
-
-    Raises:
-      TermsRefusedError: If they were changed, or signed by nobody who is trusted.
-    """
+    """Reads terms from an untrusted source after their signature was verified."""
     trusted = {signing.key_name(key): key for key in keys}
     name, signature = signature[:8], signature[8:]
     if name not in trusted:
