@@ -1,4 +1,4 @@
-"""Optimizers of a run: those of its clients and of its server."""
+"""The optimizer of a run's server."""
 
 from __future__ import annotations
 
@@ -10,13 +10,6 @@ import tensorflow as tf
 from tff_dpftrl.learning import iterate_averaging, optimizer_restarts
 from tff_dpftrl.learning import optimizers as optimizers_lib
 from tff_dpftrl.training import learning_options
-
-
-def build_client_optimizer(
-    options: learning_options.LearningOptions,
-) -> optimizers_lib.Optimizer:
-    """Builds the clients' optimizer, SGD without momentum."""
-    return optimizers_lib.sgdm(options.client_learning_rate)
 
 
 def build_server_optimizer(
