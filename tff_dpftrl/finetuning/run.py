@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sequences, split, tables
+from tff_dpftrl.data import sequences, split, tables, vocabulary_file
 from tff_dpftrl.finetuning import (
     amplified,
     choosing,
@@ -46,6 +46,7 @@ from tff_dpftrl.runs import (
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import (
+    metrics_columns,
     report,
     startup,
     text_task,
@@ -439,7 +440,7 @@ def _manifest(
             "not_covered": [
                 *facts["not_covered"],
                 *chosen.not_covered,
-                *report.not_covered_of_held_out(config.held_out_users),
+                *metrics_columns.not_covered_of_held_out(config.held_out_users),
                 *_not_covered_of_owners(config),
             ],
             **({"caveats": list(chosen.caveats)} if chosen.caveats else {}),
@@ -499,7 +500,8 @@ def _kept_initial(
 ) -> trained_model.TrainedModel:
     """Returns the model that a run began with, as far as it matters for the rest of the run."""
     kept = None
-    if trained_model.has_vocabulary(output):  # Else it crashed before step 1.
+    words = output / vocabulary_file.NAME
+    if words.exists():  # Else it crashed before step 1.
         if config.adapter_rank is not None:
             kept = trained_part.kept(output)
         else:  # All weights are in the checkpoint.
@@ -509,7 +511,7 @@ def _kept_initial(
     if kept is None:
         found = warm_start.find(config.initial_folder)
         return found.load(sequence_length=config.sequence_length)
-    return trained_model.TrainedModel(*kept, *trained_model.read_vocabulary(output))
+    return trained_model.TrainedModel(*kept, *vocabulary_file.read(words))
 
 
 def _task(

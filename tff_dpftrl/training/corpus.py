@@ -319,15 +319,7 @@ def _read_vocabulary(
         size = vocabulary.DEFAULT_SIZE if size is None else size
         make = _maker(options.tokenizer)
         return vocabulary.of_training_users(train, size, lower_case=lower_case, make=make)
-    return public_vocabulary(
-        options.vocabulary,
-        size,
-        tokenizer=options.tokenizer,
-        lower_case=lower_case,
-        pretokenized=options.pretokenized,
-        data=options.data,
-        protected=protected,
-    )
+    return public_vocabulary(options, protected)
 
 
 def _read_base(options: TextOptions, protected: user_text.UserText) -> vocabulary.Vocabulary | None:
@@ -335,12 +327,7 @@ def _read_base(options: TextOptions, protected: user_text.UserText) -> vocabular
     if options.base_vocabulary == vocabulary.NO_BASE:
         return None
     base = public_vocabulary(
-        options.base_vocabulary,
-        options.vocabulary_size,
-        lower_case=options.lower_case,
-        pretokenized=options.pretokenized,
-        data=options.data,
-        protected=protected,
+        dataclasses.replace(options, vocabulary=options.base_vocabulary, tokenizer=None), protected
     )
     for is_refused, why in (
         (not base.is_public, "is counted on users of another run: name public words"),
@@ -354,22 +341,18 @@ def _read_base(options: TextOptions, protected: user_text.UserText) -> vocabular
 
 
 def public_vocabulary(
-    source: str | None,
-    size: int | None,
-    *,
-    tokenizer: str | None = None,
-    lower_case: bool,
-    pretokenized: bool,
-    data: str,
+    options: TextOptions | language_config.LanguageConfig,
     protected: user_text.UserText | None = None,
 ) -> vocabulary.Vocabulary:
     """Reads, counts or learns a vocabulary of public text.
 
     Its source is 'docs', 'english', the vocabulary.json of a model, which is public only if the
     file says so, the tokenizer.json of a checkpoint, or a file that the user declares to be public.
-    That file must not be `data`, and is compared with the text of the protected users, if it is
+    That file must not be the data, and is compared with the text of the protected users, if it is
     here.
     """
+    source, size, tokenizer = options.vocabulary, options.vocabulary_size, options.tokenizer
+    lower_case, data = options.lower_case, options.data
     assert source is not None  # `LanguageConfig.part` and `with_defaults` name it.
     if vocabulary_file.is_of_model(source):
         return _of_model(source, size, tokenizer=tokenizer, lower_case=lower_case)
@@ -401,7 +384,7 @@ def public_vocabulary(
         source,
         size,
         lower_case=lower_case,
-        is_tokenized=pretokenized,
+        is_tokenized=options.pretokenized,
         protected=protected,
         make=make,
     )

@@ -181,14 +181,7 @@ def read(
                 f"data {corpus.name!r} has {len(corpus)} users, too few to {verb} any with text: "
                 "about one in ten is held out, by a hash of their ids. Use more text."
             )
-    words = corpus_lib.public_vocabulary(
-        options.vocabulary,
-        options.vocabulary_size,
-        tokenizer=options.tokenizer,
-        lower_case=options.lower_case,
-        pretokenized=options.pretokenized,
-        data=options.data,
-    )
+    words = corpus_lib.public_vocabulary(options)
     if not words.is_public:
         raise validation.UsageError(
             f"vocabulary {options.vocabulary} is not of public text, and pretraining reads public "

@@ -57,8 +57,6 @@ _HELD_OUT_NOTE = (
 _BASELINES = pathlib.PurePath("private", "baselines.json")
 _KEYBOARD_BASELINES = pathlib.PurePath("private", "keyboard_baselines.json")
 _HELD_OUT = "held_out.json"
-# What comes of reading JSON that has other values than were written.
-_NOT_AS_WRITTEN = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,13 +135,6 @@ def figures_of(known: manifest.Manifest) -> released_metrics.Figures:
     return metrics_columns.figures_of_rounds(
         known.facts["vocabulary_size"], known.config["sequence_length"]
     )
-
-
-def not_covered_of_held_out(held_out_users: str, *, released: bool = False) -> list[str]:
-    """Returns what a statement does not cover of held-out users; nothing if they are public."""
-    if held_out_users != "protected":
-        return []
-    return [metrics_columns.of_protected(released=released)]
 
 
 def evaluation_of(known: manifest.Manifest) -> released_metrics.Figures:
@@ -358,55 +349,51 @@ def add_baselines(output: pathlib.Path, baselines: Mapping[str, float]) -> None:
         durable_files.write(output / _BASELINES, text.encode("utf-8"), private=True)
 
 
-def _read_baselines(output: pathlib.Path) -> dict[str, float]:
-    path = output / _BASELINES
-    if not path.exists():
-        return {}
+def _read(path: pathlib.PurePath, output: pathlib.Path, check: Callable[[Any], Any]) -> Any:
+    """Returns what a check makes of the JSON of a file in a run's folder; None if it is missing."""
+    file = output / path
+    if not file.exists():
+        return None
     try:
-        baselines = json_text.read_outside(path, folder=output)
+        return check(json_text.read_outside(file, folder=output))
+    # What comes of reading JSON that has other values than were written.
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        raise validation.UsageError(
+            f"{file} is damaged: restore it, or remove it to report without it."
+        ) from None
+
+
+def _read_baselines(output: pathlib.Path) -> dict[str, float]:
+    def check(baselines: Any) -> dict[str, float]:
         return {name: float(accuracy) for name, accuracy in baselines.items()}
-    except _NOT_AS_WRITTEN:
-        raise _damaged(path) from None
+
+    return _read(_BASELINES, output, check) or {}
 
 
 def _read_keyboard_baselines(output: pathlib.Path) -> dict[str, Mapping[str, Any]]:
-    path = output / _KEYBOARD_BASELINES
-    if not path.exists():  # Of an older run.
-        return {}
-    try:
-        baselines = json_text.read_outside(path, folder=output)
+    def check(baselines: Any) -> dict[str, Mapping[str, Any]]:
         for measured in baselines.values():
             keyboard_shares(measured)  # It reads all that is needed.
-    except _NOT_AS_WRITTEN:
-        raise _damaged(path) from None
-    return baselines
+        return baselines
 
-
-def _damaged(path: pathlib.Path) -> validation.UsageError:
-    return validation.UsageError(
-        f"{path} is damaged: restore it, or remove it to report without it."
-    )
+    return _read(_KEYBOARD_BASELINES, output, check) or {}  # Older runs had none.
 
 
 def _read_held_out(output: pathlib.Path, rounds_done: int) -> dict[str, Any] | None:
-    path = output / _HELD_OUT
-    if not path.exists():
-        path = output / manifest.PRIVATE / _HELD_OUT
-    if not path.exists():
-        return None
-    try:
-        measured = json_text.read_outside(path, folder=output)
+    def check(measured: Any) -> dict[str, Any] | None:
         if measured["round"] != rounds_done:
             return None
         _on_held_out_users(measured)  # They read all that is needed.
         head = measured["head_words"]
         if any(len(shares) != head["top"] + 1 for shares in head["histograms"].values()):
-            raise _damaged(path)
+            raise ValueError
         if "keyboard" in measured:  # Older runs had none.
             keyboard_shares(measured["keyboard"])
-    except _NOT_AS_WRITTEN:
-        raise _damaged(path) from None
-    return measured
+        return measured
+
+    is_public = (output / _HELD_OUT).exists()
+    path = _HELD_OUT if is_public else manifest.PRIVATE / pathlib.PurePath(_HELD_OUT)
+    return _read(path, output, check)
 
 
 def _on_held_out_users(measured: Mapping[str, Any]) -> str:

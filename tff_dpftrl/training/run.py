@@ -30,6 +30,7 @@ from tff_dpftrl.training import (
     corpus,
     custom_models,
     federated_trainer,
+    metrics_columns,
     opening,
     process,
     report,
@@ -246,7 +247,9 @@ def _manifest(
     words = language_task.words
     not_covered = [
         *facts.get("not_covered", ()),
-        *report.not_covered_of_held_out(config.held_out_users, released=config.num_evaluations > 0),
+        *metrics_columns.not_covered_of_held_out(
+            config.held_out_users, released=config.num_evaluations > 0
+        ),
     ]
     return manifest.Manifest(
         config=config.to_dict(),

@@ -44,16 +44,18 @@ def traced(
 def _tensors(
     names: Sequence[str], labels: Sequence[str], specs: Sequence[tf.TensorSpec]
 ) -> list[plan_pb2.Tensor]:
-    tensors = []
-    for name, label, spec in zip(names, labels, specs, strict=True):
+    for label, spec in zip(labels, specs, strict=True):
         if spec.shape.rank is None:
             raise graph_function.UnsupportedGraphError(
                 f"{label} has an unknown number of dimensions: use tf.ensure_shape."
             )
-        shape = [-1 if size is None else size for size in spec.shape]
-        dtype = spec.dtype.name
-        tensors.append(plan_pb2.Tensor(name=name, label=label, dtype=dtype, shape=shape))
-    return tensors
+    return list(map(tensor_of, specs, labels, names))
+
+
+def tensor_of(spec: tf.TensorSpec, label: str, name: str = "") -> plan_pb2.Tensor:
+    """Returns a tensor of a plan."""
+    shape = [-1 if size is None else size for size in spec.shape]
+    return plan_pb2.Tensor(name=name, label=label, dtype=spec.dtype.name, shape=shape)
 
 
 def spec_of(tensor: plan_pb2.Tensor) -> tf.TensorSpec:

@@ -80,10 +80,6 @@ class ServerWork:
         # Loaded here: its constants are the initial weights, and it is called once.
         return _arrays(graphs.results_of(self.plan.initialize if graph is None else graph))
 
-    def state_from_bytes(self, content: bytes | memoryview) -> State:
-        """Reads a state from the bytes that `tensor_values.to_bytes` made of it."""
-        return tensor_values.from_bytes(content, self.state, "state")
-
     def broadcast(self, state: State) -> list[np.ndarray]:
         """Returns what every device of a round gets: the model, and no secret of the state."""
         return _arrays(self.load().prepare(*_tensors(state)))

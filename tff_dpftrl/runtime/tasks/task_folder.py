@@ -42,31 +42,11 @@ from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import options as options_lib
 
-PUBLIC_KEY = "signing_key.pub"
-"""Name of the file that devices are given."""
-
-PLANS = "task.pb"
-"""Name of the file with the signed plans."""
-
-TERMS = "terms.json"
-"""Name of the file with the privacy terms."""
-
-_SIGNATURE = "terms.sig"
-_CONFIG = "config.json"
-_README = "README.md"
-_APPROVAL = ".sig"
-
-APPROVALS = "approvals"
-"""Name of the folder that `tff-dpftrl task approve` adds."""
-
-BUCKETS = "buckets.json"
-"""Name of the file with the histograms of a task that counts."""
-
-EXAMPLES = "examples.json"
-"""Name of the file that says what devices store."""
-
-REPORT = "report"
-"""Name of the folder that `tff-dpftrl task report` adds."""
+# Names of the files and folders above.
+PLANS, TERMS, PUBLIC_KEY = "task.pb", "terms.json", "signing_key.pub"
+EXAMPLES, BUCKETS = "examples.json", "buckets.json"
+REPORT, APPROVALS = "report", "approvals"
+_SIGNATURE, _CONFIG, _README, _APPROVAL = "terms.sig", "config.json", "README.md", ".sig"
 
 FILES = (PLANS, TERMS, _SIGNATURE, PUBLIC_KEY, _CONFIG, EXAMPLES, BUCKETS)
 FILES += (vocabulary_file.NAME, _README)
