@@ -46,7 +46,6 @@ from tff_dpftrl.runs import (
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import (
-    metrics_columns,
     report,
     startup,
     text_task,
@@ -440,7 +439,7 @@ def _manifest(
             "not_covered": [
                 *facts["not_covered"],
                 *chosen.not_covered,
-                *metrics_columns.not_covered_of_held_out(config.held_out_users),
+                *report.not_covered_of_held_out(config.held_out_users),
                 *_not_covered_of_owners(config),
             ],
             **({"caveats": list(chosen.caveats)} if chosen.caveats else {}),

@@ -72,26 +72,6 @@ def of_run(*, protects_held_out: bool) -> tuple[metrics_log.Column, ...]:
     )
 
 
-# Sentences of a statement on protected held-out users, who are measured in private only, or with
-# noise, too.
-_HELD_OUT_NOT_COVERED = (
-    "What is measured on the held-out users, who never train and are protected too: exact figures "
-    "in private/ and on the terminal, and the choice of private/best_model.npz by them; do not "
-    "publish them."
-)
-_BESIDE_RELEASED = (
-    "What is measured on the held-out users without noise, who never train and are protected too: "
-    "exact figures in private/ and on the terminal; do not publish them."
-)
-
-
-def not_covered_of_held_out(held_out_users: str, *, released: bool = False) -> list[str]:
-    """Returns what a statement does not cover of held-out users; nothing if they are public."""
-    if held_out_users != "protected":
-        return []
-    return [_BESIDE_RELEASED if released else _HELD_OUT_NOT_COVERED]
-
-
 WHAT_IS_RELEASED = "loss and accuracy on each round's training cohort"
 """Words of a statement for `figures_of_rounds`."""
 

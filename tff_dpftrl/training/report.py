@@ -54,6 +54,17 @@ _HELD_OUT_NOTE = (
     "the histograms, say, has the shares of words where 0, 1, 2 ... of the model's likeliest words "
     "are among the 10 most frequent words of these users."
 )
+# Sentences of a statement on protected held-out users, who are measured in private only, or with
+# noise, too.
+_HELD_OUT_NOT_COVERED = (
+    "What is measured on the held-out users, who never train and are protected too: exact figures "
+    "in private/ and on the terminal, and the choice of private/best_model.npz by them; do not "
+    "publish them."
+)
+_BESIDE_RELEASED = (
+    "What is measured on the held-out users without noise, who never train and are protected too: "
+    "exact figures in private/ and on the terminal; do not publish them."
+)
 _BASELINES = pathlib.PurePath("private", "baselines.json")
 _KEYBOARD_BASELINES = pathlib.PurePath("private", "keyboard_baselines.json")
 _HELD_OUT = "held_out.json"
@@ -135,6 +146,13 @@ def figures_of(known: manifest.Manifest) -> released_metrics.Figures:
     return metrics_columns.figures_of_rounds(
         known.facts["vocabulary_size"], known.config["sequence_length"]
     )
+
+
+def not_covered_of_held_out(held_out_users: str, *, released: bool = False) -> list[str]:
+    """Returns what a statement does not cover of held-out users; nothing if they are public."""
+    if held_out_users != "protected":
+        return []
+    return [_BESIDE_RELEASED if released else _HELD_OUT_NOT_COVERED]
 
 
 def evaluation_of(known: manifest.Manifest) -> released_metrics.Figures:

@@ -30,7 +30,6 @@ from tff_dpftrl.training import (
     corpus,
     custom_models,
     federated_trainer,
-    metrics_columns,
     opening,
     process,
     report,
@@ -247,9 +246,7 @@ def _manifest(
     words = language_task.words
     not_covered = [
         *facts.get("not_covered", ()),
-        *metrics_columns.not_covered_of_held_out(
-            config.held_out_users, released=config.num_evaluations > 0
-        ),
+        *report.not_covered_of_held_out(config.held_out_users, released=config.num_evaluations > 0),
     ]
     return manifest.Manifest(
         config=config.to_dict(),
