@@ -1,23 +1,27 @@
-# `make train`, `make serve-demo` and `make test` set up .venv when it is missing or stale.
+# `make train` and `make serve-demo` set up .venv when it is missing or stale, from any Python 3.10 to
+# 3.13 and without TensorFlow Federated (TFF). `make test` adds what tests need, and sets up .venv-tff
+# for the tests of TFF's parts, where Python 3.11 is there: TFF 0.87 has no newer one.
 
 VENV := .venv
-# The first Python 3.11 on PATH; TensorFlow Federated 0.87 needs 3.9 to 3.11, the lock file 3.11.
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(shell python3 .ci/find_python.py 12 13 11 10)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEV_READY := $(VENV)/.dev-ready
+TFF := .venv-tff
+TFF_PYTHON ?= $(shell python3 .ci/find_python.py 11)
 RESULTS ?= results/quickstart
 PRETRAINED ?= results/pretrained
 TRAIN_FLAGS ?=
 DEMO ?= results/serve-demo$(if $(SECURE),-secure)
 
-.PHONY: help train serve-demo test test-slow test-newest test-distributed mutants lint format notebooks docs bazel-test lock dist clean
+.PHONY: help train serve-demo tff-demo test test-tff test-slow test-distributed mutants lint types format notebooks notebooks-tff docs bazel-test lock dist clean
 help:
 	@echo "make train      pretrain on public text, then train a private next-word model (results/quickstart)"
 	@echo "make serve-demo train on 300 simulated devices over the network protocol (results/serve-demo)"
 	@echo "                with SECURE=1, they show the server sums of groups, and no report"
-	@echo "make test       run the default test suite, two files at a time (TEST_WORKERS=2), in two environments"
+	@echo "make tff-demo   TFF's federated averaging with our aggregator, beside its own Gaussian (Python 3.11)"
+	@echo "make test       run the default test suite, two files at a time (TEST_WORKERS=2); with Python 3.11, TFF's, too"
 	@echo "make test-slow  run the tests that are left out of it for their length"
-	@echo "make test-newest  run the part of it that does without TFF, on Python 3.12 or so with the newest TensorFlow"
 	@echo "make test-distributed  add Ray to .venv, and run the tests that need it"
 	@echo "make mutants    change lines of ROOMS, one at a time, and see whether the rooms' tests notice"
 	@echo "make lint       check style with ruff, texts of arguments, and types with basedpyright"
@@ -25,19 +29,41 @@ help:
 	@echo "make notebooks  execute every notebook in colabs/ on small data"
 	@echo "make docs       build the site (build/site/index.html), with outputs of make notebooks if there are"
 	@echo "make bazel-test run the tests with Bazel, offline"
-	@echo "make lock       regenerate requirements.lock, and those of Ray, docs and test-newest (needs uv)"
+	@echo "make lock       regenerate requirements.lock and requirements/*.lock (needs uv)"
 	@echo "make dist       build sdist and wheel, and run the wheel in fresh environments of each kind"
-	@echo "make clean      remove .venv, .venv-newest and caches"
+	@echo "make clean      remove .venv, .venv-tff and caches"
+
+# Installs hashed locks ($(2)) into an environment ($(1)). uv needs a fifth of pip's time; where only pip
+# knows an index, pip does it.
+define install
+	@$(1)/bin/python -m pip install --quiet --no-deps --require-hashes -r requirements/installer.lock
+	@$(1)/bin/uv pip install --quiet --no-deps --require-hashes --python $(1)/bin/python \
+	  $(addprefix -r ,$(2)) || \
+	  $(1)/bin/python -m pip install --quiet --no-deps --require-hashes $(addprefix -r ,$(2))
+endef
 
 $(READY): requirements.lock setup.py
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
-	  echo "Python 3.11 is needed (TensorFlow Federated 0.87 allows no newer one): install it, e.g. 'apt-get install python3.11-venv' or 'pyenv install 3.11', or name one with 'make PYTHON=/path/to/python3.11 ...'." >&2; exit 2; }
-	@echo "Setting up $(VENV), once ..."
+	@[ -n "$(PYTHON)" ] || { \
+	  echo "Python 3.10, 3.11, 3.12 or 3.13 is needed: install one, e.g. 'apt-get install python3-venv', or name one with 'make PYTHON=/path/to/python ...'." >&2; exit 2; }
+	@echo "Setting up $(VENV) with $(PYTHON), once: $$(grep -c '^[a-z0-9].*==' requirements.lock) packages ..."
 	@$(PYTHON) -m venv --clear $(VENV)
-	@echo "Downloading and installing $$(grep -c '^[a-z0-9].*==' requirements.lock) packages: about two minutes, without output ..."
-	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
-	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(call install,$(VENV),requirements.lock)
+	@$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --python $(BIN)/python -e .
 	@echo "$(VENV) is ready."
+	@touch $@
+
+$(DEV_READY): $(READY) requirements/dev.lock
+	@echo "Adding what tests need to $(VENV) ..."
+	$(call install,$(VENV),requirements/dev.lock)
+	@touch $@
+
+$(TFF)/.ready: requirements/tff.lock setup.py
+	@[ -n "$(TFF_PYTHON)" ] || { \
+	  echo "Python 3.11 is needed (TensorFlow Federated 0.87 allows no newer one): install it, e.g. 'pyenv install 3.11', or name one with 'make TFF_PYTHON=/path/to/python3.11 ...'." >&2; exit 2; }
+	@echo "Setting up $(TFF) with $(TFF_PYTHON), once ..."
+	@$(TFF_PYTHON) -m venv --clear $(TFF)
+	$(call install,$(TFF),requirements/tff.lock)
+	@$(TFF)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
 train: $(READY)
@@ -60,93 +86,90 @@ TEST_WORKERS ?= 2
 export OPENBLAS_NUM_THREADS = 1
 PYTEST := python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --durations 10
 
-# The rooms that do without TFF, with the newest of everything. The lock is for Python 3.12; with others, the
-# newest versions that they can have.
-NEWEST := .venv-newest
-NEWEST_PYTHON ?= $(shell $(PYTHON) .ci/find_python.py 12 13 11 10)
-NEWEST_ROOMS ?= accounting auditing cli data discretization finetuning learning mechanisms models \
-  participation private_round runs runtime secure_sums sweeps training
-
-$(NEWEST)/.ready: requirements/newest.lock requirements/newest.in
-	@[ -n "$(NEWEST_PYTHON)" ] || { \
-	  echo "Python 3.12 is needed (or 3.13, 3.11, 3.10): install it, e.g. 'pyenv install 3.12', or name one with 'make NEWEST_PYTHON=/path/to/python3.12 ...'." >&2; exit 2; }
-	@echo "Setting up $(NEWEST), once: about two minutes, without output ..."
-	@$(NEWEST_PYTHON) -m venv --clear $(NEWEST)
-	@if $(NEWEST)/bin/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))'; then \
-	  $(NEWEST)/bin/python -m pip install --quiet --no-deps --require-hashes -r requirements/newest.lock; \
-	else \
-	  echo "Not Python 3.12, for which requirements/newest.lock is: taking the newest versions."; \
-	  $(NEWEST)/bin/python -m pip install --quiet -r requirements/newest.in; \
-	fi
-	@touch $@
-
-# Some of their tests need TFF or another package of its environment: what is skipped is written down.
+# What is skipped for a package that .venv lacks is written down, and run in TFF's environment: each
+# test once. Both run, whatever becomes of the first.
 SKIPPED := build/skipped_tests.txt
+define in_both
+	$(BIN)/$(PYTEST) $(1) --left-out $(SKIPPED); status=$$?; \
+	if [ -n "$(TFF_PYTHON)" ]; then $(MAKE) test-tff TFF_FLAGS="$(2)" || status=$$?; \
+	else echo "There is no Python 3.11: the tests of what needs TensorFlow Federated are left out."; fi; \
+	exit $$status
+endef
 
-test-newest: $(NEWEST)/.ready
-	$(NEWEST)/bin/$(PYTEST) --goal 700 --left-out $(SKIPPED) $(addprefix tests/,$(NEWEST_ROOMS))
+test: $(DEV_READY)
+	@$(call in_both,--goal 900,--goal 300)
 
-# Each test once: what the newest versions cannot run, TFF's environment does.
-test: test-newest $(READY)
-	$(BIN)/$(PYTEST) --goal 500 @$(SKIPPED) $(wildcard tests/*_test.py) \
-	  $(filter-out $(addprefix tests/,$(NEWEST_ROOMS)),$(patsubst %/,%,$(wildcard tests/*/)))
+test-tff: $(TFF)/.ready
+	$(TFF)/bin/$(PYTEST) $(TFF_FLAGS) @$(SKIPPED)
 
-# All of them in TFF's environment.
-test-slow: $(READY)
-	$(BIN)/$(PYTEST) -m slow -o faulthandler_timeout=0
+test-slow: $(DEV_READY)
+	@$(call in_both,-m slow -o faulthandler_timeout=0,-m slow -o faulthandler_timeout=0)
 
-test-distributed: $(READY)
+tff-demo: $(TFF)/.ready
+	$(TFF)/bin/python experiments/tff_demo.py
+
+test-distributed: $(DEV_READY)
 	@echo "Installing Ray into $(VENV): about half a minute, without output ..."
-	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/distributed.lock
+	$(call install,$(VENV),requirements/distributed.lock)
 	$(BIN)/python -m pytest -m "slow or not slow" tests/execution/ray_clients_test.py \
 	  tests/runtime/cluster tests/cli/serve_test.py
 
 ROOMS ?= participation discretization accounting mechanisms numpy_noise private_round secure_sums runs execution
 MUTANTS ?= 20
-mutants: $(READY)
-	$(BIN)/python -m verification.mutants $(ROOMS) --sample $(MUTANTS)
+mutants: $(TFF)/.ready
+	$(TFF)/bin/python -m verification.mutants $(ROOMS) --sample $(MUTANTS)
 
-lint: $(READY)
+lint: $(DEV_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m verification.plain_words tff_dpftrl verification
-	$(BIN)/basedpyright --pythonpath $(BIN)/python
+	$(if $(TFF_PYTHON),$(MAKE) types)
 
-format: $(READY)
+# Types of the aggregators are TFF's.
+types: $(DEV_READY) $(TFF)/.ready
+	$(BIN)/basedpyright --pythonpath $(TFF)/bin/python
+
+format: $(DEV_READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-notebooks: $(READY)
+notebooks: $(DEV_READY)
 	$(BIN)/python colabs/execute.py --output build/notebooks
+	$(if $(TFF_PYTHON),$(MAKE) notebooks-tff)
 
-$(VENV)/.docs-ready: $(READY) requirements/docs.lock
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/docs.lock
+notebooks-tff: $(TFF)/.ready
+	$(TFF)/bin/python colabs/execute.py --output build/notebooks --needing tensorflow_federated
+
+$(TFF)/.docs-ready: $(TFF)/.ready requirements/docs.lock
+	$(call install,$(TFF),requirements/docs.lock)
 	@touch $@
 
 # Everything anew, so that no page is left of what is gone; nothing is fetched while it builds.
-docs: $(VENV)/.docs-ready
+docs: $(TFF)/.docs-ready
 	rm -rf build/site build/site-doctrees
-	$(BIN)/python docs/stage.py
-	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -d build/site-doctrees \
+	$(TFF)/bin/python docs/stage.py
+	$(TFF)/bin/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -d build/site-doctrees \
 	  build/site-pages build/site
 
-bazel-test: $(READY)
-	. $(BIN)/activate && bazel test //tests/...
+bazel-test: $(TFF)/.ready
+	. $(TFF)/bin/activate && bazel test //tests/...
 
+COMPILE := uv pip compile --quiet --generate-hashes --no-header
 lock:
-	uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header \
-	  --override requirements/overrides.txt requirements/requirements.in --output-file requirements.lock
-	uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header \
-	  --constraint requirements.lock requirements/distributed.in \
-	  --output-file requirements/distributed.lock
-	uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header \
-	  --constraint requirements.lock requirements/docs.in --output-file requirements/docs.lock
-	uv pip compile --quiet --python-version 3.12 --generate-hashes --no-header --upgrade \
-	  requirements/newest.in --output-file requirements/newest.lock
+	$(COMPILE) --universal --python-version 3.10 --upgrade requirements/requirements.in \
+	  --output-file requirements.lock
+	for name in dev distributed; do \
+	  $(COMPILE) --universal --python-version 3.10 --constraint requirements.lock \
+	    requirements/$$name.in --output-file requirements/$$name.lock; done
+	$(COMPILE) --universal requirements/installer.in --output-file requirements/installer.lock
+	$(COMPILE) --python-version 3.11 --override requirements/tff_overrides.txt requirements/tff.in \
+	  --output-file requirements/tff.lock
+	$(COMPILE) --python-version 3.11 --constraint requirements/tff.lock requirements/docs.in \
+	  --output-file requirements/docs.lock
 
 # Any Python from 3.10 builds; DIST_FLAGS='--only "maths only"' runs one of the environments.
 dist:
 	$(PYTHON) .ci/dist.py $(DIST_FLAGS)
 
 clean:
-	rm -rf $(VENV) $(NEWEST) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(TFF) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

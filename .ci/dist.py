@@ -80,13 +80,15 @@ def _finetuning(folder: pathlib.Path) -> list[list[str]]:
     ]
 
 
-def _everything(folder: pathlib.Path) -> list[list[str]]:
+def _training(folder: pathlib.Path) -> list[list[str]]:
     data, run = str(folder / "users.csv"), str(folder / "run")
     return [
         [
             *("train", "--config", "quickstart", "--data", data, "--rounds", "3", *_SMALL),
             *("--lstm-size", "8", "--clients-per-round", "5", "--min-sep", "2", "--output", run),
         ],
+        ["report", run, "--html", str(folder / "report.html")],
+        ["export", run, "--tflite", "--output", str(folder / "exported")],
         ["predict", run, "the value of"],
         ["audit", "--run", run],
     ]
@@ -95,7 +97,8 @@ def _everything(folder: pathlib.Path) -> list[list[str]]:
 _JOBS = (
     Job("maths only", tuple(range(_NEWEST, _OLDEST - 1, -1)), _maths),
     Job("fine-tuning", (12,), _finetuning, extra="finetuning"),
-    Job("everything", (11,), _everything, locked=True),
+    Job("training", (13, 12), _training, extra="finetuning"),
+    Job("training, locked", (10, 11), _training, locked=True),
 )
 
 

@@ -15,12 +15,12 @@ _ROOT = pathlib.Path(__file__).parents[1]
 def path() -> str:
     """Returns the interpreter that OTHER_TENSORFLOW_PYTHON or the Makefile's environments name."""
     own = pathlib.Path(sys.prefix).resolve()
-    environments = [_ROOT / name for name in (".venv", ".venv-newest")]
+    environments = [_ROOT / name for name in (".venv", ".venv-tff")]
     pythons = [one / "bin" / "python" for one in environments if one.resolve() != own]
     found = os.environ.get(_VARIABLE) or next((str(one) for one in pythons if one.exists()), None)
     if found is None:
         pytest.skip(
             f"needs another TensorFlow: set {_VARIABLE} to the Python of its environment, or run "
-            "`make test-newest`, which makes .venv-newest"
+            "`make .venv-tff/.ready` with Python 3.11"
         )
     return found

@@ -44,9 +44,14 @@ def _fields_of(
     for field, value in message.ListFields():
         yield message, field
         if field.message_type is not None:
-            repeated = field.label == field.LABEL_REPEATED
-            for inner in value if repeated else (value,):
+            for inner in value if _is_repeated(field) else (value,):
                 yield from _fields_of(inner)
+
+
+def _is_repeated(field: descriptor.FieldDescriptor) -> bool:
+    if hasattr(field, "is_repeated"):  # Since protobuf 6; `label` is gone since 7.
+        return field.is_repeated
+    return field.label == field.LABEL_REPEATED
 
 
 def _bytes(value: bytes, others: list[bytes], drawn: random.Random) -> bytes:
@@ -107,7 +112,7 @@ def _change_list(values: Any, others: list[bytes], drawn: random.Random) -> None
             if fields:
                 field, value = drawn.choice(fields)
                 changed.ClearField(field.name)
-                if field.message_type is None and field.label != field.LABEL_REPEATED:
+                if field.message_type is None and not _is_repeated(field):
                     setattr(changed, field.name, value)
             kept[at] = changed
     # Elements are copied before the field is emptied, which they are part of.
@@ -146,7 +151,7 @@ def changed(message: Any, other: Any, drawn: random.Random) -> Any:
     others = [
         value
         for parent, field in (*_fields_of(message), *_fields_of(other))
-        if field.type == field.TYPE_BYTES and field.label != field.LABEL_REPEATED
+        if field.type == field.TYPE_BYTES and not _is_repeated(field)
         for value in (getattr(parent, field.name),)
     ] or [b"other"]
     for _ in range(drawn.choice((1, 1, 1, 2, 4))):
@@ -154,7 +159,7 @@ def changed(message: Any, other: Any, drawn: random.Random) -> Any:
         if not places:
             break
         parent, field = drawn.choice(places)
-        if field.label == field.LABEL_REPEATED:
+        if _is_repeated(field):
             _change_list(getattr(parent, field.name), others, drawn)
         elif field.message_type is not None or drawn.random() < 0.1:
             if drawn.random() < 0.3:

@@ -139,6 +139,7 @@ def pages(request):
 @pytest.fixture(scope="module")
 def findings(pages, tmp_path_factory):
     """Findings by page, and those of the planted mistakes, in one run of the checker."""
+    pytest.importorskip("tensorflow_federated", reason="pages use its types")
     folder = tmp_path_factory.mktemp("checked")
     (folder / _MISTAKES.name).write_text(_MISTAKES.read_text("utf-8"), "utf-8")
     for page in pages:

@@ -137,7 +137,8 @@ def connect(store: pathlib.Path | str) -> sqlalchemy.engine.Engine:
       The database; to be disposed of.
     """
     if isinstance(store, str):
-        return sqlalchemy.create_engine(store, isolation_level="AUTOCOMMIT")
+        url = store.replace("postgresql:", "postgresql+psycopg2:", 1)  # As the product does.
+        return sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
     url = sqlalchemy.engine.URL.create("sqlite", database=str(store / "store.sqlite"))
     return sqlalchemy.create_engine(
         url, isolation_level="AUTOCOMMIT", connect_args={"timeout": _BUSY_SECONDS}

@@ -3,7 +3,7 @@
 `recorded_plans.npz` holds signed plans that TFF made with TensorFlow 2.14, what was sent to
 devices, their updates, and the server's state before and after a round. `python -m
 tests.runtime.plans.recorded_plans_test record` writes the file anew, in the environment of
-`requirements.lock`, for a change of the plans.
+`requirements/tff.lock`, for a change of the plans.
 """
 
 import pathlib

@@ -82,7 +82,7 @@ def measure(
 def check_interpreter(python: str | os.PathLike[str]) -> None:
     """Refuses an interpreter that cannot run plans."""
     remedy = (
-        "name the Python of an environment with TensorFlow, such as .venv-newest/bin/python "
+        "name the Python of an environment with TensorFlow, such as .venv-tff/bin/python "
         "(docs/reference/environments.md)."
     )
     try:
